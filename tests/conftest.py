@@ -1,0 +1,28 @@
+"""Shared fixtures: where golden and real data lie, and one thread per test process."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("WANDB_MODE", "offline")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+SHARED = Path(os.environ.get("ZOO_SHARED", REPOSITORY.parent / "shared"))
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder with golden data and real recordings; skips the test when it is absent."""
+    if not SHARED.is_dir():
+        if os.environ.get("CI"):
+            pytest.fail(f"ZOO_SHARED points to {SHARED}, which does not exist, and CI must not skip parity tests")
+        pytest.skip(f"needs ZOO_SHARED ({SHARED} does not exist)")
+    return SHARED
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The root of the checkout."""
+    return REPOSITORY

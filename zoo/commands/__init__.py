@@ -1,0 +1,1 @@
+"""Shared tools as plain typed functions, one file each; the file name is the command name."""

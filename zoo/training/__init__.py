@@ -1,0 +1,1 @@
+"""What every system uses while it trains and none owns."""
