@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from zoo.hifigan.conditioners import ConformerConditioner, PrenetConditioner
+from zoo.hifigan.convert import from_original
+from zoo.hifigan.generator import Generator
+from zoo.training.foreign import load_foreign
+
+pytestmark = pytest.mark.shared
+
+MIIPHER_SIZES = {"in_channels": 32, "initial_channels": 16}
+
+
+@pytest.fixture(scope="module")
+def folder(shared: Path) -> Path:
+    return shared / "golden" / "hifigan"
+
+
+@pytest.fixture(scope="module")
+def golden(folder: Path) -> dict:
+    return load_foreign(folder / "generator_io.pt")
+
+
+def test_waveform(folder, golden):
+    generator = from_original(folder / "g_00000123")
+    with torch.no_grad():
+        torch.testing.assert_close(generator(golden["mel"]), golden["wav"], atol=1e-6, rtol=0)
+        torch.testing.assert_close(generator(golden["mel_batch2"]), golden["wav_batch2"], atol=1e-6, rtol=0)
+
+
+def test_fused_weights_and_waveform(folder, golden):
+    generator = from_original(folder / "g_00000123").fuse_()
+    state = generator.state_dict()
+    assert list(state) == list(golden["fused_state_dict"])
+    for key, expected in golden["fused_state_dict"].items():
+        torch.testing.assert_close(state[key], expected, atol=1e-6, rtol=0, msg=key)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            generator(golden["mel"]), golden["wav_after_remove_weight_norm"], atol=1e-6, rtol=0
+        )
+
+
+def test_exact_receptive_field_on_golden_mel(folder, golden):
+    generator = from_original(folder / "g_00000123").fuse_()
+    context, hop = generator.receptive_frames, generator.hop_length
+    with torch.no_grad():
+        middle = generator(golden["mel"][..., 40 - context : 44 + context])[..., context * hop : (context + 4) * hop]
+    torch.testing.assert_close(middle, golden["wav"][..., 40 * hop : 44 * hop], atol=1e-6, rtol=0)
+
+
+def miipher_generator(conditioner):
+    return Generator(
+        in_channels=32,
+        initial_channels=16,
+        upsample_rates=(7, 7, 3, 3),
+        upsample_kernel_sizes=(15, 15, 7, 7),
+        conditioner=conditioner,
+    )
+
+
+@pytest.mark.parametrize("case", ["vocoder_plain", "vocoder_conformer"])
+def test_ssl_vocoders(shared, case):
+    case_folder = shared / "golden" / "miipher" / case
+    state = load_foreign(case_folder / "vocoder.ckpt")["state_dict"]
+    state = {key.removeprefix("generator."): value for key, value in state.items() if key.startswith("generator.")}
+    conditioner = None
+    if case == "vocoder_conformer":
+        conditioner = ConformerConditioner(32, 16, dim=24, heads=4, ffn_dim=32, kernel_size=7)
+        front = ("input_projection", "output_projection", "conformer")
+        state = {f"conditioner.{key}" if key.startswith(front) else key: value for key, value in state.items()}
+    generator = miipher_generator(conditioner).eval()
+    generator.load_state_dict(state)
+    golden = load_foreign(case_folder / "io.pt")
+    with torch.no_grad():
+        wave = generator(golden["input_feature"].transpose(1, 2))
+    torch.testing.assert_close(wave, golden["waveform"], atol=1e-6, rtol=0)
+
+
+def test_older_prenet(shared):
+    case_folder = shared / "golden" / "miipher" / "vocoder_prenet_mel"
+    state = load_foreign(case_folder / "checkpoint_96k.pt")["generator_modules"]
+    dropped = {"prenet.scale", "prenet.pos_enc.pe"}
+    state = {key.replace("prenet.", "conditioner."): value for key, value in state.items() if key not in dropped}
+    state = {key.removeprefix("generator."): value for key, value in state.items()}
+    prenet = PrenetConditioner(8, 80, layers=2, heads=8)
+    generator = Generator(in_channels=8, initial_channels=16, conditioner=prenet).eval()
+    generator.load_state_dict(state)
+    golden = load_foreign(case_folder / "io.pt")
+    x = golden["input_feature"]
+    with torch.no_grad():
+        torch.testing.assert_close(prenet(x), golden["mel"], atol=1e-5, rtol=0)
+        torch.testing.assert_close(generator(x), golden["waveform"], atol=1e-6, rtol=0)

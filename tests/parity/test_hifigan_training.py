@@ -1,0 +1,162 @@
+"""Discriminators and three training steps against the original, from weights computed by the goldens' formula."""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from zoo.audio.mel import LogMel
+from zoo.hifigan.convert import from_original
+from zoo.hifigan.convert_names import to_legacy_keys, to_our_keys
+from zoo.hifigan.discriminators import MultiPeriodDiscriminator, MultiScaleDiscriminator
+from zoo.training.adversarial import adversarial_loss, discriminator_loss, feature_matching_loss
+from zoo.training.foreign import load_foreign
+
+pytestmark = pytest.mark.shared
+
+
+@pytest.fixture(scope="module")
+def folder(shared: Path) -> Path:
+    return shared / "golden" / "hifigan"
+
+
+def formula(name: str, shape: tuple[int, ...], fan_in: int, spectral: bool) -> torch.Tensor:
+    number = zlib.crc32(name.encode())
+    a, b = 0.37 + 0.001 * (number % 1000), 0.01 * ((number // 1000) % 628)
+    values = np.sin(a * np.arange(1, math.prod(shape) + 1, dtype=np.float64) + b)
+    if name.endswith("weight_u") or (name.endswith("weight_v") and spectral):
+        values /= np.linalg.norm(values)
+    elif name.endswith("weight_g"):
+        values = 1 + 0.1 * values
+    else:
+        values *= 0.01 if name.endswith("bias") else 1 / math.sqrt(fan_in)
+    return torch.from_numpy(values.astype(np.float32)).reshape(shape)
+
+
+def formula_weights(module: nn.Module, prefix: str) -> nn.Module:
+    legacy = to_legacy_keys(module.state_dict())
+    state = {}
+    for key, tensor in legacy.items():
+        stem = key.rpartition(".")[0]
+        spectral = f"{stem}.weight_orig" in legacy
+        state[key] = formula(f"{prefix}.{key}", tuple(tensor.shape), math.prod(tensor.shape[1:]), spectral)
+    module.load_state_dict(to_our_keys(state))
+    return module
+
+
+@pytest.fixture(scope="module")
+def initial() -> dict[str, dict[str, torch.Tensor]]:
+    nets = {"mpd": MultiPeriodDiscriminator(), "msd": MultiScaleDiscriminator()}
+    return {name: formula_weights(net, name).state_dict() for name, net in nets.items()}
+
+
+def build(initial, name: str) -> nn.Module:
+    with torch.device("meta"):
+        net = MultiPeriodDiscriminator() if name == "mpd" else MultiScaleDiscriminator()
+    net.load_state_dict({key: value.clone() for key, value in initial[name].items()}, assign=True)
+    return net
+
+
+def wave(samples: int, frequency: float, phase: float) -> np.ndarray:
+    t = np.arange(samples) / 22050
+    envelope = 0.6 + 0.4 * np.sin(2 * np.pi * 3 * t)
+    tones = [np.sin(2 * np.pi * frequency * h * t + phase * (h - 1)) / h for h in range(1, 7)]
+    return envelope * 0.25 * np.sum(tones, axis=0)
+
+
+def statistics_agree(x: torch.Tensor, golden: dict) -> None:
+    assert list(x.shape) == golden["shape"]
+    x = x.double()
+    scale = golden["abs_mean"]
+    for value, key in [(x.mean(), "mean"), (x.abs().mean(), "abs_mean"), (x.std(unbiased=False), "std")]:
+        assert abs(float(value) - golden[key]) <= 1e-3 * scale, key
+    first = torch.tensor(golden["first8"], dtype=torch.float64)
+    # values near a sign change carry the rounding of sums over thousands of larger terms
+    torch.testing.assert_close(x.flatten()[:8], first, rtol=1e-3, atol=1e-3 * scale)
+
+
+@pytest.mark.parametrize("name", ["mpd", "msd"])
+def test_discriminator_statistics(folder, initial, name):
+    golden = json.loads((folder / "discriminators_formula.json").read_text())
+    net = build(initial, name).eval()
+    real = torch.from_numpy(wave(2048, 140, 0).astype(np.float32))[None, None]
+    fake = torch.from_numpy((0.8 * wave(2048, 143, 0.7)).astype(np.float32))[None, None]
+    with torch.no_grad():
+        verdicts = {"real": net(real), "fake": net(fake)}
+        losses = {
+            "loss_disc": discriminator_loss(verdicts["real"], verdicts["fake"]),
+            "loss_gen": adversarial_loss(verdicts["fake"]),
+            "loss_fm_x2": 2 * feature_matching_loss(verdicts["real"], verdicts["fake"]),
+        }
+    for side, verdict in verdicts.items():
+        for (scores, maps), golden_scores, golden_maps in zip(
+            verdict, golden[name][f"scores_{side}"], golden[name][f"fmaps_{side}"], strict=True
+        ):
+            statistics_agree(scores, golden_scores)
+            for feature, golden_map in zip(maps, golden_maps, strict=True):
+                statistics_agree(feature, golden_map)
+    for key, value in losses.items():
+        assert float(value) == pytest.approx(golden[name][key], rel=1e-5), key
+
+
+def grad_norm(parameters) -> float:
+    return math.sqrt(sum(float(p.grad.double().square().sum()) for p in parameters if p.grad is not None))
+
+
+def test_three_steps(folder, initial):
+    golden = load_foreign(folder / "three_steps.pt")
+    generator = from_original(folder / "g_00000123")
+    mpd, msd = build(initial, "mpd"), build(initial, "msd")
+    loss_mel = LogMel(22050, 1024, 256, 1024, 80, 0.0, None)
+    settings = {"lr": 2e-4, "betas": (0.8, 0.99)}
+    parameters_d = [*msd.parameters(), *mpd.parameters()]
+    optimizer_g = torch.optim.AdamW(generator.parameters(), **settings)
+    optimizer_d = torch.optim.AdamW(parameters_d, **settings)
+    real = golden["segment_wav"][:, None]
+    for expected in golden["log"]:
+        fake = generator(golden["mel_in"])
+        log = {}
+        optimizer_d.zero_grad()
+        for name, net in [("mpd", mpd), ("msd", msd)]:
+            log[f"d_{name}"] = discriminator_loss(net(real), net(fake.detach()))
+        (log["d_mpd"] + log["d_msd"]).backward()
+        log["grad_norm_d"] = grad_norm(parameters_d)
+        optimizer_d.step()
+
+        optimizer_g.zero_grad()
+        log["mel_x45"] = 45 * (golden["mel_target"] - loss_mel(fake[:, 0])).abs().mean()
+        for name, net in [("mpd", mpd), ("msd", msd)]:
+            on_real, on_fake = net(real), net(fake)
+            log[f"g_adv_{name}"] = adversarial_loss(on_fake)
+            log[f"fm_{name}"] = 2 * feature_matching_loss(on_real, on_fake)
+        terms = ["g_adv_mpd", "g_adv_msd", "fm_mpd", "fm_msd", "mel_x45"]
+        log["g_total"] = torch.stack([log[term] for term in terms]).sum()
+        log["g_total"].backward()
+        log["grad_norm_g"] = grad_norm(generator.parameters())
+        optimizer_g.step()
+        for key, value in expected.items():
+            print(key, float(log[key].detach() if hasattr(log[key],"detach") else log[key])/value-1)
+    for key, value in to_legacy_keys(generator.state_dict()).items():
+        torch.testing.assert_close(value, golden["generator_after"][key], atol=1e-6, rtol=1e-5, msg=key)
+    legacy = to_legacy_keys(msd.state_dict())
+    for key, value in golden["spectral_u_after"].items():
+        torch.testing.assert_close(legacy[key], value, atol=1e-6, rtol=1e-5, msg=key)
+
+
+def test_layout_of_discriminator_file(folder, initial):
+    layout = json.loads((folder / "checkpoint_layout.json").read_text())
+    for name in ("mpd", "msd"):
+        legacy = to_legacy_keys(initial[name])
+        assert {key: [list(value.shape), "float32"] for key, value in legacy.items()} == layout[name]
+    # the optimizer numbers parameters in this order
+    order = [f"{name}.{key}" for name in ("msd", "mpd") for key in to_legacy_keys(dict(build(initial, name).named_parameters()))]
+    assert order == layout["optim_d_param_order"]
+    generator = from_original(folder / "g_00000123")
+    assert list(to_legacy_keys(dict(generator.named_parameters()))) == layout["optim_g_param_order"]

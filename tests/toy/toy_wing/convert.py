@@ -1,0 +1,40 @@
+"""The "original" keeps its gain in a JSON file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from toy_wing.nets import Gain
+from torch import Tensor, nn
+
+
+def is_original(path: Path) -> bool:
+    return path.suffix == ".json" and "toy_gain" in json.loads(path.read_text())
+
+
+def describe(path: Path) -> dict[str, Any]:
+    return {"kind": "toy original", "gain": json.loads(path.read_text())["toy_gain"]}
+
+
+def original_state(path: Path) -> dict[str, Tensor]:
+    return {"net.gain": torch.tensor(float(json.loads(path.read_text())["toy_gain"]))}
+
+
+def from_original(path: Path, config: Path | None = None) -> nn.Module:
+    return Gain(json.loads(path.read_text())["toy_gain"])
+
+
+def to_original(module: nn.Module, path: Path) -> None:
+    path.write_text(json.dumps({"toy_gain": float(module.gain)}))
+
+
+def convert(source: Path, target: Path) -> dict[str, Any]:
+    from zoo.training.export import write_export
+
+    specs = {
+        "inference": "toy_wing.restore.Amplifier",
+        "parts": {"net": {"class_path": "toy_wing.nets.Gain", "init_args": {"start": 0.0}}},
+    }
+    write_export(target, specs, {"net": from_original(source)}, source=source.name)
+    return {"target": str(target)}

@@ -1,0 +1,46 @@
+import pytest
+import torch
+from torch import nn
+
+from zoo.training.freezing import freeze, trainable_parameters
+
+
+def net():
+    return nn.ModuleDict(
+        {
+            "encoder": nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.5)),
+            "encoder2": nn.Linear(3, 3),
+            "head": nn.Sequential(nn.Linear(3, 1), nn.BatchNorm1d(1)),
+        }
+    )
+
+
+def test_a_prefix_ends_at_a_dot_and_frozen_parts_rest_with_their_dropout():
+    module = net()
+    assert freeze(module, ["encoder"]) == {"encoder": 9}
+    assert list(trainable_parameters(module)) == [
+        name for name, _ in module.named_parameters() if not name.startswith("encoder.")
+    ]
+    assert not module["encoder"][1].training
+    assert module["encoder2"].training and module.training
+
+
+def test_globs_and_whole_names():
+    module = net()
+    assert freeze(module, ["*.bias", "encoder2.weight"]) == {"*.bias": 3 + 3 + 1 + 1, "encoder2.weight": 9}
+    assert list(trainable_parameters(module)) == ["encoder.0.weight", "head.0.weight", "head.1.weight"]
+    assert not module["encoder2"].training
+    assert module["head"].training and module["head"][1].training
+
+
+def test_everything_frozen_rests_as_a_whole_and_gets_no_gradient():
+    module = net()
+    freeze(module, ["*"])
+    assert not any(part.training for part in module.modules())
+    assert trainable_parameters(module) == {}
+    assert not module["encoder"](torch.ones(1, 2)).requires_grad
+
+
+def test_a_group_that_names_nothing_is_refused():
+    with pytest.raises(ValueError, match="group 'decoder' matches no parameter of ModuleDict.*encoder, encoder2, head"):
+        freeze(net(), ["encoder", "decoder"])

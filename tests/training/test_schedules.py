@@ -1,0 +1,109 @@
+import io
+import math
+
+import pytest
+import torch
+from jsonargparse import ArgumentParser
+
+from zoo.training.schedules import WarmupConstant, WarmupCosine, WarmupExponential, WarmupLinear
+from zoo.training.types import OptimizerCallable, SchedulerCallable
+
+
+def curve(build, steps, lr=2.0):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=lr)
+    schedule = build(optimizer)
+    rates = []
+    for _ in range(steps):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    return rates
+
+
+def test_warm_up_is_a_ramp_without_zero_that_meets_the_base_rate():
+    assert curve(lambda o: WarmupConstant(o, 3), 6) == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.0, 2.0])
+    assert curve(WarmupConstant, 2) == [2.0, 2.0]
+
+
+def test_cosine():
+    expected = [0.5, 1.0, 1.5] + [2 * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * min(1, s / 4)))) for s in range(7)]
+    assert curve(lambda o: WarmupCosine(o, 3, 7, 0.1), 10) == pytest.approx(expected)
+
+
+def test_linear():
+    assert curve(lambda o: WarmupLinear(o, 0, 4, 0.5), 6) == pytest.approx([2.0, 1.75, 1.5, 1.25, 1.0, 1.0])
+
+
+def test_exponential_per_batch_equals_the_staircase_at_epoch_ends():
+    per_batch = curve(lambda o: WarmupExponential(o, 0.9, steps_per_epoch=5), 11)
+    per_epoch = curve(lambda o: WarmupExponential(o, 0.9), 3)
+    reference = curve(lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9), 3)
+    assert per_batch[::5] == pytest.approx(per_epoch)
+    assert per_epoch == pytest.approx(reference)
+    assert per_batch[1] == pytest.approx(2.0 * 0.9**0.2)
+
+
+def test_every_group_keeps_its_own_base_rate():
+    parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    optimizer = torch.optim.SGD([{"params": parameters[:1], "lr": 1.0}, {"params": parameters[1:], "lr": 4.0}])
+    schedule = WarmupLinear(optimizer, 0, 2)
+    optimizer.step()
+    schedule.step()
+    assert [group["lr"] for group in optimizer.param_groups] == [0.5, 2.0]
+
+
+def test_state_is_primitive_and_restores_the_curve():
+    def build():
+        optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=2.0)
+        return optimizer, WarmupCosine(optimizer, 2, 9)
+
+    optimizer, schedule = build()
+    for _ in range(4):
+        optimizer.step()
+        schedule.step()
+    file = io.BytesIO()
+    torch.save({"optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    fresh, resumed = build()
+    fresh.load_state_dict(saved["optimizer"])
+    resumed.load_state_dict(saved["schedule"])
+    for o, s in ((optimizer, schedule), (fresh, resumed)):
+        o.step()
+        s.step()
+    assert fresh.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"] == schedule.get_last_lr()[0]
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda o: WarmupConstant(o, -1), "warmup_steps is at least 0, not -1"),
+        (lambda o: WarmupCosine(o, 5, 5), r"total_steps \(5\) .* exceeds warmup_steps \(5\)"),
+        (lambda o: WarmupLinear(o, 0, 5, 2.0), "min_factor lies in"),
+        (lambda o: WarmupExponential(o, 1.5), "gamma lies in"),
+        (lambda o: WarmupExponential(o, 0.5, 0), "steps_per_epoch is at least 1, not 0"),
+    ],
+)
+def test_out_of_range_arguments_are_named(build, message):
+    with pytest.raises(ValueError, match=message):
+        curve(build, 1)
+
+
+def test_a_recipe_can_name_optimizer_and_schedule():
+    parser = ArgumentParser()
+    parser.add_argument("--optimizer", type=OptimizerCallable)
+    parser.add_argument("--scheduler", type=SchedulerCallable)
+    parsed = parser.parse_object(
+        {
+            "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 1.0}},
+            "scheduler": {
+                "class_path": "zoo.training.schedules.WarmupCosine",
+                "init_args": {"warmup_steps": 1, "total_steps": 10, "min_factor": 0.1},
+            },
+        }
+    )
+    built = parser.instantiate_classes(parsed)
+    optimizer = built.optimizer([torch.nn.Parameter(torch.zeros(1))])
+    schedule = built.scheduler(optimizer)
+    assert isinstance(schedule, WarmupCosine)
+    assert optimizer.param_groups[0]["lr"] == 0.5

@@ -1,0 +1,6 @@
+"""`python -m zoo`."""
+
+from zoo.cli import entry
+
+if __name__ == "__main__":
+    entry()

@@ -1,0 +1,94 @@
+"""The log-mel front end of HiFi-GAN, and of every vocoder trained on its features."""
+
+from __future__ import annotations
+
+import torch
+import torchaudio
+from torch import Tensor, nn
+from torch.nn import functional
+
+_MAGNITUDE_FLOOR = 1e-9  # inside the root, HiFi-GAN's meldataset
+_LOG_FLOOR = 1e-5  # ln(1e-5) = -11.5129 is silence
+
+
+class LogMel(nn.Module):
+    """Natural logarithm of a Slaney mel magnitude spectrogram.
+
+    The waveform is reflect-padded by (n_fft - hop_length) / 2 and framed without centring, so that T samples give
+    T // hop_length frames and frame i covers the samples that a vocoder must produce for it. A clip too short to be
+    reflected is zero-padded on the right first. Always computed in float32, also under autocast.
+
+    Args:
+        sample_rate: Hz.
+        n_fft: FFT size in samples.
+        hop_length: Samples between frames.
+        win_length: Length of the periodic Hann window in samples, <= n_fft.
+        n_mels: Number of bands.
+        f_min: Lower edge of the lowest band in Hz.
+        f_max: Upper edge of the highest band in Hz; None is sample_rate / 2.
+
+    Raises:
+        ValueError: The sizes or band edges contradict each other.
+
+    Source: Kong et al., "HiFi-GAN" (2020), section 3 and the features of its published models.
+    """
+
+    window: Tensor
+    mel_basis: Tensor
+
+    def __init__(
+        self,
+        sample_rate: int = 22050,
+        n_fft: int = 1024,
+        hop_length: int = 256,
+        win_length: int = 1024,
+        n_mels: int = 80,
+        f_min: float = 0.0,
+        f_max: float | None = 8000.0,
+    ) -> None:
+        super().__init__()
+        upper = sample_rate / 2 if f_max is None else float(f_max)
+        if not 0 < hop_length <= win_length <= n_fft:
+            raise ValueError(f"expected 0 < hop_length <= win_length <= n_fft, got {hop_length}, {win_length}, {n_fft}")
+        if not 0 <= f_min < upper <= sample_rate / 2:
+            raise ValueError(f"expected 0 <= f_min < f_max <= {sample_rate / 2} Hz, got f_min {f_min}, f_max {upper}")
+        self.sample_rate = sample_rate
+        self.n_fft = n_fft
+        self.hop_length = hop_length
+        self.win_length = win_length
+        self.n_mels = n_mels
+        self.f_min = float(f_min)
+        self.f_max = upper
+        self.padding_samples = (n_fft - hop_length) // 2
+        # Reflection needs one sample more than it copies, and one frame must fit.
+        self.min_samples = max(self.padding_samples + 1, n_fft - 2 * self.padding_samples)
+        basis = torchaudio.functional.melscale_fbanks(
+            n_fft // 2 + 1, self.f_min, upper, n_mels, sample_rate, norm="slaney", mel_scale="slaney"
+        )
+        self.register_buffer("window", torch.hann_window(win_length), persistent=False)
+        self.register_buffer("mel_basis", basis.T.contiguous(), persistent=False)
+
+    def forward(self, waveform: Tensor) -> Tensor:
+        """Compute the log-mel spectrogram.
+
+        Args:
+            waveform: Audio (B, T), float, in [-1, 1].
+
+        Returns:
+            Log-mel (B, n_mels, F) float32, >= ln(1e-5), with F = T // hop_length for T >= `min_samples`.
+
+        Raises:
+            ValueError: The input is not (B, T).
+        """
+        if waveform.dim() != 2:
+            raise ValueError(f"expected a waveform (B, T), got shape {tuple(waveform.shape)}")
+        with torch.autocast(waveform.device.type, enabled=False):
+            padded = waveform.float()
+            if padded.shape[-1] < self.min_samples:
+                padded = functional.pad(padded, (0, self.min_samples - padded.shape[-1]))
+            padded = functional.pad(padded, (self.padding_samples, self.padding_samples), mode="reflect")
+            spectrum = torch.stft(
+                padded, self.n_fft, self.hop_length, self.win_length, self.window, center=False, return_complex=True
+            )
+            magnitude = torch.sqrt(torch.view_as_real(spectrum).square().sum(-1) + _MAGNITUDE_FLOOR)
+            return torch.log(torch.clamp(self.mel_basis @ magnitude, min=_LOG_FLOOR))

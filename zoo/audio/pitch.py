@@ -1,0 +1,144 @@
+"""Fundamental frequency by normalised cross-correlation and a best path through its peaks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+# Path costs of Boersma (1993) with the defaults of his program: 0.45 of full correlation is voiced, an octave higher is
+# worth 0.01, a jump of an octave between frames costs 0.35, a change between voiced and unvoiced 0.14 (10 ms frames).
+_VOICING_THRESHOLD, _OCTAVE_COST, _OCTAVE_JUMP_COST, _VOICING_CHANGE_COST = 0.45, 0.01, 0.35, 0.14
+_SILENCE_THRESHOLD = 0.03  # of the signal's peak: quieter frames drift towards unvoiced
+_SILENCE_FLOOR = 1e-3  # -60 dB re full scale, absolute: digital near-silence has no pitch
+_CANDIDATES = 8
+_CHUNK_FRAMES = 4096  # bounds the memory on hour-long recordings
+
+
+@dataclass(frozen=True)
+class Pitch:
+    """A pitch track; frame i is centred on sample i * hop.
+
+    Attributes:
+        f0: Fundamental frequency in Hz, 0 where unvoiced, (F,) or (B, F) float32.
+        voiced: Voicing decision, bool, same shape.
+        periodicity: Correlation over one period in [0, 1], same shape, also for unvoiced frames.
+    """
+
+    f0: Tensor
+    voiced: Tensor
+    periodicity: Tensor
+
+
+@torch.no_grad()
+def track(
+    x: Tensor,
+    sample_rate: int,
+    f_min: float = 50.0,
+    f_max: float = 550.0,
+    hop_seconds: float = 0.01,
+    threshold: float = _VOICING_THRESHOLD,
+) -> Pitch:
+    """Track the pitch of speech or single notes.
+
+    Args:
+        x: Audio (T,) or (B, T), float, in [-1, 1].
+        sample_rate: Hz.
+        f_min: Lowest pitch in Hz.
+        f_max: Highest pitch in Hz, < sample_rate / 4.
+        hop_seconds: Time between frames in seconds.
+        threshold: Correlation in (0, 1) from which a frame counts as voiced.
+
+    Returns:
+        The track with F = T // hop + 1 frames.
+
+    Raises:
+        ValueError: Wrong shape, or a pitch range that the sample rate cannot hold.
+
+    Source: Talkin, "A robust algorithm for pitch tracking" (1995), equation 3 for the correlation; Boersma, "Accurate
+    short-term analysis of the fundamental frequency" (1993), section 3, steps 4 to 6 for candidates and path.
+    """
+    if x.dim() not in (1, 2):
+        raise ValueError(f"expected audio (T,) or (B, T), got shape {tuple(x.shape)}")
+    if not 0 < f_min < f_max < sample_rate / 4:
+        raise ValueError(f"expected 0 < f_min < f_max < {sample_rate / 4} Hz, got {f_min} and {f_max}")
+    batch = torch.atleast_2d(x).float()
+    hop = max(1, round(hop_seconds * sample_rate))
+    strength, frequency, level = _candidates(batch, sample_rate, f_min, f_max, hop)
+    peak = batch.abs().amax(-1, keepdim=True).clamp(min=_SILENCE_FLOOR)
+    quiet = (2 - (level / peak) * (1 + threshold) / _SILENCE_THRESHOLD).clamp(min=0)
+    quiet = torch.where(level < _SILENCE_FLOOR, 2.0, quiet)
+    score = strength + _OCTAVE_COST * torch.log2(frequency / f_min)
+    local = torch.cat([(threshold + quiet)[..., None], score], dim=-1)
+    octaves = torch.cat([torch.zeros_like(quiet)[..., None], torch.log2(frequency)], dim=-1)
+    state = _best_path(local.cpu(), octaves.cpu()).to(x.device)
+    voiced = state > 0
+    chosen = (state - 1).clamp(min=0)[..., None]
+    f0 = torch.where(voiced, frequency.gather(-1, chosen)[..., 0], 0.0)
+    best = strength.amax(-1)
+    periodicity = torch.where(voiced, strength.gather(-1, chosen)[..., 0], best).clamp(0, 1)
+    periodicity = torch.where(level < _SILENCE_FLOOR, 0.0, periodicity)
+    shape = (*x.shape[:-1], -1)
+    return Pitch(f0.reshape(shape), voiced.reshape(shape), periodicity.reshape(shape))
+
+
+def _candidates(batch: Tensor, sample_rate: int, f_min: float, f_max: float, hop: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the correlation peaks (B, F, K), their frequencies in Hz, and the peak level of each frame (B, F)."""
+    longest = math.ceil(sample_rate / f_min) + 1
+    shortest = math.floor(sample_rate / f_max) - 1
+    window = math.ceil(1.25 * sample_rate / f_min)  # a quarter more than the longest period, so that it is never cut
+    span = window + longest
+    # Lag t compares samples [0, window + t) of a frame: centre that stretch for a pitch of three times f_min.
+    padded = functional.pad(batch, ((window + longest // 3) // 2, span))
+    frames = padded.unfold(-1, span, hop)[:, : batch.shape[-1] // hop + 1]
+    parts = [
+        _frame_candidates(frames[:, first : first + _CHUNK_FRAMES], window, shortest, longest)
+        for first in range(0, frames.shape[1], _CHUNK_FRAMES)
+    ]
+    strength, lag, level = (torch.cat(tensors, dim=1) for tensors in zip(*parts, strict=True))
+    return strength, sample_rate / lag, level
+
+
+def _frame_candidates(frames: Tensor, window: int, shortest: int, longest: int) -> tuple[Tensor, Tensor, Tensor]:
+    frames = frames - frames.mean(-1, keepdim=True)
+    size = 1 << (frames.shape[-1] - 1).bit_length()
+    head = torch.fft.rfft(frames[..., :window], n=size)
+    product = torch.fft.irfft(head.conj() * torch.fft.rfft(frames, n=size), n=size)[..., : longest + 1]
+    sums = functional.pad(frames.double().square().cumsum(-1), (1, 0))
+    energy = (sums[..., window : window + longest + 1] - sums[..., : longest + 1]).float()
+    floor = window * 1e-10  # keeps silence at correlation 0 and is far below any 16-bit step
+    correlation = product / ((energy[..., :1] + floor) * (energy + floor)).sqrt()
+    left, middle, right = (correlation[..., shortest + i : longest - 1 + i] for i in range(3))
+    is_peak = (middle > left) & (middle >= right)
+    height, index = middle.masked_fill(~is_peak, -1.0).topk(min(_CANDIDATES, middle.shape[-1]), dim=-1)
+    before, after = left.gather(-1, index), right.gather(-1, index)
+    curvature = (before - 2 * height + after).clamp(max=-1e-9)
+    offset = (0.5 * (before - after) / curvature).clamp(-0.5, 0.5)
+    found = height > -1.0
+    height = torch.where(found, height - 0.25 * (before - after) * offset, -1.0)
+    lag = (index + shortest + 1) + torch.where(found, offset, 0.0)
+    return height, lag, frames[..., frames.shape[-1] // 4 : -(frames.shape[-1] // 4)].abs().amax(-1)
+
+
+def _best_path(local: Tensor, octaves: Tensor) -> Tensor:
+    """Viterbi search: maximise local scores (B, F, S) minus transition costs; state 0 is unvoiced. Returns (B, F)."""
+    voiced = torch.arange(local.shape[-1]) > 0
+    change = (voiced[:, None] != voiced[None, :]) * _VOICING_CHANGE_COST
+    both = voiced[:, None] & voiced[None, :]
+    jumps = (octaves[:, :-1, :, None] - octaves[:, 1:, None, :]).abs() * _OCTAVE_JUMP_COST
+    costs = torch.where(both, jumps, change)
+    total = local[:, 0]
+    pointers = []
+    for frame in range(1, local.shape[1]):
+        best, pointer = (total[:, :, None] - costs[:, frame - 1]).max(dim=1)
+        total = best + local[:, frame]
+        pointers.append(pointer)
+    state = total.argmax(-1)
+    path = [state]
+    for pointer in reversed(pointers):
+        state = pointer.gather(1, state[:, None])[:, 0]
+        path.append(state)
+    return torch.stack(path[::-1], dim=1)

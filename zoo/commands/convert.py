@@ -1,0 +1,37 @@
+"""`zoo convert`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from zoo.systems import find_system
+
+
+def main(system: str, source: Path, target: Path, packages: Sequence[str] = ()) -> None:
+    """Convert an original's checkpoint to ours, or ours to the original's format.
+
+    Pickled code in the source is never executed; the direction follows from the source.
+
+    Args:
+        system: which system's formats, as `zoo list` names it.
+        source: the file or folder to read.
+        target: the file or folder to write.
+        packages: the user's own packages beside the zoo's.
+
+    Raises:
+        FileNotFoundError: there is no source.
+        ValueError: the system is unknown or has no converter, or the source is none of its formats.
+    """
+    if not source.exists():
+        raise FileNotFoundError(f"{source}: no such file or folder")
+    chosen = find_system(system, packages)
+    if not chosen.has_converter:
+        raise ValueError(f"system {chosen.name!r} has no converter ({chosen.package}.convert does not exist)")
+    report = importlib.import_module(f"{chosen.package}.convert").convert(source, target)
+    print(f"{source} -> {target}")
+    width = max(map(len, report), default=0)
+    for key, value in report.items():
+        shown = ", ".join(map(str, value)) or "none" if isinstance(value, list | tuple | set) else value
+        print(f"  {key:<{width}}  {shown}")

@@ -1,0 +1,233 @@
+"""`zoo inspect`."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from zoo.systems import systems
+
+
+class Component(NamedTuple):
+    """What one part of a file holds."""
+
+    tensors: int
+    values: int
+    dtypes: tuple[str, ...]
+
+
+def main(path: Path, packages: Sequence[str] = ()) -> int:
+    """Tell what a checkpoint, run folder, export or original's file holds and whether it is sound.
+
+    Pickled code is never executed.
+
+    Args:
+        path: the file or folder.
+        packages: the user's own packages beside the zoo's.
+
+    Returns:
+        0, or 1 when the file (or every checkpoint of the folder) is torn.
+
+    Raises:
+        FileNotFoundError: there is no such file or folder.
+        ValueError: the file is of no known kind.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file or folder")
+    if path.is_dir():
+        return _folder(path, packages)
+    return _file(path, packages)
+
+
+def _folder(path: Path, packages: Sequence[str]) -> int:
+    from zoo.training.checkpoint_files import find_checkpoints, is_sound
+
+    checkpoints = find_checkpoints(path)
+    if checkpoints:
+        print(f"{path}: run folder with {len(checkpoints)} checkpoints")
+        if not (path / "config.yaml").is_file():
+            print("  config.yaml is missing: name the recipe with --config to go on with this run")
+        sound = {checkpoint: is_sound(checkpoint) for checkpoint in checkpoints}
+        for checkpoint, whole in sound.items():
+            print(f"  {checkpoint.name}  {_size(checkpoint)}  {'sound' if whole else 'TORN'}")
+        usable = [checkpoint for checkpoint, whole in sound.items() if whole]
+        if not usable:
+            return 1
+        return _file(usable[0], packages) if usable[0].is_file() else 0
+    original = _original(path, packages)
+    if original is not None:
+        _show(path, original, {})
+        return 0
+    weights = sorted(path.glob("*.safetensors"))
+    if not weights:
+        raise ValueError(
+            f"{path}: neither a run folder (*.ckpt), nor an export (*.safetensors), nor an original's folder"
+        )
+    return max(_safetensors(file, packages) for file in weights)
+
+
+def _file(path: Path, packages: Sequence[str]) -> int:
+    if path.suffix == ".safetensors":
+        return _safetensors(path, packages)
+    from zoo.training.checkpoint_files import is_sound
+    from zoo.training.foreign import Stub, load_foreign
+
+    if path.suffix == ".ckpt" and not is_sound(path):
+        _show(path, {"kind": "checkpoint", "sound": "NO: its zip directory or sha256 does not match"}, {})
+        return 1
+    content = load_foreign(path)
+    if isinstance(content, Mapping) and isinstance(content.get("zoo"), Mapping):
+        _show(path, _ours(path, content, packages), grouped(content["state_dict"]))
+        return 0
+    facts = _original(path, packages)
+    if facts is None:
+        facts = {"kind": "file of another project", "keys": _keys(content)}
+    classes = sorted({entry.path for entry in _walk(content) if isinstance(entry, Stub)})
+    if classes:
+        facts["pickled classes"] = f"{', '.join(classes)} (read as records, never executed)"
+    _show(path, facts, grouped(content))
+    return 0
+
+
+def _ours(path: Path, content: Mapping[str, Any], packages: Sequence[str]) -> dict[str, Any]:
+    """Facts of a checkpoint that this project wrote."""
+    from zoo.training.checkpoint_files import HASH_SUFFIX
+
+    specs = content["zoo"]
+    hashed = path.with_name(path.name + HASH_SUFFIX).is_file()
+    optimizers = content.get("optimizer_states") or []
+    ema = content.get("ema")
+    return {
+        "kind": "checkpoint of the zoo",
+        "system": _system_of(str(specs.get("task")), packages),
+        "task": specs.get("task"),
+        "version": specs.get("version"),
+        "step": f"{content.get('global_step')} batches",
+        "epoch": content.get("epoch"),
+        "optimizers": f"{len(optimizers)}, {sum(c.values for c in grouped(optimizers).values()):,} values"
+        if optimizers
+        else "none",
+        "EMA": f"after {ema.get('updates')} updates" if isinstance(ema, Mapping) else "none",
+        "sound": "yes (zip directory, sha256)" if hashed else "yes (zip directory; no sha256 file beside it)",
+    }
+
+
+def _safetensors(path: Path, packages: Sequence[str]) -> int:
+    """Show a safetensors file from its header alone."""
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        try:
+            header = json.loads(stream.read(length)) if length < size else None
+        except ValueError:
+            header = None
+    if not isinstance(header, dict):
+        _show(path, {"kind": "safetensors", "sound": "NO: its header cannot be read"}, {})
+        return 1
+    facts: dict[str, Any] = {"kind": "safetensors", **(header.pop("__metadata__", None) or {})}
+    config = next(
+        (path.with_name(name) for name in ("config.json", "config.yaml") if path.with_name(name).is_file()), None
+    )
+    if config is not None:
+        facts["config"] = config.name
+    expected = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    facts["sound"] = "yes (length)" if size == expected else f"NO: {size} bytes, its header says {expected}"
+    parts: dict[str, list[Mapping[str, Any]]] = {}
+    for key, entry in header.items():
+        parts.setdefault(key.partition(".")[0], []).append(entry)
+    _show(path, facts, {name: _header_component(entries) for name, entries in parts.items()})
+    return int(size != expected)
+
+
+def _header_component(entries: list[Mapping[str, Any]]) -> Component:
+    values = sum(math.prod(entry["shape"]) for entry in entries)
+    return Component(len(entries), values, tuple(sorted({str(entry["dtype"]).lower() for entry in entries})))
+
+
+def _original(path: Path, packages: Sequence[str]) -> dict[str, Any] | None:
+    """Ask every system's converter whether the file is an original's."""
+    for system in systems(packages):
+        if not system.has_converter:
+            continue
+        converter = importlib.import_module(f"{system.package}.convert")
+        if hasattr(converter, "is_original") and converter.is_original(path):
+            return {"kind": f"original's file, system {system.name}", **converter.describe(path)}
+    return None
+
+
+def _system_of(task: str, packages: Sequence[str]) -> str:
+    names = [system.name for system in systems(packages) if task.startswith(system.package + ".")]
+    return names[0] if names else "unknown (its package is not named by --allow-import)"
+
+
+def grouped(content: Any) -> dict[str, Component]:
+    """Count the tensors of a nested object by its first keys up to their first dot.
+
+    Args:
+        content: dicts, lists and records of tensors.
+
+    Returns:
+        Component by name; names without tensors are left out.
+    """
+    import torch
+
+    parts: dict[str, list[torch.Tensor]] = {}
+    for key, value in content.items() if isinstance(content, Mapping) else [("content", content)]:
+        found = [entry for entry in _walk(value) if isinstance(entry, torch.Tensor)]
+        parts.setdefault(str(key).partition(".")[0], []).extend(found)
+    return {
+        name: Component(len(found), sum(t.numel() for t in found), tuple(sorted({str(t.dtype)[6:] for t in found})))
+        for name, found in parts.items()
+        if found
+    }
+
+
+def _walk(content: Any) -> Iterator[Any]:
+    """Yield the tensors and records of a nested object, each container once: records may refer to one another."""
+    import torch
+
+    from zoo.training.foreign import Stub
+
+    seen: set[int] = set()
+    pending = [content]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, torch.Tensor):
+            yield value
+            continue
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, Mapping):
+            pending += value.values()
+        elif isinstance(value, list | tuple):
+            pending += value
+        elif isinstance(value, Stub):
+            yield value
+            pending += [value.state, *value.args, *value.elements, *value.entries.values()]
+
+
+def _keys(content: Any) -> str:
+    if not isinstance(content, Mapping):
+        return f"none, it holds a {type(content).__name__}"
+    names = list(map(str, content))
+    return ", ".join(names[:12]) + (f", … ({len(names)} in all)" if len(names) > 12 else "")
+
+
+def _size(path: Path) -> str:
+    files = path.rglob("*") if path.is_dir() else [path]
+    return f"{sum(file.stat().st_size for file in files if file.is_file()) / 2**20:.1f} MiB"
+
+
+def _show(path: Path, facts: Mapping[str, Any], components: Mapping[str, Component]) -> None:
+    print(f"{path}  ({_size(path)})")
+    width = max(map(len, [*facts, *components]), default=0)
+    for key, value in facts.items():
+        print(f"  {key:<{width}}  {', '.join(map(str, value)) if isinstance(value, list | tuple) else value}")
+    for name, part in components.items():
+        tensors = "1 tensor" if part.tensors == 1 else f"{part.tensors} tensors"
+        print(f"  {name:<{width}}  {tensors}, {part.values:,} values, {', '.join(part.dtypes)}")

@@ -1,0 +1,273 @@
+"""Reading other projects' HiFi-GAN files: which layout, which nets, and a generator built from them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zoo.hifigan.conditioners import Conditioner, ConformerConditioner
+from zoo.hifigan.convert_names import (
+    PREFIXES,
+    State,
+    is_speechbrain,
+    split_prefixes,
+    to_our_keys,
+    with_conditioner_slot,
+    with_weight_norm,
+    without_speechbrain_level,
+)
+from zoo.hifigan.convert_recipe import generator_spec
+from zoo.hifigan.discriminators import PERIOD_CHANNELS, MultiPeriodDiscriminator, MultiScaleDiscriminator
+from zoo.hifigan.generator import Generator
+
+NAME = re.compile(r"(g|do)_(\d+)")
+PARTS = ("generator", "mpd", "msd")
+
+
+@dataclass
+class Original:
+    """What one or two files of another project hold.
+
+    Attributes:
+        layout: "hifi-gan", "coqui", "speechbrain" or "ssl-vocoder".
+        state: tensors by our names, prefixes `generator.`, `mpd.`, `msd.`; a fused generator stays plain.
+        training: `optim_g`, `optim_d`, `steps`, `epoch` as far as present.
+        reflect: whether convolutions pad by reflection.
+    """
+
+    layout: str
+    state: State
+    training: dict[str, Any] = field(default_factory=dict)
+    reflect: bool = False
+
+    def part(self, name: str) -> State:
+        """Tensors of one net, under its own names."""
+        return {key.removeprefix(f"{name}."): value for key, value in self.state.items() if key.startswith(f"{name}.")}
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether the generator's weight norm was removed."""
+        return "generator.conv_pre.weight" in self.state
+
+
+def pair(path: Path) -> list[Path]:
+    """The generator's file and the training file of the same number beside it, as far as they exist.
+
+    Args:
+        path: a `g_*` or `do_*` file, a file of another name, or a folder (its highest number counts).
+
+    Raises:
+        FileNotFoundError: when there is none.
+    """
+    if path.is_dir():
+        found = [file for file in path.glob("g_*") if NAME.fullmatch(file.name)]
+        if not found:
+            raise FileNotFoundError(f"no g_<number> file in {path}")
+        path = max(found, key=lambda file: int(file.name[2:]))
+    elif not path.is_file():
+        raise FileNotFoundError(f"no file at {path}")
+    match = NAME.fullmatch(path.name)
+    if match is None:
+        return [path]
+    both = [path.with_name(f"{kind}_{match[2]}") for kind in ("g", "do")]
+    return [file for file in both if file.is_file()]
+
+
+def read(path: Path) -> Original:
+    """Read a file of another project, together with its pair.
+
+    Raises:
+        FileNotFoundError: when there is no such file.
+        ValueError: when its layout is not known.
+    """
+    from zoo.training.foreign import load_foreign
+
+    first, *rest = [interpret(load_foreign(file), file) for file in pair(path)]
+    for other in rest:
+        first = Original(first.layout, {**first.state, **other.state}, other.training, first.reflect)
+    return first
+
+
+def interpret(content: Any, path: Path) -> Original:
+    """Recognise the layout of a loaded file and rename its tensors.
+
+    Raises:
+        ValueError: when the layout is not known; the message lists a few keys.
+    """
+    if not isinstance(content, Mapping):
+        raise ValueError(f"{path} holds a {type(content).__name__}, not a dict of tensors")
+    keys = [str(key) for key in content]
+    if _is_state(content.get("generator")):
+        return _renamed("hifi-gan", {"generator": content["generator"]})
+    if _is_state(content.get("mpd")) and _is_state(content.get("msd")):
+        training = {key: content[key] for key in ("optim_g", "optim_d", "steps", "epoch") if key in content}
+        return _renamed("hifi-gan", {name: content[name] for name in ("mpd", "msd")}, training)
+    if _is_state(content.get("model")):
+        return _coqui(content, path)
+    if _is_state(content.get("state_dict")):
+        keys = list(content["state_dict"])
+        if any(key.startswith("multi_period_discriminator.") for key in keys) or "zoo" not in content:
+            state = split_prefixes(content["state_dict"], PREFIXES["ssl-vocoder"])
+            if any(key.startswith("generator.conv_pre.") for key in state):
+                return _renamed("ssl-vocoder", _split(state))
+    if _is_state(content):
+        if any(key.startswith("conv_pre.") for key in keys):
+            layout = "speechbrain" if is_speechbrain(keys) else "hifi-gan"
+            return _renamed(layout, {"generator": dict(content)})
+        if all(key.startswith(("mpd.", "msd.")) for key in keys):
+            layout = "speechbrain" if is_speechbrain(keys) else "hifi-gan"
+            return _renamed(layout, _split(dict(content)))
+    raise ValueError(
+        f"{path}: unknown layout with keys {', '.join(keys[:5])}; known are the original's g_* and do_*, Coqui's, "
+        "SpeechBrain's and the SSL vocoder's checkpoints"
+    )
+
+
+def _is_state(value: Any) -> bool:
+    return isinstance(value, Mapping) and bool(value) and all(isinstance(tensor, Tensor) for tensor in value.values())
+
+
+def _split(state: Mapping[str, Tensor]) -> dict[str, State]:
+    parts: dict[str, State] = {}
+    for key, value in state.items():
+        part, _, rest = key.partition(".")
+        parts.setdefault(part, {})[rest] = value
+    return parts
+
+
+def _coqui(content: Mapping[str, Any], path: Path) -> Original:
+    model = dict(content["model"])
+    if any(key.startswith("model_g.") for key in model):
+        return _renamed("coqui", _split(split_prefixes(model, PREFIXES["coqui"])))
+    if not any(key.startswith("conv_pre.") for key in model):
+        raise ValueError(f"{path}: unknown layout with keys model/{', model/'.join(list(model)[:5])}")
+    parts = {"generator": model}
+    if _is_state(content.get("model_disc")):
+        parts |= _split(content["model_disc"])
+    return _renamed("coqui", parts)
+
+
+def _renamed(layout: str, parts: Mapping[str, Mapping[str, Tensor]], training: Any = None) -> Original:
+    state: State = {}
+    reflect = False
+    for name in PARTS:
+        tensors = dict(parts.get(name, {}))
+        if is_speechbrain(tensors):
+            reflect = True
+            tensors = without_speechbrain_level(tensors)
+        if name == "generator":
+            tensors = with_conditioner_slot(tensors)
+        state |= {f"{name}.{key}": value for key, value in to_our_keys(tensors).items()}
+    return Original(layout, state, training or {}, reflect)
+
+
+def build_generator(original: Original, config: Mapping[str, Any], source: Path) -> Generator:
+    """Build the generator of a file and load its weights.
+
+    Args:
+        original: what was read.
+        config: the original's settings.
+        source: named in errors.
+
+    Returns:
+        The generator; fused when the file's weight norm was removed.
+
+    Raises:
+        ValueError: when the file holds none, or settings and weights do not fit.
+    """
+    state = original.part("generator")
+    if not state:
+        raise ValueError(f"{source} holds no generator (only {', '.join(_split(original.state))})")
+    conditioner = _conditioner(state, config)
+    arguments = dict(generator_spec(config, _in_channels(state))["init_args"])
+    if conditioner is not None:
+        arguments |= {"in_channels": conditioner.in_channels, "conditioner": conditioner}
+    if original.reflect:
+        arguments["padding_mode"] = "reflect"
+    generator = Generator(**arguments)
+    if original.is_fused and not any(".parametrizations." in key for key in state):
+        generator.fuse_()
+    else:
+        state = with_weight_norm(state)
+    load(generator, state, source)
+    return generator
+
+
+def _in_channels(state: Mapping[str, Tensor]) -> int | None:
+    names = ("conv_pre.weight", "conv_pre.parametrizations.weight.original1")
+    return next((state[name].shape[1] for name in names if name in state), None)
+
+
+def _conditioner(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> Conditioner | None:
+    """The SSL vocoder's Conformer front end; its sizes show in the weights, except for the heads."""
+    weight = state.get("conditioner.input_projection.weight")
+    if weight is None:
+        return None
+    layer = "conditioner.conformer1.conformer_layers.0"
+    return ConformerConditioner(
+        in_channels=weight.shape[1],
+        out_channels=state["conditioner.output_projection.weight"].shape[0],
+        dim=weight.shape[0],
+        heads=config.get("conformer_num_heads", 8),
+        ffn_dim=state[f"{layer}.ffn1.sequential.1.weight"].shape[0],
+        kernel_size=state[f"{layer}.conv_module.sequential.2.weight"].shape[2],
+        dropout=config.get("conformer_dropout", 0.1),
+    )
+
+
+def discriminator_specs(state: Mapping[str, Tensor], source: Path) -> dict[str, dict[str, Any]]:
+    """Describe the discriminators whose tensors a state holds, and check that they fit.
+
+    Raises:
+        ValueError: when names or shapes are not those of a multi-period or multi-scale discriminator.
+    """
+    classes = {"mpd": MultiPeriodDiscriminator, "msd": MultiScaleDiscriminator}
+    specs = {}
+    for name, cls in classes.items():
+        own = {key.removeprefix(f"{name}."): value for key, value in state.items() if key.startswith(f"{name}.")}
+        if not own:
+            continue
+        bias = own.get("discriminators.0.convs.0.bias")
+        if bias is None:
+            raise ValueError(f"{source}: {name} lacks discriminators.0.convs.0.bias; it has {', '.join(list(own)[:3])}")
+        widest = PERIOD_CHANNELS[0] if name == "mpd" else 128
+        arguments = {"channel_mult": bias.numel() / widest}
+        with torch.device("meta"):
+            check(cls(**arguments), own, source, name)
+        specs[name] = {"class_path": f"{cls.__module__}.{cls.__qualname__}", "init_args": arguments}
+    return specs
+
+
+def check(module: nn.Module, state: Mapping[str, Tensor], source: Path, name: str) -> None:
+    """Compare names and shapes of a state with a module's.
+
+    Raises:
+        ValueError: naming missing, unexpected and differing tensors.
+    """
+    own = {key: tuple(value.shape) for key, value in module.state_dict().items()}
+    given = {key: tuple(value.shape) for key, value in state.items()}
+    faults = [f"missing {key}" for key in own if key not in given]
+    faults += [f"unexpected {key}" for key in given if key not in own]
+    faults += [f"{key} is {given[key]}, expected {own[key]}" for key in own if key in given and own[key] != given[key]]
+    if faults:
+        raise ValueError(f"{source}: {len(faults)} tensors of the {name} do not fit the config: {'; '.join(faults[:4])}")
+
+
+def load(module: nn.Module, state: Mapping[str, Tensor], source: Path) -> None:
+    """Load a whole state into a module; differences in names or shapes are a ValueError."""
+    check(module, state, source, "generator")
+    module.load_state_dict(state)
+
+
+def trainable_state(state: Mapping[str, Tensor]) -> State:
+    """The same tensors with weight norm on every convolution of the generator."""
+    generator = {key.removeprefix("generator."): value for key, value in state.items() if key.startswith("generator.")}
+    normed = {f"generator.{key}": value for key, value in with_weight_norm(generator).items()}
+    return normed | {key: value for key, value in state.items() if not key.startswith("generator.")}
+

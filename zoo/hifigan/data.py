@@ -1,0 +1,331 @@
+"""Corpora for vocoders: crops for training, whole clips for validation, from files, lists or the embedded corpus."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from zoo.audio import cache, files
+from zoo.audio.synthetic import SpeechLike
+from zoo.training.resume import Key, ZooDataModule, item_seed
+
+log = logging.getLogger(__name__)
+
+PEAK = 0.95  # of full scale, the original's normalisation
+
+
+class Corpus(Protocol):
+    """Mono clips at one sample rate, by number."""
+
+    names: Sequence[str]
+    lengths: Sequence[int]
+    peaks: Sequence[float]
+
+    def read(self, index: int, start: int = 0, samples: int = -1) -> np.ndarray:
+        """Samples (T,) float32."""
+        ...
+
+
+class EmbeddedCorpus:
+    """The speech-like corpus made in code, in memory.
+
+    Args:
+        utterances: number of clips.
+        sample_rate: Hz.
+        seed: of the corpus.
+    """
+
+    def __init__(self, utterances: int, sample_rate: int, seed: int = 0) -> None:
+        speech = SpeechLike(sample_rate=sample_rate, seed=seed)
+        self._clips = [speech.utterance(index) for index in range(utterances)]
+        self.names = [f"embedded{index:04d}" for index in range(utterances)]
+        self.lengths = [len(clip) for clip in self._clips]
+        self.peaks = [float(np.abs(clip).max()) for clip in self._clips]
+
+    def read(self, index: int, start: int = 0, samples: int = -1) -> np.ndarray:
+        """Samples (T,) float32."""
+        return self._clips[index][start : None if samples < 0 else start + samples]
+
+
+class Features:
+    """Conditioning made elsewhere: `<folder>/<clip name>.npy`, (C, F) or (1, C, F), memory-mapped.
+
+    Args:
+        folder: of the .npy files (teacher-forced mels, SSL features).
+        hop_samples: audio samples per frame.
+    """
+
+    def __init__(self, folder: Path, hop_samples: int) -> None:
+        if not folder.is_dir():
+            raise FileNotFoundError(f"data.init_args.features: no folder {folder}")
+        self.folder = folder
+        self.hop_samples = hop_samples
+
+    def open(self, name: str) -> np.ndarray:
+        """The features (C, F) of a clip.
+
+        Raises:
+            FileNotFoundError: when there are none.
+            ValueError: when they have another shape.
+        """
+        path = self.folder / f"{Path(name).stem}.npy"
+        if not path.is_file():
+            raise FileNotFoundError(f"no features for {name}: {path} does not exist")
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        array = array[0] if array.ndim == 3 and array.shape[0] == 1 else array
+        if array.ndim != 2:
+            raise ValueError(f"{path}: features are (C, F) or (1, C, F), not {array.shape}")
+        return array
+
+
+class Crops(Dataset[dict[str, Tensor]]):
+    """Random crops, keyed by (epoch, item): the same whatever worker or rank draws them.
+
+    Args:
+        corpus: the clips.
+        indices: which of them.
+        segment_samples: length of a crop; shorter clips are padded with zeros on the right.
+        seed: of the crops.
+        normalize: scale each clip's peak to 0.95 (the original does, except when fine-tuning).
+        features: conditioning to crop along.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        indices: Sequence[int],
+        segment_samples: int,
+        seed: int,
+        normalize: bool = True,
+        features: Features | None = None,
+    ) -> None:
+        self.corpus = corpus
+        self.indices = indices
+        self.segment_samples = segment_samples
+        self.seed = seed
+        self.normalize = normalize
+        self.features = features
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, key: Key) -> dict[str, Tensor]:
+        epoch, item = key
+        index = int(self.indices[item])
+        generator = torch.Generator().manual_seed(item_seed(self.seed, epoch, item))
+        if self.features is not None:
+            return self._with_features(index, generator)
+        room = max(int(self.corpus.lengths[index]) - self.segment_samples, 0)
+        start = int(torch.randint(room + 1, (1,), generator=generator))
+        return {"audio": self._audio(index, start, self.segment_samples)}
+
+    def _with_features(self, index: int, generator: torch.Generator) -> dict[str, Tensor]:
+        assert self.features is not None
+        array = self.features.open(self.corpus.names[index])
+        hop = self.features.hop_samples
+        wanted = self.segment_samples // hop
+        frames = min(array.shape[1], int(self.corpus.lengths[index]) // hop)
+        start = int(torch.randint(max(frames - wanted, 0) + 1, (1,), generator=generator))
+        crop = torch.from_numpy(np.array(array[:, start : start + min(wanted, frames)], dtype=np.float32))
+        crop = torch.nn.functional.pad(crop, (0, wanted - crop.shape[1]), mode="constant", value=float(crop.min()))
+        return {"audio": self._audio(index, start * hop, wanted * hop), "features": crop}
+
+    def _audio(self, index: int, start: int, samples: int) -> Tensor:
+        crop = scaled(self.corpus, index, self.normalize, start, samples)
+        return torch.nn.functional.pad(crop, (0, samples - len(crop)))
+
+
+class Clips(Dataset[dict[str, Tensor]]):
+    """Whole clips for evaluation, trimmed to full frames of their features.
+
+    Args:
+        corpus: the clips.
+        indices: which of them.
+        max_samples: longest excerpt from a clip's beginning.
+        normalize: as in training.
+        features: conditioning, where the data brings it.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        indices: Sequence[int],
+        max_samples: int,
+        normalize: bool = True,
+        features: Features | None = None,
+    ) -> None:
+        self.corpus = corpus
+        self.indices = indices
+        self.max_samples = max_samples
+        self.normalize = normalize
+        self.features = features
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, item: int) -> dict[str, Tensor]:
+        index = int(self.indices[item])
+        audio = scaled(self.corpus, index, self.normalize, 0, self.max_samples)
+        if self.features is None:
+            return {"audio": audio}
+        array = self.features.open(self.corpus.names[index])
+        frames = min(array.shape[1], len(audio) // self.features.hop_samples)
+        features = torch.from_numpy(np.array(array[:, :frames], dtype=np.float32))
+        return {"audio": audio[: frames * self.features.hop_samples], "features": features}
+
+
+def scaled(corpus: Corpus, index: int, normalize: bool, start: int, samples: int) -> Tensor:
+    """A piece of a clip (T,), its whole clip's peak at 0.95 when asked for; silence stays silence."""
+    audio = torch.from_numpy(np.array(corpus.read(index, start, samples), dtype=np.float32))
+    peak = float(corpus.peaks[index])
+    return audio * (PEAK / peak) if normalize and peak > 0 else audio
+
+
+class VocoderData(ZooDataModule):
+    """Training crops and validation clips.
+
+    The first use of a corpus writes a memory-mapped cache (int16, mono, resampled), later ones open it.
+
+    Args:
+        root: folder of audio files (LJSpeech's layout or any tree); null for the embedded corpus.
+        sample_rate: Hz.
+        segment_samples: length of a training crop, a multiple of the hop.
+        train_list: files to train on: lines `id|anything` or paths below `root`, or JSONL with `path`; all when null.
+        val_list: files to validate on, likewise; the last `val_items` of the sorted corpus when null.
+        val_items: number of validation clips when there is no list.
+        val_seconds: longest excerpt of a validation clip.
+        features: folder of conditioning `<stem>.npy` (teacher-forced mels, SSL features); the audio is then not scaled.
+        feature_hop_samples: audio samples per feature frame.
+        cache: folder of the corpus caches.
+        max_bad_share: share of unreadable files above which the run stops; below it they are named and left out.
+        embedded_if_missing: use the embedded corpus, with a message, when `root` does not exist.
+        embedded_utterances: size of the embedded corpus.
+        batch_size: crops per batch and process.
+        num_workers: loader processes.
+        seed: of order and crops.
+    """
+
+    def __init__(
+        self,
+        root: str | None = None,
+        sample_rate: int = 22050,
+        segment_samples: int = 8192,
+        train_list: str | None = None,
+        val_list: str | None = None,
+        val_items: int = 8,
+        val_seconds: float = 10.0,
+        features: str | None = None,
+        feature_hop_samples: int = 256,
+        cache: str = "runs/cache",
+        max_bad_share: float = 0.1,
+        embedded_if_missing: bool = False,
+        embedded_utterances: int = 48,
+        batch_size: int = 16,
+        num_workers: int = 0,
+        seed: int = 1234,
+    ) -> None:
+        super().__init__(batch_size=batch_size, num_workers=num_workers, seed=seed)
+        if features is not None and segment_samples % feature_hop_samples:
+            raise ValueError(
+                f"data.segment_samples ({segment_samples}) is not a multiple of feature_hop_samples ({feature_hop_samples})"
+            )
+        self.root = None if root is None else Path(root)
+        self.sample_rate = sample_rate
+        self.segment_samples = segment_samples
+        self.lists = (train_list, val_list)
+        self.val_items = val_items
+        self.val_samples = int(val_seconds * sample_rate)
+        self.features = None if features is None else (Path(features), feature_hop_samples)
+        self.cache = Path(cache)
+        self.max_bad_share = max_bad_share
+        self.embedded_utterances = embedded_utterances
+        if self.root is not None and not self.root.is_dir():
+            if not embedded_if_missing:
+                raise FileNotFoundError(
+                    f"data.init_args.root: no folder {self.root}; put a corpus there, set ZOO_DATA, or use root: null "
+                    "for the embedded corpus"
+                )
+            log.warning("no corpus at %s: using the embedded speech-like corpus (set ZOO_DATA to train on speech)", root)
+            self.root = None
+
+    def prepare_data(self) -> None:
+        """Write the corpus cache, once per machine."""
+        if self.root is not None:
+            cache.build(self._files(), self.cache, self.sample_rate, max_bad_share=self.max_bad_share)
+
+    def setup(self, stage: str) -> None:
+        """Open the corpus and split it."""
+        corpus: Corpus
+        if self.root is None:
+            corpus = EmbeddedCorpus(self.embedded_utterances, self.sample_rate)
+        else:
+            corpus = cache.CorpusCache(cache.folder_of(self._files(), self.cache, self.sample_rate))
+        features = None if self.features is None else Features(*self.features)
+        train, val = self._split(corpus)
+        normalize = features is None
+        self.train_set = Crops(corpus, train, self.segment_samples, self.seed, normalize, features)
+        self.val_set = Clips(corpus, val, self.val_samples, normalize, features)
+
+    def _files(self) -> list[Path]:
+        assert self.root is not None
+        if self.lists[0] is None:
+            found = files.walk(self.root)
+            if not found:
+                raise ValueError(f"data.init_args.root: no audio file below {self.root}")
+            return found
+        listed = [path for name in self.lists if name for path in read_list(Path(name), self.root)]
+        return sorted(dict.fromkeys(listed))
+
+    def _split(self, corpus: Corpus) -> tuple[np.ndarray, np.ndarray]:
+        count = len(corpus.lengths)
+        everything = np.arange(count)
+        if self.lists[1] is not None and self.root is not None:
+            wanted = {path.stem for path in read_list(Path(self.lists[1]), self.root)}
+            chosen = np.array([Path(corpus.names[index]).stem in wanted for index in everything], dtype=bool)
+        else:
+            chosen = everything >= count - self.val_items
+        if not chosen.any() or chosen.all():
+            raise ValueError(f"{int(chosen.sum())} of {count} clips are for validation: both sets need at least one")
+        return everything[~chosen], everything[chosen]
+
+
+def read_list(path: Path, root: Path) -> list[Path]:
+    """Read a file list.
+
+    Args:
+        path: lines `id|anything` (LJSpeech, HiFi-GAN), one path a line (Vocos), or JSONL with `path`.
+        root: where relative paths and ids are looked up, `wavs/` included.
+
+    Returns:
+        Existing files.
+
+    Raises:
+        FileNotFoundError: when the list or a file that it names does not exist.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"no file list {path}")
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.strip():
+            continue
+        name = json.loads(line)["path"] if line.startswith("{") else line.split("|")[0].strip()
+        found.append(_locate(name, root, path))
+    return found
+
+
+def _locate(name: str, root: Path, where: Path) -> Path:
+    suffixes = ("",) if Path(name).suffix.lower() in files.AUDIO_SUFFIXES else files.AUDIO_SUFFIXES
+    for folder in (root, root / "wavs"):
+        for suffix in suffixes:
+            candidate = folder / (name + suffix)
+            if candidate.is_file():
+                return candidate
+    raise FileNotFoundError(f"{where} names {name}, which is not below {root}")

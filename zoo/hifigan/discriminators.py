@@ -1,0 +1,212 @@
+"""HiFi-GAN discriminators: waveforms folded by periods, and waveforms at several scales."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
+
+from zoo.training.adversarial import Discriminator, Verdict
+
+SLOPE = 0.1
+PERIOD_CHANNELS = (32, 128, 512, 1024, 1024)
+SCALE_LAYERS = (  # (channels out, kernel, stride, groups, padding)
+    (128, 15, 1, 1, 7),
+    (128, 41, 2, 4, 20),
+    (256, 41, 2, 16, 20),
+    (512, 41, 4, 16, 20),
+    (1024, 41, 4, 16, 20),
+    (1024, 41, 1, 16, 20),
+    (1024, 5, 1, 1, 2),
+)
+
+
+class SpectralNorm(nn.Module):
+    """Divides a weight by its largest singular value, estimated by one power iteration per training-mode forward.
+
+    PyTorch's own parametrisation updates u before v and iterates when it is built; the original's training does
+    neither, and differs from it in training mode.
+
+    Args:
+        weight: the weight to be normalised; its first dimension counts as rows.
+
+    Source: Miyato et al., 2018, algorithm 1.
+    """
+
+    _u: Tensor
+    _v: Tensor
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        rows = weight.flatten(1)
+        self.register_buffer("_u", F.normalize(rows.new_empty(rows.shape[0]).normal_(), dim=0))
+        self.register_buffer("_v", F.normalize(rows.new_empty(rows.shape[1]).normal_(), dim=0))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """Return the weight divided by its estimated spectral norm."""
+        with torch.autocast(weight.device.type, enabled=False):
+            rows = weight.flatten(1)
+            u, v = self._u, self._v
+            if self.training:
+                with torch.no_grad():
+                    v = F.normalize(torch.mv(rows.t(), u), dim=0, eps=1e-12)
+                    u = F.normalize(torch.mv(rows, v), dim=0, eps=1e-12)
+                    self._v.copy_(v)
+                    self._u.copy_(u)
+            else:
+                # a later training-mode forward writes into the buffers before this graph's backward reads them
+                u, v = u.clone(), v.clone()
+            return weight / torch.dot(u, torch.mv(rows, v))
+
+
+def _spectral_norm(module: nn.Module) -> None:
+    parametrize.register_parametrization(module, "weight", SpectralNorm(module.weight), unsafe=True)  # type: ignore[arg-type]
+
+
+def _weight_norm(module: nn.Module) -> None:
+    parametrizations.weight_norm(module)
+
+
+class ConvolutionStack(nn.Module):
+    """Convolutions with leaky activations and a scoring one; keeps every activation.
+
+    Args:
+        convs: the convolutions.
+        conv_post: the scoring convolution to one channel.
+        norm: normalisation attached to each of them.
+    """
+
+    def __init__(self, convs: Sequence[nn.Module], conv_post: nn.Module, norm: Callable[[nn.Module], None]) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(convs)
+        self.conv_post = conv_post
+        for conv in [*convs, conv_post]:
+            norm(conv)
+
+    def forward(self, x: Tensor) -> Verdict:
+        """Score (B, 1, ...); scores are flattened to (B, N), the last feature map is the score map."""
+        maps = []
+        for conv in self.convs:
+            x = F.leaky_relu(conv(x), SLOPE)
+            maps.append(x)
+        x = self.conv_post(x)
+        return x.flatten(1), [*maps, x]
+
+
+class PeriodDiscriminator(ConvolutionStack):
+    """Judges a waveform folded into rows of one period.
+
+    Args:
+        period: row length in samples.
+        channel_mult: width relative to the paper's.
+
+    Source: HiFi-GAN, section 2.3 (Kong et al., 2020).
+    """
+
+    def __init__(self, period: int, channel_mult: float = 1.0) -> None:
+        widths = [max(1, round(channels * channel_mult)) for channels in PERIOD_CHANNELS]
+        strides = [3, 3, 3, 3, 1]
+        convs = [
+            nn.Conv2d(before, after, (5, 1), (stride, 1), padding=(2, 0))
+            for before, after, stride in zip([1, *widths], widths, strides, strict=False)
+        ]
+        super().__init__(convs, nn.Conv2d(widths[-1], 1, (3, 1), padding=(1, 0)), _weight_norm)
+        self.period = period
+
+    def forward(self, x: Tensor) -> Verdict:
+        """Score waveforms (B, 1, T)."""
+        surplus = x.shape[-1] % self.period
+        if surplus:
+            x = F.pad(x, (0, self.period - surplus), mode="reflect")
+        return super().forward(x.unflatten(2, (-1, self.period)))
+
+
+class MultiPeriodDiscriminator(Discriminator):
+    """Period discriminators side by side; 41,105,770 parameters at full width.
+
+    Args:
+        periods: row length of each, in samples; primes overlap least.
+        channel_mult: width relative to the paper's.
+
+    Raises:
+        ValueError: when a period is below 1 or `channel_mult` is not positive.
+
+    Source: HiFi-GAN, section 2.3 (Kong et al., 2020).
+    """
+
+    def __init__(self, periods: Sequence[int] = (2, 3, 5, 7, 11), channel_mult: float = 1.0) -> None:
+        super().__init__()
+        _check_width(channel_mult)
+        if not periods or min(periods) < 1:
+            raise ValueError(f"periods must be positive sample counts, not {list(periods)}")
+        self.discriminators = nn.ModuleList(PeriodDiscriminator(period, channel_mult) for period in periods)
+
+    def forward(self, x: Tensor) -> list[Verdict]:
+        """Judge waveforms (B, 1, T); one verdict per period, six feature maps each."""
+        return [discriminator(x) for discriminator in self.discriminators]
+
+
+class ScaleDiscriminator(ConvolutionStack):
+    """Judges a waveform by grouped one-dimensional convolutions.
+
+    Args:
+        channel_mult: width relative to the paper's; widths are rounded to multiples of four, and the groups of a
+            layer to the largest number that divides its widths.
+        spectral: spectral instead of weight norm.
+
+    Source: HiFi-GAN, section 2.3 (Kong et al., 2020); MelGAN, section 2.2 (Kumar et al., 2019).
+    """
+
+    def __init__(self, channel_mult: float = 1.0, spectral: bool = False) -> None:
+        convs = []
+        before = 1
+        for channels, kernel, stride, groups, padding in SCALE_LAYERS:
+            after = 4 * max(1, round(channels * channel_mult / 4))
+            common = math.gcd(before, after)
+            divisor = max(number for number in range(1, groups + 1) if common % number == 0)
+            convs.append(nn.Conv1d(before, after, kernel, stride, padding=padding, groups=divisor))
+            before = after
+        super().__init__(convs, nn.Conv1d(before, 1, 3, padding=1), _spectral_norm if spectral else _weight_norm)
+
+
+class MultiScaleDiscriminator(Discriminator):
+    """Scale discriminators on the waveform and its averaged halves; 29,618,821 parameters at full width.
+
+    The first one carries spectral norm, the others weight norm.
+
+    Args:
+        scales: number of scales, each half the rate of the one before.
+        channel_mult: width relative to the paper's.
+
+    Raises:
+        ValueError: when `scales` is below 1 or `channel_mult` is not positive.
+
+    Source: HiFi-GAN, section 2.3 (Kong et al., 2020).
+    """
+
+    def __init__(self, scales: int = 3, channel_mult: float = 1.0) -> None:
+        super().__init__()
+        _check_width(channel_mult)
+        if scales < 1:
+            raise ValueError(f"scales must be at least 1, not {scales}")
+        self.discriminators = nn.ModuleList(
+            ScaleDiscriminator(channel_mult, spectral=index == 0) for index in range(scales)
+        )
+
+    def forward(self, x: Tensor) -> list[Verdict]:
+        """Judge waveforms (B, 1, T); one verdict per scale, eight feature maps each."""
+        verdicts = []
+        for index, discriminator in enumerate(self.discriminators):
+            if index:
+                x = F.avg_pool1d(x, kernel_size=4, stride=2, padding=2)
+            verdicts.append(discriminator(x))
+        return verdicts
+
+
+def _check_width(channel_mult: float) -> None:
+    if channel_mult <= 0:
+        raise ValueError(f"channel_mult must be positive, not {channel_mult}")

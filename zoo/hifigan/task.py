@@ -1,0 +1,139 @@
+"""Training of HiFi-GAN: conditioning, mel loss, validation metrics. The adversarial step is `GANTask`'s."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zoo.audio import metrics, pitch
+from zoo.audio.mel import LogMel
+from zoo.audio.spectral import multi_resolution_stft
+from zoo.hifigan.generator import Generator
+from zoo.training.adversarial import Discriminator
+from zoo.training.gan import GANTask
+from zoo.training.media import log_audio, log_figure, mel_figure
+from zoo.training.types import OptimizerCallable
+
+Batch = dict[str, Tensor]
+
+
+class HiFiGANTask(GANTask):
+    """GAN vocoder from a log-mel, or from features that the data brings (SSL, teacher-forced mels).
+
+    Args:
+        generator: features to waveform; its hop must be the mel's.
+        discriminators: by name (`mpd`, `msd`), judged together.
+        optimizer_g: of the generator.
+        optimizer_d: of all discriminators together, in their order.
+        loss_mel: front end of the reconstruction loss (f_max null in the paper).
+        mel: front end of the conditioning, part of inference; null when the data brings the features.
+        sample_rate: of the audio in Hz.
+        media_items: validation clips written as audio and mel figure.
+        kwargs: of GANTask.
+
+    Raises:
+        ValueError: when hops, bands or sample rates contradict each other.
+
+    Source: Kong et al., "HiFi-GAN" (2020), section 2.
+    """
+
+    inference_class = "zoo.hifigan.vocoder.Vocoder"
+    inference_parts = ("generator", "mel")
+
+    def __init__(
+        self,
+        generator: Generator,
+        discriminators: dict[str, Discriminator],
+        optimizer_g: OptimizerCallable,
+        optimizer_d: OptimizerCallable,
+        loss_mel: LogMel,
+        mel: LogMel | None = None,
+        sample_rate: int = 22050,
+        media_items: int = 3,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(generator, discriminators, optimizer_g, optimizer_d, **kwargs)
+        _check(generator, loss_mel, mel, sample_rate)
+        self.mel = mel
+        self.loss_mel = loss_mel
+        self.sample_rate = sample_rate
+        self.media_items = media_items
+
+    def generate(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Synthesise a batch.
+
+        Args:
+            batch: `audio` (B, T); `features` (B, C, F) when the data brings the conditioning.
+
+        Returns:
+            Generated and real audio, each (B, 1, T) trimmed to the shorter.
+        """
+        audio = batch["audio"]
+        if "features" in batch:
+            features = batch["features"]
+        elif self.mel is not None:
+            features = self.mel(audio)
+        else:
+            raise ValueError("model.init_args.mel is null and the data brings no features: set data.init_args.features")
+        fake = self.generator(features)
+        samples = min(fake.shape[-1], audio.shape[-1])
+        return fake[..., :samples], audio[:, None, :samples]
+
+    def reconstruction(self, fake: Tensor, real: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """L1 distance of log-mels."""
+        return {"g/mel": mel_l1(self.loss_mel, fake, real)}
+
+    def evaluate(self, batch: Batch, batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
+        """Compare whole clips."""
+        fake, real = self.generate(batch)
+        fake = fake.float()
+        values = {
+            "mel_l1": mel_l1(self.mel or self.loss_mel, fake, real),
+            "mel_l1_full": mel_l1(self.loss_mel, fake, real),
+            **compare(fake[0, 0], real[0, 0], self.sample_rate),
+        }
+        if stage == "val" and batch_idx < self.media_items:
+            self._log_media(f"clip{batch_idx}", fake[0, 0], real[0, 0])
+        return values, fake.shape[0]
+
+    def _log_media(self, name: str, fake: Tensor, real: Tensor) -> None:
+        mel = self.mel or self.loss_mel
+        log_audio(self, f"{name}_generated", fake, self.sample_rate)
+        log_audio(self, f"{name}_target", real, self.sample_rate)
+        log_figure(self, f"{name}_mel", mel_figure(mel(real[None])[0], mel(fake[None])[0]))
+
+
+def mel_l1(mel: LogMel, fake: Tensor, real: Tensor) -> Tensor:
+    """Mean absolute difference of log-mels of (B, 1, T) waveforms."""
+    return torch.nn.functional.l1_loss(mel(fake.squeeze(1)), mel(real.squeeze(1)))
+
+
+def compare(fake: Tensor, real: Tensor, sample_rate: int) -> dict[str, float]:
+    """Vocoder metrics of one clip (T,) that need no trained judge; one that is undefined for this clip is left out."""
+    tracks = [pitch.track(signal.cpu(), sample_rate) for signal in (fake, real)]
+    values = {
+        "m_stft": multi_resolution_stft(fake, real),
+        "mcd": metrics.mcd(fake, real, sample_rate),
+        "f0_rmse_cents": metrics.f0_rmse_cents(*tracks),
+        "vuv_f1": metrics.vuv_f1(*tracks),
+        "periodicity": metrics.periodicity_rmse(*tracks),
+    }
+    return {key: float(value) for key, value in values.items() if torch.isfinite(value)}
+
+
+def _check(generator: Generator, loss_mel: LogMel, mel: LogMel | None, sample_rate: int) -> None:
+    for name, front_end in (("mel", mel), ("loss_mel", loss_mel)):
+        if front_end is not None and front_end.sample_rate != sample_rate:
+            raise ValueError(f"model.{name}.sample_rate is {front_end.sample_rate}, the audio's is {sample_rate}")
+    if mel is None:
+        return
+    if mel.hop_length != generator.hop_length:
+        raise ValueError(
+            f"the product of model.generator.upsample_rates is {generator.hop_length}, "
+            f"model.mel.hop_length is {mel.hop_length}: they must be equal"
+        )
+    if mel.n_mels != generator.in_channels:
+        raise ValueError(f"model.generator.in_channels is {generator.in_channels}, model.mel.n_mels is {mel.n_mels}")

@@ -1,0 +1,302 @@
+"""fit, validate, test, predict: LightningCLI in subclass mode, one parser a command, with our callbacks and run folders.
+
+Every command takes the same flat config, so that the config.yaml of a run serves all of them. (Its own file beside
+`zoo/cli.py`, because help and tools must answer without importing Lightning.)
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import lightning as L
+import yaml
+from jsonargparse import Namespace
+from lightning.pytorch.callbacks import Callback, RichProgressBar, TQDMProgressBar
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.plugins.environments import SLURMEnvironment
+
+from zoo import __version__
+from zoo.options import take_option
+from zoo.parsing import allow_imports, fail
+from zoo.training import run as runs
+from zoo.training.banner import Banner
+from zoo.training.bulk import BulkData
+from zoo.training.checkpoint import SHARDING_STRATEGIES, AtomicCheckpointIO, Checkpoints
+from zoo.training.checkpoint_files import step_of, write_atomic
+from zoo.training.csv_log import RunCSV
+from zoo.training.errors import explain
+from zoo.training.init_from import init_from
+from zoo.training.loggers import WandbSettings, make_loggers
+from zoo.training.monitor import Resources, Throughput, TrainLog
+from zoo.training.resume import RNGState
+from zoo.training.task import ZooTask
+
+log = logging.getLogger(__name__)
+
+DEFAULT_SEED = 1234
+
+
+class ZooParser(LightningArgumentParser):
+    """LightningCLI's parser with one-line errors."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Report a wrong key or value in one line and exit with code 2."""
+        fail(self.prog, message)
+
+
+class SaveConfig(SaveConfigCallback):
+    """Writes the complete, resolved config of a fit into its run folder."""
+
+    def save_config(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Write config.yaml atomically; what belongs to one call only (paths of the run) is left out."""
+        if stage == "fit":
+            text = config_text(self.parser, self.config)
+            write_atomic(runs.run_folder(trainer) / runs.CONFIG_NAME, lambda file: file.write(text.encode()))
+
+
+def config_text(parser: LightningArgumentParser, config: Namespace) -> str:
+    """A config as YAML that any of the four commands reads."""
+    kept = config.clone()
+    kept["trainer.default_root_dir"] = None
+    kept["ckpt_path"] = None
+    for key in ("config", "input", "output", "overwrite"):
+        kept.pop(key, None)
+    return parser.dump(kept, skip_none=False)
+
+
+class ZooCLI(LightningCLI):
+    """One Trainer command: parses, builds model, data and trainer; `run` below calls the trainer.
+
+    Args:
+        command: fit, validate, test or predict.
+        args: its arguments.
+        run_options: where to write and what to load, decided before parsing.
+    """
+
+    def __init__(self, command: str, args: list[str]) -> None:
+        self.command = command
+        self.folder = Path()
+        self.checkpoint: Path | None = None
+        super().__init__(
+            ZooTask,
+            L.LightningDataModule,
+            save_config_callback=SaveConfig,
+            save_config_kwargs={"overwrite": True, "save_to_log_dir": False},
+            trainer_defaults={"use_distributed_sampler": False, "callbacks": self._callbacks()},
+            seed_everything_default=DEFAULT_SEED,
+            parser_kwargs={"prog": f"zoo {command}", "parser_mode": "omegaconf+", "dump_header": [f"zoo=={__version__}"]},
+            parser_class=ZooParser,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            args=args,
+            run=False,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+        )
+
+    def _callbacks(self) -> list[Callback]:
+        bar: Callback = RichProgressBar() if sys.stderr.isatty() else TQDMProgressBar(refresh_rate=50)
+        if self.command != "fit":
+            return [bar]
+        return [bar, RNGState(), Banner(), TrainLog(), Throughput(), Resources()]
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add what the zoo has beside trainer, model and data."""
+        parser.add_lightning_class_args(Checkpoints, "checkpoints")
+        parser.add_argument(
+            "--loggers", type=list[Literal["tensorboard", "wandb"]], default=[], help="beside metrics.csv, always on"
+        )
+        parser.add_class_arguments(WandbSettings, "wandb")
+        parser.add_argument("--init_from", type=str | None, default=None, help="start from these weights: our checkpoint, an export, an original's file")
+        parser.add_argument("--init_from_min_matched", type=float, default=0.9, help="share of the tensors that must match")
+        parser.add_argument("--ckpt_path", type=str | None, default=None, help="a checkpoint, a run folder, `last` (newest run), or for fit `auto` (last if there is one)")
+        if self.command == "predict":
+            parser.add_argument("--input", type=str | None, default=None, help="a file or a folder tree")
+            parser.add_argument("--output", type=str | None, default=None, help="folder for the results and manifest.jsonl")
+            parser.add_argument("--overwrite", type=bool, default=False, help="do finished files again")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse, then settle where this command writes."""
+        self.config = parser.parse_args(args)
+
+    def before_instantiate_classes(self) -> None:
+        """Decide on checkpoint and run folder before anything is built."""
+        self.checkpoint, self.folder = settle(self.command, self.config)
+        self.config["trainer.default_root_dir"] = str(self.folder)
+
+    def instantiate_classes(self) -> None:
+        """Build everything and describe the model's parts on it."""
+        super().instantiate_classes()
+        self.model.specs = describe(self.model, self.config)
+
+    def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
+        """Build the trainer with our loggers and plugins."""
+        settings = self.config_init["trainer"]
+        sharded = any(name in str(settings.get("strategy")) for name in (*SHARDING_STRATEGIES, "fsdp", "deepspeed"))
+        plugins = list(settings.get("plugins") or [])
+        plugins += [] if sharded else [AtomicCheckpointIO()]
+        plugins += [SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else []
+        loggers: Any = False
+        if self.command != "predict":
+            name = "metrics.csv" if self.command == "fit" else f"{self.command}.csv"
+            self.csv = RunCSV(self.folder, name)
+            configured = settings.get("logger") or []
+            loggers = [self.csv, *make_loggers(self.config["loggers"], self.config_init["wandb"], self.folder)]
+            loggers += configured if isinstance(configured, list) else [configured] if configured is not True else []
+        return super().instantiate_trainer(plugins=plugins, logger=loggers, **kwargs)
+
+
+def settle(command: str, config: Namespace) -> tuple[Path | None, Path]:
+    """Find the checkpoint that a command means and the folder that it writes to.
+
+    A resumed run goes on in its own folder, unless it starts from an older checkpoint than the newest there.
+
+    Raises:
+        ValueError: when a fresh run would write into the folder of another.
+    """
+    chosen = config["trainer.default_root_dir"]
+    given = config["ckpt_path"]
+    checkpoint = None if given is None else runs.find_checkpoint(Path(given))
+    if command != "fit":
+        folder = Path(chosen) if chosen else checkpoint.parent if checkpoint else runs.RUNS_ROOT / command
+        return checkpoint, folder
+    if checkpoint is not None and checkpoint == runs.find_checkpoint(checkpoint.parent):
+        return checkpoint, checkpoint.parent
+    folder = Path(chosen) if chosen else runs.new_run_folder(recipe_of(config))
+    if next(folder.glob("*.ckpt"), None) is not None:
+        raise ValueError(
+            f"{folder} already holds a run: go on with it by --ckpt_path {folder}, or choose another trainer.default_root_dir"
+        )
+    return checkpoint, folder
+
+
+def recipe_of(config: Namespace) -> str:
+    """`<system>/<recipe>` by the first config file, e.g. hifigan/smoke."""
+    files = config.get("config") or []
+    if not files:
+        return "unnamed"
+    first = Path(str(files[0]))
+    if first.name == runs.CONFIG_NAME:  # a run's own config: its recipe's folder holds the run
+        return "/".join(first.absolute().parts[-4:-2])
+    return f"{first.absolute().parent.name}/{first.stem}"
+
+
+def describe(model: L.LightningModule, config: Namespace) -> dict[str, Any]:
+    """What a checkpoint must carry so that its parts can be built again without the run folder."""
+    init_args = yaml.safe_load(yaml.safe_dump(config["model"].as_dict()))["init_args"]
+    return {
+        "version": __version__,
+        "task": f"{type(model).__module__}.{type(model).__qualname__}",
+        "inference": model.inference_class,
+        "parts": {part: init_args[part] for part in model.inference_parts},
+    }
+
+
+def complete(command: str, args: list[str]) -> list[str]:
+    """Fill in what a `--ckpt_path` says already: `last` and `auto` become a run, a run brings its config.
+
+    Raises:
+        FileNotFoundError: when `last` finds no run.
+        ValueError: for a URL.
+    """
+    values, rest = take_option(args, "--ckpt_path")
+    if not values:
+        return args
+    value = values[-1]
+    if "://" in value:
+        raise ValueError(f"--ckpt_path {value}: checkpoints are read from local paths only; download it first")
+    configs = take_option(rest, "--config")[0] + take_option(rest, "-c")[0]
+    if value in ("last", "auto"):
+        roots = take_option(rest, "--trainer.default_root_dir")[0]
+        recipe = recipe_of(Namespace(config=configs)) if configs else ""
+        root = Path(roots[-1]) if roots else runs.RUNS_ROOT / recipe
+        newest = runs.newest_run(root)
+        if newest is None:
+            if value == "auto" and command == "fit":
+                return rest
+            raise FileNotFoundError(f"--ckpt_path {value}: no run with a checkpoint below {root}")
+        value = str(newest)
+    if not configs:
+        rest = ["--config", *_config_or_export(command, Path(value)), *rest]
+    return [*rest, "--ckpt_path", value]
+
+
+def _config_or_export(command: str, path: Path) -> list[str]:
+    """The config of a run; for predict, a stand-in for an export or a lone checkpoint that describes itself."""
+    return [str(runs.find_config(path))]
+
+
+def run(command: str, args: list[str], packages: Sequence[str] = ()) -> int:
+    """Run one of the four commands; returns the exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    allow_imports(packages)
+    cli = ZooCLI(command, complete(command, args))
+    checkpoint = None if cli.checkpoint is None else str(cli.checkpoint)
+    try:
+        if command == "fit":
+            fit(cli)
+        elif command == "predict":
+            return predict(cli)
+        else:
+            getattr(cli.trainer, command)(cli.model, cli.datamodule, ckpt_path=checkpoint, weights_only=True)
+    except (RuntimeError, OSError, MemoryError) as error:
+        message = explain(error, cli.config.as_dict())
+        if message is None:
+            raise
+        raise ValueError(message) from error
+    return 0
+
+
+def fit(cli: ZooCLI) -> None:
+    """Train, from a checkpoint, from given weights or from the start."""
+    if cli.checkpoint is not None:
+        if cli.checkpoint.parent == cli.folder:
+            cli.csv.trim(step_of(cli.checkpoint))
+        cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=str(cli.checkpoint), weights_only=True)
+        return
+    if cli.config["init_from"]:
+        init_from(cli.model, Path(cli.config["init_from"]), cli.config["init_from_min_matched"])
+    cli.trainer.fit(cli.model, cli.datamodule)
+
+
+def predict(cli: ZooCLI) -> int:
+    """Run the model on files, or on what its datamodule offers; returns 1 when a file failed."""
+    data: L.LightningDataModule = cli.datamodule
+    if cli.config["input"] is not None:
+        if cli.config["output"] is None:
+            raise ValueError("predict --input needs --output, the folder for the results")
+        data = BulkData(Path(cli.config["input"]), Path(cli.config["output"]), cli.model.inference(), cli.config["overwrite"])
+    checkpoint = None if cli.checkpoint is None else str(cli.checkpoint)
+    cli.trainer.predict(cli.model, data, ckpt_path=checkpoint, weights_only=True, return_predictions=False)
+    return int(getattr(data, "failed", 0) > 0)
+
+
+def dry_run(config: Path) -> list[tuple[str, bool, str]]:
+    """Build a recipe, run one step, save, load and predict once, in a temporary folder.
+
+    Returns:
+        (check, passed, detail) for each stage that was reached.
+    """
+    from zoo.load import load
+
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "run"
+        limits = ["--trainer.max_steps=1", "--trainer.limit_val_batches=1", "--trainer.num_sanity_val_steps=0"]
+        stages = {
+            "build, one step, save": lambda: run("fit", ["--config", str(config), f"--trainer.default_root_dir={root}", *limits]),
+            "load": lambda: load(root),
+            "predict": lambda: load(root).dry_run(),
+        }
+        for name, stage in stages.items():
+            try:
+                detail = stage()
+            except (Exception, SystemExit) as error:
+                return [*results, (name, False, " ".join(str(error).split()) or type(error).__name__)]
+            results.append((name, True, str(detail or "ok")))
+    return results

@@ -1,0 +1,79 @@
+"""Least-squares adversarial losses over several sub-discriminators, and the interface that discriminators share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+Verdict = tuple[Tensor, list[Tensor]]
+"""What one sub-discriminator returns: scores (B, N) and its feature maps, the post-convolution output last."""
+
+
+class Discriminator(nn.Module):
+    """Base of all waveform discriminators: a set of sub-discriminators, each with its own verdict."""
+
+    def forward(self, x: Tensor) -> list[Verdict]:
+        """Judge a batch of waveforms.
+
+        Args:
+            x: waveforms (B, 1, T), float, -1 to 1.
+
+        Returns:
+            One (scores (B, N), feature maps) per sub-discriminator.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no forward()")
+
+
+def discriminator_loss(real: Sequence[Verdict], fake: Sequence[Verdict]) -> Tensor:
+    """Least-squares loss of a discriminator: real scores towards 1, generated ones towards 0.
+
+    Args:
+        real: verdicts on real audio, one per sub-discriminator.
+        fake: verdicts on generated audio (detached from the generator), in the same order.
+
+    Returns:
+        Scalar: means inside a sub-discriminator, sum over sub-discriminators, float32.
+
+    Source: HiFi-GAN, equation 1 (Kong et al., 2020).
+    """
+    terms = [
+        (1 - on_real.float()).square().mean() + on_fake.float().square().mean()
+        for (on_real, _), (on_fake, _) in zip(real, fake, strict=True)
+    ]
+    return torch.stack(terms).sum()
+
+
+def adversarial_loss(fake: Sequence[Verdict]) -> Tensor:
+    """Least-squares loss of the generator: generated scores towards 1.
+
+    Args:
+        fake: verdicts on generated audio, one per sub-discriminator.
+
+    Returns:
+        Scalar: means inside a sub-discriminator, sum over sub-discriminators, float32.
+
+    Source: HiFi-GAN, equation 2 (Kong et al., 2020).
+    """
+    return torch.stack([(1 - scores.float()).square().mean() for scores, _ in fake]).sum()
+
+
+def feature_matching_loss(real: Sequence[Verdict], fake: Sequence[Verdict]) -> Tensor:
+    """Mean absolute distance of feature maps, summed over all maps (the paper's factor 2 is a loss weight).
+
+    Args:
+        real: verdicts on real audio; its feature maps are detached.
+        fake: verdicts on generated audio, in the same order.
+
+    Returns:
+        Scalar, float32.
+
+    Source: HiFi-GAN, equation 4 (Kong et al., 2020).
+    """
+    terms = [
+        (map_real.detach().float() - map_fake.float()).abs().mean()
+        for (_, maps_real), (_, maps_fake) in zip(real, fake, strict=True)
+        for map_real, map_fake in zip(maps_real, maps_fake, strict=True)
+    ]
+    return torch.stack(terms).sum()

@@ -1,0 +1,175 @@
+"""Exponential moving average of chosen parts' weights, used for evaluation and kept in the checkpoint."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+
+from zoo.training.guard import LossGuard
+
+log = logging.getLogger(__name__)
+
+
+class EMA(L.Callback):
+    """Averages the trainable parameters of named parts; validation, test and predict run with the average.
+
+    Frozen parameters are not copied. Persistent float buffers (running statistics) are copied as they are, not
+    averaged. The first update copies the weights; before it, evaluation uses the live ones. The checkpoint's
+    `state_dict` always holds the live weights, `checkpoint["ema"]["shadow"]` the average under the same names.
+
+    Args:
+        modules: names of the task's parts, such as `generator`.
+        decay: weight of the old average in one update, in [0, 1).
+        start_batch: batches trained before the first update.
+        every_n_batches: batches between updates.
+        warm_up: lower the decay of update n to (1 + n) / (10 + n) where that is less, so that a short run's average
+            is not its beginning.
+
+    Raises:
+        ValueError: when a number is out of its range or the task has no such part.
+    """
+
+    def __init__(
+        self,
+        modules: list[str],
+        decay: float = 0.999,
+        start_batch: int = 0,
+        every_n_batches: int = 1,
+        warm_up: bool = False,
+    ) -> None:
+        if not modules:
+            raise ValueError("EMA: modules names no part")
+        if not 0.0 <= decay < 1.0:
+            raise ValueError(f"EMA: decay lies in [0, 1), not {decay}")
+        if start_batch < 0 or every_n_batches < 1:
+            raise ValueError(
+                f"EMA: start_batch is at least 0 and every_n_batches at least 1, not {start_batch} and {every_n_batches}"
+            )
+        self.modules = modules
+        self.decay = decay
+        self.start_batch = start_batch
+        self.every_n_batches = every_n_batches
+        self.warm_up = warm_up
+        self.shadow: dict[str, Tensor] = {}
+        self.updates = 0
+        self._swapped = False
+        self._restored = False
+
+    @property
+    def state_key(self) -> str:
+        """Same key whatever the arguments, so that a resume may change them."""
+        return "EMA"
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Check that the parts exist."""
+        for name in self.modules:
+            if not isinstance(_find(pl_module, name), nn.Module):
+                known = ", ".join(child for child, _ in pl_module.named_children())
+                raise ValueError(f"EMA: {type(pl_module).__name__} has no part {name!r}; its parts: {known}")
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Say so when a resumed checkpoint brought no average."""
+        if trainer.ckpt_path is not None and not self._restored:
+            log.warning("EMA: %s holds no average; it starts from the live weights", trainer.ckpt_path)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Update, unless the loss guard threw this batch away."""
+        done = trainer.fit_loop.epoch_loop.total_batch_idx + 1 - self.start_batch
+        guards = [callback for callback in trainer.callbacks if isinstance(callback, LossGuard)]  # type: ignore[attr-defined]
+        if done > 0 and done % self.every_n_batches == 0 and not any(guard.skipped for guard in guards):
+            self._update(pl_module)
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Put the average in."""
+        self._swap(pl_module, into_average=True)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Put the live weights back."""
+        self._swap(pl_module, into_average=False)
+
+    on_test_start = on_predict_start = on_validation_start
+    on_test_end = on_predict_end = on_validation_end
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Put the live weights back when an evaluation broke off."""
+        self._swap(pl_module, into_average=False)
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Save the average; also in the middle of an evaluation `state_dict` gets the live weights."""
+        shadow = self.shadow
+        if self._swapped:
+            live = self._live(pl_module)
+            checkpoint["state_dict"] = {**checkpoint["state_dict"], **shadow}
+            shadow = {name: live[name].detach() for name in shadow}
+        checkpoint["ema"] = {"shadow": dict(shadow), "updates": self.updates}
+
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Restore the average."""
+        saved = checkpoint.get("ema")
+        if saved is None:
+            return
+        live = self._live(pl_module)
+        names = set(saved["shadow"])
+        if names and names != set(live):
+            missing, unexpected = sorted(set(live) - names), sorted(names - set(live))
+            raise ValueError(
+                f"EMA: the checkpoint averages other weights than modules {self.modules}: "
+                f"missing {missing[:3]}, unexpected {unexpected[:3]}"
+            )
+        self.shadow = {name: value.to(live[name].device, copy=True) for name, value in saved["shadow"].items()}
+        self.updates = saved["updates"]
+        self._restored = True
+
+    def _live(self, pl_module: L.LightningModule) -> dict[str, Tensor]:
+        """The trainable parameters and persistent float buffers of the parts, by their names in the task."""
+        tensors: dict[str, Tensor] = {}
+        for part in self.modules:
+            module = pl_module.get_submodule(part)
+            kept = module.state_dict().keys()
+            tensors |= {f"{part}.{name}": p for name, p in module.named_parameters() if p.requires_grad}
+            buffers = {name: b for name, b in module.named_buffers() if name in kept and b.is_floating_point()}
+            tensors |= {f"{part}.{name}": buffer for name, buffer in buffers.items()}
+        return tensors
+
+    @torch.no_grad()
+    def _update(self, pl_module: L.LightningModule) -> None:
+        live = self._live(pl_module)
+        if self.updates == 0:
+            self.shadow = {name: value.detach().clone() for name, value in live.items()}
+        else:
+            decay = min(self.decay, (1 + self.updates) / (10 + self.updates)) if self.warm_up else self.decay
+            for name, value in live.items():
+                shadow = self._on(name, value)
+                if isinstance(value, nn.Parameter):
+                    shadow.lerp_(value, 1.0 - decay)
+                else:
+                    shadow.copy_(value)
+        self.updates += 1
+
+    @torch.no_grad()
+    def _swap(self, pl_module: L.LightningModule, into_average: bool) -> None:
+        if self._swapped == into_average or self.updates == 0:
+            return
+        for name, value in self._live(pl_module).items():
+            shadow = self._on(name, value)
+            before = value.clone()
+            value.copy_(shadow)
+            shadow.copy_(before)
+        self._swapped = into_average
+
+    def _on(self, name: str, like: Tensor) -> Tensor:
+        """The average of a weight on that weight's device: it was restored before the task moved there."""
+        self.shadow[name] = self.shadow[name].to(like.device)
+        return self.shadow[name]
+
+
+def _find(module: nn.Module, path: str) -> Any:
+    for name in path.split("."):
+        module = getattr(module, name, None)  # type: ignore[assignment]
+    return module

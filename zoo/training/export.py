@@ -1,0 +1,126 @@
+"""Exports: a folder with fused safetensors, the description of the parts and a model card; no Trainer, no pickle."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from zoo import __version__
+from zoo.training.checkpoint_files import TEMPORARY_MARK, write_atomic
+
+WEIGHTS_NAME = "model.safetensors"
+CONFIG_NAME = "config.json"
+
+CARD = """---
+library_name: zoo
+tags: [{system}]
+---
+# {title}
+
+Exported by zoo {version} from `{source}`{step}.
+
+```python
+import soundfile, zoo
+
+model = zoo.load("PATH_OF_THIS_FOLDER")
+audio, sample_rate = soundfile.read("input.wav", dtype="float32")
+result = model(audio, sample_rate)
+```
+
+Weights: `{weights}` ({parameters:,} values{fused}). Parts and their arguments: `{config}`.
+The licence of the weights is that of the data and checkpoints they come from; see NOTICE of the zoo for known sources.
+"""
+
+
+def fuse(parts: dict[str, nn.Module]) -> list[str]:
+    """Fold weight norm and the like of every part that can, in place; returns their names."""
+    fused = [name for name, part in parts.items() if hasattr(part, "fuse_")]
+    for name in fused:
+        parts[name].fuse_()  # type: ignore[operator]
+    return fused
+
+
+def write_export(folder: Path, specs: dict[str, Any], parts: dict[str, nn.Module], source: str, step: int | None = None) -> None:
+    """Write an export; the folder appears only when it is complete.
+
+    Args:
+        folder: must not exist, or be an earlier export (replaced).
+        specs: `inference` (dotted class) and `parts` (name -> class_path and init_args), as in our checkpoints.
+        parts: the built parts; those that can be are fused in place.
+        source: where the weights come from, for the card.
+        step: batches trained, for the card.
+
+    Raises:
+        ValueError: when the folder holds something else than an export.
+    """
+    if folder.exists() and not (folder / CONFIG_NAME).is_file():
+        raise ValueError(f"{folder} exists and is not an export; choose another folder")
+    fused = fuse(parts)
+    weights: dict[str, Tensor] = {
+        f"{name}.{key}": value.detach().cpu().contiguous()
+        for name, part in parts.items()
+        for key, value in part.state_dict().items()
+    }
+    config = {
+        "zoo": __version__,
+        "inference": specs["inference"],
+        "task": specs.get("task"),
+        "parts": specs["parts"],
+        "fused": fused,
+        "source": source,
+        "step": step,
+    }
+    system = specs["inference"].split(".")[-3]
+    card = CARD.format(
+        system=system,
+        title=f"{system}: {specs['inference'].rpartition('.')[2]}",
+        version=__version__,
+        source=source,
+        step=f" after {step} batches" if step else "",
+        weights=WEIGHTS_NAME,
+        config=CONFIG_NAME,
+        parameters=sum(tensor.numel() for tensor in weights.values()),
+        fused=f", weight norm folded in {', '.join(fused)}" if fused else "",
+    )
+    aside = folder.with_name(f".{folder.name}{TEMPORARY_MARK}{os.getpid()}")
+    try:
+        data = save(weights, metadata={"format": "pt"})
+        write_atomic(aside / WEIGHTS_NAME, lambda file: file.write(data))
+        write_atomic(aside / CONFIG_NAME, lambda file: file.write(json.dumps(config, indent=2).encode()))
+        write_atomic(aside / "README.md", lambda file: file.write(card.encode()))
+        if folder.exists():
+            shutil.rmtree(folder)
+        os.replace(aside, folder)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+
+
+def export_config(folder: Path) -> dict[str, Any]:
+    """Read an export's description.
+
+    Raises:
+        ValueError: when it is not one of ours.
+    """
+    config = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
+    if not {"zoo", "inference", "parts"} <= set(config):
+        raise ValueError(f"{folder / CONFIG_NAME} does not describe an export of the zoo")
+    return config
+
+
+def is_export(path: Path) -> bool:
+    """Whether a path is an export folder."""
+    return (path / CONFIG_NAME).is_file() and (path / WEIGHTS_NAME).is_file()
+
+
+def parts_state(state: dict[str, Tensor], name: str) -> dict[str, Tensor]:
+    """The tensors of one part, under the part's own names."""
+    prefix = name + "."
+    return {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
+

@@ -1,0 +1,56 @@
+"""Freezing parts of a module by the names of their parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+
+def freeze(module: nn.Module, groups: Sequence[str]) -> dict[str, int]:
+    """Take parameters out of training and put modules that are frozen as a whole in eval mode.
+
+    Args:
+        module: whose parameters are frozen, in place.
+        groups: each a prefix of parameter names ending at a dot (`encoder` means `encoder.*`, not `encoder2.*`), a
+            whole name, or a glob (`blocks.[0-3].*`, `*.bias`).
+
+    Returns:
+        Number of weights (tensor elements) that each group names, in the groups' order.
+
+    Raises:
+        ValueError: when a group names no parameter.
+    """
+    counts = {}
+    for group in groups:
+        matched = [parameter for name, parameter in module.named_parameters() if _matches(name, group)]
+        if not matched:
+            known = ", ".join(dict.fromkeys(name.split(".")[0] for name, _ in module.named_parameters()))
+            raise ValueError(
+                f"freeze: group {group!r} matches no parameter of {type(module).__name__}; names begin with: {known}"
+            )
+        for parameter in matched:
+            parameter.requires_grad_(False)
+        counts[group] = sum(parameter.numel() for parameter in matched)
+    _rest(module)
+    return counts
+
+
+def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters that train, by name."""
+    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
+def _matches(name: str, group: str) -> bool:
+    return name == group or name.startswith(f"{group}.") or fnmatchcase(name, group)
+
+
+def _rest(module: nn.Module) -> None:
+    """Put the topmost modules without a trainable parameter in eval: no dropout, no running statistics."""
+    parameters = list(module.parameters())
+    if parameters and not any(parameter.requires_grad for parameter in parameters):
+        module.eval()
+        return
+    for child in module.children():
+        _rest(child)

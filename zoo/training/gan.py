@@ -1,0 +1,344 @@
+"""The adversarial training step that all GANs of the zoo share: one generator against named discriminators."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from lightning.pytorch.core.optimizer import LightningOptimizer, do_nothing_closure
+from lightning.pytorch.strategies import ParallelStrategy
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.checkpoint import checkpoint
+
+from zoo.training.adversarial import (
+    Discriminator,
+    Verdict,
+    adversarial_loss,
+    discriminator_loss,
+    feature_matching_loss,
+)
+from zoo.training.split import split_batch
+from zoo.training.task import ZooTask
+from zoo.training.types import OptimizerCallable, SchedulerCallable
+
+__all__ = ["Discriminator", "GANTask"]
+
+_SCALER_KEY = "discriminator_scaler"
+
+
+class _Chunk(NamedTuple):
+    """A part of a batch: generated and real waveforms (b, 1, T), its items, its share of the whole batch."""
+
+    fake: Tensor
+    real: Tensor
+    batch: Any
+    share: float
+
+
+class GANTask(ZooTask):
+    """Base of tasks that train a generator against discriminators; subclasses define `generate` and `reconstruction`.
+
+    One step: one generator forward, a discriminator step on the detached output, a generator step on the same graph
+    against the updated, frozen discriminators. Only the generator's steps are counted, so `trainer.global_step`,
+    `max_steps` and logger axes mean batches. Losses are computed in float32. Logged terms are not yet weighted;
+    `train/g/total` is their weighted sum.
+
+    Args:
+        generator: the net; the optimizer gets those of its parameters that train.
+        discriminators: by name; the names are their prefixes in checkpoints, the order is the optimizer's order.
+        optimizer_g: builds the generator's optimizer from its parameters.
+        optimizer_d: builds the discriminators' optimizer.
+        loss_weights: a weight for each term: `d/<name>`, `g/adv_<name>` and `g/fm_<name>` of every discriminator and
+            each key that `reconstruction` returns, such as `g/mel`. Weight 0 skips the computation.
+        scheduler_g: builds the schedule of the generator's learning rate.
+        scheduler_d: builds the schedule of the discriminators' learning rate.
+        scheduler_interval: "epoch" steps the schedules at the last batch of an epoch, "step" at every batch.
+        clip_g: largest gradient norm of the generator, after unscaling; None for no clipping.
+        clip_d: the same for the discriminators.
+        accumulate: number of chunks in which a batch is processed; the generator's activations are recomputed chunk
+            by chunk, so that memory falls with the chunk and the gradient stays that of the whole batch.
+        discriminator_start: number of batches trained with the reconstruction terms alone.
+        separate_passes: let the discriminators judge real and generated audio one after the other, as the original
+            does, and not in one concatenated batch; the same up to rounding unless a layer depends on the batch.
+        compile: compile the inference parts in place.
+
+    Raises:
+        ValueError: when a loss weight is missing or unknown, or a number is out of its range.
+
+    Source: HiFi-GAN section 2.2 and its published training script (order of the steps).
+    """
+
+    def __init__(
+        self,
+        generator: nn.Module,
+        discriminators: dict[str, Discriminator],
+        optimizer_g: OptimizerCallable,
+        optimizer_d: OptimizerCallable,
+        loss_weights: dict[str, float],
+        scheduler_g: SchedulerCallable | None = None,
+        scheduler_d: SchedulerCallable | None = None,
+        scheduler_interval: Literal["epoch", "step"] = "epoch",
+        clip_g: float | None = None,
+        clip_d: float | None = None,
+        accumulate: int = 1,
+        discriminator_start: int = 0,
+        separate_passes: bool = False,
+        compile: bool = False,
+    ) -> None:
+        super().__init__(compile=compile)
+        self.automatic_optimization = False
+        _check_range(scheduler_interval, accumulate, discriminator_start)
+        self.generator = generator
+        for name, discriminator in discriminators.items():
+            if hasattr(self, name):
+                raise ValueError(f"discriminators: {name!r} is taken by the task itself; choose another name")
+            self.add_module(name, discriminator)
+        self.discriminator_names = tuple(discriminators)
+        self.reconstruction_keys = _check_weights(loss_weights, self.discriminator_names, discriminator_start)
+        self.loss_weights = dict(loss_weights)
+        self.optimizer_g, self.optimizer_d = optimizer_g, optimizer_d
+        self.scheduler_g, self.scheduler_d = scheduler_g, scheduler_d
+        self.scheduler_interval = scheduler_interval
+        self.clip = {"g": clip_g, "d": clip_d}
+        self.accumulate = accumulate
+        self.discriminator_start = discriminator_start
+        self.separate_passes = separate_passes
+        self._grad_norms: dict[str, Tensor] = {}
+        self._scaler_d: torch.amp.GradScaler | None = None
+
+    def generate(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Generate audio for a batch (or a chunk of one).
+
+        Args:
+            batch: as the training loader gives it.
+
+        Returns:
+            Generated and real waveforms, each (B, 1, T), -1 to 1.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no generate()")
+
+    def reconstruction(self, fake: Tensor, real: Tensor, batch: Any) -> dict[str, Tensor]:
+        """Terms that compare generated with real audio; called without autocast.
+
+        Args:
+            fake: generated waveforms (B, 1, T), float32.
+            real: real waveforms (B, 1, T), float32.
+            batch: what they were generated from.
+
+        Returns:
+            Means over the batch, keyed like `loss_weights` (`g/mel`); a key of weight 0 may be left out.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no reconstruction()")
+
+    def setup(self, stage: str) -> None:
+        """Give the discriminators a gradient scaler of their own under fp16: one scaler would be updated twice."""
+        super().setup(stage)
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        self._scaler_d = copy.deepcopy(scaler) if stage == "fit" else None
+
+    def configure_optimizers(self) -> Any:
+        """Optimizers in the order generator, discriminators, and their schedules."""
+        sides: dict[str, tuple[list[nn.Module], OptimizerCallable, SchedulerCallable | None]] = {
+            "g": ([self.generator], self.optimizer_g, self.scheduler_g),
+            "d": ([self._discriminator(n) for n in self.discriminator_names], self.optimizer_d, self.scheduler_d),
+        }
+        optimizers, schedules = [], []
+        for side, (modules, build, schedule) in sides.items():
+            optimizer = build([p for module in modules for p in module.parameters() if p.requires_grad])
+            fused = getattr(optimizer, "_step_supports_amp_scaling", False)
+            if self.clip[side] and self._scaler_d is not None and fused:
+                raise ValueError(f"clip_{side} with 16-mixed needs an unfused optimizer: it unscales inside its step")
+            optimizers.append(optimizer)
+            if schedule is not None:
+                entry = {"scheduler": schedule(optimizer), "interval": self.scheduler_interval, "name": f"lr_{side}"}
+                schedules.append(entry)
+        return optimizers, schedules
+
+    def on_train_start(self) -> None:
+        """Refuse an epoch schedule when no epoch ends."""
+        endless = self.trainer.num_training_batches == float("inf")
+        if endless and self.trainer.lr_scheduler_configs and self.scheduler_interval == "epoch":
+            raise ValueError(
+                "scheduler_interval is 'epoch' but the training loader has no length, so no epoch ends: "
+                "set trainer.limit_train_batches or scheduler_interval: step"
+            )
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        """One step of the discriminators and one of the generator."""
+        opt_g, opt_d = cast(list[LightningOptimizer], self.optimizers())
+        # Lightning would count both steps; it sets these hooks anew for every batch
+        opt_d._on_before_step = opt_d._on_after_step = do_nothing_closure
+        adversarial = self.batches_done >= self.discriminator_start
+        chunks = self._chunks(batch)
+        logs: dict[str, Tensor] = {}
+        if adversarial and any(self.loss_weights[f"d/{name}"] for name in self.discriminator_names):
+            with self._discriminator_scaler():
+                logs |= self._optimize(opt_d, chunks, self._discriminator_terms)
+            logs["grad_norm_d"] = self._grad_norms["d"]
+        terms = self._optimize(opt_g, chunks, lambda chunk: self._generator_terms(chunk, adversarial))
+        logs |= {**terms, "g/total": self._weighted(terms), "grad_norm_g": self._grad_norms["g"]}
+        self.log_terms("train", logs, batch_size=sum(len(chunk.real) for chunk in chunks))
+        if self.scheduler_interval == "step" or batch_idx + 1 == self.trainer.num_training_batches:
+            for config in self.trainer.lr_scheduler_configs:
+                cast(LRScheduler, config.scheduler).step()
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Measure and clip the gradients; they are unscaled here, which they are not right after the backward."""
+        side = "d" if optimizer is self.trainer.optimizers[1] else "g"
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
+        self._grad_norms[side] = norm
+        limit = self.clip[side]
+        if limit is not None:
+            torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Save the second gradient scaler; Lightning saves the first."""
+        super().on_save_checkpoint(checkpoint)
+        if self._scaler_d is not None:
+            checkpoint[_SCALER_KEY] = self._scaler_d.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restore the second gradient scaler."""
+        super().on_load_checkpoint(checkpoint)
+        if self._scaler_d is not None and _SCALER_KEY in checkpoint:
+            self._scaler_d.load_state_dict(checkpoint[_SCALER_KEY])
+
+    def _discriminator(self, name: str) -> Discriminator:
+        return cast(Discriminator, getattr(self, name))
+
+    def _chunks(self, batch: Any) -> list[_Chunk]:
+        """Generate the whole batch, chunk by chunk; several chunks keep their graphs without activations."""
+        parts = split_batch(batch, self.accumulate) if self.accumulate > 1 else [batch]
+        pairs = []
+        for part in parts:
+            if len(parts) > 1:
+                # the parameter tells checkpoint() which device's dropout generator to rewind
+                device_hint = next(self.generator.parameters())
+                fake, real = checkpoint(lambda part, _: self.generate(part), part, device_hint, use_reentrant=False)
+            else:
+                fake, real = self.generate(part)
+            if fake.shape != real.shape:
+                raise ValueError(f"generate() returned {tuple(fake.shape)} for real audio of {tuple(real.shape)}")
+            pairs.append((fake.float(), real.float()))
+        size = sum(len(real) for _, real in pairs)
+        return [_Chunk(*pair, part, len(pair[1]) / size) for pair, part in zip(pairs, parts, strict=True)]
+
+    def _optimize(
+        self, optimizer: LightningOptimizer, chunks: list[_Chunk], terms_of: Callable[[_Chunk], dict[str, Tensor]]
+    ) -> dict[str, Tensor]:
+        """One optimizer step on all chunks, all other parameters frozen; returns the terms' means over the batch."""
+        means: dict[str, Tensor] = {}
+        with self.toggled_optimizer(optimizer):
+            optimizer.zero_grad()
+            for number, chunk in enumerate(chunks, start=1):
+                with self._gradient_exchange(number == len(chunks)):
+                    terms = terms_of(chunk)
+                    self.manual_backward(self._weighted(terms) * chunk.share)
+                for key, term in terms.items():
+                    part = term.detach() * chunk.share
+                    means[key] = means[key] + part if key in means else part
+            optimizer.step()
+        return means
+
+    def _discriminator_terms(self, chunk: _Chunk) -> dict[str, Tensor]:
+        terms = {}
+        for name in self.discriminator_names:
+            if self.loss_weights[f"d/{name}"]:
+                real, fake = self._judge(self._discriminator(name), chunk.real, chunk.fake.detach())
+                terms[f"d/{name}"] = discriminator_loss(real, fake)
+        return terms
+
+    def _judge(self, discriminator: Discriminator, real: Tensor, fake: Tensor) -> tuple[list[Verdict], list[Verdict]]:
+        if self.separate_passes:
+            return discriminator(real), discriminator(fake)
+        verdicts = discriminator(torch.cat([real, fake]))
+        size = len(real)
+        return (
+            [(scores[:size], [each[:size] for each in maps]) for scores, maps in verdicts],
+            [(scores[size:], [each[size:] for each in maps]) for scores, maps in verdicts],
+        )
+
+    def _generator_terms(self, chunk: _Chunk, adversarial: bool) -> dict[str, Tensor]:
+        scores: dict[str, Tensor] = {}
+        matches: dict[str, Tensor] = {}
+        for name in self.discriminator_names if adversarial else ():
+            wants_adv, wants_fm = self.loss_weights[f"g/adv_{name}"], self.loss_weights[f"g/fm_{name}"]
+            if not (wants_adv or wants_fm):
+                continue
+            discriminator = self._discriminator(name)
+            if wants_fm:
+                with torch.no_grad():
+                    real = discriminator(chunk.real)
+            fake = discriminator(chunk.fake)
+            if wants_adv:
+                scores[f"g/adv_{name}"] = adversarial_loss(fake)
+            if wants_fm:
+                matches[f"g/fm_{name}"] = feature_matching_loss(real, fake)
+        return scores | matches | self._reconstruction_terms(chunk)
+
+    def _reconstruction_terms(self, chunk: _Chunk) -> dict[str, Tensor]:
+        wanted = [key for key in self.reconstruction_keys if self.loss_weights[key]]
+        if not wanted:
+            return {}
+        with torch.autocast(chunk.fake.device.type, enabled=False):
+            terms = self.reconstruction(chunk.fake, chunk.real, chunk.batch)
+        for key in terms:
+            if key not in self.loss_weights:
+                raise ValueError(f"loss_weights lacks {key!r}, a term of {type(self).__name__}")
+        for key in wanted:
+            if key not in terms:
+                raise ValueError(f"loss_weights: unknown term {key!r}; {type(self).__name__} has {sorted(terms)}")
+        return {key: terms[key] for key in wanted}
+
+    def _weighted(self, terms: Mapping[str, Tensor]) -> Tensor:
+        return torch.stack([self.loss_weights[key] * term for key, term in terms.items()]).sum()
+
+    def _gradient_exchange(self, last: bool) -> Any:
+        """Let ranks exchange gradients in the last chunk only."""
+        strategy = self.trainer.strategy
+        return nullcontext() if last or not isinstance(strategy, ParallelStrategy) else strategy.block_backward_sync()
+
+    @contextmanager
+    def _discriminator_scaler(self) -> Iterator[None]:
+        plugin: Any = self.trainer.precision_plugin
+        if self._scaler_d is None:
+            yield
+            return
+        own, plugin.scaler = plugin.scaler, self._scaler_d
+        try:
+            yield
+        finally:
+            plugin.scaler = own
+
+
+def _check_range(scheduler_interval: str, accumulate: int, discriminator_start: int) -> None:
+    if scheduler_interval not in ("epoch", "step"):
+        raise ValueError(f"scheduler_interval is 'epoch' or 'step', not {scheduler_interval!r}")
+    if accumulate < 1:
+        raise ValueError(f"accumulate is at least 1, not {accumulate}")
+    if discriminator_start < 0:
+        raise ValueError(f"discriminator_start is at least 0, not {discriminator_start}")
+
+
+def _check_weights(weights: Mapping[str, float], names: tuple[str, ...], discriminator_start: int) -> list[str]:
+    """Check the discriminators' weights; returns the other keys, which the first batch checks."""
+    known = [f"{prefix}{name}" for prefix in ("d/", "g/adv_", "g/fm_") for name in names]
+    for key in known:
+        if key not in weights:
+            raise ValueError(f"loss_weights lacks {key!r}; give 0 to leave the term out")
+    others = [key for key in weights if key not in known]
+    for key in others:
+        if key.startswith(("g/adv_", "g/fm_")) or not key.startswith("g/"):
+            raise ValueError(f"loss_weights: unknown term {key!r}; the discriminators are {list(names)}")
+    usable = [
+        key for key in weights if key.startswith("g/") and weights[key] and (key in others or not discriminator_start)
+    ]
+    if not usable:
+        raise ValueError("loss_weights: no term of the generator has a weight before batch discriminator_start")
+    return others

@@ -1,0 +1,123 @@
+"""What this machine computes on: devices, their memory, and the memory that this process uses."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device that torch can use.
+
+    Args:
+        name: torch's name, `cuda:0`; AMD devices are called cuda as well.
+        description: the maker's name.
+        backend: "CPU", "CUDA 13.0", "ROCm 6.4" or "MPS".
+        memory_bytes: its memory; 0 when unknown.
+    """
+
+    name: str
+    description: str
+    backend: str
+    memory_bytes: int
+
+
+def devices() -> list[Device]:
+    """List the CPU and every accelerator that torch sees."""
+    import torch
+
+    found = [Device("cpu", cpu_name(), "CPU", total_memory_bytes())]
+    if torch.cuda.is_available():
+        backend = f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}"
+        for index in range(torch.cuda.device_count()):
+            properties = torch.cuda.get_device_properties(index)
+            found.append(Device(f"cuda:{index}", properties.name, backend, properties.total_memory))
+    if torch.backends.mps.is_available():
+        found.append(Device("mps", platform.machine(), "MPS", torch.mps.recommended_max_memory()))
+    return found
+
+
+def describe_device(device: torch.device) -> str:
+    """Name a device for people, `cuda:0 (NVIDIA H100)`."""
+    import torch
+
+    if device.type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return f"{device} ({cpu_name()})" if device.type == "cpu" else str(device)
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Return the most memory that this process held so far.
+
+    Args:
+        device: where; on CUDA and ROCm the allocator's peak, on MPS its present use (it keeps no peak), on the CPU the
+            process's peak resident size.
+
+    Returns:
+        Bytes; 0 when the system does not tell.
+    """
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if device.type == "mps":
+        return torch.mps.driver_allocated_memory()
+    return peak_resident_bytes()
+
+
+def peak_resident_bytes() -> int:
+    """Return the process's peak resident size in bytes; 0 where the system does not tell (Windows)."""
+    if os.name == "nt":
+        return 0
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # Linux counts KiB, macOS bytes (getrusage(2) of each).
+    return peak if platform.system() == "Darwin" else peak * 1024
+
+
+def resident_bytes() -> int:
+    """Return the process's present resident size in bytes; its peak outside Linux."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return peak_resident_bytes()
+
+
+def total_memory_bytes() -> int:
+    """Return the machine's memory, or the container's limit where that is lower; 0 when unknown."""
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 0
+    for limit_file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            with open(limit_file, encoding="ascii") as file:
+                total = min(total, int(file.read()))
+        except (OSError, ValueError):
+            continue
+    return total
+
+
+def usable_cores() -> int:
+    """Return the cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_name() -> str:
+    """Return the processor's name as far as the system tells it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,67 @@
+"""What `zoo.load` returns and `zoo predict` runs: a system's parts behind one call, without a Trainer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import nn
+
+
+class Inference(ABC):
+    """A system ready to use on arrays and files.
+
+    A subclass takes its parts (nets, front ends) as constructor arguments, keeps each under the argument's name, and
+    defines the call and the file form of it. It holds no state between calls, so one object serves many files.
+    """
+
+    input_suffixes: ClassVar[tuple[str, ...]]
+    """Suffixes of the files it reads, lower case with the dot."""
+    output_suffix: ClassVar[str]
+    """Suffix of the files it writes, with the dot."""
+
+    @abstractmethod
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute on arrays; audio systems take `(audio (T,) or (C, T) float32, sample_rate in Hz)` and return audio."""
+
+    @abstractmethod
+    def process_file(self, source: Path, target: Path) -> dict[str, Any]:
+        """Read one file, compute, and write the result so that `target` appears only when it is whole.
+
+        Args:
+            source: an existing file with one of the input suffixes.
+            target: the file to write; its folder exists.
+
+        Returns:
+            Facts for the manifest that JSON can hold, such as `audio_seconds`.
+
+        Raises:
+            ValueError: when the file's content cannot be used.
+            OSError: when it cannot be read or the result cannot be written.
+        """
+
+    def parts(self) -> dict[str, nn.Module]:
+        """The modules it was built from, by name."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, nn.Module)}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parts are (the CPU when they hold no tensor)."""
+        for part in self.parts().values():
+            for tensor in (*part.parameters(), *part.buffers()):
+                return tensor.device
+        return torch.device("cpu")
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move all parts to a device, in place."""
+        for part in self.parts().values():
+            part.to(device)
+        return self
+
+    def eval(self) -> Self:
+        """Put all parts into evaluation mode, in place."""
+        for part in self.parts().values():
+            part.eval()
+        return self

@@ -1,0 +1,278 @@
+"""Exact resume: a run that was killed and resumed ends with the same weights, bit for bit, as one that was not.
+
+The recipe (each part is needed): the order of the data is a function of (seed, epoch) and the position comes from the
+trainer's own batch counter; augmentation randomness is keyed by (seed, epoch, item); the global generators are saved
+and restored, and validation leaves them as it found them; data loaders draw from generators of their own; every
+change of state happens inside the training step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+
+from zoo.training.signals import reset_in_worker
+
+Key = tuple[int, int]  # (epoch, index): what a training dataset is asked for
+
+
+def item_seed(seed: int, epoch: int, index: int) -> int:
+    """A 63-bit seed for the augmentation of one item in one epoch, the same in every process and worker."""
+    digest = hashlib.blake2b(f"{seed}/{epoch}/{index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+class ResumableBatches(Sampler[list[Key]]):
+    """Batches of (epoch, index) keys whose order depends on the seed and the epoch alone.
+
+    A global batch is `batch_size * world` neighbours in the epoch's permutation; rank r takes every world-th of them
+    from the r-th on, so that two ranks with half the batch see what one rank with the whole batch sees.
+
+    Args:
+        size: number of items.
+        batch_size: items per batch and rank.
+        seed: of the order.
+        rank: of this process.
+        world: number of processes.
+        shuffle: permute anew in each epoch.
+        drop_last: drop an incomplete last global batch; otherwise it is filled up to a multiple of `world` from the
+            epoch's beginning, so that every rank takes as many steps.
+
+    Raises:
+        ValueError: when an epoch would hold no batch.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        batch_size: int,
+        seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
+        shuffle: bool = True,
+        drop_last: bool = True,
+    ) -> None:
+        if size < 1:
+            raise ValueError("the training set is empty")
+        if drop_last and size < batch_size * world:
+            raise ValueError(
+                f"{size} training items do not fill one batch of {batch_size} on {world} process(es): "
+                "lower data.init_args.batch_size"
+            )
+        self.size = size
+        self.batch_size = batch_size
+        self.seed = seed
+        self.rank = rank
+        self.world = world
+        self.shuffle = shuffle
+        self.drop_last = drop_last
+        self.epoch = 0
+        self._resume = (0, 0)
+        self.sampler = self  # where Lightning looks for set_epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration (Lightning calls this at each epoch's start)."""
+        self.epoch = epoch
+
+    def resume_at(self, epoch: int, batch: int) -> None:
+        """Let the next iteration of `epoch` begin at its batch number `batch`."""
+        self.epoch = epoch
+        self._resume = (epoch, batch)
+
+    def __len__(self) -> int:
+        full = self.batch_size * self.world
+        return self.size // full if self.drop_last else -(-self.size // full)
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        epoch = self.epoch
+        start = self._resume[1] if self._resume[0] == epoch else 0
+        order = list(range(self.size))
+        if self.shuffle:
+            generator = torch.Generator().manual_seed(item_seed(self.seed, epoch, -1))
+            order = torch.randperm(self.size, generator=generator).tolist()
+        full = self.batch_size * self.world
+        for number in range(start, len(self)):
+            together = order[number * full : (number + 1) * full]
+            missing = -len(together) % self.world
+            together += [order[i % self.size] for i in range(missing)]
+            yield [(epoch, index) for index in together[self.rank :: self.world]]
+
+
+class RankSlice(Sampler[int]):
+    """Every world-th index from the rank-th on, once each: for evaluation, where no item may count twice."""
+
+    def __init__(self, size: int, rank: int, world: int) -> None:
+        self.indices = range(rank, size, world)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.indices)
+
+
+class ZooDataModule(L.LightningDataModule):
+    """Base of all datamodules: resumable training batches, sliced evaluation, workers that obey signals.
+
+    Subclasses build `train_set` (asked for (epoch, index) keys) and `val_set`, `test_set` (asked for an index) in
+    `setup`. A training set that is an IterableDataset cannot be positioned: it is refused unless it defines
+    `resume_at(epoch, batch)`, in which case it promises what its own docstring says.
+
+    Args:
+        batch_size: items per batch and process.
+        num_workers: loader processes; the result does not depend on it.
+        seed: of the order and of the augmentation.
+        drop_last: drop the last incomplete training batch.
+    """
+
+    train_set: Dataset[Any]
+    val_set: Dataset[Any]
+    test_set: Dataset[Any] | None = None
+
+    def __init__(self, batch_size: int, num_workers: int = 0, seed: int = 1234, drop_last: bool = True) -> None:
+        super().__init__()
+        self.allow_zero_length_dataloader_with_multiple_devices = True
+        self.batch_size = batch_size
+        self.num_workers = num_workers
+        self.seed = seed
+        self.drop_last = drop_last
+        self._position = (0, 0)
+
+    def _rank_and_world(self) -> tuple[int, int]:
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
+
+    def loader(self, dataset: Dataset[Any], **kwargs: Any) -> DataLoader[Any]:
+        """A DataLoader with its own generator and workers that obey signals."""
+        return DataLoader(
+            dataset,
+            num_workers=self.num_workers,
+            generator=torch.Generator().manual_seed(self.seed),
+            worker_init_fn=reset_in_worker,
+            persistent_workers=self.num_workers > 0,
+            pin_memory=torch.cuda.is_available(),
+            **kwargs,
+        )
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """Resumable batches of the training set."""
+        if isinstance(self.train_set, IterableDataset):
+            resume_at = getattr(self.train_set, "resume_at", None)
+            if resume_at is None:
+                raise ValueError(
+                    f"{type(self.train_set).__name__} is a stream that cannot be positioned, so a resume would repeat "
+                    "data: give it resume_at(epoch, batch), or use an indexed dataset"
+                )
+            resume_at(*self._position)
+            return self.loader(self.train_set, batch_size=self.batch_size, drop_last=self.drop_last)
+        rank, world = self._rank_and_world()
+        size = len(self.train_set)  # type: ignore[arg-type]
+        batches = ResumableBatches(size, self.batch_size, self.seed, rank, world, drop_last=self.drop_last)
+        batches.resume_at(*self._position)
+        return self.loader(self.train_set, batch_sampler=batches, collate_fn=self.collate)
+
+    def evaluation_loader(self, dataset: Dataset[Any]) -> DataLoader[Any]:
+        """This rank's slice of an evaluation set, one item a batch."""
+        rank, world = self._rank_and_world()
+        size = len(dataset)  # type: ignore[arg-type]
+        return self.loader(dataset, batch_size=1, sampler=RankSlice(size, rank, world), collate_fn=self.collate)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        """This rank's slice of the validation set."""
+        return self.evaluation_loader(self.val_set)
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        """This rank's slice of the test set (the validation set where there is none)."""
+        return self.evaluation_loader(self.test_set if self.test_set is not None else self.val_set)
+
+    def collate(self, items: Sequence[Any]) -> Any:
+        """Join items into a batch."""
+        return torch.utils.data.default_collate(list(items))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position in the data, from the trainer's own counters: batches processed, not batches fetched."""
+        loop = self.trainer.fit_loop
+        done = loop.epoch_loop.batch_progress.current.processed
+        length = self.trainer.num_training_batches
+        full = done >= length
+        return {"epoch": loop.epoch_progress.current.processed + int(full), "batch": 0 if full else done}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue where the checkpoint was written."""
+        self._position = (int(state_dict["epoch"]), int(state_dict["batch"]))
+
+
+class RNGState(L.Callback):
+    """Saves and restores the global generators of every rank, and keeps validation from advancing them."""
+
+    def __init__(self) -> None:
+        self._restored: dict[str, Any] | None = None
+        self._before_validation: dict[str, Any] | None = None
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Put the generators of all ranks into the checkpoint."""
+        states = [self._before_validation or capture()]
+        if dist.is_available() and dist.is_initialized():
+            gathered: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(gathered, states[0])
+            states = gathered
+        checkpoint["rng"] = states
+
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Take this rank's generators from the checkpoint."""
+        states = checkpoint.get("rng", [])
+        if trainer.global_rank < len(states):
+            self._restored = states[trainer.global_rank]
+        elif states:
+            warnings.warn(
+                f"resuming with {trainer.world_size} processes a run of {len(states)}: the data order stays defined, "
+                "but the result is not bit-equal to an uninterrupted run",
+                stacklevel=2,
+            )
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Restore after everything that draws numbers at start-up."""
+        if self._restored is not None:
+            restore(self._restored)
+            self._restored = None
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Remember the training's generators."""
+        self._before_validation = capture()
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Give the training its generators back."""
+        if self._before_validation is not None:
+            restore(self._before_validation)
+            self._before_validation = None
+
+
+def capture() -> dict[str, Any]:
+    """The states of Python's, NumPy's, torch's and each CUDA device's generators, as tensors and plain values."""
+    version, words, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "python": [version, list(words), gauss],
+        "numpy": [name, torch.from_numpy(np.asarray(keys, dtype=np.int64)), int(position), int(has_gauss), float(cached)],
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def restore(state: dict[str, Any]) -> None:
+    """Put captured states back."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    name, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(state["torch"].cpu())
+    if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all([cuda.cpu() for cuda in state["cuda"]])

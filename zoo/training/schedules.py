@@ -1,0 +1,141 @@
+"""Learning-rate schedules in closed form: a factor on the base rate as a function of the number of batches.
+
+One `step()` is one batch. The factor of a batch depends on its number alone, so a resume or a change of the rate by a
+callback cannot shift the curve.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+
+class WarmupConstant(LRScheduler):
+    """Linear warm-up, then the base rate.
+
+    Batch s (from 0) of the warm-up trains with (s + 1) / (warmup_steps + 1) of the base rate: never with zero, and
+    batch `warmup_steps` with all of it.
+
+    Args:
+        optimizer: whose groups' rates are the base rates.
+        warmup_steps: batches of warm-up; 0 for none.
+
+    Raises:
+        ValueError: when a number of steps or a factor is out of its range.
+    """
+
+    def __init__(self, optimizer: Optimizer, warmup_steps: int = 0) -> None:
+        if warmup_steps < 0:
+            raise ValueError(f"{type(self).__name__}: warmup_steps is at least 0, not {warmup_steps}")
+        self.warmup_steps = warmup_steps
+        super().__init__(optimizer)
+
+    def factor(self, step: int) -> float:
+        """Factor on the base rate for batch `step` (from 0)."""
+        if step < self.warmup_steps:
+            return (step + 1) / (self.warmup_steps + 1)
+        return self.decay(step - self.warmup_steps)
+
+    def decay(self, step: int) -> float:
+        """Factor `step` batches after the warm-up."""
+        return 1.0
+
+    def get_lr(self) -> list[float | Tensor]:
+        """Rates of the current batch, one per parameter group."""
+        factor = self.factor(self.last_epoch)
+        return [rate * factor for rate in self.base_lrs]
+
+
+class _WarmupToEnd(WarmupConstant):
+    """Warm-up, then a decay that reaches `min_factor` at `total_steps` and stays there."""
+
+    def __init__(self, optimizer: Optimizer, warmup_steps: int, total_steps: int, min_factor: float = 0.0) -> None:
+        if total_steps <= warmup_steps:
+            raise ValueError(
+                f"{type(self).__name__}: total_steps ({total_steps}) counts the warm-up too and exceeds "
+                f"warmup_steps ({warmup_steps})"
+            )
+        if not 0.0 <= min_factor <= 1.0:
+            raise ValueError(f"{type(self).__name__}: min_factor lies in [0, 1], not {min_factor}")
+        self.total_steps = total_steps
+        self.min_factor = min_factor
+        super().__init__(optimizer, warmup_steps)
+
+    def decay(self, step: int) -> float:
+        """Factor `step` batches after the warm-up."""
+        progress = min(1.0, step / (self.total_steps - self.warmup_steps))
+        return self.min_factor + (1.0 - self.min_factor) * self.remaining(progress)
+
+    def remaining(self, progress: float) -> float:
+        """Share of the way down still to go, for a share `progress` in [0, 1] of the time."""
+        raise NotImplementedError
+
+
+class WarmupCosine(_WarmupToEnd):
+    """Linear warm-up, then half a cosine down to `min_factor`.
+
+    Args:
+        optimizer: whose groups' rates are the base rates.
+        warmup_steps: batches of warm-up.
+        total_steps: batches until `min_factor` is reached, warm-up included.
+        min_factor: last factor, in [0, 1].
+
+    Raises:
+        ValueError: when a number of steps or a factor is out of its range.
+
+    Source: Loshchilov and Hutter, SGDR, equation 5, without restarts.
+    """
+
+    def remaining(self, progress: float) -> float:
+        """Share of the way down still to go."""
+        return 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+class WarmupLinear(_WarmupToEnd):
+    """Linear warm-up, then a straight line down to `min_factor`.
+
+    Args:
+        optimizer: whose groups' rates are the base rates.
+        warmup_steps: batches of warm-up.
+        total_steps: batches until `min_factor` is reached, warm-up included.
+        min_factor: last factor, in [0, 1].
+
+    Raises:
+        ValueError: when a number of steps or a factor is out of its range.
+    """
+
+    def remaining(self, progress: float) -> float:
+        """Share of the way down still to go."""
+        return 1.0 - progress
+
+
+class WarmupExponential(WarmupConstant):
+    """Linear warm-up, then gamma per epoch, spread evenly over the epoch's batches: gamma^(step / steps_per_epoch).
+
+    With `steps_per_epoch` 1 and scheduler interval "epoch" it is the staircase of HiFi-GAN (gamma 0.999).
+
+    Args:
+        optimizer: whose groups' rates are the base rates.
+        gamma: factor per epoch, in (0, 1].
+        steps_per_epoch: batches of an epoch; 1 when stepped once per epoch.
+        warmup_steps: batches of warm-up.
+
+    Raises:
+        ValueError: when gamma or a number of steps is out of its range.
+    """
+
+    def __init__(self, optimizer: Optimizer, gamma: float, steps_per_epoch: int = 1, warmup_steps: int = 0) -> None:
+        if not 0.0 < gamma <= 1.0:
+            raise ValueError(f"WarmupExponential: gamma lies in (0, 1], not {gamma}")
+        if steps_per_epoch < 1:
+            raise ValueError(f"WarmupExponential: steps_per_epoch is at least 1, not {steps_per_epoch}")
+        self.gamma = gamma
+        self.steps_per_epoch = steps_per_epoch
+        super().__init__(optimizer, warmup_steps)
+
+    def decay(self, step: int) -> float:
+        """Factor `step` batches after the warm-up."""
+        return self.gamma ** (step / self.steps_per_epoch)

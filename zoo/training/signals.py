@@ -1,0 +1,54 @@
+"""Stopping on a signal: the handler only notes it; the step boundary saves and leaves with the right exit code."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from types import FrameType
+
+log = logging.getLogger(__name__)
+
+EXIT_CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
+if hasattr(signal, "SIGUSR1"):  # absent on Windows
+    EXIT_CODES[signal.SIGUSR1] = 143
+
+
+class Interrupted(SystemExit):
+    """Raised at a step boundary after a signal; its code is the exit code of the process."""
+
+
+class StopRequest:
+    """Remembers the first stop signal. A second SIGINT stops at once, without saving."""
+
+    def __init__(self) -> None:
+        self.code: int | None = None
+
+    def install(self) -> None:
+        """Take over the stop signals (only in the main thread, where Python allows it)."""
+        if threading.current_thread() is threading.main_thread():
+            for number in EXIT_CODES:
+                signal.signal(number, self._note)
+
+    def uninstall(self) -> None:
+        """Give the signals back to Python's defaults."""
+        if threading.current_thread() is threading.main_thread():
+            for number in EXIT_CODES:
+                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.code is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self.code is None:
+            self.code = EXIT_CODES[signal.Signals(number)]
+            log.warning(
+                "%s: saving at the next step boundary, then leaving with exit code %d (Ctrl-C again leaves at once)",
+                signal.Signals(number).name,
+                self.code,
+            )
+
+
+def reset_in_worker(worker_id: int) -> None:
+    """`worker_init_fn` of data loaders: a worker dies on SIGTERM and leaves Ctrl-C to the main process."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

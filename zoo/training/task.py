@@ -1,0 +1,139 @@
+"""What every system's LightningModule shares: logging, evaluation over all items, inference from its parts."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from zoo.training.inference import Inference
+from zoo.training.means import WeightedMeans
+
+log = logging.getLogger(__name__)
+
+
+class ZooTask(L.LightningModule):
+    """Base of all systems' LightningModules.
+
+    A task receives built nets and optimizer callables, and defines none. It names the parts that are enough for
+    inference; `specs` (set by the command line) describes how they were built, goes into every checkpoint and makes
+    the checkpoint usable without its run folder.
+
+    Subclasses implement `training_step` and `evaluate`.
+    """
+
+    inference_class: ClassVar[str]
+    inference_parts: ClassVar[tuple[str, ...]]
+
+    def __init__(self, compile: bool = False) -> None:
+        super().__init__()
+        self.specs: dict[str, Any] | None = None
+        self.compile_parts = compile
+        self._means = WeightedMeans()
+        self._inference: Inference | None = None
+
+    @property
+    def batches_done(self) -> int:
+        """Batches trained so far, kept over a resume."""
+        return self.global_step
+
+    def log_terms(self, stage: str, terms: Mapping[str, Tensor], batch_size: int | None = None) -> None:
+        """Log loss terms as `<stage>/<key>`; tensors stay on their device until the logging interval."""
+        values = {f"{stage}/{key}": value.detach() for key, value in terms.items()}
+        self.log_dict(values, batch_size=batch_size, on_step=True, on_epoch=False)
+
+    def evaluate(self, batch: Any, batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
+        """Evaluate one batch.
+
+        Args:
+            batch: a batch of the validation or test loader.
+            batch_idx: its number on this rank.
+            stage: "val" or "test".
+
+        Returns:
+            Mean values by metric name, and the number of items they are the mean of.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no evaluate()")
+
+    def on_fit_start(self) -> None:
+        """Compile the inference parts in place when asked for; in place keeps `_orig_mod.` out of the checkpoint."""
+        if self.compile_parts:
+            for name in self.inference_parts:
+                getattr(self, name).compile()
+
+    def on_validation_epoch_start(self) -> None:
+        """Forget the values of the last validation."""
+        self._means.reset()
+
+    on_test_epoch_start = on_validation_epoch_start
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Evaluate a validation batch."""
+        self._means.add(*self.evaluate(batch, batch_idx, "val"))
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        """Evaluate a test batch."""
+        self._means.add(*self.evaluate(batch, batch_idx, "test"))
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the means over all items of all ranks."""
+        self._log_means("val")
+
+    def on_test_epoch_end(self) -> None:
+        """Log the means over all items of all ranks."""
+        self._log_means("test")
+
+    def _log_means(self, stage: str) -> None:
+        values = {f"{stage}/{key}": value for key, value in self._means.compute().items()}
+        if not self.trainer.sanity_checking:
+            self.log_dict(values, on_step=False, on_epoch=True, rank_zero_only=True)
+            self.trainer.callback_metrics.update({k: torch.tensor(v) for k, v in values.items()})
+        elif math.isinf(float(self.trainer.num_sanity_val_steps)):
+            # a complete validation before step 1 (num_sanity_val_steps: -1) is worth a row; Lightning drops it
+            for logger in self.trainer.loggers:
+                logger.log_metrics(values, step=0)
+            log.info("before step 1: %s", ", ".join(f"{key}={value:.4f}" for key, value in values.items()))
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Describe the system and its parts in the checkpoint."""
+        if self.specs is not None:
+            checkpoint["zoo"] = self.specs
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse a checkpoint whose parts were built otherwise (another mel, another net)."""
+        saved, ours = checkpoint.get("zoo"), self.specs
+        if saved is None or ours is None:
+            return
+        for part in self.inference_parts:
+            if part in saved["parts"] and saved["parts"][part] != ours["parts"][part]:
+                raise ValueError(
+                    f"the checkpoint's {part} differs from the config's: {_difference(saved['parts'][part], ours['parts'][part])};"
+                    " use the run's own config.yaml, or init_from: to start anew from its weights"
+                )
+
+    def inference(self) -> Inference:
+        """The object that turns arrays or files into results, built from this task's own parts."""
+        if self._inference is None:
+            module, _, name = self.inference_class.rpartition(".")
+            parts = {part: getattr(self, part) for part in self.inference_parts}
+            self._inference = getattr(importlib.import_module(module), name)(**parts)
+        return self._inference
+
+    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        """Run one job of `zoo predict` and return its manifest row."""
+        return self.trainer.datamodule.process(self.inference(), batch)  # type: ignore[attr-defined]
+
+
+def _difference(saved: Any, ours: Any, path: str = "") -> str:
+    """The first key in which two specs differ, with both values."""
+    if isinstance(saved, dict) and isinstance(ours, dict):
+        for key in dict.fromkeys([*saved, *ours]):
+            if saved.get(key) != ours.get(key):
+                return _difference(saved.get(key), ours.get(key), f"{path}.{key}" if path else key)
+    return f"{path} is {saved!r} in the checkpoint and {ours!r} in the config"
