@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 import tempfile
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -75,11 +76,11 @@ class ZooCLI(LightningCLI):
     Args:
         command: fit, validate, test or predict.
         args: its arguments.
-        run_options: where to write and what to load, decided before parsing.
     """
 
     def __init__(self, command: str, args: list[str]) -> None:
         self.command = command
+        self.recipe = recipe_of(config_files(args))
         self.folder = Path()
         self.checkpoint: Path | None = None
         super().__init__(
@@ -126,7 +127,7 @@ class ZooCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """Decide on checkpoint and run folder before anything is built."""
-        self.checkpoint, self.folder = settle(self.command, self.config)
+        self.checkpoint, self.folder = settle(self.command, self.config, self.recipe)
         self.config["trainer.default_root_dir"] = str(self.folder)
 
     def instantiate_classes(self) -> None:
@@ -151,7 +152,7 @@ class ZooCLI(LightningCLI):
         return super().instantiate_trainer(plugins=plugins, logger=loggers, **kwargs)
 
 
-def settle(command: str, config: Namespace) -> tuple[Path | None, Path]:
+def settle(command: str, config: Namespace, recipe: str) -> tuple[Path | None, Path]:
     """Find the checkpoint that a command means and the folder that it writes to.
 
     A resumed run goes on in its own folder, unless it starts from an older checkpoint than the newest there.
@@ -167,7 +168,7 @@ def settle(command: str, config: Namespace) -> tuple[Path | None, Path]:
         return checkpoint, folder
     if checkpoint is not None and checkpoint == runs.find_checkpoint(checkpoint.parent):
         return checkpoint, checkpoint.parent
-    folder = Path(chosen) if chosen else runs.new_run_folder(recipe_of(config))
+    folder = Path(chosen) if chosen else runs.new_run_folder(recipe)
     if next(folder.glob("*.ckpt"), None) is not None:
         raise ValueError(
             f"{folder} already holds a run: go on with it by --ckpt_path {folder}, or choose another trainer.default_root_dir"
@@ -175,15 +176,20 @@ def settle(command: str, config: Namespace) -> tuple[Path | None, Path]:
     return checkpoint, folder
 
 
-def recipe_of(config: Namespace) -> str:
-    """`<system>/<recipe>` by the first config file, e.g. hifigan/smoke."""
-    files = config.get("config") or []
-    if not files:
+def config_files(args: list[str]) -> list[str]:
+    """The config files that a command line names."""
+    return [*take_option(args, "--config")[0], *take_option(args, "-c")[0]]
+
+
+def recipe_of(configs: Sequence[str]) -> str:
+    """`<system>/<recipe>` by the first config file, e.g. hifigan/smoke; a run's own config names the run's recipe."""
+    if not configs:
         return "unnamed"
-    first = Path(str(files[0]))
-    if first.name == runs.CONFIG_NAME:  # a run's own config: its recipe's folder holds the run
-        return "/".join(first.absolute().parts[-4:-2])
-    return f"{first.absolute().parent.name}/{first.stem}"
+    first = Path(configs[0]).absolute()
+    if first.name == runs.CONFIG_NAME:
+        return "/".join(first.parts[-4:-2])
+    folder = first.parent.parent if first.parent.name == "configs" else first.parent
+    return f"{folder.name}/{first.stem}"
 
 
 def describe(model: L.LightningModule, config: Namespace) -> dict[str, Any]:
@@ -210,11 +216,10 @@ def complete(command: str, args: list[str]) -> list[str]:
     value = values[-1]
     if "://" in value:
         raise ValueError(f"--ckpt_path {value}: checkpoints are read from local paths only; download it first")
-    configs = take_option(rest, "--config")[0] + take_option(rest, "-c")[0]
+    configs = config_files(rest)
     if value in ("last", "auto"):
         roots = take_option(rest, "--trainer.default_root_dir")[0]
-        recipe = recipe_of(Namespace(config=configs)) if configs else ""
-        root = Path(roots[-1]) if roots else runs.RUNS_ROOT / recipe
+        root = Path(roots[-1]) if roots else runs.RUNS_ROOT / (recipe_of(configs) if configs else "")
         newest = runs.newest_run(root)
         if newest is None:
             if value == "auto" and command == "fit":
@@ -222,18 +227,15 @@ def complete(command: str, args: list[str]) -> list[str]:
             raise FileNotFoundError(f"--ckpt_path {value}: no run with a checkpoint below {root}")
         value = str(newest)
     if not configs:
-        rest = ["--config", *_config_or_export(command, Path(value)), *rest]
+        rest = ["--config", str(runs.find_config(Path(value))), *rest]
     return [*rest, "--ckpt_path", value]
-
-
-def _config_or_export(command: str, path: Path) -> list[str]:
-    """The config of a run; for predict, a stand-in for an export or a lone checkpoint that describes itself."""
-    return [str(runs.find_config(path))]
 
 
 def run(command: str, args: list[str], packages: Sequence[str] = ()) -> int:
     """Run one of the four commands; returns the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning's use of torch, nothing a user can change
+    warnings.filterwarnings("ignore", message=".*dataloader is not resumable.*|.*does not have many workers.*")
     allow_imports(packages)
     cli = ZooCLI(command, complete(command, args))
     checkpoint = None if cli.checkpoint is None else str(cli.checkpoint)
@@ -256,7 +258,7 @@ def fit(cli: ZooCLI) -> None:
     """Train, from a checkpoint, from given weights or from the start."""
     if cli.checkpoint is not None:
         if cli.checkpoint.parent == cli.folder:
-            cli.csv.trim(step_of(cli.checkpoint))
+            cli.csv.trim(step_of(cli.checkpoint) - 1)  # rows carry the number of the batch, from 0
         cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=str(cli.checkpoint), weights_only=True)
         return
     if cli.config["init_from"]:
@@ -270,7 +272,9 @@ def predict(cli: ZooCLI) -> int:
     if cli.config["input"] is not None:
         if cli.config["output"] is None:
             raise ValueError("predict --input needs --output, the folder for the results")
-        data = BulkData(Path(cli.config["input"]), Path(cli.config["output"]), cli.model.inference(), cli.config["overwrite"])
+        model = cli.model.inference()
+        source, target = Path(cli.config["input"]), Path(cli.config["output"])
+        data = BulkData(source, target, model.input_suffixes, model.output_suffix, cli.config["overwrite"])
     checkpoint = None if cli.checkpoint is None else str(cli.checkpoint)
     cli.trainer.predict(cli.model, data, ckpt_path=checkpoint, weights_only=True, return_predictions=False)
     return int(getattr(data, "failed", 0) > 0)

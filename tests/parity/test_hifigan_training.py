@@ -75,7 +75,7 @@ def statistics_agree(x: torch.Tensor, golden: dict) -> None:
     assert list(x.shape) == golden["shape"]
     x = x.double()
     scale = golden["abs_mean"]
-    for value, key in [(x.mean(), "mean"), (x.abs().mean(), "abs_mean"), (x.std(unbiased=False), "std")]:
+    for value, key in [(x.mean(), "mean"), (x.abs().mean(), "abs_mean"), (x.std(), "std")]:
         assert abs(float(value) - golden[key]) <= 1e-3 * scale, key
     first = torch.tensor(golden["first8"], dtype=torch.float64)
     # values near a sign change carry the rounding of sums over thousands of larger terms

@@ -139,7 +139,8 @@ def backend_checks() -> Iterator[Check]:
         return
     gloo, nccl = dist.is_gloo_available(), dist.is_nccl_available()
     wanted = nccl if torch.cuda.is_available() else gloo
-    detail = f"gloo (CPU) {'yes' if gloo else 'no'}, {'rccl' if torch.version.hip else 'nccl'} (GPU) {'yes' if nccl else 'no'}"
+    library = "rccl" if torch.version.hip else "nccl"
+    detail = f"gloo (CPU) {'yes' if gloo else 'no'}, {library} (GPU) {'yes' if nccl else 'no'}"
     yield Check("distributed", "ok" if wanted else "warning", detail)
 
 
@@ -161,12 +162,11 @@ def extra_checks() -> Iterator[Check]:
     """Optional parts of the installation."""
     for extra, modules in EXTRAS.items():
         missing = [module for module in modules if importlib.util.find_spec(module) is None]
-        detail = (
-            f"without {', '.join(missing)}; pip install 'zoo[{extra}]'"
-            if missing
-            else f"installed: {', '.join(modules)}"
-        )
-        yield Check(f"extra [{extra}]", "ok", detail if missing else f"installed: {detail}")
+        if missing:
+            detail = f"without {', '.join(missing)}; pip install 'zoo[{extra}]'"
+        else:
+            detail = f"installed: {', '.join(modules)}"
+        yield Check(f"extra [{extra}]", "ok", detail)
 
 
 def disk_check(root: Path) -> Check:

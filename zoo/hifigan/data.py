@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Sequence
@@ -13,7 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from zoo.audio import cache, files
+from zoo.audio import files
+from zoo.audio.cache import CorpusCache
+from zoo.audio.cache import build
 from zoo.audio.synthetic import SpeechLike
 from zoo.training.resume import Key, ZooDataModule, item_seed
 
@@ -259,7 +262,7 @@ class VocoderData(ZooDataModule):
     def prepare_data(self) -> None:
         """Write the corpus cache, once per machine."""
         if self.root is not None:
-            cache.build(self._files(), self.cache, self.sample_rate, max_bad_share=self.max_bad_share)
+            build(self._files(), self._cache_folder(), self.sample_rate, max_bad_share=self.max_bad_share)
 
     def setup(self, stage: str) -> None:
         """Open the corpus and split it."""
@@ -267,12 +270,17 @@ class VocoderData(ZooDataModule):
         if self.root is None:
             corpus = EmbeddedCorpus(self.embedded_utterances, self.sample_rate)
         else:
-            corpus = cache.CorpusCache(cache.folder_of(self._files(), self.cache, self.sample_rate))
+            corpus = CorpusCache(self._cache_folder())
         features = None if self.features is None else Features(*self.features)
         train, val = self._split(corpus)
         normalize = features is None
         self.train_set = Crops(corpus, train, self.segment_samples, self.seed, normalize, features)
         self.val_set = Clips(corpus, val, self.val_samples, normalize, features)
+
+    def _cache_folder(self) -> Path:
+        assert self.root is not None
+        about = f"{self.root.resolve()}/{self.lists}".encode()
+        return self.cache / f"{self.root.name}-{self.sample_rate}-{hashlib.blake2b(about, digest_size=4).hexdigest()}"
 
     def _files(self) -> list[Path]:
         assert self.root is not None

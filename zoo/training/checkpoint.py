@@ -182,10 +182,10 @@ class Checkpoints(Checkpoint):
 
     def _save(self, trainer: L.Trainer, path: Path) -> None:
         if type(trainer.strategy).__name__ not in SHARDING_STRATEGIES:
-            trainer.save_checkpoint(path)
+            trainer.save_checkpoint(path, weights_only=False)
             return
         aside = path.with_name(f".{path.name}{files.TEMPORARY_MARK}shards")
-        trainer.save_checkpoint(aside)
+        trainer.save_checkpoint(aside, weights_only=False)
         trainer.strategy.barrier("shards written")
         if trainer.is_global_zero:
             if path.exists():

@@ -32,11 +32,13 @@ class RunCSV(Logger):
 
     Args:
         save_dir: the run folder; as first logger, this is also what `trainer.log_dir` gives.
+        file_name: of the record; `validate` and `test` keep theirs apart from the training's.
     """
 
-    def __init__(self, save_dir: str | Path) -> None:
+    def __init__(self, save_dir: str | Path, file_name: str = CSV_NAME) -> None:
         super().__init__()
         self._folder = Path(save_dir)
+        self._file_name = file_name
         self._columns: list[str] | None = None
         self._waiting: list[Row] = []
         self._warned = False
@@ -44,7 +46,7 @@ class RunCSV(Logger):
     @property
     def path(self) -> Path:
         """The file."""
-        return self._folder / CSV_NAME
+        return self._folder / self._file_name
 
     @property
     def name(self) -> str:

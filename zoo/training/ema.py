@@ -47,7 +47,7 @@ class EMA(L.Callback):
             raise ValueError(f"EMA: decay lies in [0, 1), not {decay}")
         if start_batch < 0 or every_n_batches < 1:
             raise ValueError(
-                f"EMA: start_batch is at least 0 and every_n_batches at least 1, not {start_batch} and {every_n_batches}"
+                f"EMA: start_batch >= 0 and every_n_batches >= 1 are needed, not {start_batch} and {every_n_batches}"
             )
         self.modules = modules
         self.decay = decay
@@ -70,6 +70,12 @@ class EMA(L.Callback):
             if not isinstance(_find(pl_module, name), nn.Module):
                 known = ", ".join(child for child, _ in pl_module.named_children())
                 raise ValueError(f"EMA: {type(pl_module).__name__} has no part {name!r}; its parts: {known}")
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Move a restored average to where the task has moved since."""
+        if self.updates:
+            for name, value in self._live(pl_module).items():
+                self._on(name, value)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Say so when a resumed checkpoint brought no average."""
@@ -105,7 +111,7 @@ class EMA(L.Callback):
         shadow = self.shadow
         if self._swapped:
             live = self._live(pl_module)
-            checkpoint["state_dict"] = {**checkpoint["state_dict"], **shadow}
+            checkpoint["state_dict"] = {k: shadow.get(k, value) for k, value in checkpoint["state_dict"].items()}
             shadow = {name: live[name].detach() for name in shadow}
         checkpoint["ema"] = {"shadow": dict(shadow), "updates": self.updates}
 

@@ -76,6 +76,7 @@ class LossGuard(L.Callback):
         self.trips = 0
         self.multiplier = 1.0
         self.skipped = False
+        self._stepped = False
         self._in_a_row = 0
         self._good = 0
         self._losses: dict[int, deque[float]] = {}
@@ -117,9 +118,10 @@ class LossGuard(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Forget the last batch's verdict; remember running statistics, which the forward pass itself changes."""
-        self.skipped = False
-        norms = [m for m in pl_module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
-        self._statistics = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers()]
+        self.skipped = self._stepped = False
+        if not self._pending:  # otherwise this batch is accumulated on earlier ones, and their step is one
+            norms = [m for m in pl_module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
+            self._statistics = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers()]
 
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
         """Note the loss, unscaled, for the optimizer step that it belongs to."""
@@ -132,6 +134,7 @@ class LossGuard(L.Callback):
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
         """Judge the step; drop its gradients when it, or an earlier step on this batch, is bad."""
+        self._stepped = True
         index = next(i for i, each in enumerate(trainer.optimizers) if each is optimizer)
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
@@ -157,7 +160,7 @@ class LossGuard(L.Callback):
             self.trips += 1
             self._in_a_row += 1
             self._act(trainer, pl_module, batch, batch_idx)
-        else:
+        elif self._stepped:
             self._in_a_row = 0
             self._good += 1
             if self.action == "roll_back" and self._good % self.snapshot_every == 0:

@@ -24,7 +24,10 @@ class Inference(ABC):
 
     @abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute on arrays; audio systems take `(audio (T,) or (C, T) float32, sample_rate in Hz)` and return audio."""
+        """Compute on arrays.
+
+        Audio systems take `(audio, sample_rate)`: (T,) or (C, T) float32 and Hz; they return audio of the same kind.
+        """
 
     @abstractmethod
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:

@@ -198,7 +198,7 @@ def _keep(
         return
     for logger in trainer.loggers:
         try:
-            experiment = getattr(logger, "experiment", None)
+            experiment: Any = getattr(logger, "experiment", None)
             taken = give(logger, experiment, path, trainer.fit_loop.epoch_loop._batches_that_stepped)
             if not taken and hasattr(experiment, "log_artifact") and hasattr(logger, "run_id"):
                 experiment.log_artifact(logger.run_id, str(path), f"media/{path.parent.name}")

@@ -52,6 +52,8 @@ class Throughput(L.Callback):
     """
 
     def __init__(self) -> None:
+        self._started = 0.0
+        self._ended: float | None = None
         self._reset()
 
     def _reset(self) -> None:
@@ -61,8 +63,7 @@ class Throughput(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start counting."""
         self._reset()
-        self._ended: float | None = None
-        self._started = time.perf_counter()
+        self._ended = None
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Leave this pause out."""
@@ -166,9 +167,7 @@ class GradNorm(L.Callback):
     gradients (DeepSpeed), nothing is logged.
     """
 
-    def on_before_optimizer_step(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer
-    ) -> None:
+    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
         """Log when it is time; gradients are unscaled and not yet clipped here."""
         if not pl_module.automatic_optimization or not due(trainer):
             return
@@ -192,7 +191,9 @@ class TrainLog(L.Callback):
 
     def __init__(self, level: str = "INFO") -> None:
         if level not in logging.getLevelNamesMapping():
-            raise ValueError(f"TrainLog: unknown level {level!r}, expected one of {list(logging.getLevelNamesMapping())}")
+            raise ValueError(
+                f"TrainLog: unknown level {level!r}, expected one of {list(logging.getLevelNamesMapping())}"
+            )
         self.level = level
         self._handler: logging.FileHandler | None = None
         self._added: list[tuple[logging.Logger, logging.Handler]] = []

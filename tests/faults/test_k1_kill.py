@@ -1,0 +1,80 @@
+"""K1: kill -9 at a step, resume, and end with the same bits as the run that was not killed."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.harness import SMOKE, TOY_ARGS, TOY_RECIPE, fingerprint, good, losses, newest, zoo
+
+KILL = "--trainer.callbacks+=toy_wing.faults.KillAt"
+STEP = "--trainer.callbacks.step={}"
+EMA = ["--trainer.callbacks+=zoo.training.ema.EMA", "--trainer.callbacks.decay=0.9"]
+HIFIGAN = [
+    "--config", str(SMOKE), *TOY_ARGS, "--trainer.max_steps=60", "--trainer.limit_train_batches=20",
+    "--checkpoints.every_n_batches=5", "--trainer.log_every_n_steps=1", "--data.init_args.embedded_utterances=26",
+    "--trainer.val_check_interval=10", "--data.init_args.batch_size=1",
+]  # fmt: skip
+
+
+def arguments(system: str, workers: int) -> list[str]:
+    if system == "toy":
+        ema = [*EMA, "--trainer.callbacks.modules=[net]"]
+        args = ["--config", str(TOY_RECIPE), *TOY_ARGS, *ema]
+    else:
+        args = [*HIFIGAN, *EMA, "--trainer.callbacks.modules=[generator]"]
+    return [*args, f"--data.init_args.num_workers={workers}"]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    runs = {}
+    for system in ("toy", "hifigan"):
+        folder = tmp_path_factory.mktemp(system)
+        runs[system] = folder / "whole"
+        good(zoo("fit", *arguments(system, 0), f"--trainer.default_root_dir={runs[system]}", cwd=folder))
+    return runs
+
+
+def killed_and_resumed(system: str, step: int, workers: int, folder: Path) -> Path:
+    run = folder / "killed"
+    root = f"--trainer.default_root_dir={run}"
+    killed = zoo("fit", *arguments(system, workers), KILL, STEP.format(step), root, cwd=folder)
+    assert killed.returncode == -9, killed.stderr[-3000:]
+    saved = newest(run)
+    assert int(saved.stem.split("_")[1]) == (step - 1) // 5 * 5
+    resumed = good(zoo("fit", *arguments(system, workers), "--ckpt_path=last", root, cwd=folder))
+    assert "Restor" in resumed.stdout + resumed.stderr
+    return run
+
+
+def assert_equal_runs(run: Path, whole: Path, key: str) -> None:
+    assert fingerprint(newest(run)) == fingerprint(newest(whole))
+    assert losses(run, key) == losses(whole, key)
+
+
+@pytest.mark.parametrize(("system", "step", "workers"), [("toy", 8, 0), ("toy", 20, 2), ("toy", 21, 0), ("hifigan", 21, 0)])
+def test_resumed_run_equals_uninterrupted(
+    uninterrupted: dict[str, Path], tmp_path: Path, system: str, step: int, workers: int
+) -> None:
+    run = killed_and_resumed(system, step, workers, tmp_path)
+    assert_equal_runs(run, uninterrupted[system], "train/loss" if system == "toy" else "train/g/mel")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("step", [8, 19, 20, 21, 41, 55])
+@pytest.mark.parametrize("system", ["toy", "hifigan"])
+def test_every_kill_point(
+    uninterrupted: dict[str, Path], tmp_path: Path, system: str, step: int, workers: int
+) -> None:
+    run = killed_and_resumed(system, step, workers, tmp_path)
+    assert_equal_runs(run, uninterrupted[system], "train/loss" if system == "toy" else "train/g/mel")
+
+
+def test_plain_loader_is_the_negative_control(tmp_path: Path) -> None:
+    plain = ["--config", TOY_RECIPE, *TOY_ARGS, "--data=toy_wing.faults.PlainData"]
+    whole, run = tmp_path / "whole", tmp_path / "killed"
+    good(zoo("fit", *plain, f"--trainer.default_root_dir={whole}", cwd=tmp_path))
+    assert zoo("fit", *plain, KILL, STEP.format(8), f"--trainer.default_root_dir={run}", cwd=tmp_path).returncode == -9
+    good(zoo("fit", *plain, "--ckpt_path=last", f"--trainer.default_root_dir={run}", cwd=tmp_path))
+    assert fingerprint(newest(run)) != fingerprint(newest(whole))

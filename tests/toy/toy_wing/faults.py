@@ -1,0 +1,64 @@
+"""Faults on purpose, triggered by the step: what a wall clock triggers mostly hits the imports."""
+
+import os
+import signal
+from typing import Any
+
+import lightning as L
+import torch
+from toy_wing.data import PairData, Pairs
+from torch.utils.data import DataLoader
+
+
+class KillAt(L.Callback):
+    """Sends a signal to this process at the end of a batch, in a validation or in the sanity check.
+
+    Args:
+        step: number of batches trained.
+        signum: 9 kill, 15 SIGTERM, 2 SIGINT, 10 SIGUSR1.
+        where: "train", "validation" or "sanity".
+        times: how often in a row.
+    """
+
+    def __init__(self, step: int, signum: int = signal.SIGKILL, where: str = "train", times: int = 1) -> None:
+        self.step, self.signum, self.where, self.times = step, signum, where, times
+
+    def _send(self, trainer: L.Trainer, where: str) -> None:
+        if where == self.where and (where == "sanity" or trainer.global_step == self.step):
+            for _ in range(self.times):
+                os.kill(os.getpid(), self.signum)
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        self._send(trainer, "train")
+
+    def on_validation_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
+        self._send(trainer, "sanity" if trainer.sanity_checking else "validation")
+
+
+class Ballast(L.Callback):
+    """Makes every checkpoint bigger, so that a kill can hit its writing."""
+
+    def __init__(self, megabytes: int) -> None:
+        self.megabytes = megabytes
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint["ballast"] = torch.arange(self.megabytes * 2**18, dtype=torch.int32)
+
+
+class PlainPairs(Pairs):
+    def __getitem__(self, item: int) -> dict[str, torch.Tensor]:
+        x = torch.randn(8)
+        return {"x": x, "y": 2 * x}
+
+
+class PlainData(PairData):
+    """The usual loader, shuffled and augmented by global generators: the negative control."""
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(PlainPairs(self.items, self.seed), batch_size=self.batch_size, shuffle=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        pass

@@ -1,0 +1,85 @@
+import errno
+
+import pytest
+import torch
+
+from zoo.training.errors import EXTRA_OF, explain
+
+CONFIG = {
+    "data": {"init_args": {"batch_size": 16}},
+    "model": {"init_args": {"accumulate": 1, "backbone": {"init_args": {"gradient_checkpointing": False}}}},
+    "trainer": {"precision": "32-true", "accumulate_grad_batches": 1},
+}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"),
+        RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA"),
+        RuntimeError("HIP out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("MPS backend out of memory (MPS allocated: 18.13 GB)"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried 1"),
+        MemoryError(),
+    ],
+)
+def test_out_of_memory_names_the_keys_and_their_values(error):
+    text = explain(error, CONFIG)
+    assert text.startswith("out of memory on the ")
+    assert "\n" not in text
+    for part in (
+        "data.init_args.batch_size (now 16: halve it)",
+        "model.init_args.accumulate (now 1",
+        "trainer.accumulate_grad_batches (now 1",
+        "trainer.precision (now 32-true: bf16-mixed)",
+        "model.init_args.backbone.init_args.gradient_checkpointing (now False: set it to true)",
+    ):
+        assert part in text
+
+
+def test_a_real_allocation_failure_is_recognised():
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    assert explain(caught.value, {}).startswith("out of memory on the machine; lower the batch size")
+
+
+def test_precision_is_not_advised_when_it_is_16_bit_already():
+    text = explain(MemoryError(), {"trainer": {"precision": "bf16-mixed"}, "data": {"init_args": {"batch_size": 4}}})
+    assert "precision" not in text
+
+
+def test_disk_full():
+    assert "while writing runs/x.ckpt" in explain(OSError(errno.ENOSPC, "No space left on device", "runs/x.ckpt"), {})
+    torch_error = RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0")
+    assert "trainer.default_root_dir" in explain(torch_error, {})
+    reading = RuntimeError("[enforce fail at inline_container.cc:145] . PytorchStreamReader failed locating file")
+    assert explain(reading, {}) is None
+
+
+def test_causes_are_looked_at():
+    try:
+        try:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        except OSError as error:
+            raise ValueError("saving failed") from error
+    except ValueError as error:
+        assert explain(error, {}).startswith("disk full")
+
+
+def test_missing_extra():
+    error = ModuleNotFoundError("No module named 'h5py'", name="h5py")
+    assert explain(error, {}) == "h5py is not installed: pip install 'zoo[rl]'"
+    assert explain(ModuleNotFoundError("No module named 'mine'", name="mine"), {}) is None
+
+
+def test_extras_are_those_of_the_project(repository):
+    import tomllib
+
+    extras = tomllib.loads((repository / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for module, extra in EXTRA_OF.items():
+        assert any(requirement.startswith(module) for requirement in extras[extra]), module
+
+
+@pytest.mark.parametrize("error", [ValueError("wrong"), RuntimeError("size mismatch"), KeyError("a")])
+def test_other_errors_are_left_alone(error):
+    assert explain(error, CONFIG) is None

@@ -1,0 +1,344 @@
+import copy
+import functools
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.plugins import MixedPrecision
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from zoo.training.adversarial import Discriminator, adversarial_loss, discriminator_loss, feature_matching_loss
+from zoo.training.gan import GANTask
+from zoo.training.split import split_batch
+
+SGD = functools.partial(torch.optim.SGD, lr=0.1)
+ADAM = functools.partial(torch.optim.AdamW, lr=1e-2, betas=(0.8, 0.99))
+WEIGHTS = {"d/one": 1.0, "d/two": 0.5, "g/adv_one": 1.0, "g/adv_two": 0.5, "g/fm_one": 2.0, "g/fm_two": 1.0, "g/l1": 4.0}
+
+
+class Toy(Discriminator):
+    def __init__(self, width):
+        super().__init__()
+        self.conv = nn.Conv1d(1, width, 3, padding=1)
+        self.score = nn.Conv1d(width, 1, 3, padding=1)
+        self.calls = []
+
+    def forward(self, x):
+        self.calls.append((len(x), torch.is_grad_enabled(), self.conv.weight.requires_grad))
+        hidden = nn.functional.leaky_relu(self.conv(x), 0.1)
+        scores = self.score(hidden)
+        return [(scores.flatten(1), [hidden, scores])]
+
+
+class Task(GANTask):
+    def __init__(self, dropout=0.0, optimizer=SGD, **kwargs):
+        torch.manual_seed(0)
+        generator = nn.Sequential(nn.Conv1d(2, 4, 3, padding=1), nn.Tanh(), nn.Dropout(dropout), nn.Conv1d(4, 1, 1))
+        arguments = {"loss_weights": WEIGHTS, "optimizer_g": optimizer, "optimizer_d": optimizer, **kwargs}
+        super().__init__(generator, {"one": Toy(3), "two": Toy(2)}, **arguments)
+        self.generated = 0
+        self.logs = []
+
+    def generate(self, batch):
+        self.generated += torch.is_grad_enabled()
+        return self.generator(batch["x"]), batch["y"]
+
+    def reconstruction(self, fake, real, batch):
+        assert fake.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+        return {"g/l1": (fake - real).abs().mean()}
+
+    def log_terms(self, stage, terms, batch_size=None):
+        super().log_terms(stage, terms, batch_size)
+        self.logs.append({key: float(value) for key, value in terms.items()})
+
+
+def items(count=24, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, 2, 16, generator=generator)
+    return [{"x": each, "y": each[:1].cumsum(-1) / 4} for each in x]
+
+
+def fit(task, batch_size=4, ckpt_path=None, data=None, **kwargs):
+    options = {"max_epochs": 1, "limit_val_batches": 0, "enable_checkpointing": False, **kwargs}
+    trainer = L.Trainer(
+        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, **options
+    )
+    trainer.fit(task, DataLoader(data or items(), batch_size=batch_size), ckpt_path=ckpt_path)
+    return trainer
+
+
+def weights(module):
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def gap(a, b):
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+def by_hand(task, batches, clip=None):
+    """The original's loop: real and fake judged one after the other, all gradients computed."""
+    ds = [task.one, task.two]
+    opt_g = task.optimizer_g(task.generator.parameters())
+    opt_d = task.optimizer_d([p for d in ds for p in d.parameters()])
+    for batch in batches:
+        fake, real = task.generator(batch["x"]), batch["y"]
+        opt_d.zero_grad()
+        loss_d = 1.0 * discriminator_loss(ds[0](real), ds[0](fake.detach()))
+        (loss_d + 0.5 * discriminator_loss(ds[1](real), ds[1](fake.detach()))).backward()
+        opt_d.step()
+        opt_g.zero_grad()
+        (r1, f1), (r2, f2) = ((d(real), d(fake)) for d in ds)
+        loss = adversarial_loss(f1) + 0.5 * adversarial_loss(f2)
+        loss = loss + 2 * feature_matching_loss(r1, f1) + feature_matching_loss(r2, f2) + 4 * (fake - real).abs().mean()
+        loss.backward()
+        if clip:
+            nn.utils.clip_grad_norm_(task.generator.parameters(), clip)
+        opt_g.step()
+
+
+def batches(size=4):
+    return list(DataLoader(items(), batch_size=size))
+
+
+@pytest.mark.parametrize("separate", [True, False])
+def test_steps_equal_the_original_loop(separate):
+    ours, reference = Task(optimizer=ADAM, separate_passes=separate), Task(optimizer=ADAM)
+    by_hand(reference, batches())
+    fit(ours)
+    assert gap(weights(ours), weights(reference)) < 1e-6
+    assert ours.generated == 6
+
+
+@pytest.mark.parametrize(
+    ("separate", "d_phase"), [(False, [(8, True, True)]), (True, [(4, True, True), (4, True, True)])]
+)
+def test_passes_of_a_step(separate, d_phase):
+    task = Task(separate_passes=separate)
+    fit(task, max_steps=1)
+    assert task.one.calls == [*d_phase, (4, False, False), (4, True, False)]
+
+
+def test_weight_zero_skips_the_computation_and_the_log():
+    task = Task(loss_weights=WEIGHTS | {"g/fm_one": 0.0, "g/fm_two": 0.0, "g/adv_two": 0.0, "d/two": 0.0})
+    fit(task, max_steps=1)
+    assert [call[0] for call in task.one.calls] == [8, 4]
+    assert task.two.calls == []
+    assert list(task.logs[0]) == ["d/one", "grad_norm_d", "g/adv_one", "g/l1", "g/total", "grad_norm_g"]
+
+
+def test_logged_terms_are_unweighted_and_total_is_their_weighted_sum():
+    task = Task()
+    trainer = fit(task, max_steps=1)
+    logs = task.logs[0]
+    assert logs["g/total"] == pytest.approx(sum(WEIGHTS[key] * logs[key] for key in WEIGHTS if key.startswith("g/")))
+    assert float(trainer.callback_metrics["train/g/l1"]) == pytest.approx(logs["g/l1"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"g/fm_two": None}, "lacks 'g/fm_two'"),
+        ({"d/three": 1.0}, "unknown term 'd/three'"),
+        ({"g/adv_three": 1.0}, "unknown term 'g/adv_three'"),
+        ({"g/mel": 1.0}, "unknown term 'g/mel'"),
+        ({"g/l1": None}, "lacks 'g/l1'|no term"),
+    ],
+)
+def test_missing_and_unknown_loss_weights_are_named(change, message):
+    wrong = {key: value for key, value in (WEIGHTS | change).items() if value is not None}
+    if "g/l1" not in wrong:
+        wrong["g/other"] = 0.0
+        task = Task(loss_weights=wrong)
+        fit(task, max_steps=1)  # no reconstruction is asked for
+        assert "g/l1" not in task.logs[0]
+        return
+    with pytest.raises(ValueError, match=message):
+        fit(Task(loss_weights=wrong), max_steps=1)
+
+
+def test_a_reconstruction_term_without_weight_is_named():
+    class Two(Task):
+        def reconstruction(self, fake, real, batch):
+            return {**super().reconstruction(fake, real, batch), "g/l2": (fake - real).square().mean()}
+
+    with pytest.raises(ValueError, match="lacks 'g/l2', a term of Two"):
+        fit(Two(), max_steps=1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"scheduler_interval": "batch"}, "scheduler_interval is 'epoch' or 'step', not 'batch'"),
+        ({"accumulate": 0}, "accumulate is at least 1"),
+        ({"discriminator_start": -1}, "discriminator_start is at least 0"),
+        ({"discriminator_start": 3, "loss_weights": WEIGHTS | {"g/l1": 0.0}}, "before batch discriminator_start"),
+    ],
+)
+def test_wrong_arguments_are_named(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        Task(**wrong)
+
+
+def test_discriminators_may_not_take_the_tasks_own_names():
+    with pytest.raises(ValueError, match="'trainer' is taken|'generator' is taken"):
+        GANTask(nn.Linear(1, 1), {"generator": Toy(1)}, SGD, SGD, {})
+
+
+@pytest.mark.parametrize("accumulate", [2, 3])
+def test_accumulation_equals_the_big_batch(accumulate):
+    whole, parts = Task(optimizer=SGD), Task(optimizer=SGD, accumulate=accumulate)
+    fit(whole, batch_size=8)
+    trainer = fit(parts, batch_size=8)
+    assert gap(weights(whole), weights(parts)) <= 1e-6
+    assert trainer.global_step == 3
+    for key, value in whole.logs[-1].items():
+        assert parts.logs[-1][key] == pytest.approx(value, rel=1e-4, abs=1e-6)
+
+
+def test_accumulation_replays_dropout_in_the_recomputed_forward():
+    task, outputs = Task(dropout=0.5, accumulate=2), []
+    task.generator[2].register_forward_hook(lambda *call: outputs.append(call[2].detach().clone()))
+    fit(task, max_steps=1)
+    first, second, *again = outputs
+    assert torch.equal(first, again[0]) and torch.equal(second, again[1])
+    assert not torch.equal(first, second)
+
+
+def test_accumulation_keeps_no_generator_activations():
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+        Task(accumulate=2)._chunks(batches(8)[0])
+        in_chunks = sum(kept)
+        kept.clear()
+        Task()._chunks(batches(8)[0])
+    assert in_chunks < 0.2 * sum(kept)
+
+
+def test_counters_mean_batches(tmp_path):
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    saver = ModelCheckpoint(tmp_path, every_n_train_steps=3, save_top_k=-1, filename="{step}")
+    task = Task(discriminator_start=2)
+    trainer = fit(task, max_epochs=3, max_steps=10, enable_checkpointing=True, callbacks=[saver])
+    assert trainer.global_step == len(task.logs) == task.batches_done == 10
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step=3.ckpt", "step=6.ckpt", "step=9.ckpt"]
+
+
+def test_before_discriminator_start_only_reconstruction_trains():
+    task = Task(discriminator_start=2)
+    before = weights(task.one)
+    fit(task, max_steps=2)
+    assert gap(before, weights(task.one)) == 0
+    assert list(task.logs[1]) == ["g/l1", "g/total", "grad_norm_g"]
+    task = Task(discriminator_start=2)
+    fit(task, max_steps=3)
+    assert "d/one" in task.logs[2]
+    assert gap(before, weights(task.one)) > 0
+
+
+def test_the_discriminators_parameters_stand_in_the_dicts_order():
+    task = Task()
+    trainer = fit(task, max_steps=1)
+    expected = [*task.one.parameters(), *task.two.parameters()]
+    found = trainer.optimizers[1].param_groups[0]["params"]
+    assert len(found) == len(expected) and all(a is b for a, b in zip(found, expected, strict=True))
+    assert [key.split(".")[0] for key in task.state_dict()] == ["generator"] * 4 + ["one"] * 4 + ["two"] * 4
+
+
+def test_clipping_limits_the_norm_and_logs_it_before():
+    reference, task = Task(), Task(clip_g=0.05)
+    by_hand(reference, batches()[:1], clip=0.05)
+    fit(task, max_steps=1)
+    assert task.logs[0]["grad_norm_g"] > 0.05
+    assert gap(weights(task), weights(reference)) < 1e-6
+
+
+@pytest.mark.parametrize(("interval", "epochs", "factor"), [("step", 1, 0.5**6), ("epoch", 2, 0.5**2)])
+def test_schedules_step_inside_the_training_step(interval, epochs, factor):
+    decay = functools.partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
+    task = Task(scheduler_g=decay, scheduler_d=decay, scheduler_interval=interval)
+    trainer = fit(task, max_epochs=epochs)
+    assert [o.param_groups[0]["lr"] for o in trainer.optimizers] == pytest.approx([0.1 * factor] * 2)
+
+
+def test_an_epoch_schedule_without_epochs_is_refused():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            yield from items()
+
+    decay = functools.partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
+    with pytest.raises(ValueError, match="the training loader has no length"):
+        fit(Task(scheduler_g=decay), data=Stream(), max_steps=1)
+    fit(Task(scheduler_g=decay, scheduler_interval="step"), data=Stream(), max_steps=1)
+
+
+def scaled(scale=128.0):
+    return MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=scale))
+
+
+def test_fp16_clips_unscaled_gradients_and_steps_like_fp32():
+    half, full = Task(clip_g=0.05, clip_d=0.05), Task(clip_g=0.05, clip_d=0.05)
+    start = weights(full)
+    fit(half, max_steps=1, plugins=[scaled()])
+    fit(full, max_steps=1)
+    for key in ("grad_norm_g", "grad_norm_d"):
+        assert half.logs[0][key] == pytest.approx(full.logs[0][key], rel=0.02)
+        assert full.logs[0][key] > 0.05
+    step = gap(weights(full), start)
+    assert step > 0.001 and gap(weights(half), weights(full)) < 0.05 * step
+
+
+def test_fp16_each_optimizer_has_its_own_scaler_and_both_are_saved(tmp_path):
+    task, plugin = Task(), scaled()
+    plugin.scaler.set_growth_interval(2)
+    trainer = fit(task, max_steps=4, plugins=[plugin])
+    assert plugin.scaler.get_scale() == task._scaler_d.get_scale() == 128.0 * 4
+    task._scaler_d.update(32.0)
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    resumed, plugin = Task(), scaled()
+    fit(resumed, max_steps=4, plugins=[plugin], ckpt_path=tmp_path / "a.ckpt")
+    assert (plugin.scaler.get_scale(), resumed._scaler_d.get_scale()) == (512.0, 32.0)
+
+
+def test_fp16_overflow_of_the_discriminator_leaves_the_generators_scale():
+    task, plugin = Task(loss_weights=WEIGHTS | {"d/one": 1e38}), scaled()
+    before = weights(task)
+    fit(task, max_steps=1, plugins=[plugin])
+    assert (plugin.scaler.get_scale(), task._scaler_d.get_scale()) == (128.0, 64.0)
+    after = weights(task)
+    assert all(torch.equal(after[k], before[k]) != k.startswith("generator") for k in after)
+
+
+def test_bf16_runs():
+    half, full = (Task(optimizer=ADAM, clip_g=1.0, accumulate=2) for _ in range(2))
+    fit(half, precision="bf16-mixed")
+    fit(full)
+    assert half.logs[-1]["g/total"] != full.logs[-1]["g/total"]
+    assert half.logs[-1]["g/total"] == pytest.approx(full.logs[-1]["g/total"], rel=0.03)
+
+
+def test_resume_is_exact_at_the_end_of_an_epoch(tmp_path):
+    decay = functools.partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
+    build = functools.partial(Task, optimizer=ADAM, scheduler_g=decay, scheduler_d=decay)
+    whole, first, second = build(), build(), build()
+    fit(whole, max_epochs=2)
+    fit(first, max_epochs=1).save_checkpoint(tmp_path / "a.ckpt")
+    torch.load(tmp_path / "a.ckpt", weights_only=True)
+    fit(second, max_epochs=2, ckpt_path=tmp_path / "a.ckpt")
+    assert gap(weights(whole), weights(second)) == 0
+
+
+def test_split_batch_cuts_every_structure():
+    batch = {"x": torch.arange(10).reshape(5, 2), "names": list("abcde"), "rate": 16000, "pair": (torch.arange(5), None)}
+    first, second = split_batch(batch, 2)
+    assert first["x"].tolist() == [[0, 1], [2, 3]] and second["x"].tolist() == [[4, 5], [6, 7], [8, 9]]
+    assert second["names"] == ["c", "d", "e"] and second["rate"] == 16000
+    assert second["pair"][0].tolist() == [2, 3, 4] and second["pair"][1] is None
+    assert len(split_batch(torch.zeros(2, 1), 5)) == 2
+    with pytest.raises(ValueError, match="cannot be split"):
+        split_batch({"names": ["a"]}, 2)
+
+
+def test_a_task_can_be_copied():
+    assert gap(weights(Task()), weights(copy.deepcopy(Task()))) == 0

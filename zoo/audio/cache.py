@@ -1,0 +1,252 @@
+"""Builds the corpus cache: file by file into a folder beside the target, taken up again after an interruption."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import numpy as np
+from rich.progress import track
+
+from zoo.audio.cache_index import VERSION, CorpusCache
+from zoo.audio.files import AudioFileError, read_mono
+
+try:
+    import fcntl
+except ImportError:  # Windows: two builders at once are then the user's business
+    fcntl = None  # type: ignore[assignment]
+
+_LOG = logging.getLogger(__name__)
+_SHOWN = 5  # bad files named in the error
+
+
+def build(
+    files: Sequence[str | os.PathLike[str]],
+    folder: str | os.PathLike[str],
+    sample_rate: int,
+    progress: bool = True,
+    max_bad_share: float = 0.1,
+) -> CorpusCache:
+    """Decode, mix down and resample audio files into one cache, unless the same cache stands there already.
+
+    The cache is keyed by names, sizes, modification times and the sample rate: any change builds it anew. A killed
+    build goes on where it stopped. A file beyond full scale is scaled down to it instead of being clipped.
+
+    Args:
+        files: Audio files; the order is kept.
+        folder: Target folder; appears only when the cache is complete.
+        sample_rate: Rate of the cache in Hz.
+        progress: Show a progress bar.
+        max_bad_share: Share of unreadable files in [0, 1] above which the build is given up.
+
+    Returns:
+        The opened cache; the unreadable files are logged and listed in its `bad`.
+
+    Raises:
+        FileNotFoundError: A file does not exist.
+        ValueError: There are no files, too many bad ones, or the folder holds something else.
+        OSError: The disk is full; nothing is left behind.
+    """
+    paths = [Path(os.path.abspath(file)) for file in files]
+    folder = Path(os.path.abspath(folder))
+    if not paths:
+        raise ValueError(f"{folder}: expected at least one audio file to build the corpus cache from, got none")
+    root = Path(os.path.commonpath([path.parent for path in paths]))
+    names = [path.relative_to(root).as_posix() for path in paths]
+    key = _key(paths, names, sample_rate)
+    if folder.exists() and not (folder / "meta.json").is_file() and any(folder.iterdir()):
+        raise ValueError(f"{folder}: exists and is not a corpus cache; give an empty or a new folder")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(folder.with_name(f".{folder.name}.lock")):
+        if (cache := _existing(folder, key)) is not None:
+            return cache
+        partial = folder.with_name(f".{folder.name}.partial")
+        try:
+            _fill(paths, names, partial, key, sample_rate, progress, max_bad_share)
+            _finish(names, partial, key, sample_rate)
+        except (OSError, ValueError) as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+                raise OSError(error.errno, f"{folder}: corpus cache not built, nothing kept ({error})") from error
+            raise
+        _swap(partial, folder)
+    return CorpusCache(folder)
+
+
+def _key(paths: list[Path], names: list[str], sample_rate: int) -> str:
+    digest = hashlib.sha256(f"{VERSION} {sample_rate}\n".encode())
+    for path, name in zip(paths, names, strict=True):
+        facts = path.stat()
+        digest.update(f"{name}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as handle:
+        if fcntl is not None:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _existing(folder: Path, key: str) -> CorpusCache | None:
+    try:
+        cache = CorpusCache(folder)
+    except (OSError, ValueError, KeyError) as error:
+        if folder.exists():
+            _LOG.info("building the corpus cache anew: %s", error)
+        return None
+    return cache if cache.key == key else None
+
+
+class _Journal:
+    """The facts of every finished file, one JSON line each, written after its samples: what a killed build knows."""
+
+    def __init__(self, partial: Path, key: str) -> None:
+        self.lengths = array("q")
+        self.peaks = array("f")
+        self.bad: dict[int, str] = {}
+        self._path = partial / "journal.jsonl"
+        if self._path.is_file():
+            lines = self._path.read_text(encoding="utf-8").split("\n")
+            if lines[0] == key:
+                for line in lines[1:-1]:  # the last piece is empty or was cut by the interruption
+                    self._take(json.loads(line))
+
+    def _take(self, facts: list[int | float | str]) -> None:
+        if isinstance(facts[0], str):
+            self.bad[len(self.lengths)] = facts[0]
+            facts = [0, 0.0]
+        self.lengths.append(int(facts[0]))
+        self.peaks.append(float(facts[1]))
+
+    @property
+    def samples(self) -> int:
+        return sum(self.lengths)
+
+    def restart(self, key: str) -> None:
+        """Write the known lines again, without a cut one at the end, and go on from there."""
+        self._handle = self._path.open("w", encoding="utf-8")
+        self._handle.write(f"{key}\n")
+        for index, (length, peak) in enumerate(zip(self.lengths, self.peaks, strict=True)):
+            facts = [self.bad[index]] if index in self.bad else [length, peak]
+            self._handle.write(json.dumps(facts) + "\n")
+        self._handle.flush()
+
+    def add(self, facts: list[int | float | str]) -> None:
+        self._take(facts)
+        self._handle.write(json.dumps(facts) + "\n")
+        self._handle.flush()
+
+    def close(self) -> None:
+        self._handle.close()
+
+
+def _fill(
+    paths: list[Path],
+    names: list[str],
+    partial: Path,
+    key: str,
+    sample_rate: int,
+    progress: bool,
+    max_bad_share: float,
+) -> None:
+    audio = partial / "audio.i16"
+    journal = _Journal(partial, key)
+    if not audio.is_file() or not len(journal.lengths) or audio.stat().st_size < 2 * journal.samples:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        audio.touch()
+        journal = _Journal(partial, key)
+    journal.restart(key)
+    with closing(journal), audio.open("r+b", buffering=0) as handle:
+        handle.truncate(2 * journal.samples)
+        handle.seek(0, os.SEEK_END)
+        todo = range(len(journal.lengths), len(paths))
+        for index in track(todo, description="corpus cache", disable=not progress):
+            try:
+                samples, peak = _to_int16(read_mono(paths[index], sample_rate))
+            except AudioFileError as error:
+                _LOG.warning("left out of the corpus cache: %s", error)
+                journal.add([str(error)])
+                _check_bad(journal.bad, names, max_bad_share)
+                continue
+            _write_all(handle.fileno(), samples.tobytes())
+            journal.add([len(samples), peak])
+        os.fsync(handle.fileno())
+    if len(journal.bad) == len(paths):
+        raise ValueError(f"none of {len(paths)} files is sound audio, the first: {journal.bad[0]}")
+
+
+def _to_int16(audio: np.ndarray) -> tuple[np.ndarray, float]:
+    audio = audio / max(1.0, float(np.abs(audio).max()))
+    samples = np.clip(np.rint(audio * np.float32(32768)), -32768, 32767).astype("<i2")
+    return samples, float(np.abs(samples.astype(np.int32)).max()) / 32768
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    """An unbuffered write may take only a part just before the disk is full."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _check_bad(bad: dict[int, str], names: list[str], max_bad_share: float) -> None:
+    if len(bad) > max_bad_share * len(names):
+        shown = "; ".join(list(bad.values())[:_SHOWN])
+        raise ValueError(
+            f"{len(bad)} of {len(names)} audio files are bad so far, more than the allowed share of "
+            f"{max_bad_share:g} (max_bad_share): {shown}"
+        )
+
+
+def _finish(names: list[str], partial: Path, key: str, sample_rate: int) -> None:
+    journal = _Journal(partial, key)
+    lengths = np.frombuffer(journal.lengths, dtype=np.int64)
+    good = lengths > 0
+    write_index(
+        partial,
+        [name for name, keep in zip(names, good, strict=True) if keep],
+        lengths[good],
+        np.frombuffer(journal.peaks, dtype=np.float32)[good],
+        {"key": key, "sample_rate": sample_rate, "bad": {names[i]: cause for i, cause in journal.bad.items()}},
+    )
+    (partial / "journal.jsonl").unlink()
+
+
+def write_index(
+    folder: Path, names: list[str], lengths: np.ndarray, peaks: np.ndarray, meta: dict[str, object]
+) -> None:
+    """Write the index beside a finished `audio.i16`; `meta.json` comes last and makes the cache valid.
+
+    Args:
+        folder: Folder of the samples.
+        names: One name per file.
+        lengths: Samples per file (N,) int64.
+        peaks: Largest absolute sample per file (N,) float32.
+        meta: `key`, `sample_rate` and `bad` as `CorpusCache` reads them.
+    """
+    encoded = [name.encode("utf-8") for name in names]
+    np.save(folder / "offsets.npy", np.cumsum(lengths) - lengths)
+    np.save(folder / "lengths.npy", lengths)
+    np.save(folder / "peaks.npy", peaks)
+    np.save(folder / "name_ends.npy", np.cumsum([len(name) for name in encoded], dtype=np.int64))
+    (folder / "names.txt").write_bytes(b"".join(encoded))
+    text = json.dumps({"version": VERSION, "files": len(names), **meta}, indent=1)
+    (folder / "meta.json").write_text(text, encoding="utf-8")
+
+
+def _swap(partial: Path, folder: Path) -> None:
+    old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        os.replace(folder, old)
+    os.replace(partial, folder)
+    shutil.rmtree(old, ignore_errors=True)

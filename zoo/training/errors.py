@@ -1,0 +1,132 @@
+"""One-line explanations of what goes wrong most, naming the config keys that help and their present values."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+# Parts of the messages of CUDA, ROCm, MPS and CPU allocators (lower case): torch raises plain RuntimeErrors too.
+OUT_OF_MEMORY = {
+    "cuda out of memory": "the GPU",
+    "hip out of memory": "the GPU",
+    "mps backend out of memory": "the GPU (MPS)",
+    "cuda error: out of memory": "the GPU",
+    "hip error: out of memory": "the GPU",
+    "cublas_status_alloc_failed": "the GPU",
+    "cudnn_status_alloc_failed": "the GPU",
+    "defaultcpuallocator": "the machine",
+    "can't allocate memory": "the machine",
+    "cannot allocate memory": "the machine",
+}
+# torch.save reports a full disk as a RuntimeError with these marks instead of an OSError.
+TORCH_WRITE_FAILED = ("inline_container", "pytorchstreamwriter")
+
+# Config keys that lower the need for memory, most effective first, and what to do with them.
+MEMORY_KEYS = (
+    ("data.init_args.batch_size", "halve it"),
+    ("model.init_args.accumulate", "raise it: splits each batch, same result"),
+    ("trainer.accumulate_grad_batches", "raise it when the batch is halved"),
+    ("trainer.precision", "bf16-mixed"),
+)
+
+# Module -> extra of pyproject.toml that installs it.
+EXTRA_OF = {
+    "pesq": "metrics",
+    "pystoi": "metrics",
+    "webdataset": "shards",
+    "fastapi": "ui",
+    "uvicorn": "ui",
+    "gradio": "ui",
+    "onnx": "export",
+    "onnxscript": "export",
+    "onnxruntime": "export",
+    "gymnasium": "rl",
+    "h5py": "rl",
+    "bitsandbytes": "llm",
+    "tokenizers": "llm",
+    "pyarrow": "llm",
+}
+
+
+def explain(exception: BaseException, config: Mapping[str, Any]) -> str | None:
+    """Explain an exception that the user can act on.
+
+    Args:
+        exception: what was raised; its causes are looked at as well.
+        config: the run's configuration as nested mappings; empty when there is none.
+
+    Returns:
+        One line, or None when the exception is of no known kind.
+    """
+    for error in _chain(exception):
+        text = str(error).lower()
+        place = _where_memory_ended(error, text)
+        if place is not None:
+            return f"out of memory on {place}; {_memory_advice(config)}"
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return _disk_full(f" while writing {error.filename}" if error.filename else "")
+        if isinstance(error, RuntimeError) and "reader" not in text and any(mark in text for mark in TORCH_WRITE_FAILED):
+            return _disk_full(" while writing a checkpoint")
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            extra = EXTRA_OF.get(error.name.partition(".")[0])
+            if extra is not None:
+                return f"{error.name} is not installed: pip install 'zoo[{extra}]'"
+    return None
+
+
+def _chain(exception: BaseException) -> Iterator[BaseException]:
+    """Yield an exception and its causes; torch and worker processes wrap what went wrong."""
+    seen: set[int] = set()
+    error: BaseException | None = exception
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _where_memory_ended(error: BaseException, text: str) -> str | None:
+    if isinstance(error, MemoryError):
+        return "the machine"
+    # By name, so that help and tools need not import torch.
+    if type(error).__name__ == "OutOfMemoryError":
+        return next((place for mark, place in OUT_OF_MEMORY.items() if mark in text), "the GPU")
+    if isinstance(error, RuntimeError | OSError):
+        return next((place for mark, place in OUT_OF_MEMORY.items() if mark in text), None)
+    return None
+
+
+def _memory_advice(config: Mapping[str, Any]) -> str:
+    """Name the keys of this run that lower the need, with their values."""
+    hints = []
+    for key, advice in MEMORY_KEYS:
+        value = _look_up(config, key)
+        if value is not None and not (key == "trainer.precision" and "16" in str(value)):
+            hints.append(f"{key} (now {value}: {advice})")
+    for key, value in _checkpointing_keys(config, ""):
+        hints.append(f"{key} (now {value}: set it to true)")
+    if not hints:
+        return f"lower the batch size or precision: {', '.join(key for key, _ in MEMORY_KEYS)}"
+    return f"change one of {', '.join(hints)}"
+
+
+def _look_up(config: Any, key: str) -> Any:
+    for part in key.split("."):
+        config = config.get(part) if isinstance(config, Mapping) else None
+    return config
+
+
+def _checkpointing_keys(config: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """Find the model's switches for gradient checkpointing that are off; systems nest them differently."""
+    for key, value in config.items() if isinstance(config, Mapping) else ():
+        name = f"{prefix}.{key}" if prefix else str(key)
+        if key in ("gradient_checkpointing", "activation_checkpointing") and value is False:
+            yield name, value
+        yield from _checkpointing_keys(value, name)
+
+
+def _disk_full(where: str) -> str:
+    return (
+        f"disk full{where}; nothing saved before is lost: free some room or set trainer.default_root_dir "
+        "to another disk, then go on with --ckpt_path last"
+    )
