@@ -12,7 +12,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from zoo.training.checkpoint_files import write_atomic
+from zoo.atomic import write_atomic
 from zoo.training.launch import read_accelerate
 
 

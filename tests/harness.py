@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +68,7 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, bytes]]:
         for index, item in enumerate(value):
             yield from _leaves(item, f"{name}/{index}")
     elif isinstance(value, torch.Tensor):
-        yield name, value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if value.numel() else b""
+        yield name, value.detach().cpu().numpy().tobytes()
     else:
         yield name, repr(value).encode()
 
@@ -74,3 +77,74 @@ def losses(run: Path, key: str) -> dict[int, str]:
     """The logged values of a key by step, as text, so that equality is bitwise."""
     with (run / "metrics.csv").open(newline="") as file:
         return {int(row["step"]): row[key] for row in csv.DictReader(file) if row.get(key)}
+
+
+MEASURED = ("train/samples_per_sec", "train/data_wait", "train/memory_gib")
+
+
+def record(run: Path) -> list[dict[str, str]]:
+    """All rows of metrics.csv as text, without what a clock measured."""
+    with (run / "metrics.csv").open(newline="") as file:
+        return [{key: text for key, text in row.items() if key not in MEASURED} for row in csv.DictReader(file)]
+
+
+def bests(run: Path) -> dict[str, dict[str, str]]:
+    """The best checkpoints that a run kept, by name."""
+    return {path.name: fingerprint(path) for path in sorted(run.glob("best-*.ckpt"))}
+
+
+_SERVER = multiprocessing.get_context("forkserver")
+_SERVER.set_forkserver_preload(["zoo.lightning_cli"])
+
+
+class Forked:
+    """`zoo` in a process of its own that is forked from one with all imports done: a second instead of six.
+
+    Args:
+        args: the command and its arguments.
+        cwd: its working directory, where `out.txt` and `err.txt` of the call go as well.
+        extra: environment variables.
+    """
+
+    def __init__(self, *args: object, cwd: Path, **extra: str) -> None:
+        self.args = [str(arg) for arg in args]
+        number = len(list(cwd.glob("out*.txt")))
+        self.files = cwd / f"out{number}.txt", cwd / f"err{number}.txt"
+        for file in self.files:
+            file.touch()
+        target_args = (self.args, str(cwd), environment(**extra), *map(str, self.files))
+        self.process = _SERVER.Process(target=_zoo_in_child, args=target_args)
+        self.process.start()
+
+    def wait(self, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+        """Wait for it; `ended` of the result is the time of its end."""
+        self.process.join(timeout)
+        if self.process.exitcode is None:
+            self.process.kill()
+            self.process.join()
+            raise subprocess.TimeoutExpired(self.args, timeout, self.files[0].read_text(), self.files[1].read_text())
+        out, err = (file.read_text() for file in self.files)
+        result = subprocess.CompletedProcess(self.args, self.process.exitcode, out, err)
+        result.ended = time.time()
+        return result
+
+
+def forked(*args: object, cwd: Path, timeout: float = 300, **extra: str) -> subprocess.CompletedProcess[str]:
+    """Run `zoo` in a forked process and wait for it: `zoo()` without the imports."""
+    return Forked(*args, cwd=cwd, **extra).wait(timeout)
+
+
+def _zoo_in_child(args: Sequence[str], cwd: str, variables: dict[str, str], out: str, err: str) -> None:
+    from zoo.cli import main
+
+    os.setpgrp()
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(variables)
+    tempfile.tempdir = None
+    sys.path[:0] = [str(TOY)]
+    for path, descriptor in ((out, 1), (err, 2)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), descriptor)
+    multiprocessing.set_start_method("fork", force=True)  # of loader workers, as everywhere on Linux
+    torch.set_num_threads(1)
+    sys.exit(main(args))

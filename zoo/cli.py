@@ -113,7 +113,9 @@ def overview() -> str:
     lines = ["usage: zoo COMMAND [options]   (zoo COMMAND --help tells a command's options)", ""]
     for title, group in (("training and inference", TRAINER_COMMANDS), ("tools", tools)):
         lines += [f"{title}:", *(f"  {name:<{width}}{summary}" for name, summary in group.items()), ""]
-    lines.append("--allow-import PACKAGE (repeatable) admits classes of your own package in configs and lists its systems.")
+    lines.append(
+        "--allow-import PACKAGE (repeatable) admits classes of your own package in configs and lists its systems."
+    )
     lines.append(f"{TRACEBACK_VARIABLE}=1 shows the traceback of an error.")
     return "\n".join(lines)
 
@@ -137,4 +139,3 @@ def _report(error: Exception) -> int:
 def _fail(message: str, code: int = 1) -> int:
     print(f"zoo: error: {message}", file=sys.stderr)
     return code
-

@@ -1,4 +1,4 @@
-"""fit, validate, test, predict: LightningCLI in subclass mode, one parser a command, with our callbacks and run folders.
+"""fit, validate, test, predict: LightningCLI in subclass mode, with our callbacks and run folders.
 
 Every command takes the same flat config, so that the config.yaml of a run serves all of them. (Its own file beside
 `zoo/cli.py`, because help and tools must answer without importing Lightning.)
@@ -22,18 +22,19 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from zoo import __version__
+from zoo.atomic import write_atomic
 from zoo.options import take_option
 from zoo.parsing import allow_imports, fail
 from zoo.training import run as runs
 from zoo.training.banner import Banner
 from zoo.training.bulk import BulkData
 from zoo.training.checkpoint import SHARDING_STRATEGIES, AtomicCheckpointIO, Checkpoints
-from zoo.training.checkpoint_files import step_of, write_atomic
+from zoo.training.checkpoint_files import step_of
 from zoo.training.csv_log import RunCSV
 from zoo.training.errors import explain
 from zoo.training.init_from import init_from
 from zoo.training.loggers import WandbSettings, make_loggers
-from zoo.training.monitor import Resources, Throughput, TrainLog
+from zoo.training.monitor import GradNorm, Resources, Throughput, TrainLog
 from zoo.training.resume import RNGState
 from zoo.training.task import ZooTask
 
@@ -90,7 +91,11 @@ class ZooCLI(LightningCLI):
             save_config_kwargs={"overwrite": True, "save_to_log_dir": False},
             trainer_defaults={"use_distributed_sampler": False, "callbacks": self._callbacks()},
             seed_everything_default=DEFAULT_SEED,
-            parser_kwargs={"prog": f"zoo {command}", "parser_mode": "omegaconf+", "dump_header": [f"zoo=={__version__}"]},
+            parser_kwargs={
+                "prog": f"zoo {command}",
+                "parser_mode": "omegaconf+",
+                "dump_header": [f"zoo=={__version__}"],
+            },
             parser_class=ZooParser,
             subclass_mode_model=True,
             subclass_mode_data=True,
@@ -104,7 +109,7 @@ class ZooCLI(LightningCLI):
         bar: Callback = RichProgressBar() if sys.stderr.isatty() else TQDMProgressBar(refresh_rate=50)
         if self.command != "fit":
             return [bar]
-        return [bar, RNGState(), Banner(), TrainLog(), Throughput(), Resources()]
+        return [bar, RNGState(), Banner(), TrainLog(), Throughput(), Resources(), GradNorm()]
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add what the zoo has beside trainer, model and data."""
@@ -113,12 +118,26 @@ class ZooCLI(LightningCLI):
             "--loggers", type=list[Literal["tensorboard", "wandb"]], default=[], help="beside metrics.csv, always on"
         )
         parser.add_class_arguments(WandbSettings, "wandb")
-        parser.add_argument("--init_from", type=str | None, default=None, help="start from these weights: our checkpoint, an export, an original's file")
-        parser.add_argument("--init_from_min_matched", type=float, default=0.9, help="share of the tensors that must match")
-        parser.add_argument("--ckpt_path", type=str | None, default=None, help="a checkpoint, a run folder, `last` (newest run), or for fit `auto` (last if there is one)")
+        parser.add_argument(
+            "--init_from",
+            type=str | None,
+            default=None,
+            help="start from these weights: our checkpoint, an export, an original's file",
+        )
+        parser.add_argument(
+            "--init_from_min_matched", type=float, default=0.9, help="share of the tensors that must match"
+        )
+        parser.add_argument(
+            "--ckpt_path",
+            type=str | None,
+            default=None,
+            help="a checkpoint, a run folder, `last` (newest run), or for fit `auto` (last if there is one)",
+        )
         if self.command == "predict":
             parser.add_argument("--input", type=str | None, default=None, help="a file or a folder tree")
-            parser.add_argument("--output", type=str | None, default=None, help="folder for the results and manifest.jsonl")
+            parser.add_argument(
+                "--output", type=str | None, default=None, help="folder for the results and manifest.jsonl"
+            )
             parser.add_argument("--overwrite", type=bool, default=False, help="do finished files again")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -171,7 +190,8 @@ def settle(command: str, config: Namespace, recipe: str) -> tuple[Path | None, P
     folder = Path(chosen) if chosen else runs.new_run_folder(recipe)
     if next(folder.glob("*.ckpt"), None) is not None:
         raise ValueError(
-            f"{folder} already holds a run: go on with it by --ckpt_path {folder}, or choose another trainer.default_root_dir"
+            f"{folder} already holds a run: go on with it by --ckpt_path {folder}, "
+            "or choose another trainer.default_root_dir"
         )
     return checkpoint, folder
 
@@ -192,7 +212,7 @@ def recipe_of(configs: Sequence[str]) -> str:
     return f"{folder.name}/{first.stem}"
 
 
-def describe(model: L.LightningModule, config: Namespace) -> dict[str, Any]:
+def describe(model: ZooTask, config: Namespace) -> dict[str, Any]:
     """What a checkpoint must carry so that its parts can be built again without the run folder."""
     init_args = yaml.safe_load(yaml.safe_dump(config["model"].as_dict()))["init_args"]
     return {
@@ -288,12 +308,14 @@ def dry_run(config: Path) -> list[tuple[str, bool, str]]:
     """
     from zoo.load import load
 
-    results = []
+    results: list[tuple[str, bool, str]] = []
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "run"
         limits = ["--trainer.max_steps=1", "--trainer.limit_val_batches=1", "--trainer.num_sanity_val_steps=0"]
         stages = {
-            "build, one step, save": lambda: run("fit", ["--config", str(config), f"--trainer.default_root_dir={root}", *limits]),
+            "build, one step, save": lambda: run(
+                "fit", ["--config", str(config), f"--trainer.default_root_dir={root}", *limits]
+            ),
             "load": lambda: load(root),
             "predict": lambda: load(root).dry_run(),
         }

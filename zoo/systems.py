@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent
+# Packages of the zoo that serve every system.
+SHARED = ("audio", "commands", "training", "ui")
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def systems(packages: Sequence[str] = ()) -> list[System]:
     found = []
     for folder in sorted(path.parent for path in PACKAGE.glob("*/__init__.py")):
         recipes = recipe_root() / folder.name
-        if (folder / "convert.py").is_file() or recipes.is_dir():
+        if folder.name not in SHARED and ((folder / "convert.py").is_file() or recipes.is_dir()):
             found.append(_system(f"zoo.{folder.name}", folder, recipes))
     for package in packages:
         folder = _folder_of(package)

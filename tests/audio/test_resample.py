@@ -10,22 +10,22 @@ RATES = [8000, 16000, 22050, 24000, 44100, 48000]
 
 
 def tone(frequency, rate, seconds=0.5):
-    return torch.sin(2 * torch.pi * frequency * torch.arange(int(rate * seconds)) / rate)
+    return torch.sin(2 * torch.pi * frequency * torch.arange(int(rate * seconds), dtype=torch.float64) / rate).float()
 
 
 @pytest.mark.parametrize(("source", "target"), [(22050, 16000), (16000, 48000), (48000, 24000), (44100, 22050)])
 def test_a_tone_keeps_its_shape(source, target):
     expected = tone(1000.0, target)
     inner = slice(target // 20, -target // 20)
-    assert (resample(tone(1000.0, source), source, target)[: len(expected)] - expected)[inner].abs().max() < 1e-3
+    assert (resample(tone(1000.0, source), source, target)[: len(expected)] - expected)[inner].abs().max() < 1e-4
     array = resample_array(tone(1000.0, source).numpy(), source, target)
-    assert np.abs(array - expected.numpy())[inner].max() < 1e-3
+    assert np.abs(array - expected.numpy())[inner].max() < 1e-4
 
 
 def test_no_alias_of_what_lies_above():
     folded = tone(9500.0, 22050)
-    assert resample(folded, 22050, 16000)[800:-800].abs().max() < 1e-3
-    assert np.abs(resample_array(folded.numpy(), 22050, 16000))[800:-800].max() < 1e-3
+    assert resample(folded, 22050, 16000)[800:-800].abs().max() < 1e-5
+    assert np.abs(resample_array(folded.numpy(), 22050, 16000))[800:-800].max() < 1e-5
 
 
 @settings(max_examples=30, deadline=None)
@@ -40,7 +40,7 @@ def test_lengths(samples, source, target):
 def test_stream_equals_the_whole():
     x = np.random.default_rng(0).uniform(-1, 1, (2, 9000)).astype(np.float32)
     stream = StreamResampler(44100, 16000, 2)
-    pieces = [stream.push(block, last) for block, last in ((x[:, :10], False), (x[:, 10:5000], False), (x[:, 5000:], True))]
+    pieces = [stream.push(x[:, a:b], last=b == 9000) for a, b in ((0, 10), (10, 5000), (5000, 9000))]
     np.testing.assert_allclose(np.concatenate(pieces, axis=1), resample_array(x, 44100, 16000), atol=1e-6)
     same = StreamResampler(16000, 16000, 1)
     np.testing.assert_array_equal(same.push(x[:1], last=True), x[:1])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from zoo.audio.mel import LogMel
 from zoo.hifigan.convert import from_original
@@ -103,51 +104,100 @@ def test_discriminator_statistics(folder, initial, name):
             for feature, golden_map in zip(maps, golden_maps, strict=True):
                 statistics_agree(feature, golden_map)
     for key, value in losses.items():
-        assert float(value) == pytest.approx(golden[name][key], rel=1e-5), key
+        # the formula's spectral vectors nearly cancel: the MSD's first scale grows to 1e21, and its rounding with it
+        assert float(value) == pytest.approx(golden[name][key], rel=1e-5 if name == "mpd" else 1e-3), key
 
 
 def grad_norm(parameters) -> float:
     return math.sqrt(sum(float(p.grad.double().square().sum()) for p in parameters if p.grad is not None))
 
 
-def test_three_steps(folder, initial):
+def three_steps(folder: Path, nets: dict[str, nn.Module]) -> tuple[nn.Module, list[dict[str, float]]]:
+    """The original's loop (order of steps, separate passes for real and generated audio) on the golden segment."""
     golden = load_foreign(folder / "three_steps.pt")
     generator = from_original(folder / "g_00000123")
-    mpd, msd = build(initial, "mpd"), build(initial, "msd")
     loss_mel = LogMel(22050, 1024, 256, 1024, 80, 0.0, None)
     settings = {"lr": 2e-4, "betas": (0.8, 0.99)}
-    parameters_d = [*msd.parameters(), *mpd.parameters()]
+    parameters_d = [*nets["msd"].parameters(), *nets["mpd"].parameters()]
     optimizer_g = torch.optim.AdamW(generator.parameters(), **settings)
     optimizer_d = torch.optim.AdamW(parameters_d, **settings)
     real = golden["segment_wav"][:, None]
-    for expected in golden["log"]:
+    logs = []
+    for _ in range(3):
         fake = generator(golden["mel_in"])
         log = {}
         optimizer_d.zero_grad()
-        for name, net in [("mpd", mpd), ("msd", msd)]:
+        for name, net in nets.items():
             log[f"d_{name}"] = discriminator_loss(net(real), net(fake.detach()))
         (log["d_mpd"] + log["d_msd"]).backward()
-        log["grad_norm_d"] = grad_norm(parameters_d)
+        norms = {"grad_norm_d": grad_norm(parameters_d)}
         optimizer_d.step()
 
         optimizer_g.zero_grad()
         log["mel_x45"] = 45 * (golden["mel_target"] - loss_mel(fake[:, 0])).abs().mean()
-        for name, net in [("mpd", mpd), ("msd", msd)]:
+        for name, net in nets.items():
             on_real, on_fake = net(real), net(fake)
             log[f"g_adv_{name}"] = adversarial_loss(on_fake)
             log[f"fm_{name}"] = 2 * feature_matching_loss(on_real, on_fake)
         terms = ["g_adv_mpd", "g_adv_msd", "fm_mpd", "fm_msd", "mel_x45"]
         log["g_total"] = torch.stack([log[term] for term in terms]).sum()
         log["g_total"].backward()
-        log["grad_norm_g"] = grad_norm(generator.parameters())
+        norms["grad_norm_g"] = grad_norm(generator.parameters())
         optimizer_g.step()
+        logs.append({key: value.item() for key, value in log.items()} | norms)
+    return generator, logs
+
+
+def test_three_steps(folder, initial):
+    golden = load_foreign(folder / "three_steps.pt")
+    nets = {name: build(initial, name) for name in ("mpd", "msd")}
+    generator, logs = three_steps(folder, nets)
+    # Single MPD biases have almost no gradient, and AdamW's first step turns the rounding of one convolution kernel
+    # into a full step of either sign: from the second step on, MPD terms depend on the machine at 1e-4 (float64 and
+    # AVX2 kernels move them as much, and so they do the original's own loop). The test below takes that out.
+    stable = {"d_msd", "g_adv_msd", "mel_x45"}
+    for step, (log, expected) in enumerate(zip(logs, golden["log"], strict=True)):
         for key, value in expected.items():
-            print(key, float(log[key].detach() if hasattr(log[key],"detach") else log[key])/value-1)
+            assert log[key] == pytest.approx(value, rel=1e-5 if step == 0 or key in stable else 1e-3), (step, key)
     for key, value in to_legacy_keys(generator.state_dict()).items():
-        torch.testing.assert_close(value, golden["generator_after"][key], atol=1e-6, rtol=1e-5, msg=key)
-    legacy = to_legacy_keys(msd.state_dict())
+        # three steps of 2e-4; a sign flip moves one weight by up to twice that
+        torch.testing.assert_close(value.detach(), golden["generator_after"][key], atol=4e-4, rtol=0, msg=key)
+    legacy = to_legacy_keys(nets["msd"].state_dict())
     for key, value in golden["spectral_u_after"].items():
-        torch.testing.assert_close(legacy[key], value, atol=1e-6, rtol=1e-5, msg=key)
+        torch.testing.assert_close(legacy[key], value, atol=1e-5, rtol=0, msg=key)
+
+
+def with_legacy_norms(net: nn.Module, state: dict[str, torch.Tensor]) -> nn.Module:
+    """Exchange the norms of a net for torch's old ones, which the original trains with, and load a state of ours."""
+    legacy = to_legacy_keys(state)
+    for name, module in net.named_modules():
+        if isinstance(module, nn.Conv1d | nn.Conv2d):
+            parametrize.remove_parametrizations(module, "weight")
+            module._load_state_dict_pre_hooks.clear()  # torch leaves one behind that renames legacy keys
+            (nn.utils.spectral_norm if f"{name}.weight_orig" in legacy else nn.utils.weight_norm)(module)
+    net.load_state_dict(legacy)
+    return net
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*")
+@pytest.mark.parametrize("channel_mult", [1 / 8, pytest.param(1.0, marks=pytest.mark.slow)])
+def test_three_steps_equal_those_with_legacy_norms(folder, channel_mult):
+    torch.manual_seed(0)
+    classes = {"mpd": MultiPeriodDiscriminator, "msd": MultiScaleDiscriminator}
+    nets = {name: cls(channel_mult=channel_mult) for name, cls in classes.items()}
+    references = {
+        name: with_legacy_norms(cls(channel_mult=channel_mult), nets[name].state_dict())
+        for name, cls in classes.items()
+    }
+    generator, logs = three_steps(folder, nets)
+    expected_generator, expected_logs = three_steps(folder, references)
+    for log, expected in zip(logs, expected_logs, strict=True):
+        assert log == pytest.approx(expected, rel=1e-5)
+    for key, value in expected_generator.state_dict().items():
+        torch.testing.assert_close(generator.state_dict()[key], value, atol=1e-6, rtol=1e-5, msg=key)
+    for key, value in references["msd"].state_dict().items():
+        if key.endswith("weight_u"):
+            torch.testing.assert_close(to_legacy_keys(nets["msd"].state_dict())[key], value, atol=1e-6, rtol=1e-5)
 
 
 def test_layout_of_discriminator_file(folder, initial):
@@ -156,7 +206,11 @@ def test_layout_of_discriminator_file(folder, initial):
         legacy = to_legacy_keys(initial[name])
         assert {key: [list(value.shape), "float32"] for key, value in legacy.items()} == layout[name]
     # the optimizer numbers parameters in this order
-    order = [f"{name}.{key}" for name in ("msd", "mpd") for key in to_legacy_keys(dict(build(initial, name).named_parameters()))]
+    order = [
+        f"{name}.{key}"
+        for name in ("msd", "mpd")
+        for key in to_legacy_keys(dict(build(initial, name).named_parameters()))
+    ]
     assert order == layout["optim_d_param_order"]
     generator = from_original(folder / "g_00000123")
     assert list(to_legacy_keys(dict(generator.named_parameters()))) == layout["optim_g_param_order"]

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import lightning as L
@@ -216,7 +215,7 @@ def test_killed_twice_each_file_is_computed_once(tmp_path):
 
 
 def test_begin_sweeps_only_temporaries(tmp_path):
-    output = touch(tmp_path, "a/.b.wav.tmp-12", ".c.wav.99.tmp", "a/b.wav", "plain.tmp", ".keep")
+    output = touch(tmp_path, "a/.b.wav.tmp-12", ".c.wav.tmp-99", "a/b.wav", "plain.tmp", ".keep")
     BulkRun(output).begin()
     assert sorted(p.name for p in output.rglob("*") if p.is_file()) == [".keep", "b.wav", "plain.tmp"]
 
@@ -324,7 +323,8 @@ def test_two_processes_share_the_work(tmp_path):
 
             root = Path({str(tmp_path)!r})
             for source in ("in", "in/odd"):  # the second has fewer files than ranks
-                data = BulkData(root / source, root / "out" / source, (".txt",), ".out")
+                output = root / source.replace("in", "out", 1).replace("/", "_")
+                data = BulkData(root / source, output, (".txt",), ".out")
                 trainer = L.Trainer(accelerator="cpu", devices=2, strategy="ddp", logger=False,
                                     enable_progress_bar=False, enable_checkpointing=False)
                 trainer.predict(Task(Reverse(root / "journal")), datamodule=data, return_predictions=False)
@@ -333,9 +333,7 @@ def test_two_processes_share_the_work(tmp_path):
             """
         )
     )
-    started = time.monotonic()
     subprocess.run([sys.executable, str(script)], check=True, timeout=300, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    assert time.monotonic() - started < 300
     assert sorted((tmp_path / "seen").read_text().splitlines()) == ["0 1", "0 1", "1 2", "1 2"]
     assert sorted((tmp_path / "journal").read_text().split()) == ["00", "01", "01"]
-    assert len(read_manifest(tmp_path / "out/in/manifest.jsonl")) == 3
+    assert len(read_manifest(tmp_path / "out/manifest.jsonl")) == 3

@@ -1,3 +1,4 @@
+import contextlib
 import io
 import os
 import pickle
@@ -339,21 +340,51 @@ def test_safetensors(tmp_path):
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.binary(max_size=60), st.integers(0, 400), st.integers(0, 255))
-def test_damaged_streams_fail_with_value_error(noise, position, byte):
+@given(noise=st.binary(max_size=60), position=st.integers(0, 400), byte=st.integers(0, 255))
+def test_damaged_streams_fail_with_value_error(tmp_path_factory, noise, position, byte):
+    path = tmp_path_factory.getbasetemp() / "damaged.pt"
     buffer = io.BytesIO()
     torch.save({"w": torch.ones(2), "s": Scheduler(1)}, buffer, _use_new_zipfile_serialization=False)
     stream = bytearray(buffer.getvalue())
     stream[position % len(stream)] = byte
     for data in (bytes(stream), noise):
-        path = Path(os.environ.get("TMPDIR", "/tmp")) / f"fuzz-{os.getpid()}.pt"
-        try:
-            path.write_bytes(data)
+        path.write_bytes(data)
+        with contextlib.suppress(ValueError):
             load_foreign(path)
-        except ValueError:
-            pass
-        finally:
-            path.unlink()
+
+
+def laughs(depth: int) -> bytes:
+    """Lists that hold one list twice, again and again: 2**depth entries when spelled out."""
+    return b"]" + b"".join(b"p%d\n0](g%d\ng%d\ne" % (i, i, i) for i in range(depth))
+
+
+def test_shared_containers_are_not_spelled_out(tmp_path):
+    path = tmp_path / "x.pkl"
+    path.write_bytes(laughs(60) + b".")
+    value = plain(load_foreign(path, "meta"))
+    assert value[0] is value[1]
+    path.write_bytes(b"cos\nsystem\n(" + laughs(60) + b"tR.")
+    with pytest.raises(UnsafeFileError, match=r"os\.system") as caught:
+        load_foreign(path)
+    assert len(str(caught.value)) < 1000
+
+
+def test_plain_refuses_circles_of_records():
+    circle = Stub("omegaconf.dictconfig.DictConfig", state={})
+    circle.state["_content"] = Stub("omegaconf.nodes.AnyNode", state={"_val": circle})
+    with pytest.raises(UnsafeFileError, match="circle"):
+        plain(circle)
+    loop: list = []
+    loop.append(loop)
+    found = plain(loop)
+    assert found[0] is found
+
+
+def test_plain_unwraps_namespaces_and_containers():
+    namespace = Stub("argparse.Namespace", state={"rate": 1, "parts": (Stub("my.List", elements=[1]),)})
+    assert plain([namespace, Stub("my.Dict", entries={"a": 1})]) == [{"rate": 1, "parts": ([1],)}, {"a": 1}]
+    other = Stub("fm.FMScheduler", state={"sigma": 1})
+    assert plain({"x": other})["x"] is other
 
 
 @pytest.mark.shared

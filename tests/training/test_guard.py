@@ -1,5 +1,6 @@
 import copy
 import functools
+import itertools
 import logging
 
 import lightning as L
@@ -189,7 +190,7 @@ def test_reduce_lowers_the_rate_below_any_schedule():
     guard = LossGuard("reduce", reduce_factor=0.1, floor=0.02)
     trainer, states = fit(Scheduled(), guard, batches(6, x2={"scale": NAN}, x4={"scale": NAN}))
     bias = [float(state[0]["net.2.bias"]) for state in states]
-    moves = [before - after for before, after in zip(bias, bias[1:], strict=False)]
+    moves = [before - after for before, after in itertools.pairwise(bias)]
     assert moves == pytest.approx([0.25, 0, 0.0625 * 0.1, 0, 0.015625 * 0.02], abs=1e-7)
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.5**7)
     assert float(trainer.callback_metrics["train/guard_lr_multiplier"]) == pytest.approx(0.02)

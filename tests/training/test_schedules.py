@@ -102,7 +102,7 @@ def test_a_recipe_can_name_optimizer_and_schedule():
             },
         }
     )
-    built = parser.instantiate_classes(parsed)
+    built = parser.instantiate(parsed)
     optimizer = built.optimizer([torch.nn.Parameter(torch.zeros(1))])
     schedule = built.scheduler(optimizer)
     assert isinstance(schedule, WarmupCosine)

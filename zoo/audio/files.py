@@ -15,6 +15,7 @@ from types import TracebackType
 import numpy as np
 import soundfile
 
+from zoo.atomic import temporary_beside
 from zoo.audio.decoding import BLOCK_SAMPLES, AudioFileError, decode, open_checked, reason
 
 _FORMATS = {
@@ -175,7 +176,7 @@ class Writer:
         self._channels = channels
         self._samples = 0
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
+        self._temporary = temporary_beside(self.path)
         try:
             self._handle = soundfile.SoundFile(
                 self._temporary, "w", sample_rate, channels, self._subtype, format=container

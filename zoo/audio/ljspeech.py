@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from zoo.atomic import write_atomic
 from zoo.audio import cache, files
 
 FULL_COUNT = 13_100  # utterances of LJSpeech 1.1
@@ -189,9 +190,4 @@ def prepare(
 
 
 def _write_text(path: Path, lines: list[str]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_atomic(path, lambda file: file.write("".join(f"{line}\n" for line in lines).encode()))

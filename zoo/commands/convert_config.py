@@ -42,7 +42,7 @@ def main(system: str, file: Path, output: Path | None = None, packages: Sequence
     if output is None:
         print(text, end="")
     else:
-        from zoo.training.checkpoint_files import write_atomic
+        from zoo.atomic import write_atomic
 
         write_atomic(output, lambda stream: stream.write(text.encode()))
         print(f"{file} -> {output}", file=sys.stderr)

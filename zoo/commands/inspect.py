@@ -48,7 +48,7 @@ def _folder(path: Path, packages: Sequence[str]) -> int:
 
     checkpoints = find_checkpoints(path)
     if checkpoints:
-        print(f"{path}: run folder with {len(checkpoints)} checkpoints")
+        print(f"{path}: run folder, checkpoints: {len(checkpoints)}")
         if not (path / "config.yaml").is_file():
             print("  config.yaml is missing: name the recipe with --config to go on with this run")
         sound = {checkpoint: is_sound(checkpoint) for checkpoint in checkpoints}

@@ -112,10 +112,10 @@ def interpret(content: Any, path: Path) -> Original:
         return _coqui(content, path)
     if _is_state(content.get("state_dict")):
         keys = list(content["state_dict"])
-        if any(key.startswith("multi_period_discriminator.") for key in keys) or "zoo" not in content:
-            state = split_prefixes(content["state_dict"], PREFIXES["ssl-vocoder"])
-            if any(key.startswith("generator.conv_pre.") for key in state):
-                return _renamed("ssl-vocoder", _split(state))
+        state = split_prefixes(content["state_dict"], PREFIXES["ssl-vocoder"])
+        ours = "zoo" in content or any(key.startswith(("mpd.", "msd.")) for key in keys)
+        if not ours and any(key.startswith("generator.conv_pre.") for key in state):
+            return _renamed("ssl-vocoder", _split(state))
     if _is_state(content):
         if any(key.startswith("conv_pre.") for key in keys):
             layout = "speechbrain" if is_speechbrain(keys) else "hifi-gan"
@@ -256,7 +256,9 @@ def check(module: nn.Module, state: Mapping[str, Tensor], source: Path, name: st
     faults += [f"unexpected {key}" for key in given if key not in own]
     faults += [f"{key} is {given[key]}, expected {own[key]}" for key in own if key in given and own[key] != given[key]]
     if faults:
-        raise ValueError(f"{source}: {len(faults)} tensors of the {name} do not fit the config: {'; '.join(faults[:4])}")
+        raise ValueError(
+            f"{source}: {len(faults)} tensors of the {name} do not fit the config: {'; '.join(faults[:4])}"
+        )
 
 
 def load(module: nn.Module, state: Mapping[str, Tensor], source: Path) -> None:
@@ -270,4 +272,3 @@ def trainable_state(state: Mapping[str, Tensor]) -> State:
     generator = {key.removeprefix("generator."): value for key, value in state.items() if key.startswith("generator.")}
     normed = {f"generator.{key}": value for key, value in with_weight_norm(generator).items()}
     return normed | {key: value for key, value in state.items() if not key.startswith("generator.")}
-

@@ -13,7 +13,10 @@ Value = TypeVar("Value")
 State = dict[str, Tensor]
 
 # leaf of a module with weight norm: the original's name, ours
-WEIGHT_NORM_LEAVES = (("weight_g", "parametrizations.weight.original0"), ("weight_v", "parametrizations.weight.original1"))
+WEIGHT_NORM_LEAVES = (
+    ("weight_g", "parametrizations.weight.original0"),
+    ("weight_v", "parametrizations.weight.original1"),
+)
 # leaf of a module with spectral norm; weight_v means another tensor there, so weight_orig decides
 SPECTRAL_NORM_LEAVES = (
     ("weight_orig", "parametrizations.weight.original"),

@@ -158,6 +158,7 @@ def recipe_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         "scheduler_g": scheduler,
         "scheduler_d": scheduler,
         "loss_weights": dict(LOSS_WEIGHTS),
+        "sample_rate": config["sampling_rate"],
     }
     data = {"root": "${oc.env:ZOO_DATA,data}", **{ours: settings[theirs] for theirs, ours in DATA_KEYS.items()}}
     recipe = {
@@ -166,7 +167,16 @@ def recipe_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         "model": {"class_path": "zoo.hifigan.task.HiFiGANTask", "init_args": model},
         "data": {"class_path": "zoo.hifigan.data.VocoderData", "init_args": data},
     }
-    mapped = {*GENERATOR_KEYS, *MEL_KEYS, *DATA_KEYS, "learning_rate", "adam_b1", "adam_b2", "lr_decay", "fmax_for_loss"}
+    mapped = {
+        *GENERATOR_KEYS,
+        *MEL_KEYS,
+        *DATA_KEYS,
+        "learning_rate",
+        "adam_b1",
+        "adam_b2",
+        "lr_decay",
+        "fmax_for_loss",
+    }
     return recipe, [key for key in config if key not in mapped]
 
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,47 +12,13 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from zoo.audio import files
-from zoo.audio.cache import CorpusCache
-from zoo.audio.cache import build
-from zoo.audio.synthetic import SpeechLike
+from zoo.audio.cache import CorpusCache, build
+from zoo.audio.corpus import Corpus, EmbeddedCorpus, read_list
 from zoo.training.resume import Key, ZooDataModule, item_seed
 
 log = logging.getLogger(__name__)
 
 PEAK = 0.95  # of full scale, the original's normalisation
-
-
-class Corpus(Protocol):
-    """Mono clips at one sample rate, by number."""
-
-    names: Sequence[str]
-    lengths: Sequence[int]
-    peaks: Sequence[float]
-
-    def read(self, index: int, start: int = 0, samples: int = -1) -> np.ndarray:
-        """Samples (T,) float32."""
-        ...
-
-
-class EmbeddedCorpus:
-    """The speech-like corpus made in code, in memory.
-
-    Args:
-        utterances: number of clips.
-        sample_rate: Hz.
-        seed: of the corpus.
-    """
-
-    def __init__(self, utterances: int, sample_rate: int, seed: int = 0) -> None:
-        speech = SpeechLike(sample_rate=sample_rate, seed=seed)
-        self._clips = [speech.utterance(index) for index in range(utterances)]
-        self.names = [f"embedded{index:04d}" for index in range(utterances)]
-        self.lengths = [len(clip) for clip in self._clips]
-        self.peaks = [float(np.abs(clip).max()) for clip in self._clips]
-
-    def read(self, index: int, start: int = 0, samples: int = -1) -> np.ndarray:
-        """Samples (T,) float32."""
-        return self._clips[index][start : None if samples < 0 else start + samples]
 
 
 class Features:
@@ -104,7 +67,7 @@ class Crops(Dataset[dict[str, Tensor]]):
     def __init__(
         self,
         corpus: Corpus,
-        indices: Sequence[int],
+        indices: np.ndarray,
         segment_samples: int,
         seed: int,
         normalize: bool = True,
@@ -160,7 +123,7 @@ class Clips(Dataset[dict[str, Tensor]]):
     def __init__(
         self,
         corpus: Corpus,
-        indices: Sequence[int],
+        indices: np.ndarray,
         max_samples: int,
         normalize: bool = True,
         features: Features | None = None,
@@ -238,7 +201,8 @@ class VocoderData(ZooDataModule):
         super().__init__(batch_size=batch_size, num_workers=num_workers, seed=seed)
         if features is not None and segment_samples % feature_hop_samples:
             raise ValueError(
-                f"data.segment_samples ({segment_samples}) is not a multiple of feature_hop_samples ({feature_hop_samples})"
+                f"data.segment_samples ({segment_samples}) is not a multiple of "
+                f"feature_hop_samples ({feature_hop_samples})"
             )
         self.root = None if root is None else Path(root)
         self.sample_rate = sample_rate
@@ -256,7 +220,7 @@ class VocoderData(ZooDataModule):
                     f"data.init_args.root: no folder {self.root}; put a corpus there, set ZOO_DATA, or use root: null "
                     "for the embedded corpus"
                 )
-            log.warning("no corpus at %s: using the embedded speech-like corpus (set ZOO_DATA to train on speech)", root)
+            log.warning("no corpus at %s: using the embedded speech-like one (set ZOO_DATA to train on speech)", root)
             self.root = None
 
     def prepare_data(self) -> None:
@@ -297,43 +261,9 @@ class VocoderData(ZooDataModule):
         everything = np.arange(count)
         if self.lists[1] is not None and self.root is not None:
             wanted = {path.stem for path in read_list(Path(self.lists[1]), self.root)}
-            chosen = np.array([Path(corpus.names[index]).stem in wanted for index in everything], dtype=bool)
+            chosen = np.array([Path(name).stem in wanted for name in corpus.names])
         else:
             chosen = everything >= count - self.val_items
         if not chosen.any() or chosen.all():
             raise ValueError(f"{int(chosen.sum())} of {count} clips are for validation: both sets need at least one")
         return everything[~chosen], everything[chosen]
-
-
-def read_list(path: Path, root: Path) -> list[Path]:
-    """Read a file list.
-
-    Args:
-        path: lines `id|anything` (LJSpeech, HiFi-GAN), one path a line (Vocos), or JSONL with `path`.
-        root: where relative paths and ids are looked up, `wavs/` included.
-
-    Returns:
-        Existing files.
-
-    Raises:
-        FileNotFoundError: when the list or a file that it names does not exist.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"no file list {path}")
-    found = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if not line.strip():
-            continue
-        name = json.loads(line)["path"] if line.startswith("{") else line.split("|")[0].strip()
-        found.append(_locate(name, root, path))
-    return found
-
-
-def _locate(name: str, root: Path, where: Path) -> Path:
-    suffixes = ("",) if Path(name).suffix.lower() in files.AUDIO_SUFFIXES else files.AUDIO_SUFFIXES
-    for folder in (root, root / "wavs"):
-        for suffix in suffixes:
-            candidate = folder / (name + suffix)
-            if candidate.is_file():
-                return candidate
-    raise FileNotFoundError(f"{where} names {name}, which is not below {root}")

@@ -21,7 +21,7 @@ PaddingMode = Literal["zeros", "reflect", "replicate"]
 
 
 class ResidualBlock(nn.Module):
-    """Residual units of one kernel size: type "1" pairs a dilated with a plain convolution, type "2" has the first only.
+    """Residual units of one kernel size: type "1" pairs a dilated with a plain convolution, "2" has the first only.
 
     Args:
         channels: width.
@@ -178,7 +178,11 @@ class Generator(nn.Module):
         """
         for _, module in self.convolutions():
             if parametrize.is_parametrized(module, "weight"):
-                parametrize.remove_parametrizations(module, "weight")
+                weight = module.weight.detach().clone()
+                # torch's remove_parametrizations strips the generated class, which deep copies share
+                module.__class__ = type(module).__bases__[0]
+                del module.parametrizations
+                module.weight = nn.Parameter(weight)
         return self
 
     def _receptive_frames(self) -> int | None:

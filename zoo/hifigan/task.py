@@ -90,7 +90,7 @@ class HiFiGANTask(GANTask):
         """Compare whole clips."""
         fake, real = self.generate(batch)
         fake = fake.float()
-        values = {
+        values: dict[str, Tensor | float] = {
             "mel_l1": mel_l1(self.mel or self.loss_mel, fake, real),
             "mel_l1_full": mel_l1(self.loss_mel, fake, real),
             **compare(fake[0, 0], real[0, 0], self.sample_rate),

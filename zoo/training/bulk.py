@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import lightning as L
 import torch
 
+from zoo.atomic import sweep_temporaries, write_atomic
 from zoo.audio.files import walk
-from zoo.training.checkpoint_files import TEMPORARY_MARK, write_atomic
 from zoo.training.inference import Inference
 from zoo.training.monitor import peak_memory_gib
 
@@ -109,9 +109,7 @@ class BulkRun:
             OSError: when the output folder cannot be written.
         """
         self.output.mkdir(parents=True, exist_ok=True)
-        stale = [path for path in self.output.rglob("*") if _is_temporary(path.name) and path.is_file()]
-        for path in stale:
-            path.unlink(missing_ok=True)
+        stale = sweep_temporaries(self.output)
         if stale:
             log.info("removed %d half-written files that a killed run left in %s", len(stale), self.output)
         self._merge()
@@ -312,7 +310,3 @@ def _append(path: Path, row: Row) -> None:
 
 def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else str(value)
-
-
-def _is_temporary(name: str) -> bool:
-    return TEMPORARY_MARK in name or (name.startswith(".") and name.endswith(".tmp"))

@@ -14,7 +14,9 @@ import lightning as L
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Checkpoint
 
+from zoo.atomic import TEMPORARY_MARK, sweep_temporaries
 from zoo.training import checkpoint_files as files
+from zoo.training.csv_log import RunCSV
 from zoo.training.run import run_folder
 from zoo.training.signals import Interrupted, StopRequest
 
@@ -80,6 +82,8 @@ class Checkpoints(Checkpoint):
         self._saved_step = -1
         self._saved_at = 0.0
         self._at_boundary = True
+        self._validated_step = -1
+        self._owes_validation = False
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Take over the stop signals and sweep what a killed process left half-written."""
@@ -89,7 +93,7 @@ class Checkpoints(Checkpoint):
         self.stop.install()
         if trainer.is_global_zero:
             folder.mkdir(parents=True, exist_ok=True)
-            for path in files.sweep_temporaries(folder):
+            for path in sweep_temporaries(folder):
                 log.info("removed %s, left by a killed process", path.name)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -106,8 +110,15 @@ class Checkpoints(Checkpoint):
         self.stop.install()
         self._saved_at = time.monotonic()
         self._saved_step = trainer.global_step
+        if trainer.global_step == 0:  # saved before the first batch: Lightning would take it for the end of one
+            trainer.fit_loop.epoch_loop.restarting = False
+        if self._owes_validation:
+            self._owes_validation = False
+            validate_again(trainer)
 
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         """Note that a step is under way: its half-done state is never saved."""
         self._at_boundary = False
 
@@ -120,7 +131,7 @@ class Checkpoints(Checkpoint):
         by_batches = self.every_n_batches is not None and step % self.every_n_batches == 0
         if (by_batches or self._time_is_up(trainer)) and step != self._saved_step:
             self.save_last(trainer)
-        self._leave_if_asked(trainer)
+        self._leave_if_asked(trainer, log_first=True)
 
     def on_validation_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
         """Leave in the middle of a validation (of one process; several finish it, their batches may differ)."""
@@ -131,6 +142,7 @@ class Checkpoints(Checkpoint):
         """Keep this state when its metric is among the best."""
         if trainer.sanity_checking or trainer.state.fn != "fit" or trainer.fast_dev_run:
             return
+        self._validated_step = trainer.global_step
         if self.monitor is not None and self.save_best > 0:
             self._save_best(trainer)
         self._leave_if_asked(trainer)
@@ -146,6 +158,17 @@ class Checkpoints(Checkpoint):
         if self._at_boundary and trainer.state.fn == "fit" and not disk_failed and not trainer.fast_dev_run:
             if trainer.global_step != self._saved_step or trainer.global_step == 0:
                 self.save_last(trainer)
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Note when a validation belongs between this state and the next batch: a kill in it must not cost it."""
+        due = trainer.global_step > 0 and trainer.fit_loop.epoch_loop._should_check_val_fx(
+            trainer.fit_loop._data_fetcher
+        )
+        checkpoint["validation_due"] = bool(due and self._validated_step != trainer.global_step)
+
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Remember a validation that the interrupted run may not have finished."""
+        self._owes_validation = checkpoint.get("validation_due", False)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Give the signals back."""
@@ -184,7 +207,8 @@ class Checkpoints(Checkpoint):
         if type(trainer.strategy).__name__ not in SHARDING_STRATEGIES:
             trainer.save_checkpoint(path, weights_only=False)
             return
-        aside = path.with_name(f".{path.name}{files.TEMPORARY_MARK}shards")
+        # every rank writes into one folder, so its name does not carry a process number
+        aside = path.with_name(f".{path.name}{TEMPORARY_MARK}shards")
         trainer.save_checkpoint(aside, weights_only=False)
         trainer.strategy.barrier("shards written")
         if trainer.is_global_zero:
@@ -199,7 +223,7 @@ class Checkpoints(Checkpoint):
         up = time.monotonic() - self._saved_at > 60 * self.every_minutes
         return bool(trainer.strategy.broadcast(up)) if trainer.world_size > 1 else up
 
-    def _leave_if_asked(self, trainer: L.Trainer) -> None:
+    def _leave_if_asked(self, trainer: L.Trainer, log_first: bool = False) -> None:
         code = self.stop.code
         if trainer.world_size > 1:
             # one rank may see its signal a step before another; all leave together
@@ -209,7 +233,24 @@ class Checkpoints(Checkpoint):
             return
         # on_exception saves: the state is whole here, and an EMA swapped in for validation is swapped back before
         self._at_boundary = True
+        if log_first:
+            trainer._logger_connector.update_train_step_metrics()  # Lightning logs this batch after its hooks
         raise Interrupted(code)
+
+
+def validate_again(trainer: L.Trainer) -> None:
+    """Validate before the first batch of a resumed run, as the interrupted run did or would have done at this step."""
+    for logger in trainer.loggers:
+        if isinstance(logger, RunCSV):
+            logger.drop(trainer.global_step - 1, "val/")
+    loop, connector = trainer.fit_loop.epoch_loop.val_loop, trainer._logger_connector
+    loop.restarting = False
+    loop.reset_restart_stage()
+    first = connector._first_loop_iter
+    trainer.validating = True
+    loop.run()
+    trainer.training = True
+    connector._first_loop_iter = first
 
 
 def score_of(path: Path) -> float:
@@ -236,5 +277,8 @@ def check_disk(folder: Path, module: L.LightningModule, copies: int) -> None:
     if free < copies * one:
         log.warning(
             "%s has %.1f GiB free; %d checkpoints of about %.2f GiB will not all fit",
-            folder, free / 2**30, copies, one / 2**30,
+            folder,
+            free / 2**30,
+            copies,
+            one / 2**30,
         )

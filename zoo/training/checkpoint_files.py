@@ -2,58 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
-import os
 import shutil
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
+from zoo.atomic import TEMPORARY_MARK, write_atomic
+
 log = logging.getLogger(__name__)
 
 HASH_SUFFIX = ".sha256"
-TEMPORARY_MARK = ".tmp-"
-
-
-def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file so that `path` holds either its old content or the whole new one.
-
-    Args:
-        path: final name; its folder must be writable.
-        write: called with the open temporary file, which lies in the same folder.
-
-    Raises:
-        OSError: when the disk is full or the folder is not writable; the old file is untouched.
-    """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}{TEMPORARY_MARK}{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name == "nt":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class _HashingFile:
@@ -161,18 +123,3 @@ def remove(path: Path) -> None:
     else:
         path.unlink(missing_ok=True)
     path.with_name(path.name + HASH_SUFFIX).unlink(missing_ok=True)
-
-
-def sweep_temporaries(folder: Path) -> list[Path]:
-    """Delete what a killed process left half-written in a run folder.
-
-    Returns:
-        The removed paths.
-    """
-    stale = list(folder.glob(f"*{TEMPORARY_MARK}*"))
-    for path in stale:
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
-    return stale

@@ -15,7 +15,7 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from zoo.training.checkpoint_files import write_atomic
+from zoo.atomic import write_atomic
 
 log = logging.getLogger(__name__)
 
@@ -149,6 +149,17 @@ class RunCSV(Logger):
         columns = [column for column in columns if column in used]
         self._rewrite(columns, [{key: row[key] for key in columns} for row in kept])
         self._columns = columns
+
+    @rank_zero_only
+    def drop(self, step: int, prefix: str) -> None:
+        """Forget the rows of one step that hold a key beginning with `prefix`, because they are logged again."""
+        if not self.path.is_file():
+            return
+        columns, rows, _ = _read(self.path)
+        keys = [key for key in columns if key.startswith(prefix)]
+        kept = [row for row in rows if row["step"] != str(step) or not any(row[key] for key in keys)]
+        if len(kept) < len(rows):
+            self._rewrite(columns, kept)
 
     def _open(self) -> None:
         columns, rows, torn = _read(self.path) if self.path.is_file() else (list(FIXED_COLUMNS), [], False)

@@ -66,7 +66,11 @@ def explain(exception: BaseException, config: Mapping[str, Any]) -> str | None:
             return f"out of memory on {place}; {_memory_advice(config)}"
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return _disk_full(f" while writing {error.filename}" if error.filename else "")
-        if isinstance(error, RuntimeError) and "reader" not in text and any(mark in text for mark in TORCH_WRITE_FAILED):
+        if (
+            isinstance(error, RuntimeError)
+            and "reader" not in text
+            and any(mark in text for mark in TORCH_WRITE_FAILED)
+        ):
             return _disk_full(" while writing a checkpoint")
         if isinstance(error, ModuleNotFoundError) and error.name:
             extra = EXTRA_OF.get(error.name.partition(".")[0])

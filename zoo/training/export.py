@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from zoo import __version__
-from zoo.training.checkpoint_files import TEMPORARY_MARK, write_atomic
+from zoo.atomic import replacing
 
 WEIGHTS_NAME = "model.safetensors"
 CONFIG_NAME = "config.json"
@@ -46,7 +44,9 @@ def fuse(parts: dict[str, nn.Module]) -> list[str]:
     return fused
 
 
-def write_export(folder: Path, specs: dict[str, Any], parts: dict[str, nn.Module], source: str, step: int | None = None) -> None:
+def write_export(
+    folder: Path, specs: dict[str, Any], parts: dict[str, nn.Module], source: str, step: int | None = None
+) -> None:
     """Write an export; the folder appears only when it is complete.
 
     Args:
@@ -88,18 +88,11 @@ def write_export(folder: Path, specs: dict[str, Any], parts: dict[str, nn.Module
         parameters=sum(tensor.numel() for tensor in weights.values()),
         fused=f", weight norm folded in {', '.join(fused)}" if fused else "",
     )
-    aside = folder.with_name(f".{folder.name}{TEMPORARY_MARK}{os.getpid()}")
-    try:
-        data = save(weights, metadata={"format": "pt"})
-        write_atomic(aside / WEIGHTS_NAME, lambda file: file.write(data))
-        write_atomic(aside / CONFIG_NAME, lambda file: file.write(json.dumps(config, indent=2).encode()))
-        write_atomic(aside / "README.md", lambda file: file.write(card.encode()))
-        if folder.exists():
-            shutil.rmtree(folder)
-        os.replace(aside, folder)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
+    with replacing(folder) as aside:
+        aside.mkdir()
+        (aside / WEIGHTS_NAME).write_bytes(save(weights, metadata={"format": "pt"}))
+        (aside / CONFIG_NAME).write_text(json.dumps(config, indent=2), encoding="utf-8")
+        (aside / "README.md").write_text(card, encoding="utf-8")
 
 
 def export_config(folder: Path) -> dict[str, Any]:
@@ -123,4 +116,3 @@ def parts_state(state: dict[str, Tensor], name: str) -> dict[str, Tensor]:
     """The tensors of one part, under the part's own names."""
     prefix = name + "."
     return {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
-

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import mmap
+import reprlib
 import sys
 import zipfile
 from collections.abc import Mapping
@@ -59,7 +60,9 @@ def load_foreign(path: Path | str, map_location: str | torch.device = "cpu") -> 
         return _load_safetensors(path, map_location)
     # torch.load(weights_only=True) is not asked first: `bytearray(n)` in a file makes it allocate any n.
     try:
-        return _moved(_load_file(path), torch.device(map_location))
+        content = _load_file(path)
+        device = torch.device(map_location)
+        return content if device.type == "cpu" else _moved(content, device, set())
     except UnsafeFileError as error:
         raise UnsafeFileError(f"{path}: {error}; nothing of the file was executed") from error
     except MemoryError:
@@ -79,21 +82,43 @@ def plain(value: Any) -> Any:
     Returns:
         The same data as dicts, lists and values; a `Stub` of another kind stays as it is.
     """
+    try:
+        return _plain(value, {})
+    except RecursionError as error:
+        raise UnsafeFileError("its records contain one another in a circle") from error
+
+
+def _plain(value: Any, done: dict[int, Any]) -> Any:
+    """Do the work of `plain`; `done` keeps a container that occurs twice from being spelled out twice."""
+    if id(value) in done:
+        return done[id(value)]
+    result: Any = value
     if isinstance(value, Stub):
-        if isinstance(value.state, Mapping):
-            for key in ("_content", "_val"):
-                if value.path.startswith("omegaconf.") and key in value.state:
-                    return plain(value.state[key])
-            if value.path == "argparse.Namespace":
-                return plain(value.state)
-        if bool(value.entries) == bool(value.elements):
-            return value
-        return plain(value.entries or value.elements)
-    if isinstance(value, Mapping):
-        return {key: plain(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [plain(entry) for entry in value]
-    return tuple(plain(entry) for entry in value) if type(value) is tuple else value
+        content = _content(value)
+        result = value if content is value else _plain(content, done)
+    elif isinstance(value, Mapping):
+        result = done[id(value)] = {}
+        result.update((key, _plain(entry, done)) for key, entry in value.items())
+    elif isinstance(value, list):
+        result = done[id(value)] = []
+        result.extend(_plain(entry, done) for entry in value)
+    elif type(value) is tuple:
+        result = tuple(_plain(entry, done) for entry in value)
+    done[id(value)] = result
+    return result
+
+
+def _content(stub: Stub) -> Any:
+    """Return what a record of a container or node holds, or the record itself."""
+    if isinstance(stub.state, Mapping):
+        if stub.path == "argparse.Namespace":
+            return stub.state
+        for key in ("_content", "_val"):
+            if stub.path.startswith("omegaconf.") and key in stub.state:
+                return stub.state[key]
+    if bool(stub.entries) == bool(stub.elements):
+        return stub
+    return stub.entries or stub.elements
 
 
 def _load_safetensors(path: Path, map_location: str | torch.device) -> dict[str, torch.Tensor]:
@@ -196,17 +221,19 @@ def _load_stream(stream: io.BytesIO | mmap.mmap) -> Any:
 
 
 def _refuse_storage(identifier: Any) -> torch.Tensor:
-    raise UnsafeFileError(f"it refers to the external object {identifier!r}, which a plain pickle cannot hold")
+    raise UnsafeFileError(
+        f"it refers to the external object {reprlib.repr(identifier)}, which a plain pickle cannot hold"
+    )
 
 
 def _storage_identifier(identifier: Any) -> tuple[torch.dtype, str, int]:
     """Check a persistent id `("storage", type, key, location, count, …)`."""
     if not isinstance(identifier, tuple) or len(identifier) < 5 or identifier[0] != "storage":
-        raise UnsafeFileError(f"it refers to an unknown external object {identifier!r}")
+        raise UnsafeFileError(f"it refers to an unknown external object {reprlib.repr(identifier)}")
     kind, key, count = identifier[1], identifier[2], identifier[4]
     dtype = STORAGE_DTYPES.get(kind.path.rpartition(".")[2]) if isinstance(kind, Stub) else None
     if dtype is None or type(count) is not int or count < 0 or not isinstance(key, str):
-        raise UnsafeFileError(f"it refers to an unknown storage {identifier!r}")
+        raise UnsafeFileError(f"it refers to an unknown storage {reprlib.repr(identifier)}")
     return dtype, key, count
 
 
@@ -216,14 +243,15 @@ def _zip_storage(archive: zipfile.ZipFile, name: str, dtype: torch.dtype, count:
     return torch.frombuffer(bytearray(archive.read(name)), dtype=dtype) if count else torch.empty(0, dtype=dtype)
 
 
-def _moved(value: Any, device: torch.device) -> Any:
+def _moved(value: Any, device: torch.device, seen: set[int]) -> Any:
     """Move the tensors of nested containers; tensors recorded in stubs stay on the CPU."""
-    if device.type == "cpu":
-        return value
     if isinstance(value, torch.Tensor):
         return value.to(device)
+    if id(value) in seen:
+        return value
+    seen.add(id(value))
     if isinstance(value, dict):
-        value.update({key: _moved(entry, device) for key, entry in value.items()})
+        value.update({key: _moved(entry, device, seen) for key, entry in value.items()})
     elif isinstance(value, list):
-        value[:] = [_moved(entry, device) for entry in value]
+        value[:] = [_moved(entry, device, seen) for entry in value]
     return value

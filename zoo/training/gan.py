@@ -22,6 +22,7 @@ from zoo.training.adversarial import (
     discriminator_loss,
     feature_matching_loss,
 )
+from zoo.training.loss_weights import check_loss_weights
 from zoo.training.split import split_batch
 from zoo.training.task import ZooTask
 from zoo.training.types import OptimizerCallable, SchedulerCallable
@@ -62,7 +63,8 @@ class GANTask(ZooTask):
         clip_d: the same for the discriminators.
         accumulate: number of chunks in which a batch is processed; the generator's activations are recomputed chunk
             by chunk, so that memory falls with the chunk and the gradient stays that of the whole batch.
-        discriminator_start: number of batches trained with the reconstruction terms alone.
+        discriminator_start: number of batches trained with the reconstruction terms alone; both schedules run
+            from the first batch all the same.
         separate_passes: let the discriminators judge real and generated audio one after the other, as the original
             does, and not in one concatenated batch; the same up to rounding unless a layer depends on the batch.
         compile: compile the inference parts in place.
@@ -72,6 +74,8 @@ class GANTask(ZooTask):
 
     Source: HiFi-GAN section 2.2 and its published training script (order of the steps).
     """
+
+    optimizer_names = ("g", "d")
 
     def __init__(
         self,
@@ -95,11 +99,11 @@ class GANTask(ZooTask):
         _check_range(scheduler_interval, accumulate, discriminator_start)
         self.generator = generator
         for name, discriminator in discriminators.items():
-            if hasattr(self, name):
-                raise ValueError(f"discriminators: {name!r} is taken by the task itself; choose another name")
+            if name in dir(self) or not name.isidentifier():
+                raise ValueError(f"discriminators: {name!r} is no name or is taken by the task; choose another")
             self.add_module(name, discriminator)
         self.discriminator_names = tuple(discriminators)
-        self.reconstruction_keys = _check_weights(loss_weights, self.discriminator_names, discriminator_start)
+        self.reconstruction_keys = check_loss_weights(loss_weights, self.discriminator_names, discriminator_start)
         self.loss_weights = dict(loss_weights)
         self.optimizer_g, self.optimizer_d = optimizer_g, optimizer_d
         self.scheduler_g, self.scheduler_d = scheduler_g, scheduler_d
@@ -324,21 +328,3 @@ def _check_range(scheduler_interval: str, accumulate: int, discriminator_start: 
         raise ValueError(f"accumulate is at least 1, not {accumulate}")
     if discriminator_start < 0:
         raise ValueError(f"discriminator_start is at least 0, not {discriminator_start}")
-
-
-def _check_weights(weights: Mapping[str, float], names: tuple[str, ...], discriminator_start: int) -> list[str]:
-    """Check the discriminators' weights; returns the other keys, which the first batch checks."""
-    known = [f"{prefix}{name}" for prefix in ("d/", "g/adv_", "g/fm_") for name in names]
-    for key in known:
-        if key not in weights:
-            raise ValueError(f"loss_weights lacks {key!r}; give 0 to leave the term out")
-    others = [key for key in weights if key not in known]
-    for key in others:
-        if key.startswith(("g/adv_", "g/fm_")) or not key.startswith("g/"):
-            raise ValueError(f"loss_weights: unknown term {key!r}; the discriminators are {list(names)}")
-    usable = [
-        key for key in weights if key.startswith("g/") and weights[key] and (key in others or not discriminator_start)
-    ]
-    if not usable:
-        raise ValueError("loss_weights: no term of the generator has a weight before batch discriminator_start")
-    return others

@@ -138,9 +138,9 @@ class LossGuard(L.Callback):
         index = next(i for i, each in enumerate(trainer.optimizers) if each is optimizer)
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        losses = [*self._pending] or [torch.zeros_like(norm)]
+        total = torch.stack(self._pending).sum() if self._pending else torch.zeros(())
         self._pending.clear()
-        values = torch.stack([torch.stack(losses).sum().to(norm.device), norm.float()])
+        values = torch.stack([value.to(pl_module.device, torch.float32) for value in (total, norm)])
         loss, gradient = trainer.strategy.reduce(values, reduce_op="mean").tolist()
         reason = self._judge(trainer, index, loss, gradient)
         if reason is not None:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -44,6 +45,25 @@ class Inference(ABC):
             ValueError: when the file's content cannot be used.
             OSError: when it cannot be read or the result cannot be written.
         """
+
+    def dry_run(self) -> str:
+        """Predict once on a made-up input, for `zoo doctor --config`; returns a word on the result."""
+        result = self(np.sin(np.arange(8000, dtype=np.float32) / 10), 16000)
+        return f"1 prediction of shape {np.shape(result)}"
+
+    def export_onnx(self, path: Path) -> float:
+        """Write the net as ONNX.
+
+        Args:
+            path: file to write.
+
+        Returns:
+            The largest difference between onnxruntime's and torch's output.
+
+        Raises:
+            ValueError: when this system has no ONNX form.
+        """
+        raise ValueError(f"{type(self).__name__} has no ONNX export")
 
     def parts(self) -> dict[str, nn.Module]:
         """The modules it was built from, by name."""

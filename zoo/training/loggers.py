@@ -91,7 +91,9 @@ def _warn_once(method: Callable[..., Any], name: str) -> Callable[..., Any]:
         except Exception as error:  # whatever a service raises: metrics.csv is the record
             if not failed:
                 failed = True
-                log.warning("%s failed (%s: %s); training goes on, metrics.csv is complete", name, type(error).__name__, error)
+                log.warning(
+                    "%s failed (%s: %s); training goes on, metrics.csv is complete", name, type(error).__name__, error
+                )
             return None
 
     return call

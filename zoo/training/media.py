@@ -13,8 +13,8 @@ import lightning as L
 import numpy as np
 from torch import Tensor
 
+from zoo.atomic import write_atomic
 from zoo.audio import files
-from zoo.training.checkpoint_files import write_atomic
 from zoo.training.run import run_folder
 
 if TYPE_CHECKING:

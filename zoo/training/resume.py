@@ -199,10 +199,10 @@ class ZooDataModule(L.LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """The position in the data, from the trainer's own counters: batches processed, not batches fetched."""
-        loop = self.trainer.fit_loop
+        trainer: Any = self.trainer
+        loop = trainer.fit_loop
         done = loop.epoch_loop.batch_progress.current.processed
-        length = self.trainer.num_training_batches
-        full = done >= length
+        full = done >= trainer.num_training_batches
         return {"epoch": loop.epoch_progress.current.processed + int(full), "batch": 0 if full else done}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -261,7 +261,13 @@ def capture() -> dict[str, Any]:
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
         "python": [version, list(words), gauss],
-        "numpy": [name, torch.from_numpy(np.asarray(keys, dtype=np.int64)), int(position), int(has_gauss), float(cached)],
+        "numpy": [
+            name,
+            torch.from_numpy(np.asarray(keys, dtype=np.int64)),
+            int(position),
+            int(has_gauss),
+            float(cached),
+        ],
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }

@@ -112,9 +112,10 @@ class ZooTask(L.LightningModule):
             return
         for part in self.inference_parts:
             if part in saved["parts"] and saved["parts"][part] != ours["parts"][part]:
+                difference = _difference(saved["parts"][part], ours["parts"][part])
                 raise ValueError(
-                    f"the checkpoint's {part} differs from the config's: {_difference(saved['parts'][part], ours['parts'][part])};"
-                    " use the run's own config.yaml, or init_from: to start anew from its weights"
+                    f"the checkpoint's {part} differs from the config's: {difference}; "
+                    "use the run's own config.yaml, or init_from: to start anew from its weights"
                 )
 
     def inference(self) -> Inference:

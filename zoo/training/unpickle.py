@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import pickle
 import re
+import reprlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -108,16 +109,18 @@ class Machine(pickle._Unpickler):
     def call(self, function: Any, args: Any, keywords: Any = None) -> Any:
         """Rebuild data, or record the call."""
         if not isinstance(function, Stub) or not isinstance(args, tuple):
-            raise UnsafeFileError(f"it calls {function!r}, which is no class or function")
+            raise UnsafeFileError(f"it calls {reprlib.repr(function)}, which is no class or function")
         path = function.path
         if path in HOSTILE_NAMES or path.split(".")[0] in HOSTILE_MODULES:
-            raise UnsafeFileError(f"it asks to call {path}{_short(args)}, which no data needs")
+            raise UnsafeFileError(f"it asks to call {path}{reprlib.repr(args)}, which no data needs")
         if path == "torch.storage._load_from_bytes":
             return self.nested(*args)
         if path == "torch._tensor._rebuild_from_type_v2":
             return self.call(args[0], args[2])
-        if path in ("copyreg._reconstructor", "copyreg.__newobj__", "copyreg.__newobj_ex__"):
-            return self.call(args[0], tuple(args[1:]) if path == "copyreg.__newobj__" else ())
+        if path == "copyreg._reconstructor":  # class, base class, what the base class is built from
+            return self.call(args[0], () if args[2] is None else (args[2],))
+        if path == "copyreg.__newobj__":
+            return self.call(args[0], args[1:])
         if path in BUILDERS and not keywords:
             if not path.startswith("torch.") and any(isinstance(arg, torch.Tensor | np.ndarray) for arg in args):
                 # A one-element storage can pose as a tensor of any size, which a container would spell out.
@@ -180,13 +183,10 @@ for _code, _method in (
     Machine.dispatch[_code[0]] = _method
 
 
-def _short(args: tuple[Any, ...]) -> str:
-    text = repr(args)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
 def _tensor(storage: Any, offset: int, size: Sequence[int], stride: Sequence[int], *_: Any) -> torch.Tensor:
     """Rebuild a strided tensor; gradient flags and hooks are dropped. `as_strided` checks the bounds."""
+    if not isinstance(size, tuple | list) or not isinstance(stride, tuple | list):
+        raise UnsafeFileError("a tensor's size or stride is no list of numbers")
     return torch.as_strided(storage, tuple(size), tuple(stride), storage.storage_offset() + offset)
 
 
@@ -250,7 +250,7 @@ def _buffer_array(raw: Any, record: Any, shape: Sequence[int], order: str, *_: A
 
 
 BUILDERS: dict[str, Callable[..., Any]] = {
-    **{f"builtins.{kind.__name__}": kind for kind in (dict, list, tuple, set, frozenset, bool, float, complex, str)},
+    **{f"builtins.{kind.__name__}": kind for kind in (dict, list, tuple, set, frozenset, bool, float, complex)},
     "builtins.int": lambda value=0: int(value),
     "builtins.long": lambda value=0: int(value),
     "builtins.bytes": _bytes,
@@ -262,7 +262,9 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     "collections.deque": lambda entries=(), *_: list(entries),
     **{f"pathlib.{name}": PurePosixPath for name in ("PosixPath", "PurePosixPath", "Path", "PurePath")},
     **{f"pathlib.{name}": PureWindowsPath for name in ("WindowsPath", "PureWindowsPath")},
-    "torch.Size": lambda size=(): torch.Size(size),
+    "torch.Size": lambda size=(): (
+        torch.Size(list(map(int, size))) if isinstance(size, tuple | list) else Stub("torch.Size")
+    ),
     "torch.device": torch.device,
     "torch._utils._rebuild_tensor": _tensor,
     "torch._utils._rebuild_tensor_v2": _tensor,

@@ -1,7 +1,7 @@
 """Faults on purpose, triggered by the step: what a wall clock triggers mostly hits the imports."""
 
 import os
-import signal
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -18,15 +18,23 @@ class KillAt(L.Callback):
         signum: 9 kill, 15 SIGTERM, 2 SIGINT, 10 SIGUSR1.
         where: "train", "validation" or "sanity".
         times: how often in a row.
+        group: to the whole process group, data workers included, as Ctrl-C and batch systems do.
     """
 
-    def __init__(self, step: int, signum: int = signal.SIGKILL, where: str = "train", times: int = 1) -> None:
-        self.step, self.signum, self.where, self.times = step, signum, where, times
+    def __init__(
+        self, step: int, signum: int = 9, where: str = "train", times: int = 1, group: bool = False
+    ) -> None:
+        self.step, self.signum, self.where, self.times, self.group = step, signum, where, times, group
 
     def _send(self, trainer: L.Trainer, where: str) -> None:
-        if where == self.where and (where == "sanity" or trainer.global_step == self.step):
-            for _ in range(self.times):
-                os.kill(os.getpid(), self.signum)
+        if where == self.where and (where == "sanity" or trainer.global_step == self.step) and self.times:
+            Path("signalled").touch()
+            while self.times:
+                self.times -= 1
+                if self.group:
+                    os.killpg(os.getpgrp(), self.signum)
+                else:
+                    os.kill(os.getpid(), self.signum)
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
         self._send(trainer, "train")

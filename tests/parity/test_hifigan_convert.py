@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from zoo.hifigan.convert import convert, convert_config, describe
+from zoo.training.foreign import load_foreign
+
+pytestmark = pytest.mark.shared
+
+
+def test_golden_checkpoint_round_trip(shared, tmp_path):
+    folder = shared / "golden" / "hifigan"
+    convert(folder / "g_00000123", tmp_path / "ours.ckpt")
+    convert(tmp_path / "ours.ckpt", tmp_path / "back")
+    before = load_foreign(folder / "g_00000123")["generator"]
+    after = load_foreign(tmp_path / "back" / "g_00000123")["generator"]
+    assert list(before) == list(after)
+    for key in before:
+        assert torch.equal(before[key], after[key]), key
+    original = json.loads((folder / "config.json").read_text())
+    assert json.loads((tmp_path / "back" / "config.json").read_text()) == original
+
+
+def test_golden_config_and_description(shared):
+    folder = shared / "golden" / "hifigan"
+    recipe, unmapped = convert_config(folder / "config.json")
+    assert unmapped == ["num_gpus", "num_freq", "dist_config"]
+    assert recipe["data"]["init_args"]["batch_size"] == 16
+    facts = describe(folder / "g_00000123")
+    assert facts["parts"]["generator"]["tensors"] == 234
+    assert not facts["fused"]

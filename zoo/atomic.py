@@ -1,0 +1,93 @@
+"""Files and folders that appear only when they are whole: written aside, synced, renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+TEMPORARY_MARK = ".tmp-"
+
+
+def temporary_beside(path: Path) -> Path:
+    """The hidden name, in the same folder and of this process, under which `path` is written first."""
+    return path.with_name(f".{path.name}{TEMPORARY_MARK}{os.getpid()}")
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Write a file or a folder aside and rename it over `path` when the block ends well.
+
+    Args:
+        path: final name; its folder is made when missing. A folder already there is replaced.
+
+    Yields:
+        The temporary path to write to.
+
+    Raises:
+        OSError: when the disk is full or the folder is not writable; what was at `path` is untouched.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_beside(path)
+    try:
+        yield temporary
+        if temporary.is_dir():
+            if path.is_dir():
+                shutil.rmtree(path)
+        else:
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        remove(temporary)
+        raise
+    sync_folder(path.parent)
+
+
+def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write a file so that `path` holds either its old content or the whole new one.
+
+    Args:
+        path: final name.
+        write: called with the open temporary file.
+
+    Raises:
+        OSError: when the disk is full or the folder is not writable; the old file is untouched.
+    """
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        write(file)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder durable (where the system has that notion)."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove(path: Path) -> None:
+    """Delete a file or folder, if it is there and can be."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def sweep_temporaries(folder: Path) -> list[Path]:
+    """Delete what killed processes left half-written anywhere below a folder.
+
+    Returns:
+        The removed paths.
+    """
+    stale = [path for path in folder.rglob(f".*{TEMPORARY_MARK}*") if path.exists()] if folder.is_dir() else []
+    for path in stale:
+        remove(path)
+    return stale

@@ -1,0 +1,91 @@
+"""Corpora: mono clips at one sample rate, from a cache or made in code; and the file lists of other projects."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from zoo.audio import files
+from zoo.audio.synthetic import SpeechLike
+
+
+class Corpus(Protocol):
+    """Mono clips at one sample rate, by number."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """File names."""
+        ...
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Samples per clip (N,)."""
+        ...
+
+    @property
+    def peaks(self) -> np.ndarray:
+        """Largest absolute sample per clip (N,)."""
+        ...
+
+    def read(self, index: int, start: int = 0, samples: int = -1) -> np.ndarray:
+        """Samples (T,) float32."""
+        ...
+
+
+class EmbeddedCorpus:
+    """The speech-like corpus made in code, in memory.
+
+    Args:
+        utterances: number of clips.
+        sample_rate: Hz.
+        seed: of the corpus.
+    """
+
+    def __init__(self, utterances: int, sample_rate: int, seed: int = 0) -> None:
+        speech = SpeechLike(sample_rate=sample_rate, seed=seed)
+        self._clips = [speech.utterance(index) for index in range(utterances)]
+        self.names: Sequence[str] = [f"embedded{index:04d}" for index in range(utterances)]
+        self.lengths = np.array([len(clip) for clip in self._clips])
+        self.peaks = np.array([np.abs(clip).max() for clip in self._clips])
+
+    def read(self, index: int, start: int = 0, samples: int = -1) -> np.ndarray:
+        """Samples (T,) float32."""
+        return self._clips[index][start : None if samples < 0 else start + samples]
+
+
+def read_list(path: Path, root: Path) -> list[Path]:
+    """Read a file list.
+
+    Args:
+        path: lines `id|anything` (LJSpeech, HiFi-GAN), one path a line (Vocos), or JSONL with `path`.
+        root: where relative paths and ids are looked up, `wavs/` included.
+
+    Returns:
+        Existing files.
+
+    Raises:
+        FileNotFoundError: when the list or a file that it names does not exist.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"no file list {path}")
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.strip():
+            continue
+        name = json.loads(line)["path"] if line.startswith("{") else line.split("|")[0].strip()
+        found.append(_locate(name, root, path))
+    return found
+
+
+def _locate(name: str, root: Path, where: Path) -> Path:
+    suffixes = ("",) if Path(name).suffix.lower() in files.AUDIO_SUFFIXES else files.AUDIO_SUFFIXES
+    for folder in (root, root / "wavs"):
+        for suffix in suffixes:
+            candidate = folder / (name + suffix)
+            if candidate.is_file():
+                return candidate
+    raise FileNotFoundError(f"{where} names {name}, which is not below {root}")
