@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from zoo.load import load
+    from zoo.loading import load
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "load"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import `zoo.load` on first use, so that `import zoo` and `zoo --help` do not import torch."""
+    """Import `load` on first use, so that `import zoo` and `zoo --help` do not import torch."""
     if name == "load":
-        from zoo.load import load
+        from zoo.loading import load
 
         return load
     raise AttributeError(f"module 'zoo' has no attribute {name!r}")

@@ -151,7 +151,11 @@ class ZooCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Build everything and describe the model's parts on it."""
-        super().instantiate_classes()
+        try:
+            super().instantiate_classes()
+        except ValueError as error:
+            # jsonargparse wraps what a constructor says in pages about types
+            raise error.__cause__ if isinstance(error.__cause__, (ValueError, OSError)) else error from None
         self.model.specs = describe(self.model, self.config)
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
@@ -246,6 +250,8 @@ def complete(command: str, args: list[str]) -> list[str]:
                 return rest
             raise FileNotFoundError(f"--ckpt_path {value}: no run with a checkpoint below {root}")
         value = str(newest)
+    if not Path(value).exists():
+        raise FileNotFoundError(f"--ckpt_path: nothing at {value}")
     if not configs:
         rest = ["--config", str(runs.find_config(Path(value))), *rest]
     return [*rest, "--ckpt_path", value]
@@ -306,7 +312,7 @@ def dry_run(config: Path) -> list[tuple[str, bool, str]]:
     Returns:
         (check, passed, detail) for each stage that was reached.
     """
-    from zoo.load import load
+    from zoo.loading import load
 
     results: list[tuple[str, bool, str]] = []
     with tempfile.TemporaryDirectory() as folder:

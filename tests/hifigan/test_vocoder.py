@@ -147,11 +147,19 @@ def test_front_end_must_fit():
 
 
 def test_features_alone_need_no_front_end():
-    vocoder = Vocoder(build().generator)
+    vocoder = Vocoder(build().generator, sample_rate=8000)
     mel = noise(8, 30)
     np.testing.assert_allclose(vocoder.from_mel(mel), build().from_mel(mel), atol=1e-6)
     with pytest.raises(ValueError, match="takes features, not audio"):
         vocoder(noise(100), 8000)
+    with pytest.raises(ValueError, match="one of them given"):
+        Vocoder(build().generator)
+
+
+def test_feature_file_is_vocoded_without_front_end(tmp_path):
+    np.save(tmp_path / "mel.npy", noise(8, 30))
+    facts = Vocoder(build().generator, sample_rate=8000).process_file(tmp_path / "mel.npy", tmp_path / "out.wav")
+    assert facts["audio_seconds"] == 30 * 16 / 8000
 
 
 MEMORY = """

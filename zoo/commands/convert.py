@@ -24,9 +24,9 @@ def main(system: str, source: Path, target: Path, packages: Sequence[str] = ()) 
         FileNotFoundError: there is no source.
         ValueError: the system is unknown or has no converter, or the source is none of its formats.
     """
+    chosen = find_system(system, packages)
     if not source.exists():
         raise FileNotFoundError(f"{source}: no such file or folder")
-    chosen = find_system(system, packages)
     if not chosen.has_converter:
         raise ValueError(f"system {chosen.name!r} has no converter ({chosen.package}.convert does not exist)")
     report = importlib.import_module(f"{chosen.package}.convert").convert(source, target)

@@ -15,7 +15,7 @@ def main(path: Path, output: Path, ema: bool = True, onnx: bool = False, package
         onnx: also write model.onnx and print its largest difference from torch (needs the extra `export`).
         packages: a user's own packages (set by --allow-import).
     """
-    from zoo.load import load, read_parts
+    from zoo.loading import load, read_parts
     from zoo.training.export import write_export
 
     specs, _, _ = read_parts(path, ema)

@@ -74,12 +74,21 @@ def _file(path: Path, packages: Sequence[str]) -> int:
     if path.suffix == ".safetensors":
         return _safetensors(path, packages)
     from zoo.training.checkpoint_files import is_sound
-    from zoo.training.foreign import Stub, load_foreign
+    from zoo.training.foreign import Stub, UnsafeFileError, load_foreign
 
     if path.suffix == ".ckpt" and not is_sound(path):
         _show(path, {"kind": "checkpoint", "sound": "NO: its zip directory or sha256 does not match"}, {})
         return 1
-    content = load_foreign(path)
+    try:
+        content = load_foreign(path)
+    except UnsafeFileError:
+        raise
+    except ValueError:
+        facts = _original(path, packages)  # an original's format need not be torch's
+        if facts is None:
+            raise
+        _show(path, facts, {})
+        return 0
     if isinstance(content, Mapping) and isinstance(content.get("zoo"), Mapping):
         _show(path, _ours(path, content, packages), grouped(content["state_dict"]))
         return 0

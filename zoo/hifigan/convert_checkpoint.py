@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import zoo
+from zoo.atomic import write_atomic
 from zoo.hifigan.convert_files import (
     NAME,
     PARTS,
@@ -43,7 +44,7 @@ from zoo.hifigan.convert_training import (
 )
 from zoo.hifigan.generator import Generator
 from zoo.training.build import build
-from zoo.training.checkpoint_files import load_checkpoint, save_checkpoint, write_atomic
+from zoo.training.checkpoint_files import load_checkpoint, save_checkpoint
 from zoo.training.export import write_export
 
 Config = Mapping[str, Any] | Path | str | None

@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import importlib.util
 import logging
-import os
 from pathlib import Path
 
 import torch
 
+from zoo.atomic import replacing
 from zoo.hifigan.generator import Generator
-from zoo.training.checkpoint_files import TEMPORARY_MARK
 
 log = logging.getLogger(__name__)
 
@@ -39,9 +38,7 @@ def export_onnx(generator: Generator, path: Path | str) -> float:
     path = Path(path)
     fused = copy.deepcopy(generator).cpu().float().eval().fuse_()
     example = torch.zeros(2, fused.in_channels, 16)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}{TEMPORARY_MARK}{os.getpid()}")
-    try:
+    with replacing(path) as temporary:
         torch.onnx.export(
             fused,
             (example,),
@@ -54,9 +51,6 @@ def export_onnx(generator: Generator, path: Path | str) -> float:
             verbose=False,
         )
         difference = _difference(fused, temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
     log.info("%s: largest difference to torch %.1e", path, difference)
     return difference
 

@@ -41,7 +41,7 @@ class HiFiGANTask(GANTask):
     """
 
     inference_class = "zoo.hifigan.vocoder.Vocoder"
-    inference_parts = ("generator", "mel")
+    inference_parts = ("generator", "mel", "sample_rate")
 
     def __init__(
         self,

@@ -15,6 +15,7 @@ from zoo.audio import files
 from zoo.audio.mel import LogMel
 from zoo.audio.resample import StreamResampler, resample_array
 from zoo.hifigan.generator import Generator
+from zoo.hifigan.onnx_export import export_onnx
 from zoo.training.inference import Inference
 
 CHUNK_FRAMES = 256  # new frames per step (3 s at 22.05 kHz); the context adds 30 or so
@@ -34,23 +35,28 @@ class Vocoder(Inference):
     Args:
         generator: mel (or other features) to waveform.
         mel: waveform to mel; its hop and bands must be the generator's. None for a generator of other features, which
-            is used through `from_mel` and `stream` alone.
+            takes them through `from_mel`, `stream` and feature files, not audio.
+        sample_rate: of the output in Hz; the mel's when None.
 
     Raises:
-        ValueError: when hop or bands differ.
+        ValueError: when hop, bands or sample rate differ, or the sample rate is not given at all.
     """
 
     input_suffixes: ClassVar[tuple[str, ...]] = (*files.AUDIO_SUFFIXES, *MEL_SUFFIXES)
     output_suffix: ClassVar[str] = ".wav"
 
-    def __init__(self, generator: Generator, mel: LogMel | None = None) -> None:
+    def __init__(self, generator: Generator, mel: LogMel | None = None, sample_rate: int | None = None) -> None:
         if mel is not None and (mel.hop_length, mel.n_mels) != (generator.hop_length, generator.in_channels):
             raise ValueError(
                 f"the generator makes {generator.hop_length} samples from {generator.in_channels} channels per frame, "
                 f"the mel has hop {mel.hop_length} and {mel.n_mels} bands: they must be equal"
             )
+        rates = {rate for rate in (sample_rate, None if mel is None else mel.sample_rate) if rate is not None}
+        if len(rates) != 1:
+            raise ValueError(f"sample_rate and the mel's must be equal, and one of them given; found {sorted(rates)}")
         self.generator = generator
         self.mel = mel
+        self.sample_rate = rates.pop()
 
     @property
     def front_end(self) -> LogMel:
@@ -62,11 +68,6 @@ class Vocoder(Inference):
         if self.mel is None:
             raise ValueError("this vocoder takes features, not audio (it has no mel front end): use from_mel or stream")
         return self.mel
-
-    @property
-    def sample_rate(self) -> int:
-        """Rate of all output, in Hz."""
-        return self.front_end.sample_rate
 
     def __call__(self, audio: np.ndarray, sample_rate: int) -> np.ndarray:
         """Vocode the mel of audio (copy synthesis).
@@ -150,6 +151,15 @@ class Vocoder(Inference):
                 writer.write(piece)
                 samples += piece.shape[1]
         return {"audio_seconds": samples / self.sample_rate, "sample_rate": self.sample_rate, "channels": channels}
+
+    def dry_run(self) -> str:
+        """Synthesise eight frames of zeros."""
+        audio = self.from_mel(np.zeros((self.generator.in_channels, 8), np.float32))
+        return f"8 frames to {len(audio)} samples at {self.sample_rate} Hz"
+
+    def export_onnx(self, path: Path) -> float:
+        """Write the generator as ONNX; see `zoo.hifigan.onnx_export`."""
+        return export_onnx(self.generator, path)
 
     def _audio_blocks(self, source: Path) -> Iterator[np.ndarray]:
         """A file's audio (C, n) at the model's rate."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import os
@@ -83,7 +84,7 @@ class Checkpoints(Checkpoint):
         self._saved_at = 0.0
         self._at_boundary = True
         self._validated_step = -1
-        self._owes_validation = False
+        self._owed_epoch: int | None = None  # of a validation
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Take over the stop signals and sweep what a killed process left half-written."""
@@ -112,9 +113,9 @@ class Checkpoints(Checkpoint):
         self._saved_step = trainer.global_step
         if trainer.global_step == 0:  # saved before the first batch: Lightning would take it for the end of one
             trainer.fit_loop.epoch_loop.restarting = False
-        if self._owes_validation:
-            self._owes_validation = False
-            validate_again(trainer)
+        if self._owed_epoch is not None:
+            validate_again(trainer, self._owed_epoch)
+            self._owed_epoch = None
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -168,7 +169,7 @@ class Checkpoints(Checkpoint):
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Remember a validation that the interrupted run may not have finished."""
-        self._owes_validation = checkpoint.get("validation_due", False)
+        self._owed_epoch = checkpoint["epoch"] if checkpoint.get("validation_due") else None
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Give the signals back."""
@@ -238,19 +239,26 @@ class Checkpoints(Checkpoint):
         raise Interrupted(code)
 
 
-def validate_again(trainer: L.Trainer) -> None:
-    """Validate before the first batch of a resumed run, as the interrupted run did or would have done at this step."""
+def validate_again(trainer: L.Trainer, epoch: int) -> None:
+    """Validate before the first batch of a resumed run, as the interrupted run did or would have done at this step.
+
+    Args:
+        trainer: about to train.
+        epoch: that the step belongs to; where it ends one, Lightning has begun the next.
+    """
     for logger in trainer.loggers:
         if isinstance(logger, RunCSV):
             logger.drop(trainer.global_step - 1, "val/")
-    loop, connector = trainer.fit_loop.epoch_loop.val_loop, trainer._logger_connector
+    connector, epochs = trainer._logger_connector, trainer.fit_loop.epoch_progress
+    before = epochs.current, connector._first_loop_iter
+    epochs.current = dataclasses.replace(epochs.current, processed=epoch, completed=epoch)
+    loop = trainer.fit_loop.epoch_loop.val_loop
     loop.restarting = False
     loop.reset_restart_stage()
-    first = connector._first_loop_iter
     trainer.validating = True
     loop.run()
     trainer.training = True
-    connector._first_loop_iter = first
+    epochs.current, connector._first_loop_iter = before
 
 
 def score_of(path: Path) -> float:

@@ -38,8 +38,11 @@ class StopRequest:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.code is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
+            raise Interrupted(self.code)  # Lightning would turn a KeyboardInterrupt into exit code 1
         if self.code is None:
+            if hasattr(signal, "SIGCHLD"):
+                # Batch systems signal the loader workers as well; torch would raise for their death within the step.
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self.code = EXIT_CODES[signal.Signals(number)]
             log.warning(
                 "%s: saving at the next step boundary, then leaving with exit code %d (Ctrl-C again leaves at once)",
@@ -49,6 +52,10 @@ class StopRequest:
 
 
 def reset_in_worker(worker_id: int) -> None:
-    """`worker_init_fn` of data loaders: a worker dies on SIGTERM and leaves Ctrl-C to the main process."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """`worker_init_fn` of data loaders: a worker leaves the stop signals to the main process.
+
+    SIGTERM stays as torch sets it: the main process ends a worker by it.
+    """
+    for number in EXIT_CODES:
+        if number != signal.SIGTERM:
+            signal.signal(number, signal.SIG_IGN)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import lightning as L
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from zoo.training.inference import Inference
 from zoo.training.means import WeightedMeans
@@ -65,7 +65,8 @@ class ZooTask(L.LightningModule):
         """Compile the inference parts in place when asked for; in place keeps `_orig_mod.` out of the checkpoint."""
         if self.compile_parts:
             for name in self.inference_parts:
-                getattr(self, name).compile()
+                if isinstance(part := getattr(self, name), nn.Module):
+                    part.compile()
 
     def on_validation_epoch_start(self) -> None:
         """Forget the values of the last validation."""

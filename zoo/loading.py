@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from zoo.training import export
 from zoo.training.build import ALLOWED, build
@@ -43,10 +43,10 @@ def load(
     specs, state, fused = read_parts(Path(path), ema)
     parts = {name: build(spec, allow_import) for name, spec in specs["parts"].items()}
     for name, part in parts.items():
-        if part is None:
+        if not isinstance(part, nn.Module):
             continue
         if name in fused:
-            part.fuse_()
+            part.fuse_()  # type: ignore[operator]
         part.load_state_dict(export.parts_state(state, name))
     return inference_class(specs["inference"], allow_import)(**parts).to(device).eval()
 

@@ -1,0 +1,22 @@
+"""Help and listing answer without torch."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.harness import REPOSITORY, environment
+
+
+@pytest.mark.parametrize("args", [["--help"], ["list"], ["doctor", "--help"], ["convert", "--help"]])
+def test_answers_without_torch(args: list[str]) -> None:
+    code = f"import sys; from zoo.cli import main; code = main({args!r}); assert 'torch' not in sys.modules; sys.exit(code)"
+    result = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, env=environment(), capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "hifigan" in result.stdout or "usage" in result.stdout
+
+
+def test_toy_wing_is_listed_without_an_edit_in_zoo() -> None:
+    command = [sys.executable, "-m", "zoo", "list", "--allow-import", "toy_wing"]
+    result = subprocess.run(command, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, check=True)
+    assert "toy_wing" in result.stdout and "learns a gain" in result.stdout

@@ -1,0 +1,155 @@
+"""Every file under configs/ is a case: smoke recipes run fit, validate, resume and predict; all others are built."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.harness import REPOSITORY, TOY_ARGS, TOY_RECIPE, newest
+from zoo.audio import files
+from zoo.audio.synthetic import SpeechLike
+from zoo.cli import main
+from zoo.loading import load
+
+RECIPES = sorted((REPOSITORY / "configs").glob("*/*.yaml"))
+FRAGMENTS = [path for path in RECIPES if path.parent.name == "trainer"]
+SMOKE = [path for path in RECIPES if path.name.startswith("smoke")]
+OTHERS = [path for path in RECIPES if path not in FRAGMENTS and path not in SMOKE]
+LIMITS = ["--trainer.val_check_interval=3", "--checkpoints.every_n_batches=3", "--trainer.log_every_n_steps=1"]
+
+
+def name(path: Path) -> str:
+    return f"{path.parent.name}-{path.stem}"
+
+
+@pytest.mark.parametrize(("recipe", "extra"), [*((path, ()) for path in SMOKE), (TOY_RECIPE, TOY_ARGS)], ids=str)
+def test_smoke_recipe_runs_through_all_stages(
+    recipe: Path, extra: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", "--config", str(recipe), *extra, *LIMITS, "--trainer.max_steps=4"]) == 0
+    (run,) = tmp_path.glob("runs/*/*/*")
+    assert newest(run).name == "step_00000004.ckpt"
+    assert {"config.yaml", "metrics.csv", "train.log"} <= {path.name for path in run.iterdir()}
+    assert main(["validate", "--ckpt_path", str(run), *extra]) == 0
+    assert main(["test", "--ckpt_path", "last", *extra]) == 0
+    assert main(["fit", "--ckpt_path", "last", "--trainer.max_steps=6", *extra]) == 0
+    assert newest(run).name == "step_00000006.ckpt"
+    with (run / "metrics.csv").open() as file:
+        steps = [int(row["step"]) for row in csv.DictReader(file) if row.get("train/g/mel") or row.get("train/loss")]
+    assert steps == list(range(6))
+
+    inputs = tmp_path / "inputs"
+    files.write(inputs / "deep" / "a.wav", SpeechLike(16000).utterance(0)[:16000], 16000)
+    (inputs / "broken.wav").write_bytes(b"no audio")
+    args = ["predict", "--ckpt_path", str(run), "--input", str(inputs), "--output", "out", *extra]
+    assert main(args) == 1
+    rows = {Path(row["source"]).name: row for row in map(json.loads, open("out/manifest.jsonl"))}
+    assert (rows["a.wav"]["status"], rows["broken.wav"]["status"]) == ("done", "failed")
+    assert files.info("out/deep/a.wav").samples > 0
+    assert main(["inspect", str(run)]) == 0
+
+
+@pytest.mark.parametrize("recipe", OTHERS, ids=name)
+def test_recipe_parses_and_builds(recipe: Path, tmp_path: Path) -> None:
+    from zoo.lightning_cli import ZooCLI, allow_imports
+
+    allow_imports()
+    overrides = ["--trainer.accelerator=cpu", f"--trainer.default_root_dir={tmp_path}"]
+    overrides += ["--data.init_args.embedded_if_missing=true"]
+    cli = ZooCLI("fit", ["--config", str(recipe), *overrides])
+    assert set(cli.model.specs["parts"]) == set(cli.model.inference_parts)
+    assert recipe.read_text().startswith("# ")
+
+
+@pytest.mark.parametrize("fragment", FRAGMENTS, ids=name)
+def test_trainer_fragment_merges_into_a_recipe(
+    fragment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fit", "--config", str(SMOKE[0]), "--config", str(fragment), "--print_config"]) == 0
+    merged = yaml.safe_load(capsys.readouterr().out)["trainer"]
+    given = yaml.safe_load(fragment.read_text())
+    assert set(given) == {"trainer"}
+    for key, value in given["trainer"].items():
+        if not isinstance(value, dict | list):
+            assert merged[key] == value
+
+
+def test_print_config_round_trips(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["fit", "--config", str(SMOKE[0]), "--print_config"])
+    first = capsys.readouterr().out
+    (tmp_path / "printed.yaml").write_text(first)
+    main(["fit", "--config", str(tmp_path / "printed.yaml"), "--print_config"])
+    assert capsys.readouterr().out == first
+
+
+def test_sample_rate_and_hop_are_written_once(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["fit", "--config", str(SMOKE[0]), "--data.init_args.sample_rate=16000", "--print_config"])
+    printed = yaml.safe_load(capsys.readouterr().out)
+    model = printed["model"]["init_args"]
+    assert model["sample_rate"] == model["mel"]["init_args"]["sample_rate"] == 16000
+
+
+def test_loaded_run_is_called_on_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    main(["fit", "--config", str(SMOKE[0]), "--trainer.max_steps=1", "--trainer.limit_val_batches=0"])
+    (run,) = tmp_path.glob("runs/hifigan/smoke/*")
+    audio = SpeechLike(22050).utterance(1)[:22050]
+    before = load(run)(audio, 22050)
+    assert before.shape == audio.shape
+    assert main(["export", str(run), "exported"]) == 0
+    after = load(tmp_path / "exported")(audio, 22050)
+    assert abs(before - after).max() < 1e-5
+    card = (tmp_path / "exported" / "README.md").read_text()
+    assert "zoo.load" in card and "hifigan" in card
+
+
+def test_refuses_a_folder_that_holds_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    args = ["fit", "--config", str(TOY_RECIPE), *TOY_ARGS, f"--trainer.default_root_dir={run}", "--trainer.max_steps=5"]
+    assert main(args) == 0
+    assert main(args) == 1
+    assert "already holds a run" in capsys.readouterr().err
+
+
+def test_older_checkpoint_goes_on_in_a_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", "--config", str(TOY_RECIPE), *TOY_ARGS, "--trainer.max_steps=10"]) == 0
+    (run,) = tmp_path.glob("runs/toy_wing/smoke/*")
+    assert main(["fit", *TOY_ARGS, "--ckpt_path", str(run / "step_00000005.ckpt"), "--trainer.max_steps=7"]) == 0
+    folders = sorted(tmp_path.glob("runs/toy_wing/smoke/*"))
+    assert len(folders) == 2
+    assert newest(run).name == "step_00000010.ckpt"
+    assert newest(next(folder for folder in folders if folder != run)).name == "step_00000007.ckpt"
+
+
+def test_auto_starts_or_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    args = ["fit", "--config", str(TOY_RECIPE), *TOY_ARGS, "--ckpt_path", "auto"]
+    assert main([*args, "--trainer.max_steps=5"]) == 0
+    assert main([*args, "--trainer.max_steps=10"]) == 0
+    (run,) = tmp_path.glob("runs/toy_wing/smoke/*")
+    assert newest(run).name == "step_00000010.ckpt"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["fit", "--ckpt_path", "last"], "no run with a checkpoint"),
+        (["fit", "--ckpt_path", "https://example.org/x.ckpt"], "local paths only"),
+        (["predict", "--ckpt_path", "nowhere"], "nowhere"),
+        (["fit", "--config", "nowhere.yaml"], "nowhere.yaml"),
+        (["convert", "hifigan", "nowhere", "there"], "nowhere"),
+        (["convert", "nosuch", "a", "b"], "nosuch"),
+        (["nonsense"], "no command 'nonsense'"),
+    ],
+)
+def test_wrong_calls_get_one_line(
+    args: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(args) in (1, 2)
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
+    assert message in line

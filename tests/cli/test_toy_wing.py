@@ -1,0 +1,43 @@
+"""A seventh system outside zoo/: converts, starts from weights, and is loaded, with no edit in zoo/."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.harness import TOY_ARGS, TOY_RECIPE
+from zoo.cli import main
+from zoo.loading import load
+
+
+@pytest.fixture
+def original(tmp_path: Path) -> Path:
+    path = tmp_path / "original.json"
+    path.write_text(json.dumps({"toy_gain": 1.5}))
+    return path
+
+
+def test_converts_and_loads(original: Path, tmp_path: Path) -> None:
+    assert main(["convert", "toy_wing", str(original), str(tmp_path / "ours"), *TOY_ARGS]) == 0
+    model = load(tmp_path / "ours", allow_import=["toy_wing"])
+    np.testing.assert_array_equal(model(np.ones(3, np.float32), 16000), np.full(3, 1.5, np.float32))
+    with pytest.raises(ValueError, match="not allowed"):
+        load(tmp_path / "ours")
+
+
+def test_is_inspected(original: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(original), *TOY_ARGS]) == 0
+    assert "toy original" in capsys.readouterr().out
+
+
+def test_starts_from_an_originals_weights(original: Path, tmp_path: Path) -> None:
+    args = ["fit", "--config", str(TOY_RECIPE), *TOY_ARGS, "--trainer.max_steps=1", "--model.init_args.optimizer.init_args.lr=0"]
+    assert main([*args, "--init_from", str(original), f"--trainer.default_root_dir={tmp_path / 'run'}"]) == 0
+    assert load(tmp_path / "run", allow_import=["toy_wing"]).net.gain.item() == 1.5
+
+
+def test_refuses_weights_of_something_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = ["fit", "--config", str(TOY_RECIPE), *TOY_ARGS]
+    assert main([*args, "--init_from", str(tmp_path / "absent.json")]) == 1
+    assert "init_from" in capsys.readouterr().err
