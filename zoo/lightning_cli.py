@@ -227,7 +227,7 @@ def describe(model: ZooTask, config: Namespace) -> dict[str, Any]:
     }
 
 
-def complete(command: str, args: list[str]) -> list[str]:
+def complete(command: str, args: list[str], packages: Sequence[str] = ()) -> list[str]:
     """Fill in what a `--ckpt_path` says already: `last` and `auto` become a run, a run brings its config.
 
     Raises:
@@ -252,6 +252,10 @@ def complete(command: str, args: list[str]) -> list[str]:
         value = str(newest)
     if not Path(value).exists():
         raise FileNotFoundError(f"--ckpt_path: nothing at {value}")
+    if not configs and command == "predict" and not runs.has_config(Path(value)):
+        model = ["--model=zoo.predictor.Loaded", f"--model.init_args.path={value}"]
+        model += [f"--model.init_args.allow_import+={package}" for package in packages]
+        return [*model, "--data=zoo.predictor.NoData", *rest]
     if not configs:
         rest = ["--config", str(runs.find_config(Path(value))), *rest]
     return [*rest, "--ckpt_path", value]
@@ -263,7 +267,7 @@ def run(command: str, args: list[str], packages: Sequence[str] = ()) -> int:
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning's use of torch, nothing a user can change
     warnings.filterwarnings("ignore", message=".*dataloader is not resumable.*|.*does not have many workers.*")
     allow_imports(packages)
-    cli = ZooCLI(command, complete(command, args))
+    cli = ZooCLI(command, complete(command, args, packages))
     checkpoint = None if cli.checkpoint is None else str(cli.checkpoint)
     try:
         if command == "fit":

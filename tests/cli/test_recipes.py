@@ -102,6 +102,9 @@ def test_loaded_run_is_called_on_arrays(tmp_path: Path, monkeypatch: pytest.Monk
     assert main(["export", str(run), "exported"]) == 0
     after = load(tmp_path / "exported")(audio, 22050)
     assert abs(before - after).max() < 1e-5
+    files.write(tmp_path / "in.wav", audio, 22050)
+    assert main(["predict", "--ckpt_path", "exported", "--input", "in.wav", "--output", "out"]) == 0
+    assert files.info(tmp_path / "out" / "in.wav").samples == len(audio)
     card = (tmp_path / "exported" / "README.md").read_text()
     assert "zoo.load" in card and "hifigan" in card
 

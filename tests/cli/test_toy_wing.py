@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.harness import TOY_ARGS, TOY_RECIPE
+from zoo.audio import files
 from zoo.cli import main
 from zoo.loading import load
 
@@ -22,6 +23,10 @@ def test_converts_and_loads(original: Path, tmp_path: Path) -> None:
     assert main(["convert", "toy_wing", str(original), str(tmp_path / "ours"), *TOY_ARGS]) == 0
     model = load(tmp_path / "ours", allow_import=["toy_wing"])
     np.testing.assert_array_equal(model(np.ones(3, np.float32), 16000), np.full(3, 1.5, np.float32))
+    files.write(tmp_path / "in.wav", np.full(100, 0.25, np.float32), 16000)
+    args = ["--input", str(tmp_path / "in.wav"), "--output", str(tmp_path / "out"), *TOY_ARGS]
+    assert main(["predict", "--ckpt_path", str(tmp_path / "ours"), *args]) == 0
+    np.testing.assert_allclose(files.read(tmp_path / "out" / "in.wav")[0], 0.375, atol=1e-4)
     with pytest.raises(ValueError, match="not allowed"):
         load(tmp_path / "ours")
 

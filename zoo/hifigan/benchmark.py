@@ -84,7 +84,7 @@ def loader(settings: Settings) -> list[Finding]:
     """Our crops with batched mels against the original's items, 16 crops a batch; real clips too where ZOO_DATA is."""
     corpora = {
         "made clips of 6 s": write_corpus(
-            settings.folder / "made", settings.few(32, 16), SAMPLE_RATE, seconds=(6.0, 6.0)
+            settings.folder / "made", settings.few(49, 17), SAMPLE_RATE, seconds=(6.0, 6.0)
         )
     }
     real = Path(os.environ.get("ZOO_DATA", "")) / "ljspeech"
@@ -185,8 +185,7 @@ def _times(costs: dict[str, list[Cost]]) -> dict[str, float]:
 
 def _loader(settings: Settings, name: str, paths: list[Path], batch: int = 16) -> Finding:
     cache = settings.folder / "cache"
-    data = VocoderData(str(paths[0].parent), SAMPLE_RATE, cache=str(cache), val_items=1, batch_size=batch - 1)
-    data = VocoderData(str(paths[0].parent), SAMPLE_RATE, cache=str(cache), val_items=1, batch_size=min(batch, len(paths) - 1))
+    data = VocoderData(str(paths[0].parent), SAMPLE_RATE, cache=str(cache), val_items=1, batch_size=batch)
     data.prepare_data()
     data.setup("fit")
     ours, mels = _endless(data), [LogMel(SAMPLE_RATE, f_max=f_max) for f_max in (8000.0, None)]

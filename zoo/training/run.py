@@ -77,10 +77,22 @@ def find_checkpoint(path: Path) -> Path:
     raise ValueError(f"every checkpoint in {path} is torn: {', '.join(c.name for c in candidates)}")
 
 
+def has_config(path: Path) -> bool:
+    """Whether a run folder, or the run that a checkpoint file lies in, holds its config."""
+    return _config_of(path).is_file()
+
+
 def find_config(path: Path) -> Path:
-    """Find the config.yaml of a run folder or of the run that a checkpoint file lies in."""
-    folder = path if path.is_dir() else path.parent
-    config = folder / CONFIG_NAME
+    """Find the config.yaml of a run folder or of the run that a checkpoint file lies in.
+
+    Raises:
+        FileNotFoundError: when there is none.
+    """
+    config = _config_of(path)
     if not config.is_file():
-        raise FileNotFoundError(f"no {CONFIG_NAME} in {folder}: name the recipe with --config")
+        raise FileNotFoundError(f"no {CONFIG_NAME} in {config.parent}: name the recipe with --config")
     return config
+
+
+def _config_of(path: Path) -> Path:
+    return (path if path.is_dir() else path.parent) / CONFIG_NAME
