@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import json
 import multiprocessing
 import os
 import subprocess
@@ -22,7 +23,15 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 TOY = REPOSITORY / "tests" / "toy"
 TOY_RECIPE = TOY / "toy_wing" / "configs" / "smoke.yaml"
 TOY_ARGS = ("--allow-import", "toy_wing")
+TOY_FIT = ("fit", "--config", TOY_RECIPE, *TOY_ARGS)
 SMOKE = REPOSITORY / "configs" / "hifigan" / "smoke.yaml"
+
+
+def callback(name: str, **arguments: object) -> list[str]:
+    """The options that add a callback: a fault of the toy wing by its name, others by their path."""
+    path = name if "." in name else f"toy_wing.faults.{name}"
+    values = [f"--trainer.callbacks.{key}={json.dumps(value)}" for key, value in arguments.items()]
+    return [f"--trainer.callbacks+={path}", *values]
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -93,8 +102,8 @@ def bests(run: Path) -> dict[str, dict[str, str]]:
     return {path.name: fingerprint(path) for path in sorted(run.glob("best-*.ckpt"))}
 
 
-_SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["zoo.lightning_cli"])
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["zoo.lightning_cli"])
 
 
 class Forked:
@@ -113,7 +122,7 @@ class Forked:
         for file in self.files:
             file.touch()
         target_args = (self.args, str(cwd), environment(**extra), *map(str, self.files))
-        self.process = _SERVER.Process(target=_zoo_in_child, args=target_args)
+        self.process = SERVER.Process(target=_zoo_in_child, args=target_args)
         self.process.start()
 
     def wait(self, timeout: float = 300) -> subprocess.CompletedProcess[str]:

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import TOY_ARGS, TOY_RECIPE, bests, fingerprint, forked, good, newest, record, zoo
+from tests.harness import TOY_FIT, bests, callback, fingerprint, forked, good, newest, record, zoo
 
-KILL = "--trainer.callbacks+=toy_wing.faults.KillAt"
-EMA = ["--trainer.callbacks+=zoo.training.ema.EMA", "--trainer.callbacks.decay=0.9", "--trainer.callbacks.modules=[net]"]
-FIT = ["fit", "--config", TOY_RECIPE, *TOY_ARGS, *EMA]
+FIT = [*TOY_FIT, *callback("zoo.training.ema.EMA", modules=["net"], decay=0.9)]
 TERM, INT, USR1 = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1
 CODES = {TERM: 143, USR1: 143, INT: 130}
 STEPS = {"train": 13, "validation": 20, "sanity": 0}
@@ -24,8 +22,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def kill(number: int, where: str, times: int = 1, group: bool = False) -> list[str]:
-    values = {"step": STEPS[where], "signum": int(number), "where": where, "times": times, "group": str(group).lower()}
-    return [KILL, *(f"--trainer.callbacks.{key}={value}" for key, value in values.items())]
+    return callback("KillAt", step=STEPS[where], signum=int(number), where=where, times=times, group=group)
 
 
 def stop_and_resume(whole: Path, folder: Path, number: int, where: str, workers: int = 0, **how) -> None:

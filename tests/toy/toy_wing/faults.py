@@ -1,6 +1,8 @@
 """Faults on purpose, triggered by the step: what a wall clock triggers mostly hits the imports."""
 
+import contextlib
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,34 @@ class Ballast(L.Callback):
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["ballast"] = torch.arange(self.megabytes * 2**18, dtype=torch.int32)
+
+
+class FillDisk(L.Callback):
+    """Fills the disk of the run folder before one batch and frees it before a later one.
+
+    Args:
+        step: number of batches trained when the disk fills.
+        until: number of batches trained when it is freed; None for never.
+        spare: bytes left free, so that a write fails in its middle.
+    """
+
+    def __init__(self, step: int, until: int | None = None, spare: int = 0) -> None:
+        self.step, self.until, self.spare = step, until, spare
+
+    def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
+        filler = Path(trainer.default_root_dir).parent / "filler"
+        if trainer.global_step == self.step:
+            fill(filler, self.spare)
+        if trainer.global_step == self.until:
+            filler.unlink()
+
+
+def fill(filler: Path, spare: int = 0) -> None:
+    """Fill a disk with a file, but for `spare` bytes."""
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        room = shutil.disk_usage(filler.parent).free - spare
+        while room > 0:
+            room -= file.write(bytes(min(room, 2**16)))
 
 
 class PlainPairs(Pairs):

@@ -1,0 +1,59 @@
+"""Two gloo processes by Lightning's own launcher, torchrun and accelerate; equal to one process with the whole batch."""
+
+import csv
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.harness import REPOSITORY, SMOKE, environment, good, newest, zoo
+from zoo.training.checkpoint_files import load_checkpoint
+
+DDP = REPOSITORY / "configs" / "trainer" / "ddp_2.yaml"
+SGD = [
+    f"--model.init_args.optimizer_{side}={{class_path: torch.optim.SGD, init_args: {{lr: 0.001}}}}" for side in "gd"
+]
+ARGS = ["--config", SMOKE, *SGD, "--trainer.max_steps=3", "--trainer.val_check_interval=3", "--data.init_args.val_items=3"]
+ARGS += ["--data.init_args.embedded_utterances=15", "--trainer.log_every_n_steps=1"]
+
+
+def weights(run: Path) -> torch.Tensor:
+    return torch.cat([tensor.flatten().double() for tensor in load_checkpoint(newest(run))["state_dict"].values()])
+
+
+def validation(run: Path) -> dict[str, float]:
+    with (run / "metrics.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row.get("val/mel_l1")]
+    return {key: float(value) for key, value in rows[-1].items() if key.startswith("val/") and value}
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("one")
+    good(zoo("fit", *ARGS, "--data.init_args.batch_size=4", "--trainer.default_root_dir=run", cwd=folder))
+    return folder / "run"
+
+
+@pytest.mark.parametrize("launcher", ["lightning", "torchrun", "accelerate"])
+def test_two_processes_equal_one_with_the_joined_batch(one: Path, tmp_path: Path, launcher: str) -> None:
+    import subprocess
+
+    command = {
+        "lightning": [sys.executable, "-m", "zoo"],
+        "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=29533", "-m", "zoo"],
+        "accelerate": [
+            sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes=2", "--num_machines=1",
+            "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=29534", "-m", "zoo",
+        ],
+    }[launcher]  # fmt: skip
+    args = [*command, "fit", *map(str, ARGS), "--config", str(DDP), "--trainer.accelerator=cpu"]
+    args += ["--data.init_args.batch_size=2", "--trainer.default_root_dir=run"]
+    result = subprocess.run(args, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300)
+    good(result)
+    run = tmp_path / "run"
+    torch.testing.assert_close(weights(run), weights(one), rtol=0, atol=1e-5)
+    found, expected = validation(run), validation(one)
+    assert found.keys() == expected.keys()
+    assert found["val/mel_l1"] == pytest.approx(expected["val/mel_l1"], rel=1e-4)
+    assert "2 processes" in result.stderr + result.stdout

@@ -1,0 +1,141 @@
+"""K2: kill -9 in the middle of a save, TMPDIR on another disk: nothing that was saved is lost, nothing stays behind."""
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.harness import (
+    SERVER,
+    TOY_FIT,
+    Forked,
+    callback,
+    fingerprint,
+    forked,
+    good,
+    newest,
+    record,
+)
+from zoo.atomic import TEMPORARY_MARK
+from zoo.training.checkpoint_files import is_sound, load_checkpoint
+
+FIT = [*TOY_FIT, "--checkpoints.every_n_batches=1", "--checkpoints.monitor=null"]
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[str]:
+    """A temporary folder on another file system than the run's."""
+    if not SHARED_MEMORY.is_dir() or SHARED_MEMORY.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("needs a second file system")
+    folder = SHARED_MEMORY / f"zoo-{os.getpid()}"
+    folder.mkdir()
+    yield str(folder)
+    shutil.rmtree(folder)
+
+
+def corrupt(run: Path) -> list[Path]:
+    """The checkpoints that do not load."""
+    found = []
+    for path in run.glob("*.ckpt"):
+        try:
+            load_checkpoint(path)
+        except ValueError:
+            found.append(path)
+        else:
+            assert is_sound(path)
+    return found
+
+
+def kill_at(process: Forked, file: Path, size: float) -> None:
+    """Kill as soon as a file, given by a pattern, has reached a size."""
+    give_up = time.monotonic() + 120
+    while process.process.is_alive() and time.monotonic() < give_up:
+        for path in file.parent.glob(file.name):
+            try:
+                if path.stat().st_size >= size:
+                    process.process.kill()
+                    return
+            except FileNotFoundError:  # renamed between the two calls
+                pass
+    raise AssertionError(f"{file} never reached {size} bytes: {process.wait().stderr[-2000:]}")
+
+
+def kills_in_saves(folder: Path, tmpdir: str, kills: int, megabytes: int) -> None:
+    run = folder / "run"
+    options = [*FIT, f"--trainer.max_steps={kills + 1}", f"--trainer.default_root_dir={run}"]
+    loads = callback("Ballast", megabytes=megabytes)
+    torn = 0
+    for number in range(kills):
+        # each process saves one step, and is killed in the save of the next one
+        share = 0.2 + 0.7 * number / max(kills - 1, 1)
+        process = Forked(*options, *loads, "--ckpt_path=auto", cwd=folder, TMPDIR=tmpdir)
+        half_written = run / f".step_{number + 2:08d}.ckpt{TEMPORARY_MARK}*"
+        kill_at(process, half_written, share * megabytes * 2**20)
+        assert process.wait().returncode == -9
+        torn += len(corrupt(run))
+        left = list(run.glob(half_written.name))
+        assert len(left) == 1
+        assert list(run.glob(f"*{TEMPORARY_MARK}*")) == left
+        assert newest(run).name == f"step_{number + 1:08d}.ckpt"
+    assert torn == 0
+    good(forked(*options, "--ckpt_path=last", cwd=folder, TMPDIR=tmpdir))
+    assert not list(run.glob(f"*{TEMPORARY_MARK}*"))
+    good(forked(*options[:-1], f"--trainer.default_root_dir={folder / 'whole'}", cwd=folder))
+    assert fingerprint(newest(run)) == fingerprint(newest(folder / "whole"))
+    assert record(run) == record(folder / "whole")
+
+
+def test_killed_in_saves(tmp_path: Path, elsewhere: str) -> None:
+    kills_in_saves(tmp_path, elsewhere, kills=3, megabytes=40)
+
+
+@pytest.mark.slow
+def test_twenty_kills_in_saves_of_240_megabytes(tmp_path: Path, elsewhere: str) -> None:
+    kills_in_saves(tmp_path, elsewhere, kills=20, megabytes=240)
+
+
+def save_as_lightning_does(path: str, tmpdir: str) -> None:
+    os.environ["TMPDIR"] = tmpdir
+    from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+
+    TorchCheckpointIO().save_checkpoint({"x": torch.arange(240 * 2**18, dtype=torch.int32)}, path)
+
+
+@pytest.mark.slow
+def test_lightnings_own_saving_is_the_negative_control(tmp_path: Path, elsewhere: str) -> None:
+    path = tmp_path / "last.ckpt"
+    for _ in range(2):
+        torch.save({"x": torch.zeros(1)}, path)
+        process = SERVER.Process(target=save_as_lightning_does, args=(str(path), elsewhere))
+        process.start()
+        while path.stat().st_size < 100 * 2**20:
+            assert process.is_alive()
+        process.kill()
+        process.join()
+        assert corrupt(tmp_path) == [path]
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped bit", "cut without its hash"])
+def test_a_torn_checkpoint_is_named_and_the_one_before_it_used(tmp_path: Path, damage: str) -> None:
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    good(forked(*TOY_FIT, f"--trainer.default_root_dir={whole}", cwd=tmp_path))
+    good(forked(*TOY_FIT, "--trainer.max_steps=20", f"--trainer.default_root_dir={run}", cwd=tmp_path))
+    torn = run / "step_00000020.ckpt"
+    data = bytearray(torn.read_bytes())
+    if damage == "flipped bit":
+        data[len(data) // 2] ^= 1
+    torn.write_bytes(data if damage == "flipped bit" else data[: len(data) // 2])
+    if damage == "cut without its hash":
+        torn.with_name(torn.name + ".sha256").unlink()
+    for best in run.glob("best-*"):
+        best.unlink()
+    resumed = good(forked(*TOY_FIT, "--ckpt_path=last", f"--trainer.default_root_dir={run}", cwd=tmp_path))
+    assert f"torn checkpoint {torn}" in resumed.stderr
+    assert "step_00000015.ckpt" in resumed.stderr
+    assert fingerprint(newest(run)) == fingerprint(newest(whole))
+    assert record(run) == record(whole)
