@@ -37,7 +37,14 @@ def callback(name: str, **arguments: object) -> list[str]:
 def environment(**extra: str) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("ZOO_RUN", "LOCAL_RANK"))}
     path = os.pathsep.join([str(TOY), str(REPOSITORY)])
-    return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", "CUDA_VISIBLE_DEVICES": "", **extra}
+    return {
+        **kept,
+        "PYTHONPATH": path,
+        "OMP_NUM_THREADS": "1",
+        "WANDB_MODE": "offline",
+        "CUDA_VISIBLE_DEVICES": "",
+        **extra,
+    }
 
 
 def zoo(*args: object, cwd: Path, timeout: float = 300, **extra: str) -> subprocess.CompletedProcess[str]:

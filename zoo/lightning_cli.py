@@ -170,8 +170,9 @@ class ZooCLI(LightningCLI):
             name = "metrics.csv" if self.command == "fit" else f"{self.command}.csv"
             self.csv = RunCSV(self.folder, name)
             configured = settings.get("logger") or []
-            loggers = [self.csv, *make_loggers(self.config["loggers"], self.config_init["wandb"], self.folder)]
-            loggers += configured if isinstance(configured, list) else [configured] if configured is not True else []
+            own = configured if isinstance(configured, list) else [configured] if configured is not True else []
+            made = make_loggers(self.config["loggers"], self.config_init["wandb"], self.folder, own)
+            loggers = [self.csv, *made]
         return super().instantiate_trainer(plugins=plugins, logger=loggers, **kwargs)
 
 
@@ -286,9 +287,9 @@ def run(command: str, args: list[str], packages: Sequence[str] = ()) -> int:
 
 def fit(cli: ZooCLI) -> None:
     """Train, from a checkpoint, from given weights or from the start."""
+    done = step_of(cli.checkpoint) if cli.checkpoint is not None and cli.checkpoint.parent == cli.folder else 0
+    cli.csv.trim(done - 1)  # rows carry the number of the batch, from 0; a run killed before its first save left some
     if cli.checkpoint is not None:
-        if cli.checkpoint.parent == cli.folder:
-            cli.csv.trim(step_of(cli.checkpoint) - 1)  # rows carry the number of the batch, from 0
         cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=str(cli.checkpoint), weights_only=True)
         return
     if cli.config["init_from"]:

@@ -11,10 +11,15 @@ from tests.harness import REPOSITORY, SMOKE, environment, good, newest, zoo
 from zoo.training.checkpoint_files import load_checkpoint
 
 DDP = REPOSITORY / "configs" / "trainer" / "ddp_2.yaml"
-SGD = [
-    f"--model.init_args.optimizer_{side}={{class_path: torch.optim.SGD, init_args: {{lr: 0.001}}}}" for side in "gd"
+SGD = [f"--model.init_args.optimizer_{side}={{class_path: torch.optim.SGD, init_args: {{lr: 0.001}}}}" for side in "gd"]
+ARGS = [
+    "--config",
+    SMOKE,
+    *SGD,
+    "--trainer.max_steps=3",
+    "--trainer.val_check_interval=3",
+    "--data.init_args.val_items=3",
 ]
-ARGS = ["--config", SMOKE, *SGD, "--trainer.max_steps=3", "--trainer.val_check_interval=3", "--data.init_args.val_items=3"]
 ARGS += ["--data.init_args.embedded_utterances=15", "--trainer.log_every_n_steps=1"]
 
 

@@ -52,7 +52,9 @@ def assert_equal_runs(run: Path, whole: Path, key: str) -> None:
     assert losses(run, key) == losses(whole, key)
 
 
-@pytest.mark.parametrize(("system", "step", "workers"), [("toy", 8, 0), ("toy", 20, 2), ("toy", 21, 0), ("hifigan", 21, 0)])
+@pytest.mark.parametrize(
+    ("system", "step", "workers"), [("toy", 8, 0), ("toy", 20, 2), ("toy", 21, 0), ("hifigan", 21, 0)]
+)
 def test_resumed_run_equals_uninterrupted(
     uninterrupted: dict[str, Path], tmp_path: Path, system: str, step: int, workers: int
 ) -> None:
@@ -64,9 +66,7 @@ def test_resumed_run_equals_uninterrupted(
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("step", [8, 19, 20, 21, 41, 55])
 @pytest.mark.parametrize("system", ["toy", "hifigan"])
-def test_every_kill_point(
-    uninterrupted: dict[str, Path], tmp_path: Path, system: str, step: int, workers: int
-) -> None:
+def test_every_kill_point(uninterrupted: dict[str, Path], tmp_path: Path, system: str, step: int, workers: int) -> None:
     run = killed_and_resumed(system, step, workers, tmp_path)
     assert_equal_runs(run, uninterrupted[system], "train/loss" if system == "toy" else "train/g/mel")
 

@@ -1,4 +1,4 @@
-"""The evidence that a run learned: its curve, and one unseen clip vocoded by it, by an untrained net, by Griffin-Lim."""
+"""The evidence that a run learned: its curve, and an unseen clip vocoded by it, an untrained net and Griffin-Lim."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -20,10 +20,10 @@ from zoo.audio import files
 from zoo.audio.griffin_lim import griffin_lim
 from zoo.audio.mel import LogMel
 from zoo.audio.spectral import multi_resolution_stft
-from zoo.hifigan.data import PEAK, VocoderData
+from zoo.hifigan.data import PEAK, Clips, Crops, VocoderData
 from zoo.hifigan.task import mel_l1
 from zoo.hifigan.vocoder import Vocoder
-from zoo.load import inference_class, load, read_parts
+from zoo.loading import load, read_parts
 from zoo.training.build import build
 from zoo.training.csv_log import Row, read_metrics
 from zoo.training.run import find_config
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 METRIC = "val/mel_l1"
-TRAINED, UNTRAINED, GRIFFIN_LIM = "trained", "untrained", "griffin-lim"
+ORIGINAL, TRAINED, UNTRAINED, GRIFFIN_LIM = "original", "trained", "untrained", "griffin-lim"
+MEASURES = ("mel_l1", "m_stft")
 
 
 @dataclass(frozen=True)
@@ -68,19 +69,6 @@ class Curve:
         return 1 - self.last / self.first
 
 
-@dataclass(frozen=True)
-class Score:
-    """Distance of a signal from the original.
-
-    Args:
-        mel_l1: mean absolute difference of log-mels, the model's own front end.
-        m_stft: multi-resolution STFT distance.
-    """
-
-    mel_l1: float
-    m_stft: float
-
-
 def curve_of(rows: list[Row], key: str = METRIC) -> Curve:
     """Read a curve from the rows of metrics.csv.
 
@@ -107,47 +95,59 @@ def check_unseen(run: Path, clip: Path) -> None:
     data: VocoderData = build(config["data"])
     data.prepare_data()
     data.setup("fit")
-    trained_on = {Path(data.train_set.corpus.names[index]).stem for index in data.train_set.indices}
-    if clip.stem in trained_on:
-        held_out = sorted(data.val_set.corpus.names[index] for index in data.val_set.indices)
-        raise ValueError(f"{clip} was trained on; held out are {', '.join(held_out[:5])}, or use a clip of elsewhere")
+    train, held_out = cast(Crops, data.train_set), cast(Clips, data.val_set)
+    if clip.stem in {Path(train.corpus.names[index]).stem for index in train.indices}:
+        names = [held_out.corpus.names[index] for index in held_out.indices[:5]]
+        raise ValueError(f"{clip} was trained on; held out are {', '.join(names)}, or use a clip of elsewhere")
 
 
-def synthesise(run: Path, audio: np.ndarray, seed: int = 0) -> tuple[dict[str, np.ndarray], Vocoder]:
-    """Copy synthesis by the trained net, by the same net with fresh weights, and by Griffin-Lim.
+def load_pair(run: Path, seed: int = 0) -> tuple[Vocoder, Vocoder]:
+    """Load a trained model, and build the same one with fresh weights.
 
     Args:
         run: run folder or checkpoint.
-        audio: (T,) float32 at the model's rate.
-        seed: of the fresh weights and of Griffin-Lim's phases.
-
-    Returns:
-        Audio (T,) by name of the method, and the trained model.
+        seed: of the fresh weights.
 
     Raises:
         ValueError: when the run holds no vocoder of audio.
     """
     trained = load(run)
-    if not isinstance(trained, Vocoder):
-        raise ValueError(f"{run} holds a {type(trained).__name__}, expected a Vocoder")
+    if not isinstance(trained, Vocoder) or trained.mel is None:
+        raise ValueError(f"{run} holds a {type(trained).__name__}, expected a Vocoder with a mel front end")
     specs, _, _ = read_parts(run)
     torch.manual_seed(seed)
-    parts = {name: build(spec) for name, spec in specs["parts"].items()}
-    untrained = inference_class(specs["inference"])(**parts).eval()
-    mel = trained.front_end(torch.from_numpy(audio)[None])
+    untrained = Vocoder(**{name: build(spec) for name, spec in specs["parts"].items()}).eval()
+    return trained, untrained
+
+
+def synthesise(trained: Vocoder, untrained: Vocoder, audio: np.ndarray) -> dict[str, np.ndarray]:
+    """Copy synthesis by both nets and by Griffin-Lim from the same mel.
+
+    Args:
+        trained: the trained model.
+        untrained: the same with fresh weights.
+        audio: (T,) float32 at the model's rate.
+
+    Returns:
+        Audio by name of the method, trimmed to whole frames, the original first.
+    """
+    mel = trained.front_end
+    audio = audio[: len(audio) // mel.hop_length * mel.hop_length]
     with torch.inference_mode():
-        rebuilt = griffin_lim(mel, trained.front_end, seed=seed)[0].numpy()
+        rebuilt = griffin_lim(mel(torch.from_numpy(audio)[None]), mel)[0].numpy()
     return {
+        ORIGINAL: audio,
         TRAINED: trained(audio, trained.sample_rate),
         UNTRAINED: untrained(audio, trained.sample_rate),
         GRIFFIN_LIM: rebuilt,
-    }, trained
+    }
 
 
-def score(found: np.ndarray, wanted: np.ndarray, mel: LogMel) -> Score:
-    """Compare two signals (T,)."""
+def score(found: np.ndarray, wanted: np.ndarray, mel: LogMel) -> dict[str, float]:
+    """Distances of two signals (T,): mean absolute difference of log-mels, multi-resolution STFT distance."""
     one, other = (torch.from_numpy(np.ascontiguousarray(signal))[None, None] for signal in (found, wanted))
-    return Score(float(mel_l1(mel, one, other)), float(multi_resolution_stft(one, other)))
+    values = (mel_l1(mel, one, other), multi_resolution_stft(one, other))
+    return dict(zip(MEASURES, map(float, values), strict=True))
 
 
 def gather(run: Path, clip: Path, seconds: float = 10.0) -> dict[str, Any]:
@@ -159,8 +159,8 @@ def gather(run: Path, clip: Path, seconds: float = 10.0) -> dict[str, Any]:
         seconds: longest excerpt from its beginning.
 
     Returns:
-        What evidence.json holds: the curve, the scores by method, and whether the trained net is ahead of the others
-        on both. Beside it lie evidence.png (mels and curve) and the sounds, evidence/<method>.wav.
+        What evidence.json holds: the curve, the scores by method, and in which of them the trained net is ahead of the
+        others. Beside it lie evidence.png (mels and curve) and the sounds, evidence/<method>.wav.
 
     Raises:
         FileNotFoundError: when run or clip is missing.
@@ -169,25 +169,20 @@ def gather(run: Path, clip: Path, seconds: float = 10.0) -> dict[str, Any]:
     check_unseen(run, clip)
     rows = read_metrics(run)
     curve = curve_of(rows)
-    specs, _, _ = read_parts(run)
-    rate = build(specs["parts"]["mel"]).sample_rate
+    trained, untrained = load_pair(run)
+    mel, rate = trained.front_end, trained.sample_rate
     audio = files.read_mono(clip, rate)[: int(seconds * rate)]
-    audio = audio * (PEAK / max(float(np.abs(audio).max()), 1e-9))
-    signals, vocoder = synthesise(run, audio)
-    mel = vocoder.front_end
-    whole = len(audio) // mel.hop_length * mel.hop_length  # Griffin-Lim makes whole frames only
-    signals = {name: signal[:whole] for name, signal in {"original": audio, **signals}.items()}
-    scores = {name: score(signals[name], signals["original"], mel) for name in (TRAINED, UNTRAINED, GRIFFIN_LIM)}
-    ahead = {
-        name: scores[TRAINED].mel_l1 < scores[name].mel_l1 and scores[TRAINED].m_stft < scores[name].m_stft
-        for name in (UNTRAINED, GRIFFIN_LIM)
-    }
+    signals = synthesise(trained, untrained, audio * (PEAK / max(float(np.abs(audio).max()), 1e-9)))
+    scores = {name: score(signals[name], signals[ORIGINAL], mel) for name in (TRAINED, UNTRAINED, GRIFFIN_LIM)}
     evidence = {
         "clip": clip.name,
-        "seconds": whole / rate,
+        "seconds": len(signals[ORIGINAL]) / rate,
         "curve": {**asdict(curve), "first": curve.first, "last": curve.last, "best": curve.best, "fall": curve.fall},
-        "scores": {name: asdict(each) for name, each in scores.items()},
-        "ahead_of": ahead,
+        "scores": scores,
+        "ahead_of": {
+            name: {measure: scores[TRAINED][measure] < scores[name][measure] for measure in MEASURES}
+            for name in (UNTRAINED, GRIFFIN_LIM)
+        },
     }
     for name, signal in signals.items():
         files.write(run / "evidence" / f"{name}.wav", signal, rate)
@@ -212,7 +207,7 @@ def figure(mels: Mapping[str, Tensor], validation: Curve, training: Curve) -> Fi
         axes.set(title=name, ylabel="mel band")
     lowest.plot(training.steps, training.values, alpha=0.5, label="train/g/mel")
     lowest.plot(validation.steps, validation.values, marker="o", label=METRIC)
-    lowest.set(xlabel="batch", ylabel="mean |difference| of log-mels", yscale="log")
+    lowest.set(xlabel="batch", ylabel="log-mel L1", yscale="log")
     lowest.legend()
     return drawn
 
@@ -226,9 +221,9 @@ def show(evidence: Mapping[str, Any]) -> None:
         f"best {curve['best']:.3f}"
     )
     table = Table(title=f"copy synthesis of {evidence['clip']}, {evidence['seconds']:.1f} s, against the original")
-    for column in ("method", "mel L1", "M-STFT", "trained net ahead on both"):
+    for column in ("method", *MEASURES, "trained net is ahead in"):
         table.add_column(column)
     for name, values in evidence["scores"].items():
-        ahead = {True: "yes", False: "no"}.get(evidence["ahead_of"].get(name), "")
-        table.add_row(name, f"{values['mel_l1']:.3f}", f"{values['m_stft']:.3f}", ahead)
+        ahead = [measure for measure, is_ahead in evidence["ahead_of"].get(name, {}).items() if is_ahead]
+        table.add_row(name, *(f"{values[measure]:.3f}" for measure in MEASURES), ", ".join(ahead))
     console.print(table)

@@ -67,9 +67,7 @@ def cost_of(function: Callable[[], object]) -> Cost:
     return read_clocks() - before
 
 
-def interleave(
-    contestants: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 1
-) -> dict[str, list[Cost]]:
+def interleave(contestants: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 1) -> dict[str, list[Cost]]:
     """Run all contestants by turns: A B C, A B C, ...
 
     Args:
@@ -279,4 +277,10 @@ def show(title: str, findings: Sequence[Finding]) -> None:
 
 
 def _short(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) and abs(value) < 100 else f"{value:.0f}" if isinstance(value, float) else str(value)
+    return (
+        f"{value:.3g}"
+        if isinstance(value, float) and abs(value) < 100
+        else f"{value:.0f}"
+        if isinstance(value, float)
+        else str(value)
+    )

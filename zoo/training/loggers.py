@@ -37,9 +37,22 @@ class WandbSettings:
     tags: list[str] | None = None
 
 
-def make_loggers(names: Sequence[str], wandb: WandbSettings, folder: Path) -> list[Logger]:
-    """Build the loggers that a config names; they write below the run folder."""
-    return [shield(_tensorboard(folder) if name == "tensorboard" else _wandb(wandb, folder)) for name in names]
+def make_loggers(
+    names: Sequence[str], wandb: WandbSettings, folder: Path, configured: Sequence[Logger] = ()
+) -> list[Logger]:
+    """Build the loggers that a config names, and shield them and those that it brings; they write below the run folder.
+
+    Args:
+        names: "tensorboard", "wandb".
+        wandb: settings of the latter.
+        folder: of the run.
+        configured: loggers of the user's own.
+
+    Returns:
+        Those whose service can be had.
+    """
+    built = [_tensorboard(folder) if name == "tensorboard" else _wandb(wandb, folder) for name in names]
+    return [shield(logger) for logger in [*built, *configured] if _opens(logger)]
 
 
 def _tensorboard(folder: Path) -> Logger:
@@ -51,18 +64,33 @@ def _tensorboard(folder: Path) -> Logger:
 def _wandb(settings: WandbSettings, folder: Path) -> Logger:
     from lightning.pytorch.loggers import WandbLogger
 
-    mode = os.environ.get("WANDB_MODE", settings.mode)
     folder.mkdir(parents=True, exist_ok=True)
-    return WandbLogger(
+    build = functools.partial(
+        WandbLogger,
         save_dir=folder,
         project=settings.project,
         name=settings.name or folder.name,
         id=run_id(folder),
         resume="allow",
-        offline=mode != "online",
         entity=settings.entity,
         tags=settings.tags,
     )
+    if os.environ.get("WANDB_MODE", settings.mode) == "online":
+        logger = build(offline=False)
+        if _opens(logger):
+            return logger
+        log.warning("W&B's record is kept in %s instead: send it later by `wandb sync`", folder / "wandb")
+    return build(offline=True)
+
+
+def _opens(logger: Logger) -> bool:
+    """Whether a logger's service answers; in Lightning's hands its error would end the run."""
+    try:
+        logger.experiment  # type: ignore[attr-defined]
+    except Exception as error:  # whatever a service raises: metrics.csv is the record
+        log.warning("%s cannot be used: %s: %s", type(logger).__name__, type(error).__name__, error)
+        return False
+    return True
 
 
 def run_id(folder: Path) -> str:

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from toy_wing.nets import Gain
 from torch import Tensor, nn
+
+from toy_wing.nets import Gain
 
 
 def is_original(path: Path) -> bool:

@@ -8,8 +8,9 @@ from typing import Any
 
 import lightning as L
 import torch
-from toy_wing.data import PairData, Pairs
 from torch.utils.data import DataLoader
+
+from toy_wing.data import PairData, Pairs
 
 
 class KillAt(L.Callback):
@@ -23,9 +24,7 @@ class KillAt(L.Callback):
         group: to the whole process group, data workers included, as Ctrl-C and batch systems do.
     """
 
-    def __init__(
-        self, step: int, signum: int = 9, where: str = "train", times: int = 1, group: bool = False
-    ) -> None:
+    def __init__(self, step: int, signum: int = 9, where: str = "train", times: int = 1, group: bool = False) -> None:
         self.step, self.signum, self.where, self.times, self.group = step, signum, where, times, group
 
     def _send(self, trainer: L.Trainer, where: str) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from toy_wing.nets import Gain
 
+from toy_wing.nets import Gain
 from zoo.audio import files
 from zoo.training.inference import Inference
 

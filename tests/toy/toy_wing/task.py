@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from toy_wing.nets import Gain
 
+from toy_wing.nets import Gain
 from zoo.training.task import ZooTask
 from zoo.training.types import OptimizerCallable
 

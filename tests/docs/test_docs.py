@@ -1,0 +1,108 @@
+"""The documents keep their word: every code block runs as it stands, every link leads somewhere.
+
+A block is run unless the line before its fence is `<!-- not run: reason -->` or `<!-- run by .ci/run -->`. The blocks of
+one document run in order in one folder, so that a later block finds the run of an earlier one.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.harness import REPOSITORY, environment
+
+README = REPOSITORY / "README.md"
+DOCUMENTS = [README, *sorted((REPOSITORY / "docs").glob("*.md"))]
+BY_CI = "<!-- run by .ci/run -->"
+NOT_RUN = re.compile(r"<!-- not run: \S.* -->")
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+class Block(NamedTuple):
+    line: int
+    language: str
+    before: str
+    code: str
+
+    @property
+    def skipped(self) -> bool:
+        return self.before == BY_CI or NOT_RUN.fullmatch(self.before) is not None
+
+
+def blocks(document: Path) -> list[Block]:
+    found: list[Block] = []
+    lines = document.read_text(encoding="utf-8").splitlines()
+    start = None
+    for number, line in enumerate(lines):
+        if not line.startswith("```"):
+            continue
+        if start is None:
+            start = number
+            continue
+        before = lines[start - 1].strip() if start else ""
+        found.append(Block(start + 1, lines[start][3:].strip(), before, "\n".join(lines[start + 1 : number])))
+        start = None
+    assert start is None, f"{document.name}: the block of line {start} is not closed"
+    return found
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_blocks_run(document: Path, tmp_path: Path) -> None:
+    for name in ("configs", "scripts", "tests"):
+        (tmp_path / name).symlink_to(REPOSITORY / name)
+    variables = environment(PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    variables.pop("ZOO_DATA", None)  # the documents speak of its default
+    for block in blocks(document):
+        if block.skipped or block.language not in ("bash", "python"):
+            continue
+        command = ["bash", "-euo", "pipefail", "-c"] if block.language == "bash" else [sys.executable, "-c"]
+        result = subprocess.run(
+            [*command, block.code], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=300
+        )
+        told = f"{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
+        assert result.returncode == 0, f"{document.name}:{block.line} ended with {result.returncode}\n{told}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_block_is_run_or_says_why_not(document: Path) -> None:
+    for block in blocks(document):
+        assert block.language, f"{document.name}:{block.line} names no language"
+        if block.language == "python":
+            compile(block.code, f"{document.name}:{block.line}", "exec")
+        if block.before.startswith("<!--"):
+            assert block.skipped, f"{document.name}:{block.line}: unknown mark {block.before!r}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    for target in LINK.findall(document.read_text(encoding="utf-8")):
+        if "://" in target:
+            continue
+        name, _, heading = target.partition("#")
+        file = document.parent / name if name else document
+        assert file.exists(), f"{document.name} links to {target}"
+        if heading:
+            assert heading in headings(file), f"{document.name} links to {target}"
+
+
+def headings(document: Path) -> set[str]:
+    """Anchors as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", document.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_ci_finds_the_two_commands() -> None:
+    marked = [block for block in blocks(README) if block.before == BY_CI]
+    assert [block.code.splitlines()[0] for block in marked] == ["python3 -m venv .venv"] * 2
+    text = README.read_text(encoding="utf-8")
+    for heading, block in zip(("## Train", "## Test"), marked, strict=True):
+        section = text.split(f"\n{heading}\n")[1].split("\n## ")[0]
+        assert section.split("```bash\n")[1].split("\n```")[0] == block.code
+
+
+def test_readme_is_short() -> None:
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 200

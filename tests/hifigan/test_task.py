@@ -1,0 +1,67 @@
+import pytest
+import torch
+
+from zoo.audio.mel import LogMel
+from zoo.hifigan.discriminators import MultiPeriodDiscriminator
+from zoo.hifigan.generator import Generator
+from zoo.hifigan.task import HiFiGANTask, compare
+
+GENERATOR = {"in_channels": 8, "initial_channels": 8, "upsample_rates": (8, 8), "upsample_kernel_sizes": (16, 16),
+             "resblock_kernel_sizes": (3,), "resblock_dilation_sizes": ((1, 3, 5),)}  # fmt: skip
+WEIGHTS = {"d/mpd": 1.0, "g/adv_mpd": 1.0, "g/fm_mpd": 2.0, "g/mel": 45.0}
+
+
+def front_end(**kwargs: object) -> LogMel:
+    return LogMel(
+        **{"sample_rate": 8000, "n_fft": 256, "hop_length": 64, "win_length": 256, "n_mels": 8, "f_max": None, **kwargs}
+    )
+
+
+def build(mel: LogMel | None, **kwargs: object) -> HiFiGANTask:
+    def adamw(parameters: object) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, 2e-4)
+
+    return HiFiGANTask(
+        Generator(**GENERATOR), {"mpd": MultiPeriodDiscriminator((2,), 1 / 32)}, adamw, adamw,
+        loss_mel=front_end(), mel=mel, **{"sample_rate": 8000, "loss_weights": WEIGHTS, **kwargs},
+    )  # fmt: skip
+
+
+def test_generates_from_the_mel_of_the_audio() -> None:
+    fake, real = build(front_end()).generate({"audio": torch.randn(2, 1000)})
+    assert fake.shape == real.shape == (2, 1, 960)
+
+
+def test_generates_from_given_features() -> None:
+    task = build(None)
+    fake, real = task.generate({"audio": torch.randn(2, 640), "features": torch.randn(2, 8, 11)})
+    assert fake.shape == real.shape == (2, 1, 640)
+    with pytest.raises(ValueError, match="brings no features"):
+        task.generate({"audio": torch.randn(2, 640)})
+
+
+def test_mel_loss_is_zero_for_equal_audio() -> None:
+    audio = torch.randn(1, 1, 1024)
+    assert build(front_end()).reconstruction(audio, audio, {}) == {"g/mel": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("mel", "kwargs", "message"),
+    [
+        ({"hop_length": 32, "n_fft": 256}, {}, "upsample_rates is 64"),
+        ({"n_mels": 4}, {}, "in_channels is 8"),
+        ({"sample_rate": 16000}, {}, "sample_rate is 16000"),
+        ({}, {"sample_rate": 22050}, "the audio's is 22050"),
+    ],
+)
+def test_contradicting_parts_are_named(mel: dict, kwargs: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(front_end(**mel), **kwargs)
+
+
+def test_metrics_of_equal_clips() -> None:
+    clip = torch.sin(torch.arange(8000) * 0.1)
+    values = compare(clip, clip, 8000)
+    assert values["m_stft"] == pytest.approx(0, abs=1e-5)
+    assert values["vuv_f1"] == 1
+    assert "f0_rmse_cents" not in compare(torch.zeros(4000), torch.zeros(4000), 8000)

@@ -1,0 +1,105 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import IterableDataset
+
+from zoo.training.resume import RankSlice, ResumableBatches, ZooDataModule, capture, item_seed, restore
+
+
+@given(
+    size=st.integers(1, 60),
+    batch=st.integers(1, 7),
+    world=st.integers(1, 4),
+    epoch=st.integers(0, 3),
+    start=st.integers(0, 5),
+)
+def test_ranks_together_see_what_one_process_with_the_whole_batch_sees(
+    size: int, batch: int, world: int, epoch: int, start: int
+) -> None:
+    if size < batch * world:
+        return
+    joined = ResumableBatches(size, batch * world, seed=3)
+    ranks = [ResumableBatches(size, batch, seed=3, rank=rank, world=world) for rank in range(world)]
+    for sampler in (joined, *ranks):
+        sampler.resume_at(epoch, start)
+    for whole, *parts in zip(joined, *ranks, strict=True):
+        assert sorted(whole) == sorted(key for part in parts for key in part)
+
+
+def test_resume_continues_the_same_order() -> None:
+    whole = ResumableBatches(23, 3, seed=1)
+    whole.set_epoch(2)
+    resumed = ResumableBatches(23, 3, seed=1)
+    resumed.resume_at(2, 4)
+    assert list(resumed) == list(whole)[4:]
+    resumed.set_epoch(3)
+    assert len(list(resumed)) == len(whole) == 7
+
+
+def test_epochs_differ_and_hold_every_item_once() -> None:
+    sampler = ResumableBatches(12, 4, seed=1)
+    first = [key for batch in sampler for key in batch]
+    sampler.set_epoch(1)
+    second = [key for batch in sampler for key in batch]
+    assert sorted(index for _, index in first) == sorted(index for _, index in second) == list(range(12))
+    assert [index for _, index in first] != [index for _, index in second]
+
+
+def test_incomplete_last_batch_is_kept_or_dropped() -> None:
+    assert [len(batch) for batch in ResumableBatches(10, 4, drop_last=True)] == [4, 4]
+    assert [len(batch) for batch in ResumableBatches(10, 4, drop_last=False)] == [4, 4, 2]
+    ranks = [list(ResumableBatches(7, 2, rank=rank, world=2, drop_last=False)) for rank in range(2)]
+    assert [len(batch) for batch in ranks[0]] == [len(batch) for batch in ranks[1]] == [2, 2]
+    assert {index for rank in ranks for batch in rank for _, index in batch} == set(range(7))
+
+
+def test_too_few_items_are_named() -> None:
+    with pytest.raises(ValueError, match=r"3 training items do not fill one batch of 2 on 2 process"):
+        ResumableBatches(3, 2, world=2)
+    with pytest.raises(ValueError, match="empty"):
+        ResumableBatches(0, 2)
+
+
+@given(size=st.integers(0, 30), world=st.integers(1, 4))
+def test_evaluation_slices_cover_every_item_once(size: int, world: int) -> None:
+    seen = [index for rank in range(world) for index in RankSlice(size, rank, world)]
+    assert sorted(seen) == list(range(size))
+
+
+def test_item_seed_depends_on_each_argument() -> None:
+    seeds = {item_seed(s, e, i) for s in range(3) for e in range(3) for i in range(3)}
+    assert len(seeds) == 27
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_generators_are_put_back() -> None:
+    import random
+
+    import numpy as np
+
+    state = capture()
+    drawn = (random.random(), float(np.random.rand()), torch.rand(1).item())
+    restore(state)
+    assert drawn == (random.random(), float(np.random.rand()), torch.rand(1).item())
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self):
+        return iter(range(10))
+
+
+class Positioned(Stream):
+    def resume_at(self, epoch: int, batch: int) -> None:
+        self.position = (epoch, batch)
+
+
+def test_a_stream_without_a_position_is_refused() -> None:
+    data = ZooDataModule(batch_size=2)
+    data.train_set = Stream()
+    with pytest.raises(ValueError, match="cannot be positioned"):
+        data.train_dataloader()
+    data.train_set = Positioned()
+    data.load_state_dict({"epoch": 2, "batch": 5})
+    assert len(list(data.train_dataloader())) == 5
+    assert data.train_set.position == (2, 5)
