@@ -30,8 +30,8 @@ SMOKE = REPOSITORY / "configs" / "hifigan" / "smoke.yaml"
 def callback(name: str, **arguments: object) -> list[str]:
     """The options that add a callback: a fault of the toy wing by its name, others by their path."""
     path = name if "." in name else f"toy_wing.faults.{name}"
-    values = [f"--trainer.callbacks.{key}={json.dumps(value)}" for key, value in arguments.items()]
-    return [f"--trainer.callbacks+={path}", *values]
+    values = {key: value if isinstance(value, str) else json.dumps(value) for key, value in arguments.items()}
+    return [f"--trainer.callbacks+={path}", *(f"--trainer.callbacks.{key}={value}" for key, value in values.items())]
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -161,6 +161,7 @@ def _zoo_in_child(args: Sequence[str], cwd: str, variables: dict[str, str], out:
     sys.path[:0] = [str(TOY)]
     for path, descriptor in ((out, 1), (err, 2)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), descriptor)
-    multiprocessing.set_start_method("fork", force=True)  # of loader workers, as everywhere on Linux
+    # of loader workers: forked as everywhere on Linux, or spawned as elsewhere
+    multiprocessing.set_start_method(os.environ.get("START_METHOD", "fork"), force=True)
     torch.set_num_threads(1)
     sys.exit(main(args))

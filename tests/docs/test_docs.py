@@ -1,7 +1,7 @@
 """The documents keep their word: every code block runs as it stands, every link leads somewhere.
 
-A block is run unless the line before its fence is `<!-- not run: reason -->` or `<!-- run by .ci/run -->`. The blocks of
-one document run in order in one folder, so that a later block finds the run of an earlier one.
+A block is run unless the line before its fence is `<!-- not run: reason -->` or `<!-- run by .ci/run -->`. The blocks
+of one document run in order in one folder, so that a later block finds the run of an earlier one.
 """
 
 import os
@@ -19,6 +19,7 @@ README = REPOSITORY / "README.md"
 DOCUMENTS = [README, *sorted((REPOSITORY / "docs").glob("*.md"))]
 BY_CI = "<!-- run by .ci/run -->"
 NOT_RUN = re.compile(r"<!-- not run: \S.* -->")
+PART_OF = re.compile(r"<!-- not run: a part of (\S+) -->")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -75,6 +76,16 @@ def test_every_block_is_run_or_says_why_not(document: Path) -> None:
             compile(block.code, f"{document.name}:{block.line}", "exec")
         if block.before.startswith("<!--"):
             assert block.skipped, f"{document.name}:{block.line}: unknown mark {block.before!r}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_quoted_code_is_the_code(document: Path) -> None:
+    for block in blocks(document):
+        source = PART_OF.fullmatch(block.before)
+        if source:
+            written = (REPOSITORY / source[1]).read_text(encoding="utf-8").splitlines()
+            changed = [line for line in block.code.splitlines() if line not in written]
+            assert changed == [], f"{document.name}:{block.line}: not in {source[1]}"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

@@ -7,6 +7,7 @@ import pytest
 from tests.harness import TOY_FIT, callback, fingerprint, forked, good, newest, record
 
 WANDB = "--loggers=[wandb]"
+BROKEN = "--trainer.logger=toy_wing.faults.BrokenLogger"
 
 
 @pytest.fixture(scope="module")
@@ -22,13 +23,42 @@ def assert_same(run: Path, whole: Path) -> None:
 
 
 def test_offline_wandb_without_account_keeps_its_run_over_a_kill(whole: Path, tmp_path: Path) -> None:
-    options = [*TOY_FIT, WANDB, f"--trainer.default_root_dir={tmp_path / 'run'}"]
-    assert forked(*options, *callback("KillAt", step=23), cwd=tmp_path).returncode == -9
-    run_id = (tmp_path / "run" / "wandb_run_id").read_text().strip()
-    out = good(forked(*options, "--ckpt_path=last", cwd=tmp_path))
-    print(out.stderr)
-    assert_same(tmp_path / "run", whole)
-    print(list((tmp_path / "run").rglob("*")))
-    records = sorted((tmp_path / "run" / "wandb").glob(f"offline-run-*/run-{run_id}.wandb"))
-    assert len(records) == 2
-    assert 0
+    run = tmp_path / "run"
+    options = [*TOY_FIT, WANDB, f"--trainer.default_root_dir={run}"]
+    account = {"WANDB_API_KEY": "", "HOME": str(tmp_path)}
+    assert forked(*options, *callback("KillAt", step=23), cwd=tmp_path, **account).returncode == -9
+    run_id = (run / "wandb_run_id").read_text().strip()
+    # two services at once, one of them only from now on
+    good(forked(*options, "--loggers+=tensorboard", "--ckpt_path=last", cwd=tmp_path, **account))
+    assert_same(run, whole)
+    assert any((run / "tensorboard").iterdir())
+    records = sorted((run / "wandb").glob("offline-run-*/*.wandb"))
+    assert [path.name for path in records] == [f"run-{run_id}.wandb"] * 2
+
+
+@pytest.mark.parametrize("calls", [0, 3])
+def test_a_broken_service_is_named_and_left_out(whole: Path, tmp_path: Path, calls: int) -> None:
+    run = tmp_path / "run"
+    broken = [BROKEN, f"--trainer.logger.calls={calls}"]
+    result = good(forked(*TOY_FIT, *broken, f"--trainer.default_root_dir={run}", cwd=tmp_path))
+    assert "BrokenLogger" in result.stderr and "ConnectionError" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert len([line for line in result.stderr.splitlines() if "BrokenLogger" in line]) <= 5
+    assert_same(run, whole)
+
+
+def test_online_wandb_without_account_is_left_out(whole: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    account = {"WANDB_MODE": "online", "WANDB_API_KEY": "", "HOME": str(tmp_path)}
+    result = good(forked(*TOY_FIT, WANDB, f"--trainer.default_root_dir={run}", cwd=tmp_path, **account))
+    assert "WandbLogger is left out" in result.stderr
+    assert_same(run, whole)
+
+
+@pytest.mark.slow
+def test_online_wandb_without_network_is_left_out(whole: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    nowhere = {"WANDB_MODE": "online", "WANDB_API_KEY": 40 * "0", "WANDB_BASE_URL": "http://127.0.0.1:9"}
+    result = good(forked(*TOY_FIT, WANDB, f"--trainer.default_root_dir={run}", cwd=tmp_path, **nowhere))
+    assert "WandbLogger is left out" in result.stderr
+    assert_same(run, whole)

@@ -8,9 +8,10 @@ import logging
 import os
 import shutil
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.progress import track
@@ -66,6 +67,9 @@ def build(
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _locked(folder.with_name(f".{folder.name}.lock")):
         if (cache := _existing(folder, key)) is not None:
+            _check_bad(cache.bad, names, max_bad_share)
+            for cause in cache.bad.values():
+                _LOG.warning("left out of the corpus cache: %s", cause)
             return cache
         partial = folder.with_name(f".{folder.name}.partial")
         try:
@@ -198,7 +202,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def _check_bad(bad: dict[int, str], names: list[str], max_bad_share: float) -> None:
+def _check_bad(bad: Mapping[Any, str], names: list[str], max_bad_share: float) -> None:
     if len(bad) > max_bad_share * len(names):
         shown = "; ".join(list(bad.values())[:_SHOWN])
         raise ValueError(

@@ -118,7 +118,7 @@ def inference(settings: Settings) -> list[Finding]:
     """Seconds of computation for a second of audio: V1, V2, V3 in torch (folded weights) and onnxruntime."""
     findings = []
     for name, recipe in VARIANTS.items():
-        rounds = settings.few(3 if name == "V1" else 7, 1)
+        rounds = settings.few(2 if name == "V1" else 7, 1)
         frames = settings.few(10, 2) * SAMPLE_RATE // HOP_SAMPLES
         seconds = frames * HOP_SAMPLES / SAMPLE_RATE
         costs = interleave(_runners(_generator(recipe), settings.folder / f"{name}.onnx", frames), rounds)

@@ -64,31 +64,31 @@ def _tensorboard(folder: Path) -> Logger:
 def _wandb(settings: WandbSettings, folder: Path) -> Logger:
     from lightning.pytorch.loggers import WandbLogger
 
+    mode = os.environ.get("WANDB_MODE", settings.mode)
     folder.mkdir(parents=True, exist_ok=True)
-    build = functools.partial(
-        WandbLogger,
+    return WandbLogger(
         save_dir=folder,
         project=settings.project,
         name=settings.name or folder.name,
         id=run_id(folder),
         resume="allow",
+        offline=mode != "online",
         entity=settings.entity,
         tags=settings.tags,
     )
-    if os.environ.get("WANDB_MODE", settings.mode) == "online":
-        logger = build(offline=False)
-        if _opens(logger):
-            return logger
-        log.warning("W&B's record is kept in %s instead: send it later by `wandb sync`", folder / "wandb")
-    return build(offline=True)
 
 
 def _opens(logger: Logger) -> bool:
     """Whether a logger's service answers; in Lightning's hands its error would end the run."""
     try:
-        logger.experiment  # type: ignore[attr-defined]
+        logger.experiment  # type: ignore[attr-defined]  # noqa: B018
     except Exception as error:  # whatever a service raises: metrics.csv is the record
-        log.warning("%s cannot be used: %s: %s", type(logger).__name__, type(error).__name__, error)
+        log.warning(
+            "%s is left out (%s: %s); training goes on, metrics.csv is complete (W&B needs no account in mode offline)",
+            type(logger).__name__,
+            type(error).__name__,
+            " ".join(str(error).split()),
+        )
         return False
     return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import time
@@ -180,6 +181,20 @@ class GradNorm(L.Callback):
         pl_module.log("train/grad_norm", norm)
 
 
+class _LogFile(logging.FileHandler):
+    """A log file that loses lines on a full disk, where Python's prints a traceback for each."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Pass over what the disk does not take."""
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
+
+    def close(self) -> None:
+        """Close, whether or not the last lines could be written."""
+        with contextlib.suppress(OSError):
+            super().close()
+
+
 class TrainLog(L.Callback):
     """Copies what zoo, Lightning and `warnings` say into `train.log` of the run folder, on rank zero.
 
@@ -195,7 +210,7 @@ class TrainLog(L.Callback):
                 f"TrainLog: unknown level {level!r}, expected one of {list(logging.getLevelNamesMapping())}"
             )
         self.level = level
-        self._handler: logging.FileHandler | None = None
+        self._handler: _LogFile | None = None
         self._added: list[tuple[logging.Logger, logging.Handler]] = []
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -204,7 +219,7 @@ class TrainLog(L.Callback):
         if stage != "fit" or not trainer.is_global_zero or self._handler is not None:
             return
         folder.mkdir(parents=True, exist_ok=True)
-        self._handler = logging.FileHandler(folder / LOG_NAME, encoding="utf-8")
+        self._handler = _LogFile(folder / LOG_NAME, encoding="utf-8")
         self._handler.setLevel(self.level)
         self._handler.setFormatter(logging.Formatter(LOG_FORMAT))
         for name in LOGGERS:

@@ -147,6 +147,10 @@ class ZooDataModule(L.LightningDataModule):
         self.drop_last = drop_last
         self._position = (0, 0)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the trainer behind: a spawned worker gets this module with `collate`, and a trainer cannot be pickled."""
+        return {**self.__dict__, "trainer": None}
+
     def _rank_and_world(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from zoo.training.inference import Inference
 from zoo.training.means import WeightedMeans
+from zoo.training.types import OptimizerCallable, SchedulerCallable
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +131,34 @@ class ZooTask(L.LightningModule):
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         """Run one job of `zoo predict` and return its manifest row."""
         return self.trainer.datamodule.process(self.inference(), batch)  # type: ignore[attr-defined]
+
+
+class SingleOptimizerTask(ZooTask):
+    """Base of tasks with one optimizer and automatic optimization; subclasses add `training_step` and `evaluate`.
+
+    Args:
+        optimizer: builds the optimizer from the parameters that train.
+        scheduler: builds the schedule of the learning rate; it counts optimizer steps.
+        compile: compile the inference parts in place.
+    """
+
+    def __init__(
+        self, optimizer: OptimizerCallable, scheduler: SchedulerCallable | None = None, compile: bool = False
+    ) -> None:
+        super().__init__(compile=compile)
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+
+    def configure_optimizers(self) -> Any:
+        """The optimizer, and the schedule stepped with it: a state change inside the step, which a resume replays."""
+        trainable = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        if not trainable:
+            raise ValueError(f"{type(self).__name__}: no parameter trains; unfreeze a part")
+        optimizer = self.optimizer(trainable)
+        if self.scheduler is None:
+            return optimizer
+        schedule = {"scheduler": self.scheduler(optimizer), "interval": "step", "name": "lr"}
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
 
 
 def _difference(saved: Any, ours: Any, path: str = "") -> str:

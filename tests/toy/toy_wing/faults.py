@@ -1,16 +1,24 @@
 """Faults on purpose, triggered by the step: what a wall clock triggers mostly hits the imports."""
 
 import contextlib
+import hashlib
+import json
+import math
 import os
+import pickle
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.loggers import Logger
 from torch.utils.data import DataLoader
 
 from toy_wing.data import PairData, Pairs
+from toy_wing.restore import Amplifier
+from toy_wing.task import GainTask
 
 
 class KillAt(L.Callback):
@@ -99,3 +107,94 @@ class PlainData(PairData):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         pass
+
+
+class BrokenLogger(Logger):
+    """A service that fails at its start, or from one call on.
+
+    Args:
+        calls: how many calls it serves; none: it does not even open.
+    """
+
+    name, version = "broken", 0
+
+    def __init__(self, calls: int = 0) -> None:
+        super().__init__()
+        self.calls = calls
+
+    @property
+    def experiment(self) -> None:
+        if not self.calls:
+            raise ConnectionError("no network")
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self.calls -= 1
+        if self.calls < 1:
+            raise ConnectionError("the service is gone")
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        raise ConnectionError("the service is gone")
+
+    save = finalize = after_save_checkpoint = log_hyperparams
+
+
+class DyingAmplifier(Amplifier):
+    """Kills its process in the middle of one file, named by TOY_DIES_AT, and notes every file that it finished."""
+
+    def process_file(self, source: Path, target: Path) -> dict[str, Any]:
+        if source.stem == os.environ.get("TOY_DIES_AT"):
+            target.with_name(f".{target.name}.tmp-{os.getpid()}").write_bytes(b"half")
+            os.kill(os.getpid(), signal.SIGKILL)
+        facts = super().process_file(source, target)
+        with Path("finished").open("a") as file:
+            file.write(f"{source.stem}\n")
+        return facts
+
+
+class DyingTask(GainTask):
+    inference_class = "toy_wing.faults.DyingAmplifier"
+
+
+class BadBatches(L.Callback):
+    """Spoils two batches of an adversarial task.
+
+    Args:
+        nan_at: number of batches trained before the one whose audio is NaN.
+        loud_at: the same for the one whose losses are `scale` times as large.
+        scale: factor on all losses.
+    """
+
+    def __init__(self, nan_at: int, loud_at: int, scale: float = 1000.0) -> None:
+        self.nan_at, self.loud_at, self.scale = nan_at, loud_at, scale
+
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: dict[str, Any], batch_idx: int) -> None:
+        self.weights = pl_module.loss_weights
+        if trainer.global_step == self.nan_at:
+            batch["audio"].fill_(math.nan)
+        if trainer.global_step == self.loud_at:
+            pl_module.loss_weights = {key: self.scale * weight for key, weight in self.weights.items()}
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+        pl_module.loss_weights = self.weights
+
+
+class Watch(L.Callback):
+    """Writes hashes of weights, optimizer states and average after every batch to `watch.jsonl`."""
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+        watched = {
+            "weights": dict(pl_module.named_parameters()),  # spectral norm advances its vectors whatever the loss
+            "optimizers": [optimizer.state_dict()["state"] for optimizer in trainer.optimizers],
+            "ema": [callback.shadow for callback in trainer.callbacks if hasattr(callback, "shadow")],
+        }
+        hashes = {key: hashlib.sha256(pickle.dumps(_numbers(value))).hexdigest() for key, value in watched.items()}
+        with Path("watch.jsonl").open("a") as file:
+            file.write(json.dumps({"step": trainer.global_step, **hashes}) + "\n")
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return [_numbers(item) for item in value.values()]
+    if isinstance(value, list):
+        return [_numbers(item) for item in value]
+    return value.detach().numpy().tobytes() if isinstance(value, torch.Tensor) else value

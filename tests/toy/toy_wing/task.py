@@ -3,25 +3,20 @@
 from collections.abc import Mapping
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from toy_wing.nets import Gain
-from zoo.training.task import ZooTask
-from zoo.training.types import OptimizerCallable
+from zoo.training.task import SingleOptimizerTask
+from zoo.training.types import OptimizerCallable, SchedulerCallable
 
 
-class GainTask(ZooTask):
+class GainTask(SingleOptimizerTask):
     inference_class = "toy_wing.restore.Amplifier"
     inference_parts = ("net",)
 
-    def __init__(self, net: Gain, optimizer: OptimizerCallable, compile: bool = False) -> None:
-        super().__init__(compile=compile)
+    def __init__(self, net: Gain, optimizer: OptimizerCallable, scheduler: SchedulerCallable | None = None) -> None:
+        super().__init__(optimizer, scheduler)
         self.net = net
-        self.optimizer = optimizer
         self.drop = nn.Dropout(0.5)
-
-    def configure_optimizers(self) -> Optimizer:
-        return self.optimizer(self.net.parameters())
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         loss = (self.drop(self.net(batch["x"])) - batch["y"]).square().mean()

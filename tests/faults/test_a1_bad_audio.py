@@ -1,0 +1,84 @@
+"""A1: bad audio among good: a few files are named and left out, too many end the run, `predict` reports each."""
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.faults.bad_audio import BAD, ODD, RATE, corpus
+from tests.harness import SMOKE, TOY_ARGS, TOY_FIT, forked, good
+from zoo.hifigan.data import VocoderData
+from zoo.training.bulk import read_manifest
+
+FIT = [
+    "fit", "--config", SMOKE, "--trainer.max_steps=2", "--trainer.limit_val_batches=0", "--checkpoints.monitor=null",
+    f"--data.init_args.sample_rate={RATE}",
+]  # fmt: skip
+
+
+def data(root: Path, **arguments) -> VocoderData:
+    settings = {"sample_rate": RATE, "segment_samples": 2048, "val_items": 2, "batch_size": 6} | arguments
+    made = VocoderData(root=str(root), cache=str(root.parent / "cache"), **settings)
+    made.prepare_data()
+    made.setup("fit")
+    return made
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_one_bad_file_in_twenty_is_named_and_left_out(tmp_path, caplog, name):
+    root = corpus(tmp_path / "corpus", 19, name)
+    for _ in range(2):  # when the cache is written and when it is found
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            made = data(root)
+        assert [record.getMessage() for record in caplog.records if str(root / name) in record.getMessage()]
+        assert len(made.train_set) == 17
+        assert all(torch.isfinite(batch["audio"]).all() for batch in made.train_dataloader())
+
+
+def test_odd_files_are_trained_on(tmp_path, caplog):
+    made = data(corpus(tmp_path / "corpus", 2, *ODD), batch_size=1)
+    assert not caplog.records
+    assert len(made.train_set) + len(made.val_set) == 2 + len(ODD)
+    crops = torch.cat([batch["audio"] for batch in made.train_dataloader()])
+    assert torch.isfinite(crops).all()
+    assert float(crops.abs().max()) <= 0.951
+
+
+def test_a_share_that_was_allowed_before_is_not_allowed_for_good(tmp_path):
+    root = corpus(tmp_path / "corpus", 16, *list(BAD)[:4])
+    data(root, max_bad_share=0.25)
+    with pytest.raises(ValueError, match="max_bad_share"):
+        data(root)
+
+
+def test_five_per_cent_train_on_and_twenty_per_cent_abort(tmp_path):
+    few = corpus(tmp_path / "few", 38, "cut.wav", "flipped_bit.flac")
+    root = f"--trainer.default_root_dir={tmp_path}"
+    result = good(forked(*FIT, f"--data.init_args.root={few}", f"{root}/run", cwd=tmp_path))
+    for name in ("cut.wav", "flipped_bit.flac"):
+        assert [line for line in result.stderr.splitlines() if str(few / name) in line]
+    many = corpus(tmp_path / "many", 32, *list(BAD)[:8])
+    result = forked(*FIT, f"--data.init_args.root={many}", f"{root}/run2", cwd=tmp_path)
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    (said,) = [line for line in result.stderr.splitlines() if line.startswith("zoo: error: ")]
+    assert "max_bad_share" in said
+    assert "of 40 audio files are bad" in said
+
+
+def test_predict_reports_each_file_and_computes_the_others(tmp_path):
+    good(forked(*TOY_FIT, "--trainer.max_steps=1", f"--trainer.default_root_dir={tmp_path / 'run'}", cwd=tmp_path))
+    root = corpus(tmp_path / "in", 5, *BAD, *ODD)
+    paths = ["--ckpt_path", tmp_path / "run", "--input", root, "--output", tmp_path / "out"]
+    result = forked("predict", *TOY_ARGS, *paths, cwd=tmp_path, timeout=60)
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    rows = {Path(row["source"]).name: row for row in read_manifest(tmp_path / "out" / "manifest.jsonl")}
+    assert {name for name, row in rows.items() if row["status"] == "failed"} == set(BAD)
+    assert all(str(root / name) in rows[name]["error"] and "\n" not in rows[name]["error"] for name in BAD)
+    assert all(str(root / name) in result.stderr for name in BAD)
+    assert f"failed {len(BAD)}" in result.stderr
+    written = [path for path in (tmp_path / "out").rglob("*") if path.suffix == ".wav"]
+    assert len(written) == 5 + len(ODD)

@@ -1,0 +1,90 @@
+"""A2: the same seed gives the same batches, whatever the number of workers and however they are started."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from toy_wing.data import PairData
+from toy_wing.faults import PlainData
+
+from tests.faults.bad_audio import RATE
+from tests.harness import TOY_FIT, fingerprint, forked, good, newest, record
+from zoo.audio.synthetic import write_corpus
+from zoo.hifigan.data import VocoderData
+from zoo.training.resume import ZooDataModule
+
+WAYS = [
+    (0, None),
+    (2, "fork"),
+    (4, "fork"),
+    pytest.param(2, "spawn", marks=pytest.mark.slow),
+    pytest.param(4, "spawn", marks=pytest.mark.slow),
+]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder / "audio", utterances=10, sample_rate=RATE)
+    return folder
+
+
+def make(system: str, corpus: Path, seed: int = 1) -> ZooDataModule:
+    if system == "toy":
+        data: ZooDataModule = PairData(items=16, batch_size=4, seed=seed)
+    else:
+        root, cache = str(corpus / "audio"), str(corpus / "cache")
+        data = VocoderData(root=root, cache=cache, sample_rate=RATE, val_items=2, batch_size=2, seed=seed)
+    data.prepare_data()
+    data.setup("fit")
+    return data
+
+
+def batches(data: ZooDataModule, workers: int = 0, start: str | None = None) -> list[str]:
+    """Hashes of the batches of two epochs."""
+    data.num_workers = workers
+    loader = data.train_dataloader()
+    loader.multiprocessing_context = start
+    found = []
+    for epoch in range(2):
+        if hasattr(loader.batch_sampler, "set_epoch"):
+            loader.batch_sampler.set_epoch(epoch)
+        for batch in loader:
+            found.append(hashlib.sha256(b"".join(value.numpy().tobytes() for value in batch.values())).hexdigest())
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected(corpus: Path) -> dict[str, list[str]]:
+    return {system: batches(make(system, corpus)) for system in ("toy", "hifigan")}
+
+
+@pytest.mark.parametrize(("workers", "start"), WAYS)
+def test_same_batches_however_loaded(expected, corpus, workers, start):
+    assert batches(make("hifigan", corpus), workers, start) == expected["hifigan"]
+    assert batches(make("toy", corpus), workers, start) == expected["toy"]
+
+
+def test_same_training_however_loaded(tmp_path):
+    options = [*TOY_FIT, "--trainer.max_steps=5", "--trainer.limit_val_batches=0", "--checkpoints.monitor=null"]
+    ways = [(0, "fork"), (0, "fork"), (2, "fork"), (1, "spawn")]
+    for number, (workers, start) in enumerate(ways):
+        where = [f"--data.init_args.num_workers={workers}", f"--trainer.default_root_dir={tmp_path / str(number)}"]
+        good(forked(*options, *where, cwd=tmp_path, START_METHOD=start))
+    ends = [fingerprint(newest(tmp_path / str(number))) for number in range(len(ways))]
+    assert all(end == ends[0] for end in ends)
+    records = [record(tmp_path / str(number)) for number in range(len(ways))]
+    assert all(rows == records[0] for rows in records)
+
+
+@pytest.mark.parametrize("system", ["toy", "hifigan"])
+def test_epochs_and_seeds_differ(expected, corpus, system):
+    both = expected[system]
+    assert len(set(both)) == len(both) == 8
+    assert not set(both) & set(batches(make(system, corpus, seed=2)))
+
+
+def test_the_plain_loader_is_the_negative_control():
+    data = PlainData(items=16, batch_size=4, seed=1)
+    data.setup("fit")
+    assert batches(data) != batches(data)

@@ -1,0 +1,92 @@
+"""D1: a full disk costs nothing that was saved, is said in one line, and leaves nothing half-written."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from toy_wing.faults import fill
+
+from tests.harness import TOY_ARGS, TOY_FIT, bests, callback, fingerprint, forked, good, newest, record
+from zoo.atomic import TEMPORARY_MARK
+from zoo.audio import files
+from zoo.training.bulk import read_manifest
+from zoo.training.checkpoint_files import load_checkpoint
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 24 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", folder], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"may not mount a small disk: {mounted.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    good(forked(*TOY_FIT, f"--trainer.default_root_dir={folder / 'run'}", cwd=folder))
+    return folder / "run"
+
+
+def assert_same(run: Path, whole: Path) -> None:
+    assert fingerprint(newest(run)) == fingerprint(newest(whole))
+    assert record(run) == record(whole)
+    assert bests(run) == bests(whole)
+
+
+@pytest.mark.parametrize("spare", [0, 2**20])
+def test_full_while_a_checkpoint_is_written(whole: Path, disk: Path, tmp_path: Path, spare: int) -> None:
+    run = disk / "run"
+    options = [*TOY_FIT, *callback("Ballast", megabytes=2), f"--trainer.default_root_dir={run}"]
+    full = forked(*options, *callback("FillDisk", step=13, spare=spare), cwd=tmp_path)
+    assert full.returncode == 1
+    assert "Traceback" not in full.stderr
+    said = [line for line in full.stderr.splitlines() if line.startswith("zoo: error: ")]
+    assert len(said) == 1
+    assert "disk full" in said[0] and "--ckpt_path last" in said[0]
+    assert not list(run.glob(f"*{TEMPORARY_MARK}*"))
+    kept = sorted(path.name for path in run.glob("step_*.ckpt"))
+    assert kept == ["step_00000005.ckpt", "step_00000010.ckpt"]
+    for path in run.glob("*.ckpt"):
+        load_checkpoint(path)
+    (disk / "filler").unlink()
+    good(forked(*options, "--ckpt_path=last", cwd=tmp_path))
+    assert_same(run, whole)
+
+
+def test_full_while_metrics_are_logged_costs_no_row(whole: Path, disk: Path, tmp_path: Path) -> None:
+    run = disk / "run"
+    options = [*TOY_FIT, "--checkpoints.every_n_batches=30", "--checkpoints.monitor=null"]
+    full = callback("FillDisk", step=3, until=28)
+    result = good(forked(*options, *full, f"--trainer.default_root_dir={run}", cwd=tmp_path))
+    assert "metrics.csv cannot be written (the disk is full)" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert fingerprint(newest(run)) == fingerprint(newest(whole))
+    assert record(run) == record(whole)
+
+
+def test_full_while_results_are_written(whole: Path, disk: Path, tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).uniform(-0.5, 0.5, 2**19).astype(np.float32)
+    for number in range(6):
+        files.write(tmp_path / "in" / f"{number}.wav", noise, 16000)
+    fill(disk / "filler", spare=5 * 2**19)
+    options = ["predict", *TOY_ARGS, f"--ckpt_path={whole}", f"--input={tmp_path / 'in'}", f"--output={disk / 'out'}"]
+    full = forked(*options, cwd=tmp_path)
+    assert full.returncode == 1
+    assert "Traceback" not in full.stderr
+    said = [line for line in full.stderr.splitlines() if line.startswith("zoo: error: ")]
+    assert len(said) == 1 and "disk full" in said[0]
+    found = sorted(path.name for path in (disk / "out").iterdir())
+    assert [name for name in found if not name.startswith("manifest")] == ["0.wav", "1.wav"]
+    written = {path: path.stat().st_mtime_ns for path in (disk / "out").glob("*.wav")}
+    (disk / "filler").unlink()
+    good(forked(*options, cwd=tmp_path))
+    assert {path: path.stat().st_mtime_ns for path in written} == written
+    assert sorted(path.name for path in (disk / "out").glob("*.wav")) == [f"{number}.wav" for number in range(6)]
+    assert [row["status"] for row in read_manifest(disk / "out" / "manifest.jsonl")] == ["done"] * 6
