@@ -133,7 +133,7 @@ def _report(error: Exception) -> int:
         traceback.print_exception(error)
         message = f"{type(error).__name__}: {error}"
     logging.getLogger(__name__).debug("failed", exc_info=error)
-    return _fail(" ".join(message.split()))
+    return _fail(" ".join(message.split()), code=getattr(error, "exit_code", 1))
 
 
 def _fail(message: str, code: int = 1) -> int:

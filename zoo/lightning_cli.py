@@ -24,7 +24,7 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 from zoo import __version__
 from zoo.atomic import write_atomic
 from zoo.options import take_option
-from zoo.parsing import allow_imports, fail
+from zoo.parsing import allow_imports, explain_build, fail
 from zoo.training import run as runs
 from zoo.training.banner import Banner
 from zoo.training.bulk import BulkData
@@ -143,6 +143,12 @@ class ZooCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse, then settle where this command writes."""
         self.config = parser.parse_args(args)
+        for section in ("trainer", "checkpoints", "wandb"):
+            if not isinstance(self.config[section], Namespace):  # jsonargparse takes anything for a group of options
+                parser.error(f'Parser key "{section}": expected a mapping, not {self.config[section]!r}')
+        seed = self.config["seed_everything"]
+        if not isinstance(seed, bool) and not 0 <= seed < 2**32:
+            parser.error(f'Parser key "seed_everything": expected 0 to {2**32 - 1}, not {seed}')
 
     def before_instantiate_classes(self) -> None:
         """Decide on checkpoint and run folder before anything is built."""
@@ -153,9 +159,8 @@ class ZooCLI(LightningCLI):
         """Build everything and describe the model's parts on it."""
         try:
             super().instantiate_classes()
-        except ValueError as error:
-            # jsonargparse wraps what a constructor says in pages about types
-            raise error.__cause__ if isinstance(error.__cause__, (ValueError, OSError)) else error from None
+        except Exception as error:  # a constructor may raise anything when its arguments make no sense
+            raise explain_build(error, self.config.as_dict()) from error
         self.model.specs = describe(self.model, self.config)
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser, set_parsing_settings
 
@@ -33,3 +34,40 @@ class OneLineParser(ArgumentParser):
 def allow_imports(packages: Sequence[str] = ()) -> None:
     """Let configs name classes of zoo, lightning, torch.nn, torch.optim, torchmetrics and `packages` only."""
     set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=[*ALLOWED_IMPORTS, *packages])
+
+
+class ConfigError(ValueError):
+    """A config that parses and still cannot be built."""
+
+    exit_code = 2
+
+
+def explain_build(error: Exception, config: Mapping[str, Any]) -> Exception:
+    """Turn what went wrong while a config's objects were built into one line that names the class.
+
+    Args:
+        error: what was raised; jsonargparse wraps what a constructor says in pages about types.
+        config: as nested mappings with `class_path` entries.
+
+    Returns:
+        What to raise: the constructor's own error where the machine is at fault (a missing file or package),
+        a ConfigError otherwise.
+    """
+    cause = error.__cause__ if isinstance(error, ValueError) and isinstance(error.__cause__, Exception) else error
+    if isinstance(cause, OSError | ImportError):
+        return cause
+    classes = {*_class_paths(config), "lightning.pytorch.trainer.trainer.Trainer"}
+    frames = [frame for frame, _ in traceback.walk_tb(cause.__traceback__) if frame.f_code.co_name == "__init__"]
+    owners = [type(frame.f_locals.get("self")) for frame in frames]
+    built = [f"{owner.__module__}.{owner.__qualname__}" for owner in owners]
+    place = next((path for path in reversed(built) if path in classes), "the config")
+    said = str(cause) if isinstance(cause, ValueError) else f"{type(cause).__name__}: {cause}"
+    return ConfigError(f"{place}: {said}")
+
+
+def _class_paths(config: Any) -> Iterator[str]:
+    values: Any = config.values() if isinstance(config, Mapping) else config if isinstance(config, list) else ()
+    if isinstance(config, Mapping) and isinstance(config.get("class_path"), str):
+        yield config["class_path"]
+    for value in values:
+        yield from _class_paths(value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import tempfile
 from pathlib import Path
 
@@ -17,7 +16,6 @@ def build_fit(args: list[str]) -> Fit:
     """What `zoo fit` builds; imported here so that the fresh processes of the memory benchmark stay small."""
     from zoo.lightning_cli import ZooCLI
 
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     return ZooCLI("fit", args)
 
 

@@ -1,6 +1,7 @@
-"""Two gloo processes by Lightning's own launcher, torchrun and accelerate; equal to one process with the whole batch."""
+"""Two gloo processes by Lightning, torchrun and accelerate; equal to one process with the whole batch."""
 
 import csv
+import subprocess
 import sys
 from pathlib import Path
 
@@ -42,11 +43,10 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("launcher", ["lightning", "torchrun", "accelerate"])
 def test_two_processes_equal_one_with_the_joined_batch(one: Path, tmp_path: Path, launcher: str) -> None:
-    import subprocess
-
+    run = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=29533"]
     command = {
         "lightning": [sys.executable, "-m", "zoo"],
-        "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=29533", "-m", "zoo"],
+        "torchrun": [sys.executable, *run, "-m", "zoo"],
         "accelerate": [
             sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes=2", "--num_machines=1",
             "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=29534", "-m", "zoo",

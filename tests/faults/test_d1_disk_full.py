@@ -20,7 +20,9 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 24 MiB."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", folder], capture_output=True, check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", folder], capture_output=True, check=False
+    )
     if mounted.returncode:
         pytest.skip(f"may not mount a small disk: {mounted.stderr.decode().strip()}")
     yield folder

@@ -1,4 +1,4 @@
-"""K3: one run killed again and again after a random number of steps: it finishes with the same bits in a bounded folder."""
+"""K3: one run killed again and again at random steps: it finishes with the same bits in a bounded folder."""
 
 import random
 from pathlib import Path

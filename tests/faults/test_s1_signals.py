@@ -1,4 +1,4 @@
-"""S1: SIGTERM, SIGINT, SIGUSR1 anywhere: a checkpoint at a step boundary, exit 143 or 130, a resume with the same bits."""
+"""S1: SIGTERM, SIGINT, SIGUSR1 anywhere: saved at a step boundary, exit 143 or 130, resumed with the same bits."""
 
 import itertools
 import signal

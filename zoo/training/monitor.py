@@ -8,7 +8,6 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, TextIO
 
 import lightning as L
@@ -17,6 +16,7 @@ from lightning.pytorch.strategies import FSDPStrategy
 from torch import Tensor
 from torch.optim import Optimizer
 
+from zoo.training.hardware import peak_memory_bytes
 from zoo.training.run import run_folder
 
 LOG_NAME = "train.log"
@@ -114,9 +114,7 @@ class Resources(L.Callback):
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         if scaler is not None and scaler.is_enabled():
             values["train/amp_scale"] = scaler.get_scale()
-        memory = peak_memory_gib(pl_module.device)
-        if memory is not None:
-            values["train/memory_gib"] = memory
+        values["train/memory_gib"] = peak_memory_bytes(pl_module.device) / GIB
         pl_module.log_dict(values)
 
 
@@ -142,23 +140,6 @@ def learning_rates(optimizers: Sequence[Optimizer], names: Sequence[str] = ()) -
             suffix = f"_{group.get('name', index)}" if len(groups) > 1 else ""
             rates[f"train/lr_{name}{suffix}"] = float(group["lr"])
     return rates
-
-
-def peak_memory_gib(device: torch.device) -> float | None:
-    """Peak memory in GiB: of a CUDA device's tensors, else resident of this process; None where nobody tells."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / GIB
-    status = Path("/proc/self/status")
-    if status.is_file():  # unlike getrusage, it does not begin at the peak of the parent process
-        for line in status.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024 / GIB
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GIB
 
 
 class GradNorm(L.Callback):

@@ -148,7 +148,7 @@ class ZooDataModule(L.LightningDataModule):
         self._position = (0, 0)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the trainer behind: a spawned worker gets this module with `collate`, and a trainer cannot be pickled."""
+        """Leave the trainer behind: a spawned worker gets this module with `collate`, and no trainer can be pickled."""
         return {**self.__dict__, "trainer": None}
 
     def _rank_and_world(self) -> tuple[int, int]:
