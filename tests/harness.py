@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +148,27 @@ class Forked:
 def forked(*args: object, cwd: Path, timeout: float = 300, **extra: str) -> subprocess.CompletedProcess[str]:
     """Run `zoo` in a forked process and wait for it: `zoo()` without the imports."""
     return Forked(*args, cwd=cwd, **extra).wait(timeout)
+
+
+def in_fork(function: Callable[..., Any], *args: object, timeout: float = 600) -> Any:
+    """Call a function in a forked process, for what changes a process for good, and return its result."""
+    ours, theirs = SERVER.Pipe(duplex=False)
+    process = SERVER.Process(target=_call_in_child, args=(theirs, function, args))
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(timeout):
+            raise TimeoutError(f"{function.__name__} took more than {timeout} s")
+        return ours.recv()
+    finally:
+        process.kill()
+        process.join()
+
+
+def _call_in_child(connection: Any, function: Callable[..., Any], args: Sequence[object]) -> None:
+    sys.path[:0] = [str(TOY)]
+    torch.set_num_threads(1)
+    connection.send(function(*args))
 
 
 def _zoo_in_child(args: Sequence[str], cwd: str, variables: dict[str, str], out: str, err: str) -> None:

@@ -23,8 +23,10 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from zoo import __version__
 from zoo.atomic import write_atomic
+from zoo.loading import load
 from zoo.options import take_option
-from zoo.parsing import allow_imports, explain_build, fail
+from zoo.parsing import ConfigError, allow_imports, check_config, explain_build, fail
+from zoo.predictor import Loaded
 from zoo.training import run as runs
 from zoo.training.banner import Banner
 from zoo.training.bulk import BulkData
@@ -89,12 +91,13 @@ class ZooCLI(LightningCLI):
             L.LightningDataModule,
             save_config_callback=SaveConfig,
             save_config_kwargs={"overwrite": True, "save_to_log_dir": False},
-            trainer_defaults={"use_distributed_sampler": False, "callbacks": self._callbacks()},
+            trainer_defaults={"use_distributed_sampler": False},
             seed_everything_default=DEFAULT_SEED,
             parser_kwargs={
                 "prog": f"zoo {command}",
                 "parser_mode": "omegaconf+",
                 "dump_header": [f"zoo=={__version__}"],
+                "allow_abbrev": False,
             },
             parser_class=ZooParser,
             subclass_mode_model=True,
@@ -106,10 +109,12 @@ class ZooCLI(LightningCLI):
         )
 
     def _callbacks(self) -> list[Callback]:
-        bar: Callback = RichProgressBar() if sys.stderr.isatty() else TQDMProgressBar(refresh_rate=50)
+        bars: list[Callback] = []
+        if self.config["trainer.enable_progress_bar"] is not False:
+            bars = [RichProgressBar() if sys.stderr.isatty() else TQDMProgressBar(refresh_rate=50)]
         if self.command != "fit":
-            return [bar]
-        return [bar, RNGState(), Banner(), TrainLog(), Throughput(), Resources(), GradNorm()]
+            return bars
+        return [*bars, RNGState(), Banner(), TrainLog(), Throughput(), Resources(), GradNorm()]
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add what the zoo has beside trainer, model and data."""
@@ -142,18 +147,24 @@ class ZooCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse, then settle where this command writes."""
-        self.config = parser.parse_args(args)
+        for file in config_files(args):
+            check_config(Path(file))
+        try:
+            self.config = parser.parse_args(args)
+        except Exception as error:  # jsonargparse leaves some of what YAML and interpolation raise to the caller
+            raise ConfigError(str(error) or type(error).__name__) from error
         for section in ("trainer", "checkpoints", "wandb"):
             if not isinstance(self.config[section], Namespace):  # jsonargparse takes anything for a group of options
                 parser.error(f'Parser key "{section}": expected a mapping, not {self.config[section]!r}')
         seed = self.config["seed_everything"]
-        if not isinstance(seed, bool) and not 0 <= seed < 2**32:
+        if seed is not None and not 0 <= seed < 2**32:
             parser.error(f'Parser key "seed_everything": expected 0 to {2**32 - 1}, not {seed}')
 
     def before_instantiate_classes(self) -> None:
         """Decide on checkpoint and run folder before anything is built."""
         self.checkpoint, self.folder = settle(self.command, self.config, self.recipe)
         self.config["trainer.default_root_dir"] = str(self.folder)
+        self.trainer_defaults["callbacks"] = self._callbacks()
 
     def instantiate_classes(self) -> None:
         """Build everything and describe the model's parts on it."""
@@ -173,7 +184,8 @@ class ZooCLI(LightningCLI):
         loggers: Any = False
         if self.command != "predict":
             name = "metrics.csv" if self.command == "fit" else f"{self.command}.csv"
-            self.csv = RunCSV(self.folder, name)
+            evaluated = None if self.command == "fit" or self.checkpoint is None else step_of(self.checkpoint)
+            self.csv = RunCSV(self.folder, name, evaluated)
             configured = settings.get("logger") or []
             own = configured if isinstance(configured, list) else [configured] if configured is not True else []
             made = make_loggers(self.config["loggers"], self.config_init["wandb"], self.folder, own)
@@ -271,10 +283,15 @@ def run(command: str, args: list[str], packages: Sequence[str] = ()) -> int:
     """Run one of the four commands; returns the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning's use of torch, nothing a user can change
+    # said of loaders that do resume, and of values that are reduced already
     warnings.filterwarnings("ignore", message=".*dataloader is not resumable.*|.*does not have many workers.*")
+    warnings.filterwarnings("ignore", message=".*sync_dist=True.*")
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_no_advertisement)
     allow_imports(packages)
     cli = ZooCLI(command, complete(command, args, packages))
     checkpoint = None if cli.checkpoint is None else str(cli.checkpoint)
+    if command != "fit" and checkpoint is None and not isinstance(cli.model, Loaded):
+        raise ValueError(f"{command} needs --ckpt_path, a run or a checkpoint: the recipe alone has no trained weights")
     try:
         if command == "fit":
             fit(cli)
@@ -288,6 +305,10 @@ def run(command: str, args: list[str], packages: Sequence[str] = ()) -> int:
             raise
         raise ValueError(message) from error
     return 0
+
+
+def _is_no_advertisement(record: logging.LogRecord) -> bool:
+    return "litlogger" not in record.getMessage()
 
 
 def fit(cli: ZooCLI) -> None:
@@ -316,29 +337,32 @@ def predict(cli: ZooCLI) -> int:
     return int(getattr(data, "failed", 0) > 0)
 
 
-def dry_run(config: Path) -> list[tuple[str, bool, str]]:
+def dry_run(config: Path, packages: Sequence[str] = ()) -> list[tuple[str, bool, str]]:
     """Build a recipe, run one step, save, load and predict once, in a temporary folder.
+
+    Args:
+        config: the recipe.
+        packages: the user's own packages whose classes it may name.
 
     Returns:
         (check, passed, detail) for each stage that was reached.
     """
-    from zoo.loading import load
-
     results: list[tuple[str, bool, str]] = []
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "run"
         limits = ["--trainer.max_steps=1", "--trainer.limit_val_batches=1", "--trainer.num_sanity_val_steps=0"]
         stages = {
             "build, one step, save": lambda: run(
-                "fit", ["--config", str(config), f"--trainer.default_root_dir={root}", *limits]
+                "fit", ["--config", str(config), f"--trainer.default_root_dir={root}", *limits], packages
             ),
-            "load": lambda: load(root),
-            "predict": lambda: load(root).dry_run(),
+            "load": lambda: type(load(root, allow_import=packages)).__name__,
+            "predict": lambda: load(root, allow_import=packages).dry_run(),
         }
         for name, stage in stages.items():
             try:
                 detail = stage()
             except (Exception, SystemExit) as error:
-                return [*results, (name, False, " ".join(str(error).split()) or type(error).__name__)]
+                said = "see the error above" if isinstance(error, SystemExit) else " ".join(str(error).split())
+                return [*results, (name, False, said or type(error).__name__)]
             results.append((name, True, str(detail or "ok")))
     return results

@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
+import yaml
 from jsonargparse import ArgumentParser, set_parsing_settings
 
 ALLOWED_IMPORTS = ("zoo", "lightning", "torch.nn", "torch.optim", "torchmetrics")
@@ -63,6 +65,34 @@ def explain_build(error: Exception, config: Mapping[str, Any]) -> Exception:
     place = next((path for path in reversed(built) if path in classes), "the config")
     said = str(cause) if isinstance(cause, ValueError) else f"{type(cause).__name__}: {cause}"
     return ConfigError(f"{place}: {said}")
+
+
+def check_config(file: Path) -> None:
+    """Find keys that stand beside a `class_path` and belong below its `init_args`.
+
+    jsonargparse refuses them, but says that it is `class_path` that it does not know.
+
+    Raises:
+        ConfigError: naming the key.
+    """
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return  # the parser says what is wrong with the file
+    pending: list[tuple[str, Any]] = [("", content)]
+    seen = set()  # an alias may lead back to where it stands
+    while pending:
+        place, node = pending.pop()
+        if not isinstance(node, Mapping) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        strange = [str(key) for key in node if key not in ("class_path", "init_args", "dict_kwargs")]
+        if "class_path" in node and strange:
+            raise ConfigError(
+                f'{file}: unknown key "{place}{strange[0]}" beside class_path; arguments of a class go below init_args'
+            )
+        for key, value in node.items():
+            pending += [(f"{place}{key}.", item) for item in (value if isinstance(value, list) else [value])]
 
 
 def _class_paths(config: Any) -> Iterator[str]:

@@ -22,7 +22,7 @@ def ids(path):
 
 
 def test_prepare_writes_manifest_lists_and_cache(corpus, tmp_path):
-    facts = prepare(corpus, tmp_path / "out", 16000, expected=20, strict=True, progress=False)
+    facts = prepare(corpus, tmp_path / "out", tmp_path / "cache", 16000, expected=20, strict=True, progress=False)
     assert (facts["utterances"], facts["train"], facts["val"], facts["bad"]) == (20, 18, 2, [])
     rows = [json.loads(line) for line in (tmp_path / "out" / "manifest.jsonl").read_text().splitlines()]
     cache = CorpusCache(tmp_path / "out" / "cache")
@@ -77,7 +77,7 @@ def test_full_set_holds_out_150():
 
 @pytest.mark.shared
 def test_real_recordings(shared, tmp_path):
-    facts = prepare(shared / "data" / "ljspeech", tmp_path, progress=False)
+    facts = prepare(shared / "data" / "ljspeech", tmp_path, tmp_path / "cache", progress=False)
     rows = (shared / "data" / "ljspeech" / "metadata.csv").read_text(encoding="utf-8").splitlines()
     assert facts["utterances"] == len(rows) and facts["bad"] == []
     cache = CorpusCache(tmp_path / "cache")

@@ -147,6 +147,9 @@ def test_auto_starts_or_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (["convert", "hifigan", "nowhere", "there"], "nowhere"),
         (["convert", "nosuch", "a", "b"], "nosuch"),
         (["nonsense"], "no command 'nonsense'"),
+        (["predict", "--config", str(SMOKE[0]), "--input", ".", "--output", "out"], "needs --ckpt_path"),
+        (["fit", "--config", str(SMOKE[0]), "--trainer.accumulate_grad_batches", "2"], "model.init_args.accumulate"),
+        (["fit", "--config", str(SMOKE[0]), "--trainer.max_step", "2"], "--trainer.max_step"),
     ],
 )
 def test_wrong_calls_get_one_line(
@@ -156,3 +159,30 @@ def test_wrong_calls_get_one_line(
     assert main(args) in (1, 2)
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
     assert message in line
+    assert list(tmp_path.rglob("*.ckpt")) == []
+
+
+def test_weights_of_an_original_begin_and_predict_but_do_not_go_on(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["convert", "hifigan", str(shared / "golden" / "hifigan" / "g_00000123"), "golden.ckpt"]) == 0
+    assert (
+        main(["convert-config", "hifigan", str(shared / "golden" / "hifigan" / "config.json"), "--output", "r.yaml"])
+        == 0
+    )
+    recipe = ["--config", "r.yaml", "--data.init_args.root=null", "--trainer.accelerator=cpu"]
+    for side in ("mpd", "msd"):
+        recipe.append(f"--model.init_args.discriminators.{side}.init_args.channel_mult=0.03125")
+    assert main(["fit", *recipe, "--ckpt_path", "golden.ckpt"]) == 1
+    assert "--init_from" in capsys.readouterr().err
+    files.write("in.wav", SpeechLike(22050).utterance(0)[:11025], 22050)
+    args = ["predict", *recipe, "--ckpt_path", "golden.ckpt", "--input", "in.wav", "--output", "out"]
+    assert main(args) == 0
+    assert files.info("out/in.wav").samples == 11025
+
+
+def test_progress_bar_can_be_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    quiet = ["--trainer.enable_progress_bar=false", "--trainer.max_steps=1"]
+    assert main(["fit", "--config", str(TOY_RECIPE), *TOY_ARGS, *quiet]) == 0

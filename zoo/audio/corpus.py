@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -11,6 +13,8 @@ import numpy as np
 
 from zoo.audio import files
 from zoo.audio.synthetic import SpeechLike
+
+CACHES = "runs/cache"
 
 
 class Corpus(Protocol):
@@ -55,6 +59,28 @@ class EmbeddedCorpus:
     def read(self, index: int, start: int = 0, samples: int = -1) -> np.ndarray:
         """Samples (T,) float32."""
         return self._clips[index][start : None if samples < 0 else start + samples]
+
+
+def cache_folder(
+    cache: str | os.PathLike[str],
+    root: str | os.PathLike[str],
+    sample_rate: int,
+    lists: tuple[str | None, str | None] = (None, None),
+) -> Path:
+    """Where the cache of a corpus lies, so that preparing and training agree on it.
+
+    Args:
+        cache: folder of all caches.
+        root: folder of the corpus.
+        sample_rate: of the cache in Hz.
+        lists: file lists that choose from the corpus; (None, None) for all of its files.
+
+    Returns:
+        A folder below `cache`, named after the corpus.
+    """
+    root = Path(root).resolve()
+    digest = hashlib.blake2b(f"{root}/{lists}".encode(), digest_size=4).hexdigest()
+    return Path(cache) / f"{root.name}-{sample_rate}-{digest}"
 
 
 def read_list(path: Path, root: Path) -> list[Path]:

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from zoo.atomic import write_atomic
-from zoo.audio import cache, files
+from zoo.audio import files
+from zoo.audio.cache import build
+from zoo.audio.corpus import CACHES, cache_folder
 
 FULL_COUNT = 13_100  # utterances of LJSpeech 1.1
 VALIDATION_COUNT = 150  # of the split that HiFi-GAN's authors ship; they train on the other 12,950
@@ -139,18 +141,20 @@ def _select(path: Path, by_name: dict[str, Entry]) -> list[Entry]:
 
 def prepare(
     folder: str | os.PathLike[str],
-    output: str | os.PathLike[str],
+    output: str | os.PathLike[str] | None = None,
+    cache: str | os.PathLike[str] = CACHES,
     sample_rate: int = 22050,
     lists: str | os.PathLike[str] | None = None,
     strict: bool = False,
     expected: int = FULL_COUNT,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Check a corpus and write `manifest.jsonl`, `train.txt`, `val.txt` (lines `id|text`) and the folder `cache`.
+    """Check a corpus; write `manifest.jsonl`, `train.txt`, `val.txt` (lines `id|text`) and the cache for training.
 
     Args:
         folder: Corpus folder in the layout of LJSpeech.
-        output: Folder for what is written, made if missing.
+        output: Folder for manifest and lists, made if missing; the corpus folder when None.
+        cache: Folder of all corpus caches.
         sample_rate: Rate of the cache in Hz; files of another rate are resampled into it.
         lists: Folder with the original's `training.txt` and `validation.txt`, or None.
         strict: Raise where a complaint would otherwise be a warning.
@@ -164,13 +168,14 @@ def prepare(
         FileNotFoundError: The corpus or a list is missing.
         ValueError: See `check`, `split` and `zoo.audio.cache.build`.
     """
-    folder, output = Path(folder), Path(output)
+    folder = Path(folder)
+    output = folder if output is None else Path(output)
     entries = check(folder, strict, expected)
     train, val = split(entries, lists)
     other = [entry.id for entry in entries if entry.sample_rate != sample_rate]
     if other:
         _LOG.warning("%s: %d files are not at %d Hz and get resampled", folder, len(other), sample_rate)
-    built = cache.build([folder / entry.path for entry in entries], output / "cache", sample_rate, progress)
+    built = build(files.walk(folder), cache_folder(cache, folder, sample_rate), sample_rate, progress)
     bad = {Path(name).stem for name in built.bad}
     if bad and strict:
         raise ValueError(f"{folder}: {len(bad)} files cannot be decoded: {', '.join(sorted(bad)[:_SHOWN])}")

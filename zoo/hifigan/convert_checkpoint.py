@@ -37,7 +37,6 @@ from zoo.hifigan.convert_training import (
     OUR_ORDER,
     discriminator_order,
     initial_rate,
-    loop_state,
     parameter_names,
     renumber,
     scheduler_state,
@@ -46,6 +45,7 @@ from zoo.hifigan.generator import Generator
 from zoo.training.build import build
 from zoo.training.checkpoint_files import load_checkpoint, save_checkpoint
 from zoo.training.export import write_export
+from zoo.training.loop_state import loop_state
 
 Config = Mapping[str, Any] | Path | str | None
 TASK = "zoo.hifigan.task.HiFiGANTask"

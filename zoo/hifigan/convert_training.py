@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -74,31 +74,3 @@ def scheduler_state(optimizer: Mapping[str, Any], gamma: float, epoch: int) -> d
 def initial_rate(group: Mapping[str, Any], gamma: float, epoch: int) -> float:
     """The learning rate that training began with."""
     return group["initial_lr"] if "initial_lr" in group else group["lr"] / gamma**epoch
-
-
-def loop_state(batches: int, epoch: int) -> dict[str, Any]:
-    """Lightning's progress at the start of `epoch`, after `batches` batches in all.
-
-    The original saves in the middle of an epoch and resumes at its beginning; so does a converted checkpoint.
-    """
-
-    def progress(total: int, current: int, keys: Iterable[str]) -> dict[str, Any]:
-        return {"total": dict.fromkeys(keys, total), "current": dict.fromkeys(keys, current)}
-
-    stages = ("ready", "completed", "started", "processed")
-    steps = ("ready", "completed")
-    automatic = {"step": progress(0, 0, steps), "zero_grad": progress(0, 0, ("ready", "completed", "started"))}
-    fit = {
-        "state_dict": {},
-        "epoch_loop.state_dict": {"_batches_that_stepped": batches},
-        "epoch_loop.batch_progress": {**progress(batches, 0, stages), "is_last_batch": False},
-        "epoch_loop.scheduler_progress": progress(0, 0, steps),
-        "epoch_loop.automatic_optimization.state_dict": {},
-        "epoch_loop.automatic_optimization.optim_progress": {"optimizer": automatic},
-        "epoch_loop.manual_optimization.state_dict": {},
-        "epoch_loop.manual_optimization.optim_step_progress": progress(batches, 0, steps),
-        "epoch_loop.val_loop.state_dict": {},
-        "epoch_loop.val_loop.batch_progress": {**progress(0, 0, stages), "is_last_batch": False},
-        "epoch_progress": progress(epoch, epoch, stages),
-    }
-    return {"fit_loop": fit}

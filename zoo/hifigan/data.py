@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from torch.utils.data import Dataset
 
 from zoo.audio import files
 from zoo.audio.cache import CorpusCache, build
-from zoo.audio.corpus import Corpus, EmbeddedCorpus, read_list
+from zoo.audio.corpus import CACHES, Corpus, EmbeddedCorpus, cache_folder, read_list
 from zoo.training.resume import Key, ZooDataModule, item_seed
 
 log = logging.getLogger(__name__)
@@ -190,7 +189,7 @@ class VocoderData(ZooDataModule):
         val_seconds: float = 10.0,
         features: str | None = None,
         feature_hop_samples: int = 256,
-        cache: str = "runs/cache",
+        cache: str = CACHES,
         max_bad_share: float = 0.1,
         embedded_if_missing: bool = False,
         embedded_utterances: int = 48,
@@ -243,8 +242,7 @@ class VocoderData(ZooDataModule):
 
     def _cache_folder(self) -> Path:
         assert self.root is not None
-        about = f"{self.root.resolve()}/{self.lists}".encode()
-        return self.cache / f"{self.root.name}-{self.sample_rate}-{hashlib.blake2b(about, digest_size=4).hexdigest()}"
+        return cache_folder(self.cache, self.root, self.sample_rate, self.lists)
 
     def _files(self) -> list[Path]:
         assert self.root is not None

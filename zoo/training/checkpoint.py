@@ -156,9 +156,12 @@ class Checkpoints(Checkpoint):
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Save what is whole: an exception between two steps loses nothing, one inside a step loses that step only."""
         disk_failed = isinstance(exception, OSError)
-        if self._at_boundary and trainer.state.fn == "fit" and not disk_failed and not is_trial(trainer):
-            if trainer.global_step != self._saved_step or trainer.global_step == 0:
-                self.save_last(trainer)
+        if not self._at_boundary or trainer.state.fn != "fit" or disk_failed or is_trial(trainer):
+            return
+        # before the first step only a signal makes a state worth keeping: a run that could not start leaves none
+        worth = trainer.global_step != self._saved_step if trainer.global_step else isinstance(exception, Interrupted)
+        if worth:
+            self.save_last(trainer)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Note when a validation belongs between this state and the next batch: a kill in it must not cost it."""

@@ -33,10 +33,12 @@ class RunCSV(Logger):
     Args:
         save_dir: the run folder; as first logger, this is also what `trainer.log_dir` gives.
         file_name: of the record; `validate` and `test` keep theirs apart from the training's.
+        step: written in every row in place of the trainer's, which knows no steps when it only evaluates.
     """
 
-    def __init__(self, save_dir: str | Path, file_name: str = CSV_NAME) -> None:
+    def __init__(self, save_dir: str | Path, file_name: str = CSV_NAME, step: int | None = None) -> None:
         super().__init__()
+        self._step = step
         self._folder = Path(save_dir)
         self._file_name = file_name
         self._columns: list[str] | None = None
@@ -93,6 +95,7 @@ class RunCSV(Logger):
             FileNotFoundError: when the run folder vanished while the run was going on.
             ValueError: when the folder holds a metrics.csv of another make.
         """
+        step = step if self._step is None else self._step
         row = {"step": "" if step is None else str(int(step))}
         row |= {key: _text(value) for key, value in metrics.items()}
         self._waiting.append(row)

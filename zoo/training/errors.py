@@ -49,6 +49,13 @@ EXTRA_OF = {
 }
 
 
+# Lightning refuses these settings under manual optimization; the tasks of GANs have their own.
+MANUAL_SETTINGS = {
+    "gradient accumulation is not supported": "trainer.accumulate_grad_batches; set model.init_args.accumulate",
+    "gradient clipping is not supported": "trainer.gradient_clip_val; set model.init_args.clip_g and clip_d",
+}
+
+
 def explain(exception: BaseException, config: Mapping[str, Any]) -> str | None:
     """Explain an exception that the user can act on.
 
@@ -72,6 +79,11 @@ def explain(exception: BaseException, config: Mapping[str, Any]) -> str | None:
             and any(mark in text for mark in TORCH_WRITE_FAILED)
         ):
             return _disk_full(" while writing a checkpoint")
+        for mark, advice in MANUAL_SETTINGS.items():
+            if mark in text:
+                return f"this system steps two optimizers itself and does not take {advice}"
+        if type(error).__name__ == "MisconfigurationException":
+            return str(error)
         if isinstance(error, ModuleNotFoundError) and error.name:
             extra = EXTRA_OF.get(error.name.partition(".")[0])
             if extra is not None:

@@ -70,7 +70,7 @@ def load_foreign(path: Path | str, map_location: str | torch.device = "cpu") -> 
     except Exception as error:
         # Random bytes make a pickle machine fail in every way there is; all mean the same to the user.
         reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{path}: not a readable torch or pickle file ({reason}); is it complete?") from error
+        raise ValueError(f"{path}: neither a torch nor a pickle file, or an incomplete one ({reason})") from error
 
 
 def plain(value: Any) -> Any:

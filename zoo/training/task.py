@@ -108,7 +108,17 @@ class ZooTask(L.LightningModule):
             checkpoint["zoo"] = self.specs
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse a checkpoint whose parts were built otherwise (another mel, another net)."""
+        """Refuse a checkpoint whose parts were built otherwise (another mel, another net), or one that cannot go on.
+
+        Prediction asks for the inference parts alone: an original's generator file brings no discriminators.
+        """
+        if self.trainer.state.fn == "fit" and not checkpoint.get("optimizer_states"):
+            raise ValueError("the checkpoint holds weights without optimizers: begin with them by --init_from")
+        if self.trainer.state.fn == "predict":
+            self.strict_loading = False
+            own = {key for key in self.state_dict() if key.split(".")[0] in self.inference_parts}
+            if missing := own - set(checkpoint["state_dict"]):
+                raise ValueError(f"the checkpoint lacks {len(missing)} tensors, among them {min(missing)}")
         saved, ours = checkpoint.get("zoo"), self.specs
         if saved is None or ours is None:
             return

@@ -1,0 +1,186 @@
+"""C1: a wrong config ends in exit code 2 and one line that names the key, never in a traceback, an import or a hang."""
+
+import copy
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.faults.attempts import Attempt, parse_and_build
+from tests.harness import REPOSITORY, TOY_RECIPE, in_fork
+
+SMALL = [TOY_RECIPE, REPOSITORY / "configs" / "hifigan" / "smoke.yaml"]
+RECIPES = [
+    TOY_RECIPE,
+    *sorted(path for path in (REPOSITORY / "configs").glob("*/*.yaml") if path.parent.name != "trainer"),
+]
+FRAGMENTS = sorted((REPOSITORY / "configs" / "trainer").glob("*.yaml"))
+# Mappings with free keys: what belongs there is checked when the task is built, or is a name.
+FREE = ("loss_weights", "discriminators")
+TAKE_TEXT = ("val_check_interval", "devices", "precision")  # Lightning's, beside numbers
+ENDLESS = ("scales",)  # so many nets are built one by one, until the memory ends
+Path_ = tuple[Any, ...]
+
+
+def read(path: Path) -> dict[str, Any]:
+    if path.parent.name == "trainer":
+        return {**yaml.safe_load(TOY_RECIPE.read_text()), **yaml.safe_load(path.read_text())}
+    return yaml.safe_load(path.read_text())
+
+
+def walk(node: Any, path: Path_ = ()) -> Iterator[tuple[Path_, Any]]:
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, value in items:
+        yield (*path, key), value
+        yield from walk(value, (*path, key))
+
+
+def changed(recipe: dict[str, Any], path: Path_, value: Any) -> str:
+    copied = copy.deepcopy(recipe)
+    node = copied
+    for key in path[:-1]:
+        node = node[key]
+    node[path[-1]] = value
+    return yaml.safe_dump(copied, sort_keys=False)
+
+
+@pytest.fixture(scope="module")
+def bait(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("bait")
+    (folder / "bait.py").write_text("class Thing:\n    pass\n")
+    return str(folder)
+
+
+def check(attempt: Attempt, name: str | None = None, codes: tuple[int, ...] = (2,)) -> None:
+    assert attempt.code in codes, attempt
+    assert "Traceback" not in attempt.said, attempt
+    assert attempt.seconds < 20
+    if attempt.code:
+        assert len(attempt.errors) == 1, attempt
+        assert name is None or name in attempt.errors[0], (name, attempt)
+
+
+def run(texts: list[str], build: bool, bait: str) -> list[Attempt]:
+    found = in_fork(parse_and_build, texts, build, bait)
+    assert not any(taken for _, taken in found)
+    return [attempt for attempt, _ in found]
+
+
+def unknown_keys(recipe: dict[str, Any]) -> list[str]:
+    mappings = [path for path, value in walk(recipe) if isinstance(value, dict) and path[-1] not in FREE]
+    return [changed(recipe, (*path, "unknown_key"), 1) for path in [(), *mappings]]
+
+
+def wrong_types(recipe: dict[str, Any]) -> list[tuple[Path_, str]]:
+    numbers = [path for path, value in walk(recipe) if isinstance(value, int | float)]
+    wrong = [(path, [[1]]) for path in numbers]
+    wrong += [(path, value) for path in numbers if path[-1] not in TAKE_TEXT for value in ("nonsense", {"a": 1})]
+    return [(path, changed(recipe, path, value)) for path, value in wrong]
+
+
+def missing_classes(recipe: dict[str, Any]) -> list[tuple[str, str]]:
+    classes = [path for path, _ in walk(recipe) if path[-1] == "class_path"]
+    wrong = ("zoo.hifigan.generator.Absent", "zoo.absent.Thing", "bait.Thing", "no_such_package.Thing")
+    return [(name, changed(recipe, path, name)) for path in classes for name in wrong]
+
+
+def assert_wrong_keys_types_and_classes(recipe: dict[str, Any], bait: str) -> int:
+    cases = [("unknown_key", text) for text in unknown_keys(recipe)]
+    # of a list's items, the list is named
+    cases += [(next(key for key in reversed(path) if isinstance(key, str)), text) for path, text in wrong_types(recipe)]
+    cases += missing_classes(recipe)
+    for (name, _), attempt in zip(cases, run([text for _, text in cases], False, bait), strict=True):
+        check(attempt, name)
+    return len(cases)
+
+
+def test_every_recipe_parses(bait: str) -> None:
+    for attempt in run([yaml.safe_dump(read(path)) for path in (*RECIPES, *FRAGMENTS)], False, bait):
+        check(attempt, codes=(0,))
+
+
+def test_wrong_keys_types_and_classes_of_the_toy(bait: str) -> None:
+    assert assert_wrong_keys_types_and_classes(read(TOY_RECIPE), bait) > 30
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [*RECIPES[1:], *FRAGMENTS], ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_wrong_keys_types_and_classes(path: Path, bait: str) -> None:
+    assert_wrong_keys_types_and_classes(read(path), bait)
+
+
+@pytest.mark.parametrize("path", [SMALL[0], pytest.param(SMALL[1], marks=pytest.mark.slow)], ids=["toy", "hifigan"])
+def test_absurd_values(path: Path, bait: str) -> None:
+    recipe = read(path)
+    places = [place for place, _ in walk(recipe) if place[-1] not in ENDLESS]
+    values = (10**18, 10**30, -7, 0, None, float("inf"), [1, [2]])
+    for attempt in run([changed(recipe, place, value) for place in places for value in values], True, bait):
+        check(attempt, codes=(0, 2))
+
+
+def mutated(text: str, draw: random.Random) -> str:
+    """A recipe with one to three accidents: lines lost, doubled, moved or indented, values and characters exchanged."""
+    for _ in range(draw.randint(1, 3)):
+        lines = text.split("\n")
+        line = draw.randrange(len(lines))
+        kind = draw.randrange(8)
+        if kind == 0:
+            del lines[line]
+        elif kind == 1:
+            lines.insert(line, draw.choice(lines))
+        elif kind == 2:
+            lines[line] = " " * draw.randint(0, 5) + lines[line].lstrip()
+        elif kind == 3 and ":" in lines[line]:
+            values = [
+                "-1",
+                "''",
+                "null",
+                "[]",
+                "{}",
+                "true",
+                "1e400",
+                ".nan",
+                "${a.b}",
+                "${oc.env:HOME}",
+                "!!python/name:os.system",
+            ]
+            lines[line] = lines[line].partition(":")[0] + ": " + draw.choice(values)
+        elif kind == 4:
+            lines = lines[:line]
+        elif kind == 5 and ":" in lines[line]:
+            lines[line] = lines[line].replace(":", draw.choice(["", "::", ": :", ":\t"]), 1)
+        elif kind == 6:
+            at = draw.randint(0, len(lines[line]))
+            lines[line] = (
+                lines[line][:at]
+                + draw.choice(["\x00", "\udcff", "é", "&a ", "*a ", "'", '"', "{", "]", "%"])
+                + lines[line][at:]
+            )
+        else:
+            other = draw.randrange(len(lines))
+            lines[line], lines[other] = lines[other], lines[line]
+        text = "\n".join(lines)
+    return text
+
+
+def assert_mutations(count: int, seed: int, bait: str) -> None:
+    draw = random.Random(seed)
+    small = [mutated(draw.choice(SMALL).read_text(), draw) for _ in range(count // 2)]
+    others = [mutated(draw.choice(RECIPES).read_text(), draw) for _ in range(count - count // 2)]
+    for text, attempt in zip([*small, *others], [*run(small, True, bait), *run(others, False, bait)], strict=True):
+        try:
+            check(attempt, codes=(0, 2))
+        except AssertionError as error:
+            raise AssertionError(f"{attempt}\n{text}") from error
+
+
+def test_mutated_files(bait: str) -> None:
+    assert_mutations(25, 0, bait)
+
+
+@pytest.mark.slow
+def test_five_hundred_mutated_files(bait: str) -> None:
+    assert_mutations(500, 1, bait)
