@@ -71,7 +71,6 @@ def test_export_folder(tmp_path, capsys):
     (tmp_path / "config.json").write_text("{}")
     assert main(["inspect", str(tmp_path)]) == 0
     found = lines(capsys)
-    assert found["config"] == "config.json"
     assert found["sound"] == "yes (length)"
     assert found["generator"] == "1 tensor, 12 values, f32"
     weights = tmp_path / "model.safetensors"

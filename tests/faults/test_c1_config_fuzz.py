@@ -87,10 +87,15 @@ def missing_classes(recipe: dict[str, Any]) -> list[tuple[str, str]]:
     return [(name, changed(recipe, path, name)) for path in classes for name in wrong]
 
 
+def named_for(path: Path_) -> str:
+    """The key that an error at a place names: of a list or a mapping with free keys, its own."""
+    free = next((key for key in path if key in FREE), None)
+    return free or next(key for key in reversed(path) if isinstance(key, str))
+
+
 def assert_wrong_keys_types_and_classes(recipe: dict[str, Any], bait: str) -> int:
     cases = [("unknown_key", text) for text in unknown_keys(recipe)]
-    # of a list's items, the list is named
-    cases += [(next(key for key in reversed(path) if isinstance(key, str)), text) for path, text in wrong_types(recipe)]
+    cases += [(named_for(path), text) for path, text in wrong_types(recipe)]
     cases += missing_classes(recipe)
     for (name, _), attempt in zip(cases, run([text for _, text in cases], False, bait), strict=True):
         check(attempt, name)

@@ -127,6 +127,8 @@ def _ours(path: Path, content: Mapping[str, Any], packages: Sequence[str]) -> di
 
 def _safetensors(path: Path, packages: Sequence[str]) -> int:
     """Show a safetensors file from its header alone."""
+    from zoo.training.export import export_config, is_export
+
     size = path.stat().st_size
     with path.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
@@ -138,11 +140,17 @@ def _safetensors(path: Path, packages: Sequence[str]) -> int:
         _show(path, {"kind": "safetensors", "sound": "NO: its header cannot be read"}, {})
         return 1
     facts: dict[str, Any] = {"kind": "safetensors", **(header.pop("__metadata__", None) or {})}
-    config = next(
-        (path.with_name(name) for name in ("config.json", "config.yaml") if path.with_name(name).is_file()), None
-    )
-    if config is not None:
-        facts["config"] = config.name
+    if is_export(path.parent):
+        config = export_config(path.parent)
+        facts = {
+            "kind": "export of the zoo",
+            "system": _system_of(str(config["task"]), packages),
+            "inference": config["inference"],
+            "version": config["zoo"],
+            "source": config["source"],
+            "step": "unknown" if config["step"] is None else f"{config['step']} batches",
+            "weight norm folded in": ", ".join(config["fused"]) or "none",
+        }
     expected = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
     facts["sound"] = "yes (length)" if size == expected else f"NO: {size} bytes, its header says {expected}"
     parts: dict[str, list[Mapping[str, Any]]] = {}

@@ -59,7 +59,7 @@ def write_export(
     Raises:
         ValueError: when the folder holds something else than an export.
     """
-    if folder.exists() and not (folder / CONFIG_NAME).is_file():
+    if folder.exists() and not is_export(folder):
         raise ValueError(f"{folder} exists and is not an export; choose another folder")
     fused = fuse(parts)
     weights: dict[str, Tensor] = {
@@ -96,20 +96,19 @@ def write_export(
 
 
 def export_config(folder: Path) -> dict[str, Any]:
-    """Read an export's description.
-
-    Raises:
-        ValueError: when it is not one of ours.
-    """
-    config = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
-    if not {"zoo", "inference", "parts"} <= set(config):
-        raise ValueError(f"{folder / CONFIG_NAME} does not describe an export of the zoo")
-    return config
+    """Read an export's description."""
+    return json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
 
 
 def is_export(path: Path) -> bool:
-    """Whether a path is an export folder."""
-    return (path / CONFIG_NAME).is_file() and (path / WEIGHTS_NAME).is_file()
+    """Whether a path is an export folder of ours (others, too, call their files config.json and model.safetensors)."""
+    if not ((path / CONFIG_NAME).is_file() and (path / WEIGHTS_NAME).is_file()):
+        return False
+    try:
+        config = export_config(path)
+    except ValueError:
+        return False
+    return isinstance(config, dict) and {"zoo", "inference", "parts"} <= set(config)
 
 
 def parts_state(state: dict[str, Tensor], name: str) -> dict[str, Tensor]:
