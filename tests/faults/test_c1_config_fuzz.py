@@ -89,8 +89,7 @@ def missing_classes(recipe: dict[str, Any]) -> list[tuple[str, str]]:
 
 def named_for(path: Path_) -> str:
     """The key that an error at a place names: of a list or a mapping with free keys, its own."""
-    free = next((key for key in path if key in FREE), None)
-    return free or next(key for key in reversed(path) if isinstance(key, str))
+    return next(key for key in reversed(path if path[-2:][0] not in FREE else path[:-1]) if isinstance(key, str))
 
 
 def assert_wrong_keys_types_and_classes(recipe: dict[str, Any], bait: str) -> int:
