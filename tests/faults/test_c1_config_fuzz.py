@@ -21,6 +21,7 @@ FRAGMENTS = sorted((REPOSITORY / "configs" / "trainer").glob("*.yaml"))
 # Mappings with free keys: what belongs there is checked when the task is built, or is a name.
 FREE = ("loss_weights", "discriminators")
 TAKE_TEXT = ("val_check_interval", "devices", "precision")  # Lightning's, beside numbers
+UNTYPED = ("find_unused_parameters", "broadcast_buffers")  # handed on by Lightning's DDPStrategy
 ENDLESS = ("scales",)  # so many nets are built one by one, until the memory ends
 Path_ = tuple[Any, ...]
 
@@ -75,7 +76,7 @@ def unknown_keys(recipe: dict[str, Any]) -> list[str]:
 
 
 def wrong_types(recipe: dict[str, Any]) -> list[tuple[Path_, str]]:
-    numbers = [path for path, value in walk(recipe) if isinstance(value, int | float)]
+    numbers = [path for path, value in walk(recipe) if isinstance(value, int | float) and path[-1] not in UNTYPED]
     wrong = [(path, [[1]]) for path in numbers]
     wrong += [(path, value) for path in numbers if path[-1] not in TAKE_TEXT for value in ("nonsense", {"a": 1})]
     return [(path, changed(recipe, path, value)) for path, value in wrong]
