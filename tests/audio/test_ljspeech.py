@@ -1,12 +1,14 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from zoo.audio import files
 from zoo.audio.cache import CorpusCache
+from zoo.audio.corpus import cache_folder
 from zoo.audio.ljspeech import check, prepare, split
 from zoo.audio.synthetic import write_corpus
 
@@ -25,9 +27,10 @@ def test_prepare_writes_manifest_lists_and_cache(corpus, tmp_path):
     facts = prepare(corpus, tmp_path / "out", tmp_path / "cache", 16000, expected=20, strict=True, progress=False)
     assert (facts["utterances"], facts["train"], facts["val"], facts["bad"]) == (20, 18, 2, [])
     rows = [json.loads(line) for line in (tmp_path / "out" / "manifest.jsonl").read_text().splitlines()]
-    cache = CorpusCache(tmp_path / "out" / "cache")
-    assert [row["samples"] for row in rows] == cache.lengths.tolist()
-    np.testing.assert_array_equal(cache.read(4), files.read_mono(corpus / rows[4]["path"]))
+    cache = CorpusCache(cache_folder(tmp_path / "cache", corpus, 16000))
+    place = {Path(name).stem: index for index, name in enumerate(cache.names)}
+    assert [row["samples"] for row in rows] == [cache.lengths[place[row["id"]]] for row in rows]
+    np.testing.assert_array_equal(cache.read(place[rows[4]["id"]]), files.read_mono(corpus / rows[4]["path"]))
     train, val = ids(tmp_path / "out" / "train.txt"), ids(tmp_path / "out" / "val.txt")
     assert val == sorted(row["id"] for row in rows)[-2:] and sorted(train + val) == sorted(row["id"] for row in rows)
 
@@ -80,7 +83,7 @@ def test_real_recordings(shared, tmp_path):
     facts = prepare(shared / "data" / "ljspeech", tmp_path, tmp_path / "cache", progress=False)
     rows = (shared / "data" / "ljspeech" / "metadata.csv").read_text(encoding="utf-8").splitlines()
     assert facts["utterances"] == len(rows) and facts["bad"] == []
-    cache = CorpusCache(tmp_path / "cache")
+    cache = CorpusCache(cache_folder(tmp_path / "cache", shared / "data" / "ljspeech", 22050))
     assert cache.sample_rate == 22050 and cache.names[0] == "LJ001-0001.flac"
     source = files.read_mono(shared / "data" / "ljspeech" / "wavs" / "LJ001-0001.flac")
     np.testing.assert_array_equal(cache.read(0, 8000, 22050), source[8000:30050])

@@ -1,4 +1,5 @@
-"""K3: one run killed again and again at random steps: it finishes with the same bits in a bounded folder."""
+"""K3: one run killed again and again at random steps: it finishes with the same bits in a bounded folder;
+and a kill in a validation costs neither its row nor the best checkpoint."""
 
 import random
 from pathlib import Path
@@ -44,3 +45,17 @@ def test_two_kills_in_a_row(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_twenty_kills_in_a_row(tmp_path: Path) -> None:
     many_kills(tmp_path, kills=20, steps=300)
+
+
+def test_killed_in_a_validation(tmp_path: Path) -> None:
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    good(forked(*FIT, f"--trainer.default_root_dir={whole}", cwd=tmp_path))
+    options = [*FIT, f"--trainer.default_root_dir={run}"]
+    for step in (10, 20, 40):  # saved just before; 20 and 40 end an epoch
+        killed = forked(*options, *callback("KillAt", step=step, where="validation"), "--ckpt_path=auto", cwd=tmp_path)
+        assert killed.returncode == -9, killed.stderr[-3000:]
+        assert newest(run).name == f"step_{step:08d}.ckpt"
+    good(forked(*options, "--ckpt_path=last", cwd=tmp_path))
+    assert fingerprint(newest(run)) == fingerprint(newest(whole))
+    assert record(run) == record(whole)
+    assert bests(run) == bests(whole)

@@ -111,8 +111,7 @@ class Checkpoints(Checkpoint):
         self.stop.install()
         self._saved_at = time.monotonic()
         self._saved_step = trainer.global_step
-        if trainer.global_step == 0:  # saved before the first batch: Lightning would take it for the end of one
-            trainer.fit_loop.epoch_loop.restarting = False
+        repair_restart(trainer)
         if self._owed_epoch is not None:
             validate_again(trainer, self._owed_epoch)
             self._owed_epoch = None
@@ -239,6 +238,16 @@ class Checkpoints(Checkpoint):
         if log_first:
             trainer._logger_connector.update_train_step_metrics()  # Lightning logs this batch after its hooks
         raise Interrupted(code)
+
+
+def repair_restart(trainer: L.Trainer) -> None:
+    """Mend two states that Lightning restores wrongly; without it, a second resume from such a run repeats an epoch."""
+    loop = trainer.fit_loop
+    if trainer.global_step == 0:  # saved before the first batch: taken for the end of one
+        loop.epoch_loop.restarting = False
+    at_end = loop.epoch_loop.restarted_on_train_batch_end and loop.epoch_loop.batch_progress.is_last_batch
+    if at_end and loop.restarted_mid_epoch:  # saved after the last batch of an epoch: the next one is never begun
+        loop.reset_restart_stage()
 
 
 def validate_again(trainer: L.Trainer, epoch: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import pickle
 import shutil
 import zipfile
 from pathlib import Path
@@ -74,6 +75,8 @@ def load_checkpoint(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
         return torch.load(path, map_location=map_location, weights_only=True)
     except Exception as error:  # torch raises a dozen unrelated types here
         reason = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
+        if isinstance(error, pickle.UnpicklingError):  # torch would advise to run what the file holds
+            reason = "it holds pickled objects, which could execute anything"
         raise ValueError(
             f"{path} cannot be read as a checkpoint of tensors and plain values ({reason}); "
             "for a file of another project use `zoo convert`"
