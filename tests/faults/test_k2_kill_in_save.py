@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.harness import (
     SERVER,
     TOY_FIT,
     Forked,
+    bests,
     callback,
     fingerprint,
     forked,
@@ -94,13 +96,32 @@ def test_killed_in_saves(tmp_path: Path, elsewhere: str) -> None:
     kills_in_saves(tmp_path, elsewhere, kills=3, megabytes=40)
 
 
+def test_killed_while_the_best_is_saved(tmp_path: Path) -> None:
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    options = [
+        *TOY_FIT,
+        "--trainer.max_steps=20",
+        "--checkpoints.every_n_batches=10",
+        f"--trainer.default_root_dir={run}",
+    ]
+    killed = Forked(*options, *callback("Ballast", megabytes=40), cwd=tmp_path)
+    kill_at(killed, run / f".best-step_*{TEMPORARY_MARK}*", 20 * 2**20)
+    assert killed.wait().returncode == -9
+    assert corrupt(run) == []
+    assert [path.name for path in run.glob("*.ckpt")] == ["step_00000010.ckpt"]
+    good(forked(*options, "--ckpt_path=last", cwd=tmp_path))
+    good(forked(*options[:-1], f"--trainer.default_root_dir={whole}", cwd=tmp_path))
+    assert record(run) == record(whole)
+    assert bests(run) == bests(whole)
+
+
 @pytest.mark.slow
 def test_twenty_kills_in_saves_of_240_megabytes(tmp_path: Path, elsewhere: str) -> None:
     kills_in_saves(tmp_path, elsewhere, kills=20, megabytes=240)
 
 
 def save_as_lightning_does(path: str, tmpdir: str) -> None:
-    os.environ["TMPDIR"] = tmpdir
+    tempfile.tempdir = tmpdir
     from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
     TorchCheckpointIO().save_checkpoint({"x": torch.arange(240 * 2**18, dtype=torch.int32)}, path)
@@ -110,11 +131,12 @@ def save_as_lightning_does(path: str, tmpdir: str) -> None:
 def test_lightnings_own_saving_is_the_negative_control(tmp_path: Path, elsewhere: str) -> None:
     path = tmp_path / "last.ckpt"
     for _ in range(2):
-        torch.save({"x": torch.zeros(1)}, path)
+        torch.save({"x": torch.zeros(2**10)}, path)
+        size = path.stat().st_size
         process = SERVER.Process(target=save_as_lightning_does, args=(str(path), elsewhere))
         process.start()
-        while path.stat().st_size < 100 * 2**20:
-            assert process.is_alive()
+        while path.stat().st_size <= size:  # it is emptied, then filled by a copy from the other disk
+            pass
         process.kill()
         process.join()
         assert corrupt(tmp_path) == [path]

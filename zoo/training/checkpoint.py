@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 import os
@@ -17,7 +16,7 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from zoo.atomic import TEMPORARY_MARK, sweep_temporaries
 from zoo.training import checkpoint_files as files
-from zoo.training.csv_log import RunCSV
+from zoo.training.restart import is_last_batch, repair_restart, validate_again, validation_is_due
 from zoo.training.run import run_folder
 from zoo.training.signals import Interrupted, StopRequest
 
@@ -129,13 +128,16 @@ class Checkpoints(Checkpoint):
         self._at_boundary = True
         step = trainer.global_step
         by_batches = self.every_n_batches is not None and step % self.every_n_batches == 0
-        if (by_batches or self._time_is_up(trainer)) and step != self._saved_step:
+        last = is_last_batch(trainer)
+        # a run killed in its last validation must come back to it, so its end is saved after that
+        wait = step == self._saved_step or (last and validation_is_due(trainer)) or is_trial(trainer)
+        if (by_batches or last or self._time_is_up(trainer)) and not wait:
             self.save_last(trainer)
         self._leave_if_asked(trainer, log_first=True)
 
     def on_validation_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
-        """Leave in the middle of a validation (of one process; several finish it, their batches may differ)."""
-        if trainer.world_size == 1 and trainer.state.fn == "fit":
+        """Leave in the middle of a validation but the last (several processes finish it, their batches may differ)."""
+        if trainer.world_size == 1 and trainer.state.fn == "fit" and not is_last_batch(trainer):
             self._leave_if_asked(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -145,6 +147,8 @@ class Checkpoints(Checkpoint):
         self._validated_step = trainer.global_step
         if self.monitor is not None and self.save_best > 0:
             self._save_best(trainer)
+        if is_last_batch(trainer) and trainer.global_step != self._saved_step:
+            self.save_last(trainer)
         self._leave_if_asked(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -164,9 +168,7 @@ class Checkpoints(Checkpoint):
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Note when a validation belongs between this state and the next batch: a kill in it must not cost it."""
-        loop: Any = trainer.fit_loop
-        due = trainer.global_step > 0 and loop.epoch_loop._should_check_val_fx(loop._data_fetcher)
-        checkpoint["validation_due"] = bool(due and self._validated_step != trainer.global_step)
+        checkpoint["validation_due"] = validation_is_due(trainer) and self._validated_step != trainer.global_step
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Remember a validation that the interrupted run may not have finished."""
@@ -238,39 +240,6 @@ class Checkpoints(Checkpoint):
         if log_first:
             trainer._logger_connector.update_train_step_metrics()  # Lightning logs this batch after its hooks
         raise Interrupted(code)
-
-
-def repair_restart(trainer: L.Trainer) -> None:
-    """Mend two states that Lightning restores wrongly; without it, a second resume from such a run repeats an epoch."""
-    loop = trainer.fit_loop
-    if trainer.global_step == 0:  # saved before the first batch: taken for the end of one
-        loop.epoch_loop.restarting = False
-    at_end = loop.epoch_loop.restarted_on_train_batch_end and loop.epoch_loop.batch_progress.is_last_batch
-    if at_end and loop.restarted_mid_epoch:  # saved after the last batch of an epoch: the next one is never begun
-        loop.reset_restart_stage()
-
-
-def validate_again(trainer: L.Trainer, epoch: int) -> None:
-    """Validate before the first batch of a resumed run, as the interrupted run did or would have done at this step.
-
-    Args:
-        trainer: about to train.
-        epoch: that the step belongs to; where it ends one, Lightning has begun the next.
-    """
-    for logger in trainer.loggers:
-        if isinstance(logger, RunCSV):
-            logger.drop(trainer.global_step - 1, "val/")
-    connector: Any = trainer._logger_connector
-    epochs: Any = trainer.fit_loop.epoch_progress
-    before = epochs.current, connector._first_loop_iter
-    epochs.current = dataclasses.replace(epochs.current, processed=epoch, completed=epoch)
-    loop = trainer.fit_loop.epoch_loop.val_loop
-    loop.restarting = False
-    loop.reset_restart_stage()
-    trainer.validating = True
-    loop.run()
-    trainer.training = True
-    epochs.current, connector._first_loop_iter = before
 
 
 def is_trial(trainer: L.Trainer) -> bool:
