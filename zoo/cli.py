@@ -27,6 +27,7 @@ TRAINER_COMMANDS = {
     "test": "evaluate a checkpoint on the test set: test --ckpt_path RUN",
     "predict": "run a checkpoint on files: predict --ckpt_path RUN --input PATH --output DIR",
 }
+PER_SYSTEM = ("evaluate",)  # tools that several systems have, called as `zoo evaluate SYSTEM`
 TRACEBACK_VARIABLE = "ZOO_TRACEBACK"
 
 
@@ -70,9 +71,11 @@ def main(args: Sequence[str] | None = None) -> int:
 def run_tool(command: str, args: list[str], packages: Sequence[str]) -> int:
     """Parse the arguments of a tool's function and call it."""
     tools = find_tools()
+    if args and f"{command} {args[0]}" in tools:
+        command, args = f"{command} {args[0]}", args[1:]
     if command not in tools:
-        known = ", ".join([*TRAINER_COMMANDS, *tools])
-        return _fail(f"no command {command!r}; commands: {known}", code=2)
+        known = ", ".join([name for name in tools if name.startswith(f"{command} ")] or [*TRAINER_COMMANDS, *tools])
+        return _fail(f"no command {' '.join([command, *args[:1]])!r}; commands: {known}", code=2)
     module, function_name, summary = tools[command]
     function = getattr(importlib.import_module(module), function_name)
 
@@ -95,7 +98,8 @@ def find_tools() -> dict[str, tuple[str, str, str]]:
         tools[file.stem.replace("_", "-")] = (f"zoo.commands.{file.stem}", "main", summary)
     for file in sorted(PACKAGE.glob("*/commands.py")):
         for name, summary in _functions(file).items():
-            tools[name.replace("_", "-")] = (f"zoo.{file.parent.name}.commands", name, summary)
+            command = f"{name} {file.parent.name}" if name in PER_SYSTEM else name.replace("_", "-")
+            tools[command] = (f"zoo.{file.parent.name}.commands", name, summary)
     return tools
 
 

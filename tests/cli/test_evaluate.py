@@ -1,0 +1,73 @@
+"""`zoo evaluate SYSTEM`: found by its name in the system's commands, exit code, named systems."""
+
+import numpy as np
+import pytest
+
+from tests.harness import forked, good
+from zoo import cli
+from zoo.audio import files
+from zoo.audio.synthetic import SpeechLike
+
+RATE = 22050
+VOICES = SpeechLike(RATE, seconds=(0.5, 0.5))
+
+
+@pytest.fixture
+def trees(tmp_path):
+    rng = np.random.default_rng(0)
+    for index in range(3):
+        clean = VOICES.utterance(index)
+        for tree, level in (("clean", 0.0), ("degraded", 0.05), ("ours", 0.01), ("theirs", 0.02)):
+            noise = rng.standard_normal(len(clean)).astype(np.float32)
+            files.write(tmp_path / tree / f"{index}.wav", clean + level * noise, RATE)
+    return tmp_path
+
+
+COMMON = ("evaluate", "miipher", "--clean", "clean", "--degraded", "degraded", "--output", "out")
+FAST = ("--metrics", "[si_sdr, lsd]")
+
+
+def test_evaluate(trees):
+    result = good(forked(*COMMON, "--restored", "ours", cwd=trees))
+    assert "| restored | 3 |" in result.stdout and "pesq_wb" in result.stdout
+    assert (trees / "out" / "boxplots.png").is_file()
+    (trees / "ours" / "1.wav").write_bytes(b"RIFF")
+    result = forked(*COMMON, "--restored", "ours", cwd=trees)
+    assert result.returncode == 1 and "restored/1: AudioFileError" in result.stdout
+    assert "restored,failed,AudioFileError" in (trees / "out" / "per_file.csv").read_text()
+
+
+def test_several_systems(trees):
+    named = ("--restored.ours", "ours", "--restored.theirs", "theirs")
+    result = good(forked(*COMMON, *FAST, *named, cwd=trees))
+    assert "| ours | 3 |" in result.stdout and "| theirs | 3 |" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--restored", "nowhere"), "nowhere: no such folder"),
+        (("--restored", "ours", "--asr_model", "x"), "--asr_model and --texts belong together"),
+        (("--restored", "ours", "--metrics", "[mcdd]"), "unknown mcdd"),
+        (("--restored", "ours", "--dnsmos", "clean"), "sig_bak_ovr.onnx: no such ONNX file"),
+        ((), "restored"),
+    ],
+)
+def test_mistakes_are_one_line(trees, options, message):
+    result = forked(*COMMON, *options, cwd=trees)
+    assert result.returncode in (1, 2) and message in result.stderr and "Traceback" not in result.stderr
+
+
+def test_evaluate_is_listed_with_its_system():
+    assert "evaluate miipher" in cli.find_tools() and "evaluate miipher" in cli.overview()
+
+
+def test_without_a_system(capsys):
+    for args in (["evaluate"], ["evaluate", "nothing"], ["evaluate", "--help"]):
+        assert cli.main(args) == 2
+        assert "commands: evaluate miipher" in capsys.readouterr().err
+
+
+def test_help(capsys):
+    assert cli.main(["evaluate", "miipher", "--help"]) == 0
+    assert "--restored" in capsys.readouterr().out
