@@ -59,8 +59,7 @@ def build(
     folder = Path(os.path.abspath(folder))
     if not paths:
         raise ValueError(f"{folder}: expected at least one audio file to build the corpus cache from, got none")
-    root = Path(os.path.commonpath([path.parent for path in paths]))
-    names = [path.relative_to(root).as_posix() for path in paths]
+    names = relative_names(paths)
     key = _key(paths, names, sample_rate)
     if folder.exists() and not (folder / "meta.json").is_file() and any(folder.iterdir()):
         raise ValueError(f"{folder}: exists and is not a corpus cache; give an empty or a new folder")
@@ -82,6 +81,13 @@ def build(
             raise
         _swap(partial, folder)
     return CorpusCache(folder)
+
+
+def relative_names(files: Sequence[str | os.PathLike[str]]) -> list[str]:
+    """The names that files have in a cache: their paths from the folder that holds them all."""
+    paths = [Path(os.path.abspath(file)) for file in files]
+    root = Path(os.path.commonpath([path.parent for path in paths]))
+    return [path.relative_to(root).as_posix() for path in paths]
 
 
 def _key(paths: list[Path], names: list[str], sample_rate: int) -> str:

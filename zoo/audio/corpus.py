@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from zoo.audio import files
+from zoo.audio.resample import resample_array
 from zoo.audio.synthetic import SpeechLike
 
 CACHES = "runs/cache"
@@ -40,7 +41,26 @@ class Corpus(Protocol):
         ...
 
 
-class EmbeddedCorpus:
+class MemoryCorpus:
+    """Clips in memory.
+
+    Args:
+        names: of the clips.
+        clips: (T,) float32 each.
+    """
+
+    def __init__(self, names: Sequence[str], clips: Sequence[np.ndarray]) -> None:
+        self._clips = clips
+        self.names = names
+        self.lengths = np.array([len(clip) for clip in clips])
+        self.peaks = np.array([np.abs(clip).max() for clip in clips])
+
+    def read(self, index: int, start: int = 0, samples: int = -1) -> np.ndarray:
+        """Samples (T,) float32."""
+        return self._clips[index][start : None if samples < 0 else start + samples]
+
+
+class EmbeddedCorpus(MemoryCorpus):
     """The speech-like corpus made in code, in memory.
 
     Args:
@@ -51,14 +71,45 @@ class EmbeddedCorpus:
 
     def __init__(self, utterances: int, sample_rate: int, seed: int = 0) -> None:
         speech = SpeechLike(sample_rate=sample_rate, seed=seed)
-        self._clips = [speech.utterance(index) for index in range(utterances)]
-        self.names: Sequence[str] = [f"embedded{index:04d}" for index in range(utterances)]
-        self.lengths = np.array([len(clip) for clip in self._clips])
-        self.peaks = np.array([np.abs(clip).max() for clip in self._clips])
+        clips = [speech.utterance(index) for index in range(utterances)]
+        super().__init__([f"embedded{index:04d}" for index in range(utterances)], clips)
+
+
+class ResampledCorpus(MemoryCorpus):
+    """A small corpus at another rate, in memory.
+
+    Args:
+        corpus: the clips.
+        source_rate: theirs, in Hz.
+        target_rate: of this corpus, in Hz.
+    """
+
+    def __init__(self, corpus: Corpus, source_rate: int, target_rate: int) -> None:
+        clips = [resample_array(corpus.read(index), source_rate, target_rate) for index in range(len(corpus.lengths))]
+        super().__init__(corpus.names, clips)
+
+
+class ClippedCorpus:
+    """A part of every clip, such as the last fifth of each noise recording.
+
+    Args:
+        corpus: the whole.
+        begin: where the part begins, as a share of each clip.
+        end: where it ends.
+    """
+
+    def __init__(self, corpus: Corpus, begin: float, end: float) -> None:
+        self._corpus = corpus
+        self._starts = (corpus.lengths * begin).astype(np.int64)
+        self.names = corpus.names
+        self.lengths = (corpus.lengths * end).astype(np.int64) - self._starts
+        self.peaks = corpus.peaks
 
     def read(self, index: int, start: int = 0, samples: int = -1) -> np.ndarray:
         """Samples (T,) float32."""
-        return self._clips[index][start : None if samples < 0 else start + samples]
+        room = max(int(self.lengths[index]) - start, 0)
+        wanted = room if samples < 0 else min(samples, room)
+        return self._corpus.read(index, int(self._starts[index]) + start, wanted)
 
 
 def cache_folder(
