@@ -1,0 +1,144 @@
+"""Archives from elsewhere: tar, tar.gz and zip read with checked names and noticed when cut."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
+SUFFIXES = (*TAR_SUFFIXES, ".zip")
+_ILLEGAL = re.compile(r"[\\:\x00-\x1f\x7f]")
+_BLOCK = 512  # bytes of a tar's record
+
+
+_FAULTS = (EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error, gzip.BadGzipFile)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A file in an archive, to be read before the next one is asked for.
+
+    Attributes:
+        name: Checked, relative, POSIX.
+        size: Bytes.
+        archive: Where it lies.
+    """
+
+    name: str
+    size: int
+    archive: Path
+    _file: IO[bytes]
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Read up to `size` bytes, or all.
+
+        Raises:
+            ValueError: The archive is cut or damaged here.
+        """
+        try:
+            return self._file.read(size)
+        except _FAULTS as error:
+            raise _fault(self.archive, error) from error
+
+
+def _fault(archive: Path, error: Exception) -> ValueError:
+    return ValueError(f"{archive}: cut, damaged or no such archive ({error}); get or write it again")
+
+
+def safe_name(name: str, archive: Path) -> str:
+    """Check the name of a member.
+
+    Args:
+        name: As stored.
+        archive: Named in the error.
+
+    Returns:
+        The POSIX path relative to whatever folder the member goes to.
+
+    Raises:
+        ValueError: The name is absolute, leads upwards, or holds a backslash, a colon or a control character.
+    """
+    name = name.removeprefix("./")
+    if any(part in ("", ".", "..") or _ILLEGAL.search(part) for part in name.split("/")):
+        raise ValueError(f"{archive}: unsafe member name {name!r}, expected a relative path; reading stops here")
+    return name
+
+
+def read_tar(path: Path) -> Iterator[Member]:
+    """Go through the files of a tar in order; hidden ones are left out.
+
+    Args:
+        path: A tar, or one compressed by gzip, whatever its suffix.
+
+    Yields:
+        Members.
+
+    Raises:
+        ValueError: The archive is cut, damaged or no tar, or a member is a link, a device or unsafely named.
+    """
+    with path.open("rb") as plain:
+        zipped = plain.read(2) == b"\x1f\x8b"
+        plain.seek(0)
+        try:
+            if zipped:
+                with gzip.GzipFile(fileobj=plain) as file:
+                    yield from _members(path, file)
+            else:
+                yield from _members(path, plain)
+        except _FAULTS as error:
+            raise _fault(path, error) from error
+
+
+def _members(path: Path, file: IO[bytes] | gzip.GzipFile) -> Iterator[Member]:
+    with tarfile.open(fileobj=file, mode="r:") as tar:
+        while (info := tar.next()) is not None:
+            tar.members.clear()  # type: ignore[attr-defined]  # tarfile would keep them all
+            if info.isdir():
+                continue
+            name = safe_name(info.name, path)
+            member = tar.extractfile(info) if info.isreg() and not info.issparse() else None
+            if member is None:
+                raise ValueError(f"{path}: {name} is a link, a device or sparse, expected plain files only")
+            if not _is_hidden(name):
+                yield Member(name, info.size, path, member)
+        # tarfile takes a cut between two members, and a damaged header, for the end
+        ended = file.tell() == tar.offset + _BLOCK
+        while rest := file.read(1 << 20):
+            ended = ended and not rest.strip(b"\0")
+        if not ended:
+            raise EOFError("no end mark")
+
+
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith(".") for part in name.split("/")) or name.startswith("__MACOSX/")
+
+
+def read_zip(path: Path) -> Iterator[Member]:
+    """Go through the files of a zip like `read_tar`.
+
+    Args:
+        path: The zip.
+
+    Yields:
+        Members.
+
+    Raises:
+        ValueError: The archive is cut, damaged or no zip, or a member is unsafely named.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for info in archive.infolist():
+                if not info.is_dir():
+                    name = safe_name(info.filename, path)
+                    if not _is_hidden(name):
+                        with archive.open(info) as member:
+                            yield Member(name, info.file_size, path, member)
+    except _FAULTS as error:
+        raise _fault(path, error) from error
