@@ -6,6 +6,7 @@ Every command takes the same flat config, so that the config.yaml of a run serve
 
 from __future__ import annotations
 
+import copy
 import logging
 import sys
 import tempfile
@@ -27,6 +28,7 @@ from zoo.loading import load
 from zoo.parsing import ConfigError, allow_imports, check_config, explain_build, fail
 from zoo.predictor import Loaded
 from zoo.run_options import complete, config_files, recipe_of, settle
+from zoo.training import frozen
 from zoo.training import run as runs
 from zoo.training.banner import Banner
 from zoo.training.bulk import BulkData
@@ -37,7 +39,7 @@ from zoo.training.errors import explain
 from zoo.training.init_from import init_from
 from zoo.training.loggers import WandbSettings, make_loggers
 from zoo.training.monitor import GradNorm, Resources, Throughput, TrainLog
-from zoo.training.resume import RNGState
+from zoo.training.rng import RNGState
 from zoo.training.task import ZooTask
 
 log = logging.getLogger(__name__)
@@ -125,9 +127,9 @@ class ZooCLI(LightningCLI):
         parser.add_class_arguments(WandbSettings, "wandb")
         parser.add_argument(
             "--init_from",
-            type=str | None,
+            type=list[str] | str | None,
             default=None,
-            help="start from these weights: our checkpoint, an export, an original's file",
+            help="start from these weights: our checkpoint, an export, an original's file, or a list of them",
         )
         parser.add_argument(
             "--init_from_min_matched", type=float, default=0.9, help="share of the tensors that must match"
@@ -167,15 +169,23 @@ class ZooCLI(LightningCLI):
         self.trainer_defaults["callbacks"] = self._callbacks()
 
     def instantiate_classes(self) -> None:
-        """Build everything and describe the model's parts on it."""
+        """Build everything and describe the model's parts on it; frozen modules come from the run's own copies."""
+        self._given = self.config
+        self.config = copy.deepcopy(self.config)
+        arguments, used = self._given["model"].get("init_args") or {}, {}
+        if self.checkpoint is not None:
+            recorded = frozen.read_records(self.checkpoint)
+            used = frozen.use_copies(self.config["model"].get("init_args") or {}, recorded, self.checkpoint.parent)
         try:
             super().instantiate_classes()
         except Exception as error:  # a constructor may raise anything when its arguments make no sense
             raise explain_build(error, self.config.as_dict()) from error
+        frozen.note_sources(frozen.frozen_modules({"": self.model}), arguments, used)
         self.model.specs = describe(self.model, self.config)
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Build the trainer with our loggers and plugins."""
+        self.config = self._given  # what the run's config.yaml says: its copies are no part of the recipe
         settings = self.config_init["trainer"]
         sharded = any(name in str(settings.get("strategy")) for name in (*SHARDING_STRATEGIES, "fsdp", "deepspeed"))
         plugins = list(settings.get("plugins") or [])
@@ -201,6 +211,7 @@ def describe(model: ZooTask, config: Namespace) -> dict[str, Any]:
         "task": f"{type(model).__module__}.{type(model).__qualname__}",
         "inference": model.inference_class,
         "parts": {part: init_args[part] for part in model.inference_parts},
+        "options": {option: init_args[option] for option in model.inference_options},
     }
 
 
@@ -211,6 +222,7 @@ def run(command: str, args: list[str], packages: Sequence[str] = ()) -> int:
     # said of loaders that do resume, and of values that are reduced already
     warnings.filterwarnings("ignore", message=".*dataloader is not resumable.*|.*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*sync_dist=True.*")
+    warnings.filterwarnings("ignore", message=".*in eval mode at the start of training.*")  # frozen backbones rest
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_no_advertisement)
     allow_imports(packages)
     cli = ZooCLI(command, complete(command, args, packages))
@@ -243,8 +255,10 @@ def fit(cli: ZooCLI) -> None:
     if cli.checkpoint is not None:
         cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=str(cli.checkpoint), weights_only=True)
         return
-    if cli.config["init_from"]:
-        init_from(cli.model, Path(cli.config["init_from"]), cli.config["init_from_min_matched"])
+    given = cli.config["init_from"]
+    if given:
+        paths = [Path(path) for path in ([given] if isinstance(given, str) else given)]
+        init_from(cli.model, paths, cli.config["init_from_min_matched"])
     cli.trainer.fit(cli.model, cli.datamodule)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
+import inspect
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from zoo.training import export
+from zoo.training import export, frozen
 from zoo.training.build import ALLOWED, build
 from zoo.training.checkpoint_files import load_checkpoint
 from zoo.training.inference import Inference
@@ -24,6 +26,7 @@ def load(
     device: str | torch.device = "cpu",
     ema: bool = True,
     allow_import: Sequence[str] = (),
+    **options: Any,
 ) -> Inference:
     """Load a trained system for use.
 
@@ -32,30 +35,62 @@ def load(
         device: where to compute.
         ema: use the averaged weights where the checkpoint holds them.
         allow_import: packages of your own whose classes the description may name.
+        options: values of the Inference's constructor in the place of those of the recipe, such as a chunk length;
+            what it was trained with (its parts) stays.
 
     Returns:
         An object in evaluation mode: audio systems are called as `model(array, sample_rate)`.
 
     Raises:
         FileNotFoundError: when there is nothing to load.
-        ValueError: when it is torn, or does not describe its parts.
+        ValueError: when it is torn, does not describe its parts, was trained on another frozen backbone than its
+            source now gives, or an option is unknown.
     """
-    specs, state, fused = read_parts(Path(path), ema)
-    parts = {name: build(spec, allow_import) for name, spec in specs["parts"].items()}
+    path = Path(path)
+    specs, state, fused = read_parts(path, ema)
+    cls = inference_class(specs["inference"], allow_import)
+    known = set(inspect.signature(cls).parameters) - set(specs["parts"])
+    if unknown := options.keys() - known:
+        said = f"its options: {', '.join(sorted(known))}" if known else "it has none"
+        raise ValueError(f"{cls.__name__} has no option {', '.join(sorted(unknown))}; {said}")
+    parts = build_parts(specs, path if path.is_dir() else path.parent, allow_import)
     for name, part in parts.items():
         if not isinstance(part, nn.Module):
             continue
         if name in fused:
             part.fuse_()  # type: ignore[operator]
         part.load_state_dict(export.parts_state(state, name))
-    return inference_class(specs["inference"], allow_import)(**parts).to(device).eval()
+    return cls(**parts, **{**specs.get("options", {}), **options}).to(device).eval()
+
+
+def build_parts(specs: dict[str, Any], folder: Path, allow_import: Sequence[str] = ()) -> dict[str, Any]:
+    """Build the parts that a description names; frozen modules have their weights, the others not yet.
+
+    Args:
+        specs: `parts`, and `frozen` where there are such modules.
+        folder: the run or export with their copies.
+        allow_import: packages whose classes may be built besides ours.
+
+    Returns:
+        Modules and plain values by name.
+
+    Raises:
+        ValueError: when a frozen module's weights are not those of training.
+    """
+    described, recorded = copy.deepcopy(specs["parts"]), specs.get("frozen", {})
+    used = frozen.use_copies(described, recorded, folder)
+    parts = {name: build(spec, allow_import) for name, spec in described.items()}
+    modules = frozen.frozen_modules({name: part for name, part in parts.items() if isinstance(part, nn.Module)})
+    frozen.note_sources(modules, specs["parts"], used)
+    frozen.check(modules, recorded, str(folder))
+    return parts
 
 
 def read_parts(path: Path, ema: bool = True) -> tuple[dict[str, Any], dict[str, Tensor], list[str]]:
     """Read the description and the tensors of what can be loaded.
 
     Returns:
-        (specs with `inference` and `parts`, state by full names, names of the parts whose weights are fused).
+        (specs with `inference`, `parts`, `options` and `frozen`, state by full names, names of the fused parts).
     """
     if export.is_export(path):
         config = export.export_config(path)
@@ -70,7 +105,8 @@ def read_parts(path: Path, ema: bool = True) -> tuple[dict[str, Any], dict[str, 
     state = dict(checkpoint["state_dict"])
     if ema and "ema" in checkpoint:
         state.update(checkpoint["ema"]["shadow"])
-    return {**checkpoint["zoo"], "step": checkpoint.get("global_step")}, state, []
+    specs = {**checkpoint["zoo"], "step": checkpoint.get("global_step"), "frozen": checkpoint.get("frozen", {})}
+    return specs, state, []
 
 
 def inference_class(path: str, allow_import: Sequence[str] = ()) -> type[Inference]:

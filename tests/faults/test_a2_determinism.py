@@ -8,7 +8,7 @@ from toy_wing.data import PairData
 from toy_wing.faults import PlainData
 
 from tests.faults.bad_audio import RATE
-from tests.harness import TOY_FIT, fingerprint, forked, good, newest, record
+from tests.harness import SMOKE, TOY_FIT, fingerprint, forked, good, newest, record
 from zoo.audio.synthetic import write_corpus
 from zoo.hifigan.data import VocoderData
 from zoo.training.resume import ZooDataModule
@@ -75,6 +75,20 @@ def test_same_training_however_loaded(tmp_path):
     assert all(end == ends[0] for end in ends)
     records = [record(tmp_path / str(number)) for number in range(len(ways))]
     assert all(rows == records[0] for rows in records)
+
+
+@pytest.mark.slow
+def test_recipe_with_spawned_workers_trains_validates_and_goes_on(tmp_path):
+    options = ["fit", "--config", SMOKE, "--trainer.max_steps=2", "--trainer.val_check_interval=2"]
+    for number, (workers, start) in enumerate([(0, "fork"), (2, "spawn")]):
+        where = [f"--data.init_args.num_workers={workers}", f"--trainer.default_root_dir={tmp_path / str(number)}"]
+        good(forked(*options, *where, cwd=tmp_path, START_METHOD=start))
+    for number, start in enumerate(["fork", "spawn"]):
+        args = ["fit", "--ckpt_path", tmp_path / str(number), "--trainer.max_steps=3"]
+        good(forked(*args, cwd=tmp_path, START_METHOD=start))
+    plain, spawned = (newest(tmp_path / str(number)) for number in range(2))
+    assert fingerprint(plain) == fingerprint(spawned)
+    assert record(plain.parent) == record(spawned.parent)
 
 
 @pytest.mark.parametrize("system", ["toy", "hifigan"])

@@ -1,10 +1,13 @@
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset
+from toy_wing.data import PairData
 
-from zoo.training.resume import RankSlice, ResumableBatches, ZooDataModule, capture, item_seed, restore
+from zoo.training.resume import BucketBatches, RankSlice, ResumableBatches, ZooDataModule, item_seed
+from zoo.training.rng import capture, restore
 
 
 @given(
@@ -76,8 +79,6 @@ def test_item_seed_depends_on_each_argument() -> None:
 def test_generators_are_put_back() -> None:
     import random
 
-    import numpy as np
-
     state = capture()
     drawn = (random.random(), float(np.random.rand()), torch.rand(1).item())
     restore(state)
@@ -103,3 +104,80 @@ def test_a_stream_without_a_position_is_refused() -> None:
     data.load_state_dict({"epoch": 2, "batch": 5})
     assert len(list(data.train_dataloader())) == 5
     assert data.train_set.position == (2, 5)
+
+
+def lengths_of(size: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(1, 1000, size)
+
+
+@given(
+    size=st.integers(1, 80),
+    batch=st.integers(1, 5),
+    world=st.integers(1, 3),
+    epoch=st.integers(0, 3),
+    pool=st.integers(1, 4),
+    drop_last=st.booleans(),
+    start=st.integers(0, 4),
+)
+def test_buckets_hold_every_item_once_and_resume_and_split_like_plain_batches(
+    size: int, batch: int, world: int, epoch: int, pool: int, drop_last: bool, start: int
+) -> None:
+    full = batch * world
+    if drop_last and size < full:
+        return
+    lengths = lengths_of(size)
+    options = {"seed": 3, "drop_last": drop_last, "pool_batches": pool}
+    joined = BucketBatches(lengths, full, **options)
+    joined.set_epoch(epoch)
+    whole = list(joined)
+    plain = ResumableBatches(size, full, seed=3, drop_last=drop_last)
+    plain.set_epoch(epoch)
+    assert sorted(key for each in whole for key in each) == sorted(key for each in plain for key in each)
+    assert [len(each) for each in whole] == [len(each) for each in plain]
+    resumed = BucketBatches(lengths, full, **options)
+    resumed.resume_at(epoch, start)
+    assert list(resumed) == whole[start:]
+    ranks = [BucketBatches(lengths, batch, rank=rank, world=world, **options) for rank in range(world)]
+    for sampler in ranks:
+        sampler.set_epoch(epoch)
+    split = [list(sampler) for sampler in ranks]
+    assert {len(batches) for batches in split} == {len(whole)}
+    for number, keys in enumerate(whole):
+        together = [key for batches in split for key in batches[number]]
+        assert set(together) >= set(keys)  # the last is filled up from the beginning
+        assert len(together) == -(-len(keys) // world) * world
+
+
+def test_buckets_hold_little_padding_and_change_with_the_epoch() -> None:
+    lengths = lengths_of(2000)
+
+    def padding(sampler: ResumableBatches) -> float:
+        batches = [lengths[[index for _, index in batch]] for batch in sampler]
+        return 1 - sum(batch.sum() for batch in batches) / sum(batch.max() * len(batch) for batch in batches)
+
+    buckets = BucketBatches(lengths, 8, seed=1)
+    assert padding(buckets) < 0.05 < 0.3 < padding(ResumableBatches(2000, 8, seed=1))
+    first = list(buckets)
+    longest = [lengths[[index for _, index in batch]].max() for batch in first]
+    assert abs(np.corrcoef(longest, range(len(longest)))[0, 1]) < 0.2  # the batches are not in order of length
+    buckets.set_epoch(1)
+    assert {frozenset(i for _, i in batch) for batch in buckets} != {frozenset(i for _, i in batch) for batch in first}
+
+
+def test_lengths_choose_buckets() -> None:
+    class Lengthy(PairData):
+        def setup(self, stage: str) -> None:
+            super().setup(stage)
+            self.lengths = lengths_of(self.items)
+
+    data = Lengthy(items=20, batch_size=3)
+    data.setup("fit")
+    data.load_state_dict({"epoch": 1, "batch": 2})
+    loader = data.train_dataloader()
+    assert isinstance(loader.batch_sampler, BucketBatches) and len(list(loader)) == 4
+    assert not isinstance(data.val_dataloader().batch_sampler, BucketBatches)
+    data.lengths = data.lengths[:5]
+    with pytest.raises(ValueError, match="5 lengths for 20 training items"):
+        data.train_dataloader()
+    with pytest.raises(ValueError, match="pool_batches is at least 1"):
+        BucketBatches([1, 2], 1, pool_batches=0)

@@ -121,8 +121,21 @@ def _ours(path: Path, content: Mapping[str, Any], packages: Sequence[str]) -> di
         if optimizers
         else "none",
         "EMA": f"after {ema.get('updates')} updates" if isinstance(ema, Mapping) else "none",
+        **_frozen(content.get("frozen", {}), path.parent),
         "sound": "yes (zip directory, sha256)" if hashed else "yes (zip directory; no sha256 file beside it)",
     }
+
+
+def _frozen(records: Mapping[str, Any], folder: Path) -> dict[str, str]:
+    """Backbones whose weights lie elsewhere, by `frozen <module path>`."""
+    from zoo.training.frozen import described
+
+    facts = {}
+    for path, record in records.items():
+        copy = record["folder"]
+        place = "" if copy is None else f", copy in {copy}" + ("" if (folder / copy).is_dir() else ": MISSING")
+        facts[f"frozen {path}"] = described(record) + place
+    return facts
 
 
 def _safetensors(path: Path, packages: Sequence[str]) -> int:
@@ -150,6 +163,7 @@ def _safetensors(path: Path, packages: Sequence[str]) -> int:
             "source": config["source"],
             "step": "unknown" if config["step"] is None else f"{config['step']} batches",
             "weight norm folded in": ", ".join(config["fused"]) or "none",
+            **_frozen(config.get("frozen", {}), path.parent),
         }
     expected = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
     facts["sound"] = "yes (length)" if size == expected else f"NO: {size} bytes, its header says {expected}"

@@ -20,6 +20,7 @@ from zoo.atomic import sweep_temporaries, write_atomic
 from zoo.audio.files import walk
 from zoo.training.hardware import peak_memory_bytes
 from zoo.training.inference import Inference
+from zoo.training.shard_inputs import WALK_SUFFIXES, ShardFiles, is_shard, recordings, shard_stem
 
 log = logging.getLogger(__name__)
 
@@ -32,17 +33,24 @@ Row = dict[str, Any]
 
 
 class Job(NamedTuple):
-    """One file to compute."""
+    """One file to compute, or one member of a shard."""
 
     source: Path
     target: Path
+    member: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The source as the manifest names it."""
+        return str(self.source.absolute() / (self.member or ""))
 
 
 def plan(input: Path, output: Path, suffixes: Sequence[str], output_suffix: str) -> list[Job]:
     """List what is to be computed; the same on every rank, whatever is finished already.
 
     Args:
-        input: a file, or a folder whose tree is mirrored.
+        input: a file, or a folder whose tree is mirrored. Where audio is read, shards (`.tar`, `.tar.gz`) are folders
+            of recordings: the degraded one of each sample, else the speech, goes to `<shard>/<key>`.
         output: the folder for results; when it lies inside `input`, what it holds is no input.
         suffixes: of the files to read, lower case with the dot.
         output_suffix: of the files to write. Where `a.wav` and `a.flac` would meet in one target, both keep their
@@ -59,7 +67,9 @@ def plan(input: Path, output: Path, suffixes: Sequence[str], output_suffix: str)
     if output.exists() and not output.is_dir():
         raise ValueError(f"--output {output} is a file; name a folder")
     root = input if input.is_dir() else input.parent
-    names = [source.relative_to(root) for source in walk(input, suffixes)]
+    shards = WALK_SUFFIXES if ".wav" in suffixes else ()
+    found = [source.relative_to(root) for source in walk(input, (*suffixes, *shards))]
+    names = [name for name in found if name.suffix.lower() in suffixes or is_shard(name)]
     inside, whole = output.resolve(), root.resolve()
     if input.is_dir() and inside == whole:
         raise ValueError(f"--output {output} is the input folder itself; name another folder")
@@ -67,21 +77,31 @@ def plan(input: Path, output: Path, suffixes: Sequence[str], output_suffix: str)
         names = [name for name in names if not name.is_relative_to(inside.relative_to(whole))]
     if not names:
         raise ValueError(f"no file below {input} ends in {', '.join(suffixes)}")
-    targets = [name.with_suffix(output_suffix) for name in names]
-    shared = {target for target, count in Counter(targets).items() if count > 1}
-    targets = [
-        name.with_name(name.name + output_suffix) if target in shared else target
-        for name, target in zip(names, targets, strict=True)
-    ]
+    inputs = [(name, member, target) for name in names for member, target in _targets(root, name, output_suffix)]
+    shared = {target for target, count in Counter(target for _, _, target in inputs).items() if count > 1}
+    jobs = []
+    for name, member, target in inputs:
+        if target in shared and member is None:
+            target = name.with_name(name.name + output_suffix)
+        jobs.append(Job(root / name, output / target, member))
     taken = {whole / name for name in names}
-    for name, target in zip(names, targets, strict=True):
-        if inside / target in taken:
+    for job in jobs:
+        target = inside / job.target.relative_to(output)
+        if target in taken:
             raise ValueError(
-                f"the result of {root / name} would overwrite an input, {output / target}, or another "
+                f"the result of {job.source / (job.member or '')} would overwrite an input, {job.target}, or another "
                 "result; rename the input or name another --output"
             )
-        taken.add(inside / target)
-    return [Job(root / name, output / target) for name, target in zip(names, targets, strict=True)]
+        taken.add(target)
+    return jobs
+
+
+def _targets(root: Path, name: Path, suffix: str) -> list[tuple[str | None, Path]]:
+    """What a source gives: (its member, the target relative to the output)."""
+    if not is_shard(name):
+        return [(None, name.with_suffix(suffix))]
+    folder = name.with_name(shard_stem(name))
+    return [(member, folder / f"{key}{suffix}") for key, member in recordings(root / name).items()]
 
 
 class BulkRun:
@@ -101,6 +121,7 @@ class BulkRun:
         self.overwrite = overwrite
         self._record = self.output / RANK_MANIFESTS.replace("*", str(rank))
         self._device = torch.device("cpu")
+        self._shards = ShardFiles()
 
     def begin(self) -> None:
         """Clear up after a killed run. Rank zero calls it before any rank computes.
@@ -122,8 +143,9 @@ class BulkRun:
             job: source and target.
 
         Returns:
-            The manifest's row: `source` (absolute), `target` (relative to the output folder), `status` ("done",
-            "failed" or "skipped"), `error` (None unless failed), `seconds`, and the facts of `process_file`.
+            The manifest's row: `source` (absolute; a shard's recording as if the shard were a folder), `target`
+            (relative to the output folder), `status` ("done", "failed" or "skipped"), `error` (None unless failed),
+            `seconds`, and the facts of `process_file`.
 
         Raises:
             OSError: when the disk is full: the next files would fare no better.
@@ -145,9 +167,9 @@ class BulkRun:
                         errno.ENOSPC, f"no room for {job.target}: free some and run the same command again, it goes on"
                     ) from caught
                 status, error = "failed", f"{type(caught).__name__}: {caught}"
-                log.warning("%s failed: %s", job.source, error)
+                log.warning("%s failed: %s", job.name, error)
         record = {
-            "source": str(job.source.absolute()),
+            "source": job.name,
             "target": job.target.relative_to(self.output).as_posix(),
             "status": status,
             "error": error,
@@ -184,7 +206,11 @@ class BulkRun:
     def _compute(self, inference: Inference, job: Job) -> Row:
         job.target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            facts = inference.process_file(job.source, job.target)
+            if job.member is None:
+                facts = inference.process_file(job.source, job.target)
+            else:
+                with self._shards.file(job.source, job.member) as source:
+                    facts = inference.process_file(source, job.target)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()  # one file may be too long for the device, the next one is not
             raise

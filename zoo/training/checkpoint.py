@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from zoo.atomic import TEMPORARY_MARK, sweep_temporaries
 from zoo.training import checkpoint_files as files
+from zoo.training.frozen import frozen_modules
 from zoo.training.restart import is_last_batch, repair_restart, validate_again, validation_is_due
 from zoo.training.run import run_folder
 from zoo.training.signals import Interrupted, StopRequest
@@ -259,7 +260,10 @@ def check_disk(folder: Path, module: L.LightningModule, copies: int) -> None:
         OSError: when not even two checkpoints fit (the one kept and the one being written).
     """
     trainable = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
-    everything = sum(t.numel() * t.element_size() for t in [*module.parameters(), *module.buffers()])
+    backbones = frozen_modules({"": module}).values()
+    left_out = {id(p) for backbone in backbones for p in backbone.parameters() if not p.requires_grad}
+    kept = [t for t in [*module.parameters(), *module.buffers()] if id(t) not in left_out]
+    everything = sum(t.numel() * t.element_size() for t in kept)
     one = everything + 2 * trainable  # Adam holds two moments of each trainable weight
     existing = next(parent for parent in [folder, *folder.absolute().parents] if parent.exists())
     free = shutil.disk_usage(existing).free

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from zoo import __version__
 from zoo.atomic import replacing
+from zoo.training import frozen
 
 WEIGHTS_NAME = "model.safetensors"
 CONFIG_NAME = "config.json"
@@ -49,9 +51,12 @@ def write_export(
 ) -> None:
     """Write an export; the folder appears only when it is complete.
 
+    Weights of frozen modules that the hub has are left out, those of local ones go into `frozen/`.
+
     Args:
         folder: must not exist, or be an earlier export (replaced).
-        specs: `inference` (dotted class) and `parts` (name -> class_path and init_args), as in our checkpoints.
+        specs: `inference` (dotted class), `parts` (name -> class_path and init_args) and, where there are any,
+            `options` (name -> value), as in our checkpoints.
         parts: the built parts; those that can be are fused in place.
         source: where the weights come from, for the card.
         step: batches trained, for the card.
@@ -62,16 +67,22 @@ def write_export(
     if folder.exists() and not is_export(folder):
         raise ValueError(f"{folder} exists and is not an export; choose another folder")
     fused = fuse(parts)
+    modules = frozen.frozen_modules(parts)
+    described, recorded = self_contained(specs["parts"], frozen.records(modules))
+    left_out = frozen.frozen_keys(modules)
     weights: dict[str, Tensor] = {
         f"{name}.{key}": value.detach().cpu().contiguous()
         for name, part in parts.items()
         for key, value in part.state_dict().items()
+        if f"{name}.{key}" not in left_out
     }
     config = {
         "zoo": __version__,
         "inference": specs["inference"],
         "task": specs.get("task"),
-        "parts": specs["parts"],
+        "parts": described,
+        "options": specs.get("options", {}),
+        "frozen": recorded,
         "fused": fused,
         "source": source,
         "step": step,
@@ -90,9 +101,23 @@ def write_export(
     )
     with replacing(folder) as aside:
         aside.mkdir()
+        frozen.save_copies(modules, recorded, aside)
         (aside / WEIGHTS_NAME).write_bytes(save(weights, metadata={"format": "pt"}))
         (aside / CONFIG_NAME).write_text(json.dumps(config, indent=2), encoding="utf-8")
         (aside / "README.md").write_text(card, encoding="utf-8")
+
+
+def self_contained(parts: dict[str, Any], recorded: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Let descriptions and records name the copies in the export, not the folders of this machine."""
+    parts, recorded = copy.deepcopy(parts), copy.deepcopy(recorded)
+    for path, record in recorded.items():
+        arguments = frozen.find_arguments(parts, path)
+        if record["folder"] is not None and arguments is not None:
+            for description in (arguments, record):
+                description |= {"source": record["folder"], "revision": None}
+            if "config" in arguments:
+                arguments["config"] = None
+    return parts, recorded
 
 
 def export_config(folder: Path) -> dict[str, Any]:

@@ -9,15 +9,12 @@ change of state happens inside the training step.
 from __future__ import annotations
 
 import hashlib
-import random
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import lightning as L
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from zoo.training.signals import reset_in_worker
@@ -92,19 +89,72 @@ class ResumableBatches(Sampler[list[Key]]):
         full = self.batch_size * self.world
         return self.size // full if self.drop_last else -(-self.size // full)
 
+    def order(self, epoch: int) -> list[int]:
+        """All indices in the order of an epoch."""
+        if not self.shuffle:
+            return list(range(self.size))
+        generator = torch.Generator().manual_seed(item_seed(self.seed, epoch, -1))
+        return torch.randperm(self.size, generator=generator).tolist()
+
     def __iter__(self) -> Iterator[list[Key]]:
         epoch = self.epoch
         start = self._resume[1] if self._resume[0] == epoch else 0
-        order = list(range(self.size))
-        if self.shuffle:
-            generator = torch.Generator().manual_seed(item_seed(self.seed, epoch, -1))
-            order = torch.randperm(self.size, generator=generator).tolist()
+        order = self.order(epoch)
         full = self.batch_size * self.world
         for number in range(start, len(self)):
             together = order[number * full : (number + 1) * full]
             missing = -len(together) % self.world
             together += [order[i % self.size] for i in range(missing)]
             yield [(epoch, index) for index in together[self.rank :: self.world]]
+
+
+class BucketBatches(ResumableBatches):
+    """Resumable batches of items of similar length, so that little of a padded batch is padding.
+
+    The epoch's permutation is cut into pools; each is sorted by length and cut into global batches, which are then
+    shuffled. An incomplete last batch holds what the permutation has last.
+
+    Args:
+        lengths: of the items (N,), in any unit.
+        batch_size: items per batch and rank.
+        seed: of the order.
+        rank: of this process.
+        world: number of processes.
+        drop_last: drop an incomplete last global batch, see `ResumableBatches`.
+        pool_batches: global batches in a pool; the more, the less padding, and the less random the batches.
+
+    Raises:
+        ValueError: when an epoch would hold no batch, or a pool none.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int] | np.ndarray,
+        batch_size: int,
+        seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
+        drop_last: bool = True,
+        pool_batches: int = 50,
+    ) -> None:
+        super().__init__(len(lengths), batch_size, seed, rank, world, drop_last=drop_last)
+        if pool_batches < 1:
+            raise ValueError(f"pool_batches is at least 1, not {pool_batches}")
+        self.lengths = np.asarray(lengths)
+        self.pool_batches = pool_batches
+
+    def order(self, epoch: int) -> list[int]:
+        """All indices in the order of an epoch, global batch after global batch."""
+        order = np.asarray(super().order(epoch))
+        full = self.batch_size * self.world
+        whole = self.size // full * full
+        step = full * self.pool_batches
+        pools = [order[start : min(start + step, whole)] for start in range(0, whole, step)]
+        sorted_pools = [pool[np.argsort(self.lengths[pool], kind="stable")] for pool in pools]
+        batches = np.concatenate([*sorted_pools, order[:0]]).reshape(-1, full)
+        generator = torch.Generator().manual_seed(item_seed(self.seed, epoch, -2))
+        shuffled = batches[torch.randperm(len(batches), generator=generator).numpy()]
+        return [*shuffled.ravel().tolist(), *order[whole:].tolist()]
 
 
 class RankSlice(Sampler[int]):
@@ -127,6 +177,9 @@ class ZooDataModule(L.LightningDataModule):
     `setup`. A training set that is an IterableDataset cannot be positioned: it is refused unless it defines
     `resume_at(epoch, batch)`, in which case it promises what its own docstring says.
 
+    A subclass that sets `lengths` (one number per training item, in any unit) in `setup` gets batches of items of
+    similar length.
+
     Args:
         batch_size: items per batch and process.
         num_workers: loader processes; the result does not depend on it.
@@ -137,6 +190,7 @@ class ZooDataModule(L.LightningDataModule):
     train_set: Dataset[Any]
     val_set: Dataset[Any]
     test_set: Dataset[Any] | None = None
+    lengths: Sequence[int] | np.ndarray | None = None
 
     def __init__(self, batch_size: int, num_workers: int = 0, seed: int = 1234, drop_last: bool = True) -> None:
         super().__init__()
@@ -177,11 +231,22 @@ class ZooDataModule(L.LightningDataModule):
                 )
             resume_at(*self._position)
             return self.loader(self.train_set, batch_size=self.batch_size, drop_last=self.drop_last)
-        rank, world = self._rank_and_world()
-        size = len(self.train_set)  # type: ignore[arg-type]
-        batches = ResumableBatches(size, self.batch_size, self.seed, rank, world, drop_last=self.drop_last)
+        batches = self.train_batches(*self._rank_and_world())
         batches.resume_at(*self._position)
         return self.loader(self.train_set, batch_sampler=batches, collate_fn=self.collate)
+
+    def train_batches(self, rank: int, world: int) -> ResumableBatches:
+        """The training set's batches for a process: by length where `lengths` is set, at random otherwise.
+
+        Raises:
+            ValueError: when `lengths` does not belong to the training set.
+        """
+        size = len(self.train_set)  # type: ignore[arg-type]
+        if self.lengths is None:
+            return ResumableBatches(size, self.batch_size, self.seed, rank, world, drop_last=self.drop_last)
+        if len(self.lengths) != size:
+            raise ValueError(f"{len(self.lengths)} lengths for {size} training items: one for each is needed")
+        return BucketBatches(self.lengths, self.batch_size, self.seed, rank, world, drop_last=self.drop_last)
 
     def evaluation_loader(self, dataset: Dataset[Any]) -> DataLoader[Any]:
         """This rank's slice of an evaluation set, one item a batch."""
@@ -212,77 +277,3 @@ class ZooDataModule(L.LightningDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue where the checkpoint was written."""
         self._position = (int(state_dict["epoch"]), int(state_dict["batch"]))
-
-
-class RNGState(L.Callback):
-    """Saves and restores the global generators of every rank, and keeps validation from advancing them."""
-
-    def __init__(self) -> None:
-        self._restored: dict[str, Any] | None = None
-        self._before_validation: dict[str, Any] | None = None
-
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Put the generators of all ranks into the checkpoint."""
-        states = [self._before_validation or capture()]
-        if dist.is_available() and dist.is_initialized():
-            gathered: list[Any] = [None] * dist.get_world_size()
-            dist.all_gather_object(gathered, states[0])
-            states = gathered
-        checkpoint["rng"] = states
-
-    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Take this rank's generators from the checkpoint."""
-        states = checkpoint.get("rng", [])
-        if trainer.global_rank < len(states):
-            self._restored = states[trainer.global_rank]
-        elif states:
-            warnings.warn(
-                f"resuming with {trainer.world_size} processes a run of {len(states)}: the data order stays defined, "
-                "but the result is not bit-equal to an uninterrupted run",
-                stacklevel=2,
-            )
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Restore after everything that draws numbers at start-up."""
-        if self._restored is not None:
-            restore(self._restored)
-            self._restored = None
-
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Remember the training's generators."""
-        self._before_validation = capture()
-
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Give the training its generators back."""
-        if self._before_validation is not None:
-            restore(self._before_validation)
-            self._before_validation = None
-
-
-def capture() -> dict[str, Any]:
-    """The states of Python's, NumPy's, torch's and each CUDA device's generators, as tensors and plain values."""
-    version, words, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    return {
-        "python": [version, list(words), gauss],
-        "numpy": [
-            name,
-            torch.from_numpy(np.asarray(keys, dtype=np.int64)),
-            int(position),
-            int(has_gauss),
-            float(cached),
-        ],
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-    }
-
-
-def restore(state: dict[str, Any]) -> None:
-    """Put captured states back."""
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words), gauss))
-    name, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
-    torch.set_rng_state(state["torch"].cpu())
-    if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all([cuda.cpu() for cuda in state["cuda"]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import logging
 import math
@@ -12,8 +13,10 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
+from zoo.training import frozen
 from zoo.training.inference import Inference
 from zoo.training.means import WeightedMeans
+from zoo.training.run import run_folder
 from zoo.training.types import OptimizerCallable, SchedulerCallable
 
 log = logging.getLogger(__name__)
@@ -26,11 +29,16 @@ class ZooTask(L.LightningModule):
     inference; `specs` (set by the command line) describes how they were built, goes into every checkpoint and makes
     the checkpoint usable without its run folder.
 
+    Weights of `FrozenModule`s stay out of the checkpoints and of training mode; see `zoo.training.frozen`.
+
     Subclasses implement `training_step` and `evaluate`.
     """
 
     inference_class: ClassVar[str]
     inference_parts: ClassVar[tuple[str, ...]]
+    inference_options: ClassVar[tuple[str, ...]] = ()
+    """Constructor arguments of plain values, kept as attributes, that the Inference takes besides its parts; prediction
+    may change them."""
 
     def __init__(self, compile: bool = False) -> None:
         super().__init__()
@@ -61,6 +69,41 @@ class ZooTask(L.LightningModule):
             Mean values by metric name, and the number of items they are the mean of.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no evaluate()")
+
+    def setup(self, stage: str) -> None:
+        """Rest frozen modules; hash and copy them before a strategy or a precision changes their weights.
+
+        Raises:
+            ValueError: when a weight that is not saved would be trained.
+        """
+        super().setup(stage)
+        for path, module in frozen.frozen_modules({"": self}).items():
+            if not module.is_frozen:
+                continue
+            module.train(stage == "fit")  # for a subclass to set up its modes; it rests nevertheless
+            kept = module.frozen_state().keys()
+            trained = [name for name, weight in module.named_parameters() if name in kept and weight.requires_grad]
+            if trained:
+                raise ValueError(
+                    f"{path}.{trained[0]} is trained, and frozen_state() of {type(module).__name__} names it: "
+                    "its changes would not be saved"
+                )
+        keeps_checkpoints = bool(self.trainer.checkpoint_callbacks) and not getattr(self.trainer, "fast_dev_run", False)
+        if stage == "fit" and keeps_checkpoints:
+            self._save_frozen(unless_resuming=True)
+
+    def _save_frozen(self, unless_resuming: bool = False) -> dict[str, Any]:
+        """Copy local frozen modules into the run folder, once; returns all their records.
+
+        Whether they belong to a run that goes on is known only when its checkpoint was read.
+        """
+        modules = frozen.frozen_modules({"": self})
+        recorded = frozen.records(modules)
+        if recorded:
+            folder = run_folder(self.trainer)
+            if self.trainer.is_global_zero and not (unless_resuming and next(folder.glob("*.ckpt"), None)):
+                frozen.save_copies(modules, recorded, folder)
+        return recorded
 
     def on_fit_start(self) -> None:
         """Compile the inference parts in place when asked for; in place keeps `_orig_mod.` out of the checkpoint."""
@@ -103,9 +146,15 @@ class ZooTask(L.LightningModule):
             log.info("before step 1: %s", ", ".join(f"{key}={value:.4f}" for key, value in values.items()))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Describe the system and its parts in the checkpoint."""
+        """Describe the system and its parts in the checkpoint; put records in the place of frozen weights."""
         if self.specs is not None:
             checkpoint["zoo"] = self.specs
+        recorded = self._save_frozen()
+        if recorded:
+            left_out = frozen.frozen_keys(frozen.frozen_modules({"": self}))
+            state = checkpoint["state_dict"]
+            checkpoint["state_dict"] = {key: value for key, value in state.items() if key not in left_out}
+            checkpoint["frozen"] = recorded
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse a checkpoint whose parts were built otherwise (another mel, another net), or one that cannot go on.
@@ -114,19 +163,30 @@ class ZooTask(L.LightningModule):
         """
         if self.trainer.state.fn == "fit" and not checkpoint.get("optimizer_states"):
             raise ValueError("the checkpoint holds weights without optimizers: begin with them by --init_from")
+        modules = frozen.frozen_modules({"": self})
         if self.trainer.state.fn == "predict":
             self.strict_loading = False
             own = {key for key in self.state_dict() if key.split(".")[0] in self.inference_parts}
-            if missing := own - set(checkpoint["state_dict"]):
+            if missing := own - set(checkpoint["state_dict"]) - frozen.frozen_keys(modules):
                 raise ValueError(f"the checkpoint lacks {len(missing)} tensors, among them {min(missing)}")
-        saved, ours = checkpoint.get("zoo"), self.specs
-        if saved is None or ours is None:
+        self._check_parts(checkpoint.get("zoo"), [path for path, module in modules.items() if module.is_frozen])
+        frozen.check(modules, checkpoint.get("frozen", {}), "the checkpoint")
+        if self.trainer.state.fn == "fit":
+            self._save_frozen()  # it may go on in another folder than its own
+
+    def _check_parts(self, saved: dict[str, Any] | None, frozen_paths: list[str]) -> None:
+        """Compare the parts' descriptions, but for the sources of frozen modules: their hashes are compared."""
+        if saved is None or self.specs is None:
             return
+        theirs, ours = copy.deepcopy(saved["parts"]), copy.deepcopy(self.specs["parts"])
+        for parts in (theirs, ours):
+            for path in frozen_paths:
+                for key in ("source", "revision", "config"):
+                    (frozen.find_arguments(parts, path) or {}).pop(key, None)
         for part in self.inference_parts:
-            if part in saved["parts"] and saved["parts"][part] != ours["parts"][part]:
-                difference = _difference(saved["parts"][part], ours["parts"][part])
+            if part in theirs and theirs[part] != ours[part]:
                 raise ValueError(
-                    f"the checkpoint's {part} differs from the config's: {difference}; "
+                    f"the checkpoint's {part} differs from the config's: {_difference(theirs[part], ours[part])}; "
                     "use the run's own config.yaml, or init_from: to start anew from its weights"
                 )
 
@@ -134,8 +194,8 @@ class ZooTask(L.LightningModule):
         """The object that turns arrays or files into results, built from this task's own parts."""
         if self._inference is None:
             module, _, name = self.inference_class.rpartition(".")
-            parts = {part: getattr(self, part) for part in self.inference_parts}
-            self._inference = getattr(importlib.import_module(module), name)(**parts)
+            arguments = {key: getattr(self, key) for key in (*self.inference_parts, *self.inference_options)}
+            self._inference = getattr(importlib.import_module(module), name)(**arguments)
         return self._inference
 
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
