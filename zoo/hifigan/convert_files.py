@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.hifigan.conditioners import Conditioner, ConformerConditioner
+from zoo.hifigan.conditioners import Conditioner, ConformerConditioner, PrenetConditioner
 from zoo.hifigan.convert_names import (
     PREFIXES,
     State,
@@ -103,11 +103,13 @@ def interpret(content: Any, path: Path) -> Original:
     if not isinstance(content, Mapping):
         raise ValueError(f"{path} holds a {type(content).__name__}, not a dict of tensors")
     keys = [str(key) for key in content]
+    if "prenet" in content or "generator_modules" in content:
+        raise ValueError(f"{path} is a vocoder of Miipher-2 with a prenet: convert it with `zoo convert miipher`")
     if _is_state(content.get("generator")):
-        return _renamed("hifi-gan", {"generator": content["generator"]})
+        return renamed("hifi-gan", {"generator": content["generator"]})
     if _is_state(content.get("mpd")) and _is_state(content.get("msd")):
         training = {key: content[key] for key in ("optim_g", "optim_d", "steps", "epoch") if key in content}
-        return _renamed("hifi-gan", {name: content[name] for name in ("mpd", "msd")}, training)
+        return renamed("hifi-gan", {name: content[name] for name in ("mpd", "msd")}, training)
     if _is_state(content.get("model")):
         return _coqui(content, path)
     if _is_state(content.get("state_dict")):
@@ -115,14 +117,14 @@ def interpret(content: Any, path: Path) -> Original:
         state = split_prefixes(content["state_dict"], PREFIXES["ssl-vocoder"])
         ours = "zoo" in content or any(key.startswith(("mpd.", "msd.")) for key in keys)
         if not ours and any(key.startswith("generator.conv_pre.") for key in state):
-            return _renamed("ssl-vocoder", _split(state))
+            return renamed("ssl-vocoder", _split(state))
     if _is_state(content):
         if any(key.startswith("conv_pre.") for key in keys):
             layout = "speechbrain" if is_speechbrain(keys) else "hifi-gan"
-            return _renamed(layout, {"generator": dict(content)})
+            return renamed(layout, {"generator": dict(content)})
         if all(key.startswith(("mpd.", "msd.")) for key in keys):
             layout = "speechbrain" if is_speechbrain(keys) else "hifi-gan"
-            return _renamed(layout, _split(dict(content)))
+            return renamed(layout, _split(dict(content)))
     raise ValueError(
         f"{path}: unknown layout with keys {', '.join(keys[:5])}; known are the original's g_* and do_*, Coqui's, "
         "SpeechBrain's and the SSL vocoder's checkpoints"
@@ -144,16 +146,17 @@ def _split(state: Mapping[str, Tensor]) -> dict[str, State]:
 def _coqui(content: Mapping[str, Any], path: Path) -> Original:
     model = dict(content["model"])
     if any(key.startswith("model_g.") for key in model):
-        return _renamed("coqui", _split(split_prefixes(model, PREFIXES["coqui"])))
+        return renamed("coqui", _split(split_prefixes(model, PREFIXES["coqui"])))
     if not any(key.startswith("conv_pre.") for key in model):
         raise ValueError(f"{path}: unknown layout with keys model/{', model/'.join(list(model)[:5])}")
     parts = {"generator": model}
     if _is_state(content.get("model_disc")):
         parts |= _split(content["model_disc"])
-    return _renamed("coqui", parts)
+    return renamed("coqui", parts)
 
 
-def _renamed(layout: str, parts: Mapping[str, Mapping[str, Tensor]], training: Any = None) -> Original:
+def renamed(layout: str, parts: Mapping[str, Mapping[str, Tensor]], training: Any = None) -> Original:
+    """Put the nets of a file (generator, mpd, msd), each under its own names, below one another by our names."""
     state: State = {}
     reflect = False
     for name in PARTS:
@@ -205,10 +208,10 @@ def _in_channels(state: Mapping[str, Tensor]) -> int | None:
 
 
 def _conditioner(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> Conditioner | None:
-    """The SSL vocoder's Conformer front end; its sizes show in the weights, except for the heads."""
+    """The SSL vocoder's Conformer front end or the older prenet; sizes show in the weights, except for the heads."""
     weight = state.get("conditioner.input_projection.weight")
     if weight is None:
-        return None
+        return _prenet(state, config)
     layer = "conditioner.conformer1.conformer_layers.0"
     return ConformerConditioner(
         in_channels=weight.shape[1],
@@ -218,6 +221,21 @@ def _conditioner(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> Cond
         ffn_dim=state[f"{layer}.ffn1.sequential.1.weight"].shape[0],
         kernel_size=state[f"{layer}.conv_module.sequential.2.weight"].shape[2],
         dropout=config.get("conformer_dropout", 0.1),
+    )
+
+
+def _prenet(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> Conditioner | None:
+    weight = state.get("conditioner.proj.weight")
+    if weight is None:
+        return None
+    depthwise = state.get("conditioner.layers.0.conv.depthwise.weight")
+    return PrenetConditioner(
+        in_channels=weight.shape[1],
+        out_channels=weight.shape[0],
+        layers=len({key.split(".")[2] for key in state if key.startswith("conditioner.layers.")}),
+        heads=config.get("prenet_num_heads", 8),
+        kernel_size=31 if depthwise is None else depthwise.shape[2],
+        scale=config.get("prenet_scale", 22050 / 256 / 50),
     )
 
 

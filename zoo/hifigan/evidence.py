@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,7 +25,8 @@ from zoo.hifigan.task import mel_l1
 from zoo.hifigan.vocoder import Vocoder
 from zoo.loading import load, read_parts
 from zoo.training.build import build
-from zoo.training.csv_log import Row, read_metrics
+from zoo.training.csv_log import read_metrics
+from zoo.training.curves import Curve, curve_of
 from zoo.training.run import find_config
 
 if TYPE_CHECKING:
@@ -34,51 +35,6 @@ if TYPE_CHECKING:
 METRIC = "val/mel_l1"
 ORIGINAL, TRAINED, UNTRAINED, GRIFFIN_LIM = "original", "trained", "untrained", "griffin-lim"
 MEASURES = ("mel_l1", "m_stft")
-
-
-@dataclass(frozen=True)
-class Curve:
-    """How a metric went over a run; a step counts batches trained before the logged one.
-
-    Args:
-        steps: of the values.
-        values: of the metric, the first before training.
-    """
-
-    steps: list[int]
-    values: list[float]
-
-    @property
-    def first(self) -> float:
-        """Before training."""
-        return self.values[0]
-
-    @property
-    def last(self) -> float:
-        """At the end."""
-        return self.values[-1]
-
-    @property
-    def best(self) -> float:
-        """The smallest."""
-        return min(self.values)
-
-    @property
-    def fall(self) -> float:
-        """Share of the first value that the last one has lost."""
-        return 1 - self.last / self.first
-
-
-def curve_of(rows: list[Row], key: str = METRIC) -> Curve:
-    """Read a curve from the rows of metrics.csv.
-
-    Raises:
-        ValueError: when the metric was logged less than twice.
-    """
-    points = [(int(row["step"]), float(row[key])) for row in rows if row.get(key)]
-    if len(points) < 2:
-        raise ValueError(f"metrics.csv holds {len(points)} values of {key}: evidence needs one before and one after")
-    return Curve([step for step, _ in points], [value for _, value in points])
 
 
 def check_unseen(run: Path, clip: Path) -> None:
@@ -168,7 +124,7 @@ def gather(run: Path, clip: Path, seconds: float = 10.0) -> dict[str, Any]:
     """
     check_unseen(run, clip)
     rows = read_metrics(run)
-    curve = curve_of(rows)
+    curve = curve_of(rows, METRIC)
     trained, untrained = load_pair(run)
     mel, rate = trained.front_end, trained.sample_rate
     audio = files.read_mono(clip, rate)[: int(seconds * rate)]
