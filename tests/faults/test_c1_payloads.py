@@ -173,6 +173,11 @@ def test_pickles(traps: Traps, trained: Path, sound: Path, tmp_path: Path) -> No
         held = {**load_checkpoint(newest(trained)), "trap": payload}
         torch.save(held, run / "step_00000005.ckpt")
         torch.save({"generator": payload}, run / "g_00000005")
+        torch.save(
+            {"model_state_dict": {"adapters.0.ff.0.bias": torch.zeros(1)}, "config": payload}, run / "adapter.pt"
+        )
+        (run / "accelerate").mkdir()
+        torch.save({"adapters.0.ff.0.bias": payload}, run / "accelerate" / "pytorch_model.bin")
         (run / "plain.pkl").write_bytes(pickle.dumps(payload))
         for checkpoint in (run, run / "step_00000005.ckpt"):
             for command in COMMANDS:
@@ -185,8 +190,10 @@ def test_pickles(traps: Traps, trained: Path, sound: Path, tmp_path: Path) -> No
                 ["fit", "--config", SMOKE, "--init_from", source, f"--trainer.default_root_dir={tmp_path / 'fresh'}"]
             )
             calls += [
-                ["convert", system, source, tmp_path / "converted", *TOY_ARGS] for system in ("hifigan", "toy_wing")
+                ["convert", system, source, tmp_path / "converted", *TOY_ARGS]
+                for system in ("hifigan", "miipher", "toy_wing")
             ]
+        calls += [["convert", "miipher", run / name, tmp_path / "converted"] for name in ("adapter.pt", "accelerate")]
     found = in_fork(attempts, calls)
     traps.assert_untouched(found, codes=(1, 2))
     refused = [attempt for call, attempt in zip(calls, found, strict=True) if "--ckpt_path" in call]

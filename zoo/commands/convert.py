@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 
 from zoo.systems import find_system
 
 
-def main(system: str, source: Path, target: Path, packages: Sequence[str] = ()) -> None:
+def main(
+    system: str, source: Path, target: Path, *, backbone: Path | None = None, packages: Sequence[str] = ()
+) -> None:
     """Convert an original's checkpoint to ours, or ours to the original's format.
 
     Pickled code in the source is never executed; the direction follows from the source.
@@ -18,6 +21,7 @@ def main(system: str, source: Path, target: Path, packages: Sequence[str] = ()) 
         system: which system's formats, as `zoo list` names it.
         source: the file or folder to read.
         target: the file or folder to write.
+        backbone: folder of the frozen backbone, for systems whose files need one.
         packages: the user's own packages beside the zoo's.
 
     Raises:
@@ -29,7 +33,10 @@ def main(system: str, source: Path, target: Path, packages: Sequence[str] = ()) 
         raise FileNotFoundError(f"{source}: no such file or folder")
     if not chosen.has_converter:
         raise ValueError(f"system {chosen.name!r} has no converter ({chosen.package}.convert does not exist)")
-    report = importlib.import_module(f"{chosen.package}.convert").convert(source, target)
+    convert = importlib.import_module(f"{chosen.package}.convert").convert
+    if backbone is not None and "backbone" not in inspect.signature(convert).parameters:
+        raise ValueError(f"--backbone: files of {chosen.name!r} need none")
+    report = convert(source, target, **({} if backbone is None else {"backbone": backbone}))
     print(f"{source} -> {target}")
     width = max(map(len, report), default=0)
     for key, value in report.items():

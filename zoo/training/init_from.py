@@ -122,10 +122,20 @@ def read_weights(path: Path, module: str) -> tuple[dict[str, Tensor], Records]:
     if export.is_export(path):
         return load_file(path / export.WEIGHTS_NAME), export.export_config(path).get("frozen", {})
     if path.suffix == ".ckpt" or (path.is_dir() and any(path.glob("*.ckpt"))):
-        checkpoint = checkpoint_files.load_checkpoint(find_checkpoint(path))
-        if "state_dict" in checkpoint:
-            return checkpoint["state_dict"], checkpoint.get("frozen", {})
-    converter = importlib.import_module(module.rpartition(".")[0] + ".convert")
+        try:
+            checkpoint = checkpoint_files.load_checkpoint(find_checkpoint(path))
+        except ValueError:
+            if not _converter(module).is_original(path):  # whose files may have our suffix
+                raise
+        else:
+            if "state_dict" in checkpoint:
+                return checkpoint["state_dict"], checkpoint.get("frozen", {})
+    converter = _converter(module)
     if path.is_dir() and not converter.is_original(path):
         raise FileNotFoundError(f"init_from: {path} is neither a run, nor an export, nor an original's folder")
     return converter.original_state(path), {}
+
+
+def _converter(module: str) -> Any:
+    """The converter of the system whose task is in `module`."""
+    return importlib.import_module(module.rpartition(".")[0] + ".convert")

@@ -1,0 +1,38 @@
+"""Tiny random parts of the Miipher wing for tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zoo.miipher.adapters import ParallelAdapters
+from zoo.miipher.backbone import Backbone
+from zoo.miipher.cleaner import Cleaner
+
+SMALL = {
+    "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 40,
+    "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4, "conv_dim": [8] * 7,
+}  # fmt: skip
+CONFIGS: dict[str, dict[str, Any]] = {
+    "hubert": {"model_type": "hubert", **SMALL},
+    "hubert_preln": {
+        "model_type": "hubert", **SMALL, "do_stable_layer_norm": True, "feat_extract_norm": "layer", "conv_bias": True,
+    },
+    "wavlm": {"model_type": "wavlm", **SMALL},
+    "wav2vec2": {"model_type": "wav2vec2", **SMALL},
+    "wav2vec2-bert": {
+        "model_type": "wav2vec2-bert", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "intermediate_size": 40, "feature_projection_input_dim": 160,
+    },
+    "gemma3n_audio": {
+        "model_type": "gemma3n_audio", "hidden_size": 32, "conf_num_hidden_layers": 3, "conf_num_attention_heads": 4,
+        "sscp_conv_channel_size": [8, 4],
+    },
+}  # fmt: skip
+
+
+def backbone(name: str = "hubert", layer: int = 2, **arguments: Any) -> Backbone:
+    return Backbone(layer=layer, config=dict(CONFIGS[name]), **arguments)
+
+
+def cleaner(name: str = "hubert", layer: int = 2, **arguments: Any) -> Cleaner:
+    return Cleaner(backbone(name, layer, **arguments), ParallelAdapters(hidden_dim=24, gain=1.0))

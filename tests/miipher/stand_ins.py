@@ -1,0 +1,80 @@
+"""Nets that stand in for an encoder and a vocoder where only lengths, chunks and levels matter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zoo.hifigan.generator import Generator
+from zoo.miipher.families import valid
+from zoo.miipher.restore import Restorer
+
+HOP = 320
+
+
+class LocalEncoder(nn.Module):
+    """Two convolutions: a frame sees its hop, 40 samples more on each side, and two frames on each side."""
+
+    sample_rate, hop_samples = 16000, HOP
+
+    def __init__(self, dim: int = 8) -> None:
+        super().__init__()
+        self.dim = dim
+        self.wave = nn.Conv1d(1, dim, 400, stride=HOP, padding=40)
+        self.mix = nn.Conv1d(dim, dim, 5, padding=2)
+
+    def frames(self, samples: Any) -> Any:
+        return -(-samples // HOP)
+
+    def forward(self, waveform: Tensor, lengths: Tensor | None = None) -> Tensor:
+        if lengths is not None:
+            waveform = waveform * valid(lengths, waveform.shape[1])
+        x = torch.tanh(self.wave(nn.functional.pad(waveform, (0, -waveform.shape[1] % HOP))[:, None]))
+        return torch.tanh(self.mix(x)).transpose(1, 2)
+
+
+class Framed(nn.Module):
+    """An encoder whose features are the samples themselves; levelled over what it sees when asked to."""
+
+    sample_rate, hop_samples, dim = 16000, HOP, HOP
+
+    def __init__(self, levelled: bool = False) -> None:
+        super().__init__()
+        self.levelled = levelled
+
+    def frames(self, samples: Any) -> Any:
+        return -(-samples // HOP)
+
+    def forward(self, waveform: Tensor, lengths: Tensor | None = None) -> Tensor:
+        if self.levelled:
+            waveform = 0.1 * waveform / waveform.std(dim=1, keepdim=True)
+        return nn.functional.pad(waveform, (0, -waveform.shape[1] % HOP)).reshape(len(waveform), -1, HOP)
+
+
+class Unframed(nn.Module):
+    """The vocoder that turns such features back into samples."""
+
+    in_channels, hop_length, receptive_frames = HOP, HOP, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.transpose(1, 2).flatten(1)[:, None]
+
+
+def vocoder(dim: int = 8) -> Generator:
+    """160 samples per frame: 8 kHz."""
+    return Generator(
+        dim, 16, (10, 4, 4), (20, 8, 8), "2", resblock_kernel_sizes=(3,), resblock_dilation_sizes=((1, 2),)
+    )
+
+
+def restorer(**settings: Any) -> Restorer:
+    """A restorer of random nets that gives 8 kHz."""
+    torch.manual_seed(0)
+    return Restorer(LocalEncoder(), vocoder(), 8000, **settings).eval()
+
+
+def copier(levelled: bool = False, **settings: Any) -> Restorer:
+    """A restorer that gives back what it takes, at 16 kHz."""
+    return Restorer(Framed(levelled), Unframed(), 16000, **settings)  # type: ignore[arg-type]

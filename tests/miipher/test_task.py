@@ -1,0 +1,175 @@
+"""The stages' tasks: losses, accumulation, modes, mixing, what is saved."""
+
+from functools import partial
+from pathlib import Path
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from tests.miipher.parts import backbone, cleaner
+from zoo.audio.mel import LogMel
+from zoo.hifigan.discriminators import MultiPeriodDiscriminator
+from zoo.hifigan.generator import Generator
+from zoo.miipher.backbone import Backbone
+from zoo.miipher.losses import feature_loss
+from zoo.miipher.task import AdapterTask, BackboneTask, VocoderTask
+
+WEIGHTS = {"mae": 1.0, "mse": 1.0, "sc": 1.0}
+SGD = partial(torch.optim.SGD, lr=0.1)
+
+
+def batch(items: int = 4, samples: int = 3200, seed: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    clean = 0.1 * torch.randn(items, samples, generator=generator)
+    noisy = clean + 0.05 * torch.randn(items, samples, generator=generator)
+    lengths = torch.tensor([samples - 640 * (i % 3) for i in range(items)])
+    return {"clean": clean, "input": noisy, "lengths": lengths}
+
+
+def generator(**arguments) -> Generator:
+    settings = dict(
+        in_channels=32, initial_channels=16, upsample_rates=[7, 7, 3, 3], upsample_kernel_sizes=[15, 15, 7, 7],
+        resblock="2", resblock_kernel_sizes=[3], resblock_dilation_sizes=[[1, 2]],
+    )  # fmt: skip
+    return Generator(**{**settings, **arguments})
+
+
+def vocoder_task(encoder, **arguments) -> VocoderTask:
+    weights = {"d/mpd": 1.0, "g/adv_mpd": 1.0, "g/fm_mpd": 2.0, "g/mel": 45.0}
+    return VocoderTask(
+        encoder=encoder, generator=arguments.pop("generator", generator()),
+        discriminators={"mpd": MultiPeriodDiscriminator(periods=(2,), channel_mult=1 / 32)}, optimizer_g=SGD,
+        optimizer_d=SGD, loss_mel=LogMel(22050, 1024, 256, 1024, 40, 0.0, None), loss_weights=weights, **arguments,
+    )  # fmt: skip
+
+
+def trainer(folder: Path, **arguments) -> L.Trainer:
+    settings = dict(
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, default_root_dir=folder,
+    )  # fmt: skip
+    return L.Trainer(**{**settings, **arguments})
+
+
+def loader(items: list[dict[str, torch.Tensor]]) -> DataLoader:
+    return DataLoader(items, batch_size=None)
+
+
+def test_accumulation_equals_the_larger_batch(tmp_path):
+    whole = batch(4)
+    halves = [{key: value[i : i + 2] for key, value in whole.items()} for i in (0, 2)]
+    ends = []
+    for batches in ([whole], halves):
+        torch.manual_seed(0)
+        task = AdapterTask(cleaner(), SGD, WEIGHTS)
+        trainer(tmp_path, max_steps=1, accumulate_grad_batches=len(batches)).fit(task, loader(batches))
+        ends.append({key: value.clone() for key, value in task.state_dict().items()})
+    for key, value in ends[0].items():
+        torch.testing.assert_close(ends[1][key], value, atol=1e-6, rtol=1e-5)
+
+
+def test_reductions_agree_on_equal_lengths_for_means():
+    data = batch(3)
+    net = cleaner()
+    pair = net(data["input"]), net.target(data["clean"])
+    whole, items = feature_loss(*pair), feature_loss(*pair, reduction="item")
+    for key in ("mae", "mse"):
+        torch.testing.assert_close(whole[key], items[key])
+
+
+def test_loss_weights_name_every_term():
+    with pytest.raises(ValueError, match="mae, mse, sc"):
+        AdapterTask(cleaner(), SGD, {"mae": 1.0})
+
+
+class Modes(L.Callback):
+    """Looks at the frozen modules in every step, after validations as well."""
+
+    def __init__(self):
+        self.steps = 0
+        self.training = set()
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.steps += 1
+        frozen = pl_module.encoder.backbone if hasattr(pl_module.encoder, "backbone") else pl_module.encoder
+        self.training |= {name for name, module in frozen.named_modules() if module.training}
+
+
+@pytest.mark.parametrize("stage", ["adapter", "finetune", "pretrain"])
+def test_the_backbone_stays_in_evaluation_mode_through_fit_and_validation(stage, tmp_path):
+    before = backbone().model.state_dict()
+    modes = Modes()
+    if stage == "adapter":
+        task = AdapterTask(cleaner(), SGD, WEIGHTS)
+        items = [batch(2, seed=i) for i in range(4)]
+        val = [batch(1)]
+    else:
+        task = vocoder_task(cleaner() if stage == "finetune" else backbone())
+        items = [{**batch(2, 6400, i), "audio": torch.zeros(2, 8820)} for i in range(4)]
+        val = [{"input": items[0]["input"][:1], "audio": 0.1 * torch.randn(1, 8820)}]
+    run = trainer(tmp_path, max_steps=4, val_check_interval=1, callbacks=[modes])
+    run.fit(task, loader(items), loader(val))
+    assert modes.steps == 4 and modes.training == set()
+    encoder = task.encoder.backbone if stage != "pretrain" else task.encoder
+    for name, tensor in encoder.model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+    if stage == "finetune":
+        assert not any(module.training for module in task.encoder.modules())
+
+
+def test_bf16_on_the_cpu(tmp_path):
+    task = AdapterTask(cleaner(), SGD, WEIGHTS)
+    trainer(tmp_path, max_steps=2, precision="bf16-mixed").fit(task, loader([batch(2), batch(2)]), loader([batch(1)]))
+    vocoder = vocoder_task(cleaner())
+    items = [{**batch(2, 6400), "audio": torch.zeros(2, 8820)}]
+    trainer(tmp_path, max_steps=1, precision="bf16-mixed").fit(vocoder, loader(items))
+    assert all(p.isfinite().all() for p in (*task.parameters(), *vocoder.parameters()))
+
+
+def test_only_generator_and_discriminators_train():
+    task = vocoder_task(cleaner())
+    trained = {name.split(".")[0] for name, p in task.named_parameters() if p.requires_grad}
+    assert trained == {"generator", "mpd"}
+
+
+def test_clean_items_of_a_mixed_batch_pass_the_adapters_by():
+    task = vocoder_task(cleaner())
+    data = batch(2, 3200)
+    mixed = task.features({**data, "is_clean": torch.tensor([True, False])})
+    plain = task.encoder.target(data["input"], data["lengths"]).transpose(1, 2)
+    cleaned = task.encoder(data["input"], data["lengths"]).transpose(1, 2)
+    torch.testing.assert_close(mixed, torch.stack([plain[0], cleaned[1]]))
+    torch.testing.assert_close(task.features({**data, "is_clean": torch.tensor([True, True])}), plain)
+
+
+def test_segments_are_cut_from_their_context():
+    task = vocoder_task(backbone())
+    data = batch(2, 3200)
+    whole = task.features(data)
+    cut = task.features({**data, "first": torch.tensor([2, 0]), "frames": torch.tensor([4, 4])})
+    torch.testing.assert_close(cut, torch.stack([whole[0, :, 2:6], whole[1, :, :4]]))
+
+
+def test_parts_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="takes 16 channels, the encoder gives 32"):
+        vocoder_task(backbone(), generator=generator(in_channels=16))
+    with pytest.raises(ValueError, match="22050 Hz need 441"):
+        vocoder_task(backbone(), generator=generator(upsample_rates=[7, 7, 3, 2], upsample_kernel_sizes=[15, 15, 7, 4]))
+
+
+def test_a_backbone_learns_and_is_written_for_others(tmp_path):
+    mel = LogMel(16000, 512, 160, 512, 20, 0.0, 8000.0)
+    task = BackboneTask(backbone(layer=1), mel, partial(torch.optim.AdamW, lr=0.01))
+    speech = [batch(2, seed=0)] * 30
+    before = float(task.evaluate(batch(2), 0, "val")[0]["loss"])
+    trainer(tmp_path, max_steps=30, val_check_interval=30).fit(task, loader(speech), loader([batch(2)]))
+    after = float(task.evaluate(batch(2), 0, "val")[0]["loss"])
+    assert after < 0.7 * before
+    again = Backbone(layer=1, source=str(tmp_path))
+    x = batch(1)["clean"]
+    np.testing.assert_allclose(again(x), task.eval().encoder(x).detach(), atol=1e-6)
+    with pytest.raises(ValueError, match="divides 320"):
+        BackboneTask(backbone(), LogMel(16000, 512, 128, 512, 20, 0.0, 8000.0), SGD)

@@ -1,0 +1,158 @@
+"""Files of the Miipher-2 reproduction: features, waveforms and losses, and every tensor there and back."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from zoo.miipher.cleaner import Cleaner
+from zoo.miipher.convert import convert, describe, from_original, is_original, to_original, vocoder_from_original
+from zoo.miipher.losses import feature_loss
+from zoo.training.foreign import load_foreign, plain
+
+pytestmark = pytest.mark.shared
+
+ADAPTERS = {
+    "hubert_postln": ("checkpoint_199k.pt", "backbone_hubert"),
+    "hubert_stableln": ("checkpoint_199k.pt", "backbone_hubert"),
+    "wav2vec2_postln": ("adapter_final.pt", "backbone_wav2vec2"),
+    "wavlm_as_hubert": ("checkpoint_199k.pt", "backbone_wavlm"),
+    "accelerate_hubert_0based": ("checkpoint_1000k", "backbone_hubert"),
+}
+VOCODERS = {
+    "vocoder_conformer": "vocoder.ckpt",
+    "vocoder_plain": "vocoder.ckpt",
+    "vocoder_prenet_mel": "checkpoint_96k.pt",
+}
+
+
+@pytest.fixture(scope="module")
+def golden(shared: Path) -> Path:
+    return shared / "golden" / "miipher"
+
+
+@pytest.fixture(scope="module")
+def waveforms(golden: Path) -> dict[str, Tensor]:
+    return load_foreign(golden / "waveforms.pt")
+
+
+@pytest.mark.parametrize("case", ADAPTERS)
+def test_features_and_losses(golden: Path, waveforms: dict[str, Tensor], case: str) -> None:
+    file, backbone = ADAPTERS[case]
+    cleaner = from_original(golden / case / file, backbone=golden / case / backbone)
+    assert isinstance(cleaner, Cleaner)
+    assert not cleaner.training
+    with torch.no_grad():
+        features = cleaner(waveforms["noisy_16k"])
+        target = cleaner.target(waveforms["clean_16k"])
+    expected = {name: value.transpose(1, 2) for name, value in load_foreign(golden / case / "features.pt").items()}
+    torch.testing.assert_close(features, expected["features_noisy"], atol=1e-5, rtol=0)
+    torch.testing.assert_close(target, expected["target_clean"], atol=1e-5, rtol=0)
+    if "features_clean" in expected:
+        with torch.no_grad():
+            torch.testing.assert_close(cleaner(waveforms["clean_16k"]), expected["features_clean"], atol=1e-5, rtol=0)
+    terms = feature_loss(features, target, None)
+    losses = json.loads((golden / "manifest.json").read_text())["cases"][case]["losses"]
+    for name, value in {**terms, "total": sum(terms.values())}.items():
+        assert float(value) == pytest.approx(losses[name], abs=1e-6), name
+
+
+@pytest.mark.parametrize("case", VOCODERS)
+def test_waveforms(golden: Path, case: str) -> None:
+    generator = vocoder_from_original(golden / case / VOCODERS[case])
+    assert not generator.training
+    expected = load_foreign(golden / case / "io.pt")
+    features = expected["input_feature"] if "mel" in expected else expected["input_feature"].transpose(1, 2)
+    with torch.no_grad():
+        torch.testing.assert_close(generator(features), expected["waveform"], atol=1e-5, rtol=0)
+        if "mel" in expected:
+            torch.testing.assert_close(generator.conditioner(features), expected["mel"], atol=1e-5, rtol=0)
+
+
+def tensors(content: Any, name: str = "") -> dict[str, Tensor]:
+    """Every tensor of a nested object by its path."""
+    if isinstance(content, Tensor):
+        return {name: content}
+    entries = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    return {path: value for key, entry in entries for path, value in tensors(entry, f"{name}/{key}").items()}
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert sorted(found) == sorted(expected)
+    for name, value in expected.items():
+        assert found[name].dtype == value.dtype and torch.equal(found[name], value), name
+
+
+def cleaner_tensors(path: Path) -> dict[str, Tensor]:
+    file = path / "model.safetensors" if path.is_dir() else path
+    content = plain(load_foreign(file))
+    state = content.get("model_state_dict", content)
+    return {key.replace("extractor.hubert.", "extractor.model."): value for key, value in state.items()}
+
+
+@pytest.mark.parametrize("case", ADAPTERS)
+def test_adapters_there_and_back(golden: Path, tmp_path: Path, case: str) -> None:
+    file, backbone = ADAPTERS[case]
+    source, folder = golden / case / file, golden / case / backbone
+    to_original(from_original(source, backbone=folder), tmp_path / "module.pt", backbone=folder)
+    convert(source, tmp_path / "run" / "ours.ckpt")
+    convert(source, tmp_path / "export")
+    convert(tmp_path / "run" / "ours.ckpt", tmp_path / "checkpoint.pt")
+    convert(tmp_path / "export", tmp_path / "unified", backbone=folder)
+    expected = cleaner_tensors(source)
+    for written in ("module.pt", "checkpoint.pt", "unified"):
+        path = tmp_path / written
+        assert is_original(path)
+        assert_same(cleaner_tensors(next(path.glob("*.pt")) if path.is_dir() else path), expected)
+    exported = load_foreign(tmp_path / "export" / "model.safetensors")
+    assert all(key.startswith("encoder.adapters.") for key in exported)
+
+
+def test_optimizer_and_schedule_there_and_back(golden: Path, tmp_path: Path) -> None:
+    source = golden / "hubert_postln" / "checkpoint_199k.pt"
+    report = convert(source, tmp_path / "ours.ckpt")
+    assert report["step"] == 199000
+    ours = torch.load(tmp_path / "ours.ckpt", weights_only=True)
+    loaded = from_original(source, backbone=golden / "hubert_postln" / "backbone_hubert")
+    trained = [parameter for parameter in loaded.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained)
+    optimizer.load_state_dict(ours["optimizer_states"][0])
+    for parameter in trained:
+        assert optimizer.state[parameter]["exp_avg"].shape == parameter.shape
+    convert(tmp_path / "ours.ckpt", tmp_path / "back.pt")
+    before, after = plain(load_foreign(source)), plain(load_foreign(tmp_path / "back.pt"))
+    assert (after["step"], after["config"]) == (before["step"], before["config"])
+    assert_same(tensors(after["optimizer_state_dict"]), tensors(before["optimizer_state_dict"]))
+    assert after["optimizer_state_dict"]["param_groups"] == before["optimizer_state_dict"]["param_groups"]
+
+
+@pytest.mark.parametrize("case", VOCODERS)
+def test_vocoders_there_and_back(golden: Path, tmp_path: Path, case: str) -> None:
+    source = golden / case / VOCODERS[case]
+    convert(source, tmp_path / "ours.ckpt")
+    target = tmp_path / f"back{source.suffix}"
+    convert(tmp_path / "ours.ckpt", target)
+    content = plain(load_foreign(source))
+    back = load_foreign(target)
+    if "generator_modules" in content:
+        nets = {f"{net}.{key}": value for net in ("prenet", "generator") for key, value in back[net].items()}
+        assert_same(nets, content["generator_modules"])
+    else:
+        assert_same(back["state_dict"], content["state_dict"])
+        generator = content["hyper_parameters"]["cfg"]["model"]["generator"]
+        assert back["hyper_parameters"]["cfg"]["model"]["generator"] == generator
+        assert back["global_step"] == content["global_step"]
+    assert is_original(target)
+    vocoder_from_original(target)
+
+
+def test_descriptions(golden: Path) -> None:
+    facts = describe(golden / "hubert_postln" / "checkpoint_199k.pt")
+    assert (facts["format"], facts["adapters"], facts["step"]) == ("checkpoint", "3 of 24", 199000)
+    facts = describe(golden / "accelerate_hubert_0based" / "checkpoint_1000k")
+    assert (facts["format"], facts["adapters"], facts["step"]) == ("accelerate", "2 of 24", 1000)
+    facts = describe(golden / "vocoder_prenet_mel" / "checkpoint_96k.pt")
+    assert (facts["vocoder"], facts["parts"], facts["step"]) == ("prenet with EMA", ["generator"], 96000)

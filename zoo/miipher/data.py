@@ -1,0 +1,249 @@
+"""The datamodules of Miipher-2's stages: corpora, noise, rooms and the split."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from zoo.audio.cache import CorpusCache, build, relative_names
+from zoo.audio.corpora import CorpusKind, read_corpus
+from zoo.audio.corpus import CACHES, ClippedCorpus, Corpus, EmbeddedCorpus, ResampledCorpus, cache_folder
+from zoo.audio.degrade import Degrader
+from zoo.audio.files import walk
+from zoo.audio.rooms import SyntheticNoise, read_rirs, synthetic_rirs
+from zoo.miipher.clips import Clips, Degradation, Item, Pairs, Segments
+from zoo.miipher.families import SAMPLE_RATE
+from zoo.training.resume import ZooDataModule
+
+log = logging.getLogger(__name__)
+
+SYNTHETIC_NOISES = 6
+SYNTHETIC_RIRS = 32
+NOISE_SHARE = 0.8  # of every noise file, from its beginning, for training; the rest for validation
+
+
+class SpeechData(ZooDataModule):
+    """Clean speech with degraded twins, for the cleaner and for training a backbone.
+
+    Corpora are decoded once into memory-mapped caches. Clips are scaled to a peak of 0.95; validation is the same in
+    every run: whole clips of held-out speakers or the corpus' end, with noise that training does not hear.
+
+    Args:
+        root: folder of clean speech; null for the embedded corpus.
+        kind: its layout; auto looks.
+        degraded: folder of degraded twins, the tree mirrored (as `zoo degrade` writes it); null to degrade on the spot.
+        degrader: how to degrade on the spot; null leaves the input clean.
+        noise: folder of noise; null for noise made in code.
+        rir: folder of room impulse responses; null for some made in code.
+        max_seconds: longest training crop.
+        val_speakers: their clips are for validation; none takes the last `val_items` of the sorted corpus.
+        val_items: number of validation clips when no speakers are named.
+        val_seconds: longest excerpt of a validation clip.
+        cache: folder of the corpus caches.
+        max_bad_share: share of unreadable files above which the run stops; below it they are named and left out.
+        embedded_if_missing: use the embedded corpus, with a message, when `root` does not exist.
+        embedded_utterances: size of the embedded corpus.
+        batch_size: clips per batch and process, of similar length.
+        num_workers: loader processes.
+        seed: of order, crops and degradation.
+
+    Raises:
+        FileNotFoundError: when a folder does not exist.
+    """
+
+    def __init__(
+        self,
+        root: str | None = None,
+        kind: CorpusKind = "auto",
+        degraded: str | None = None,
+        degrader: Degrader | None = None,
+        noise: str | None = None,
+        rir: str | None = None,
+        max_seconds: float = 10.0,
+        val_speakers: list[str] | None = None,
+        val_items: int = 8,
+        val_seconds: float = 10.0,
+        cache: str = CACHES,
+        max_bad_share: float = 0.1,
+        embedded_if_missing: bool = False,
+        embedded_utterances: int = 24,
+        batch_size: int = 8,
+        num_workers: int = 0,
+        seed: int = 1234,
+    ) -> None:
+        super().__init__(batch_size=batch_size, num_workers=num_workers, seed=seed)
+        if degraded is not None and degrader is not None:
+            raise ValueError("data: give either degraded (twins made before) or degrader (made on the spot), not both")
+        self.root = _folder("root", root, embedded_if_missing)
+        missing = self.root is None
+        self.kind: CorpusKind = kind
+        self.degraded = None if missing else _folder("degraded", degraded, False)
+        self.degrader = degrader
+        self.noise = _folder("noise", noise, embedded_if_missing)
+        self.rir = _folder("rir", rir, embedded_if_missing)
+        self.max_samples = int(max_seconds * SAMPLE_RATE)
+        self.val_speakers = list(val_speakers or [])
+        self.val_items = val_items
+        self.val_samples = int(val_seconds * SAMPLE_RATE)
+        self.cache = Path(cache)
+        self.max_bad_share = max_bad_share
+        self.embedded_utterances = embedded_utterances
+
+    def prepare_data(self) -> None:
+        """Write the corpus caches, once per machine."""
+        if self.root is not None:
+            paths = [utterance.path for utterance in read_corpus(self.root, self.kind)]
+            for sample_rate in self.sample_rates():
+                self._build(paths, self.root, sample_rate)
+        for folder in (self.degraded, self.noise):
+            if folder is not None:
+                self._build(walk(folder), folder, SAMPLE_RATE)
+
+    def sample_rates(self) -> list[int]:
+        """Rates at which the clean corpus is needed, in Hz."""
+        return [SAMPLE_RATE]
+
+    def setup(self, stage: str) -> None:
+        """Open the corpora and split them."""
+        (corpus,) = self.open_corpora()
+        train, val = self.split(corpus)
+        self.train_set = Clips(corpus, train, self.degradation(corpus, True), self.max_samples, self.seed)
+        self.val_set = Clips(corpus, val, self.degradation(corpus, False), self.val_samples, self.seed)
+        self.lengths = np.minimum(corpus.lengths[train], self.max_samples)
+
+    def open_corpora(self) -> list[Corpus]:
+        """The clean corpus at each of `sample_rates()`."""
+        rates = self.sample_rates()
+        if self.root is None:
+            made = EmbeddedCorpus(self.embedded_utterances, rates[-1])
+            return [made if rate == rates[-1] else ResampledCorpus(made, rates[-1], rate) for rate in rates]
+        return [CorpusCache(cache_folder(self.cache, self.root, rate)) for rate in rates]
+
+    def degradation(self, corpus: Corpus, training: bool) -> Degradation:
+        """What degrades the clips of training or of validation."""
+        if self.degraded is not None:
+            return Degradation(None, twins=self._twins(corpus))
+        if self.degrader is None:
+            return Degradation(None)
+        noises: Corpus
+        if self.noise is None:
+            noises = SyntheticNoise(SYNTHETIC_NOISES, SAMPLE_RATE, seed=int(not training))
+        else:
+            whole = CorpusCache(cache_folder(self.cache, self.noise, SAMPLE_RATE))
+            noises = ClippedCorpus(whole, 0.0, NOISE_SHARE) if training else ClippedCorpus(whole, NOISE_SHARE, 1.0)
+        made = self.rir is None
+        rirs = synthetic_rirs(SYNTHETIC_RIRS, SAMPLE_RATE, 0) if made else read_rirs(str(self.rir), SAMPLE_RATE)
+        return Degradation(self.degrader, noises, rirs)
+
+    def split(self, corpus: Corpus) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers of the clips for training and for validation."""
+        count = len(corpus.lengths)
+        if self.val_speakers and self.root is not None:
+            utterances = read_corpus(self.root, self.kind)
+            names = relative_names([utterance.path for utterance in utterances])
+            speakers = dict(zip(names, (utterance.speaker for utterance in utterances), strict=True))
+            if unknown := set(self.val_speakers) - set(speakers.values()):
+                raise ValueError(f"data.init_args.val_speakers: no {', '.join(sorted(unknown))} in {self.root}")
+            chosen = np.array([speakers[name] in self.val_speakers for name in corpus.names])
+        else:
+            chosen = np.arange(count) >= count - self.val_items
+        if not chosen.any() or chosen.all():
+            raise ValueError(f"{int(chosen.sum())} of {count} clips are for validation: both sets need at least one")
+        return np.flatnonzero(~chosen), np.flatnonzero(chosen)
+
+    def collate(self, items: Sequence[Item]) -> Item:
+        """Join items, shorter ones padded with zeros."""
+        return {key: _joined([item[key] for item in items]) for key in items[0]}
+
+    def _build(self, paths: list[Path], root: Path, sample_rate: int) -> None:
+        if not paths:
+            raise ValueError(f"no audio file below {root}")
+        build(paths, cache_folder(self.cache, root, sample_rate), sample_rate, max_bad_share=self.max_bad_share)
+
+    def _twins(self, corpus: Corpus) -> tuple[Corpus, list[list[int]]]:
+        """The degraded corpus, and for each clean clip the numbers of its twins."""
+        assert self.degraded is not None
+        degraded = CorpusCache(cache_folder(self.cache, self.degraded, SAMPLE_RATE))
+        numbers: dict[str, list[int]] = {}
+        for number, name in enumerate(degraded.names):
+            numbers.setdefault(str(Path(name).with_suffix("")), []).append(number)
+        stems = [str(Path(name).with_suffix("")) for name in corpus.names]
+        if lacking := [stem for stem in stems if stem not in numbers]:
+            raise ValueError(
+                f"data.init_args.degraded: {len(lacking)} clips of {self.root} have no twin of their name in "
+                f"{self.degraded}, among them {lacking[0]}"
+            )
+        return degraded, [numbers[stem] for stem in stems]
+
+
+class VocoderSegments(SpeechData):
+    """Segments with context for training the vocoder on features computed on the spot.
+
+    Args:
+        sample_rate: of the vocoder in Hz.
+        segment_frames: of a training segment.
+        context_frames: input on either side of it, for the encoder.
+        frame_rate: frames a second of the encoder.
+        clean_share: share of training items whose input is clean (for a cleaner: mixed fine-tuning).
+        kwargs: of SpeechData; without degrader and degraded twins the input is clean (pre-training).
+
+    Raises:
+        ValueError: when a rate does not divide into frames.
+    """
+
+    def __init__(
+        self,
+        sample_rate: int = 22050,
+        segment_frames: int = 50,
+        context_frames: int = 50,
+        frame_rate: int = 50,
+        clean_share: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if sample_rate % frame_rate or SAMPLE_RATE % frame_rate:
+            raise ValueError(f"data: {frame_rate} frames a second do not divide {sample_rate} and {SAMPLE_RATE} Hz")
+        if not 0 <= clean_share <= 1:
+            raise ValueError(f"data.init_args.clean_share: expected 0 to 1, found {clean_share}")
+        self.sample_rate = sample_rate
+        self.segment_frames = segment_frames
+        self.context_frames = context_frames
+        self.hops = SAMPLE_RATE // frame_rate, sample_rate // frame_rate
+        self.clean_share = clean_share
+
+    def sample_rates(self) -> list[int]:
+        """16 kHz for the encoder, then the vocoder's rate."""
+        return [SAMPLE_RATE, self.sample_rate]
+
+    def setup(self, stage: str) -> None:
+        """Open the corpora and split them."""
+        speech, audio = self.open_corpora()
+        if list(speech.names) != list(audio.names):
+            raise ValueError(f"the caches of {self.root} at the two rates differ: delete them below {self.cache}")
+        train, val = self.split(speech)
+        self.train_set = Segments(
+            (speech, audio), train, self.degradation(speech, True), self.segment_frames, self.context_frames,
+            self.hops, self.clean_share, self.seed,
+        )  # fmt: skip
+        whole = Clips(speech, val, self.degradation(speech, False), self.val_samples, self.seed)
+        self.val_set = Pairs(whole, audio, self.hops)
+
+
+def _folder(key: str, path: str | None, may_be_missing: bool) -> Path | None:
+    if path is None or Path(path).is_dir():
+        return None if path is None else Path(path)
+    if not may_be_missing:
+        raise FileNotFoundError(f"data.init_args.{key}: no folder {path}; put one there, set ZOO_DATA, or use null")
+    log.warning("no folder %s (data.init_args.%s): using what is made in code (set ZOO_DATA)", path, key)
+    return None
+
+
+def _joined(values: Sequence[Tensor]) -> Tensor:
+    return pad_sequence(list(values), batch_first=True) if values[0].ndim else torch.stack(list(values))

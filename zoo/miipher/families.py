@@ -1,0 +1,242 @@
+"""The families of speech encoders in transformers: how each takes audio, and where its blocks and their parts are."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+SAMPLE_RATE = 16000
+
+
+class Family:
+    """What the zoo must know of one family; one object serves one model.
+
+    Args:
+        config: the model's transformers configuration.
+        pad: pad audio so that n samples give ceil(n / hop) frames, each centred in its hop.
+        normalize: scale each clip to zero mean and unit variance first.
+    """
+
+    feed_forward: ClassVar[str]
+    """Attribute of a block: the feed-forward sub-layer that an adapter runs parallel to."""
+    last_norm: ClassVar[str]
+    """Attribute of a block: the norm that is trained with the adapters."""
+    light_conv: ClassVar[str | None] = None
+    """Attribute of a block: the convolution module, where it is a Conformer."""
+
+    def __init__(self, config: Any, pad: bool, normalize: bool) -> None:
+        self.config = config
+        self.pad = pad
+        self.normalize = normalize
+        self.hop_samples, self.context_samples = self.geometry()
+
+    def geometry(self) -> tuple[int, int]:
+        """Samples per frame, and samples that a frame sees beyond its own hop."""
+        raise NotImplementedError(f"{type(self).__name__} defines no geometry()")
+
+    def encode(self, model: Any, waveform: Tensor, lengths: Tensor | None) -> Tensor:
+        """Features (B, frames, dim) of prepared waveforms (B, T); `lengths` (B,) counts the prepared samples."""
+        raise NotImplementedError(f"{type(self).__name__} defines no encode()")
+
+    @staticmethod
+    def blocks(model: Any) -> nn.ModuleList:
+        """The blocks of a model."""
+        return model.encoder.layers
+
+    @staticmethod
+    def layers(config: Any) -> int:
+        """How many blocks a configuration has."""
+        return config.num_hidden_layers
+
+    @staticmethod
+    def truncate(config: Any, layer: int) -> None:
+        """Let a configuration have `layer` blocks."""
+        config.num_hidden_layers = layer
+
+    def frames(self, samples: Any) -> Any:
+        """Frames of so many samples (an int or an integer tensor)."""
+        if self.pad:
+            return -(-samples // self.hop_samples)
+        return (samples - self.context_samples - self.hop_samples) // self.hop_samples + 1
+
+    def prepare(self, waveform: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Normalise and pad waveforms (B, T); samples from `lengths` on become zero."""
+        if lengths is not None:
+            waveform = waveform * valid(lengths, waveform.shape[1])
+        if self.normalize:
+            waveform = _standardise(waveform, lengths)
+        if not self.pad:
+            if waveform.shape[1] < self.hop_samples + self.context_samples:
+                raise ValueError(
+                    f"{waveform.shape[1]} samples give no frame: at least {self.hop_samples + self.context_samples} "
+                    "are needed without padding (pad: false)"
+                )
+            return waveform, lengths
+        left = self.context_samples // 2
+        right = self.context_samples - left + -waveform.shape[1] % self.hop_samples
+        if lengths is not None:
+            lengths = self.frames(lengths) * self.hop_samples + self.context_samples
+        return F.pad(waveform, (left, right)), lengths
+
+
+class WaveformFamily(Family):
+    """HuBERT, WavLM, wav2vec 2.0: strided convolutions on the waveform, then Transformer blocks (post- or pre-LN)."""
+
+    feed_forward = "feed_forward"
+    last_norm = "final_layer_norm"
+
+    def geometry(self) -> tuple[int, int]:
+        """From kernels and strides of the convolutions: 320 and 80 for all published models."""
+        hop = field = 1
+        for kernel, stride in zip(self.config.conv_kernel, self.config.conv_stride, strict=True):
+            field += (kernel - 1) * hop
+            hop *= stride
+        return hop, field - hop
+
+    def encode(self, model: Any, waveform: Tensor, lengths: Tensor | None) -> Tensor:
+        """Features; padding enters neither the group norm's statistics nor the attention."""
+        x = waveform[:, None]
+        for kernel, stride, layer in zip(
+            self.config.conv_kernel, self.config.conv_stride, model.feature_extractor.conv_layers, strict=True
+        ):
+            if lengths is None:
+                x = layer(x)
+                continue
+            lengths = (lengths - kernel) // stride + 1
+            if isinstance(getattr(layer, "layer_norm", None), nn.GroupNorm):
+                x = layer.activation(_masked_group_norm(layer.conv(x), layer.layer_norm, lengths))
+            else:
+                x = layer(x)
+        x = model.feature_projection(x.transpose(1, 2))
+        if isinstance(x, tuple):  # wav2vec 2.0 and WavLM also return what they projected
+            x = x[0]
+        mask = None if lengths is None else valid(lengths, x.shape[1])
+        return model.encoder(x, attention_mask=mask).last_hidden_state
+
+
+class BertFamily(Family):
+    """w2v-BERT 2.0: filter banks by the family's own feature extractor, then Conformer blocks."""
+
+    feed_forward = "ffn2"
+    last_norm = "final_layer_norm"
+    light_conv = "conv_module"
+
+    def geometry(self) -> tuple[int, int]:
+        """Two windows of 25 ms, 10 ms apart, make a frame."""
+        return 320, 240
+
+    def encode(self, model: Any, waveform: Tensor, lengths: Tensor | None) -> Tensor:
+        """Features; the filter banks are computed on the CPU, clip by clip (transformers' extractor)."""
+        from transformers import SeamlessM4TFeatureExtractor
+
+        extractor = SeamlessM4TFeatureExtractor(pad_to_multiple_of=2)
+        clips = _clips(waveform, lengths)
+        inputs = extractor(clips, sampling_rate=SAMPLE_RATE, return_tensors="pt", padding=True)
+        x = inputs["input_features"].to(waveform)
+        x = model.feature_projection(x)[0]
+        mask = None if lengths is None else valid((lengths - self.context_samples) // self.hop_samples, x.shape[1])
+        return model.encoder(x, attention_mask=mask).last_hidden_state
+
+
+class UniversalSpeechFamily(Family):
+    """The USM-type audio encoder of Gemma 3n: log-mels by its own extractor, 25 Hz, Conformer blocks."""
+
+    feed_forward = "ffw_layer_end"
+    last_norm = "norm"
+    light_conv = "lconv1d"
+
+    def geometry(self) -> tuple[int, int]:
+        """Windows of 513 samples, 160 apart, four to a frame."""
+        return 640, 353
+
+    @staticmethod
+    def blocks(model: Any) -> nn.ModuleList:
+        """The blocks of a model."""
+        return model.conformer
+
+    @staticmethod
+    def layers(config: Any) -> int:
+        """How many blocks a configuration has."""
+        return config.conf_num_hidden_layers
+
+    @staticmethod
+    def truncate(config: Any, layer: int) -> None:
+        """Let a configuration have `layer` blocks, and keep all frames."""
+        config.conf_num_hidden_layers = layer
+        config.conf_reduction_factor = 1
+
+    def encode(self, model: Any, waveform: Tensor, lengths: Tensor | None) -> Tensor:
+        """Features; log-mels (on the CPU, transformers' extractor) and their subsampling are computed clip by clip.
+
+        The subsampling has no mask, so that a batch would let padding into the last frames.
+        """
+        from transformers import Gemma3nAudioFeatureExtractor
+
+        extractor = Gemma3nAudioFeatureExtractor(feature_size=self.config.input_feat_size)
+        frames = []
+        for clip in _clips(waveform, lengths):
+            inputs = extractor([clip], truncation=False, pad_to_multiple_of=None, return_tensors="pt")
+            frames.append(model.subsample_conv_projection(inputs["input_features"].to(waveform))[0])
+        x = pad_sequence(frames, batch_first=True)
+        padded = ~valid(torch.tensor([len(each) for each in frames], device=x.device), x.shape[1])
+        for block in model.conformer:
+            x = block(x, padded)
+        return x
+
+
+FAMILIES: dict[str, type[Family]] = {
+    "hubert": WaveformFamily,
+    "wavlm": WaveformFamily,
+    "wav2vec2": WaveformFamily,
+    "wav2vec2-bert": BertFamily,
+    "gemma3n_audio": UniversalSpeechFamily,
+}
+
+
+def model_class(family: str) -> Any:
+    """The transformers class of a family."""
+    import transformers
+
+    names = {
+        "hubert": "HubertModel",
+        "wavlm": "WavLMModel",
+        "wav2vec2": "Wav2Vec2Model",
+        "wav2vec2-bert": "Wav2Vec2BertModel",
+        "gemma3n_audio": "Gemma3nAudioEncoder",
+    }
+    return getattr(transformers, names[family])
+
+
+def valid(lengths: Tensor, size: int) -> Tensor:
+    """Mask (B, size), True before each length (B,)."""
+    return torch.arange(size, device=lengths.device) < lengths[:, None]
+
+
+def _clips(waveform: Tensor, lengths: Tensor | None) -> list[Any]:
+    ends = [waveform.shape[1]] * len(waveform) if lengths is None else lengths.tolist()
+    return [clip[:end].float().cpu().numpy() for clip, end in zip(waveform, ends, strict=True)]
+
+
+def _standardise(waveform: Tensor, lengths: Tensor | None) -> Tensor:
+    """Zero mean, unit variance over the valid samples, as transformers' extractors do (their epsilon)."""
+    if lengths is None:
+        mean, variance = waveform.mean(1, keepdim=True), waveform.var(1, keepdim=True, correction=0)
+        return (waveform - mean) / (variance + 1e-7).sqrt()
+    mask = valid(lengths, waveform.shape[1])
+    mean = waveform.sum(1, keepdim=True) / lengths[:, None]
+    centred = (waveform - mean) * mask
+    return centred / (centred.square().sum(1, keepdim=True) / lengths[:, None] + 1e-7).sqrt()
+
+
+def _masked_group_norm(x: Tensor, norm: nn.GroupNorm, lengths: Tensor) -> Tensor:
+    """Group norm with one channel per group, its statistics over the valid frames of (B, C, F) alone."""
+    mask = valid(lengths, x.shape[2])[:, None]
+    count = lengths[:, None, None]
+    mean = (x * mask).sum(2, keepdim=True) / count
+    centred = (x - mean) * mask
+    variance = centred.square().sum(2, keepdim=True) / count
+    return centred * (variance + norm.eps).rsqrt() * norm.weight[:, None] + norm.bias[:, None]

@@ -1,0 +1,73 @@
+"""Caching the features of a corpus on disk, so that training need not compute them in every epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from omegaconf import OmegaConf
+from rich.progress import track
+
+from zoo.loading import load
+from zoo.miipher.chunks import Encoder
+from zoo.miipher.restore import FeatureExtractor
+from zoo.training.build import build
+from zoo.training.bulk import BulkRun, Row, plan
+
+
+def read_encoder(path: Path, packages: Sequence[str] = ()) -> Encoder:
+    """Build the encoder that a recipe or a training describes, so that every stage shares its settings.
+
+    Args:
+        path: a recipe (`.yaml`), a run, a checkpoint or an export.
+        packages: of the user's own, whose classes it may name.
+
+    Returns:
+        The encoder, in evaluation mode.
+
+    Raises:
+        FileNotFoundError: when there is no such file.
+        ValueError: when no encoder is described there, or one whose adapters a recipe leaves untrained.
+    """
+    if path.suffix not in (".yaml", ".yml"):
+        inference = load(path, allow_import=packages)
+        encoder = inference.parts().get("encoder")
+        if encoder is None:
+            raise ValueError(f"{path}: {type(inference).__name__} has no encoder")
+        return encoder  # type: ignore[return-value]
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such recipe")
+    spec = OmegaConf.select(OmegaConf.load(path), "model.init_args.encoder")
+    if spec is None:
+        raise ValueError(f"{path}: no model.init_args.encoder; name a recipe of this wing")
+    encoder = build(OmegaConf.to_container(spec, resolve=True), packages)
+    if hasattr(encoder, "adapters"):
+        raise ValueError(f"{path}: its encoder has adapters, which only a training gives weights: name its run instead")
+    return encoder.eval()
+
+
+def cache_folder(input: Path, output: Path, encoder: Encoder, overwrite: bool = False, device: str = "cpu") -> Row:
+    """Write the features of audio files or shards; a second call computes what is missing.
+
+    Args:
+        input: file or folder tree of audio or shards.
+        output: folder for `.npy` files (C, F) float16 of the same tree, and the manifest.
+        encoder: gives the features.
+        overwrite: compute also what is finished already.
+        device: torch device.
+
+    Returns:
+        The summary of `BulkRun.finish`.
+
+    Raises:
+        FileNotFoundError: when there is no such input.
+        ValueError: when there is nothing to do.
+    """
+    extractor = FeatureExtractor(encoder).to(torch.device(device)).eval()
+    jobs = plan(input, output, extractor.input_suffixes, extractor.output_suffix)
+    run = BulkRun(output, overwrite)
+    run.begin()
+    for job in track(jobs, description=f"features of {input.name}"):
+        run.process(extractor, job)
+    return run.finish()

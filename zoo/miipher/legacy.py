@@ -1,0 +1,289 @@
+"""The commands of the Accelerate version, `train_adapter.py --config-name NAME key=value ...`, in the words of ours.
+
+A key of the original whose meaning has no counterpart is named and passed over; a key that the original never had is an
+error, as it was there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from zoo.miipher.legacy_names import (
+    BACKBONES,
+    OPTIMIZERS,
+    RECIPES,
+    RENAMED,
+    RENAMED_IN,
+    RENAMED_RECIPES,
+    SCHEDULES,
+    WEIGHTS,
+    WITHOUT_COUNTERPART,
+    Stage,
+)
+from zoo.options import take_option
+from zoo.systems import recipe_root
+from zoo.training.launch import PRECISIONS
+
+_SCHEDULE = "optim.scheduler."
+
+
+@dataclass
+class Call:
+    """An old call in our words.
+
+    Args:
+        command: arguments of `zoo`.
+        notes: what has no counterpart or means something else here, a line each.
+    """
+
+    command: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def command(stage: Stage, arguments: Sequence[str] | None = None) -> list[str]:
+    """Translate the call of an old script, telling on the first process what it means here.
+
+    Args:
+        stage: of the script.
+        arguments: its own; the process's when None.
+
+    Returns:
+        Arguments of `zoo`. A faulty call ends the process with code 2 and one line.
+    """
+    try:
+        call = translate(stage, sys.argv[1:] if arguments is None else arguments, os.environ)
+    except (ValueError, FileNotFoundError) as error:
+        print(f"zoo: error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
+    if os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0":
+        print("the same here:", shlex.join(["python", "-m", "zoo", *call.command]), file=sys.stderr)
+        for note in call.notes:
+            print("note:", note, file=sys.stderr)
+    return call.command
+
+
+def translate(stage: Stage, arguments: Sequence[str], environment: Mapping[str, str]) -> Call:
+    """Translate a call in Hydra's manner.
+
+    Args:
+        stage: of the old script.
+        arguments: `--config-name NAME`, overrides `key=value`, and options of `zoo fit`, which are passed on.
+        environment: variables of a launcher.
+
+    Returns:
+        The call.
+
+    Raises:
+        FileNotFoundError: there is no such recipe.
+        ValueError: a recipe of another stage, a key that the original has not, or a value that cannot be.
+    """
+    name, given, rest = _read(stage, arguments)
+    recipe = _recipe(stage, name)
+    call = Call()
+    flags = [*_precision(given, environment), *_batches(stage, given, yaml.safe_load(recipe.read_text()), call.notes)]
+    flags += [*_schedule(stage, given), *_start(given), *_extras(given, call.notes)]
+    configs = [recipe, *_fragments(given, environment)]
+    for key, value in given.items():
+        targets = {**RENAMED, **RENAMED_IN[stage]}.get(key)
+        if targets is None:
+            call.notes.append(f"no counterpart: {key}={value}: {_hint(key)}")
+        elif key == "validation_batches" or not _is_null(value):
+            flags += _options(stage, targets, "1.0" if _is_null(value) else value)
+    # one process a device, as many as the launcher has started
+    devices, nodes = environment.get("LOCAL_WORLD_SIZE", "1"), environment.get("GROUP_WORLD_SIZE", "1")
+    call.command = ["fit", *(part for config in configs for part in ("--config", _shown(config)))]
+    call.command += [f"--trainer.devices={devices}", f"--trainer.num_nodes={nodes}", *flags, *rest]
+    return call
+
+
+def _read(stage: Stage, arguments: Sequence[str]) -> tuple[str, dict[str, str], list[str]]:
+    """Split a call into the configuration's name, the overrides, and what is passed on."""
+    names, rest = take_option(list(arguments), "--config-name")
+    more, rest = take_option(rest, "-cn")
+    for option in ("--config-path", "-cp", "--config-dir", "-cd", "--multirun", "-m"):
+        if any(argument.split("=")[0] == option for argument in rest):
+            raise ValueError(f"{option} has no counterpart: recipes lie in configs/miipher; see `zoo fit --help`")
+    overrides = [argument for argument in rest if not argument.startswith("-") and "=" in argument]
+    given = dict(override.lstrip("+").split("=", 1) for override in overrides)
+    return [RECIPES[stage], *names, *more][-1], given, [each for each in rest if each not in overrides]
+
+
+def _recipe(stage: Stage, name: str) -> Path:
+    folder = recipe_root() / "miipher"
+    path = folder / f"{RENAMED_RECIPES.get(name.removesuffix('.yaml'), name.removesuffix('.yaml'))}.yaml"
+    if not path.is_file() or _stage_of(path) != stage:
+        fitting = [each.stem for each in sorted(folder.glob("*.yaml")) if _stage_of(each) == stage]
+        known = ", ".join([*fitting, *(old for old, new in RENAMED_RECIPES.items() if new in fitting)])
+        problem = "is a recipe of another stage" if path.is_file() else "is no recipe here"
+        raise FileNotFoundError(f"--config-name {name} {problem}; for this command there are {known}")
+    return path
+
+
+def _stage_of(recipe: Path) -> Stage | None:
+    model = yaml.safe_load(recipe.read_text(encoding="utf-8"))["model"]
+    kind, encoder = (spec["class_path"].rpartition(".")[2] for spec in (model, model["init_args"]["encoder"]))
+    if kind == "VocoderTask":
+        return "finetune" if encoder == "Cleaner" else "pretrain"
+    return "adapter" if kind == "AdapterTask" else None
+
+
+def _precision(given: dict[str, str], environment: Mapping[str, str]) -> list[str]:
+    on_cpu = _is_true(given.pop("training.force_cpu", "false")) or _is_true(environment.get("ACCELERATE_USE_CPU", ""))
+    flags = ["--trainer.accelerator=cpu"] if on_cpu else []
+    precision = given.pop("training.mixed_precision", None)
+    if precision is not None:
+        if precision not in PRECISIONS:
+            raise ValueError(f"training.mixed_precision={precision}: expected {', '.join(PRECISIONS)}")
+        # fp16 needs a GPU; on the CPU the original ran in fp32 as well
+        flags.append(f"--trainer.precision={PRECISIONS['no' if on_cpu and precision == 'fp16' else precision]}")
+    return flags
+
+
+def _batches(stage: Stage, given: dict[str, str], recipe: dict[str, Any], notes: list[str]) -> list[str]:
+    """Batch size, accumulation and validation interval, which depend on each other.
+
+    The original's batch is what is processed at once, its accumulation counts such batches to an optimizer step. The
+    GAN here splits one batch into so many parts; Lightning counts its validation interval in batches.
+    """
+    model, trainer, data = recipe["model"]["init_args"], recipe["trainer"], recipe["data"]["init_args"]
+    settings, key = (trainer, "accumulate_grad_batches") if stage == "adapter" else (model, "accumulate")
+    usual = settings.get(key, 1)
+    accumulation = [given.pop(prefix + "gradient_accumulation_steps", None) for prefix in ("training.", "")]
+    parts = _whole("gradient_accumulation_steps", next((value for value in accumulation if value), str(usual)))
+    flags = []
+    if parts != usual:
+        flags.append(f"--{'trainer' if stage == 'adapter' else 'model.init_args'}.{key}={parts}")
+    if parts > 1:
+        notes.append(f"steps and intervals count optimizer steps of {parts} batches; the original counted batches")
+    size = given.pop("batch_size", None)
+    if size is not None or (stage != "adapter" and parts != usual):
+        at_once = data["batch_size"] // (1 if stage == "adapter" else usual)
+        at_once = at_once if size is None else _whole("batch_size", size)
+        flags.append(f"--data.init_args.batch_size={at_once * (1 if stage == 'adapter' else parts)}")
+    interval = given.pop("validation_interval", None)
+    if interval is not None or (stage == "adapter" and parts != usual):
+        factor, usual = (parts, usual) if stage == "adapter" else (1, 1)
+        steps = trainer["val_check_interval"] // usual if interval is None else _whole("validation_interval", interval)
+        flags.append(f"--trainer.val_check_interval={steps * factor}")
+    return flags
+
+
+def _schedule(stage: Stage, given: dict[str, str]) -> list[str]:
+    """The schedule as a whole where it is named; else the warm-up alone."""
+    keys = [key for key in given if key.startswith(_SCHEDULE)]
+    values = {key.removeprefix(_SCHEDULE): given.pop(key) for key in keys}
+    names = [optimizer.replace("optimizer", "scheduler") for optimizer in OPTIMIZERS[stage]]
+    if "name" not in values:
+        if values.keys() - {"warmup_steps"}:
+            raise ValueError(f"{', '.join(keys)}: give {_SCHEDULE}name as well, one of {', '.join(SCHEDULES)}")
+        warmup = values.get("warmup_steps")
+        return [] if warmup is None else [f"--model.init_args.{name}.init_args.warmup_steps={warmup}" for name in names]
+    if values["name"] not in SCHEDULES:
+        raise ValueError(f"{_SCHEDULE}name={values['name']}: expected {', '.join(SCHEDULES)}")
+    path = SCHEDULES[values["name"]]
+    arguments: dict[str, Any] = {}
+    if values["name"] == "cosine_with_restarts":
+        named = {"first_cycle_steps": "T_0", "cycle_mult": "T_mult", "min_lr": "eta_min"}
+        arguments = {ours: float(values[old]) for old, ours in named.items() if old in values}
+        arguments.update({key: int(arguments[key]) for key in ("T_0", "T_mult") if key in arguments})
+    elif path is not None:
+        arguments["warmup_steps"] = _whole("warmup_steps", values.get("warmup_steps", "0"), least=0)
+        if values["name"] != "constant_with_warmup":
+            arguments |= {"total_steps": "${trainer.max_steps}", "min_factor": float(values.get("min_lr_ratio", 0))}
+    spec = json.dumps(None if path is None else {"class_path": path, "init_args": arguments})
+    per_step = [] if stage == "adapter" else ["--model.init_args.scheduler_interval=step"]
+    return [*(f"--model.init_args.{name}={spec}" for name in names), *per_step]
+
+
+def _start(given: dict[str, str]) -> list[str]:
+    """Going on with a run, or beginning with the weights of other stages."""
+    flags = []
+    resume = given.pop("checkpoint.resume_from", "null")
+    if resume == "latest":
+        flags.append("--ckpt_path=auto")
+    elif not _is_null(resume):
+        if not resume.endswith(".ckpt") and not any(Path(resume).glob("*.ckpt")):
+            raise ValueError(
+                f"checkpoint.resume_from={resume}: neither a checkpoint nor a run of ours; a file of the original goes "
+                f"through `zoo convert miipher {resume} TARGET` first"
+            )
+        flags.append(f"--ckpt_path={resume}")
+    weights = [given.pop(key, "null") for key in ("adapter_ckpt", "pretrained_gen")]
+    if weights := [path for path in weights if not _is_null(path)]:
+        flags.append(f"--init_from=[{','.join(weights)}]")
+    return flags
+
+
+def _extras(given: dict[str, str], notes: list[str]) -> list[str]:
+    """W&B, EMA, data, and the factor of feature matching."""
+    flags = []
+    if _is_true(given.pop("wandb.enabled", "false")):
+        flags.append("--loggers=[wandb]")
+        notes.append("W&B is offline unless --wandb.mode=online; send a run later by `wandb sync`")
+    decay = given.pop("optim.ema_decay", given.pop("ema_decay", "null"))
+    if not _is_null(decay):
+        flags += ["--trainer.callbacks+=zoo.training.ema.EMA", "--trainer.callbacks.modules=[generator]"]
+        flags.append(f"--trainer.callbacks.decay={decay}")
+    weight = given.pop("lambda_fm", None)
+    if weight is not None:  # the original's feature matching holds a factor 2 that is a part of our weight
+        flags += [f"--{WEIGHTS}.g/fm_{name}={2 * float(weight):g}" for name in ("mpd", "msd")]
+    if Path(pattern := given.get("dataset.path_pattern", "null")).is_dir():
+        flags.append(f"--data.init_args.root={given.pop('dataset.path_pattern')}")
+    elif not _is_null(pattern):
+        notes.append(
+            f"no counterpart: dataset.path_pattern={given.pop('dataset.path_pattern')}: shards are unpacked once, then "
+            "--data.init_args.root is the clean tree and --data.init_args.degraded the degraded one (docs/miipher.md)"
+        )
+    return flags
+
+
+def _fragments(given: dict[str, str], environment: Mapping[str, str]) -> list[Path]:
+    names = [name for name in ("fsdp", "deepspeed") if _is_true(given.pop(f"accelerate.{name}.enabled", "false"))]
+    distributed = _is_true(given.pop("distributed.enabled", "false"))
+    # WORLD_SIZE would not do: Lightning sets it for processes that it starts itself, after it has chosen a strategy
+    started = max(int(environment.get(name, "1")) for name in ("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"))
+    if not names and (distributed or started > 1):
+        names = ["ddp"]
+    return [recipe_root() / "trainer" / f"{name}.yaml" for name in names]
+
+
+def _options(stage: Stage, targets: Sequence[str], value: str) -> list[str]:
+    if value[:1] == value[-1:] and value[:1] in ("'", '"'):
+        value = value[1:-1]
+    each = [(target, optimizer) for target in targets for optimizer in OPTIMIZERS[stage]]
+    names = [target.format(optimizer=optimizer, backbone=BACKBONES[stage]) for target, optimizer in each]
+    return [f"--{name}={value}" for name in dict.fromkeys(names)]
+
+
+def _hint(key: str) -> str:
+    for known, hint in WITHOUT_COUNTERPART.items():
+        if key == known or (known.endswith(".") and key.startswith(known)):
+            return hint
+    raise ValueError(f"{key} is no key of this stage's original configuration; keys of `zoo fit` begin with --")
+
+
+def _shown(path: Path) -> str:
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _is_null(value: str) -> bool:
+    return value in ("", "null", "None", "~")
+
+
+def _is_true(value: str) -> bool:
+    return value.lower() in ("true", "1", "yes")
+
+
+def _whole(key: str, value: str, least: int = 1) -> int:
+    if not value.isdigit() or int(value) < least:
+        raise ValueError(f"{key}={value}: expected a whole number from {least}")
+    return int(value)

@@ -1,0 +1,73 @@
+"""The feature loss of the cleaner, over valid frames."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from zoo.miipher.families import valid
+
+EPSILON = 1e-9  # of the original's spectral convergence
+TERMS = ("mae", "mse", "sc")
+Reduction = Literal["item", "batch"]
+
+
+def feature_loss(
+    prediction: Tensor, target: Tensor, lengths: Tensor | None = None, reduction: Reduction = "batch"
+) -> dict[str, Tensor]:
+    """Compare features.
+
+    Args:
+        prediction: (B, F, C).
+        target: (B, F', C); the longer of the two is cut.
+        lengths: valid frames of each item (B,); None when all count.
+        reduction: "batch" averages over all valid frames together, "item" over those of each item and then over items.
+
+    Returns:
+        Scalars `mae`, `mse` (means over frames and channels) and `sc`, spectral convergence: the ratio of the squared
+        norms of error and target.
+
+    Source: the Miipher-2 reproduction ("batch"; its later branch takes `sc` by item).
+    """
+    frames = min(prediction.shape[1], target.shape[1])
+    prediction, target = prediction[:, :frames].float(), target[:, :frames].float()
+    difference = prediction - target
+    if lengths is None:
+        count = torch.full((len(target),), frames, device=target.device)
+    else:
+        count = lengths.clamp(max=frames)
+        mask = valid(count, frames)[..., None]
+        difference, target = difference * mask, target * mask
+    per_item = {
+        "absolute": difference.abs().sum((1, 2)),
+        "squared": difference.square().sum((1, 2)),
+        "target": target.square().sum((1, 2)),
+        "values": count * target.shape[2],
+    }
+    if reduction == "batch":
+        per_item = {key: value.sum(0, keepdim=True) for key, value in per_item.items()}
+    squared = per_item["squared"]
+    return {
+        "mae": (per_item["absolute"] / per_item["values"]).mean(),
+        "mse": (squared / per_item["values"]).mean(),
+        "sc": (squared / (per_item["target"] + EPSILON)).mean(),
+    }
+
+
+def check_weights(weights: Mapping[str, float]) -> dict[str, float]:
+    """The weights as a dict.
+
+    Raises:
+        ValueError: when a term has none, or one has no term.
+    """
+    if set(weights) != set(TERMS):
+        raise ValueError(f"loss_weights: expected {', '.join(TERMS)}; found {', '.join(weights) or 'none'}")
+    return dict(weights)
+
+
+def weighted(terms: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
+    """The weighted sum of the terms."""
+    return torch.stack([weights[key] * value for key, value in terms.items()]).sum()

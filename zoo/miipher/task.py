@@ -1,0 +1,287 @@
+"""Training of Miipher-2's stages: a backbone where none is given, the feature cleaner, the vocoder on its features."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from zoo.atomic import replacing
+from zoo.audio.mel import LogMel
+from zoo.hifigan.generator import Generator
+from zoo.hifigan.task import HiFiGANTask
+from zoo.miipher.backbone import Backbone
+from zoo.miipher.chunks import check_fit
+from zoo.miipher.cleaner import Cleaner
+from zoo.miipher.families import valid
+from zoo.miipher.losses import Reduction, check_weights, feature_loss, weighted
+from zoo.training.adversarial import Discriminator
+from zoo.training.media import log_audio, log_figure, mel_figure
+from zoo.training.run import run_folder
+from zoo.training.task import SingleOptimizerTask
+from zoo.training.types import OptimizerCallable, SchedulerCallable
+
+Batch = dict[str, Tensor]
+
+
+class AdapterTask(SingleOptimizerTask):
+    """Stage 1: adapted features of degraded speech approach the plain backbone's features of the clean twin.
+
+    `val/identity_loss` is the loss without adapters: what doing nothing costs.
+
+    Args:
+        encoder: the cleaner.
+        optimizer: of what trains in it.
+        loss_weights: of `mae`, `mse` and `sc`.
+        scheduler: of the learning rate, counted in optimizer steps.
+        reduction: "item" averages over the valid frames of each clip and then over clips, so that accumulation and
+            several processes equal one larger batch; "batch" averages over all valid frames together, as the original.
+        media_items: validation clips whose features are drawn.
+        compile: compile the encoder in place.
+
+    Source: Miipher-2, section 3.2.
+    """
+
+    inference_class = "zoo.miipher.restore.FeatureExtractor"
+    inference_parts = ("encoder",)
+
+    def __init__(
+        self,
+        encoder: Cleaner,
+        optimizer: OptimizerCallable,
+        loss_weights: dict[str, float],
+        scheduler: SchedulerCallable | None = None,
+        reduction: Reduction = "item",
+        media_items: int = 3,
+        compile: bool = False,
+    ) -> None:
+        super().__init__(optimizer, scheduler, compile=compile)
+        self.encoder = encoder
+        self.loss_weights = check_weights(loss_weights)
+        self.reduction: Reduction = reduction
+        self.media_items = media_items
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Compare cleaned features with the clean twin's.
+
+        Args:
+            batch: `input` (degraded) and `clean` (B, T) at 16 kHz, `lengths` (B,).
+            batch_idx: its number in the epoch.
+        """
+        lengths = batch["lengths"]
+        with torch.no_grad():
+            target = self.encoder.target(batch["clean"], lengths)
+        terms = self._compare(self.encoder(batch["input"], lengths), target, lengths)
+        self.log_terms("train", terms, batch_size=len(lengths))
+        return terms["loss"]
+
+    def evaluate(self, batch: Batch, batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
+        """Compare whole clips, with the adapters and without."""
+        lengths = batch["lengths"]
+        target = self.encoder.target(batch["clean"], lengths)
+        cleaned, plain = self.encoder(batch["input"], lengths), self.encoder.target(batch["input"], lengths)
+        identity = {f"identity_{key}": value for key, value in self._compare(plain, target, lengths).items()}
+        if stage == "val" and batch_idx < self.media_items:
+            log_figure(self, f"clip{batch_idx}_features", mel_figure(target[0].T.float(), cleaned[0].T.float()))
+        return {**self._compare(cleaned, target, lengths), **identity}, len(lengths)
+
+    def _compare(self, prediction: Tensor, target: Tensor, lengths: Tensor) -> dict[str, Tensor]:
+        terms = feature_loss(prediction, target, self.encoder.frames(lengths), self.reduction)
+        return {"loss": weighted(terms, self.loss_weights), **terms}
+
+
+class VocoderTask(HiFiGANTask):
+    """Stages 2 and 3: a HiFi-GAN on frozen features of clean speech (pre-training) or of restored speech (fine-tuning).
+
+    With a `Backbone` as encoder the input is clean speech; with a `Cleaner` it is degraded speech, except in the items
+    that the data marks as clean, whose features are the plain backbone's.
+
+    Args:
+        encoder: frozen; gives 50 (or 25) frames a second.
+        generator: features to audio; its hop is sample_rate / frame rate, 441 for 22.05 kHz.
+        discriminators: by name.
+        optimizer_g: of the generator.
+        optimizer_d: of the discriminators.
+        loss_mel: front end of the reconstruction loss.
+        sample_rate: of the audio in Hz.
+        media_items: validation clips written as audio and mel figure.
+        output_sample_rate: of restored files in Hz, resampled from `sample_rate`; null keeps that.
+        stereo: "channels" restores each alone, "mix" mixes to mono first.
+        loudness: "input" gives restored files the level of their input, "keep" the vocoder's.
+        chunk_seconds: long files are restored in pieces of this length.
+        overlap_seconds: of neighbouring pieces.
+        chunk_batch: pieces restored at once.
+        kwargs: of HiFiGANTask.
+
+    Raises:
+        ValueError: when generator and encoder do not fit.
+
+    Source: Miipher-2, section 3.3, with HiFi-GAN in place of WaveFit as in its reproduction.
+    """
+
+    inference_class = "zoo.miipher.restore.Restorer"
+    inference_parts = ("encoder", "generator", "sample_rate")
+    inference_options = (
+        "output_sample_rate", "stereo", "loudness", "chunk_seconds", "overlap_seconds", "chunk_batch",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        encoder: Backbone | Cleaner,
+        generator: Generator,
+        discriminators: dict[str, Discriminator],
+        optimizer_g: OptimizerCallable,
+        optimizer_d: OptimizerCallable,
+        loss_mel: LogMel,
+        sample_rate: int = 22050,
+        media_items: int = 3,
+        output_sample_rate: int | None = None,
+        stereo: Literal["channels", "mix"] = "channels",
+        loudness: Literal["input", "keep"] = "input",
+        chunk_seconds: float = 20.0,
+        overlap_seconds: float = 2.0,
+        chunk_batch: int = 4,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            generator, discriminators, optimizer_g, optimizer_d, loss_mel,
+            sample_rate=sample_rate, media_items=media_items, **kwargs,
+        )  # fmt: skip
+        check_fit(encoder, generator, sample_rate)
+        self.encoder = encoder.requires_grad_(False).eval()
+        self.output_sample_rate = output_sample_rate
+        self.stereo = stereo
+        self.loudness = loudness
+        self.chunk_seconds = chunk_seconds
+        self.overlap_seconds = overlap_seconds
+        self.chunk_batch = chunk_batch
+
+    def train(self, mode: bool = True) -> VocoderTask:
+        """Train the GAN; the encoder stays in evaluation mode."""
+        super().train(mode)
+        self.encoder.eval()
+        return self
+
+    @torch.no_grad()
+    def features(self, batch: Batch) -> Tensor:
+        """Frozen features of a batch.
+
+        Args:
+            batch: `input` (B, T) at 16 kHz and, where they are known, its `lengths` (B,); `first` and `frames` (B,):
+                the frames of each item that are wanted, the others being context; `is_clean` (B,) where a cleaner's
+                data mixes clean items in.
+
+        Returns:
+            (B, C, F).
+        """
+        lengths = batch.get("lengths")
+        clean = batch.get("is_clean")
+        if not isinstance(self.encoder, Cleaner) or clean is None or not clean.any():
+            features = self.encoder(batch["input"], lengths)
+        elif clean.all():
+            features = self.encoder.target(batch["input"], lengths)
+        else:
+            pair = self.encoder.target(batch["input"], lengths), self.encoder(batch["input"], lengths)
+            features = torch.where(clean[:, None, None], *pair)
+        if "first" in batch:
+            wanted = batch["first"][:, None] + torch.arange(int(batch["frames"][0]), device=features.device)
+            features = features.gather(1, wanted[..., None].expand(-1, -1, features.shape[2]))
+        return features.transpose(1, 2)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> None:
+        """One step of the GAN; features are computed once, however many chunks the batch is cut into."""
+        if "features" not in batch:
+            batch = {"audio": batch["audio"], "features": self.features(batch)}
+        super().training_step(batch, batch_idx)
+
+    def generate(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Synthesise a batch; see `HiFiGANTask.generate`."""
+        if "features" not in batch:
+            batch = {"audio": batch["audio"], "features": self.features(batch)}
+        return super().generate(batch)
+
+    def evaluate(self, batch: Batch, batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
+        """Compare whole clips; the input goes to the media folder as well."""
+        if stage == "val" and batch_idx < self.media_items and "input" in batch:
+            log_audio(self, f"clip{batch_idx}_input", batch["input"][0], self.encoder.sample_rate)
+        return super().evaluate(batch, batch_idx, stage)
+
+
+class BackboneTask(SingleOptimizerTask):
+    """Trains a small backbone where no published one can be had: log-mels are predicted from audio with gaps.
+
+    Every frame predicts its own log-mel; the gaps make it use its neighbours. After each validation the backbone is
+    written to `<run>/backbone` in transformers' layout, ready as a `source`.
+
+    Args:
+        encoder: random weights; all of it trains.
+        mel: what is predicted, at 16 kHz; its hop must divide the encoder's.
+        optimizer: of the whole.
+        scheduler: of the learning rate, counted in optimizer steps.
+        gap_share: share of a clip's 100 ms pieces that are silenced.
+        compile: compile the encoder in place.
+
+    Raises:
+        ValueError: when mel and encoder do not fit.
+    """
+
+    inference_class = "zoo.miipher.restore.FeatureExtractor"
+    inference_parts = ("encoder",)
+
+    def __init__(
+        self,
+        encoder: Backbone,
+        mel: LogMel,
+        optimizer: OptimizerCallable,
+        scheduler: SchedulerCallable | None = None,
+        gap_share: float = 0.2,
+        compile: bool = False,
+    ) -> None:
+        super().__init__(optimizer, scheduler, compile=compile)
+        if mel.sample_rate != encoder.sample_rate or encoder.hop_samples % mel.hop_length:
+            raise ValueError(
+                f"mel: expected {encoder.sample_rate} Hz and a hop that divides {encoder.hop_samples}, found "
+                f"{mel.sample_rate} Hz and {mel.hop_length}"
+            )
+        encoder.unfreeze()
+        self.encoder = encoder
+        self.mel = mel
+        self.steps = encoder.hop_samples // mel.hop_length
+        self.head = nn.Linear(encoder.dim, mel.n_mels * self.steps)
+        self.gap_share = gap_share
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Predict the log-mel of `clean` (B, T) from the same with gaps."""
+        clean = batch["clean"]
+        pieces = -(-clean.shape[1] // (self.encoder.sample_rate // 10))
+        kept = torch.rand(len(clean), pieces, device=clean.device) >= self.gap_share
+        kept = kept.repeat_interleave(self.encoder.sample_rate // 10, dim=1)[:, : clean.shape[1]]
+        loss = self._loss(clean * kept, clean, batch["lengths"])
+        self.log_terms("train", {"loss": loss}, batch_size=len(clean))
+        return loss
+
+    def evaluate(self, batch: Batch, batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
+        """Predict the log-mel of whole clips."""
+        return {"loss": self._loss(batch["clean"], batch["clean"], batch["lengths"])}, len(batch["clean"])
+
+    def on_validation_end(self) -> None:
+        """Write the backbone in transformers' layout."""
+        if self.trainer.is_global_zero and self.trainer.state.fn == "fit" and not self.trainer.sanity_checking:
+            save_backbone(self.encoder, run_folder(self.trainer) / "backbone")
+
+    def _loss(self, audio: Tensor, clean: Tensor, lengths: Tensor) -> Tensor:
+        features = self.encoder(audio, lengths)
+        predicted = self.head(features).float().unflatten(-1, (self.steps, -1)).flatten(1, 2)
+        target = self.mel(clean).transpose(1, 2)
+        size = min(predicted.shape[1], target.shape[1])
+        mask = valid(lengths // self.mel.hop_length, size)[..., None]
+        return ((predicted - target)[:, :size].abs() * mask).sum() / (mask.sum() * self.mel.n_mels)
+
+
+def save_backbone(encoder: Backbone, folder: Path) -> None:
+    """Write a backbone in transformers' layout; the folder appears only when it is whole."""
+    with replacing(folder) as aside:
+        encoder.save_source(aside)
