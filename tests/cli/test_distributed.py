@@ -28,9 +28,9 @@ def weights(run: Path) -> torch.Tensor:
     return torch.cat([tensor.flatten().double() for tensor in load_checkpoint(newest(run))["state_dict"].values()])
 
 
-def validation(run: Path) -> dict[str, float]:
+def validation(run: Path, metric: str = "val/mel_l1") -> dict[str, float]:
     with (run / "metrics.csv").open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row.get("val/mel_l1")]
+        rows = [row for row in csv.DictReader(file) if row.get(metric)]
     return {key: float(value) for key, value in rows[-1].items() if key.startswith("val/") and value}
 
 
@@ -62,3 +62,20 @@ def test_two_processes_equal_one_with_the_joined_batch(one: Path, tmp_path: Path
     assert found.keys() == expected.keys()
     assert found["val/mel_l1"] == pytest.approx(expected["val/mel_l1"], rel=1e-4)
     assert "2 processes" in result.stderr + result.stdout
+
+
+@pytest.mark.parametrize(
+    ("stage", "optimizers", "metric"),
+    [("adapter", ["optimizer"], "val/loss"), ("finetune", ["optimizer_g", "optimizer_d"], "val/mel_l1")],
+)
+def test_two_processes_equal_one_for_miipher(stage: str, optimizers: list[str], metric: str, tmp_path: Path) -> None:
+    recipe = REPOSITORY / "configs" / "miipher" / f"smoke_{stage}.yaml"
+    args = ["--config", recipe, "--trainer.max_steps=3", "--trainer.val_check_interval=3", "--data.init_args.val_items=3"]
+    args += ["--data.init_args.embedded_utterances=15", "--trainer.log_every_n_steps=1"]
+    args += [f"--model.init_args.{name}={{class_path: torch.optim.SGD, init_args: {{lr: 0.001}}}}" for name in optimizers]
+    good(zoo("fit", *args, "--data.init_args.batch_size=4", "--trainer.default_root_dir=one", cwd=tmp_path))
+    both = ["--config", DDP, "--trainer.accelerator=cpu", "--data.init_args.batch_size=2"]
+    good(zoo("fit", *args, *both, "--trainer.default_root_dir=two", cwd=tmp_path))
+    torch.testing.assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0, atol=1e-5)
+    found, expected = (validation(tmp_path / run, metric) for run in ("two", "one"))
+    assert found == pytest.approx(expected, rel=1e-4)

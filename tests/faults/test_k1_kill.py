@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import SMOKE, TOY_ARGS, TOY_RECIPE, fingerprint, good, losses, newest, zoo
+from tests.harness import REPOSITORY, SMOKE, TOY_ARGS, TOY_RECIPE, fingerprint, good, losses, newest, zoo
 
 KILL = "--trainer.callbacks+=toy_wing.faults.KillAt"
 STEP = "--trainer.callbacks.step={}"
@@ -16,19 +16,28 @@ HIFIGAN = [
 ]  # fmt: skip
 
 
+MIIPHER = [
+    *TOY_ARGS, "--trainer.max_steps=24", "--checkpoints.every_n_batches=5", "--trainer.log_every_n_steps=1",
+    "--trainer.val_check_interval=6", "--data.init_args.embedded_utterances=10", "--data.init_args.batch_size=1",
+]  # fmt: skip
+KEYS = {"toy": "train/loss", "hifigan": "train/g/mel", "adapter": "train/loss", "finetune": "train/g/mel"}
+
+
 def arguments(system: str, workers: int) -> list[str]:
     if system == "toy":
         ema = [*EMA, "--trainer.callbacks.modules=[net]"]
         args = ["--config", str(TOY_RECIPE), *TOY_ARGS, *ema]
-    else:
+    elif system == "hifigan":
         args = [*HIFIGAN, *EMA, "--trainer.callbacks.modules=[generator]"]
+    else:
+        args = ["--config", str(REPOSITORY / "configs" / "miipher" / f"smoke_{system}.yaml"), *MIIPHER]
     return [*args, f"--data.init_args.num_workers={workers}"]
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     runs = {}
-    for system in ("toy", "hifigan"):
+    for system in KEYS:
         folder = tmp_path_factory.mktemp(system)
         runs[system] = folder / "whole"
         good(zoo("fit", *arguments(system, 0), f"--trainer.default_root_dir={runs[system]}", cwd=folder))
@@ -53,13 +62,13 @@ def assert_equal_runs(run: Path, whole: Path, key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("system", "step", "workers"), [("toy", 8, 0), ("toy", 20, 2), ("toy", 21, 0), ("hifigan", 21, 0)]
+    ("system", "step", "workers"), [("toy", 8, 0), ("toy", 20, 2), ("toy", 21, 0), ("hifigan", 21, 0), ("adapter", 12, 2), ("finetune", 17, 0)]
 )
 def test_resumed_run_equals_uninterrupted(
     uninterrupted: dict[str, Path], tmp_path: Path, system: str, step: int, workers: int
 ) -> None:
     run = killed_and_resumed(system, step, workers, tmp_path)
-    assert_equal_runs(run, uninterrupted[system], "train/loss" if system == "toy" else "train/g/mel")
+    assert_equal_runs(run, uninterrupted[system], KEYS[system])
 
 
 @pytest.mark.slow
@@ -68,7 +77,16 @@ def test_resumed_run_equals_uninterrupted(
 @pytest.mark.parametrize("system", ["toy", "hifigan"])
 def test_every_kill_point(uninterrupted: dict[str, Path], tmp_path: Path, system: str, step: int, workers: int) -> None:
     run = killed_and_resumed(system, step, workers, tmp_path)
-    assert_equal_runs(run, uninterrupted[system], "train/loss" if system == "toy" else "train/g/mel")
+    assert_equal_runs(run, uninterrupted[system], KEYS[system])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("step", [8, 9, 10, 19])
+@pytest.mark.parametrize("system", ["adapter", "finetune"])
+def test_every_kill_point_of_miipher(uninterrupted, tmp_path: Path, system: str, step: int, workers: int) -> None:
+    run = killed_and_resumed(system, step, workers, tmp_path)
+    assert_equal_runs(run, uninterrupted[system], KEYS[system])
 
 
 def test_plain_loader_is_the_negative_control(tmp_path: Path) -> None:

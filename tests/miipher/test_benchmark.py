@@ -75,10 +75,18 @@ def test_all_steps_train_alike_where_nothing_is_padded(monkeypatch):
     assert all(p.grad is None for p in steps[2].extractor.parameters())
 
 
-def test_original_has_no_mask():
+def test_padding_counts_for_the_original_alone():
     clips = benchmark.made_clips([0.5, 0.3])
-    assert OriginalStep(SMALL).lengths(clips) is None
-    assert AdapterStep(Cleaner(WholeBackbone(SMALL), ParallelAdapters(24))).lengths(clips).tolist() == [8000, 4800]
+    silent = [clips[0], torch.nn.functional.pad(clips[1], (0, 3200))]
+
+    def difference(build):
+        torch.manual_seed(0)
+        one = build()(clips)
+        torch.manual_seed(0)
+        return build()(silent) - one
+
+    assert difference(lambda: OriginalStep(SMALL)) == 0
+    assert difference(lambda: AdapterStep(Cleaner(WholeBackbone(SMALL), ParallelAdapters(24)))) != 0
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,18 @@ def test_twins_made_before_are_found(corpus, tmp_path):
         SpeechData(**folders, degrader=noisy())
 
 
+def test_validation_may_lie_in_folders_of_its_own(corpus, tmp_path):
+    folders = dict(root=str(corpus / "anna"), val_root=str(corpus / "bert"), cache=str(tmp_path))
+    data = ready(SpeechData(**folders))
+    assert (len(data.train_set), len(data.val_set)) == (4, 3)
+    twins = dict(degraded=str(corpus / "anna"), val_degraded=str(corpus / "bert"))
+    data = ready(VocoderSegments(**folders, **twins))
+    assert (len(data.train_set), len(data.val_set)) == (4, 3)
+    assert torch.equal(data.val_set.clips[0]["input"], torch.from_numpy(data.val_set.clips.corpus.read(0)))
+    with pytest.raises(ValueError, match="val_degraded"):
+        SpeechData(**folders, degraded=str(corpus / "anna"))
+
+
 def test_vocoder_pairs_have_equal_duration(corpus, tmp_path):
     data = ready(
         VocoderSegments(root=str(corpus), cache=str(tmp_path), val_items=2, degrader=noisy(), sample_rate=24000)

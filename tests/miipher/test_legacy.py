@@ -76,18 +76,23 @@ def test_precision(given: str, expected: str) -> None:
     assert flags("adapter", override, ACCELERATE_USE_CPU="true")["trainer.accelerator"] == "cpu"
 
 
-def test_accumulation_multiplies_what_lightning_counts_in_batches() -> None:
-    found = flags("adapter", "training.gradient_accumulation_steps=4", "validation_interval=500", "batch_size=3")
+def test_steps_of_the_original_are_batches() -> None:
+    counts = ("steps=800", "validation_interval=500", "checkpoint.save_interval=400")
+    found = flags("adapter", "training.gradient_accumulation_steps=4", "batch_size=3", *counts)
     assert found["trainer.accumulate_grad_batches"] == "4"
-    assert found["trainer.val_check_interval"] == "2000"
+    assert found["trainer.max_steps"] == "200"
+    assert found["trainer.val_check_interval"] == "500"  # Lightning counts batches here
+    assert found["checkpoints.every_n_batches"] == "100"
     assert found["data.init_args.batch_size"] == "3"
-    assert flags("adapter", "training.gradient_accumulation_steps=1")["trainer.val_check_interval"] == "1000"
+    alone = flags("adapter", "training.gradient_accumulation_steps=1")
+    assert alone["trainer.max_steps"] == "60000" and "trainer.val_check_interval" not in alone
 
 
 def test_accumulation_of_the_gan_splits_a_batch_as_large_as_the_parts_together() -> None:
     assert flags("finetune", "batch_size=3")["data.init_args.batch_size"] == "6"  # the recipe accumulates twice
     found = flags("finetune", "gradient_accumulation_steps=4")
     assert (found["model.init_args.accumulate"], found["data.init_args.batch_size"]) == ("4", "32")
+    assert found["trainer.max_steps"] == "12500"
     assert flags("pretrain", "validation_interval=500")["trainer.val_check_interval"] == "500"
 
 
@@ -203,6 +208,8 @@ VALUES = {
 MORE = (
     "batch_size=4",
     "gradient_accumulation_steps=2",
+    "steps=60",
+    "checkpoint.save_interval=4",
     "validation_interval=8",
     "wandb.enabled=true",
     "adapter_ckpt=a",
@@ -216,7 +223,7 @@ def test_all_keys_make_a_command_that_parses(stage: str, capsys: pytest.CaptureF
     more = [*MORE, *(() if stage == "adapter" else ("lambda_fm=1", "optim.ema_decay=0.9"))]
     call = legacy.translate(stage, [*(f"{key}={VALUES.get(key, '3')}" for key in keys), *more], {})
     assert main([*call.command, "--print_config"]) == 0, capsys.readouterr().err
-    assert "max_steps: 3" in capsys.readouterr().out
+    assert "max_steps: 30" in capsys.readouterr().out
 
 
 def test_a_script_trains(tmp_path: Path) -> None:

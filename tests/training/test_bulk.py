@@ -151,7 +151,7 @@ def test_predict_writes_results_manifest_and_summary(tmp_path):
     assert json.loads((outputs / "summary.json").read_text()) == data.summary
     assert (data.summary["done"], data.summary["failed"], data.summary["skipped"]) == (3, 1, 0)
     assert data.summary["audio_seconds"] == 6.0
-    assert data.summary["real_time_factor"] > 1.0
+    assert 0 < data.summary["real_time_factor"] < 1
     assert sorted(p.name for p in outputs.iterdir()) == ["even", "manifest.jsonl", "odd", "summary.json"]
 
 

@@ -47,7 +47,8 @@ def _folder(path: Path, packages: Sequence[str]) -> int:
     from zoo.training.checkpoint_files import find_checkpoints, is_sound
 
     checkpoints = find_checkpoints(path)
-    if checkpoints:
+    original = None if (path / "config.yaml").is_file() else _original(path, packages)
+    if checkpoints and original is None:
         print(f"{path}: run folder, checkpoints: {len(checkpoints)}")
         if not (path / "config.yaml").is_file():
             print("  config.yaml is missing: name the recipe with --config to go on with this run")
@@ -58,7 +59,6 @@ def _folder(path: Path, packages: Sequence[str]) -> int:
         if not usable:
             return 1
         return _file(usable[0], packages) if usable[0].is_file() else 0
-    original = _original(path, packages)
     if original is not None:
         _show(path, original, {})
         return 0

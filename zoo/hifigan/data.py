@@ -21,7 +21,7 @@ PEAK = 0.95  # of full scale, the original's normalisation
 
 
 class Features:
-    """Conditioning made elsewhere: `<folder>/<clip name>.npy`, (C, F) or (1, C, F), memory-mapped.
+    """Conditioning made elsewhere, memory-mapped: `<clip>.npy`, (C, F) or (1, C, F), in the corpus' tree or flat.
 
     Args:
         folder: of the .npy files (teacher-forced mels, SSL features).
@@ -41,7 +41,9 @@ class Features:
             FileNotFoundError: when there are none.
             ValueError: when they have another shape.
         """
-        path = self.folder / f"{Path(name).stem}.npy"
+        path = self.folder / Path(name).with_suffix(".npy")
+        if not path.is_file():  # other projects put all of them into one folder
+            path = self.folder / path.name
         if not path.is_file():
             raise FileNotFoundError(f"no features for {name}: {path} does not exist")
         array = np.load(path, mmap_mode="r", allow_pickle=False)

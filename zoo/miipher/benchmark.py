@@ -30,7 +30,6 @@ from zoo.training.resume import BucketBatches, ResumableBatches
 OUTPUT_RATE = 22050
 CROP_SECONDS = 10.0  # max_seconds of the recipes; the original crops nothing
 MEMORY_BATCH = 8
-BATCHES = (4, 8, 16)
 WEIGHTS = dict.fromkeys(TERMS, 1.0)
 
 
@@ -59,10 +58,7 @@ class Size:
         return 1 if self.quick else full
 
 
-HUBERT_BASE = {
-    "model_type": "hubert", "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
-    "intermediate_size": 3072,
-}  # fmt: skip
+HUBERT_BASE = {"model_type": "hubert", "hidden_size": 768, "num_hidden_layers": 12}  # as are transformers' defaults
 TINY = {
     "model_type": "hubert", "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4,
     "intermediate_size": 40, "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4, "conv_dim": [8] * 7,
@@ -107,9 +103,11 @@ class AdapterStep:
     """
 
     reduction: Reduction = "item"
+    masked = True
 
     def __init__(self, cleaner: Cleaner) -> None:
         self.cleaner = cleaner.train()
+        self.target: Callable[[Tensor, Tensor | None], Tensor] = cleaner.target
         trained = [p for p in cleaner.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(trained, 2e-4, (0.9, 0.95), weight_decay=0.01)
 
@@ -117,7 +115,7 @@ class AdapterStep:
         """Train on clips (2, T), clean and noisy, of any lengths; returns the loss."""
         longest = max(clip.shape[1] for clip in clips)
         clean, noisy = torch.stack([F.pad(clip, (0, longest - clip.shape[1])) for clip in clips], dim=1)
-        lengths = self.lengths(clips)
+        lengths = torch.tensor([clip.shape[1] for clip in clips]) if self.masked else None
         with torch.no_grad():
             target = self.target(clean, lengths)
         frames = None if lengths is None else self.cleaner.frames(lengths)
@@ -126,14 +124,6 @@ class AdapterStep:
         loss.backward()
         self.optimizer.step()
         return loss.item()
-
-    def lengths(self, clips: Sequence[Tensor]) -> Tensor | None:
-        """Valid samples of each clip."""
-        return torch.tensor([clip.shape[1] for clip in clips])
-
-    def target(self, clean: Tensor, lengths: Tensor | None) -> Tensor:
-        """Features of clean clips."""
-        return self.cleaner.target(clean, lengths)
 
 
 class OriginalStep(AdapterStep):
@@ -147,17 +137,11 @@ class OriginalStep(AdapterStep):
     """
 
     reduction: Reduction = "batch"
+    masked = False
 
     def __init__(self, size: Size) -> None:
-        self.extractor = WholeBackbone(size, pad=False)
         super().__init__(Cleaner(WholeBackbone(size, pad=False), ParallelAdapters(size.hidden_dim)))
-
-    def lengths(self, clips: Sequence[Tensor]) -> None:
-        """No mask."""
-
-    def target(self, clean: Tensor, lengths: Tensor | None) -> Tensor:
-        """Features of clean clips, by the second copy."""
-        return self.extractor(clean)
+        self.target = self.extractor = WholeBackbone(size, pad=False)
 
 
 def step(size: Size) -> list[Finding]:
@@ -180,17 +164,13 @@ def blocks(size: Size) -> list[Finding]:
             states.append(block(states[-1]))
         return states[size.layer]
 
-    def forward(cleaner: Cleaner) -> Tensor:
-        with torch.no_grad():
-            return run(cleaner)
-
     def train(cleaner: Cleaner) -> None:
-        with cleaner.adapters.disabled():
-            target = forward(cleaner)
+        with torch.no_grad(), cleaner.adapters.disabled():
+            target = run(cleaner)
         F.mse_loss(run(cleaner), target).backward()
 
     findings = []
-    for name, function in {"forward pass": forward, "target, prediction and backward pass": train}.items():
+    for name, function in {"forward pass": torch.no_grad()(run), "target, prediction and backward pass": train}.items():
         contestants = {key: partial(function, cleaner) for key, cleaner in cleaners.items()}
         costs = interleave(contestants, size.rounds(21))
         findings.append(_times_as_fast(f"blocks alone, {name}", costs, at_least=1.6))
@@ -207,10 +187,8 @@ def original(size: Size) -> list[Finding]:
     findings = [_times_as_fast("order of work, clips of one length", costs, **weights)]
     batch, seconds = 4, made_seconds(12, size.seconds[1], longest=3 * size.seconds[1])
     clips = made_clips(seconds)
-    orders = {
-        "ours": BucketBatches(seconds, batch).order(0),
-        "original": ResumableBatches(len(seconds), batch).order(0),
-    }
+    batches = {"ours": BucketBatches(seconds, batch), "original": ResumableBatches(len(seconds), batch)}
+    orders = {name: each.order(0) for name, each in batches.items()}
 
     def epoch(order: list[int], train: AdapterStep) -> None:
         for start in range(0, len(order), batch):
@@ -233,15 +211,15 @@ def buckets(size: Size) -> list[Finding]:
     findings = []
     for name, whole in corpora.items():
         cropped = np.minimum(whole, CROP_SECONDS)
-        for batch in (each for each in BATCHES if 2 * each <= len(whole)):
+        for batch in (each for each in (4, 8, 16) if 2 * each <= len(whole)):
             random = ResumableBatches(len(whole), batch).order(0)
-            shares = {
+            details = {
+                "clips": len(whole),
                 "random and uncropped, %": padding_percent(whole, random, batch),
                 "random, %": padding_percent(cropped, random, batch),
                 "buckets, %": padding_percent(cropped, BucketBatches(cropped, batch).order(0), batch),
             }
-            saved = shares["random, %"] - shares["buckets, %"]
-            details = {"clips": len(whole), **shares}
+            saved = details["random, %"] - details["buckets, %"]
             findings.append(Finding(f"padding saved, {name}, batch {batch}", saved, "points", details=details))
     return findings
 

@@ -16,6 +16,7 @@ from zoo.miipher.families import SAMPLE_RATE
 from zoo.training.resume import Key, item_seed
 
 Item = dict[str, Tensor]
+Twins = tuple[Corpus, list[list[int]]]  # degraded clips, and for each clean clip the numbers of its twins
 
 
 class Degradation:
@@ -33,7 +34,7 @@ class Degradation:
         degrader: Degrader | None,
         noises: Corpus | None = None,
         rirs: Sequence[np.ndarray] = (),
-        twins: tuple[Corpus, list[list[int]]] | None = None,
+        twins: Twins | None = None,
     ) -> None:
         self.degrader = degrader
         self.noises = noises

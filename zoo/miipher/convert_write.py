@@ -218,7 +218,7 @@ def _unified_config(
         cleaner, file = jobs["adapter"]
         components["adapter"] = {
             "architecture": "parallel_adapter",
-            "base_model": str(backbone or cleaner.backbone.source),
+            "base_model": str(base) if (base := backbone or cleaner.backbone.source) else None,
             "hubert_layer": cleaner.backbone.layer,
             "adapter_hidden_dim": cleaner.adapters.hidden_dim,
             "checkpoint_file": file,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from zoo.audio.corpus import CACHES, ClippedCorpus, Corpus, EmbeddedCorpus, Resa
 from zoo.audio.degrade import Degrader
 from zoo.audio.files import walk
 from zoo.audio.rooms import SyntheticNoise, read_rirs, synthetic_rirs
-from zoo.miipher.clips import Clips, Degradation, Item, Pairs, Segments
+from zoo.miipher.clips import Clips, Degradation, Item, Pairs, Segments, Twins
 from zoo.miipher.families import SAMPLE_RATE
 from zoo.training.resume import ZooDataModule
 
@@ -27,6 +27,14 @@ log = logging.getLogger(__name__)
 SYNTHETIC_NOISES = 6
 SYNTHETIC_RIRS = 32
 NOISE_SHARE = 0.8  # of every noise file, from its beginning, for training; the rest for validation
+
+
+class Part(NamedTuple):
+    """What training or validation reads: corpora at the rates asked for, which clips, and what degrades them."""
+
+    corpora: list[Corpus]
+    indices: np.ndarray
+    degradation: Degradation
 
 
 class SpeechData(ZooDataModule):
@@ -42,6 +50,9 @@ class SpeechData(ZooDataModule):
         degrader: how to degrade on the spot; null leaves the input clean.
         noise: folder of noise; null for noise made in code.
         rir: folder of room impulse responses; null for some made in code.
+        val_root: folder of clean speech for validation, such as `val/clean` of `zoo degrade`; `root` is then for
+            training alone.
+        val_degraded: folder of its degraded twins.
         max_seconds: longest training crop.
         val_speakers: their clips are for validation; none takes the last `val_items` of the sorted corpus.
         val_items: number of validation clips when no speakers are named.
@@ -66,6 +77,8 @@ class SpeechData(ZooDataModule):
         degrader: Degrader | None = None,
         noise: str | None = None,
         rir: str | None = None,
+        val_root: str | None = None,
+        val_degraded: str | None = None,
         max_seconds: float = 10.0,
         val_speakers: list[str] | None = None,
         val_items: int = 8,
@@ -88,6 +101,10 @@ class SpeechData(ZooDataModule):
         self.degrader = degrader
         self.noise = _folder("noise", noise, embedded_if_missing)
         self.rir = _folder("rir", rir, embedded_if_missing)
+        self.val_root = None if missing else _folder("val_root", val_root, False)
+        self.val_degraded = None if missing else _folder("val_degraded", val_degraded, False)
+        if self.val_root is not None and (self.degraded is None) != (self.val_degraded is None):
+            raise ValueError("data: val_root needs val_degraded where degraded is given, and only there")
         self.max_samples = int(max_seconds * SAMPLE_RATE)
         self.val_speakers = list(val_speakers or [])
         self.val_items = val_items
@@ -98,11 +115,12 @@ class SpeechData(ZooDataModule):
 
     def prepare_data(self) -> None:
         """Write the corpus caches, once per machine."""
-        if self.root is not None:
-            paths = [utterance.path for utterance in read_corpus(self.root, self.kind)]
-            for sample_rate in self.sample_rates():
-                self._build(paths, self.root, sample_rate)
-        for folder in (self.degraded, self.noise):
+        for root in (self.root, self.val_root):
+            if root is not None:
+                paths = [utterance.path for utterance in read_corpus(root, self.kind)]
+                for sample_rate in self.sample_rates():
+                    self._build(paths, root, sample_rate)
+        for folder in (self.degraded, self.val_degraded, self.noise):
             if folder is not None:
                 self._build(walk(folder), folder, SAMPLE_RATE)
 
@@ -112,26 +130,32 @@ class SpeechData(ZooDataModule):
 
     def setup(self, stage: str) -> None:
         """Open the corpora and split them."""
-        (corpus,) = self.open_corpora()
-        train, val = self.split(corpus)
-        self.train_set = Clips(corpus, train, self.degradation(corpus, True), self.max_samples, self.seed)
-        self.val_set = Clips(corpus, val, self.degradation(corpus, False), self.val_samples, self.seed)
-        self.lengths = np.minimum(corpus.lengths[train], self.max_samples)
+        train, val = self.parts()
+        (speech,) = train.corpora
+        self.train_set = Clips(speech, train.indices, train.degradation, self.max_samples, self.seed)
+        self.val_set = Clips(val.corpora[0], val.indices, val.degradation, self.val_samples, self.seed)
+        self.lengths = np.minimum(speech.lengths[train.indices], self.max_samples)
 
-    def open_corpora(self) -> list[Corpus]:
-        """The clean corpus at each of `sample_rates()`."""
-        rates = self.sample_rates()
-        if self.root is None:
-            made = EmbeddedCorpus(self.embedded_utterances, rates[-1])
-            return [made if rate == rates[-1] else ResampledCorpus(made, rates[-1], rate) for rate in rates]
-        return [CorpusCache(cache_folder(self.cache, self.root, rate)) for rate in rates]
+    def parts(self) -> tuple[Part, Part]:
+        """What training and validation read."""
+        corpora = self._open(self.root)
+        twins = self._twins(corpora[0], self.root, self.degraded)
+        if self.val_root is None:
+            train, val = self.split(corpora[0])
+            held_out, held_out_twins = corpora, twins
+        else:
+            held_out = self._open(self.val_root)
+            held_out_twins = self._twins(held_out[0], self.val_root, self.val_degraded)
+            train, val = np.arange(len(corpora[0].lengths)), np.arange(len(held_out[0].lengths))
+        return (
+            Part(corpora, train, self.degradation(True, twins)),
+            Part(held_out, val, self.degradation(False, held_out_twins)),
+        )
 
-    def degradation(self, corpus: Corpus, training: bool) -> Degradation:
+    def degradation(self, training: bool, twins: Twins | None) -> Degradation:
         """What degrades the clips of training or of validation."""
-        if self.degraded is not None:
-            return Degradation(None, twins=self._twins(corpus))
-        if self.degrader is None:
-            return Degradation(None)
+        if twins is not None or self.degrader is None:
+            return Degradation(None, twins=twins)
         noises: Corpus
         if self.noise is None:
             noises = SyntheticNoise(SYNTHETIC_NOISES, SAMPLE_RATE, seed=int(not training))
@@ -167,18 +191,30 @@ class SpeechData(ZooDataModule):
             raise ValueError(f"no audio file below {root}")
         build(paths, cache_folder(self.cache, root, sample_rate), sample_rate, max_bad_share=self.max_bad_share)
 
-    def _twins(self, corpus: Corpus) -> tuple[Corpus, list[list[int]]]:
+    def _open(self, root: Path | None) -> list[Corpus]:
+        """A clean corpus at each of `sample_rates()`."""
+        rates = self.sample_rates()
+        if root is None:
+            made = EmbeddedCorpus(self.embedded_utterances, rates[-1])
+            return [made if rate == rates[-1] else ResampledCorpus(made, rates[-1], rate) for rate in rates]
+        corpora: list[Corpus] = [CorpusCache(cache_folder(self.cache, root, rate)) for rate in rates]
+        if any(list(corpus.names) != list(corpora[0].names) for corpus in corpora[1:]):
+            raise ValueError(f"the caches of {root} at {rates} Hz differ: delete them below {self.cache}")
+        return corpora
+
+    def _twins(self, corpus: Corpus, root: Path | None, folder: Path | None) -> Twins | None:
         """The degraded corpus, and for each clean clip the numbers of its twins."""
-        assert self.degraded is not None
-        degraded = CorpusCache(cache_folder(self.cache, self.degraded, SAMPLE_RATE))
+        if folder is None:
+            return None
+        degraded = CorpusCache(cache_folder(self.cache, folder, SAMPLE_RATE))
         numbers: dict[str, list[int]] = {}
         for number, name in enumerate(degraded.names):
             numbers.setdefault(str(Path(name).with_suffix("")), []).append(number)
         stems = [str(Path(name).with_suffix("")) for name in corpus.names]
         if lacking := [stem for stem in stems if stem not in numbers]:
             raise ValueError(
-                f"data.init_args.degraded: {len(lacking)} clips of {self.root} have no twin of their name in "
-                f"{self.degraded}, among them {lacking[0]}"
+                f"data.init_args.degraded: {len(lacking)} clips of {root} have no twin of their name in {folder}, "
+                f"among them {lacking[0]}"
             )
         return degraded, [numbers[stem] for stem in stems]
 
@@ -224,16 +260,14 @@ class VocoderSegments(SpeechData):
 
     def setup(self, stage: str) -> None:
         """Open the corpora and split them."""
-        speech, audio = self.open_corpora()
-        if list(speech.names) != list(audio.names):
-            raise ValueError(f"the caches of {self.root} at the two rates differ: delete them below {self.cache}")
-        train, val = self.split(speech)
+        train, val = self.parts()
+        speech, audio = train.corpora
         self.train_set = Segments(
-            (speech, audio), train, self.degradation(speech, True), self.segment_frames, self.context_frames,
+            (speech, audio), train.indices, train.degradation, self.segment_frames, self.context_frames,
             self.hops, self.clean_share, self.seed,
         )  # fmt: skip
-        whole = Clips(speech, val, self.degradation(speech, False), self.val_samples, self.seed)
-        self.val_set = Pairs(whole, audio, self.hops)
+        speech, audio = val.corpora
+        self.val_set = Pairs(Clips(speech, val.indices, val.degradation, self.val_samples, self.seed), audio, self.hops)
 
 
 def _folder(key: str, path: str | None, may_be_missing: bool) -> Path | None:

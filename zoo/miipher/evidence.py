@@ -59,7 +59,7 @@ def gather(adapter: Path, pretrain: Path, finetune: Path, draws: int = 4) -> dic
     )  # fmt: skip
     rows = read_metrics(adapter)
     identity, adapted = (curve_of(rows, f"val/{key}").last for key in ("identity_loss", "loss"))
-    result = {
+    result: dict[str, Any] = {
         "adapter": {"identity_loss": identity, "loss": adapted, "ratio": adapted / identity},
         **{
             name: {**asdict(curve), "fall": curve.fall}
@@ -78,10 +78,7 @@ def write_trees(finetune: Path, pretrain: Path, folder: Path, draws: int) -> Non
     Raises:
         ValueError: when a run holds no restorer.
     """
-    restorer, ceiling = load(finetune), load(pretrain)
-    for run, model in ((finetune, restorer), (pretrain, ceiling)):
-        if not isinstance(model, Restorer):
-            raise ValueError(f"{run} holds a {type(model).__name__}, expected a run of stage 2 or 3")
+    restorer, ceiling = _restorer(finetune), _restorer(pretrain)
     data: VocoderSegments = build(yaml.safe_load(find_config(finetune).read_text(encoding="utf-8"))["data"])
     data.prepare_data()
     data.setup("fit")
@@ -101,6 +98,13 @@ def write_trees(finetune: Path, pretrain: Path, folder: Path, draws: int) -> Non
             files.write(folder / "degraded" / target, degraded, SAMPLE_RATE)
             files.write(folder / RESTORED / target, restorer(degraded, SAMPLE_RATE), restorer.output_sample_rate)
             files.write(folder / CEILING / target, clean_features, ceiling.output_sample_rate)
+
+
+def _restorer(run: Path) -> Restorer:
+    model = load(run)
+    if not isinstance(model, Restorer):
+        raise ValueError(f"{run} holds a {type(model).__name__}, expected a run of stage 2 or 3")
+    return model
 
 
 def show(result: dict[str, Any]) -> None:

@@ -233,10 +233,8 @@ def _standardise(waveform: Tensor, lengths: Tensor | None) -> Tensor:
 
 
 def _masked_group_norm(x: Tensor, norm: nn.GroupNorm, lengths: Tensor) -> Tensor:
-    """Group norm with one channel per group, its statistics over the valid frames of (B, C, F) alone."""
-    mask = valid(lengths, x.shape[2])[:, None]
-    count = lengths[:, None, None]
-    mean = (x * mask).sum(2, keepdim=True) / count
-    centred = (x - mean) * mask
-    variance = centred.square().sum(2, keepdim=True) / count
-    return centred * (variance + norm.eps).rsqrt() * norm.weight[:, None] + norm.bias[:, None]
+    """Group norm over the valid frames of (B, C, F) alone, clip by clip: faster than with masks, and without copies."""
+    result = torch.zeros_like(x)
+    for number, end in enumerate(lengths.tolist()):
+        result[number : number + 1, :, :end] = norm(x[number : number + 1, :, :end])
+    return result

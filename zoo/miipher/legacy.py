@@ -19,6 +19,7 @@ import yaml
 
 from zoo.miipher.legacy_names import (
     BACKBONES,
+    COUNTED,
     OPTIMIZERS,
     RECIPES,
     RENAMED,
@@ -89,7 +90,7 @@ def translate(stage: Stage, arguments: Sequence[str], environment: Mapping[str, 
     name, given, rest = _read(stage, arguments)
     recipe = _recipe(stage, name)
     call = Call()
-    flags = [*_precision(given, environment), *_batches(stage, given, yaml.safe_load(recipe.read_text()), call.notes)]
+    flags = [*_precision(given, environment), *_batches(stage, given, yaml.safe_load(recipe.read_text()))]
     flags += [*_schedule(stage, given), *_start(given), *_extras(given, call.notes)]
     configs = [recipe, *_fragments(given, environment)]
     for key, value in given.items():
@@ -148,11 +149,12 @@ def _precision(given: dict[str, str], environment: Mapping[str, str]) -> list[st
     return flags
 
 
-def _batches(stage: Stage, given: dict[str, str], recipe: dict[str, Any], notes: list[str]) -> list[str]:
-    """Batch size, accumulation and validation interval, which depend on each other.
+def _batches(stage: Stage, given: dict[str, str], recipe: dict[str, Any]) -> list[str]:
+    """Batch size, accumulation and what counts steps, which depend on each other.
 
-    The original's batch is what is processed at once, its accumulation counts such batches to an optimizer step. The
-    GAN here splits one batch into so many parts; Lightning counts its validation interval in batches.
+    The original's batch is what is processed at once; it counts such batches, of which an optimizer step gathers
+    several. Here steps are optimizer steps, and the GAN splits one batch into so many parts; Lightning counts the
+    validation interval in batches.
     """
     model, trainer, data = recipe["model"]["init_args"], recipe["trainer"], recipe["data"]["init_args"]
     settings, key = (trainer, "accumulate_grad_batches") if stage == "adapter" else (model, "accumulate")
@@ -162,18 +164,18 @@ def _batches(stage: Stage, given: dict[str, str], recipe: dict[str, Any], notes:
     flags = []
     if parts != usual:
         flags.append(f"--{'trainer' if stage == 'adapter' else 'model.init_args'}.{key}={parts}")
-    if parts > 1:
-        notes.append(f"steps and intervals count optimizer steps of {parts} batches; the original counted batches")
     size = given.pop("batch_size", None)
     if size is not None or (stage != "adapter" and parts != usual):
         at_once = data["batch_size"] // (1 if stage == "adapter" else usual)
         at_once = at_once if size is None else _whole("batch_size", size)
         flags.append(f"--data.init_args.batch_size={at_once * (1 if stage == 'adapter' else parts)}")
-    interval = given.pop("validation_interval", None)
-    if interval is not None or (stage == "adapter" and parts != usual):
-        factor, usual = (parts, usual) if stage == "adapter" else (1, 1)
-        steps = trainer["val_check_interval"] // usual if interval is None else _whole("validation_interval", interval)
-        flags.append(f"--trainer.val_check_interval={steps * factor}")
+    for name, (section, option) in COUNTED.items():
+        in_batches = stage == "adapter" and name == "validation_interval"
+        before, now = (1, 1) if in_batches else (usual, parts)
+        value = given.pop(name, None)
+        if value is not None or before != now:
+            batches = recipe[section][option] * before if value is None else _whole(name, value)
+            flags.append(f"--{section}.{option}={max(batches // now, 1)}")
     return flags
 
 

@@ -22,6 +22,12 @@ RENAMED_RECIPES = {
     "hifigan_pretrain_layer_6_mhubert_147": "hifigan_pretrain_layer_6",
     "hifigan_finetune_layer_6_mhubert_147": "hifigan_finetune_layer_6",
 }
+# what the original counts in batches, and the section and option here
+COUNTED = {
+    "steps": ("trainer", "max_steps"),
+    "validation_interval": ("trainer", "val_check_interval"),
+    "checkpoint.save_interval": ("checkpoints", "every_n_batches"),
+}
 OPTIMIZERS: dict[Stage, tuple[str, ...]] = {
     "adapter": ("optimizer",),
     "pretrain": ("optimizer_g", "optimizer_d"),
@@ -38,13 +44,11 @@ WEIGHTS = "model.init_args.loss_weights"
 
 # {optimizer}: every optimizer of the stage; {backbone}: the arguments of its backbone
 RENAMED: dict[str, tuple[str, ...]] = {
-    "steps": ("trainer.max_steps",),
     "validation_batches": ("trainer.limit_val_batches",),
     "log_interval": ("trainer.log_every_n_steps",),
     "save_dir": ("trainer.default_root_dir",),
     "seed": ("seed_everything", "data.init_args.seed"),
     "loader.num_workers": ("data.init_args.num_workers",),
-    "checkpoint.save_interval": ("checkpoints.every_n_batches",),
     "checkpoint.keep_last_n": ("checkpoints.keep_last",),
     "wandb.project": ("wandb.project",),
     "wandb.entity": ("wandb.entity",),

@@ -125,7 +125,7 @@ class Restorer(Inference):
 
         Returns:
             `audio_seconds`, `sample_rate` and `channels` of the result, `chunks` per channel, `real_time_factor`
-            (seconds of audio per second of work), `peak` of the result, and the `gain` of each channel (a factor).
+            (seconds of work per second of audio), `peak` of the result, and the `gain` of each channel (a factor).
 
         Raises:
             ValueError: when the file is not sound audio.
@@ -148,7 +148,7 @@ class Restorer(Inference):
             "sample_rate": self.output_sample_rate,
             "channels": run.channels,
             "chunks": run.chunks,
-            "real_time_factor": seconds / (time.perf_counter() - started),
+            "real_time_factor": (time.perf_counter() - started) / seconds,
             "peak": float((run.peaks * gains).max()),
             "gain": gains.tolist(),
         }

@@ -184,7 +184,7 @@ class BulkRun:
 
         Returns:
             Counts `done`, `failed`, `skipped`; `seconds` of work over all ranks; `audio_seconds` and
-            `real_time_factor` (seconds of audio per second of work) where the facts hold them; `peak_memory_gib` of
+            `real_time_factor` (seconds of work per second of audio) where the facts hold them; `peak_memory_gib` of
             this process. The same goes to `summary.json`.
         """
         rows = [row for path in sorted(self.output.glob(RANK_MANIFESTS)) for row in read_manifest(path)]
@@ -196,7 +196,7 @@ class BulkRun:
         if timed:
             audio = sum(row["audio_seconds"] for row in timed)
             summary["audio_seconds"] = round(audio, 3)
-            summary["real_time_factor"] = round(audio / max(sum(row["seconds"] for row in timed), 1e-9), 3)
+            summary["real_time_factor"] = round(sum(row["seconds"] for row in timed) / max(audio, 1e-9), 6)
         summary["peak_memory_gib"] = round(peak_memory_bytes(self._device) / 2**30, 3)
         self._merge()
         write_atomic(self.output / SUMMARY_NAME, lambda file: file.write(json.dumps(summary, indent=2).encode()))

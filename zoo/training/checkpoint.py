@@ -126,6 +126,8 @@ class Checkpoints(Checkpoint):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Save when it is time; after a stop signal save and leave."""
+        if trainer.fit_loop.epoch_loop._should_accumulate():
+            return  # the gradients gathered so far belong to a step under way
         self._at_boundary = True
         step = trainer.global_step
         by_batches = self.every_n_batches is not None and step % self.every_n_batches == 0

@@ -175,13 +175,16 @@ class ZooTask(L.LightningModule):
             self._save_frozen()  # it may go on in another folder than its own
 
     def _check_parts(self, saved: dict[str, Any] | None, frozen_paths: list[str]) -> None:
-        """Compare the parts' descriptions, but for the sources of frozen modules: their hashes are compared."""
+        """Compare the parts' descriptions.
+
+        Left out are the sources of frozen modules, whose hashes are compared, and what changes memory only.
+        """
         if saved is None or self.specs is None:
             return
         theirs, ours = copy.deepcopy(saved["parts"]), copy.deepcopy(self.specs["parts"])
         for parts in (theirs, ours):
             for path in frozen_paths:
-                for key in ("source", "revision", "config"):
+                for key in ("source", "revision", "config", "gradient_checkpointing"):
                     (frozen.find_arguments(parts, path) or {}).pop(key, None)
         for part in self.inference_parts:
             if part in theirs and theirs[part] != ours[part]:

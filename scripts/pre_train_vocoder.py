@@ -1,0 +1,18 @@
+#!/usr/bin/env python
+"""Train the vocoder on features of clean speech of Miipher-2, called as in the Accelerate version.
+
+    python scripts/pre_train_vocoder.py --config-name hifigan_pretrain_layer_6 batch_size=16 ...
+    accelerate launch scripts/pre_train_vocoder.py ...
+
+It prints the same call in the words of `zoo fit`; docs/miipher.md has the table. Options of `zoo fit` may be mixed in.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from zoo.cli import main
+from zoo.miipher.legacy import command
+
+if __name__ == "__main__":
+    sys.exit(main(command("pretrain")))
