@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import tempfile
+from collections.abc import Callable, Sequence
+from functools import update_wrapper
 from pathlib import Path
 
-import torch
-
 from zoo.hifigan.benchmark import BENCHMARKS, Settings
-from zoo.training.benchmark import Fit, save, show
+from zoo.training.benchmark import Finding, Fit, command
 
 
 def build_fit(args: list[str]) -> Fit:
@@ -19,21 +18,15 @@ def build_fit(args: list[str]) -> Fit:
     return ZooCLI("fit", args)
 
 
-def main() -> None:
-    """Run the benchmarks, print a table for each and write the figures as JSON."""
-    parser = argparse.ArgumentParser(description="Benchmarks of HiFi-GAN")
-    parser.add_argument("benchmark", choices=[*BENCHMARKS, "all"])
-    parser.add_argument("--quick", action="store_true", help="see that it runs; the figures are no evidence")
-    parser.add_argument("--threads", type=int, default=1, help="of torch; 1 keeps waiting threads out of the figures")
-    parser.add_argument("--output", type=Path, default=Path("runs/bench/hifigan"), help="folder of the JSON files")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    for name in BENCHMARKS if options.benchmark == "all" else [options.benchmark]:
+def in_a_folder(benchmark: Callable[[Settings], Sequence[Finding]]) -> Callable[[bool], Sequence[Finding]]:
+    """Give a benchmark a temporary folder."""
+
+    def run(quick: bool) -> Sequence[Finding]:
         with tempfile.TemporaryDirectory() as folder:
-            findings = BENCHMARKS[name](Settings(build_fit, Path(folder), options.quick))
-        show(f"{name}: {(BENCHMARKS[name].__doc__ or '').strip()}", findings)
-        save(options.output / f"{name}.json", findings, benchmark=name, quick=options.quick)
+            return benchmark(Settings(build_fit, Path(folder), quick))
+
+    return update_wrapper(run, benchmark)
 
 
 if __name__ == "__main__":
-    main()
+    command("hifigan", {name: in_a_folder(benchmark) for name, benchmark in BENCHMARKS.items()})

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from functools import update_wrapper
 
-import torch
-
-from zoo.miipher.benchmark import BENCHMARKS, FULL, SMALL
-from zoo.training.benchmark import save, show
+from zoo.miipher.benchmark import BENCHMARKS, FULL, SMALL, Size
+from zoo.training.benchmark import Finding, command
 
 
-def main() -> None:
-    """Run the benchmarks, print a table for each and write the figures as JSON."""
-    parser = argparse.ArgumentParser(description="Benchmarks of Miipher-2")
-    parser.add_argument("benchmark", choices=[*BENCHMARKS, "all"])
-    parser.add_argument("--quick", action="store_true", help="see that it runs; the figures are no evidence")
-    parser.add_argument("--threads", type=int, default=1, help="of torch; 1 keeps waiting threads out of the figures")
-    parser.add_argument("--output", type=Path, default=Path("runs/bench/miipher"), help="folder of the JSON files")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    for name in BENCHMARKS if options.benchmark == "all" else [options.benchmark]:
-        findings = BENCHMARKS[name](SMALL if options.quick else FULL)
-        show(f"{name}: {(BENCHMARKS[name].__doc__ or '').strip()}", findings)
-        save(options.output / f"{name}.json", findings, benchmark=name, quick=options.quick)
+def sized(benchmark: Callable[[Size], Sequence[Finding]]) -> Callable[[bool], Sequence[Finding]]:
+    """Choose the size by whether to be quick."""
+    return update_wrapper(lambda quick: benchmark(SMALL if quick else FULL), benchmark)
 
 
 if __name__ == "__main__":
-    main()
+    command("miipher", {name: sized(benchmark) for name, benchmark in BENCHMARKS.items()})

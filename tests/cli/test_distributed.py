@@ -67,13 +67,24 @@ def test_two_processes_equal_one_with_the_joined_batch(one: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("stage", "rates", "metric"),
     # the log of near-silence that an untrained vocoder makes lets rounding grow from step to step: a small rate there
-    [("adapter", {"optimizer": 0.01}, "val/loss"), ("finetune", {"optimizer_g": 1e-4, "optimizer_d": 1e-4}, "val/mel_l1")],
+    [
+        ("adapter", {"optimizer": 0.01}, "val/loss"),
+        ("finetune", {"optimizer_g": 1e-4, "optimizer_d": 1e-4}, "val/mel_l1"),
+    ],
 )
 def test_two_processes_equal_one_for_miipher(stage: str, rates: dict[str, float], metric: str, tmp_path: Path) -> None:
     recipe = REPOSITORY / "configs" / "miipher" / f"smoke_{stage}.yaml"
-    args = ["--config", recipe, "--trainer.max_steps=3", "--trainer.val_check_interval=3", "--data.init_args.val_items=3"]
+    args = [
+        "--config",
+        recipe,
+        "--trainer.max_steps=3",
+        "--trainer.val_check_interval=3",
+        "--data.init_args.val_items=3",
+    ]
     args += ["--data.init_args.embedded_utterances=15", "--trainer.log_every_n_steps=1"]
-    args += [f"--model.init_args.{o}={{class_path: torch.optim.SGD, init_args: {{lr: {lr}}}}}" for o, lr in rates.items()]
+    args += [
+        f"--model.init_args.{o}={{class_path: torch.optim.SGD, init_args: {{lr: {lr}}}}}" for o, lr in rates.items()
+    ]
     good(zoo("fit", *args, "--data.init_args.batch_size=4", "--trainer.default_root_dir=one", cwd=tmp_path))
     both = ["--config", DDP, "--trainer.accelerator=cpu", "--data.init_args.batch_size=2"]
     good(zoo("fit", *args, *both, "--trainer.default_root_dir=two", cwd=tmp_path))

@@ -62,7 +62,8 @@ def assert_equal_runs(run: Path, whole: Path, key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("system", "step", "workers"), [("toy", 8, 0), ("toy", 20, 2), ("toy", 21, 0), ("hifigan", 21, 0), ("adapter", 12, 2), ("finetune", 17, 0)]
+    ("system", "step", "workers"),
+    [("toy", 8, 0), ("toy", 20, 2), ("toy", 21, 0), ("hifigan", 21, 0), ("adapter", 12, 2), ("finetune", 17, 0)],
 )
 def test_resumed_run_equals_uninterrupted(
     uninterrupted: dict[str, Path], tmp_path: Path, system: str, step: int, workers: int

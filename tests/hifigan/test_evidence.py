@@ -59,7 +59,6 @@ def run(tmp_path):
     return folder, clips
 
 
-
 def test_equal_signals_have_no_distance():
     audio = np.random.default_rng(0).uniform(-0.5, 0.5, 4096).astype(np.float32)
     assert evidence.score(audio, audio, LogMel()) == {"mel_l1": 0.0, "m_stft": 0.0}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import multiprocessing
-import os
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from dataclasses import dataclass
@@ -15,7 +13,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from rich.progress import track
 
 import zoo
@@ -26,6 +23,7 @@ from zoo.audio.measures import METRICS, Measure, Pair, check_names, compare, ins
 from zoo.audio.resample import resample_array
 from zoo.audio.statistics import summarise
 from zoo.audio.table import Row, Table
+from zoo.audio.workers import begin_worker
 
 log = logging.getLogger(__name__)
 
@@ -224,26 +222,13 @@ def _run(jobs: Sequence[Job], settings: Settings, workers: int) -> Iterator[Row]
         yield from (measure(job, settings) for job in jobs)
         return
     context = multiprocessing.get_context("spawn")  # a fork of a process with torch's threads may hang
-    with ProcessPoolExecutor(min(workers, len(jobs)), context, _begin_worker) as pool:
+    with ProcessPoolExecutor(min(workers, len(jobs)), context, begin_worker) as pool:
         try:
             yield from pool.map(partial(measure, settings=settings), jobs)
         except BrokenExecutor as error:
             raise ChildProcessError(
                 "a worker died, is the memory full? Run the same command again with fewer --workers: it goes on"
             ) from error
-
-
-def _begin_worker() -> None:
-    torch.set_num_threads(1)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """The pool's workers would wait for ever for work from a parent that was killed."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 def measure(job: Job, settings: Settings) -> Row:

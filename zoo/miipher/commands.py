@@ -179,3 +179,21 @@ def cache_features(
     counts = cache_folder(input, output, read_encoder(encoder, packages), overwrite, device)
     print(f"{output}: {', '.join(f'{key} {value}' for key, value in counts.items())}")
     return int(counts["failed"] > 0)
+
+
+def assemble(cleaner: Path, vocoder: Path, output: Path, packages: tuple[str, ...] = ()) -> None:
+    """Write a restorer of a trained cleaner and a vocoder that was not fine-tuned on it, as an export.
+
+    Args:
+        cleaner: run, checkpoint or export of stage 1.
+        vocoder: run, checkpoint or export of stage 2 (or 3), on the same backbone.
+        output: folder to write; appears only when complete.
+        packages: of your own, whose classes the recipes may name.
+
+    Raises:
+        ValueError: when one of them holds something else, or the two have different backbones.
+    """
+    from zoo.miipher.assembling import assemble as write
+
+    write(cleaner, vocoder, output, packages)
+    print(f"wrote {output}")

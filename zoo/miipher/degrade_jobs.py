@@ -7,8 +7,6 @@ import json
 import multiprocessing
 import os
 import shutil
-import signal
-import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
@@ -25,6 +23,7 @@ from zoo.audio.corpora import Utterance
 from zoo.audio.corpus import Corpus
 from zoo.audio.degrade import Degrader
 from zoo.audio.shards import AUDIO_SUFFIXES, CLEAN, DEGRADED
+from zoo.audio.workers import begin_worker
 
 Row = dict[str, Any]
 Result = tuple[Row, dict[str, bytes]]  # a line of the manifest, and the members of the sample
@@ -196,16 +195,7 @@ _bench: Workbench | None = None  # of a worker process
 def _settle_in(bench: Workbench) -> None:
     global _bench
     _bench = bench
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's business
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
-
-
-def _leave_with_parent() -> None:
-    """Workers of a killed process would wait for work for ever."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+    begin_worker()
 
 
 def _work(job: Job) -> list[Result]:

@@ -6,6 +6,7 @@ ratios of neighbouring runs, by processor time of this process and its ended chi
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
 import os
@@ -240,6 +241,26 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "lightning": L.__version__,
     }
+
+
+def command(system: str, benchmarks: Mapping[str, Callable[[bool], Sequence[Finding]]]) -> None:
+    """The command line of a system's benchmarks: runs them, prints a table for each, writes the figures as JSON.
+
+    Args:
+        system: as in the names of its folders.
+        benchmarks: by name; each is told whether to be quick.
+    """
+    parser = argparse.ArgumentParser(description=f"Benchmarks of {system}")
+    parser.add_argument("benchmark", choices=[*benchmarks, "all"])
+    parser.add_argument("--quick", action="store_true", help="see that it runs; the figures are no evidence")
+    parser.add_argument("--threads", type=int, default=1, help="of torch; 1 keeps waiting threads out of the figures")
+    parser.add_argument("--output", type=Path, default=Path("runs/bench") / system, help="folder of the JSON files")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    for name in benchmarks if options.benchmark == "all" else [options.benchmark]:
+        findings = benchmarks[name](options.quick)
+        show(f"{name}: {(benchmarks[name].__doc__ or '').strip()}", findings)
+        save(options.output / f"{name}.json", findings, benchmark=name, quick=options.quick)
 
 
 def save(path: Path, findings: Sequence[Finding], **circumstances: Any) -> None:
