@@ -35,8 +35,8 @@ def load(
         device: where to compute.
         ema: use the averaged weights where the checkpoint holds them.
         allow_import: packages of your own whose classes the description may name.
-        options: values of the Inference's constructor in the place of those of the recipe, such as a chunk length;
-            what it was trained with (its parts) stays.
+        options: values of the Inference's constructor in the place of those of the recipe, such as a chunk length (an
+            object may be given as its `class_path` and `init_args`); what it was trained with (its parts) stays.
 
     Returns:
         An object in evaluation mode: audio systems are called as `model(array, sample_rate)`.
@@ -60,7 +60,8 @@ def load(
         if name in fused:
             part.fuse_()  # type: ignore[operator]
         part.load_state_dict(export.parts_state(state, name))
-    return cls(**parts, **{**specs.get("options", {}), **options}).to(device).eval()
+    chosen = build({**specs.get("options", {}), **options}, allow_import)
+    return cls(**parts, **chosen).to(device).eval()
 
 
 def build_parts(specs: dict[str, Any], folder: Path, allow_import: Sequence[str] = ()) -> dict[str, Any]:

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from tests.harness import REPOSITORY, SMOKE, environment, good, newest, zoo
+from zoo.flow.data import ImageData
+from zoo.flow.time_samplers import UniformTimes, seeded_draws
 from zoo.training.checkpoint_files import load_checkpoint
 
 DDP = REPOSITORY / "configs" / "trainer" / "ddp_2.yaml"
@@ -91,3 +93,43 @@ def test_two_processes_equal_one_for_miipher(stage: str, rates: dict[str, float]
     torch.testing.assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0, atol=1e-5)
     found, expected = (validation(tmp_path / run, metric) for run in ("two", "one"))
     assert found == pytest.approx(expected, rel=1e-4)
+
+
+FLOW = [
+    "--config",
+    REPOSITORY / "configs" / "flow" / "smoke.yaml",
+    "--trainer.max_steps=3",
+    "--trainer.val_check_interval=3",
+    "--data.init_args.max_per_class=10",
+    # pairs of a batch would be others in the halves of a batch
+    "--model.init_args.coupling=null",
+    "--model.init_args.net.init_args.dropout=0",
+    "--model.init_args.optimizer={class_path: torch.optim.SGD, init_args: {lr: 0.1}}",
+]
+
+
+def test_two_processes_equal_one_for_flow(tmp_path: Path) -> None:
+    good(zoo("fit", *FLOW, "--data.init_args.batch_size=8", "--trainer.default_root_dir=one", cwd=tmp_path))
+    both = ["--config", DDP, "--trainer.accelerator=cpu", "--data.init_args.batch_size=4"]
+    good(zoo("fit", *FLOW, *both, "--trainer.default_root_dir=two", cwd=tmp_path))
+    torch.testing.assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0, atol=1e-6)
+    found, expected = (validation(tmp_path / run, "val/loss") for run in ("two", "one"))
+    assert found == pytest.approx(expected, rel=1e-5)
+    # the warm-up counts updates, not processes
+    steps = [load_checkpoint(newest(tmp_path / run))["lr_schedulers"][0]["last_epoch"] for run in ("one", "two")]
+    assert steps == [3, 3]
+
+
+def test_noise_and_times_of_flow_differ_between_ranks() -> None:
+    data = ImageData(image_resolution=8, channels=1, batch_size=8, max_per_class=10)
+    data.setup("fit")
+
+    def batch(rank: int, world: int) -> tuple[torch.Tensor, torch.Tensor]:
+        data.batch_size = 8 // world
+        made = data.collate([data.train_set[key] for key in next(iter(data.train_batches(rank, world)))])
+        return made["x0"], seeded_draws(UniformTimes(), 0.1, made["seeds"])[0]
+
+    joined = batch(0, 1)
+    for whole, first, second in zip(joined, batch(0, 2), batch(1, 2), strict=True):
+        assert torch.equal(torch.stack([first, second], dim=1).flatten(0, 1), whole)
+        assert len(whole.flatten(1).unique(dim=0) if whole.dim() > 1 else whole.unique()) == 8

@@ -4,12 +4,14 @@ import hashlib
 from pathlib import Path
 
 import pytest
+import torch
 from toy_wing.data import PairData
 from toy_wing.faults import PlainData
 
 from tests.faults.bad_audio import RATE
 from tests.harness import SMOKE, TOY_FIT, fingerprint, forked, good, newest, record
 from zoo.audio.synthetic import write_corpus
+from zoo.flow.data import ImageData
 from zoo.hifigan.data import VocoderData
 from zoo.training.resume import ZooDataModule
 
@@ -32,6 +34,10 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make(system: str, corpus: Path, seed: int = 1) -> ZooDataModule:
     if system == "toy":
         data: ZooDataModule = PairData(items=16, batch_size=4, seed=seed)
+    elif system == "flow":
+        data = ImageData(
+            image_resolution=8, channels=1, batch_size=7, max_per_class=4, val_every=4, flips=True, seed=seed
+        )
     else:
         root, cache = str(corpus / "audio"), str(corpus / "cache")
         data = VocoderData(root=root, cache=cache, sample_rate=RATE, val_items=2, batch_size=2, seed=seed)
@@ -50,19 +56,24 @@ def batches(data: ZooDataModule, workers: int = 0, start: str | None = None) -> 
         if hasattr(loader.batch_sampler, "set_epoch"):
             loader.batch_sampler.set_epoch(epoch)
         for batch in loader:
-            found.append(hashlib.sha256(b"".join(value.numpy().tobytes() for value in batch.values())).hexdigest())
+            found.append(hashlib.sha256(b"".join(map(content, batch.values()))).hexdigest())
     return found
+
+
+def content(value: torch.Tensor | list[int]) -> bytes:
+    return value.numpy().tobytes() if isinstance(value, torch.Tensor) else repr(value).encode()
 
 
 @pytest.fixture(scope="module")
 def expected(corpus: Path) -> dict[str, list[str]]:
-    return {system: batches(make(system, corpus)) for system in ("toy", "hifigan")}
+    return {system: batches(make(system, corpus)) for system in ("toy", "hifigan", "flow")}
 
 
 @pytest.mark.parametrize(("workers", "start"), WAYS)
 def test_same_batches_however_loaded(expected, corpus, workers, start):
     assert batches(make("hifigan", corpus), workers, start) == expected["hifigan"]
     assert batches(make("toy", corpus), workers, start) == expected["toy"]
+    assert batches(make("flow", corpus), workers, start) == expected["flow"]
 
 
 def test_same_training_however_loaded(tmp_path):
@@ -91,7 +102,7 @@ def test_recipe_with_spawned_workers_trains_validates_and_goes_on(tmp_path):
     assert record(plain.parent) == record(spawned.parent)
 
 
-@pytest.mark.parametrize("system", ["toy", "hifigan"])
+@pytest.mark.parametrize("system", ["toy", "hifigan", "flow"])
 def test_epochs_and_seeds_differ(expected, corpus, system):
     both = expected[system]
     assert len(set(both)) == len(both) == 8

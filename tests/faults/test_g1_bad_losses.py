@@ -1,21 +1,26 @@
-"""G1: a NaN batch and a thousandfold loss in a GAN touch neither weights nor optimizers nor the average."""
+"""G1: a NaN batch and a thousandfold loss touch neither weights nor optimizers nor the average."""
 
 import csv
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.harness import SMOKE, TOY_ARGS, callback, forked, good, newest
+from tests.harness import REPOSITORY, SMOKE, TOY_ARGS, callback, forked, good, newest
 from zoo.training.checkpoint_files import load_checkpoint
 
-FIT = [
-    "fit", "--config", SMOKE, *TOY_ARGS, "--trainer.max_steps=44", "--trainer.log_every_n_steps=1",
-    "--trainer.limit_val_batches=0", "--checkpoints.monitor=null", "--data.init_args.batch_size=2",
-    *callback("BadBatches", nan_at=30, loud_at=40), *callback("zoo.training.ema.EMA", modules=["generator"], decay=0.9),
+FAULTS = [
+    *TOY_ARGS, "--trainer.max_steps=44", "--trainer.log_every_n_steps=1", "--trainer.limit_val_batches=0",
+    "--checkpoints.monitor=null", *callback("BadBatches", nan_at=30, loud_at=40),
 ]  # fmt: skip
+GAN = [
+    "--config", SMOKE, "--data.init_args.batch_size=2",
+    *callback("zoo.training.ema.EMA", modules=["generator"], decay=0.9),
+]  # fmt: skip
+FLOW = ["--config", REPOSITORY / "configs" / "flow" / "smoke.yaml", "--data.init_args.batch_size=36"]  # has an EMA
 WATCH = callback("Watch")
 
 
@@ -23,8 +28,9 @@ def guard(action: str) -> list[str]:
     return callback("zoo.training.guard.LossGuard", action=action, window=20, snapshot_every=4)
 
 
-def fit(folder: Path, *options: str) -> tuple[str, dict[int, dict[str, str]]]:
-    result = good(forked(*FIT, *options, *WATCH, f"--trainer.default_root_dir={folder / 'run'}", cwd=folder))
+def fit(folder: Path, *options: object, recipe: Sequence[object] = GAN) -> tuple[str, dict[int, dict[str, str]]]:
+    where = f"--trainer.default_root_dir={folder / 'run'}"
+    result = good(forked("fit", *recipe, *FAULTS, *options, *WATCH, where, cwd=folder))
     rows = [json.loads(line) for line in (folder / "watch.jsonl").read_text().splitlines()]
     return result.stderr, {row.pop("step"): row for row in rows}
 
@@ -39,8 +45,9 @@ def finite(folder: Path) -> bool:
     return all(bool(torch.isfinite(value).all()) for value in state.values())
 
 
-def test_both_are_skipped_and_named(tmp_path: Path) -> None:
-    said, states = fit(tmp_path, *guard("skip"))
+@pytest.mark.parametrize("recipe", [GAN, FLOW], ids=["hifigan", "flow"])
+def test_both_are_skipped_and_named(tmp_path: Path, recipe: list[object]) -> None:
+    said, states = fit(tmp_path, *guard("skip"), recipe=recipe)
     untouched = [step for step in range(2, 45) if states[step] == states[step - 1]]
     assert untouched == [31, 41]
     touched = [step for step in range(2, 45) if step not in untouched]

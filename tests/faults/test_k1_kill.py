@@ -20,7 +20,18 @@ MIIPHER = [
     *TOY_ARGS, "--trainer.max_steps=24", "--checkpoints.every_n_batches=5", "--trainer.log_every_n_steps=1",
     "--trainer.val_check_interval=6", "--data.init_args.embedded_utterances=10", "--data.init_args.batch_size=1",
 ]  # fmt: skip
-KEYS = {"toy": "train/loss", "hifigan": "train/g/mel", "adapter": "train/loss", "finetune": "train/g/mel"}
+# the recipe has EMA, dropout and epochs of 11 batches
+FLOW = [
+    "--config", str(REPOSITORY / "configs" / "flow" / "smoke.yaml"), *TOY_ARGS, "--trainer.max_steps=24",
+    "--checkpoints.every_n_batches=5", "--trainer.log_every_n_steps=1", "--trainer.val_check_interval=6",
+]  # fmt: skip
+KEYS = {
+    "toy": "train/loss",
+    "hifigan": "train/g/mel",
+    "adapter": "train/loss",
+    "finetune": "train/g/mel",
+    "flow": "train/loss",
+}
 
 
 def arguments(system: str, workers: int) -> list[str]:
@@ -29,6 +40,8 @@ def arguments(system: str, workers: int) -> list[str]:
         args = ["--config", str(TOY_RECIPE), *TOY_ARGS, *ema]
     elif system == "hifigan":
         args = [*HIFIGAN, *EMA, "--trainer.callbacks.modules=[generator]"]
+    elif system == "flow":
+        args = FLOW
     else:
         args = ["--config", str(REPOSITORY / "configs" / "miipher" / f"smoke_{system}.yaml"), *MIIPHER]
     return [*args, f"--data.init_args.num_workers={workers}"]
@@ -63,7 +76,15 @@ def assert_equal_runs(run: Path, whole: Path, key: str) -> None:
 
 @pytest.mark.parametrize(
     ("system", "step", "workers"),
-    [("toy", 8, 0), ("toy", 20, 2), ("toy", 21, 0), ("hifigan", 21, 0), ("adapter", 12, 2), ("finetune", 17, 0)],
+    [
+        ("toy", 8, 0),
+        ("toy", 20, 2),
+        ("toy", 21, 0),
+        ("hifigan", 21, 0),
+        ("adapter", 12, 2),
+        ("finetune", 17, 0),
+        ("flow", 19, 2),
+    ],
 )
 def test_resumed_run_equals_uninterrupted(
     uninterrupted: dict[str, Path], tmp_path: Path, system: str, step: int, workers: int
@@ -88,6 +109,14 @@ def test_every_kill_point(uninterrupted: dict[str, Path], tmp_path: Path, system
 def test_every_kill_point_of_miipher(uninterrupted, tmp_path: Path, system: str, step: int, workers: int) -> None:
     run = killed_and_resumed(system, step, workers, tmp_path)
     assert_equal_runs(run, uninterrupted[system], KEYS[system])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("step", [8, 11, 12, 23])
+def test_every_kill_point_of_flow(uninterrupted, tmp_path: Path, step: int, workers: int) -> None:
+    run = killed_and_resumed("flow", step, workers, tmp_path)
+    assert_equal_runs(run, uninterrupted["flow"], KEYS["flow"])
 
 
 def test_plain_loader_is_the_negative_control(tmp_path: Path) -> None:

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from zoo.audio import files
 from zoo.audio.resample import resample_array
 from zoo.audio.synthetic import SpeechLike
 
 CACHES = "runs/cache"
+PEAK = 0.95  # of full scale, what training clips are brought to
 
 
 class Corpus(Protocol):
@@ -166,3 +169,10 @@ def _locate(name: str, root: Path, where: Path) -> Path:
             if candidate.is_file():
                 return candidate
     raise FileNotFoundError(f"{where} names {name}, which is not below {root}")
+
+
+def scaled(corpus: Corpus, index: int, normalize: bool, start: int, samples: int) -> Tensor:
+    """A piece of a clip (T,), its whole clip's peak at 0.95 when asked for; silence stays silence."""
+    audio = torch.from_numpy(np.array(corpus.read(index, start, samples), dtype=np.float32))
+    peak = float(corpus.peaks[index])
+    return audio * (PEAK / peak) if normalize and peak > 0 else audio

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import Dataset
 
-from zoo.hifigan.data import PEAK
+from zoo.audio.corpus import PEAK
 from zoo.hifigan.task import HiFiGANTask, mel_l1
 from zoo.training.adversarial import Verdict, adversarial_loss, discriminator_loss, feature_matching_loss
 

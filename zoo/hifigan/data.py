@@ -12,12 +12,11 @@ from torch.utils.data import Dataset
 
 from zoo.audio import files
 from zoo.audio.cache import CorpusCache, build
-from zoo.audio.corpus import CACHES, Corpus, EmbeddedCorpus, cache_folder, read_list
+from zoo.audio.corpus import CACHES, Corpus, EmbeddedCorpus, cache_folder, read_list, scaled
+from zoo.audio.features import open_features
 from zoo.training.resume import Key, ZooDataModule, item_seed
 
 log = logging.getLogger(__name__)
-
-PEAK = 0.95  # of full scale, the original's normalisation
 
 
 class Features:
@@ -46,11 +45,7 @@ class Features:
             path = self.folder / path.name
         if not path.is_file():
             raise FileNotFoundError(f"no features for {name}: {path} does not exist")
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-        array = array[0] if array.ndim == 3 and array.shape[0] == 1 else array
-        if array.ndim != 2:
-            raise ValueError(f"{path}: features are (C, F) or (1, C, F), not {array.shape}")
-        return array
+        return open_features(path)
 
 
 class Crops(Dataset[dict[str, Tensor]]):
@@ -147,13 +142,6 @@ class Clips(Dataset[dict[str, Tensor]]):
         frames = min(array.shape[1], len(audio) // self.features.hop_samples)
         features = torch.from_numpy(np.array(array[:, :frames], dtype=np.float32))
         return {"audio": audio[: frames * self.features.hop_samples], "features": features}
-
-
-def scaled(corpus: Corpus, index: int, normalize: bool, start: int, samples: int) -> Tensor:
-    """A piece of a clip (T,), its whole clip's peak at 0.95 when asked for; silence stays silence."""
-    audio = torch.from_numpy(np.array(corpus.read(index, start, samples), dtype=np.float32))
-    peak = float(corpus.peaks[index])
-    return audio * (PEAK / peak) if normalize and peak > 0 else audio
 
 
 class VocoderData(ZooDataModule):

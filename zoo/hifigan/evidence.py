@@ -17,10 +17,11 @@ from torch import Tensor
 
 from zoo.atomic import write_atomic
 from zoo.audio import files
+from zoo.audio.corpus import PEAK
 from zoo.audio.griffin_lim import griffin_lim
 from zoo.audio.mel import LogMel
 from zoo.audio.spectral import multi_resolution_stft
-from zoo.hifigan.data import PEAK, Clips, Crops, VocoderData
+from zoo.hifigan.data import Clips, Crops, VocoderData
 from zoo.hifigan.task import mel_l1
 from zoo.hifigan.vocoder import Vocoder
 from zoo.loading import load, read_parts

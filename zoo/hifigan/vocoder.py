@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from zoo.audio import files
+from zoo.audio.features import FEATURE_SUFFIXES, open_features
 from zoo.audio.mel import LogMel
 from zoo.audio.resample import StreamResampler, resample_array
 from zoo.hifigan.generator import Generator
@@ -19,7 +20,6 @@ from zoo.hifigan.onnx_export import export_onnx
 from zoo.training.inference import Inference
 
 CHUNK_FRAMES = 256  # new frames per step (3 s at 22.05 kHz); the context adds 30 or so
-MEL_SUFFIXES = (".npy", ".pt")
 
 
 class Vocoder(Inference):
@@ -42,7 +42,7 @@ class Vocoder(Inference):
         ValueError: when hop, bands or sample rate differ, or the sample rate is not given at all.
     """
 
-    input_suffixes: ClassVar[tuple[str, ...]] = (*files.AUDIO_SUFFIXES, *MEL_SUFFIXES)
+    input_suffixes: ClassVar[tuple[str, ...]] = (*files.AUDIO_SUFFIXES, *FEATURE_SUFFIXES)
     output_suffix: ClassVar[str] = ".wav"
 
     def __init__(self, generator: Generator, mel: LogMel | None = None, sample_rate: int | None = None) -> None:
@@ -141,7 +141,7 @@ class Vocoder(Inference):
             ValueError: when the file is not sound audio or no mel of this model.
             OSError: when it cannot be read or the result cannot be written.
         """
-        if source.suffix.lower() in MEL_SUFFIXES:
+        if source.suffix.lower() in FEATURE_SUFFIXES:
             channels, pieces = 1, self._synthesise(self._mel_blocks(source))
         else:
             channels, pieces = files.info(source).channels, self._copy(self._audio_blocks(source))
@@ -171,24 +171,12 @@ class Vocoder(Inference):
 
     def _mel_blocks(self, source: Path) -> Iterator[np.ndarray]:
         """A mel file in pieces (1, n_mels, n)."""
-        shape = self._open_mel(source).shape
-        if len(shape) != 2 or shape[0] != self.generator.in_channels or shape[1] == 0:
+        shape = open_features(source).shape
+        if shape[0] != self.generator.in_channels:
             raise ValueError(f"{source}: expected a mel ({self.generator.in_channels}, F), found {tuple(shape)}")
         for start in range(0, shape[1], CHUNK_FRAMES):
             # mapped anew for every piece: pages of a mapping that stays open count as memory once touched
-            yield np.array(self._open_mel(source)[:, start : start + CHUNK_FRAMES], dtype=np.float32)[None]
-
-    @staticmethod
-    def _open_mel(source: Path) -> np.ndarray:
-        """Map a mel file, a leading axis of one removed."""
-        try:
-            if source.suffix.lower() == ".npy":
-                array = np.load(source, mmap_mode="r", allow_pickle=False)
-            else:
-                array = torch.load(source, map_location="cpu", weights_only=True, mmap=True).numpy()
-        except Exception as error:  # numpy and torch raise many types on damaged files and pickled objects
-            raise ValueError(f"{source}: not an array or tensor without pickled objects ({error})") from error
-        return array[0] if array.ndim == 3 and len(array) == 1 else array
+            yield np.array(open_features(source)[:, start : start + CHUNK_FRAMES], dtype=np.float32)[None]
 
     def _synthesise(self, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
         """Mel pieces (B, n_mels, n) to audio pieces (B, m)."""

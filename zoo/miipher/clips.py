@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from zoo.audio.corpus import Corpus
+from zoo.audio.corpus import Corpus, scaled
 from zoo.audio.degrade import Degrader
-from zoo.hifigan.data import scaled
 from zoo.miipher.families import SAMPLE_RATE
 from zoo.training.resume import Key, item_seed
 

@@ -14,19 +14,16 @@ from torch.nn.utils.rnn import pad_sequence
 
 from zoo.audio.cache import CorpusCache, build, relative_names
 from zoo.audio.corpora import CorpusKind, read_corpus
-from zoo.audio.corpus import CACHES, ClippedCorpus, Corpus, EmbeddedCorpus, ResampledCorpus, cache_folder
+from zoo.audio.corpus import CACHES, Corpus, EmbeddedCorpus, ResampledCorpus, cache_folder
 from zoo.audio.degrade import Degrader
+from zoo.audio.disturbances import open_noises, open_rirs
 from zoo.audio.files import walk
-from zoo.audio.rooms import SyntheticNoise, read_rirs, synthetic_rirs
 from zoo.miipher.clips import Clips, Degradation, Item, Pairs, Segments, Twins
 from zoo.miipher.families import SAMPLE_RATE
+from zoo.training.folders import data_folder
 from zoo.training.resume import ZooDataModule
 
 log = logging.getLogger(__name__)
-
-SYNTHETIC_NOISES = 6
-SYNTHETIC_RIRS = 32
-NOISE_SHARE = 0.8  # of every noise file, from its beginning, for training; the rest for validation
 
 
 class Part(NamedTuple):
@@ -94,15 +91,15 @@ class SpeechData(ZooDataModule):
         super().__init__(batch_size=batch_size, num_workers=num_workers, seed=seed)
         if degraded is not None and degrader is not None:
             raise ValueError("data: give either degraded (twins made before) or degrader (made on the spot), not both")
-        self.root = _folder("root", root, embedded_if_missing)
+        self.root = data_folder("root", root, embedded_if_missing)
         missing = self.root is None
         self.kind: CorpusKind = kind
-        self.degraded = None if missing else _folder("degraded", degraded, False)
+        self.degraded = None if missing else data_folder("degraded", degraded, False)
         self.degrader = degrader
-        self.noise = _folder("noise", noise, embedded_if_missing)
-        self.rir = _folder("rir", rir, embedded_if_missing)
-        self.val_root = None if missing else _folder("val_root", val_root, False)
-        self.val_degraded = None if missing else _folder("val_degraded", val_degraded, False)
+        self.noise = data_folder("noise", noise, embedded_if_missing)
+        self.rir = data_folder("rir", rir, embedded_if_missing)
+        self.val_root = None if missing else data_folder("val_root", val_root, False)
+        self.val_degraded = None if missing else data_folder("val_degraded", val_degraded, False)
         if self.val_root is not None and (self.degraded is None) != (self.val_degraded is None):
             raise ValueError("data: val_root needs val_degraded where degraded is given, and only there")
         self.max_samples = int(max_seconds * SAMPLE_RATE)
@@ -156,15 +153,8 @@ class SpeechData(ZooDataModule):
         """What degrades the clips of training or of validation."""
         if twins is not None or self.degrader is None:
             return Degradation(None, twins=twins)
-        noises: Corpus
-        if self.noise is None:
-            noises = SyntheticNoise(SYNTHETIC_NOISES, SAMPLE_RATE, seed=int(not training))
-        else:
-            whole = CorpusCache(cache_folder(self.cache, self.noise, SAMPLE_RATE))
-            noises = ClippedCorpus(whole, 0.0, NOISE_SHARE) if training else ClippedCorpus(whole, NOISE_SHARE, 1.0)
-        made = self.rir is None
-        rirs = synthetic_rirs(SYNTHETIC_RIRS, SAMPLE_RATE, 0) if made else read_rirs(str(self.rir), SAMPLE_RATE)
-        return Degradation(self.degrader, noises, rirs)
+        noises = open_noises(self.noise, self.cache, SAMPLE_RATE, training)
+        return Degradation(self.degrader, noises, open_rirs(self.rir, SAMPLE_RATE))
 
     def split(self, corpus: Corpus) -> tuple[np.ndarray, np.ndarray]:
         """Numbers of the clips for training and for validation."""
@@ -268,15 +258,6 @@ class VocoderSegments(SpeechData):
         )  # fmt: skip
         speech, audio = val.corpora
         self.val_set = Pairs(Clips(speech, val.indices, val.degradation, self.val_samples, self.seed), audio, self.hops)
-
-
-def _folder(key: str, path: str | None, may_be_missing: bool) -> Path | None:
-    if path is None or Path(path).is_dir():
-        return None if path is None else Path(path)
-    if not may_be_missing:
-        raise FileNotFoundError(f"data.init_args.{key}: no folder {path}; put one there, set ZOO_DATA, or use null")
-    log.warning("no folder %s (data.init_args.%s): using what is made in code (set ZOO_DATA)", path, key)
-    return None
 
 
 def _joined(values: Sequence[Tensor]) -> Tensor:

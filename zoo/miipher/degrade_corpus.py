@@ -20,9 +20,10 @@ from zoo.audio.corpus import Corpus
 from zoo.audio.degrade import Degrader
 from zoo.audio.shards import ShardWriter
 from zoo.miipher.degrade_jobs import Job, Result, Row, Workbench, plan, results, to_json
+from zoo.training import folders
 
 SPLITS = ("val", "train")
-MANIFEST_NAME, SETTINGS_NAME = "manifest.jsonl", "settings.json"
+MANIFEST_NAME = "manifest.jsonl"
 OutputFormat = Literal["tree", "shards"]
 _LOG = logging.getLogger(__name__)
 
@@ -96,7 +97,8 @@ def degrade_corpus(
     }
     if format == "shards":
         settings |= {"max_samples": max_samples, "compress": compress}
-    _begin(output, settings)
+    folders.begin_output(output, settings)
+    sweep_temporaries(output)
     bench = Workbench(degrader, noises, rirs, sample_rate, clean, output if format == "tree" else None)
     manifest = Manifest(output / MANIFEST_NAME)
     left = 0
@@ -125,21 +127,6 @@ def _keep(made: Sequence[Result], manifest: Manifest, writer: ShardWriter | None
         manifest.add(row)
     if made[0][0]["status"] == "failed":
         _LOG.warning("left out: %s", made[0][0]["error"])
-
-
-def _begin(output: Path, settings: Row) -> None:
-    """Note the settings in a new folder, compare them in one that was begun."""
-    path = output / SETTINGS_NAME
-    if path.is_file():
-        known = json.loads(path.read_text(encoding="utf-8"))
-        other = [key for key in {**known, **settings} if known.get(key) != settings.get(key)]
-        if other:
-            said = ", ".join(f"{key} {known.get(key)!r} (now {settings.get(key)!r})" for key in other)
-            raise ValueError(f"{output} was begun with other settings: {said}; choose another folder, or delete it")
-    elif output.is_dir() and any(output.iterdir()):
-        raise ValueError(f"{output} holds something else; choose a new or an empty folder")
-    sweep_temporaries(output)
-    write_atomic(path, lambda file: file.write(json.dumps(settings, indent=1, ensure_ascii=False).encode()))
 
 
 def _remaining(jobs: Sequence[Job], rows: Mapping[str, Row], output: Path, writer: ShardWriter | None) -> list[Job]:

@@ -7,11 +7,8 @@ error, as it was there.
 from __future__ import annotations
 
 import json
-import os
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,22 +29,11 @@ from zoo.miipher.legacy_names import (
 )
 from zoo.options import take_option
 from zoo.systems import recipe_root
+from zoo.training import old_calls
 from zoo.training.launch import PRECISIONS
+from zoo.training.old_calls import Call, is_true, shown
 
 _SCHEDULE = "optim.scheduler."
-
-
-@dataclass
-class Call:
-    """An old call in our words.
-
-    Args:
-        command: arguments of `zoo`.
-        notes: what has no counterpart or means something else here, a line each.
-    """
-
-    command: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
 
 def command(stage: Stage, arguments: Sequence[str] | None = None) -> list[str]:
@@ -60,16 +46,7 @@ def command(stage: Stage, arguments: Sequence[str] | None = None) -> list[str]:
     Returns:
         Arguments of `zoo`. A faulty call ends the process with code 2 and one line.
     """
-    try:
-        call = translate(stage, sys.argv[1:] if arguments is None else arguments, os.environ)
-    except (ValueError, FileNotFoundError) as error:
-        print(f"zoo: error: {error}", file=sys.stderr)
-        raise SystemExit(2) from error
-    if os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0":
-        print("the same here:", shlex.join(["python", "-m", "zoo", *call.command]), file=sys.stderr)
-        for note in call.notes:
-            print("note:", note, file=sys.stderr)
-    return call.command
+    return old_calls.command(partial(translate, stage), arguments)
 
 
 def translate(stage: Stage, arguments: Sequence[str], environment: Mapping[str, str]) -> Call:
@@ -100,8 +77,8 @@ def translate(stage: Stage, arguments: Sequence[str], environment: Mapping[str, 
         elif key == "validation_batches" or not _is_null(value):
             flags += _options(stage, targets, "1.0" if _is_null(value) else value)
     # one process a device, as many as the launcher has started
-    devices, nodes = environment.get("LOCAL_WORLD_SIZE", "1"), environment.get("GROUP_WORLD_SIZE", "1")
-    call.command = ["fit", *(part for config in configs for part in ("--config", _shown(config)))]
+    devices, nodes = old_calls.processes(environment)
+    call.command = ["fit", *(part for config in configs for part in ("--config", shown(config)))]
     call.command += [f"--trainer.devices={devices}", f"--trainer.num_nodes={nodes}", *flags, *rest]
     return call
 
@@ -138,7 +115,7 @@ def _stage_of(recipe: Path) -> Stage | None:
 
 
 def _precision(given: dict[str, str], environment: Mapping[str, str]) -> list[str]:
-    on_cpu = _is_true(given.pop("training.force_cpu", "false")) or _is_true(environment.get("ACCELERATE_USE_CPU", ""))
+    on_cpu = is_true(given.pop("training.force_cpu", "false")) or old_calls.is_on_cpu(environment)
     flags = ["--trainer.accelerator=cpu"] if on_cpu else []
     precision = given.pop("training.mixed_precision", None)
     if precision is not None:
@@ -228,7 +205,7 @@ def _start(given: dict[str, str]) -> list[str]:
 def _extras(given: dict[str, str], notes: list[str]) -> list[str]:
     """W&B, EMA, data, and the factor of feature matching."""
     flags = []
-    if _is_true(given.pop("wandb.enabled", "false")):
+    if is_true(given.pop("wandb.enabled", "false")):
         flags.append("--loggers=[wandb]")
         notes.append("W&B is offline unless --wandb.mode=online; send a run later by `wandb sync`")
     decay = given.pop("optim.ema_decay", given.pop("ema_decay", "null"))
@@ -249,11 +226,9 @@ def _extras(given: dict[str, str], notes: list[str]) -> list[str]:
 
 
 def _fragments(given: dict[str, str], environment: Mapping[str, str]) -> list[Path]:
-    names = [name for name in ("fsdp", "deepspeed") if _is_true(given.pop(f"accelerate.{name}.enabled", "false"))]
-    distributed = _is_true(given.pop("distributed.enabled", "false"))
-    # WORLD_SIZE would not do: Lightning sets it for processes that it starts itself, after it has chosen a strategy
-    started = max(int(environment.get(name, "1")) for name in ("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"))
-    if not names and (distributed or started > 1):
+    names = [name for name in ("fsdp", "deepspeed") if is_true(given.pop(f"accelerate.{name}.enabled", "false"))]
+    distributed = is_true(given.pop("distributed.enabled", "false"))
+    if not names and (distributed or max(old_calls.processes(environment)) > 1):
         names = ["ddp"]
     return [recipe_root() / "trainer" / f"{name}.yaml" for name in names]
 
@@ -273,16 +248,8 @@ def _hint(key: str) -> str:
     raise ValueError(f"{key} is no key of this stage's original configuration; keys of `zoo fit` begin with --")
 
 
-def _shown(path: Path) -> str:
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
-
-
 def _is_null(value: str) -> bool:
     return value in ("", "null", "None", "~")
-
-
-def _is_true(value: str) -> bool:
-    return value.lower() in ("true", "1", "yes")
 
 
 def _whole(key: str, value: str, least: int = 1) -> int:

@@ -61,13 +61,9 @@ class FrozenModule(nn.Module):
         return self.source is None or self.taken_from is not None or Path(self.source).is_dir()
 
     def fingerprint(self) -> str:
-        """sha256 of names, types, shapes and values of `frozen_state()`; computed once, tensor by tensor."""
+        """`state_digest` of `frozen_state()`; computed once."""
         if self._fingerprint is None:
-            digest = hashlib.sha256()
-            for name, tensor in sorted(self.frozen_state().items()):
-                digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-                digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-            self._fingerprint = digest.hexdigest()
+            self._fingerprint = state_digest(self.frozen_state())
         return self._fingerprint
 
     def train(self, mode: bool = True) -> Self:
@@ -82,6 +78,15 @@ class FrozenModule(nn.Module):
         for name in own.keys() - state_dict.keys():
             state_dict[name] = own[name]
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def state_digest(state: Mapping[str, torch.Tensor]) -> str:
+    """sha256 of names, types, shapes and values, tensor by tensor."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(state.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def frozen_modules(parts: Mapping[str, nn.Module]) -> dict[str, FrozenModule]:

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from zoo.audio import files
+
 
 class Inference(ABC):
     """A system ready to use on arrays and files.
@@ -50,6 +52,19 @@ class Inference(ABC):
         """Predict once on a made-up input, for `zoo doctor --config`; returns a word on the result."""
         result = self(np.sin(np.arange(8000, dtype=np.float32) / 10), 16000)
         return f"1 prediction of shape {np.shape(result)}"
+
+    def write_example(self, stem: Path) -> Path:
+        """Write a small input that `process_file` reads; for audio one second of a tone.
+
+        Args:
+            stem: path of the file without its suffix; its folder is made.
+
+        Returns:
+            The path with the suffix.
+        """
+        path = stem.with_name(f"{stem.name}.wav")
+        files.write(path, 0.1 * np.sin(np.arange(16000, dtype=np.float32) / 10), 16000)
+        return path
 
     def export_onnx(self, path: Path) -> float:
         """Write the net as ONNX.

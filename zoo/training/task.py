@@ -37,8 +37,8 @@ class ZooTask(L.LightningModule):
     inference_class: ClassVar[str]
     inference_parts: ClassVar[tuple[str, ...]]
     inference_options: ClassVar[tuple[str, ...]] = ()
-    """Constructor arguments of plain values, kept as attributes, that the Inference takes besides its parts; prediction
-    may change them."""
+    """Constructor arguments (plain values, or objects without weights), kept as attributes, that the Inference takes
+    besides its parts; prediction may change them."""
 
     def __init__(self, compile: bool = False) -> None:
         super().__init__()

@@ -156,26 +156,30 @@ class DyingTask(GainTask):
 
 
 class BadBatches(L.Callback):
-    """Spoils two batches of an adversarial task.
+    """Spoils two batches of an adversarial task, or of one with a single loss.
 
     Args:
-        nan_at: number of batches trained before the one whose audio is NaN.
+        nan_at: number of batches trained before the one whose data is NaN.
         loud_at: the same for the one whose losses are `scale` times as large.
-        scale: factor on all losses.
+        scale: factor on all losses; of a single loss, on the square of the data.
     """
 
     def __init__(self, nan_at: int, loud_at: int, scale: float = 1000.0) -> None:
         self.nan_at, self.loud_at, self.scale = nan_at, loud_at, scale
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: dict[str, Any], batch_idx: int) -> None:
-        self.weights = pl_module.loss_weights
+        self.weights = getattr(pl_module, "loss_weights", None)
+        data = batch["audio" if "audio" in batch else "x1"]
         if trainer.global_step == self.nan_at:
-            batch["audio"].fill_(math.nan)
-        if trainer.global_step == self.loud_at:
+            data.fill_(math.nan)
+        if trainer.global_step == self.loud_at and self.weights is None:
+            data.mul_(math.sqrt(self.scale))
+        elif trainer.global_step == self.loud_at:
             pl_module.loss_weights = {key: self.scale * weight for key, weight in self.weights.items()}
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        pl_module.loss_weights = self.weights
+        if self.weights is not None:
+            pl_module.loss_weights = self.weights
 
 
 class Watch(L.Callback):

@@ -1,0 +1,126 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from zoo.flow.coupling import WithinClassTransport
+from zoo.flow.data import ImageData
+from zoo.flow.guidance import Guidance
+from zoo.flow.paths import ConditionalOT
+from zoo.flow.task import FlowTask
+from zoo.flow.time_samplers import UniformTimes
+from zoo.flow.unet import UNet
+from zoo.flow.velocity import VelocityNet
+
+
+class Spy(VelocityNet):
+    """Predicts one number everywhere and keeps what it was called with."""
+
+    def __init__(self, num_classes: int = 3) -> None:
+        super().__init__()
+        self.sample_shape, self.num_classes = (1, 2, 2), num_classes
+        self.value = nn.Parameter(torch.zeros(()))
+        self.calls: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def forward(self, x: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:
+        self.calls.append((x, t, label))
+        return self.value.expand_as(x)
+
+
+def build(net: VelocityNet, **kwargs: object) -> FlowTask:
+    def adam(parameters: object) -> torch.optim.Optimizer:
+        return torch.optim.Adam(parameters, 1e-2)
+
+    task = FlowTask(net, ConditionalOT(0.0), UniformTimes(), adam, **kwargs)
+    task.log_terms = lambda *args, **kwargs: None
+    return task
+
+
+def make(count: int, seed: int = 0) -> dict[str, object]:
+    generator = torch.Generator().manual_seed(seed)
+    image, noise = torch.randn(2, count, 1, 2, 2, generator=generator)
+    label = torch.arange(count) % 3 + 1
+    return {"x1": image, "x0": noise, "label": label, "seeds": list(range(count))}
+
+
+def test_loss_is_the_error_of_the_velocity() -> None:
+    task, batch = build(Spy()), make(8)
+    torch.testing.assert_close(task.training_step(batch, 0), (batch["x1"] - batch["x0"]).square().mean())
+    x, t, _ = task.net.calls[0]
+    at = t[:, None, None, None]
+    torch.testing.assert_close(x, at * batch["x1"] + (1 - at) * batch["x0"])
+
+
+@pytest.mark.parametrize("prediction", ["x1", "noise"])
+def test_loss_of_other_predictions(prediction: str) -> None:
+    batch = make(4)
+    wanted = batch["x1" if prediction == "x1" else "x0"].square().mean()
+    torch.testing.assert_close(build(Spy(), prediction=prediction).training_step(batch, 0), wanted)
+
+
+def test_times_and_drops_belong_to_the_items() -> None:
+    batch = make(8)
+    whole, halves = build(Spy(), label_drop=0.5), build(Spy(), label_drop=0.5)
+    whole.training_step(batch, 0)
+    for part in (slice(0, 4), slice(4, 8)):
+        torch.rand(3)  # the global generator plays no part
+        halves.training_step({key: value[part] for key, value in batch.items()}, 0)
+    for i in (1, 2):
+        assert torch.equal(whole.net.calls[0][i], torch.cat([call[i] for call in halves.net.calls]))
+
+
+def test_labels_are_dropped_as_often_as_asked_and_the_batch_stays() -> None:
+    task, batch = build(Spy(), label_drop=0.3), make(2000)
+    before = batch["label"].clone()
+    task.training_step(batch, 0)
+    label = task.net.calls[0][2]
+    assert abs(float((label == 0).float().mean()) - 0.3) < 0.04
+    assert torch.equal(label[label > 0], before[label > 0])
+    assert torch.equal(batch["label"], before)
+
+
+def test_evaluation_is_deterministic_over_a_grid_of_times() -> None:
+    task, batch = build(Spy()).eval(), make(2)
+    first, count = task.evaluate(batch, 0, "val")
+    assert count == 2 and first["loss"] == task.evaluate(batch, 0, "val")[0]["loss"]
+    _, t, label = task.net.calls[0]
+    torch.testing.assert_close(t, ((torch.arange(10) + 0.5) / 10).repeat(2))
+    assert label.tolist() == [1] * 10 + [2] * 10
+
+
+def test_coupling_lowers_the_distance() -> None:
+    plain, coupled = build(Spy()), build(Spy(), coupling=WithinClassTransport())
+    batch = make(60)
+    assert coupled.training_step(batch, 0) < plain.training_step(batch, 0)
+
+
+def test_a_small_unet_learns_a_batch_by_heart() -> None:
+    torch.manual_seed(0)
+    data = ImageData(image_resolution=8, channels=1, batch_size=16, max_per_class=20)
+    data.setup("fit")
+    task = build(UNet(8, 1, 16, (1, 2), (), 1, 0.0, 10))
+    optimizer, batch = task.configure_optimizers(), next(iter(data.train_dataloader()))
+    losses = []
+    for _ in range(40):
+        loss = task.training_step(batch, 0)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.6 * losses[0]
+
+
+def test_what_contradicts_itself_is_named() -> None:
+    with pytest.raises(ValueError, match="num_classes is 0"):
+        build(Spy(0))
+    with pytest.raises(ValueError, match="guidance"):
+        build(Spy(0), label_drop=0.0, guidance=Guidance())
+    with pytest.raises(ValueError, match="label_drop lies"):
+        build(Spy(), label_drop=1.5)
+    with pytest.raises(ValueError, match="prediction is one of"):
+        build(Spy(), prediction="score")
+    task = build(Spy())
+    task._trainer = SimpleNamespace(datamodule=SimpleNamespace(classes=["a", "b"]))
+    with pytest.raises(ValueError, match="num_classes is 3, the data has 2 classes: a, b"):
+        task.setup("fit")

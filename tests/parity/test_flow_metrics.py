@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from zoo.flow.metrics import FeatureStatistics, chamfer, frechet_distance
+from zoo.training.foreign import load_foreign
+
+pytestmark = pytest.mark.shared
+
+
+def test_frechet_distance_equals_the_originals(shared):
+    golden = np.load(shared / "golden" / "flow" / "fid_and_image.npz")
+    a, b = torch.from_numpy(golden["feat_a"]), torch.from_numpy(golden["feat_b"])
+    expected = float(golden["fid"])
+    assert frechet_distance(a, b) == pytest.approx(expected, rel=1e-9)
+    streamed = FeatureStatistics(12).update(a[:70]).merge(FeatureStatistics(12).update(a[70:]))
+    assert frechet_distance(streamed, FeatureStatistics(12).update(b)) == pytest.approx(expected, rel=1e-9)
+
+
+def test_chamfer_distance_equals_the_originals(shared):
+    golden = load_foreign(shared / "golden" / "flow" / "toy.pt")
+    assert chamfer(golden["cd_a"], golden["cd_b"]) == pytest.approx(golden["cd"], rel=1e-6)

@@ -1,0 +1,180 @@
+"""Which noise goes with which data: as drawn, or by optimal transport, over a batch or over pools of an epoch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+Reader = Callable[[Sequence[int]], Tensor]
+"""Values (n, ...) of the items with the given indices."""
+
+
+def assign(x0: Tensor, x1: Tensor) -> Tensor:
+    """Pair noise with data so that the sum of squared distances is least.
+
+    Args:
+        x0: noise (B, ...), float.
+        x1: data (B, ...), float.
+
+    Returns:
+        Permutation (B,), int64 on the CPU: x0[permutation[i]] goes with x1[i].
+
+    Raises:
+        ValueError: when there is not as much noise as data.
+    """
+    if len(x0) != len(x1):
+        raise ValueError(f"expected as much noise as data, found {len(x0)} and {len(x1)}")
+    # float64: the rounding of float32 depends on threads and devices, and would decide between near equals
+    a, b = x1.detach().flatten(1).double(), x0.detach().flatten(1).double()
+    # the squares of the norms add the same to every assignment, so the products alone decide
+    # data that is not finite is the loss guard's business
+    cost = torch.nan_to_num(-(a @ b.T))
+    return torch.from_numpy(linear_sum_assignment(cost.cpu().numpy())[1])
+
+
+def assign_within_classes(x0: Tensor, x1: Tensor, label: Tensor) -> Tensor:
+    """Pair noise with data by `assign`, each class for itself.
+
+    Across classes a class would get the noise nearest to it, and noise drawn in sampling is not of that kind.
+
+    Args:
+        x0: noise (B, ...), float.
+        x1: data (B, ...), float.
+        label: classes (B,), int64.
+
+    Returns:
+        Permutation (B,), int64 on the CPU, that maps each class's rows onto themselves.
+
+    Source: Cheng and Schwing, "The Curse of Conditions: Analyzing and Improving Optimal Transport for Conditional
+    Flow-Based Generation" (2025).
+    """
+    permutation = torch.empty(len(x1), dtype=torch.int64)
+    for value in label.unique():
+        rows = (label == value).nonzero()[:, 0]
+        permutation[rows.cpu()] = rows.cpu()[assign(x0[rows], x1[rows])]
+    return permutation
+
+
+class Coupling(ABC):
+    """Orders the noise of a batch; every noise is used once, so its distribution stays."""
+
+    @abstractmethod
+    def permutation(self, x0: Tensor, x1: Tensor, label: Tensor | None) -> Tensor:
+        """Return (B,) int64: which noise goes with each row of the data."""
+
+    def __call__(self, x0: Tensor, x1: Tensor, label: Tensor | None = None) -> Tensor:
+        """Order noise.
+
+        Args:
+            x0: noise (B, ...), float.
+            x1: data (B, ...), float.
+            label: classes (B,), int64, before any is dropped.
+
+        Returns:
+            The same noise in the order of the data.
+        """
+        return x0[self.permutation(x0, x1, label).to(x0.device)]
+
+
+class Independent(Coupling):
+    """Noise as it was drawn."""
+
+    def permutation(self, x0: Tensor, x1: Tensor, label: Tensor | None) -> Tensor:
+        """Return the identity."""
+        return torch.arange(len(x0))
+
+
+class OptimalTransport(Coupling):
+    """Exact optimal transport over the batch; for data without classes.
+
+    Source: Tong et al., "Improving and Generalizing Flow-Based Generative Models with Minibatch OT" (2024); Pooladian
+    et al., "Multisample Flow Matching" (2023).
+    """
+
+    def permutation(self, x0: Tensor, x1: Tensor, label: Tensor | None) -> Tensor:
+        """Return the assignment of least cost."""
+        return assign(x0, x1)
+
+
+class WithinClassTransport(Coupling):
+    """Exact optimal transport over each class of the batch; over the batch where there are no labels."""
+
+    def permutation(self, x0: Tensor, x1: Tensor, label: Tensor | None) -> Tensor:
+        """Return the assignment of least cost within classes."""
+        return assign(x0, x1) if label is None else assign_within_classes(x0, x1, label)
+
+
+def pooled_permutation(
+    noise: Reader, data: Reader, size: int, seed: int, label: Tensor | None = None, pool: int = 1024
+) -> Tensor:
+    """Pair the noise and the data of a whole epoch, pool by pool, so that small batches profit from transport too.
+
+    The pools are drawn anew for each seed. With labels each pool holds one class only. Noise that is drawn from one
+    seed per index need not be stored: item i takes the noise of index `result[i]`.
+
+    Args:
+        noise: reads the noise of indices.
+        data: reads the data of indices.
+        size: items of the epoch.
+        seed: of the pools; the same in all processes, another in every epoch.
+        label: classes (size,), int64.
+        pool: most items paired at once; time grows with its cube and memory with its square.
+
+    Returns:
+        Permutation (size,), int64.
+
+    Raises:
+        ValueError: when the pool is empty or the labels are not as many as the items.
+    """
+    if pool < 1:
+        raise ValueError(f"pool is at least 1, not {pool}")
+    if label is not None and len(label) != size:
+        raise ValueError(f"expected {size} labels, found {len(label)}")
+    order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
+    groups = [order] if label is None else [order[label.cpu()[order] == value] for value in label.cpu().unique()]
+    permutation = torch.arange(size)
+    for group in groups:
+        for members in group.tensor_split(-(-len(group) // pool)):  # of equal sizes, so that none is left small
+            indices = members.tolist()
+            permutation[members] = members[assign(noise(indices), data(indices))]
+    return permutation
+
+
+class PooledTransport:
+    """Exact optimal transport over pools of an epoch, for the data to read noise by: see `pooled_permutation`.
+
+    Where batches are small this pairs better than a coupling of the batch, which is then not needed. Every loader
+    process pairs each epoch: 9000 RGB images of 64 x 64 take one core 6 s in pools of 1024 and 2 s in pools of 256.
+
+    Args:
+        pool: most items paired at once; time grows with its cube and memory with its square.
+        within_classes: each pool holds one class, as sampling with labels needs it.
+
+    Raises:
+        ValueError: when the pool is empty.
+    """
+
+    def __init__(self, pool: int = 1024, within_classes: bool = True) -> None:
+        if pool < 1:
+            raise ValueError(f"pooled.pool is at least 1, not {pool}")
+        self.pool = pool
+        self.within_classes = within_classes
+
+    def pairing(self, noise: Reader, data: Reader, label: Tensor, seed: int) -> Tensor:
+        """Pair an epoch.
+
+        Args:
+            noise: reads the noise of indices.
+            data: reads the data of indices.
+            label: classes (N,), int64.
+            seed: of the pools; the same in all processes, another in every epoch.
+
+        Returns:
+            Permutation (N,), int64: item i takes the noise of index `result[i]`.
+        """
+        classes = label if self.within_classes else None
+        return pooled_permutation(noise, data, len(label), seed, classes, self.pool)

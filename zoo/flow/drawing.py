@@ -1,0 +1,106 @@
+"""What all that draw many samples share: labels and seeds, the loaded run, its description, the processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from zoo.flow.guidance import Guidance
+from zoo.flow.sampler import Sampler
+from zoo.flow.solvers import Solver
+from zoo.loading import load
+from zoo.training.frozen import state_digest
+from zoo.training.resume import item_seed
+
+# Epochs of the keys of the noise (see `item_seed`): of their own, so that no sample begins with noise that a training
+# on data or on pairs has seen, whatever the seeds.
+PAIRS, SAMPLES = -3, -4
+
+Drawn = tuple[list[int] | None, list[int]]
+"""Labels (None without classes) and seeds, one per sample."""
+
+
+def requests(
+    count: int, seed: int, num_classes: int, labels: Sequence[int] | None = None, epoch: int = SAMPLES
+) -> Drawn:
+    """Labels, in turns, and seeds of samples 0, 1, ...; those of a sample do not depend on the count.
+
+    Args:
+        count: samples, at least 1.
+        seed: of everything.
+        num_classes: of the net; 0 for none.
+        labels: taken in turns; one that stands twice comes twice as often. None for all classes.
+        epoch: of the keys of the noise.
+
+    Returns:
+        Labels (None without classes) and seeds, one per sample, as `Sampler.sample` takes them.
+
+    Raises:
+        ValueError: when the count is not positive, or a label is no class.
+    """
+    if count < 1:
+        raise ValueError(f"count is at least 1, not {count}")
+    if labels is not None and not num_classes:
+        raise ValueError(f"labels {list(labels)} are given to a net that has no classes: leave them out")
+    if labels is not None and (not labels or any(not 0 <= label <= num_classes for label in labels)):
+        raise ValueError(f"labels lie between 1 and {num_classes} (0 is the null class), found {list(labels)}")
+    seeds = [item_seed(seed, epoch, index) for index in range(count)]
+    if not num_classes:
+        return None, seeds
+    choice = list(labels) if labels is not None else list(range(1, num_classes + 1))
+    return [choice[index % len(choice)] for index in range(count)], seeds
+
+
+def load_sampler(
+    run: Path,
+    solver: Solver | None = None,
+    guidance: Guidance | None = None,
+    chunk: int = 64,
+    device: str = "cpu",
+    packages: Sequence[str] = (),
+) -> Sampler:
+    """Load a run of flow matching to sample from it.
+
+    Args:
+        run: run folder, checkpoint or export; its averaged weights, where it has them.
+        solver: null takes the run's.
+        guidance: null takes the run's; a scale of 1 is the conditional field.
+        chunk: samples integrated together.
+        device: torch device; `cuda` is each process's own where torchrun started several.
+        packages: of the user's own, whose classes the run may name.
+
+    Raises:
+        FileNotFoundError: when there is no such run.
+        ValueError: when it is of another kind.
+    """
+    given: dict[str, Any] = {"solver": solver, "guidance": guidance}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if device == "cuda" else torch.device(device)
+    sampler = load(run, place, allow_import=packages, chunk=chunk, **chosen)
+    if not isinstance(sampler, Sampler):
+        raise ValueError(f"{run} is loaded as {type(sampler).__name__}; expected a run of flow matching (Sampler)")
+    return sampler
+
+
+def processes() -> tuple[int, int]:
+    """Rank and number of processes that torchrun or accelerate started; 0 and 1 without them."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def sampler_settings(sampler: Sampler) -> dict[str, Any]:
+    """What decides samples besides their labels and seeds, for JSON: the weights as a hash, path, solver, guidance."""
+    return {
+        "weights": state_digest(sampler.net.state_dict()),
+        "prediction": sampler.prediction,
+        "path": _described(sampler.path),
+        "solver": _described(sampler.solver),
+        "guidance": None if sampler.guidance is None else _described(sampler.guidance),
+    }
+
+
+def _described(part: Any) -> dict[str, Any]:
+    return {"class": type(part).__name__, **vars(part)}

@@ -1,0 +1,293 @@
+"""How near generated samples are to real ones: Fréchet and kernel distances, manifolds, transport, Chamfer.
+
+All compare features (N, D) or points; none downloads a net. State N and the extractor beside every figure: with fewer
+samples than dimensions a Fréchet distance is biased upwards, and figures of different extractors are not comparable.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+CHUNK = 1024  # rows per block of a distance matrix
+TINY = 1e-12
+
+
+class FeatureStatistics:
+    """Mean and covariance of features, summed in float64 batch by batch.
+
+    Sums of different processes add up exactly, so shards need no equal sizes and no padding.
+
+    Args:
+        dims: of a feature.
+
+    Attributes:
+        count: features seen.
+        total: their sum (D,).
+        outer: sum of their outer products (D, D).
+    """
+
+    def __init__(self, dims: int) -> None:
+        self.count = 0
+        self.total = torch.zeros(dims, dtype=torch.float64)
+        self.outer = torch.zeros(dims, dims, dtype=torch.float64)
+
+    def update(self, features: Tensor) -> FeatureStatistics:
+        """Add features (N, D).
+
+        Raises:
+            ValueError: when their shape differs.
+        """
+        if features.dim() != 2 or features.shape[1] != len(self.total):
+            raise ValueError(f"expected features (N, {len(self.total)}), found {tuple(features.shape)}")
+        features = features.detach().to("cpu", torch.float64)
+        self.count += len(features)
+        self.total += features.sum(dim=0)
+        self.outer += features.T @ features
+        return self
+
+    def merge(self, other: FeatureStatistics) -> FeatureStatistics:
+        """Add the sums of another process."""
+        self.count += other.count
+        self.total += other.total
+        self.outer += other.outer
+        return self
+
+    def mean(self) -> Tensor:
+        """Mean (D,), float64."""
+        return self.total / self.count
+
+    def covariance(self) -> Tensor:
+        """Unbiased covariance (D, D), float64.
+
+        Raises:
+            ValueError: with fewer than two features.
+        """
+        if self.count < 2:
+            raise ValueError(f"a covariance needs at least 2 features, found {self.count}")
+        mean = self.mean()
+        return (self.outer - self.count * torch.outer(mean, mean)) / (self.count - 1)
+
+
+def frechet_distance(real: Tensor | FeatureStatistics, fake: Tensor | FeatureStatistics) -> float:
+    """Fréchet distance of two sets of features, each taken as a Gaussian.
+
+    Args:
+        real: features (N, D), or their statistics.
+        fake: features (M, D), or their statistics.
+
+    Returns:
+        The squared distance ("FID" where the features are Inception's).
+
+    Raises:
+        ValueError: when the widths differ or a set has fewer than two features.
+
+    Source: Heusel et al., "GANs Trained by a Two Time-Scale Update Rule" (2017), equation 6.
+    """
+    (mean_a, cov_a), (mean_b, cov_b) = _moments(real), _moments(fake)
+    if mean_a.shape != mean_b.shape:
+        raise ValueError(f"features have {len(mean_a)} and {len(mean_b)} dimensions")
+    # trace of the root of a product, through symmetric matrices: stays real where a covariance is singular
+    values, vectors = torch.linalg.eigh(cov_a)
+    root = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+    mixed = torch.linalg.eigvalsh(root @ cov_b @ root).clamp(min=0).sqrt().sum()
+    return float((mean_a - mean_b).square().sum() + cov_a.trace() + cov_b.trace() - 2 * mixed)
+
+
+def _moments(features: Tensor | FeatureStatistics) -> tuple[Tensor, Tensor]:
+    if isinstance(features, FeatureStatistics):
+        return features.mean(), features.covariance()
+    if features.dim() != 2 or len(features) < 2:
+        raise ValueError(f"expected at least 2 features (N, D), found {tuple(features.shape)}")
+    x = features.detach().to("cpu", torch.float64)
+    return x.mean(dim=0), torch.cov(x.T).reshape(x.shape[1], x.shape[1])
+
+
+def kernel_distance(
+    real: Tensor, fake: Tensor, subsets: int = 100, subset_size: int = 1000, standardise: bool = True, seed: int = 0
+) -> tuple[float, float]:
+    """Kernel distance (KID): unbiased squared MMD with the kernel (x y / D + 1)^3, over random subsets.
+
+    Args:
+        real: features (N, D).
+        fake: features (M, D).
+        subsets: how many.
+        subset_size: features in each; all of the smaller set where it has fewer.
+        standardise: bring the real features to mean 0 and deviation 1 first; raw ones of other nets than Inception
+            give figures in the thousands.
+        seed: of the subsets.
+
+    Returns:
+        Mean and standard deviation over the subsets.
+
+    Raises:
+        ValueError: when a set has fewer than two features.
+
+    Source: Binkowski et al., "Demystifying MMD GANs" (2018), section 4.
+    """
+    real, fake = _pair(real, fake, 2)
+    if standardise:
+        mean, std = real.mean(dim=0), real.std(dim=0).clamp(min=TINY)
+        real, fake = (real - mean) / std, (fake - mean) / std
+    size = min(subset_size, len(real), len(fake))
+    generator = torch.Generator().manual_seed(seed)
+    values = []
+    for _ in range(subsets):
+        a = real[torch.randperm(len(real), generator=generator)[:size]]
+        b = fake[torch.randperm(len(fake), generator=generator)[:size]]
+        kernels = [(x @ y.T / x.shape[1] + 1) ** 3 for x, y in ((a, a), (b, b), (a, b))]
+        values.append(_mmd(*kernels))
+    spread = torch.tensor(values, dtype=torch.float64)
+    return float(spread.mean()), float(spread.std(correction=0))
+
+
+def rbf_mmd(real: Tensor, fake: Tensor, bandwidth: float | None = None) -> float:
+    """Unbiased squared MMD with the kernel exp(-|x - y|^2 / 2 b^2).
+
+    Args:
+        real: features (N, D).
+        fake: features (M, D).
+        bandwidth: b; the median distance of the real features by default.
+
+    Returns:
+        The estimate; slightly negative values occur where the sets are alike.
+
+    Raises:
+        ValueError: when a set has fewer than two features.
+
+    Source: Gretton et al., "A Kernel Two-Sample Test" (2012), equation 3.
+    """
+    real, fake = _pair(real, fake, 2)
+    inner = _squared_distances(real, real)
+    if bandwidth is None:
+        off_diagonal = inner[~torch.eye(len(real), dtype=torch.bool)]
+        bandwidth = math.sqrt(max(float(off_diagonal.median()), TINY))
+    distances = (inner, _squared_distances(fake, fake), _squared_distances(real, fake))
+    return _mmd(*(torch.exp(-value / (2 * bandwidth**2)) for value in distances))
+
+
+def _mmd(aa: Tensor, bb: Tensor, ab: Tensor) -> float:
+    n, m = len(aa), len(bb)
+    within = (aa.sum() - aa.trace()) / (n * (n - 1)) + (bb.sum() - bb.trace()) / (m * (m - 1))
+    return float(within - 2 * ab.mean())
+
+
+def manifold_scores(real: Tensor, fake: Tensor, neighbours: int = 5) -> dict[str, float]:
+    """Precision, recall, density and coverage: do samples lie among the real ones, and all over them?
+
+    Args:
+        real: features (N, D).
+        fake: features (M, D).
+        neighbours: k of the balls around each feature.
+
+    Returns:
+        The four scores; 1 is best (density may exceed it).
+
+    Raises:
+        ValueError: when a set does not have more features than neighbours.
+
+    Source: Kynkäänniemi et al., "Improved Precision and Recall" (2019); Naeem et al., "Reliable Fidelity and Diversity
+    Metrics" (2020).
+    """
+    if neighbours < 1:
+        raise ValueError(f"neighbours is at least 1, not {neighbours}")
+    real, fake = _pair(real, fake, neighbours + 1)
+    # the nearest feature of a set to its own member is that member
+    real_radius = _squared_distances(real, real).kthvalue(neighbours + 1, dim=1).values
+    fake_radius = _squared_distances(fake, fake).kthvalue(neighbours + 1, dim=1).values
+    across = _squared_distances(real, fake)
+    in_real = across <= real_radius[:, None]
+    return {
+        "precision": float(in_real.any(dim=0).double().mean()),
+        "recall": float((across <= fake_radius[None]).any(dim=1).double().mean()),
+        "density": float(in_real.double().sum() / (neighbours * len(fake))),
+        "coverage": float(in_real.any(dim=1).double().mean()),
+    }
+
+
+def sliced_wasserstein(real: Tensor, fake: Tensor, projections: int = 256, seed: int = 0) -> float:
+    """Sliced 2-Wasserstein distance: root mean square over fixed random directions of the distances on the line.
+
+    Args:
+        real: features (N, D).
+        fake: features (M, D).
+        projections: directions.
+        seed: of the directions; keep it for figures that are to be compared.
+
+    Returns:
+        The distance, in the unit of the features.
+
+    Raises:
+        ValueError: when a set is empty or the widths differ.
+
+    Source: Bonneel et al., "Sliced and Radon Wasserstein Barycenters of Measures" (2015).
+    """
+    real, fake = _pair(real, fake, 1)
+    generator = torch.Generator().manual_seed(seed)
+    directions = torch.randn(real.shape[1], projections, generator=generator, dtype=torch.float64)
+    directions = directions / directions.norm(dim=0)
+    a, b = ((x @ directions).sort(dim=0).values for x in (real, fake))
+    # both quantile functions are steps: exact between their merged jumps
+    jumps = np.unique(np.concatenate([np.arange(1, len(x) + 1) / len(x) for x in (a, b)]).round(12))
+    widths = np.diff(jumps, prepend=0.0)
+    middles = jumps - widths / 2
+    rows = [torch.from_numpy(np.minimum(np.floor(middles * len(x)), len(x) - 1).astype(np.int64)) for x in (a, b)]
+    squared = (a[rows[0]] - b[rows[1]]).square()
+    return float((torch.from_numpy(widths)[:, None] * squared).sum(dim=0).mean().sqrt())
+
+
+def wasserstein(real: Tensor, fake: Tensor) -> float:
+    """Exact 2-Wasserstein distance of two sets of as many points, by assignment.
+
+    Args:
+        real: points (N, D); N up to a few thousand.
+        fake: points (N, D).
+
+    Returns:
+        The distance, in the unit of the points.
+
+    Raises:
+        ValueError: when the sets differ in size or are empty.
+    """
+    real, fake = _pair(real, fake, 1)
+    if len(real) != len(fake):
+        raise ValueError(f"expected as many points in both sets, found {len(real)} and {len(fake)}")
+    cost = _squared_distances(real, fake).numpy()
+    return math.sqrt(cost[linear_sum_assignment(cost)].mean())
+
+
+def chamfer(first: Tensor, second: Tensor) -> float:
+    """Chamfer distance as the assignment counts it: squared distances to the nearest other point, summed both ways.
+
+    Args:
+        first: points (N, D).
+        second: points (M, D).
+
+    Returns:
+        The sum, not divided by the number of points.
+
+    Raises:
+        ValueError: when a set is empty or the widths differ.
+    """
+    first, second = _pair(first, second, 1)
+    distances = _squared_distances(first, second)
+    return float(distances.min(dim=1).values.sum() + distances.min(dim=0).values.sum())
+
+
+def _pair(real: Tensor, fake: Tensor, least: int) -> tuple[Tensor, Tensor]:
+    """Both sets in float64 on the CPU, checked."""
+    if real.dim() != 2 or fake.dim() != 2 or real.shape[1] != fake.shape[1]:
+        raise ValueError(f"expected two sets (N, D) of one width, found {tuple(real.shape)} and {tuple(fake.shape)}")
+    if min(len(real), len(fake)) < least:
+        raise ValueError(f"expected at least {least} rows in each set, found {len(real)} and {len(fake)}")
+    return real.detach().to("cpu", torch.float64), fake.detach().to("cpu", torch.float64)
+
+
+def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
+    """Squared distances (N, M), from differences: products would lose the small ones."""
+    blocks = [torch.cdist(rows, b, compute_mode="donot_use_mm_for_euclid_dist") for rows in a.split(CHUNK)]
+    return torch.cat(blocks).square()

@@ -1,0 +1,197 @@
+"""Probability paths between noise (t = 0) and data (t = 1), and what a net may predict on them."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Prediction = Literal["velocity", "x1", "noise"]
+PREDICTIONS = ("velocity", "x1", "noise")
+
+# Where a coefficient vanishes (noise at t = 1, data at t = 0) its quotients are taken this far away from it.
+TIME_MARGIN = 1e-4
+
+
+class AffinePath(ABC):
+    """A path x_t = alpha(t) x_1 + sigma(t) x_0; subclasses give the two coefficients and their derivatives.
+
+    Source: Lipman et al., "Flow Matching for Generative Modeling" (2023), section 4.
+    """
+
+    @abstractmethod
+    def coefficients(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return alpha, sigma and their derivatives at times of any shape, 0 to 1."""
+
+    def sample(self, x0: Tensor, x1: Tensor, t: Tensor) -> Tensor:
+        """Mix noise and data.
+
+        Args:
+            x0: noise (B, ...), float.
+            x1: data (B, ...), float.
+            t: times (B,), 0 to 1.
+
+        Returns:
+            Points on the path, of the shape of x1.
+        """
+        alpha, sigma, _, _ = self._at(t, x1)
+        return alpha * x1 + sigma * x0
+
+    def target(self, x0: Tensor, x1: Tensor, t: Tensor, prediction: Prediction = "velocity") -> Tensor:
+        """What a net is to predict at `sample(x0, x1, t)`; arguments as there.
+
+        Args:
+            x0: noise (B, ...), float.
+            x1: data (B, ...), float.
+            t: times (B,), 0 to 1.
+            prediction: "velocity" (dx_t/dt), "x1" (the data) or "noise" (x_0).
+
+        Returns:
+            The target, of the shape of x1.
+        """
+        _check_prediction(prediction)
+        if prediction == "x1":
+            return x1
+        if prediction == "noise":
+            return x0
+        _, _, d_alpha, d_sigma = self._at(t, x1)
+        return d_alpha * x1 + d_sigma * x0
+
+    def endpoints(self, output: Tensor, x: Tensor, t: Tensor, prediction: Prediction) -> tuple[Tensor, Tensor]:
+        """Noise and data that a prediction at x implies.
+
+        Args:
+            output: the net's prediction (B, ...).
+            x: points on the path (B, ...).
+            t: times (B,), 0 to 1; taken at least 1e-4 away from both ends, where they would not be determined.
+            prediction: what the output is.
+
+        Returns:
+            Estimates of x_0 and x_1, each of the shape of x.
+        """
+        _check_prediction(prediction)
+        alpha, sigma, d_alpha, d_sigma = self._at(t.clamp(TIME_MARGIN, 1 - TIME_MARGIN), x)
+        if prediction == "x1":
+            return (x - alpha * output) / sigma, output
+        if prediction == "noise":
+            return output, (x - sigma * output) / alpha
+        determinant = alpha * d_sigma - sigma * d_alpha
+        return (alpha * output - d_alpha * x) / determinant, (d_sigma * x - sigma * output) / determinant
+
+    def to_velocity(self, output: Tensor, x: Tensor, t: Tensor, prediction: Prediction) -> Tensor:
+        """The velocity dx_t/dt that a prediction at x implies; arguments as in `endpoints`."""
+        _check_prediction(prediction)
+        if prediction == "velocity":
+            return output
+        x0, x1 = self.endpoints(output, x, t, prediction)
+        return self.target(x0, x1, t.clamp(TIME_MARGIN, 1 - TIME_MARGIN))
+
+    def _at(self, t: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The coefficients as (B, 1, ...), in the dtype of x."""
+        shape = (-1, *(1,) * (x.dim() - 1))
+        alpha, sigma, d_alpha, d_sigma = (value.reshape(shape).to(x.dtype) for value in self.coefficients(t))
+        return alpha, sigma, d_alpha, d_sigma
+
+
+class ConditionalOT(AffinePath):
+    """Straight lines: alpha = t, sigma = 1 - (1 - sigma_min) t.
+
+    Args:
+        sigma_min: noise left at t = 1; 0.001 in the assignment, 0 for rectified flow.
+
+    Raises:
+        ValueError: when sigma_min is not in [0, 1).
+
+    Source: Lipman et al. (2023), equation 22.
+    """
+
+    def __init__(self, sigma_min: float = 0.001) -> None:
+        if not 0 <= sigma_min < 1:
+            raise ValueError(f"sigma_min lies in [0, 1), not {sigma_min}")
+        self.sigma_min = sigma_min
+
+    def coefficients(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return alpha, sigma and their derivatives."""
+        slope = 1 - self.sigma_min
+        return t, 1 - slope * t, torch.ones_like(t), torch.full_like(t, -slope)
+
+
+class Polynomial(AffinePath):
+    """alpha = t^n, sigma = 1 - t^n.
+
+    Args:
+        power: n, at least 1.
+
+    Raises:
+        ValueError: when the power is below 1, where the velocity at t = 0 is infinite.
+    """
+
+    def __init__(self, power: float = 2.0) -> None:
+        if power < 1:
+            raise ValueError(f"power is at least 1, not {power}")
+        self.power = power
+
+    def coefficients(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return alpha, sigma and their derivatives."""
+        alpha, d_alpha = t**self.power, self.power * t ** (self.power - 1)
+        return alpha, 1 - alpha, d_alpha, -d_alpha
+
+
+class Cosine(AffinePath):
+    """A quarter of a circle: alpha = sin(pi t / 2), sigma = cos(pi t / 2), so that the variance stays.
+
+    Source: Albergo and Vanden-Eijnden, "Building Normalizing Flows with Stochastic Interpolants" (2023).
+    """
+
+    def coefficients(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return alpha, sigma and their derivatives."""
+        half_pi = math.pi / 2
+        alpha, sigma = torch.sin(half_pi * t), torch.cos(half_pi * t)
+        return alpha, sigma, half_pi * sigma, -half_pi * alpha
+
+
+class VariancePreserving(AffinePath):
+    """The path of DDPM with a linear schedule of beta, time reversed; alpha^2 + sigma^2 = 1.
+
+    At t = 0 a little data is left (alpha = 0.0066 with the default betas).
+
+    Args:
+        beta_min: noise rate at the data.
+        beta_max: noise rate at the noise.
+
+    Raises:
+        ValueError: unless 0 < beta_min <= beta_max.
+
+    Source: Lipman et al. (2023), equation 19, after Song et al. (2021).
+    """
+
+    def __init__(self, beta_min: float = 0.1, beta_max: float = 20.0) -> None:
+        if not 0 < beta_min <= beta_max:
+            raise ValueError(f"expected 0 < beta_min <= beta_max, found {beta_min} and {beta_max}")
+        self.beta_min = beta_min
+        self.beta_max = beta_max
+
+    def coefficients(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return alpha, sigma and their derivatives; that of sigma is infinite at t = 1."""
+        rest = 1 - t
+        total = 0.5 * rest**2 * (self.beta_max - self.beta_min) + rest * self.beta_min
+        d_total = -rest * (self.beta_max - self.beta_min) - self.beta_min
+        alpha, sigma = torch.exp(-total / 2), torch.sqrt(-torch.expm1(-total))
+        return alpha, sigma, -d_total / 2 * alpha, d_total / 2 * alpha**2 / sigma
+
+
+class LinearVariancePreserving(AffinePath):
+    """alpha = t, sigma = sqrt(1 - t^2)."""
+
+    def coefficients(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return alpha, sigma and their derivatives; that of sigma is infinite at t = 1."""
+        sigma = torch.sqrt((1 - t) * (1 + t))
+        return t, sigma, torch.ones_like(t), -t / sigma
+
+
+def _check_prediction(prediction: str) -> None:
+    if prediction not in PREDICTIONS:
+        raise ValueError(f"prediction is one of {', '.join(PREDICTIONS)}, not {prediction!r}")

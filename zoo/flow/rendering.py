@@ -1,0 +1,226 @@
+"""Pictures and animations of samples: grids of images, scatter plots of points, PNG, GIF and MP4 files."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from torch import Tensor
+
+from zoo.atomic import replacing, write_atomic
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Animation = Literal["none", "gif", "mp4"]
+
+ANIMATIONS = ("none", "gif", "mp4")
+FRAMES_PER_SECOND = 30
+HOLD_SECONDS = 1.5  # the last frame is what one wants to look at
+LEAST_SIDE = 240  # pixels; smaller pictures are enlarged by a whole factor
+PALETTE_FRAMES = 8  # that a GIF's common palette is made of
+FIGURE_INCHES, FIGURE_DPI = 4.8, 100
+MARGIN = 0.05  # of the range of a scatter plot, on each side
+
+
+def is_image(shape: Sequence[int]) -> bool:
+    """Whether samples of this shape are images: (C, H, W) with 1 or 3 channels."""
+    return len(shape) == 3 and shape[0] in (1, 3)
+
+
+def is_point(shape: Sequence[int]) -> bool:
+    """Whether samples of this shape are points of the plane: (2,)."""
+    return tuple(shape) == (2,)
+
+
+def to_pixels(images: Tensor) -> np.ndarray:
+    """Turn images (B, C, H, W) in [-1, 1] into pixels (B, H, W, C), uint8, rounded and clamped."""
+    return (images / 2 + 0.5).clamp(0, 1).mul(255).round().byte().permute(0, 2, 3, 1).cpu().numpy()
+
+
+def grid(images: np.ndarray) -> np.ndarray:
+    """Lay images (B, H, W, C) out row by row, about as many columns as rows; places that stay empty are black.
+
+    Returns:
+        One image (rows * H, columns * W, C).
+    """
+    count, height, width, channels = images.shape
+    columns = math.ceil(math.sqrt(count))
+    rows = -(-count // columns)
+    sheet = np.zeros((rows * columns, height, width, channels), dtype=images.dtype)
+    sheet[:count] = images
+    laid = sheet.reshape(rows, columns, height, width, channels).swapaxes(1, 2)
+    return laid.reshape(rows * height, columns * width, channels)
+
+
+def enlarged(picture: np.ndarray, least: int = LEAST_SIDE) -> np.ndarray:
+    """Repeat the pixels of a small picture (H, W, C) until its longer side has about `least`; larger ones stay."""
+    factor = max(1, round(least / max(picture.shape[:2])))
+    return picture.repeat(factor, axis=0).repeat(factor, axis=1)
+
+
+def picture(samples: Tensor, labels: Sequence[int] | None = None, data: Tensor | None = None) -> np.ndarray:
+    """Draw all samples as one picture: images as a grid, points of the plane as a scatter plot.
+
+    Args:
+        samples: images (B, C, H, W) in [-1, 1] or points (B, 2), float.
+        labels: of points, for their colours.
+        data: real points (M, 2) to plot below the points.
+
+    Returns:
+        A picture (H, W, C), uint8.
+
+    Raises:
+        ValueError: when the samples are neither images nor points.
+    """
+    return frames(samples[None], labels, data)[0]
+
+
+def frames(trajectory: Tensor, labels: Sequence[int] | None = None, data: Tensor | None = None) -> np.ndarray:
+    """Draw each state of a trajectory, all to one scale.
+
+    Args:
+        trajectory: states (N, B, C, H, W) of images or (N, B, 2) of points, float.
+        labels: of points, for their colours.
+        data: real points (M, 2) to plot below the points.
+
+    Returns:
+        Pictures (N, H, W, C), uint8.
+
+    Raises:
+        ValueError: when the samples are neither images nor points.
+    """
+    shape = trajectory.shape[2:]
+    if is_point(shape):
+        return _scatter_frames(trajectory, labels, data)
+    if is_image(shape):
+        return np.stack([enlarged(grid(to_pixels(state))) for state in trajectory])
+    raise ValueError(
+        f"samples of shape {tuple(shape)} are neither images (1 or 3 channels) nor points (2,): they cannot be drawn"
+    )
+
+
+def write_png(path: Path, pixels: np.ndarray) -> None:
+    """Write a picture (H, W, C), uint8 with 1 or 3 channels, as a PNG that appears only when it is whole."""
+    write_atomic(path, lambda file: _image(pixels).save(file, format="PNG"))
+
+
+def write_animation(path: Path, pictures: np.ndarray, fps: int = FRAMES_PER_SECOND) -> None:
+    """Write pictures as an animation that appears only when it is whole and rests on the last one.
+
+    Args:
+        path: `.gif` or `.mp4`; the second needs ffmpeg.
+        pictures: (N, H, W, C), uint8, 1 or 3 channels.
+        fps: pictures per second; GIF counts in steps of 10 ms, 30 becomes 33.
+
+    Raises:
+        ValueError: when the suffix is another.
+        FileNotFoundError: when ffmpeg is needed and missing.
+        RuntimeError: when ffmpeg fails.
+    """
+    if path.suffix == ".gif":
+        _write_gif(path, pictures, fps)
+    elif path.suffix == ".mp4":
+        _write_mp4(path, pictures, fps)
+    else:
+        raise ValueError(f"{path}: animations end in .gif or .mp4")
+
+
+def check_animation(kind: str) -> None:
+    """Find out before the work whether an animation can be written.
+
+    Raises:
+        ValueError: when the kind is unknown.
+        FileNotFoundError: when ffmpeg is needed and missing.
+    """
+    if kind not in ANIMATIONS:
+        raise ValueError(f"trajectory is one of {', '.join(ANIMATIONS)}, not {kind!r}")
+    if kind == "mp4":
+        _find_ffmpeg()
+
+
+def _image(pixels: np.ndarray) -> Image:
+    from PIL import Image
+
+    return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+
+
+def _write_gif(path: Path, pictures: np.ndarray, fps: int) -> None:
+    from PIL import Image
+
+    images = [_image(each) for each in pictures]
+    if pictures.shape[-1] == 3:
+        # one palette for all: palettes of their own would make still parts flicker
+        chosen = np.linspace(0, len(pictures) - 1, min(PALETTE_FRAMES, len(pictures))).round().astype(int)
+        palette = _image(np.concatenate(list(pictures[chosen]))).quantize(256)
+        images = [each.quantize(palette=palette, dither=Image.Dither.NONE) for each in images]
+    milliseconds = max(2, round(100 / fps)) * 10
+    durations = [milliseconds] * (len(images) - 1) + [round(1000 * HOLD_SECONDS)]
+    write_atomic(
+        path,
+        lambda file: images[0].save(
+            file, format="GIF", save_all=True, append_images=images[1:], duration=durations, loop=0
+        ),
+    )
+
+
+def _find_ffmpeg() -> str:
+    found = shutil.which("ffmpeg")
+    if found is None:
+        raise FileNotFoundError("no ffmpeg on PATH, which MP4 needs: install it, or take trajectory: gif")
+    return found
+
+
+def _write_mp4(path: Path, pictures: np.ndarray, fps: int) -> None:
+    """Through ffmpeg's standard input. The tests run a stand-in for ffmpeg; with the real one it was not tried here."""
+    height, width, channels = pictures.shape[1:]
+    command = [
+        _find_ffmpeg(), "-y", "-loglevel", "error", "-f", "rawvideo", "-pix_fmt", "gray" if channels == 1 else "rgb24",
+        "-s", f"{width}x{height}", "-r", str(fps), "-i", "-",
+        # the pixel format that every player knows takes even sides only
+        "-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p", "-f", "mp4",
+    ]  # fmt: skip
+    held = np.concatenate([pictures, pictures[-1:].repeat(round(fps * HOLD_SECONDS), axis=0)])
+    with replacing(path) as temporary:
+        # the path is absolute, so that no name is taken for an option
+        result = subprocess.run(
+            [*command, str(temporary.absolute())], input=held.tobytes(), capture_output=True, check=False
+        )
+        if result.returncode:
+            said = result.stderr.decode(errors="replace").strip()[-300:]
+            raise RuntimeError(f"ffmpeg failed on {path} ({said}); trajectory: gif does without it")
+
+
+def _scatter_frames(states: Tensor, labels: Sequence[int] | None, data: Tensor | None) -> np.ndarray:
+    """Scatter plots (N, H, W, 3) of states (N, B, 2) with the same axes."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    if states.dim() != 3 or states.shape[-1] != 2:
+        raise ValueError(f"expected points (B, 2), found {tuple(states.shape[1:])}")
+    points = states.float().cpu().numpy()
+    figure = Figure(figsize=(FIGURE_INCHES, FIGURE_INCHES), dpi=FIGURE_DPI, layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    shown = [points.reshape(-1, 2)]
+    if data is not None:
+        real = data.float().cpu().numpy()
+        shown.append(real)
+        axes.scatter(real[:, 0], real[:, 1], s=3, c="0.75", linewidths=0)
+    colours = {"c": "C0"} if labels is None else {"c": np.asarray(labels), "cmap": "tab10"}
+    dots = axes.scatter(points[0, :, 0], points[0, :, 1], s=3, linewidths=0, **colours)
+    everything = np.concatenate(shown)
+    low, high = everything.min(axis=0), everything.max(axis=0)
+    room = MARGIN * max(float((high - low).max()), 1e-6)
+    axes.set(xlim=(low[0] - room, high[0] + room), ylim=(low[1] - room, high[1] + room), aspect="equal")
+    drawn = []
+    for state in points:
+        dots.set_offsets(state)
+        canvas.draw()
+        drawn.append(np.asarray(canvas.buffer_rgba())[..., :3].copy())
+    return np.stack(drawn)

@@ -1,0 +1,141 @@
+"""Training of flow matching: regression of what the net predicts on the path between noise and data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zoo.flow.coupling import Coupling
+from zoo.flow.guidance import Guidance
+from zoo.flow.paths import PREDICTIONS, AffinePath, Prediction
+from zoo.flow.rendering import Animation
+from zoo.flow.solvers import Solver
+from zoo.flow.time_samplers import TimeSampler, seeded_draws
+from zoo.flow.velocity import VelocityNet
+from zoo.training.task import SingleOptimizerTask
+from zoo.training.types import OptimizerCallable, SchedulerCallable
+
+EVALUATION_TIMES = 10
+
+
+class FlowTask(SingleOptimizerTask):
+    """Conditional flow matching.
+
+    Time and label drop of an item come from the item's seed, its noise comes with the data: none of them depends on
+    the batch size, the number of processes or a resume.
+
+    Args:
+        net: predicts from a point, its time and its class.
+        path: between noise and data.
+        times: how the times of training are drawn.
+        optimizer: builds the optimizer.
+        scheduler: of the learning rate, counted in optimizer steps.
+        label_drop: probability that an item is trained with the null class, for guidance.
+        solver: how the trained net is integrated; an option of inference.
+        guidance: of sampling, an option of inference too; null for the conditional field.
+        prediction: what the net predicts: "velocity", "x1" or "noise".
+        coupling: which noise of a batch goes with which data; null as drawn.
+        chunk: samples that inference integrates at once; an option of inference, like the following.
+        images: `zoo predict` writes each image as a file, too.
+        trajectory: animation of the way from noise to data that `zoo predict` writes.
+        compile: compile the net in place.
+
+    Raises:
+        ValueError: when label drop or guidance are asked of a net without classes, or an argument is out of range.
+
+    Source: Lipman et al., "Flow Matching for Generative Modeling" (2023), equation 9.
+    """
+
+    inference_class = "zoo.flow.sampler.Sampler"
+    inference_parts = ("net", "path", "prediction")
+    inference_options = ("solver", "guidance", "chunk", "images", "trajectory")
+
+    def __init__(
+        self,
+        net: VelocityNet,
+        path: AffinePath,
+        times: TimeSampler,
+        optimizer: OptimizerCallable,
+        scheduler: SchedulerCallable | None = None,
+        label_drop: float = 0.1,
+        solver: Solver | None = None,
+        guidance: Guidance | None = None,
+        prediction: Prediction = "velocity",
+        coupling: Coupling | None = None,
+        chunk: int = 64,
+        images: bool = False,
+        trajectory: Animation = "none",
+        compile: bool = False,
+    ) -> None:
+        super().__init__(optimizer, scheduler, compile=compile)
+        if not 0 <= label_drop <= 1:
+            raise ValueError(f"model.label_drop lies in [0, 1], not {label_drop}")
+        if prediction not in PREDICTIONS:
+            raise ValueError(f"model.prediction is one of {', '.join(PREDICTIONS)}, not {prediction!r}")
+        if not net.num_classes and (label_drop or guidance is not None):
+            raise ValueError(
+                "model.net.num_classes is 0: such a net takes no label_drop "
+                f"({label_drop}) and no guidance ({'null' if guidance is None else 'set'})"
+            )
+        self.net = net
+        self.path = path
+        self.times = times
+        self.label_drop = label_drop
+        self.solver = solver
+        self.guidance = guidance
+        self.prediction: Prediction = prediction
+        self.coupling = coupling
+        self.chunk = chunk
+        self.images = images
+        self.trajectory: Animation = trajectory
+
+    def setup(self, stage: str) -> None:
+        """Compare the data with the net and the coupling."""
+        data = getattr(self.trainer, "datamodule", None)
+        classes, shape = getattr(data, "classes", None), getattr(data, "sample_shape", None)
+        if classes and self.net.num_classes and len(classes) != self.net.num_classes:
+            raise ValueError(
+                f"model.net.num_classes is {self.net.num_classes}, the data has {len(classes)} classes: "
+                f"{', '.join(classes[:12])}"
+            )
+        if shape and tuple(shape) != tuple(self.net.sample_shape):
+            raise ValueError(f"model.net makes samples of shape {tuple(self.net.sample_shape)}, the data has {shape}")
+        if self.coupling is not None and getattr(data, "pooled", None) is not None:
+            raise ValueError("model.coupling and data.pooled would pair twice: set one of them to null")
+        super().setup(stage)
+
+    def loss(self, x1: Tensor, x0: Tensor, t: Tensor, label: Tensor | None) -> Tensor:
+        """Mean squared error of the prediction over all elements.
+
+        Args:
+            x1: data (B, ...), float.
+            x0: noise of the same shape.
+            t: times (B,), 0 to 1.
+            label: classes (B,), int64, 0 for the null class.
+
+        Returns:
+            A scalar.
+        """
+        x = self.path.sample(x0, x1, t)
+        output = self.net(x, t, label)
+        return (output - self.path.target(x0, x1, t, self.prediction)).float().square().mean()
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+        """The loss at one time per item, some labels dropped."""
+        x1, x0, label = batch["x1"], batch["x0"], batch["label"]
+        if self.coupling is not None:
+            x0 = self.coupling(x0, x1, label if self.net.num_classes else None)
+        t, kept = seeded_draws(self.times, self.label_drop, batch["seeds"])
+        loss = self.loss(x1, x0, t.to(x1), label * kept.to(label.device))
+        self.log_terms("train", {"loss": loss}, batch_size=len(x1))
+        return loss
+
+    def evaluate(self, batch: dict[str, Any], batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
+        """The loss at ten times from 0.05 to 0.95, of each item's own noise; nothing is random."""
+        count = len(batch["x1"])
+        x1, x0, label = (batch[key].repeat_interleave(EVALUATION_TIMES, dim=0) for key in ("x1", "x0", "label"))
+        grid = (torch.arange(EVALUATION_TIMES, device=x1.device, dtype=x1.dtype) + 0.5) / EVALUATION_TIMES
+        return {"loss": self.loss(x1, x0, grid.repeat(count), label)}, count
