@@ -34,4 +34,7 @@ def in_a_folder(
 if __name__ == "__main__":
     runs, sys.argv[1:] = take_option(sys.argv[1:], "--run")
     chosen = Path(runs[-1]) if runs else None
-    command("flow", {name: in_a_folder(benchmark, chosen) for name, benchmark in BENCHMARKS.items()})
+    try:
+        command("flow", {name: in_a_folder(benchmark, chosen) for name, benchmark in BENCHMARKS.items()})
+    except (ValueError, FileNotFoundError) as error:  # no trained run, or one of something else
+        sys.exit(f"flow.py: {error}")

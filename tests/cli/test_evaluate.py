@@ -65,7 +65,7 @@ def test_evaluate_is_listed_with_its_system():
 def test_without_a_system(capsys):
     for args in (["evaluate"], ["evaluate", "nothing"], ["evaluate", "--help"]):
         assert cli.main(args) == 2
-        assert "commands: evaluate miipher" in capsys.readouterr().err
+        assert "evaluate miipher" in capsys.readouterr().err
 
 
 def test_help(capsys):

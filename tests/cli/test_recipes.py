@@ -174,9 +174,9 @@ def test_auto_starts_or_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (["convert", "hifigan", "nowhere", "there"], "nowhere"),
         (["convert", "nosuch", "a", "b"], "nosuch"),
         (["nonsense"], "no command 'nonsense'"),
-        (["predict", "--config", str(SMOKE[0]), "--input", ".", "--output", "out"], "needs --ckpt_path"),
-        (["fit", "--config", str(SMOKE[0]), "--trainer.accumulate_grad_batches", "2"], "model.init_args.accumulate"),
-        (["fit", "--config", str(SMOKE[0]), "--trainer.max_step", "2"], "--trainer.max_step"),
+        (["predict", "--config", str(VOCODER), "--input", ".", "--output", "out"], "needs --ckpt_path"),
+        (["fit", "--config", str(VOCODER), "--trainer.accumulate_grad_batches", "2"], "model.init_args.accumulate"),
+        (["fit", "--config", str(VOCODER), "--trainer.max_step", "2"], "--trainer.max_step"),
     ],
 )
 def test_wrong_calls_get_one_line(

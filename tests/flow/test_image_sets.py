@@ -136,7 +136,7 @@ def test_sets_of_the_hub_have_two_splits(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_what_the_hub_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ImportError, match="pip install datasets"):
+    with pytest.raises(ImportError, match=r"pip install zoo\[images\]"):
         image_sets.hub("user/name")
     install(monkeypatch, {"all": Rows([0], ClassLabel())})
     with pytest.raises(ValueError, match="no split train, but all"):

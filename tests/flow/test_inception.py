@@ -114,5 +114,5 @@ def test_loading_with_a_stand_in_for_torchvision(tmp_path, monkeypatch):
 def test_without_torchvision_the_message_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision", None)
     torch.save(weights(AFHQInception(stand_in(), dims=3)), tmp_path / "w.ckpt")
-    with pytest.raises(ImportError, match="pip install torchvision"):
+    with pytest.raises(ImportError, match=r"pip install zoo\[images\]"):
         load_inception(tmp_path / "w.ckpt")

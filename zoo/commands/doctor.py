@@ -23,6 +23,7 @@ VERSIONS = "torch torchaudio lightning jsonargparse transformers peft soundfile 
 EXTRAS = {
     "metrics": ("pesq", "pystoi"),
     "shards": ("webdataset",),
+    "images": ("datasets", "torchvision"),
     "ui": ("fastapi", "uvicorn", "gradio"),
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "rl": ("gymnasium", "h5py"),

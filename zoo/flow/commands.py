@@ -18,7 +18,7 @@ def sample(
     seed: int = 63,
     solver: Solver | None = None,
     guidance: Guidance | None = None,
-    chunk: int = 64,
+    chunk: int | None = None,
     grid: bool = True,
     trajectory: Literal["none", "gif", "mp4"] = "none",
     device: str = "cpu",
@@ -37,7 +37,7 @@ def sample(
         seed: of the noise.
         solver: the run's when not given, e.g. --solver.method heun2 --solver.steps 10.
         guidance: the run's when not given, e.g. --guidance.scale 2; 1 is the conditional field.
-        chunk: samples integrated together.
+        chunk: samples integrated together; as the run says when not given.
         grid: write the first 100 as one picture, OUTPUT_grid.png.
         trajectory: none, gif or mp4: the way of the first 64 from noise to data.
         device: torch device.
@@ -87,7 +87,7 @@ def sweep(
         count: samples in each cell.
         labels: classes, taken in turns; all when not given.
         seed: of the noise, which all cells share.
-        methods: solvers; all when not given.
+        methods: solvers; all when not given, '[]' leaves that table out.
         budgets: net calls for a sample.
         scales: of guidance, for a net with classes.
         guidance: of the first table; the run's when not given.
@@ -104,7 +104,9 @@ def sweep(
     quality = build_quality(
         sampler, point_set, reference, train, extractor, weights, val_every, split_seed, device=device
     )
-    tables.sweep(sampler, output, quality, count, labels, seed, methods or tables.METHODS, budgets, scales)
+    tables.sweep(
+        sampler, output, quality, count, labels, seed, tables.METHODS if methods is None else methods, budgets, scales
+    )
 
 
 def make_pairs(
@@ -116,7 +118,7 @@ def make_pairs(
     solver: Solver | None = None,
     guidance: Guidance | None = None,
     shard_size: int = 1024,
-    chunk: int = 64,
+    chunk: int | None = None,
     classes: list[str] | None = None,
     device: str = "cpu",
     packages: tuple[str, ...] = (),
@@ -135,7 +137,7 @@ def make_pairs(
         solver: the run's when not given; pairs deserve more steps than samples.
         guidance: the run's when not given; it is baked into the pairs.
         shard_size: pairs per file.
-        chunk: pairs sampled at once.
+        chunk: pairs sampled at once; as the run says when not given.
         classes: names of the classes, to be noted.
         device: torch device.
         packages: of the user's own, whose classes the run may name.

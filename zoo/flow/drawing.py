@@ -59,7 +59,7 @@ def load_sampler(
     run: Path,
     solver: Solver | None = None,
     guidance: Guidance | None = None,
-    chunk: int = 64,
+    chunk: int | None = None,
     device: str = "cpu",
     packages: Sequence[str] = (),
 ) -> Sampler:
@@ -69,7 +69,7 @@ def load_sampler(
         run: run folder, checkpoint or export; its averaged weights, where it has them.
         solver: null takes the run's.
         guidance: null takes the run's; a scale of 1 is the conditional field.
-        chunk: samples integrated together.
+        chunk: samples integrated together; null takes the run's.
         device: torch device; `cuda` is each process's own where torchrun started several.
         packages: of the user's own, whose classes the run may name.
 
@@ -77,10 +77,10 @@ def load_sampler(
         FileNotFoundError: when there is no such run.
         ValueError: when it is of another kind.
     """
-    given: dict[str, Any] = {"solver": solver, "guidance": guidance}
+    given: dict[str, Any] = {"solver": solver, "guidance": guidance, "chunk": chunk}
     chosen = {name: value for name, value in given.items() if value is not None}
     place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if device == "cuda" else torch.device(device)
-    sampler = load(run, place, allow_import=packages, chunk=chunk, **chosen)
+    sampler = load(run, place, allow_import=packages, **chosen)
     if not isinstance(sampler, Sampler):
         raise ValueError(f"{run} is loaded as {type(sampler).__name__}; expected a run of flow matching (Sampler)")
     return sampler

@@ -114,6 +114,8 @@ def _listed(folder: Path) -> tuple[list[Path], list[int] | None]:
         raise ValueError(f"{source}: expected the columns file and label, whole numbers ({error})") from error
     if not files:
         raise ValueError(f"{source} names no picture")
+    if files[0].suffix == ".npy":
+        raise ValueError(f"{folder} holds samples that are no images; points are judged by `zoo sweep --point_set`")
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         raise ValueError(

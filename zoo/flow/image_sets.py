@@ -218,7 +218,7 @@ def hub(name: str, limit: int = 0) -> list[ImageSet]:
     try:
         import datasets
     except ImportError as error:
-        raise ImportError(f"data.init_args.hub: {name} needs the package datasets: pip install datasets") from error
+        raise ImportError(f"data.init_args.hub: {name} needs the package datasets: pip install zoo[images]") from error
     splits = datasets.load_dataset(name)
     if "train" not in splits:
         raise ValueError(f"data.init_args.hub: {name} has no split train, but {', '.join(splits)}")

@@ -82,9 +82,7 @@ def load_inception(path: Path) -> AFHQInception:
     try:
         from torchvision.models import inception_v3
     except ImportError as error:
-        raise ImportError(
-            "the AFHQ Inception needs torchvision: pip install torchvision, in the version of your torch"
-        ) from error
+        raise ImportError("the AFHQ Inception needs torchvision: pip install zoo[images]") from error
     net = AFHQInception(inception_v3(weights=None, aux_logits=False, init_weights=False), len(state["final_fc.bias"]))
     try:
         net.load_state_dict(state)

@@ -72,7 +72,7 @@ def build_quality(
             raise ValueError(f"samples of shape {shape} are no points of {point_set}")
         return PointQuality(point_set)
     if len(shape) != 3:
-        raise ValueError(f"samples of shape {shape} are no images: name the set that they are points of")
+        raise ValueError(f"samples of shape {shape} are no images: name the set that they are points of (--point_set)")
     real, known = read_sets(reference, train, (shape[-1], shape[0]), val_every, split_seed)
     net = build_extractor(extractor, (*shape[1:], shape[0]), known, weights, 299, seed, cache)
     return Comparison(real, net, known, cache=cache, device=device, seed=seed)

@@ -47,7 +47,7 @@ class Sampler(Inference):
         trajectory: animate the way of a request's samples (64 images, all points) as `<stem>.gif` or `<stem>.mp4`.
 
     Raises:
-        ValueError: when chunk or trajectory is out of range.
+        ValueError: when an option is out of range or of another kind.
     """
 
     input_suffixes = (".jsonl",)
@@ -68,6 +68,9 @@ class Sampler(Inference):
             raise ValueError(f"chunk is at least 1 sample, not {chunk}")
         if trajectory not in rendering.ANIMATIONS:
             raise ValueError(f"trajectory is one of {', '.join(rendering.ANIMATIONS)}, not {trajectory!r}")
+        for name, value, kind in (("solver", solver, Solver), ("guidance", guidance, Guidance)):
+            if value is not None and not isinstance(value, kind):
+                raise ValueError(f"{name} is null or {{class_path: ..., init_args: {{...}}}}, found {value!r}")
         self.net = net
         self.path = path
         self.solver = solver or Solver()
