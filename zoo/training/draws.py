@@ -1,0 +1,31 @@
+"""Random numbers that belong to the items of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # step of the generator's state: 2**64 by the golden ratio
+
+
+def seeded_uniforms(seeds: Sequence[int], count: int) -> Tensor:
+    """Random numbers that belong to the items of a batch: the same for any batch size and number of processes.
+
+    Args:
+        seeds: one per item, 0 to 2**64 - 1.
+        count: numbers for each item.
+
+    Returns:
+        (count, B), float64 on the CPU, evenly spread over (0, 1).
+
+    Source: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators" (2014); one generator per seed, all
+    in one go.
+    """
+    state = np.array(seeds, dtype=np.uint64) + np.arange(1, count + 1, dtype=np.uint64)[:, None] * GOLDEN
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    state ^= state >> np.uint64(31)
+    return torch.from_numpy(((state >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53)
