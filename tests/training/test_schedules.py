@@ -1,11 +1,19 @@
 import io
+import json
 import math
 
 import pytest
 import torch
 from jsonargparse import ArgumentParser
 
-from zoo.training.schedules import WarmupConstant, WarmupCosine, WarmupExponential, WarmupLinear
+from zoo.training.schedules import (
+    RampedCosine,
+    StageCosine,
+    WarmupConstant,
+    WarmupCosine,
+    WarmupExponential,
+    WarmupLinear,
+)
 from zoo.training.types import OptimizerCallable, SchedulerCallable
 
 
@@ -41,6 +49,35 @@ def test_exponential_per_batch_equals_the_staircase_at_epoch_ends():
     assert per_batch[::5] == pytest.approx(per_epoch)
     assert per_epoch == pytest.approx(reference)
     assert per_batch[1] == pytest.approx(2.0 * 0.9**0.2)
+
+
+def test_a_ramped_cosine_begins_with_zero():
+    expected = [0.0, 1.0] + [1 + math.cos(math.pi * min(1, s / 4)) for s in range(6)]
+    assert curve(lambda o: RampedCosine(o, 2, 6), 8) == pytest.approx(expected)
+
+
+def test_a_stage_rises_and_falls_back():
+    rates = curve(lambda o: StageCosine(o, [0, 6], 10, 4, 2, 0.5), 12)
+    assert rates == pytest.approx([1.0, 1.25, 1.5, 1.75, 2.0, 1.5, 1.0, 1.5, 2.0, 1.5, 1.0, 1.0])
+
+
+@pytest.mark.shared
+def test_schedules_of_compressed_ad_are_the_originals(shared):
+    golden = json.loads((shared / "golden" / "compressed_ad" / "lr_schedules.json").read_text())
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    starts = [0, 30_000, 50_000, 75_000]
+    ramped = RampedCosine(optimizer, 1000, 50_000)
+    staged = StageCosine(optimizer, starts, 100_000, 1000, 500, 0.1)
+    tiny = StageCosine(optimizer, [0, 30, 50, 75], 100, 10, 5, 0.1)
+    for schedule, key in (
+        (ramped, "cosine_warmup1000_total50000"),
+        (staged, "curriculum_0_30k_50k_75k_total100k_w1000_sw500_min0.1"),
+        (tiny, "tiny_curriculum_0_30_50_75_total100_w10_sw5_min0.1"),
+    ):
+        table = golden[key]
+        pairs = table.items() if isinstance(table, dict) else enumerate(table)
+        for step, expected in pairs:
+            assert schedule.factor(int(step)) == pytest.approx(expected, abs=1e-15), (key, step)
 
 
 def test_every_group_keeps_its_own_base_rate():
@@ -82,6 +119,9 @@ def test_state_is_primitive_and_restores_the_curve():
         (lambda o: WarmupLinear(o, 0, 5, 2.0), "min_factor lies in"),
         (lambda o: WarmupExponential(o, 1.5), "gamma lies in"),
         (lambda o: WarmupExponential(o, 0.5, 0), "steps_per_epoch is at least 1, not 0"),
+        (lambda o: StageCosine(o, [5], 10), r"starts at batch 0, found starts \[5\]"),
+        (lambda o: StageCosine(o, [0], 10, 10), "from batch 0 to 10 is not longer than its rise of 10"),
+        (lambda o: StageCosine(o, [0], 10, 1, 1, -0.1), "min_factor lies in"),
     ],
 )
 def test_out_of_range_arguments_are_named(build, message):

@@ -8,6 +8,7 @@ from typing import Any
 import lightning as L
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from zoo.training.guard import LossGuard
 
@@ -58,6 +59,7 @@ class EMA(L.Callback):
         self.updates = 0
         self._swapped = False
         self._restored = False
+        self._places: dict[str, tuple[nn.Module, str]] | None = None
 
     @property
     def state_key(self) -> str:
@@ -66,6 +68,7 @@ class EMA(L.Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Check that the parts exist."""
+        self._places = None
         for name in self.modules:
             if not isinstance(_find(pl_module, name), nn.Module):
                 known = ", ".join(child for child, _ in pl_module.named_children())
@@ -134,14 +137,17 @@ class EMA(L.Callback):
 
     def _live(self, pl_module: L.LightningModule) -> dict[str, Tensor]:
         """The trainable parameters and persistent float buffers of the parts, by their names in the task."""
-        tensors: dict[str, Tensor] = {}
-        for part in self.modules:
-            module = pl_module.get_submodule(part)
-            kept = module.state_dict().keys()
-            tensors |= {f"{part}.{name}": p for name, p in module.named_parameters() if p.requires_grad}
-            buffers = {name: b for name, b in module.named_buffers() if name in kept and b.is_floating_point()}
-            tensors |= {f"{part}.{name}": buffer for name, buffer in buffers.items()}
-        return tensors
+        if self._places is None:  # walking the modules costs more than averaging a small net
+            self._places = {}
+            for part in self.modules:
+                module = pl_module.get_submodule(part)
+                kept = module.state_dict().keys()
+                names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+                names += [name for name, b in module.named_buffers() if name in kept and b.is_floating_point()]
+                for name in names:
+                    owner, _, attribute = name.rpartition(".")
+                    self._places[f"{part}.{name}"] = (module.get_submodule(owner), attribute)
+        return {name: getattr(owner, attribute) for name, (owner, attribute) in self._places.items()}
 
     @torch.no_grad()
     def _update(self, pl_module: L.LightningModule) -> None:
@@ -150,12 +156,12 @@ class EMA(L.Callback):
             self.shadow = {name: value.detach().clone() for name, value in live.items()}
         else:
             decay = min(self.decay, (1 + self.updates) / (10 + self.updates)) if self.warm_up else self.decay
-            for name, value in live.items():
-                shadow = self._on(name, value)
-                if isinstance(value, nn.Parameter):
-                    shadow.lerp_(value, 1.0 - decay)
-                else:
-                    shadow.copy_(value)
+            weights = {name: value for name, value in live.items() if isinstance(value, nn.Parameter)}
+            if weights:
+                average = get_ema_multi_avg_fn(decay)
+                average([self._on(name, value) for name, value in weights.items()], list(weights.values()), None)
+            for name in live.keys() - weights.keys():
+                self._on(name, live[name]).copy_(live[name])
         self.updates += 1
 
     @torch.no_grad()

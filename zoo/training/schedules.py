@@ -7,6 +7,8 @@ callback cannot shift the curve.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import pairwise
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -94,6 +96,26 @@ class WarmupCosine(_WarmupToEnd):
         return 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
+class RampedCosine(WarmupCosine):
+    """`WarmupCosine` whose first batch trains with rate zero: batch s of the warm-up with s / warmup_steps.
+
+    It is the cosine schedule of the transformers library (`get_cosine_schedule_with_warmup`), batch for batch.
+
+    Args:
+        optimizer: whose groups' rates are the base rates.
+        warmup_steps: batches of warm-up.
+        total_steps: batches until `min_factor` is reached, warm-up included.
+        min_factor: last factor, in [0, 1].
+
+    Raises:
+        ValueError: when a number of steps or a factor is out of its range.
+    """
+
+    def factor(self, step: int) -> float:
+        """Factor on the base rate for batch `step` (from 0)."""
+        return step / self.warmup_steps if step < self.warmup_steps else super().factor(step)
+
+
 class WarmupLinear(_WarmupToEnd):
     """Linear warm-up, then a straight line down to `min_factor`.
 
@@ -139,3 +161,59 @@ class WarmupExponential(WarmupConstant):
     def decay(self, step: int) -> float:
         """Factor `step` batches after the warm-up."""
         return self.gamma ** (step / self.steps_per_epoch)
+
+
+class StageCosine(LRScheduler):
+    """In each stage of a curriculum a linear rise from `min_factor` to the base rate, then half a cosine back to it.
+
+    Args:
+        optimizer: whose groups' rates are the base rates.
+        starts: first batch of each stage, rising from 0.
+        total_steps: batches until the last stage ends.
+        warmup_steps: batches of the first stage's rise.
+        stage_warmup_steps: batches of the rise in each later stage.
+        min_factor: factor at the beginning and at the end of a stage, in [0, 1].
+
+    Raises:
+        ValueError: when the stages do not rise from 0, a stage is not longer than its rise, or the factor is out of
+            its range.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        starts: Sequence[int],
+        total_steps: int,
+        warmup_steps: int = 1000,
+        stage_warmup_steps: int = 500,
+        min_factor: float = 0.1,
+    ) -> None:
+        if not starts or starts[0] != 0:
+            raise ValueError(f"StageCosine: the first stage starts at batch 0, found starts {list(starts)}")
+        if not 0.0 <= min_factor <= 1.0:
+            raise ValueError(f"StageCosine: min_factor lies in [0, 1], not {min_factor}")
+        self.stages = [
+            (start, end, stage_warmup_steps if start else warmup_steps)
+            for start, end in pairwise([*starts, total_steps])
+        ]
+        for start, end, rise in self.stages:
+            if end - start <= rise:
+                raise ValueError(
+                    f"StageCosine: the stage from batch {start} to {end} is not longer than its rise of {rise} batches"
+                )
+        self.min_factor = min_factor
+        super().__init__(optimizer)
+
+    def factor(self, step: int) -> float:
+        """Factor on the base rate for batch `step` (from 0)."""
+        start, end, rise = next(stage for stage in reversed(self.stages) if stage[0] <= step)
+        if step < start + rise:
+            share = (step - start) / rise
+        else:
+            share = 0.5 * (1.0 + math.cos(math.pi * min(1.0, (step - start - rise) / (end - start - rise))))
+        return self.min_factor + (1.0 - self.min_factor) * share
+
+    def get_lr(self) -> list[float | Tensor]:
+        """Rates of the current batch, one per parameter group."""
+        factor = self.factor(self.last_epoch)
+        return [rate * factor for rate in self.base_lrs]

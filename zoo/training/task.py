@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from zoo.training import frozen
 from zoo.training.inference import Inference
+from zoo.training.lr_scaling import LrScaling
 from zoo.training.means import WeightedMeans
 from zoo.training.run import run_folder
 from zoo.training.types import OptimizerCallable, SchedulerCallable
@@ -213,14 +214,20 @@ class SingleOptimizerTask(ZooTask):
         optimizer: builds the optimizer from the parameters that train.
         scheduler: builds the schedule of the learning rate; it counts optimizer steps.
         compile: compile the inference parts in place.
+        lr_scaling: of the optimizer's rates with the effective batch; null leaves them.
     """
 
     def __init__(
-        self, optimizer: OptimizerCallable, scheduler: SchedulerCallable | None = None, compile: bool = False
+        self,
+        optimizer: OptimizerCallable,
+        scheduler: SchedulerCallable | None = None,
+        compile: bool = False,
+        lr_scaling: LrScaling | None = None,
     ) -> None:
         super().__init__(compile=compile)
         self.optimizer = optimizer
         self.scheduler = scheduler
+        self.lr_scaling = lr_scaling
 
     def configure_optimizers(self) -> Any:
         """The optimizer, and the schedule stepped with it: a state change inside the step, which a resume replays."""
@@ -228,6 +235,8 @@ class SingleOptimizerTask(ZooTask):
         if not trainable:
             raise ValueError(f"{type(self).__name__}: no parameter trains; unfreeze a part")
         optimizer = self.optimizer(trainable)
+        if self.lr_scaling is not None:
+            self.lr_scaling.scale(optimizer, self.trainer)
         if self.scheduler is None:
             return optimizer
         schedule = {"scheduler": self.scheduler(optimizer), "interval": "step", "name": "lr"}
