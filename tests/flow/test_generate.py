@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from zoo.flow.drawing import load_sampler, processes, requests
+from zoo.flow.drawing import load_sampler, requests
 from zoo.flow.generate import generate
 from zoo.flow.guidance import Guidance
 from zoo.flow.mlp import ToyNet
@@ -17,6 +17,7 @@ from zoo.flow.sampler import Sampler, read_requests
 from zoo.flow.solvers import Solver
 from zoo.flow.velocity import VelocityNet
 from zoo.training.export import write_export
+from zoo.training.processes import processes
 
 
 class Shade(VelocityNet):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from zoo.flow.drawing import load_sampler, processes
+from zoo.flow.drawing import load_sampler
 from zoo.flow.guidance import Guidance
 from zoo.flow.mlp import ToyNet
 from zoo.flow.pair_data import PairData
@@ -19,6 +19,7 @@ from zoo.flow.solvers import Solver
 from zoo.flow.straightness import evaluate_straightness
 from zoo.flow.velocity import VelocityNet
 from zoo.training.export import write_export
+from zoo.training.processes import processes
 
 
 class Whirl(VelocityNet):

@@ -43,8 +43,9 @@ def sample(
         device: torch device.
         packages: of the user's own, whose classes the run may name.
     """
-    from zoo.flow.drawing import load_sampler, processes
+    from zoo.flow.drawing import load_sampler
     from zoo.flow.generate import generate
+    from zoo.training.processes import processes
 
     sampler = load_sampler(run, solver, guidance, chunk, device, packages)
     result = generate(sampler, output, count, labels, seed, *processes(), grid, trajectory)
@@ -143,7 +144,8 @@ def make_pairs(
         packages: of the user's own, whose classes the run may name.
     """
     from zoo.flow import pairs
-    from zoo.flow.drawing import load_sampler, processes
+    from zoo.flow.drawing import load_sampler
+    from zoo.training.processes import processes
 
     sampler = load_sampler(run, solver, guidance, chunk, device, packages)
     rank, world_size = processes()

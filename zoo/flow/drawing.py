@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from zoo.flow.guidance import Guidance
 from zoo.flow.sampler import Sampler
 from zoo.flow.solvers import Solver
 from zoo.loading import load
 from zoo.training.frozen import state_digest
+from zoo.training.processes import own_device
 from zoo.training.resume import item_seed
 
 # Epochs of the keys of the noise (see `item_seed`): of their own, so that no sample begins with noise that a training
@@ -79,16 +77,10 @@ def load_sampler(
     """
     given: dict[str, Any] = {"solver": solver, "guidance": guidance, "chunk": chunk}
     chosen = {name: value for name, value in given.items() if value is not None}
-    place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if device == "cuda" else torch.device(device)
-    sampler = load(run, place, allow_import=packages, **chosen)
+    sampler = load(run, own_device(device), allow_import=packages, **chosen)
     if not isinstance(sampler, Sampler):
         raise ValueError(f"{run} is loaded as {type(sampler).__name__}; expected a run of flow matching (Sampler)")
     return sampler
-
-
-def processes() -> tuple[int, int]:
-    """Rank and number of processes that torchrun or accelerate started; 0 and 1 without them."""
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def sampler_settings(sampler: Sampler) -> dict[str, Any]:

@@ -28,4 +28,4 @@ def seeded_uniforms(seeds: Sequence[int], count: int) -> Tensor:
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     state ^= state >> np.uint64(31)
-    return torch.from_numpy(((state >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53)
+    return torch.from_numpy(((state >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52)
