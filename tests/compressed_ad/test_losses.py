@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from zoo.compressed_ad.compression import QueryCompressor, ReconstructionDecoder
+from zoo.compressed_ad.embedding import FactoredEmbedding
+from zoo.compressed_ad.histories import Steps
+from zoo.compressed_ad.losses import cross_entropy, reconstruction_loss
+from zoo.compressed_ad.policy import InContextPolicy
+from zoo.compressed_ad.reconstruction import FieldDecoder
+from zoo.compressed_ad.transformer import Transformer
+
+DIM, GRID = 16, 5
+
+
+def build(decoder: ReconstructionDecoder | None) -> InContextPolicy:
+    torch.manual_seed(0)
+    parts = (FactoredEmbedding(DIM, GRID), Transformer(DIM, 1, 2, 12, dropout=0.0))
+    return InContextPolicy(*parts, QueryCompressor(DIM, 3, 1, 2, dropout=0.0), decoder=decoder)
+
+
+def histories(batch: int, length: int) -> Steps:
+    generator = torch.Generator().manual_seed(length)
+
+    def draw(high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(high, (batch, length, *shape), generator=generator)
+
+    return Steps(draw(GRID, 2), draw(5), draw(2), draw(GRID, 2), draw(2).bool())
+
+
+class Silent(ReconstructionDecoder):
+    """Gives back nothing but zeros."""
+
+    def forward(self, latents: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return latents.new_zeros(len(latents), len(positions), latents.shape[2])
+
+
+def test_error_of_tokens_counts_rewarded_transitions_more_and_old_latents_once() -> None:
+    policy = build(Silent(DIM))
+    for compression in policy(histories(2, 30)).compressions:
+        errors = compression.tokens.square().mean(-1)
+        plain = reconstruction_loss(policy, compression)
+        torch.testing.assert_close(plain, errors.mean())
+        old = compression.tokens.shape[1] - compression.steps.length
+        weights = torch.ones_like(errors)
+        weights[:, old:] += 4 * (compression.steps.rewards > 0)
+        torch.testing.assert_close(reconstruction_loss(policy, compression, 5.0), (weights * errors).mean())
+
+
+def test_tokens_are_a_fixed_target() -> None:
+    policy = build(ReconstructionDecoder(DIM, 1, 2, dropout=0.0))
+    compression = policy(histories(2, 12)).compressions[0]
+    tokens = compression.tokens
+    tokens.retain_grad()
+    reconstruction_loss(policy, compression._replace(latents=compression.latents.detach())).backward()
+    assert tokens.grad is None
+    assert policy.decoder.position_queries.grad.any()
+    assert not any(parameter.grad is not None for parameter in policy.embedding.parameters())
+
+
+def test_fields_are_told_as_classes() -> None:
+    policy = build(FieldDecoder(DIM, GRID, positions=None, heads=2, dropout=0.0))
+    torch.nn.init.zeros_(policy.decoder.fields.weight)
+    torch.nn.init.zeros_(policy.decoder.fields.bias)
+    uniform = torch.tensor([5.0, 5, 5, 2, 5, 5]).log().mean()
+    for compression in policy(histories(2, 30)).compressions:
+        torch.testing.assert_close(reconstruction_loss(policy, compression), uniform)
+        rewarded = (compression.steps.rewards > 0).float().mean()
+        torch.testing.assert_close(reconstruction_loss(policy, compression, 3.0), uniform * (1 + 2 * rewarded))
+
+
+def test_a_few_fields_are_asked_for_with_a_seed_and_all_without() -> None:
+    decoder, device = FieldDecoder(DIM, GRID, positions=4, heads=2), torch.device("cpu")
+    draws = [decoder.chosen(11, seed, device) for seed in range(30)]
+    assert all(len(draw) == 4 and torch.equal(draw, draw.unique()) for draw in draws)
+    assert torch.cat(draws).unique().tolist() == list(range(11))
+    assert decoder.chosen(11, 5, device).tolist() == draws[5].tolist()
+    assert decoder.chosen(11, None, device).tolist() == list(range(11))
+    with pytest.raises(ValueError, match="positions is at least 1 or null, not 0"):
+        FieldDecoder(DIM, positions=0)
+
+
+def test_latents_learn_to_keep_fields() -> None:
+    policy, steps = build(FieldDecoder(DIM, GRID, positions=None, heads=2, dropout=0.0)), histories(2, 12)
+    optimizer, losses = torch.optim.Adam(policy.parameters(), 1e-2), []
+    for _ in range(60):
+        loss = reconstruction_loss(policy, policy(steps).compressions[0])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_cross_entropy_of_every_step() -> None:
+    logits = torch.tensor([[[2.0, 0.0], [0.0, 0.0]]])
+    expected = torch.stack([torch.tensor([2.0, 0.0]).logsumexp(0) - 2.0, torch.tensor(2.0).log()])
+    torch.testing.assert_close(cross_entropy(logits, torch.zeros(1, 2, dtype=torch.int64))[0], expected)
+
+
+def test_a_decoder_is_needed() -> None:
+    policy = build(None)
+    with pytest.raises(ValueError, match="without decoder"):
+        reconstruction_loss(policy, policy(histories(1, 12)).compressions[0])

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from zoo.compressed_ad.compression import Forget, QueryCompressor, ReconstructionDecoder
+from zoo.compressed_ad.data import HistoryData
+from zoo.compressed_ad.demonstrator import EpsilonCurriculum
+from zoo.compressed_ad.embedding import FactoredEmbedding, LinearEmbedding
+from zoo.compressed_ad.envs import Darkroom
+from zoo.compressed_ad.losses import reconstruction_loss
+from zoo.compressed_ad.policy import Compression, InContextPolicy
+from zoo.compressed_ad.reconstruction import FieldDecoder
+from zoo.compressed_ad.task import DistillationTask, PretrainTask
+from zoo.compressed_ad.transformer import Transformer
+from zoo.training.checkpoint_files import save_checkpoint
+from zoo.training.freezing import trainable_parameters
+from zoo.training.init_from import init_from
+
+DIM, ENV = 16, Darkroom(3, 4)
+DECODERS = {
+    "tokens": lambda n: ReconstructionDecoder(DIM, 1, 2, dropout=0.0, max_tokens=n),
+    "fields": lambda n: FieldDecoder(DIM, 3, positions=4, heads=2, dropout=0.0, max_tokens=n),
+}
+
+
+def adam(parameters: object) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, 1e-2)
+
+
+def build_policy(decoder: str = "tokens", linear: bool = False, max_tokens: int = 16, seed: int = 0) -> InContextPolicy:
+    torch.manual_seed(seed)
+    embedding = LinearEmbedding(DIM, 3) if linear else FactoredEmbedding(DIM, 3)
+    compressor = QueryCompressor(DIM, 4, 1, 2, dropout=0.0)
+    transformer = Transformer(DIM, 1, 2, 10, dropout=0.0)
+    return InContextPolicy(embedding, transformer, compressor, decoder=DECODERS[decoder](max_tokens))
+
+
+def build(policy: InContextPolicy, **kwargs: object) -> PretrainTask:
+    task = PretrainTask(policy, ENV, adam, **kwargs)
+    task.log_terms = lambda *args, **kwargs: None
+    return task
+
+
+def make() -> HistoryData:
+    data = HistoryData(
+        ENV,
+        demonstrator=EpsilonCurriculum(ENV, 6),
+        length=9,
+        offset="random",
+        batch_size=8,
+        epoch_items=80,
+        eval_seeds=0,
+    )
+    data.setup("fit")
+    return data
+
+
+@pytest.mark.parametrize("linear", [False, True])
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_compressor_decoder_and_embedding_train_alone(decoder: str, linear: bool) -> None:
+    task = build(build_policy(decoder, linear))
+    task.training_step(next(iter(make().train_dataloader())), 0).backward()
+    trained = trainable_parameters(task.policy)
+    assert {name.split(".")[0] for name in trained} == {"compressor", "decoder", "embedding"}
+    assert {name for name in trained if name.startswith("embedding")} <= {
+        "embedding.context.weight",
+        "embedding.context.bias",
+    }
+    assert all(parameter.grad is not None for parameter in trained.values())  # DDP waits for each
+
+
+def test_loss_is_that_of_one_compression() -> None:
+    task, steps = build(build_policy(), reward_weight=3.0).eval(), make().train_set[0]["steps"]
+    tokens = task.policy.embedding.transitions(steps)
+    expected = reconstruction_loss(task.policy, Compression(tokens, steps, task.policy.compressor(tokens)), 3.0)
+    torch.testing.assert_close(task.evaluate({"steps": steps}, 0, "val")[0]["loss"], expected)
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_it_learns(decoder: str) -> None:
+    task, data = build(build_policy(decoder)), make()
+    optimizer = task.configure_optimizers()
+    held = data.val_set[0]
+    with torch.no_grad():
+        before = task.eval().evaluate(held, 0, "val")[0]["loss"]
+    for epoch in range(5):
+        loader = data.train_dataloader()
+        loader.batch_sampler.set_epoch(epoch)
+        for batch in loader:
+            loss = task.train().training_step(batch, 0)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert task.eval().evaluate(held, 0, "val")[0]["loss"] < 0.93 * before
+
+
+def test_evaluation_batches_are_histories_alone() -> None:
+    assert all("steps" in batch for batch in make().val_set)
+
+
+def test_distillation_begins_with_it(tmp_path: Path) -> None:
+    pretrained = build(build_policy())
+    path = tmp_path / "step_00000001.ckpt"
+    save_checkpoint({"state_dict": pretrained.state_dict()}, path)
+    task = DistillationTask(build_policy(seed=1), ENV, adam, recon_weight=0.5)
+    report = init_from(task, path)["policy"]
+    assert set(report) == {"matched"}
+    for part in ("compressor", "decoder", "embedding.context"):
+        ours, theirs = (each.policy.get_submodule(part).state_dict() for each in (task, pretrained))
+        assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    assert not any(not parameter.requires_grad for parameter in task.parameters())
+    longer = DistillationTask(build_policy(max_tokens=32), ENV, adam, recon_weight=0.5)
+    assert init_from(longer, path)["policy"]["mismatched"] == 1  # the decoder's table of positions
+
+
+@pytest.mark.parametrize("missing", ["compressor", "decoder"])
+def test_a_policy_needs_both(missing: str) -> None:
+    policy = build_policy()
+    setattr(policy, missing, None)
+    with pytest.raises(ValueError, match="needs a compressor that learns, and a decoder"):
+        build(policy)
+
+
+def test_a_compressor_that_keeps_nothing_is_refused() -> None:
+    policy = build_policy()
+    policy.compressor = Forget()
+    with pytest.raises(ValueError, match="that learns"):
+        build(policy)

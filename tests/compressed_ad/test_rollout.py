@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from zoo.compressed_ad import rollout as module
+from zoo.compressed_ad.compression import Forget, QueryCompressor
+from zoo.compressed_ad.embedding import FactoredEmbedding
+from zoo.compressed_ad.envs import DarkKeyToDoor, Darkroom, DarkroomPermuted, Env
+from zoo.compressed_ad.policy import InContextPolicy
+from zoo.compressed_ad.rollout import Player, draw, goalless_actions, rollout
+from zoo.compressed_ad.transformer import Transformer
+
+DIM = 16
+ENV = Darkroom(5, 6)
+TASKS = torch.tensor([[2, 3], [0, 0], [2, 2], [4, 1]])
+SEEDS = [5, 2**64 - 1, 0, 77]
+
+
+def policy(learned: bool = True, window: int = 12) -> InContextPolicy:
+    torch.manual_seed(0)
+    compressor = QueryCompressor(DIM, 3, 1, 2) if learned else Forget()
+    net = InContextPolicy(FactoredEmbedding(DIM, 5), Transformer(DIM, 2, 2, window), compressor).eval()
+    net.head.weight.data *= 5  # so that what was seen decides the actions
+    return net
+
+
+def test_the_recorded_history_is_one_of_the_environment_and_the_logits_those_of_the_whole() -> None:
+    net = policy()
+    found = rollout(net, ENV, TASKS, SEEDS, 4, record=True)
+    steps = found.steps
+    assert steps is not None and steps.length == 24
+    assert found.returns.shape == (4, 4) and found.returns.dtype == torch.float32
+    torch.testing.assert_close(steps.rewards.view(4, 4, 6).sum(2).float(), found.returns)
+    assert steps.dones.nonzero()[:, 1].unique().tolist() == [5, 11, 17, 23]
+    worlds = ENV.start(TASKS)
+    for t in range(steps.length):
+        assert torch.equal(worlds.states, steps.states[:, t])
+        step = worlds.step(steps.actions[:, t])
+        assert torch.equal(step.next_states, steps.next_states[:, t])
+        assert torch.equal(step.rewards, steps.rewards[:, t])
+    with torch.no_grad():
+        torch.testing.assert_close(net(steps).logits, found.logits, atol=1e-5, rtol=1e-5)
+    assert found.compressions == [10, 18]
+    assert not found.returns.is_inference() and not steps.states.is_inference()
+
+
+def test_neither_cache_nor_company_nor_blocks_change_a_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = policy()
+    whole = rollout(net, ENV, TASKS, SEEDS, 5)
+    assert torch.equal(whole.returns, rollout(net, ENV, TASKS, SEEDS, 5, cached=False).returns)
+    for pair in range(4):
+        alone = rollout(net, ENV, TASKS[pair : pair + 1], SEEDS[pair : pair + 1], 5)
+        assert torch.equal(alone.returns[0], whole.returns[pair])
+    monkeypatch.setattr(module, "DRAWN_STEPS", 7)  # which end within episodes
+    assert torch.equal(whole.returns, rollout(net, ENV, TASKS, SEEDS, 5).returns)
+
+
+def test_random_starts_follow_the_seed() -> None:
+    env = Darkroom(5, 6, random_start=True)
+    found = rollout(policy(), env, TASKS[:1].expand(3, -1), [1, 1, 2], 3, record=True)
+    assert found.steps is not None
+    assert torch.equal(found.steps.states[0], found.steps.states[1])
+    assert not torch.equal(found.steps.states[0], found.steps.states[2])
+
+
+def test_greedy_takes_the_most_likely_action() -> None:
+    found = rollout(policy(), ENV, TASKS, SEEDS, 2, greedy=True, record=True)
+    assert found.steps is not None and found.logits is not None
+    assert torch.equal(found.steps.actions, found.logits.argmax(-1))
+
+
+def test_the_mode_of_the_policy_is_kept() -> None:
+    net = policy().train()
+    rollout(net, ENV, TASKS, SEEDS, 1)
+    assert net.training
+    with pytest.raises(RuntimeError, match="stop"), Player(net, ENV, TASKS, SEEDS) as player:
+        assert not player.policy.training
+        raise RuntimeError("stop")
+    assert net.training
+
+
+def test_draws_have_the_distribution_and_never_what_is_impossible() -> None:
+    weights = torch.tensor([[0.0, 2.0, 0.0, 6.0, 0.0]], dtype=torch.float64)
+    numbers = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
+    drawn = draw(weights.expand(1000, -1), numbers)
+    assert drawn.bincount(minlength=5).tolist() == [0, 250, 0, 750, 0]
+    edges = torch.tensor([2.0**-54, 0.25, 1 - 2.0**-53], dtype=torch.float64)
+    assert set(draw(weights.expand(3, -1), edges).tolist()) == {1, 3}
+
+
+@pytest.mark.parametrize("env", [ENV, DarkroomPermuted(3, 8), DarkKeyToDoor(2, 9), DarkKeyToDoor(3, 9)])
+def test_aimless_episodes_bring_no_reward(env: Env) -> None:
+    tasks = env.tasks()
+    torch.manual_seed(0)
+    net = InContextPolicy(FactoredEmbedding(DIM, env.grid_size), Transformer(DIM, 1, 2, 8), Forget()).eval()
+    with Player(net, env, tasks, range(len(tasks)), record=True) as player:
+        assert bool(goalless_actions(player.worlds).any(1).all())
+        assert player.play(3, aimless=True).abs().sum() == 0
+    assert torch.cat([step.actions for step in player.steps]).unique().tolist() == [0, 1, 2, 3, 4]
+    assert player.play(1).shape == (len(tasks), 1)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    net = policy()
+    with pytest.raises(ValueError, match="episodes is at least 1"):
+        rollout(net, ENV, TASKS, SEEDS, 0)
+    with pytest.raises(ValueError, match="4 tasks and 2 seeds"):
+        rollout(net, ENV, TASKS, SEEDS[:2], 1)
+    with pytest.raises(ValueError, match="grid of 5 rows"):
+        rollout(net, Darkroom(9), TASKS, SEEDS, 1)

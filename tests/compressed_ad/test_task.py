@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from zoo.compressed_ad.compression import QueryCompressor, ReconstructionDecoder
+from zoo.compressed_ad.curriculum import Curriculum
+from zoo.compressed_ad.data import HistoryData
+from zoo.compressed_ad.demonstrator import EpsilonCurriculum
+from zoo.compressed_ad.embedding import FactoredEmbedding, LinearEmbedding
+from zoo.compressed_ad.envs import Darkroom
+from zoo.compressed_ad.losses import reconstruction_loss
+from zoo.compressed_ad.policy import InContextPolicy
+from zoo.compressed_ad.rollout import rollout
+from zoo.compressed_ad.task import DistillationTask
+from zoo.compressed_ad.transformer import Transformer
+from zoo.training.means import WeightedMeans
+
+DIM, ENV = 16, Darkroom(3, 4)
+
+
+def build_policy(mask: str = "causal", decoder: bool = True, compressed: bool = True, grid: int = 3) -> InContextPolicy:
+    torch.manual_seed(0)
+    full = mask == "full"
+    return InContextPolicy(
+        (LinearEmbedding if full else FactoredEmbedding)(DIM, grid),
+        Transformer(DIM, 1, 2, 10 if compressed else 24, dropout=0.0),
+        QueryCompressor(DIM, 2, 1, 2, dropout=0.0) if compressed else None,
+        "separate" if full else "fused",
+        mask,
+        ReconstructionDecoder(DIM, 1, 2, dropout=0.0) if decoder else None,
+    )
+
+
+def build(policy: InContextPolicy | None = None, **kwargs: object) -> DistillationTask:
+    def adam(parameters: object) -> torch.optim.Optimizer:
+        return torch.optim.Adam(parameters, 3e-3)
+
+    task = DistillationTask(policy or build_policy(), ENV, adam, **kwargs)
+    task.logged = {}
+    task.log_terms = lambda stage, terms, batch_size: task.logged.update(terms)
+    task._trainer = SimpleNamespace(datamodule=None, global_step=0)
+    return task
+
+
+def make(count: int = 6, **kwargs: object) -> dict[str, object]:
+    data = HistoryData(ENV, demonstrator=EpsilonCurriculum(ENV, 6), batch_size=count, epoch_items=count, **kwargs)
+    data.setup("fit")
+    return next(iter(data.train_dataloader()))
+
+
+def test_dense_loss_is_over_all_steps() -> None:
+    task, batch = build(decoder_free()), make()
+    logits = task.policy(batch["steps"]).logits
+    expected = F.cross_entropy(logits.flatten(0, 1), batch["steps"].actions.flatten())
+    torch.testing.assert_close(task.training_step(batch, 0), expected)
+    right = (logits.argmax(-1) == batch["steps"].actions).float().mean()
+    torch.testing.assert_close(task.logged["acc_action"], right)
+    assert (task.logged["compressions"], task.logged["length"]) == (3, 24)
+    assert "stage" not in task.logged and "loss_recon" not in task.logged
+
+
+def decoder_free() -> InContextPolicy:
+    return build_policy(decoder=False)
+
+
+@pytest.mark.parametrize("mask", ["causal", "full"])
+def test_the_last_action_may_train_alone(mask: str) -> None:
+    task, batch = build(build_policy(mask), dense=False, label_smoothing=0.1), make()
+    logits = task.policy(batch["steps"], last_only=True).logits[:, 0]
+    expected = F.cross_entropy(logits, batch["steps"].actions[:, -1], label_smoothing=0.1)
+    torch.testing.assert_close(task.training_step(batch, 0), expected)
+    plain = F.cross_entropy(logits, batch["steps"].actions[:, -1])
+    torch.testing.assert_close(task.evaluate(batch, 0, "val")[0]["loss_action"], plain)
+
+
+def test_reconstruction_is_added() -> None:
+    task, batch = build(recon_weight=0.5, reward_weight=5.0), make()
+    loss = task.training_step(batch, 0)
+    output = task.policy(batch["steps"])
+    losses = [reconstruction_loss(task.policy, each, 5.0) for each in output.compressions]
+    assert len(losses) == 3
+    torch.testing.assert_close(task.logged["loss_recon"], torch.stack(losses).mean())
+    torch.testing.assert_close(loss, task.logged["loss_action"] + 0.5 * task.logged["loss_recon"])
+    torch.testing.assert_close(loss, task.logged["loss"])
+    short = make(length=5)
+    torch.testing.assert_close(task.training_step(short, 0), task.logged["loss_action"])
+    assert task.logged["loss_recon"] == 0
+
+
+def test_the_stage_is_logged() -> None:
+    task = build()
+    curriculum = Curriculum(10, 2, [0, 5], [0, None], [[1.0], [1.0]])
+    task._trainer = SimpleNamespace(datamodule=SimpleNamespace(curriculum=curriculum), global_step=5)
+    task.training_step(make(), 0)
+    assert task.logged["stage"] == 1
+
+
+def test_returns_are_those_of_the_rollout_in_any_split() -> None:
+    task = build(episodes=3).eval()
+    tasks, seeds = ENV.tasks(), list(range(9))
+    expected = rollout(task.policy, ENV, tasks, seeds, 3).returns
+    whole, parts = WeightedMeans(), WeightedMeans()
+    whole.add(*task.evaluate({"tasks": tasks, "seeds": seeds}, 0, "val"))
+    for part in (slice(0, 4), slice(4, 9)):
+        parts.add(*task.evaluate({"tasks": tasks[part], "seeds": seeds[part]}, 0, "val"))
+    assert whole.compute() == pytest.approx(parts.compute())
+    means = {"return_first": expected[:, 0], "return_last": expected[:, 2], "return_mean": expected}
+    assert whole.compute() == pytest.approx({key: float(value.mean()) for key, value in means.items()})
+
+
+def test_parts_can_be_frozen() -> None:
+    task = build(recon_weight=1.0, frozen=["compressor", "decoder"])
+    optimizer, before = task.configure_optimizers(), {key: value.clone() for key, value in task.state_dict().items()}
+    task.training_step(make(), 0).backward()
+    optimizer.step()
+    moved = {key.split(".")[1] for key, value in task.state_dict().items() if not torch.equal(value, before[key])}
+    assert moved == {"embedding", "transformer", "head", "latent_type"}
+    assert not task.policy.compressor.training and task.policy.transformer.training
+
+
+def test_an_agent_learns_a_batch_by_heart() -> None:
+    task, batch = build(decoder_free()), make(4)
+    optimizer, losses = torch.optim.Adam(task.parameters(), 1e-2), []
+    for _ in range(40):
+        loss = task.training_step(batch, 0)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize(
+    ("policy", "kwargs", "message"),
+    [
+        ({"mask": "full"}, {}, "dense true needs policy.latent_mask causal"),
+        ({"decoder": False}, {"recon_weight": 0.5}, "needs policy.compressor and policy.decoder"),
+        ({"compressed": False}, {"recon_weight": 0.5}, "needs policy.compressor and policy.decoder"),
+        ({}, {"label_smoothing": 1.0}, r"label_smoothing \(1.0\) lies in \[0, 1\)"),
+        ({}, {"episodes": 0}, r"episodes \(0\) is at least 1"),
+        ({}, {"frozen": ["encoder"]}, "'encoder' matches no parameter"),
+        ({"grid": 5}, {}, "grid of 5 rows"),
+    ],
+)
+def test_what_contradicts_itself_is_named(policy: dict, kwargs: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(build_policy(**policy), **kwargs)
+
+
+def test_data_of_another_environment_is_refused() -> None:
+    task = build()
+    task._trainer = SimpleNamespace(datamodule=SimpleNamespace(env=Darkroom(3, 5)))
+    with pytest.raises(ValueError, match=r"model.env is .* the data's is .*: make them the same"):
+        task.setup("fit")

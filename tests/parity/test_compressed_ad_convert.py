@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from zoo.compressed_ad.convert import convert, describe, from_original, is_original, original_state, to_original
+from zoo.compressed_ad.convert_names import to_theirs
+from zoo.training.checkpoint_files import load_checkpoint
+from zoo.training.foreign import load_foreign
+
+pytestmark = pytest.mark.shared
+
+KINDS = {"ad": "AD", "cad": "CAD", "cadv1": "v1"}
+
+
+@pytest.fixture(scope="module")
+def folder(shared: Path) -> Path:
+    return shared / "golden" / "compressed_ad"
+
+
+def same(after: dict[str, torch.Tensor], before: dict[str, torch.Tensor]) -> None:
+    assert list(after) == list(before)
+    assert all(torch.equal(after[key], before[key]) for key in before)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_there_and_back(folder, tmp_path, name):
+    source = folder / f"{name}_ckpt-0.pt"
+    before = load_foreign(source)
+    to_original(from_original(source), tmp_path / "net.pt")
+    convert(source, tmp_path / "ours.ckpt")
+    convert(tmp_path / "ours.ckpt", tmp_path / "back.pt")
+    for file in ("net.pt", "back.pt"):
+        after = torch.load(tmp_path / file, weights_only=True)
+        same(after["model"], before["model"])
+        assert is_original(tmp_path / file)
+    added = {"tf_dim_feedforward"}
+    assert set(after["config"]) - set(before["config"]) <= added
+    assert {key: value for key, value in after["config"].items() if key not in added} == before["config"]
+    for key in ("optimizer", "lr_sched"):
+        assert after.get(key) == before.get(key)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_the_files_say(folder, name):
+    path = folder / f"{name}_ckpt-0.pt"
+    assert is_original(path)
+    facts = describe(path)
+    assert facts["format"] == KINDS[name] and facts["step"] == 0
+    assert facts["transformer"]["heads"] == 4 and facts["transformer"]["context"] == 20
+    assert facts["optimizer"] == (name != "cadv1")
+    json.dumps(facts)
+    assert list(original_state(path)) and all(key.startswith("policy.") for key in original_state(path))
+    if name != "ad":
+        assert facts["compressor"]["heads"] == 2 and facts["compressor"]["num_latents"] == 6
+    policy = from_original(path)
+    assert not policy.training and facts["values"] == sum(value.numel() for value in policy.state_dict().values())
+
+
+def test_the_originals_names_and_shapes(folder):
+    listed = json.loads((folder / "state_dict_keys.json").read_text())
+    keys = {
+        "ad": listed["ad_state_dict"],
+        "cad": listed["cad_state_dict"],
+        "cadv1": json.loads((folder / "cadv1_state_dict_keys.json").read_text())["state_dict"],
+    }
+    for name, kind in KINDS.items():
+        theirs = to_theirs(from_original(folder / f"{name}_ckpt-0.pt").state_dict(), kind)
+        assert {key: list(value.shape) for key, value in theirs.items()} == {
+            key: shape for key, (shape, _) in keys[name].items()
+        }
+
+
+def test_checkpoints_hold_what_inference_and_training_need(folder, tmp_path):
+    facts = convert(folder / "cad_ckpt-0.pt", tmp_path / "ours.ckpt")
+    assert facts["notes"] == []
+    checkpoint = load_checkpoint(tmp_path / "ours.ckpt")
+    assert checkpoint["zoo"]["parts"]["env"] == {
+        "class_path": "zoo.compressed_ad.envs.Darkroom",
+        "init_args": {"grid_size": 5, "horizon": 6, "start": None, "hard": False, "random_start": False},
+    }
+    (schedule,) = checkpoint["lr_schedulers"]
+    assert [list(stage) for stage in schedule["stages"]] == [[0, 30, 10], [30, 50, 5], [50, 75, 5], [75, 100, 5]]
+    (optimizer,) = checkpoint["optimizer_states"]
+    assert optimizer["param_groups"][0]["betas"] == (0.9, 0.99)
+
+
+@pytest.mark.parametrize("name", ["ad_io", "cad_io"])
+def test_other_files_are_no_originals(folder, name):
+    assert not is_original(folder / f"{name}.pt") and not is_original(folder / "lr_schedules.json")
+    with pytest.raises(ValueError, match="unknown layout"):
+        describe(folder / f"{name}.pt")

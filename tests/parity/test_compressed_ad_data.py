@@ -1,0 +1,70 @@
+"""Histories, items and their order against the original's loader."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from zoo.compressed_ad.curriculum import Curriculum
+from zoo.compressed_ad.envs import Darkroom
+from zoo.compressed_ad.history import HistoryStore
+from zoo.compressed_ad.windows import HistoryItems, StoredSource
+
+pytestmark = pytest.mark.shared
+STREAMS, STEPS, WINDOW = 3, 70, 12  # of the original's loader: 24 histories of 8 tasks
+
+
+@pytest.fixture(scope="module")
+def golden(shared: Path) -> dict[str, Any]:
+    return torch.load(shared / "golden" / "compressed_ad" / "env" / "dataset_golden.pt", weights_only=False)
+
+
+@pytest.fixture(scope="module")
+def store(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> HistoryStore:
+    pytest.importorskip("h5py")
+    from zoo.compressed_ad.hdf5 import import_hdf5
+
+    path = shared / "golden" / "compressed_ad" / "env" / "history_darkroom_PPO_alg-seed42.hdf5"
+    return import_hdf5(path, tmp_path_factory.mktemp("store"), Darkroom(3, 5), "shuffled")
+
+
+def groups(store: HistoryStore) -> tuple[list[int], list[int]]:
+    """The original's division: of the file's groups, although these are shuffled goals already."""
+    train, test = store.env.split(0, 0.9)
+    return train.tolist(), test.tolist()
+
+
+def items(store: HistoryStore, **kwargs: Any) -> HistoryItems:
+    source = StoredSource(store, groups(store)[0], STREAMS, STEPS)
+    return HistoryItems(source, terminal_next_state="reset", **kwargs)
+
+
+def test_the_file_holds_the_goals_in_this_order(store: HistoryStore, golden: dict[str, Any]) -> None:
+    assert store.tasks.tolist() == golden["hdf5_group_goals"].tolist()
+
+
+def test_windows_and_their_order(store: HistoryStore, golden: dict[str, Any]) -> None:
+    train = items(store, length=WINDOW, offset="every")
+    assert (train.source.count, train.source.length) == tuple(golden["shape_states"][:2])
+    assert len(train) == golden["len_train"] == golden["n_pretrain"]
+    test = HistoryItems(StoredSource(store, groups(store)[1], 1, STEPS), WINDOW, "every")
+    assert len(test) == golden["len_test"]
+    steps, expected = train.__getitems__(golden["indices"])["steps"], golden["collated"]
+    assert torch.equal(steps.states[:, -1], expected["query_states"].long())
+    assert torch.equal(steps.actions[:, -1], expected["target_actions"])
+    context = steps.slice(0, -1)
+    assert torch.equal(F.one_hot(context.actions, 5), expected["actions"])
+    for name in ("states", "rewards", "next_states"):
+        assert torch.equal(getattr(context, name), expected[name].long()), name
+
+
+def test_lengths_lie_where_the_originals_do(golden: dict[str, Any]) -> None:
+    """Its generator is another one, and so are the shares of what does not fit; the possible lengths are the same."""
+    curriculum = Curriculum(WINDOW, 4, [0], [None], [[0.2, 0.3, 0.3, 0.2]])
+    short, medium, *others = curriculum.ranges(golden["config"]["max_context_length"] - 1)
+    assert short == (11, 11) and medium == (12, 59) and set(others) == {medium}
+    assert all(length == 11 or 12 <= length <= 59 for length in golden["cad_lengths_seed5"])

@@ -1,0 +1,50 @@
+"""Histories: what an agent saw and did, step after step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Steps(NamedTuple):
+    """B histories of L transitions; episodes follow each other without a gap.
+
+    states: (B, L, 2) int64, (row, column) before the action.
+    actions: (B, L) int64, 0 to 4.
+    rewards: (B, L) int64, or float32.
+    next_states: (B, L, 2) int64, (row, column) after the action.
+    dones: (B, L) bool, whether the transition ended an episode.
+    """
+
+    states: Tensor
+    actions: Tensor
+    rewards: Tensor
+    next_states: Tensor
+    dones: Tensor
+
+    @property
+    def length(self) -> int:
+        """Transitions of each history, L."""
+        return self.actions.shape[1]
+
+    def slice(self, start: int | None, stop: int | None) -> Steps:
+        """Transitions `start` to `stop` (excluded) of every history; negative numbers count from the end."""
+        return Steps(*(field[:, start:stop] for field in self))
+
+    def to(self, device: torch.device | str) -> Steps:
+        """The same histories on another device."""
+        return Steps(*(field.to(device) for field in self))
+
+    @staticmethod
+    def cat(parts: Sequence[Steps]) -> Steps:
+        """Join parts of the same histories, one after the other.
+
+        Raises:
+            ValueError: when there is no part.
+        """
+        if not parts:
+            raise ValueError("there is nothing to join: give at least one part")
+        return Steps(*(torch.cat(fields, dim=1) for fields in zip(*parts, strict=True)))

@@ -1,0 +1,54 @@
+"""Losses of in-context policies: the actions told, and what can be told back from latents."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from zoo.compressed_ad.histories import Steps
+from zoo.compressed_ad.policy import Compression, InContextPolicy
+from zoo.compressed_ad.reconstruction import FieldDecoder
+
+
+def reconstruction_loss(
+    policy: InContextPolicy, compression: Compression, reward_weight: float = 1.0, seed: int | None = None
+) -> Tensor:
+    """How badly the policy's decoder tells back, from the latents, what was compressed.
+
+    A plain decoder gives back all tokens, old latents included: mean squared error, the tokens being fixed. A
+    `FieldDecoder` tells the fields of the transitions: mean cross-entropy of a field, in nats.
+
+    Args:
+        policy: with a decoder.
+        compression: one call of its compressor.
+        reward_weight: of a rewarded transition, others having 1.
+        seed: of the positions that a `FieldDecoder` is asked for, the same on every process; all by default.
+
+    Returns:
+        A scalar.
+
+    Raises:
+        ValueError: when the policy has no decoder.
+    """
+    decoder = policy.decoder
+    if decoder is None:
+        raise ValueError("a policy without decoder reconstructs nothing: give policy.decoder, or recon_weight 0")
+    tokens, steps, latents = compression
+    old = tokens.shape[1] - steps.length
+    if isinstance(decoder, FieldDecoder):
+        chosen = decoder.chosen(steps.length, seed, tokens.device)
+        steps = Steps(*(field[:, chosen] for field in steps))
+        told = zip(decoder.field_logits(latents, chosen + old), decoder.field_values(steps), strict=True)
+        errors = torch.stack([cross_entropy(logits, values) for logits, values in told]).mean(0)
+        rewarded = steps.rewards > 0
+    else:
+        output = decoder(latents, torch.arange(tokens.shape[1], device=tokens.device))
+        errors = (output.float() - tokens.detach().float()).square().mean(-1)
+        rewarded = F.pad(steps.rewards > 0, (old, 0))
+    return (errors * (1 + (reward_weight - 1) * rewarded)).mean()
+
+
+def cross_entropy(logits: Tensor, classes: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    """Cross-entropy (B, L) of logits (B, L, classes), in nats."""
+    return F.cross_entropy(logits.float().transpose(1, 2), classes, reduction="none", label_smoothing=label_smoothing)

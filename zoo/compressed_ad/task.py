@@ -1,0 +1,234 @@
+"""Training of in-context policies: distillation of learning histories, and pre-training of the compressor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zoo.compressed_ad.envs import Env
+from zoo.compressed_ad.histories import Steps
+from zoo.compressed_ad.losses import cross_entropy, reconstruction_loss
+from zoo.compressed_ad.policy import Compression, InContextPolicy, Output
+from zoo.compressed_ad.rollout import check_fit, rollout
+from zoo.training.freezing import freeze
+from zoo.training.lr_scaling import LrScaling
+from zoo.training.resume import item_seed
+from zoo.training.task import SingleOptimizerTask
+from zoo.training.types import OptimizerCallable, SchedulerCallable
+
+PRETRAINED = ("compressor.", "decoder.", "embedding.context.", "embedding.norm.")
+SEED = 0  # of the positions that are reconstructed in a step
+
+
+class PolicyTask(SingleOptimizerTask):
+    """Base of the tasks that train an in-context policy.
+
+    Args:
+        policy: predicts actions.
+        env: of the tasks.
+        optimizer: builds the optimizer.
+        scheduler: of the learning rate, counted in optimizer steps.
+        lr_scaling: of the rates with the effective batch.
+        compile: compile the policy in place.
+
+    Raises:
+        ValueError: when policy and environment do not fit.
+    """
+
+    inference_class = "zoo.compressed_ad.agent.Agent"
+    inference_parts = ("policy", "env")
+
+    def __init__(
+        self,
+        policy: InContextPolicy,
+        env: Env,
+        optimizer: OptimizerCallable,
+        scheduler: SchedulerCallable | None,
+        lr_scaling: LrScaling | None,
+        compile: bool,
+    ) -> None:
+        super().__init__(optimizer, scheduler, compile=compile, lr_scaling=lr_scaling)
+        check_fit(policy, env)
+        self.policy = policy
+        self.env = env
+
+    def setup(self, stage: str) -> None:
+        """Compare the data with the environment."""
+        env = getattr(getattr(self.trainer, "datamodule", None), "env", None)
+        if env is not None and env.describe() != self.env.describe():
+            raise ValueError(f"model.env is {self.env.describe()}, the data's is {env.describe()}: make them the same")
+        super().setup(stage)
+
+
+class DistillationTask(PolicyTask):
+    """Algorithm distillation: tell the next action of a learning history from all that was before it.
+
+    `val/return_first`, `val/return_last` and `val/return_mean` are what the frozen policy earns in an episode of
+    held-out tasks, the first, the last, and on average.
+
+    Args:
+        policy: predicts actions.
+        env: of the tasks.
+        optimizer: builds the optimizer.
+        scheduler: of the learning rate, counted in optimizer steps.
+        dense: train the actions of all steps; false trains an item's last one, as the original does.
+        label_smoothing: of the actions, in [0, 1).
+        recon_weight: of the reconstruction loss, the mean over all compressions; needs the policy's decoder.
+        reward_weight: of a rewarded transition in the reconstruction.
+        gradient_rounds: gradients flow through so many compressions in a row; all by default, 0 none.
+        gradient_decay: factor on a gradient for each compression that it flows through.
+        frozen: parts of the policy that do not train, as prefixes (`compressor`) or globs of their names.
+        episodes: that a context lives for in evaluation; an option of inference.
+        greedy: take the most likely action in evaluation instead of drawing; an option of inference.
+        lr_scaling: of the rates with the effective batch.
+        compile: compile the policy in place.
+
+    Raises:
+        ValueError: when arguments contradict each other or are out of range.
+
+    Source: Laskin et al., "In-context Reinforcement Learning with Algorithm Distillation" (2022), equation 1.
+    """
+
+    inference_options = ("episodes", "greedy")
+
+    def __init__(
+        self,
+        policy: InContextPolicy,
+        env: Env,
+        optimizer: OptimizerCallable,
+        scheduler: SchedulerCallable | None = None,
+        dense: bool = True,
+        label_smoothing: float = 0.0,
+        recon_weight: float = 0.0,
+        reward_weight: float = 1.0,
+        gradient_rounds: int | None = None,
+        gradient_decay: float = 1.0,
+        frozen: list[str] | None = None,
+        episodes: int = 100,
+        greedy: bool = False,
+        lr_scaling: LrScaling | None = None,
+        compile: bool = False,
+    ) -> None:
+        super().__init__(policy, env, optimizer, scheduler, lr_scaling, compile)
+        if dense and policy.latent_mask == "full":
+            raise ValueError("model: dense true needs policy.latent_mask causal; full shows the latents every query")
+        if recon_weight and (policy.decoder is None or policy.compressor is None):
+            raise ValueError(f"model.recon_weight is {recon_weight}, which needs policy.compressor and policy.decoder")
+        if not 0 <= label_smoothing < 1 or min(recon_weight, reward_weight, gradient_decay) < 0 or episodes < 1:
+            raise ValueError(
+                f"model: label_smoothing ({label_smoothing}) lies in [0, 1), recon_weight ({recon_weight}), "
+                f"reward_weight ({reward_weight}) and gradient_decay ({gradient_decay}) are not negative, episodes "
+                f"({episodes}) is at least 1"
+            )
+        if frozen:
+            freeze(policy, frozen)
+        self.dense = dense
+        self.label_smoothing = label_smoothing
+        self.recon_weight = recon_weight
+        self.reward_weight = reward_weight
+        self.gradient_rounds = gradient_rounds
+        self.gradient_decay = gradient_decay
+        self.episodes = episodes
+        self.greedy = greedy
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+        """The actions' cross-entropy, and how badly the latents tell what was compressed.
+
+        Args:
+            batch: `steps`, B histories of one length.
+            batch_idx: its number in the epoch.
+        """
+        steps: Steps = batch["steps"]
+        output = self.policy(steps, self.gradient_rounds, self.gradient_decay, last_only=not self.dense)
+        terms = self._action_terms(output, steps, self.label_smoothing)
+        loss = terms["loss_action"]
+        if self.recon_weight:
+            losses = [
+                reconstruction_loss(self.policy, each, self.reward_weight, item_seed(SEED, self.global_step, number))
+                for number, each in enumerate(output.compressions)
+            ]
+            terms["loss_recon"] = torch.stack(losses).mean() if losses else torch.zeros_like(loss)
+            loss = loss + self.recon_weight * terms["loss_recon"]
+        counts = {"compressions": len(output.compressions), "length": steps.length}
+        curriculum = getattr(getattr(self.trainer, "datamodule", None), "curriculum", None)
+        if curriculum is not None:
+            counts["stage"] = curriculum.stage(self.global_step)
+        terms |= {key: torch.tensor(float(value)) for key, value in counts.items()}
+        self.log_terms("train", {"loss": loss, **terms}, batch_size=len(steps.actions))
+        return loss
+
+    def evaluate(self, batch: dict[str, Any], batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
+        """The loss of histories (`steps`), or the returns of acting in `tasks` with `seeds`."""
+        if "tasks" not in batch:
+            steps: Steps = batch["steps"]
+            return self._action_terms(self.policy(steps, last_only=not self.dense), steps), len(steps.actions)
+        returns = rollout(self.policy, self.env, batch["tasks"], batch["seeds"], self.episodes, self.greedy).returns
+        means = {"return_first": returns[:, 0], "return_last": returns[:, -1], "return_mean": returns}
+        return {key: value.double().mean() for key, value in means.items()}, len(returns)
+
+    def _action_terms(self, output: Output, steps: Steps, label_smoothing: float = 0.0) -> dict[str, Tensor]:
+        """Cross-entropy, in nats, and share of actions told rightly."""
+        actions = steps.actions[:, -output.logits.shape[1] :]
+        return {
+            "loss_action": cross_entropy(output.logits, actions, label_smoothing).mean(),
+            "acc_action": (output.logits.argmax(-1) == actions).float().mean(),
+        }
+
+
+class PretrainTask(PolicyTask):
+    """Pre-training: a policy's compressor and decoder learn to keep and to tell back a piece of a history.
+
+    The transitions' embedding trains with them; nothing else does. Begin a `DistillationTask` with it by `init_from`.
+
+    Args:
+        policy: with compressor and decoder.
+        env: of the tasks.
+        optimizer: builds the optimizer.
+        scheduler: of the learning rate, counted in optimizer steps.
+        reward_weight: of a rewarded transition.
+        lr_scaling: of the rates with the effective batch.
+        compile: compile the policy in place.
+
+    Raises:
+        ValueError: when the policy lacks one of them, or the compressor has no weights.
+    """
+
+    def __init__(
+        self,
+        policy: InContextPolicy,
+        env: Env,
+        optimizer: OptimizerCallable,
+        scheduler: SchedulerCallable | None = None,
+        reward_weight: float = 1.0,
+        lr_scaling: LrScaling | None = None,
+        compile: bool = False,
+    ) -> None:
+        super().__init__(policy, env, optimizer, scheduler, lr_scaling, compile)
+        if policy.compressor is None or policy.decoder is None or not list(policy.compressor.parameters()):
+            raise ValueError("model.policy: pre-training needs a compressor that learns, and a decoder")
+        freeze(policy, [name for name, _ in policy.named_parameters() if not name.startswith(PRETRAINED)])
+        self.reward_weight = reward_weight
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+        """The loss of one compression of `steps`.
+
+        Args:
+            batch: `steps`, B histories of one length.
+            batch_idx: its number in the epoch.
+        """
+        loss = self._loss(batch["steps"], item_seed(SEED, self.global_step, 0))
+        self.log_terms("train", {"loss": loss}, batch_size=len(batch["steps"].actions))
+        return loss
+
+    def evaluate(self, batch: dict[str, Any], batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
+        """The same loss on held-out tasks; nothing is acted."""
+        return {"loss": self._loss(batch["steps"])}, len(batch["steps"].actions)
+
+    def _loss(self, steps: Steps, seed: int | None = None) -> Tensor:
+        assert self.policy.compressor is not None
+        tokens = self.policy.embedding.transitions(steps)
+        compression = Compression(tokens, steps, self.policy.compressor(tokens))
+        return reconstruction_loss(self.policy, compression, self.reward_weight, seed)

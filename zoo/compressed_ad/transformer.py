@@ -1,0 +1,204 @@
+"""The causal transformer of algorithm distillation, with a cache of keys and values for acting step by step."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Activation = Literal["gelu", "relu"]
+INIT_STD = 0.02
+
+
+class Cache:
+    """Keys and values of all layers for the tokens seen so far."""
+
+    def __init__(self, depth: int) -> None:
+        self.layers: list[tuple[Tensor, Tensor] | None] = [None] * depth
+
+    def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Append (B, heads, N, head size) to a layer; returns all of it."""
+        if (held := self.layers[layer]) is not None:
+            keys, values = torch.cat([held[0], keys], 2), torch.cat([held[1], values], 2)
+        self.layers[layer] = (keys, values)
+        return keys, values
+
+    def drop_last(self) -> None:
+        """Forget the newest token."""
+        self.layers = [None if held is None else (held[0][:, :, :-1], held[1][:, :, :-1]) for held in self.layers]
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention with one projection for queries, keys and values.
+
+    Args:
+        dim: channels.
+        heads: of attention; they divide `dim`.
+        dropout: of the attention weights and of the output.
+    """
+
+    def __init__(self, dim: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.dropout = dropout
+        self.qkv_proj = nn.Linear(dim, 3 * dim)
+        self.out_proj = nn.Linear(dim, dim)
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each (B, heads, N, head size)."""
+        batch, length, dim = x.shape
+        q, k, v = self.qkv_proj(x).view(batch, length, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4)
+        return q, k, v
+
+    def forward(self, x: Tensor, mask: Tensor | None, cache: Cache | None = None, layer: int = 0) -> Tensor:
+        """Attend; see `Transformer.forward`."""
+        q, k, v = self.split(x)
+        if cache is not None:
+            k, v = cache.extend(layer, k, v)
+        causal = mask is None and x.shape[1] > 1
+        dropout = self.dropout if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=causal)
+        y = self.out_proj(y.transpose(1, 2).reshape(x.shape))
+        return F.dropout(y, self.dropout, self.training)
+
+
+class Feedforward(nn.Module):
+    """Two linear layers.
+
+    Args:
+        dim: channels.
+        hidden: channels between.
+        dropout: of the output, and between the layers for relu.
+        activation: between them.
+    """
+
+    def __init__(self, dim: int, hidden: int, dropout: float, activation: Activation = "gelu") -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(dim, hidden)
+        self.fc2 = nn.Linear(hidden, dim)
+        self.dropout = dropout
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., dim) to (..., dim)."""
+        hidden = F.gelu(self.fc1(x)) if self.activation == "gelu" else F.relu(self.fc1(x))
+        return F.dropout(self.fc2(hidden), self.dropout, self.training)
+
+
+class Block(nn.Module):
+    """Attention and feedforward, each after a norm and added to its input.
+
+    Args:
+        dim: channels.
+        heads: of attention.
+        hidden: channels of the feedforward.
+        dropout: of attention and feedforward.
+        activation: of the feedforward.
+    """
+
+    def __init__(self, dim: int, heads: int, hidden: int, dropout: float, activation: Activation) -> None:
+        super().__init__()
+        self.ln1 = nn.LayerNorm(dim)
+        self.attn = Attention(dim, heads, dropout)
+        self.ln2 = nn.LayerNorm(dim)
+        self.mlp = Feedforward(dim, hidden, dropout, activation)
+
+    def forward(self, x: Tensor, mask: Tensor | None, cache: Cache | None = None, layer: int = 0) -> Tensor:
+        """See `Transformer.forward`."""
+        x = x + self.attn(self.ln1(x), mask, cache, layer)
+        return x + self.mlp(self.ln2(x))
+
+
+class Transformer(nn.Module):
+    """Pre-norm transformer with learned positions.
+
+    Args:
+        dim: channels.
+        depth: blocks.
+        heads: of attention; they divide `dim`.
+        context: positions: the most tokens of a sequence, its last query included.
+        feedforward: channels between the linear layers of a block; four times `dim` by default.
+        dropout: of embeddings, attention and feedforward.
+        activation: of the feedforward.
+        input_norm: normalise tokens before positions are added, as the earlier encoder's model does.
+        final_norm: normalise the output; the earlier encoder's model does not.
+
+    Raises:
+        ValueError: when the heads do not divide the channels, or there is no position.
+    """
+
+    def __init__(
+        self,
+        dim: int = 64,
+        depth: int = 4,
+        heads: int = 4,
+        context: int = 60,
+        feedforward: int | None = None,
+        dropout: float = 0.1,
+        activation: Activation = "gelu",
+        input_norm: bool = False,
+        final_norm: bool = True,
+    ) -> None:
+        super().__init__()
+        if dim % heads:
+            raise ValueError(f"transformer: {heads} heads do not divide {dim} channels")
+        if context < 2:
+            raise ValueError(f"transformer: context is at least 2 (a transition and a query), not {context}")
+        self.dim = dim
+        self.context = context
+        self.dropout = dropout
+        self.pos_embedding = nn.Parameter(torch.zeros(1, context, dim))
+        self.ln_in = nn.LayerNorm(dim) if input_norm else nn.Identity()
+        hidden = feedforward or 4 * dim
+        self.blocks = nn.ModuleList(Block(dim, heads, hidden, dropout, activation) for _ in range(depth))
+        self.ln_f = nn.LayerNorm(dim) if final_norm else nn.Identity()
+        nn.init.trunc_normal_(self.pos_embedding, std=INIT_STD)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=INIT_STD)
+                nn.init.zeros_(module.bias)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """Transform a sequence.
+
+        Args:
+            tokens: (B, N, dim).
+            positions: of the tokens (N,), int64; 0 to N - 1 by default.
+            mask: (N, M), true where token n may see key m; causal by default. A single token sees all by default.
+            cache: of earlier tokens, which all these tokens see besides; it is extended. Give a mask, or one token.
+
+        Returns:
+            (B, N, dim).
+
+        Raises:
+            ValueError: when there are more tokens than positions.
+        """
+        if positions is None:
+            if tokens.shape[1] > self.context:
+                raise ValueError(f"{tokens.shape[1]} tokens exceed the transformer's context of {self.context}")
+            place = self.pos_embedding[:, : tokens.shape[1]]
+        else:
+            place = self.pos_embedding[:, positions]
+        x = F.dropout(self.ln_in(tokens) + place, self.dropout, self.training)
+        for number, block in enumerate(self.blocks):
+            x = block(x, mask, cache, number)
+        return self.ln_f(x)
+
+    @torch.no_grad()
+    def last_attention(self, tokens: Tensor) -> Tensor:
+        """How much the last token attends to each token in the last block, mean over heads (B, N)."""
+        x = self.ln_in(tokens) + self.pos_embedding[:, : tokens.shape[1]]
+        for block in self.blocks[:-1]:
+            x = block(x, None)
+        last: Block = self.blocks[-1]  # type: ignore[assignment]
+        q, k, _ = last.attn.split(last.ln1(x))
+        weights = (q[:, :, -1:] @ k.transpose(2, 3)) / q.shape[-1] ** 0.5
+        return weights.softmax(-1).mean(1)[:, 0]
