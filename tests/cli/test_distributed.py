@@ -133,3 +133,50 @@ def test_noise_and_times_of_flow_differ_between_ranks() -> None:
     for whole, first, second in zip(joined, batch(0, 2), batch(1, 2), strict=True):
         assert torch.equal(torch.stack([first, second], dim=1).flatten(0, 1), whole)
         assert len(whole.flatten(1).unique(dim=0) if whole.dim() > 1 else whole.unique()) == 8
+
+
+COMPRESSED_AD = [
+    "--config",
+    REPOSITORY / "configs" / "compressed_ad" / "smoke.yaml",
+    "--allow-import=witness",
+    "--trainer.max_steps=6",
+    "--trainer.val_check_interval=6",
+    "--trainer.callbacks+=witness.Witness",
+    # long enough items that no two are alike, with compressions
+    "--data.init_args.curriculum.init_args.max_compressions=[9, 9]",
+    "--data.init_args.curriculum.init_args.shares=[[0, 1], [0, 1]]",
+    *(f"--model.init_args.policy.init_args.{p}.init_args.dropout=0" for p in ("transformer", "compressor", "decoder")),
+    "--model.init_args.optimizer={class_path: torch.optim.SGD, init_args: {lr: 0.1}}",
+]
+WITNESS = """
+import hashlib
+import lightning as L
+import torch
+
+class Witness(L.Callback):
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        steps = batch["steps"]
+        rows = torch.cat([steps.states.flatten(1), steps.actions, steps.rewards], 1)
+        with open(f"seen_{trainer.world_size}_{trainer.global_rank}.txt", "a") as file:
+            for row in rows:
+                print(trainer.global_step, hashlib.sha256(row.numpy().tobytes()).hexdigest(), file=file)
+"""
+
+
+def test_two_processes_equal_one_for_compressed_ad_and_share_no_history(tmp_path: Path) -> None:
+    (tmp_path / "witness").mkdir()
+    (tmp_path / "witness" / "__init__.py").write_text(WITNESS)
+    path = environment(PYTHONPATH=f"{environment()['PYTHONPATH']}:{tmp_path}")["PYTHONPATH"]
+    one = ["--data.init_args.batch_size=8", "--trainer.default_root_dir=one"]
+    two = ["--config", DDP, "--trainer.accelerator=cpu", "--data.init_args.batch_size=4"]
+    good(zoo("fit", *COMPRESSED_AD, *one, cwd=tmp_path, PYTHONPATH=path))
+    good(zoo("fit", *COMPRESSED_AD, *two, "--trainer.default_root_dir=two", cwd=tmp_path, PYTHONPATH=path))
+    torch.testing.assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0, atol=1e-6)
+    found, expected = (validation(tmp_path / run, "val/loss_action") for run in ("two", "one"))
+    assert found == pytest.approx(expected, rel=1e-5)
+    seen = [set((tmp_path / f"seen_{name}.txt").read_text().split("\n")[:-1]) for name in ("1_0", "2_0", "2_1")]
+    assert [len(rows) for rows in seen] == [48, 24, 24]
+    assert not seen[1] & seen[2] and seen[1] | seen[2] == seen[0]
+    # stages of the schedule count updates, not processes
+    steps = [load_checkpoint(newest(tmp_path / run))["lr_schedulers"][0]["last_epoch"] for run in ("one", "two")]
+    assert steps == [6, 6]

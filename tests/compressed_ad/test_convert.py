@@ -230,7 +230,7 @@ def test_damaged_states_are_refused(tmp_path):
         torch.save(content, tmp_path / "bad.pt")
         from_original(tmp_path / "bad.pt")
 
-    with pytest.raises(ValueError, match=r"1 tensors do not fit a CAD model: missing head\.bias"):
+    with pytest.raises(ValueError, match=r"1 tensors do not fit a whole InContextPolicy: missing head\.bias"):
         read("CAD", lambda model: model.pop("pred_action.bias"))
     with pytest.raises(ValueError, match=r"head\.bias is \(4,\), expected \(5,\)"):
         read("AD", lambda model: model.update({"pred_action.bias": torch.zeros(4)}))

@@ -25,12 +25,18 @@ FLOW = [
     "--config", str(REPOSITORY / "configs" / "flow" / "smoke.yaml"), *TOY_ARGS, "--trainer.max_steps=24",
     "--checkpoints.every_n_batches=5", "--trainer.log_every_n_steps=1", "--trainer.val_check_interval=6",
 ]  # fmt: skip
+# a curriculum whose second stage begins at batch 3, epochs of 8 batches, dropout, positions drawn for reconstruction
+COMPRESSED_AD = [
+    "--config", str(REPOSITORY / "configs" / "compressed_ad" / "smoke.yaml"), *TOY_ARGS, "--trainer.max_steps=24",
+    "--checkpoints.every_n_batches=5", "--trainer.log_every_n_steps=1", "--trainer.val_check_interval=6",
+]  # fmt: skip
 KEYS = {
     "toy": "train/loss",
     "hifigan": "train/g/mel",
     "adapter": "train/loss",
     "finetune": "train/g/mel",
     "flow": "train/loss",
+    "compressed_ad": "train/loss",
 }
 
 
@@ -42,6 +48,8 @@ def arguments(system: str, workers: int) -> list[str]:
         args = [*HIFIGAN, *EMA, "--trainer.callbacks.modules=[generator]"]
     elif system == "flow":
         args = FLOW
+    elif system == "compressed_ad":
+        args = COMPRESSED_AD
     else:
         args = ["--config", str(REPOSITORY / "configs" / "miipher" / f"smoke_{system}.yaml"), *MIIPHER]
     return [*args, f"--data.init_args.num_workers={workers}"]
@@ -84,6 +92,7 @@ def assert_equal_runs(run: Path, whole: Path, key: str) -> None:
         ("adapter", 12, 2),
         ("finetune", 17, 0),
         ("flow", 19, 2),
+        ("compressed_ad", 13, 2),
     ],
 )
 def test_resumed_run_equals_uninterrupted(
@@ -117,6 +126,14 @@ def test_every_kill_point_of_miipher(uninterrupted, tmp_path: Path, system: str,
 def test_every_kill_point_of_flow(uninterrupted, tmp_path: Path, step: int, workers: int) -> None:
     run = killed_and_resumed("flow", step, workers, tmp_path)
     assert_equal_runs(run, uninterrupted["flow"], KEYS["flow"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("step", [6, 8, 9, 23])
+def test_every_kill_point_of_compressed_ad(uninterrupted, tmp_path: Path, step: int, workers: int) -> None:
+    run = killed_and_resumed("compressed_ad", step, workers, tmp_path)
+    assert_equal_runs(run, uninterrupted["compressed_ad"], KEYS["compressed_ad"])
 
 
 def test_plain_loader_is_the_negative_control(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_damaged_states_are_refused(tmp_path, net):
         torch.save(state, tmp_path / "bad.ckpt")
         from_original(tmp_path / "bad.ckpt")
 
-    with pytest.raises(ValueError, match=r"1 tensors do not fit a net of the lineage: missing tail\.2\.bias"):
+    with pytest.raises(ValueError, match=r"1 tensors do not fit a whole UNet: missing tail\.2\.bias"):
         read(lambda state: state.pop("network.tail.2.bias"))
     with pytest.raises(ValueError, match=r"unexpected extra"):
         read(lambda state: state.update({"network.extra": torch.zeros(1)}))

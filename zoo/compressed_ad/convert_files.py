@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import yaml
 from torch import Tensor
 
 from zoo.compressed_ad.convert_names import BLOCKS, Kind, State, kind_of, to_ours, unwrapped
 from zoo.compressed_ad.policy import InContextPolicy
-from zoo.training.build import build
+from zoo.training.build import build_whole
 from zoo.training.foreign import load_foreign
 
 PACKAGE = "zoo.compressed_ad"
@@ -257,17 +256,5 @@ def build_policy(original: Original, path: Path) -> InContextPolicy:
     Raises:
         ValueError: when its tensors are not a whole model; the message names missing, unexpected and differing ones.
     """
-    spec = policy_spec(original, path)
-    with torch.device("meta"):
-        expected = {key: tuple(value.shape) for key, value in build(spec).state_dict().items()}
-    given = {key: tuple(value.shape) for key, value in original.state.items()}
-    faults = [f"missing {key}" for key in expected if key not in given]
-    faults += [f"unexpected {key}" for key in given if key not in expected]
-    faults += [
-        f"{key} is {given[key]}, expected {shape}" for key, shape in expected.items() if given.get(key, shape) != shape
-    ]
-    if faults:
-        raise ValueError(f"{path}: {len(faults)} tensors do not fit a {original.kind} model: {'; '.join(faults[:4])}")
-    policy: InContextPolicy = build(spec)
-    policy.load_state_dict(original.state)
+    policy: InContextPolicy = build_whole(policy_spec(original, path), original.state, str(path))
     return policy

@@ -29,6 +29,7 @@ def identify(module: nn.Module) -> tuple[InContextPolicy, Kind]:
     compressor = None if module.compressor is None else type(module.compressor)
     kind = KINDS.get(compressor)
     earlier = kind == "v1"
+    block: Any = module.transformer.blocks[0]
     differing = [
         f"{what} {found}, theirs {theirs}"
         for what, found, theirs in (
@@ -38,7 +39,7 @@ def identify(module: nn.Module) -> tuple[InContextPolicy, Kind]:
             ("embedding.norm", _is_norm(getattr(module.embedding, "norm", None)), earlier),
             ("transformer.input_norm", _is_norm(module.transformer.ln_in), earlier),
             ("transformer.final_norm", _is_norm(module.transformer.ln_f), not earlier),
-            ("transformer.activation", module.transformer.blocks[0].mlp.activation, "gelu"),
+            ("transformer.activation", block.mlp.activation, "gelu"),
             ("type_embedding", module.latent_type is not None, kind == "CAD"),
             ("decoder", type(module.decoder), ReconstructionDecoder if module.decoder is not None else type(None)),
         )
@@ -62,7 +63,7 @@ def settings_of(policy: InContextPolicy, kind: Kind) -> dict[str, Any]:
         kind: what `identify` said.
     """
     transformer = policy.transformer
-    block = transformer.blocks[0]
+    block: Any = transformer.blocks[0]
     settings: dict[str, Any] = {
         "model": MODELS[kind],
         "dim_states": 2,
@@ -78,7 +79,7 @@ def settings_of(policy: InContextPolicy, kind: Kind) -> dict[str, Any]:
     }
     compressor = policy.compressor
     if isinstance(compressor, QueryCompressor):
-        layer = compressor.layers[0]
+        layer: Any = compressor.layers[0]
         settings |= {
             "n_compress_tokens": compressor.num_latents,
             "compress_n_layers": len(compressor.layers),

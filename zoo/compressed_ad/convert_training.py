@@ -26,7 +26,11 @@ def our_training(
         `optimizer_states`, `lr_schedulers`, `loops`; and what could not be taken over.
     """
     step = int(training.get("step") or 0)
-    entries: dict[str, Any] = {"optimizer_states": [], "lr_schedulers": [], "loops": _automatic(step)}
+    entries: dict[str, Any] = {
+        "optimizer_states": [],
+        "lr_schedulers": [],
+        "loops": loop_state(step, 0, automatic=True),
+    }
     optimizer, schedule = training.get("optimizer"), training.get("lr_sched")
     if not optimizer:
         return entries, ["no optimizer: start from it with init_from"]
@@ -96,12 +100,3 @@ def _their_schedule(schedule: Mapping[str, Any]) -> dict[str, Any]:
         "stage_boundaries": [(start, end) for start, end, _ in stages],
         **common,
     }
-
-
-def _automatic(step: int) -> dict[str, Any]:
-    """Loop counters with optimizer steps counted where Lightning does under automatic optimization."""
-    loops = loop_state(step, 0)
-    progress = loops["fit_loop"]["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]
-    for counts in progress["step"].values():
-        counts |= dict.fromkeys(counts, step)
-    return loops

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from zoo.flow.mlp import ToyNet
-from zoo.flow.unet import GROUPS, UNet
+from zoo.flow.unet import GROUPS
 from zoo.flow.velocity import VelocityNet
+from zoo.training.build import build_whole
 from zoo.training.foreign import Stub, load_foreign
 
 State = dict[str, Tensor]
@@ -187,18 +186,5 @@ def build_net(original: Original, path: Path, image_resolution: int | None = Non
     Raises:
         ValueError: when its tensors are not a whole net; the message names missing, unexpected and differing ones.
     """
-    spec = net_spec(original, path, image_resolution)
-    cls = UNet if spec["class_path"].endswith(".UNet") else ToyNet
-    with torch.device("meta"):
-        expected = {key: tuple(value.shape) for key, value in cls(**spec["init_args"]).state_dict().items()}
-    given = {key: tuple(value.shape) for key, value in original.state.items()}
-    faults = [f"missing {key}" for key in expected if key not in given]
-    faults += [f"unexpected {key}" for key in given if key not in expected]
-    faults += [
-        f"{key} is {given[key]}, expected {shape}" for key, shape in expected.items() if given.get(key, shape) != shape
-    ]
-    if faults:
-        raise ValueError(f"{path}: {len(faults)} tensors do not fit a net of the lineage: {'; '.join(faults[:4])}")
-    net = cls(**spec["init_args"])
-    net.load_state_dict(original.state)
+    net: VelocityNet = build_whole(net_spec(original, path, image_resolution), original.state, str(path))
     return net

@@ -39,7 +39,7 @@ def our_training(training: Mapping[str, Any], count: int) -> tuple[dict[str, Any
             entries["lr_schedulers"] = [schedule if functions is None else {**_warmup(settings), **schedule}]
         else:
             notes.append("schedule left out: its configuration does not name a warm-up")
-    entries["loops"] = _automatic(loop_state(step, 0), step)
+    entries["loops"] = loop_state(step, 0, automatic=True)
     return entries, notes
 
 
@@ -63,11 +63,3 @@ def _counts(count: int) -> dict[str, int]:
 
 def _warmup(settings: Mapping[str, Any]) -> dict[str, int]:
     return {"warmup_steps": int(settings.get("warmup_steps", 0))}
-
-
-def _automatic(loops: dict[str, Any], step: int) -> dict[str, Any]:
-    """Count optimizer steps where Lightning does under automatic optimization."""
-    progress = loops["fit_loop"]["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]
-    for counts in progress["step"].values():
-        counts |= dict.fromkeys(counts, step)
-    return loops

@@ -6,6 +6,9 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 ALLOWED = ("zoo", "torch.nn")
 
 
@@ -40,3 +43,33 @@ def build(spec: Any, allow: Sequence[str] = ()) -> Any:
     if isinstance(spec, (list, tuple)):
         return [build(value, allow) for value in spec]
     return spec
+
+
+def build_whole(spec: Mapping[str, Any], state: Mapping[str, Tensor], source: str) -> Any:
+    """Build a net and load its weights, all of them.
+
+    Args:
+        spec: its description.
+        state: its tensors by name.
+        source: what to call their origin in an error.
+
+    Returns:
+        The net.
+
+    Raises:
+        ValueError: when the tensors are not the whole net; the message names missing, unexpected and differing ones.
+    """
+    with torch.device("meta"):
+        expected = {key: tuple(value.shape) for key, value in build(spec).state_dict().items()}
+    given = {key: tuple(value.shape) for key, value in state.items()}
+    faults = [f"missing {key}" for key in expected if key not in given]
+    faults += [f"unexpected {key}" for key in given if key not in expected]
+    faults += [
+        f"{key} is {given[key]}, expected {shape}" for key, shape in expected.items() if given.get(key, shape) != shape
+    ]
+    if faults:
+        name = str(spec["class_path"]).rpartition(".")[2]
+        raise ValueError(f"{source}: {len(faults)} tensors do not fit a whole {name}: {'; '.join(faults[:4])}")
+    net = build(spec)
+    net.load_state_dict(state)
+    return net
