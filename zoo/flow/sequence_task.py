@@ -16,6 +16,7 @@ from zoo.flow.sequence_normaliser import Normaliser
 from zoo.flow.sequence_restore import SequenceRestorer
 from zoo.flow.solvers import Solver
 from zoo.flow.time_samplers import TimeSampler, seeded_draws
+from zoo.training.lr_scaling import LrScaling
 from zoo.training.task import SingleOptimizerTask
 from zoo.training.types import OptimizerCallable, SchedulerCallable
 
@@ -49,6 +50,7 @@ class SequenceTask(SingleOptimizerTask):
         chunk_frames: long files are restored in pieces of this length.
         overlap_frames: of neighbouring pieces.
         chunk_batch: pieces restored at once.
+        lr_scaling: of the rates with the effective batch.
         compile: compile the net in place.
 
     Raises:
@@ -82,9 +84,10 @@ class SequenceTask(SingleOptimizerTask):
         chunk_frames: int = 1024,
         overlap_frames: int = 128,
         chunk_batch: int = 4,
+        lr_scaling: LrScaling | None = None,
         compile: bool = False,
     ) -> None:
-        super().__init__(optimizer, scheduler, compile=compile)
+        super().__init__(optimizer, scheduler, compile=compile, lr_scaling=lr_scaling)
         if not 0 <= condition_drop <= 1:
             raise ValueError(f"model.condition_drop lies in [0, 1], not {condition_drop}")
         if prediction not in PREDICTIONS:

@@ -15,6 +15,7 @@ from zoo.flow.rendering import Animation
 from zoo.flow.solvers import Solver
 from zoo.flow.time_samplers import TimeSampler, seeded_draws
 from zoo.flow.velocity import VelocityNet
+from zoo.training.lr_scaling import LrScaling
 from zoo.training.task import SingleOptimizerTask
 from zoo.training.types import OptimizerCallable, SchedulerCallable
 
@@ -41,6 +42,7 @@ class FlowTask(SingleOptimizerTask):
         chunk: samples that inference integrates at once; an option of inference, like the following.
         images: `zoo predict` writes each image as a file, too.
         trajectory: animation of the way from noise to data that `zoo predict` writes.
+        lr_scaling: of the rates with the effective batch.
         compile: compile the net in place.
 
     Raises:
@@ -68,9 +70,10 @@ class FlowTask(SingleOptimizerTask):
         chunk: int = 64,
         images: bool = False,
         trajectory: Animation = "none",
+        lr_scaling: LrScaling | None = None,
         compile: bool = False,
     ) -> None:
-        super().__init__(optimizer, scheduler, compile=compile)
+        super().__init__(optimizer, scheduler, compile=compile, lr_scaling=lr_scaling)
         if not 0 <= label_drop <= 1:
             raise ValueError(f"model.label_drop lies in [0, 1], not {label_drop}")
         if prediction not in PREDICTIONS:

@@ -19,6 +19,7 @@ from zoo.miipher.cleaner import Cleaner
 from zoo.miipher.families import valid
 from zoo.miipher.losses import Reduction, check_weights, feature_loss, weighted
 from zoo.training.adversarial import Discriminator
+from zoo.training.lr_scaling import LrScaling
 from zoo.training.media import log_audio, log_figure, mel_figure
 from zoo.training.run import run_folder
 from zoo.training.task import SingleOptimizerTask
@@ -40,6 +41,7 @@ class AdapterTask(SingleOptimizerTask):
         reduction: "item" averages over the valid frames of each clip and then over clips, so that accumulation and
             several processes equal one larger batch; "batch" averages over all valid frames together, as the original.
         media_items: validation clips whose features are drawn.
+        lr_scaling: of the rates with the effective batch.
         compile: compile the encoder in place.
 
     Source: Miipher-2, section 3.2.
@@ -56,9 +58,10 @@ class AdapterTask(SingleOptimizerTask):
         scheduler: SchedulerCallable | None = None,
         reduction: Reduction = "item",
         media_items: int = 3,
+        lr_scaling: LrScaling | None = None,
         compile: bool = False,
     ) -> None:
-        super().__init__(optimizer, scheduler, compile=compile)
+        super().__init__(optimizer, scheduler, compile=compile, lr_scaling=lr_scaling)
         self.encoder = encoder
         self.loss_weights = check_weights(loss_weights)
         self.reduction: Reduction = reduction
@@ -222,6 +225,7 @@ class BackboneTask(SingleOptimizerTask):
         optimizer: of the whole.
         scheduler: of the learning rate, counted in optimizer steps.
         gap_share: share of a clip's 100 ms pieces that are silenced.
+        lr_scaling: of the rates with the effective batch.
         compile: compile the encoder in place.
 
     Raises:
@@ -238,9 +242,10 @@ class BackboneTask(SingleOptimizerTask):
         optimizer: OptimizerCallable,
         scheduler: SchedulerCallable | None = None,
         gap_share: float = 0.2,
+        lr_scaling: LrScaling | None = None,
         compile: bool = False,
     ) -> None:
-        super().__init__(optimizer, scheduler, compile=compile)
+        super().__init__(optimizer, scheduler, compile=compile, lr_scaling=lr_scaling)
         if mel.sample_rate != encoder.sample_rate or encoder.hop_samples % mel.hop_length:
             raise ValueError(
                 f"mel: expected {encoder.sample_rate} Hz and a hop that divides {encoder.hop_samples}, found "
