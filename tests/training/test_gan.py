@@ -136,7 +136,7 @@ def test_weight_zero_skips_the_computation_and_the_log():
 
 def test_logged_terms_are_unweighted_and_total_is_their_weighted_sum():
     task = Task()
-    trainer = fit(task, max_steps=1)
+    trainer = fit(task, max_steps=1, log_every_n_steps=1)
     logs = task.logs[0]
     assert logs["g/total"] == pytest.approx(sum(WEIGHTS[key] * logs[key] for key in WEIGHTS if key.startswith("g/")))
     assert float(trainer.callback_metrics["train/g/l1"]) == pytest.approx(logs["g/l1"])

@@ -54,7 +54,9 @@ class ZooTask(L.LightningModule):
         return self.global_step
 
     def log_terms(self, stage: str, terms: Mapping[str, Tensor], batch_size: int | None = None) -> None:
-        """Log loss terms as `<stage>/<key>`; tensors stay on their device until the logging interval."""
+        """Log loss terms as `<stage>/<key>`; those of a training step between two logging intervals are dropped."""
+        if stage == "train" and self._trainer is not None and not self._trainer._logger_connector.should_update_logs:
+            return  # Lightning would collect and never write them, at a cost that small nets feel
         values = {f"{stage}/{key}": value.detach() for key, value in terms.items()}
         self.log_dict(values, batch_size=batch_size, on_step=True, on_epoch=False)
 
