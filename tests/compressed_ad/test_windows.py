@@ -154,3 +154,18 @@ def test_reading_takes_what_is_asked_for(store: HistoryStore) -> None:
     steps = StoredSource(store, [1]).read([1, 0], [0, 0], torch.tensor([[3, 9, 4], [23, 0, 1]]))
     for row, (stream, wanted) in enumerate([(1, [3, 9, 4]), (0, [23, 0, 1])]):
         assert np.array_equal(columns(steps)[row], joined(store, 1, stream)[wanted])
+
+
+def test_mixed_histories_have_another_task_in_each_episode(store: HistoryStore) -> None:
+    source = StoredSource(store, [2, 0, 1])
+    items = HistoryItems(source, None, "start", 40, seed=1, mix_tasks=True)
+    batch = items.__getitems__([(0, item) for item in range(40)])["steps"]
+    assert same(items[(0, 7)]["steps"], Steps(*(field[7:8] for field in batch)))
+    episodes = [{tuple(joined(store, p, s)[e * 4 : e * 4 + 4].flatten().tolist()) for p in range(3) for s in (0, 1)}
+                for e in range(EPISODES)]  # fmt: skip
+    whole = [joined(store, p, s).flatten().tolist() for p in range(3) for s in (0, 1)]
+    for row in columns(batch):
+        assert all(tuple(row[e * 4 : e * 4 + 4].flatten().tolist()) in episodes[e] for e in range(EPISODES))
+    assert sum(row.flatten().tolist() in whole for row in columns(batch)) < 10
+    with pytest.raises(ValueError, match="offset must be start, not random"):
+        HistoryItems(source, 4, "random", mix_tasks=True)

@@ -48,7 +48,8 @@ class HistoryData(ZooDataModule):
         split_seed: of the division of the tasks where there is no `root`.
         train_share: of the tasks.
         episode_stride: keep every k-th episode only.
-        shuffle_episodes: permute the episodes of training histories: a control that must learn nothing in context.
+        shuffle_episodes: permute the episodes of training histories: a control that sees a task and no learning.
+        mix_tasks: take each episode of training histories from another task: a control that learns nothing in context.
         terminal_next_state: "true", or "reset" as in the original's files.
         streams: first histories of each task of the folder; null for all.
         history_steps: first steps of each history of the folder; null for all.
@@ -87,6 +88,7 @@ class HistoryData(ZooDataModule):
         train_share: float = 0.8,
         episode_stride: int = 1,
         shuffle_episodes: bool = False,
+        mix_tasks: bool = False,
         terminal_next_state: TerminalState = "true",
         streams: int | None = None,
         history_steps: int | None = None,
@@ -116,6 +118,7 @@ class HistoryData(ZooDataModule):
         self.split = (split_seed, train_share)
         self.episode_stride = episode_stride
         self.shuffle_episodes = shuffle_episodes
+        self.mix_tasks = mix_tasks
         self.terminal_next_state: TerminalState = terminal_next_state
         self.kept = (streams, history_steps)
         self.allow_missing = allow_missing
@@ -157,7 +160,7 @@ class HistoryData(ZooDataModule):
         }
         self.train_set = HistoryItems(
             train, self.length, self.offset, self.epoch_items, self.seed,
-            shuffle_episodes=self.shuffle_episodes, **common,
+            shuffle_episodes=self.shuffle_episodes, mix_tasks=self.mix_tasks, **common,
         )  # fmt: skip
         offset: Offset = "start" if self.offset == "start" else "random"
         held = HistoryItems(test, self.length, offset, self.val_items, self.seed, **common) if self.val_items else None

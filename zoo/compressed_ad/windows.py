@@ -21,7 +21,7 @@ from zoo.training.resume import Key, item_seed
 Offset = Literal["start", "random", "every"]
 TerminalState = Literal["true", "reset"]
 EVALUATION_EPOCH = -1  # of the keys of evaluation items
-HISTORY, DRAWS = 0, 1  # what an item's seed is for: its history; offset and order of episodes
+HISTORY, DRAWS, MIXED = 0, 1, 2  # what an item's seed is for: its history; offset and order; other histories, from here
 
 
 class Source(ABC):
@@ -120,7 +120,8 @@ class HistoryItems(Dataset[dict[str, Any]]):
         size: number of items, which go through the histories again and again; each history once by default.
         seed: of offsets, orders and what the source draws.
         episode_stride: keep every k-th episode only, which makes learning in the histories faster.
-        shuffle_episodes: permute the episodes of each history: a control, whose histories show no learning.
+        shuffle_episodes: permute the episodes of each history: a control, whose histories show a task and no learning.
+        mix_tasks: take each episode from another history, of any task: a control with nothing to learn in context.
         terminal_next_state: what a transition that ends an episode leads to: the "true" cell, or that of the "reset".
 
     Raises:
@@ -136,6 +137,7 @@ class HistoryItems(Dataset[dict[str, Any]]):
         seed: int = 0,
         episode_stride: int = 1,
         shuffle_episodes: bool = False,
+        mix_tasks: bool = False,
         terminal_next_state: TerminalState = "true",
     ) -> None:
         horizon = source.env.horizon
@@ -143,11 +145,14 @@ class HistoryItems(Dataset[dict[str, Any]]):
             raise ValueError(f"data.init_args.episode_stride is at least 1, not {episode_stride}")
         if terminal_next_state == "reset" and source.env.random_start:
             raise ValueError("terminal_next_state 'reset' needs episodes that begin in one cell: random_start is true")
+        if mix_tasks and offset != "start":
+            raise ValueError(f"mix_tasks takes whole episodes, so offset must be start, not {offset}")
         self.source = source
         self.offset: Offset = offset
         self.seed = seed
         self.stride = episode_stride
         self.shuffle = shuffle_episodes
+        self.mix = mix_tasks
         self.terminal_next_state: TerminalState = terminal_next_state
         self.episodes = -(-(source.length // horizon) // episode_stride)
         whole = episode_stride == 1 and not shuffle_episodes
@@ -191,7 +196,18 @@ class HistoryItems(Dataset[dict[str, Any]]):
         times = starts[:, None] + torch.arange(length)
         histories = [item % self.source.count for item in items]
         made = [item_seed(seed, 0, HISTORY) for seed in seeds]
-        return {"steps": self._terminals(self.source.read(histories, made, self._original(times, draws[1:])))}
+        steps = self._original(times, draws[1:])
+        return {"steps": self._terminals(self._read(histories, made, steps))}
+
+    def _read(self, histories: list[int], seeds: list[int], steps: Tensor) -> Steps:
+        """Steps (B, L) of the histories, or of another one in each episode."""
+        if not self.mix:
+            return self.source.read(histories, seeds, steps)
+        parts = []
+        for number, part in enumerate(steps.split(self.source.env.horizon, dim=1)):
+            others = [item_seed(seed, 0, MIXED + number) for seed in seeds]
+            parts.append(self.source.read([other % self.source.count for other in others], others, part))
+        return Steps.cat(parts)
 
     def _original(self, times: Tensor, draws: Tensor) -> Tensor:
         """Which steps (B, L) of the source's histories stand at these times."""

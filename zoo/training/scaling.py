@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from zoo.systems import recipe_root
-from zoo.training.benchmark import Finding, machine, save
+from zoo.training.benchmark import Finding, save
 from zoo.training.csv_log import read_metrics
 from zoo.training.run import find_config
 
@@ -28,18 +28,18 @@ WINDOWS = 6  # logged means; the first has the start in it and does not count
 
 
 class StopAfter(L.Callback):
-    """Ends a training after so many batches; schedules keep the length that the recipe gives them.
+    """Ends a training after so many optimizer steps; schedules keep the length that the recipe gives them.
 
     Args:
-        batches: number.
+        steps: number.
     """
 
-    def __init__(self, batches: int) -> None:
-        self.batches = batches
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
         """Ask for the end when it is time."""
-        trainer.should_stop = trainer.should_stop or trainer.fit_loop.total_batch_idx + 1 >= self.batches
+        trainer.should_stop = trainer.should_stop or trainer.global_step >= self.steps
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,11 @@ def measure(
     processes: Sequence[int],
     folder: Path,
     batch_sizes: Sequence[int] = (),
-    batches: int = 60,
+    steps: int = 60,
     accelerator: str = "auto",
     extra: Sequence[str] = (),
 ) -> list[Row]:
-    """Train a recipe for some batches with each number of processes, one after the other.
+    """Train a recipe for some steps with each number of processes, one after the other.
 
     On the CPU (gloo) every process has one thread.
 
@@ -83,7 +83,7 @@ def measure(
         processes: numbers of them, the first of which is 1.
         folder: an empty folder for the runs.
         batch_sizes: per process, one for each number of processes; the recipe's by default.
-        batches: of each training, of which the first sixth does not count.
+        steps: of the optimizer in each training, of which the first sixth does not count.
         accelerator: "cpu", "gpu", or "auto": GPUs where there are enough.
         extra: further arguments of `zoo fit`.
 
@@ -104,7 +104,7 @@ def measure(
     for number, count in enumerate(processes):
         run = folder / f"{count}_processes"
         sized = [f"--data.init_args.batch_size={batch_sizes[number]}"] if batch_sizes else []
-        _train(config, count, run, batches, accelerator, [*sized, *extra])
+        _train(config, count, run, steps, accelerator, [*sized, *extra])
         rate = rate_of(run)
         recipe = yaml.safe_load(find_config(run).read_text(encoding="utf-8"))
         batch_size = int(recipe["data"]["init_args"]["batch_size"])
@@ -122,16 +122,24 @@ def rate_of(run: Path) -> float:
     """
     rates = [float(row[RATE]) for row in read_metrics(run) if row.get(RATE)]
     if len(rates) < 2:
-        raise ValueError(f"{run} logged {len(rates)} values of {RATE}, at least 2 are needed: train on more batches")
-    return harmonic_mean(rates[1:])  # each is a mean over as many batches
+        raise ValueError(f"{run} logged {len(rates)} values of {RATE}, at least 2 are needed: train for more steps")
+    return harmonic_mean(rates[1:])  # each is a mean over as many steps
 
 
 def show(title: str, rows: Sequence[Row], console: Console | None = None) -> None:
     """Print rows beside the manual's expectation."""
     table = Table(title=title, title_justify="left")
-    heads = ("processes", "batch per process", "effective batch", "samples/s", "speed-up", "efficiency", "the manual's")
+    heads = (
+        "processes",
+        "batch per process",
+        "effective batch",
+        "samples/s",
+        "speed-up",
+        "efficiency",
+        "manual expects",
+    )
     for head in heads:
-        table.add_column(head, justify="right")
+        table.add_column(head, justify="right", overflow="fold")
     for row in rows:
         counts = (row.processes, row.batch_size, row.effective_batch)
         expected = "" if row.expected is None else f"{row.expected:g}x"
@@ -148,14 +156,14 @@ def keep(path: Path, rows: Sequence[Row], recipe: str) -> None:
     save(path, findings, benchmark="scaling", recipe=recipe)
 
 
-def _train(config: Path, count: int, run: Path, batches: int, accelerator: str, extra: Sequence[str]) -> None:
+def _train(config: Path, count: int, run: Path, steps: int, accelerator: str, extra: Sequence[str]) -> None:
     fragment = [f"--config={recipe_root() / 'trainer' / 'ddp.yaml'}"] if count > 1 else []
     command = [
         sys.executable, "-m", "zoo", "fit", f"--config={config}", *fragment, f"--trainer.devices={count}",
         f"--trainer.accelerator={accelerator}", f"--trainer.default_root_dir={run}", "--trainer.limit_val_batches=0",
-        "--trainer.num_sanity_val_steps=0", f"--trainer.log_every_n_steps={max(1, batches // WINDOWS)}",
+        "--trainer.num_sanity_val_steps=0", f"--trainer.log_every_n_steps={max(1, steps // WINDOWS)}",
         "--trainer.enable_progress_bar=false", "--checkpoints.every_n_batches=1000000",
-        "--trainer.callbacks+=zoo.training.scaling.StopAfter", f"--trainer.callbacks.batches={batches}", *extra,
+        "--trainer.callbacks+=zoo.training.scaling.StopAfter", f"--trainer.callbacks.steps={steps}", *extra,
     ]  # fmt: skip
     threads = {"OMP_NUM_THREADS": "1"} if accelerator == "cpu" else {}
     result = subprocess.run(command, env={**os.environ, **threads}, capture_output=True, text=True, check=False)

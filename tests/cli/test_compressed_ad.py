@@ -1,0 +1,140 @@
+"""CompressedAD from the command line: collect, fit, evaluate, report; kills, two processes, damaged files, no leak."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from tests.harness import REPOSITORY, Forked, forked, good
+from zoo.training.build import build
+
+SMOKE = REPOSITORY / "configs" / "compressed_ad" / "smoke.yaml"
+ROOM = ("--env", "Darkroom", "--env.grid_size", "5", "--env.horizon", "6")
+COLLECT = ("collect", "rooms", *ROOM, "--algorithm", "epsilon", "--episodes", "6", "--streams", "2")
+SPLIT = ("--split_seed", "3", "--train_share", "0.8", "--shard_size", "5")
+LEARN = ("collect", "rooms", *ROOM, "--episodes", "10", "--streams", "10", "--shard_size", "1")
+SOURCES = {
+    "stored": ("--data.init_args.root=../rooms", "--data.init_args.demonstrator=null"),
+    "demonstrated": ("--data.init_args.split_seed=1",),
+}
+FIT = ("fit", "--config", SMOKE, "--trainer.max_steps=4", "--trainer.val_check_interval=4")
+EVALUATE = ("evaluate", "compressed_ad", "--run", "run", "--episodes", "6", "--seeds", "2", "--chunk", "3")
+
+
+@pytest.fixture(scope="module")
+def rooms(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("chain")
+    said = good(forked(*COLLECT, *SPLIT, cwd=folder)).stdout
+    assert "made 25, skipped 0" in said and "mean over 25 tasks" in said
+    return folder / "rooms"
+
+
+@pytest.fixture(scope="module", params=SOURCES)
+def trained(request: pytest.FixtureRequest, rooms: Path) -> Path:
+    """A folder with a `run`."""
+    folder = rooms.parent / request.param
+    folder.mkdir()
+    good(forked(*FIT, *SOURCES[request.param], "--trainer.default_root_dir=run", cwd=folder))
+    return folder
+
+
+def tasks_of(folder: Path, output: str) -> set[tuple[int, ...]]:
+    rows = json.loads((folder / output / "evaluation.json").read_text())["tasks"]
+    return {tuple(map(int, row["task"].split())) for row in rows}
+
+
+def test_no_goal_is_trained_and_evaluated(trained: Path) -> None:
+    for split in ("train", "test"):
+        good(forked(*EVALUATE, "--output", split, "--split", split, cwd=trained))
+    learned, held_out = tasks_of(trained, "train"), tasks_of(trained, "test")
+    assert (len(learned), len(held_out)) == (20, 5) and not learned & held_out
+
+    config = yaml.safe_load((trained / "run" / "config.yaml").read_text())
+    assert (config["data"]["init_args"]["root"] is None) == (trained.name == "demonstrated")
+    if trained.name == "stored":
+        config["data"]["init_args"]["root"] = str(trained.parent / "rooms")
+    data = build(config["data"])
+    data.setup("fit")
+    found: set[tuple[int, ...]] = set()
+    for _ in range(3):
+        for batch in data.train_dataloader():
+            found |= {tuple(cell) for cell in batch["steps"].next_states[batch["steps"].rewards > 0].tolist()}
+    assert found and found <= learned
+    acted = {tuple(task) for batch in data.val_dataloader() if "tasks" in batch for task in batch["tasks"].tolist()}
+    assert acted == held_out
+
+
+@pytest.mark.parametrize("trained", ["stored"], indirect=True)
+def test_two_processes_evaluate_as_one(trained: Path) -> None:
+    good(forked(*EVALUATE, "--output", "alone", "--gap", "true", cwd=trained))
+    both = [
+        Forked(*EVALUATE, "--output", "shared", "--gap", "true", cwd=trained, RANK=str(rank), WORLD_SIZE="2")
+        for rank in range(2)
+    ]
+    said = [good(process.wait()).stdout for process in both]
+    assert sum("chunks are missing" in text for text in said) <= 1
+    names = {path.name for path in (trained / "alone").glob("*.*")}
+    assert {"eval_result.npy", "returns.npy", "gap.npy", "evaluation.json", "evaluation.csv"} <= names
+    for name in names - {"evaluation.png"}:
+        assert (trained / "alone" / name).read_bytes() == (trained / "shared" / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("trained", ["stored"], indirect=True)
+def test_report(trained: Path, rooms: Path) -> None:
+    for name, options in (("sampled", ()), ("greedy", ("--greedy", "true"))):
+        good(forked(*EVALUATE, "--output", name, *options, cwd=trained))
+    assert np.load(trained / "sampled" / "eval_result.npy").shape == (5, 6)
+    given = ("--evaluations", "[sampled, greedy]", "--output", "report", "--source", rooms)
+    assert "report.md" in good(forked("report", *given, cwd=trained)).stdout
+    assert "| sampled |" in (trained / "report" / "report.md").read_text()
+    assert len(json.loads((trained / "report" / "report.json").read_text())["sources"]["source"]) == 6
+    assert (trained / "report" / "curves.png").is_file()
+
+
+def shards(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.*"))}
+
+
+def test_a_killed_collection_goes_on_and_processes_share_it(tmp_path: Path) -> None:
+    for name in ("whole", "killed", "shared"):
+        (tmp_path / name).mkdir()
+    good(forked(*LEARN, cwd=tmp_path / "whole"))
+    whole = shards(tmp_path / "whole" / "rooms")
+    assert len(whole) == 51
+
+    process = Forked(*LEARN, cwd=tmp_path / "killed")
+    second = tmp_path / "killed" / "rooms" / "shard_00001.sha256"
+    deadline = time.monotonic() + 60
+    while not second.exists() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    os.kill(process.process.pid, signal.SIGKILL)
+    assert process.wait().returncode == -signal.SIGKILL
+    made = len(list((tmp_path / "killed" / "rooms").glob("*.sha256")))
+    assert 2 <= made < 25
+    assert f"made {25 - made}, skipped {made}" in good(forked(*LEARN, cwd=tmp_path / "killed")).stdout
+    assert shards(tmp_path / "killed" / "rooms") == whole
+
+    ranks = [Forked(*LEARN, cwd=tmp_path / "shared", RANK=str(rank), WORLD_SIZE="2") for rank in range(2)]
+    said = [good(process.wait()).stdout for process in ranks]
+    assert "made 13" in said[0] and "made 12" in said[1]
+    assert shards(tmp_path / "shared" / "rooms") == whole
+
+
+def test_a_damaged_shard_is_named_and_left_out_only_when_asked(tmp_path: Path) -> None:
+    good(forked(*COLLECT, *SPLIT, cwd=tmp_path))
+    shard = tmp_path / "rooms" / "shard_00002.npy"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-1])
+    arguments = [*FIT, *SOURCES["stored"], "--data.init_args.root=rooms", "--trainer.default_root_dir=run"]
+    refused = forked(*arguments, cwd=tmp_path)
+    assert refused.returncode == 1 and "shard_00002.npy" in refused.stderr and "allow_missing" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    gone_on = good(forked(*arguments, "--data.init_args.allow_missing=true", cwd=tmp_path))
+    assert "shard_00002.npy" in gone_on.stderr
+    assert "made 5, skipped 20" in good(forked(*COLLECT, *SPLIT, cwd=tmp_path)).stdout
+    assert shard.read_bytes() == whole
