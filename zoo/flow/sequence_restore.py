@@ -79,7 +79,7 @@ class SequenceRestorer(Inference):
         self.normaliser = normaliser
         self.mel = mel
         self.prediction: Prediction = prediction
-        self.solver = solver or Solver(steps=8)
+        self.solver = solver or Solver(steps=4)
         self.guidance = guidance
         self.temperature = temperature
         self.seed = seed

@@ -77,8 +77,8 @@ class Solver:
 
     def __init__(
         self,
-        method: Method = "euler",
-        steps: int = 50,
+        method: Method = "midpoint",
+        steps: int = 10,
         grid: Grid = "uniform",
         times: Sequence[float] | None = None,
         sway: float = -1.0,
