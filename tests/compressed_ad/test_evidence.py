@@ -74,15 +74,17 @@ def by_name(findings: list[Finding]) -> dict[str, Finding]:
 def test_untrained_runs_do_not_pass_as_the_demo(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / str(seed), seed=seed, split_seed=seed) for seed in (0, 1)]
     control = make_run(tmp_path / "control", shuffle_episodes=True)
-    found = by_name(gather_demo(runs, [control]))
+    mixed = make_run(tmp_path / "mixed", mix_tasks=True)
+    found = by_name(gather_demo(runs, [control], [mixed]))
     last, ratio = found["last episode"], found["last episode to the first"]
     assert (last.at_least, ratio.at_least, last.passed, ratio.passed) == (5.0, 4.0, False, False)
     assert found["last episode, the worst run"].value == min(map(float, last.details["runs"].split()))
-    assert found["control, last episode to the first"].at_most == 1.5
+    for label in (evidence.SHUFFLED, evidence.MIXED):
+        assert found[f"{label}: last episode to the first"].at_most == 1.5
     assert found["oracle actions"].value > 8 > 1 > found["random actions"].value
     kept = json.loads((runs[0] / "evidence" / "evidence.json").read_text())
     assert [each["name"] for each in kept["findings"]] == list(found)
-    assert [len(kept["curves"][label]) for label in kept["curves"]] == [2, 1]
+    assert [len(kept["curves"][label]) for label in kept["curves"]] == [2, 1, 1]
     assert last.value == pytest.approx(sum(curve[-1] for curve in kept["curves"]["held-out goals"]) / 2)
     assert (runs[0] / "evidence" / "curves.png").stat().st_size > 5000
     assert not (runs[1] / "evidence" / "evidence.json").exists()
@@ -93,6 +95,8 @@ def test_runs_of_something_else_are_refused(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     with pytest.raises(ValueError, match="shuffle_episodes is False, expected True here"):
         gather_demo([run], [run])
+    with pytest.raises(ValueError, match="mix_tasks is True, expected False here"):
+        gather_demo([run], [make_run(tmp_path / "both", shuffle_episodes=True, mix_tasks=True)])
     with pytest.raises(ValueError, match=r"was trained in .* expected .*'grid_size': 9"):
         gather_demo_9x9([run])
     with pytest.raises(FileNotFoundError):

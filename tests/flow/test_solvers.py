@@ -149,7 +149,7 @@ def test_grids_by_hand():
 
 
 def test_own_times():
-    solver = Solver(times=[0, 0.1, 1])
+    solver = Solver("euler", times=[0, 0.1, 1])
     assert solver.times(1.0, 0.0) == [1, 0.1, 0] and solver.times(0.0, 0.5) == [0, 0.05, 0.5]
     solution = solver.solve(lambda t, x: torch.full_like(x, t), torch.zeros(1, 1))
     assert solution.x.item() == pytest.approx(0.9 * 0.1)

@@ -24,6 +24,7 @@ from zoo.training.run import find_config
 
 SEEDS = 20  # agents for each held-out goal
 SMALL, LARGE = Darkroom(5, 10), Darkroom(9, 20)
+SHUFFLED, MIXED = "control, shuffled episodes", "control, episodes of many goals"
 FOLDER, NAME, PICTURE = "evidence", "evidence.json", "curves.png"
 
 
@@ -74,12 +75,13 @@ class Arm(NamedTuple):
         return {**self.facts[0], "tasks": tasks, "baselines": baselines, "summary": summary}
 
 
-def gather_demo(runs: Sequence[Path], shuffled: Sequence[Path] = ()) -> list[Finding]:
+def gather_demo(runs: Sequence[Path], shuffled: Sequence[Path] = (), mixed: Sequence[Path] = ()) -> list[Finding]:
     """Judge runs of `demo` on held-out goals; the figures and the curves go into `evidence/` of the first.
 
     Args:
         runs: of the recipe as it is, one per seed.
-        shuffled: of the control, with `shuffle_episodes`.
+        shuffled: of the control with `shuffle_episodes`: a task, and no learning.
+        mixed: of the control with `mix_tasks`: neither.
 
     Returns:
         The figures.
@@ -88,21 +90,24 @@ def gather_demo(runs: Sequence[Path], shuffled: Sequence[Path] = ()) -> list[Fin
         FileNotFoundError: when a run is missing.
         ValueError: when a run is of something else.
     """
-    for group, expected in ((runs, False), (shuffled, True)):
+    groups = {"held-out goals": runs, SHUFFLED: shuffled, MIXED: mixed}
+    for label, group in groups.items():
         for run in group:
-            if _data_of(run)["shuffle_episodes"] is not expected:
-                raise ValueError(f"{run}: data.init_args.shuffle_episodes is {not expected}, expected {expected} here")
-    arm = play(runs, SMALL)
-    findings = [
-        *_each("last episode", arm.last(), at_least=5.0),
-        *_each("last episode to the first", _ratios(arm.last(), arm.first()), "x", at_least=4.0),
-    ]
-    drawn = {"held-out goals": arm}
-    if shuffled:
-        control = drawn["control: learned from shuffled episodes"] = play(shuffled, SMALL)
-        growth = _ratios(control.last(), control.first())
-        findings += _each("control, last episode to the first", growth, "x", at_most=1.5)
-    return _keep(runs[0], "demo", findings, drawn)
+            data = _data_of(run)
+            for key, control in (("shuffle_episodes", SHUFFLED), ("mix_tasks", MIXED)):
+                found, expected = data.get(key, False), label == control
+                if found is not expected:
+                    raise ValueError(f"{run}: data.init_args.{key} is {found}, expected {expected} here")
+    arms = {label: play(group, SMALL) for label, group in groups.items() if group}
+    findings = []
+    for label, arm in arms.items():
+        ratios = _ratios(arm.last(), arm.first())
+        if label in (SHUFFLED, MIXED):
+            findings += _each(f"{label}: last episode to the first", ratios, "x", at_most=1.5)
+        else:
+            findings += _each("last episode", arm.last(), at_least=5.0)
+            findings += _each("last episode to the first", ratios, "x", at_least=4.0)
+    return _keep(runs[0], "demo", findings, arms)
 
 
 def gather_demo_9x9(runs: Sequence[Path]) -> list[Finding]:
