@@ -15,7 +15,11 @@ SETS: dict[str, tuple[Callable[..., Any], list[str]]] = {
     "demo_9x9": (gather_demo_9x9, ["runs"]),
     "memory": (gather_memory, ["latents", "none", "sliding"]),
 }
-OPTIONAL = {"shuffled": "runs with shuffle_episodes", "mixed": "with mix_tasks", "sliding": "with a sliding window"}
+OPTIONAL = {
+    "shuffled": "runs with shuffle_episodes",
+    "mixed": "with mix_tasks besides",
+    "sliding": "with a sliding window",
+}
 REQUIRED = {"runs": "runs of the recipe", "latents": "runs of demo_memory", "none": "runs of it that forget"}
 
 

@@ -135,18 +135,40 @@ def test_noise_and_times_of_flow_differ_between_ranks() -> None:
         assert len(whole.flatten(1).unique(dim=0) if whole.dim() > 1 else whole.unique()) == 8
 
 
+POLICY = "--model.init_args.policy.init_args"
 COMPRESSED_AD = [
-    "--config",
-    REPOSITORY / "configs" / "compressed_ad" / "smoke.yaml",
     "--allow-import=witness",
     "--trainer.max_steps=6",
     "--trainer.val_check_interval=6",
     "--trainer.callbacks+=witness.Witness",
+    *(f"{POLICY}.{part}.init_args.dropout=0" for part in ("transformer", "compressor", "decoder")),
+    "--model.init_args.optimizer={class_path: torch.optim.SGD, init_args: {lr: 0.1}}",
+]
+DISTILLATION = [
+    "--config",
+    REPOSITORY / "configs" / "compressed_ad" / "smoke.yaml",
     # long enough items that no two are alike, with compressions
     "--data.init_args.curriculum.init_args.max_compressions=[9, 9]",
     "--data.init_args.curriculum.init_args.shares=[[0, 1], [0, 1]]",
-    *(f"--model.init_args.policy.init_args.{p}.init_args.dropout=0" for p in ("transformer", "compressor", "decoder")),
-    "--model.init_args.optimizer={class_path: torch.optim.SGD, init_args: {lr: 0.1}}",
+]
+ROOM = "{class_path: zoo.compressed_ad.envs.Darkroom, init_args: {grid_size: 5, horizon: 6}}"
+DEMONSTRATOR = "zoo.compressed_ad.demonstrator.EpsilonCurriculum"
+PRETRAINING = [
+    "--config",
+    REPOSITORY / "configs" / "compressed_ad" / "pretrain_darkroom.yaml",
+    "--trainer.accelerator=cpu",
+    "--trainer.precision=32-true",
+    f"{POLICY}.embedding.init_args.dim=16",
+    f"{POLICY}.compressor.init_args.num_latents=3",
+    "--model.init_args.scheduler.init_args.warmup_steps=1",
+    f"--data.init_args.env={ROOM}",
+    "--data.init_args.root=null",
+    f"--data.init_args.demonstrator={{class_path: {DEMONSTRATOR}, init_args: {{env: {ROOM}, episodes: 10}}}}",
+    "--data.init_args.streams=null",
+    "--data.init_args.history_steps=null",
+    "--data.init_args.epoch_items=64",
+    "--data.init_args.val_items=8",
+    "--data.init_args.num_workers=0",
 ]
 WITNESS = """
 import hashlib
@@ -163,16 +185,22 @@ class Witness(L.Callback):
 """
 
 
-def test_two_processes_equal_one_for_compressed_ad_and_share_no_history(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("stage", "metric"), [(DISTILLATION, "val/loss_action"), (PRETRAINING, "val/loss")], ids=["fit", "pretrain"]
+)
+def test_two_processes_equal_one_for_compressed_ad_and_share_no_history(
+    stage: list[object], metric: str, tmp_path: Path
+) -> None:
     (tmp_path / "witness").mkdir()
     (tmp_path / "witness" / "__init__.py").write_text(WITNESS)
     path = environment(PYTHONPATH=f"{environment()['PYTHONPATH']}:{tmp_path}")["PYTHONPATH"]
-    one = ["--data.init_args.batch_size=8", "--trainer.default_root_dir=one"]
+    one = ["--trainer.devices=1", "--data.init_args.batch_size=8", "--trainer.default_root_dir=one"]
     two = ["--config", DDP, "--trainer.accelerator=cpu", "--data.init_args.batch_size=4"]
-    good(zoo("fit", *COMPRESSED_AD, *one, cwd=tmp_path, PYTHONPATH=path))
-    good(zoo("fit", *COMPRESSED_AD, *two, "--trainer.default_root_dir=two", cwd=tmp_path, PYTHONPATH=path))
+    args = [*stage, *COMPRESSED_AD]
+    good(zoo("fit", *args, *one, cwd=tmp_path, PYTHONPATH=path))
+    good(zoo("fit", *args, *two, "--trainer.default_root_dir=two", cwd=tmp_path, PYTHONPATH=path))
     torch.testing.assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0, atol=1e-6)
-    found, expected = (validation(tmp_path / run, "val/loss_action") for run in ("two", "one"))
+    found, expected = (validation(tmp_path / run, metric) for run in ("two", "one"))
     assert found == pytest.approx(expected, rel=1e-5)
     seen = [set((tmp_path / f"seen_{name}.txt").read_text().split("\n")[:-1]) for name in ("1_0", "2_0", "2_1")]
     assert [len(rows) for rows in seen] == [48, 24, 24]

@@ -74,7 +74,7 @@ def by_name(findings: list[Finding]) -> dict[str, Finding]:
 def test_untrained_runs_do_not_pass_as_the_demo(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / str(seed), seed=seed, split_seed=seed) for seed in (0, 1)]
     control = make_run(tmp_path / "control", shuffle_episodes=True)
-    mixed = make_run(tmp_path / "mixed", mix_tasks=True)
+    mixed = make_run(tmp_path / "mixed", shuffle_episodes=True, mix_tasks=True)
     found = by_name(gather_demo(runs, [control], [mixed]))
     last, ratio = found["last episode"], found["last episode to the first"]
     assert (last.at_least, ratio.at_least, last.passed, ratio.passed) == (5.0, 4.0, False, False)
@@ -95,7 +95,7 @@ def test_runs_of_something_else_are_refused(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     with pytest.raises(ValueError, match="shuffle_episodes is False, expected True here"):
         gather_demo([run], [run])
-    with pytest.raises(ValueError, match="mix_tasks is True, expected False here"):
+    with pytest.raises(ValueError, match="shuffle_episodes is True, expected False here"):
         gather_demo([run], [make_run(tmp_path / "both", shuffle_episodes=True, mix_tasks=True)])
     with pytest.raises(ValueError, match=r"was trained in .* expected .*'grid_size': 9"):
         gather_demo_9x9([run])

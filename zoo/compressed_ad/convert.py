@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from zoo.compressed_ad.convert_recipe import INFERENCE, TASK, convert_config
 from zoo.compressed_ad.convert_settings import identify, settings_of
 from zoo.compressed_ad.convert_training import our_training, their_training
 from zoo.training.build import build
-from zoo.training.checkpoint_files import load_checkpoint, save_checkpoint
+from zoo.training.converted import read_ours, write_converted
 from zoo.training.export import parts_state, write_export
 from zoo.training.run import find_checkpoint
 
@@ -166,16 +165,8 @@ def _to_ours(original: Original, source: Path, target: Path) -> dict[str, Any]:
     if target.suffix == ".ckpt":
         ours = [name for name, _ in policy.named_parameters()]
         training, left_out = our_training(original.training, original.config, list(original.state), ours)
-        checkpoint = {
-            "state_dict": {f"{PART}.{key}": value for key, value in policy.state_dict().items()},
-            "epoch": 0,
-            "global_step": step,
-            "pytorch-lightning_version": version("lightning"),
-            "zoo": specs,
-            **training,
-        }
-        target.parent.mkdir(parents=True, exist_ok=True)
-        save_checkpoint(checkpoint, target)
+        state = {f"{PART}.{key}": value for key, value in policy.state_dict().items()}
+        write_converted(target, specs, state, step, training=training)
         notes += left_out
     else:
         write_export(target, specs, {PART: policy}, source.name, step or None)
@@ -190,16 +181,7 @@ def _to_ours(original: Original, source: Path, target: Path) -> dict[str, Any]:
 
 def _from_checkpoint(source: Path, target: Path) -> dict[str, Any]:
     """Write the policy of a checkpoint of ours as an original; its averaged weights, where it has them."""
-    checkpoint = load_checkpoint(source)
-    specs = checkpoint.get("zoo")
-    if not specs or specs.get("inference") != INFERENCE:
-        raise ValueError(
-            f"{source} is no checkpoint of an in-context policy (its `zoo` entry says {specs and list(specs)})"
-        )
-    state = dict(checkpoint["state_dict"])
-    averaged = bool(checkpoint.get("ema"))
-    if averaged:
-        state.update(checkpoint["ema"]["shadow"])
+    checkpoint, specs, state, averaged = read_ours(source, INFERENCE)
     policy, kind = identify(build(specs["parts"][PART]))
     policy.load_state_dict(parts_state(state, PART))
     ours = [name for name, _ in policy.named_parameters()]

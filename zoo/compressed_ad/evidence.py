@@ -81,7 +81,7 @@ def gather_demo(runs: Sequence[Path], shuffled: Sequence[Path] = (), mixed: Sequ
     Args:
         runs: of the recipe as it is, one per seed.
         shuffled: of the control with `shuffle_episodes`: a task, and no learning.
-        mixed: of the control with `mix_tasks`: neither.
+        mixed: of the control with `shuffle_episodes` and `mix_tasks`: neither.
 
     Returns:
         The figures.
@@ -94,8 +94,8 @@ def gather_demo(runs: Sequence[Path], shuffled: Sequence[Path] = (), mixed: Sequ
     for label, group in groups.items():
         for run in group:
             data = _data_of(run)
-            for key, control in (("shuffle_episodes", SHUFFLED), ("mix_tasks", MIXED)):
-                found, expected = data.get(key, False), label == control
+            for key, controls in (("shuffle_episodes", (SHUFFLED, MIXED)), ("mix_tasks", (MIXED,))):
+                found, expected = data.get(key, False), label in controls
                 if found is not expected:
                     raise ValueError(f"{run}: data.init_args.{key} is {found}, expected {expected} here")
     arms = {label: play(group, SMALL) for label, group in groups.items() if group}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from zoo.flow.convert_recipe import INFERENCE, TASK, convert_config
 from zoo.flow.mlp import ToyNet
 from zoo.flow.unet import GROUPS, UNet
 from zoo.training.build import build
-from zoo.training.checkpoint_files import load_checkpoint, save_checkpoint
+from zoo.training.converted import read_ours, write_converted
 from zoo.training.export import parts_state, write_export
 from zoo.training.run import find_checkpoint
 
@@ -174,17 +173,7 @@ def _to_ours(source: Path, target: Path) -> dict[str, Any]:
         missing.remove("image_resolution")
     notes = [f"{name} is not in the file: {DEFAULTS[name]} assumed" for name in missing]
     if target.suffix == ".ckpt":
-        checkpoint = {
-            "state_dict": {f"{PART}.{key}": value for key, value in net.state_dict().items()},
-            "optimizer_states": [],
-            "lr_schedulers": [],
-            "epoch": 0,
-            "global_step": 0,
-            "pytorch-lightning_version": version("lightning"),
-            "zoo": specs,
-        }
-        target.parent.mkdir(parents=True, exist_ok=True)
-        save_checkpoint(checkpoint, target)
+        write_converted(target, specs, {f"{PART}.{key}": value for key, value in net.state_dict().items()})
         notes.append("no training state: start from it with init_from")
     else:
         write_export(target, specs, {PART: net}, source.name)
@@ -199,18 +188,10 @@ def _to_ours(source: Path, target: Path) -> dict[str, Any]:
 
 def _from_checkpoint(source: Path, target: Path) -> dict[str, Any]:
     """Write the net of a checkpoint of ours as an original; its averaged weights, where it has them."""
-    checkpoint = load_checkpoint(source)
-    specs = checkpoint.get("zoo")
-    if not specs or specs.get("inference") != INFERENCE:
-        raise ValueError(
-            f"{source} is no flow matching checkpoint of the zoo (its `zoo` entry says {specs and list(specs)})"
-        )
-    state = dict(checkpoint["state_dict"])
-    averaged = bool(checkpoint.get("ema"))
-    if averaged:
-        state.update(checkpoint["ema"]["shadow"])
+    ours = read_ours(source, INFERENCE)
+    specs = ours.specs
     net = build(specs["parts"][PART])
-    net.load_state_dict(parts_state(state, PART))
+    net.load_state_dict(parts_state(ours.state, PART))
     path = specs["parts"]["path"]
     if not path["class_path"].endswith(".ConditionalOT") or specs["parts"].get("prediction", "velocity") != "velocity":
         raise ValueError(f"{source}: the original knows velocities on the path ConditionalOT only, not {path}")
@@ -221,5 +202,5 @@ def _from_checkpoint(source: Path, target: Path) -> dict[str, Any]:
         "source": str(source),
         "target": [str(target)],
         "tensors": len(net.state_dict()),
-        "notes": ["averaged (EMA) weights"] if averaged else [],
+        "notes": ["averaged (EMA) weights"] if ours.averaged else [],
     }

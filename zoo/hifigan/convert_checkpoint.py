@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
@@ -43,7 +42,7 @@ from zoo.hifigan.convert_training import (
 )
 from zoo.hifigan.generator import Generator
 from zoo.training.build import build
-from zoo.training.checkpoint_files import load_checkpoint, save_checkpoint
+from zoo.training.converted import read_ours, write_converted
 from zoo.training.export import write_export
 from zoo.training.loop_state import loop_state
 
@@ -141,19 +140,9 @@ def to_ours(source: Path, target: Path) -> dict[str, Any]:
     arguments["discriminators"].update(discriminator_specs(state, source))
     notes = [f"config: {key} has no counterpart" for key in unmapped]
     training, note = _training_state(original, state, arguments["scheduler_g"]["init_args"]["gamma"])
-    checkpoint = {
-        "state_dict": state,
-        "optimizer_states": [],
-        "lr_schedulers": [],
-        "epoch": original.training.get("epoch", 0),
-        "global_step": batches,
-        "pytorch-lightning_version": version("lightning"),
-        "loops": loop_state(batches, max(original.training.get("epoch", 0), 0)),
-        "zoo": specs,
-        **training,
-    }
-    target.parent.mkdir(parents=True, exist_ok=True)
-    save_checkpoint(checkpoint, target)
+    epoch = original.training.get("epoch", 0)
+    training = {"loops": loop_state(batches, max(epoch, 0)), **training}
+    write_converted(target, specs, state, batches, epoch, training)
     return {**facts, "tensors": len(state), "notes": notes + ([note] if note else [])}
 
 
@@ -182,12 +171,8 @@ def _training_state(original: Original, state: dict[str, Tensor], gamma: float) 
 
 def from_checkpoint(source: Path, folder: Path) -> dict[str, Any]:
     """Write a checkpoint of ours as original files into a folder; see `convert`."""
-    checkpoint = load_checkpoint(source)
-    specs, state = checkpoint.get("zoo"), checkpoint.get("state_dict", {})
-    if not specs or specs.get("inference") != INFERENCE:
-        raise ValueError(
-            f"{source} is no HiFi-GAN checkpoint of the zoo (its `zoo` entry says {specs and list(specs)})"
-        )
+    checkpoint, specs, *_ = read_ours(source, INFERENCE)
+    state = checkpoint["state_dict"]
     generator = Generator(**_generator_arguments(specs, source))
     parts = {
         name: {key.removeprefix(f"{name}."): value for key, value in state.items() if key.startswith(f"{name}.")}

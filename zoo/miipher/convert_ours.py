@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from zoo.miipher.convert_files import Original, read
 from zoo.miipher.convert_training import our_training
 from zoo.miipher.convert_vocoder import SAMPLE_RATE, Vocoder, build_vocoder, front_arguments, listed, settings_of
 from zoo.training import frozen
-from zoo.training.checkpoint_files import save_checkpoint
+from zoo.training.converted import write_converted
 from zoo.training.export import write_export
 from zoo.training.loop_state import loop_state
 
@@ -109,7 +108,7 @@ def _write_checkpoint(
     original: Original, built: Built | None, parts: dict[str, Any], target: Path, notes: list[str]
 ) -> int:
     state: dict[str, Tensor] = {}
-    training: dict[str, Any] = {"optimizer_states": [], "lr_schedulers": []}
+    training: dict[str, Any] = {}
     step = original.step or 0
     if built is not None:
         modules = frozen.frozen_modules({"encoder": built.cleaner})
@@ -129,18 +128,10 @@ def _write_checkpoint(
         notes += more
     else:
         training["loops"] = loop_state(step, 0)
-    checkpoint = {
-        "state_dict": state,
-        "epoch": 0,
-        "global_step": step,
-        "pytorch-lightning_version": version("lightning"),
-        "zoo": _specs(original, built, parts),
-        **training,
-    }
-    target.parent.mkdir(parents=True, exist_ok=True)
     if built is not None:
+        target.parent.mkdir(parents=True, exist_ok=True)
         frozen.save_copies(modules, training["frozen"], target.parent)
-    save_checkpoint(checkpoint, target)
+    write_converted(target, _specs(original, built, parts), state, step, training=training)
     return len(state)
 
 
