@@ -95,7 +95,7 @@ def test_runs_of_something_else_are_refused(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     with pytest.raises(ValueError, match="shuffle_episodes is False, expected True here"):
         gather_demo([run], [run])
-    with pytest.raises(ValueError, match="shuffle_episodes is True, expected False here"):
+    with pytest.raises(ValueError, match="mix_tasks is True, expected False here"):
         gather_demo([run], [make_run(tmp_path / "both", shuffle_episodes=True, mix_tasks=True)])
     with pytest.raises(ValueError, match=r"was trained in .* expected .*'grid_size': 9"):
         gather_demo_9x9([run])
