@@ -261,7 +261,7 @@ def _keep(
             place = arm.facts[0]["episodes"] + 1
             colour = lines[label].get_color()
             figure.axes[0].plot(place, fmean(arm.after_gap()), "D", color=colour, label=f"{label}, after the gap")
-    figure.axes[0].legend()
+    plots.legend_beside(figure.axes[0])
     plots.save(figure, Path(run) / FOLDER / PICTURE)
     runs = {label: [facts["run"] for facts in arm.facts] for label, arm in arms.items()}
     curves = {label: arm.curves() for label, arm in arms.items()}

@@ -41,7 +41,7 @@ def curves(evaluations: Mapping[str, Facts], sources: Mapping[str, Sequence[floa
     Returns:
         The figure.
     """
-    figure, axes = _figure(7.0, 4.5)
+    figure, axes = _figure(8.5, 4.2)
     first = next(iter(evaluations.values()))
     for label, facts in evaluations.items():
         curve = facts["summary"]["curve"]
@@ -58,8 +58,13 @@ def curves(evaluations: Mapping[str, Facts], sources: Mapping[str, Sequence[floa
         axes.plot(range(1, len(explorer) + 1), explorer, color="0.5", linewidth=1, label="informed explorer")
     axes.axhline(baselines["random"], color="0.3", linestyle=":", linewidth=1, label="random")
     axes.set(xlabel="episode", ylabel="return", title=f"{first['env']['name']}, {_tasks(first)}")
-    axes.legend()
+    legend_beside(axes)
     return figure
+
+
+def legend_beside(axes: Axes) -> None:
+    """Put the legend where it hides no curve."""
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def running(evaluations: Mapping[str, Facts]) -> Figure:
