@@ -26,3 +26,8 @@ def shared() -> Path:
 def repository() -> Path:
     """The root of the checkout."""
     return REPOSITORY
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the documents, whose long tests would else keep one process busy after all others have ended."""
+    items.sort(key=lambda item: "/docs/" not in item.path.as_posix())
