@@ -34,7 +34,12 @@ def without_downloads(recipe: dict[str, Any]) -> dict[str, Any]:
     def small(value: Any) -> Any:
         if not isinstance(value, dict):
             return None
-        if value.get("init_args", {}).get("source"):
+        path, arguments = value.get("class_path"), value.get("init_args", {})
+        if path == "zoo.ci_llm.backbone.Backbone" and arguments.get("source"):
+            config = {"model_type": "llama", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+            config |= {"num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 300}
+            return {"init_args": {"source": None, "quantization": "none", "config": config}}
+        if path == "zoo.miipher.backbone.Backbone" and arguments.get("source"):
             layers = value["init_args"]["layer"]
             config = {"model_type": "hubert", "hidden_size": width, "num_attention_heads": 4, "intermediate_size": 8}
             config |= {"num_hidden_layers": layers, "conv_dim": [8] * 7, "num_conv_pos_embedding_groups": 4}

@@ -30,7 +30,12 @@ COMPRESSED_AD = [
     "--config", str(REPOSITORY / "configs" / "compressed_ad" / "smoke.yaml"), *TOY_ARGS, "--trainer.max_steps=24",
     "--checkpoints.every_n_batches=5", "--trainer.log_every_n_steps=1", "--trainer.val_check_interval=6",
 ]  # fmt: skip
+CI_LLM = [
+    "--config", str(REPOSITORY / "configs" / "ci_llm" / "smoke.yaml"), *TOY_ARGS, "--trainer.max_steps=24",
+    "--checkpoints.every_n_batches=5", "--trainer.log_every_n_steps=1", "--trainer.val_check_interval=6",
+]  # fmt: skip
 KEYS = {
+    "ci_llm": "train/loss",
     "toy": "train/loss",
     "hifigan": "train/g/mel",
     "adapter": "train/loss",
@@ -50,6 +55,8 @@ def arguments(system: str, workers: int) -> list[str]:
         args = FLOW
     elif system == "compressed_ad":
         args = COMPRESSED_AD
+    elif system == "ci_llm":
+        args = CI_LLM
     else:
         args = ["--config", str(REPOSITORY / "configs" / "miipher" / f"smoke_{system}.yaml"), *MIIPHER]
     return [*args, f"--data.init_args.num_workers={workers}"]
@@ -93,6 +100,7 @@ def assert_equal_runs(run: Path, whole: Path, key: str) -> None:
         ("finetune", 17, 0),
         ("flow", 19, 2),
         ("compressed_ad", 13, 2),
+        ("ci_llm", 12, 2),
     ],
 )
 def test_resumed_run_equals_uninterrupted(

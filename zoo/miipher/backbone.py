@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.miipher.families import FAMILIES, SAMPLE_RATE, Family, WaveformFamily, model_class, valid
-from zoo.training.frozen import FrozenModule
+from zoo.training.frozen import FrozenModule, newest_backbone
 
 FamilyName = Literal["auto", "hubert", "wavlm", "wav2vec2", "wav2vec2-bert", "gemma3n_audio", "wavlm_as_hubert"]
 
@@ -167,21 +167,6 @@ class Backbone(FrozenModule):
         }
         with _quiet():
             self.model.save_pretrained(folder, state_dict=state)
-
-
-def newest_backbone(source: str) -> str:
-    """The folder that a source means: itself, or the newest `backbone/` below a folder of runs."""
-    folder = Path(source)
-    if not folder.is_dir():
-        if source.startswith((".", "/", "runs/")):
-            raise FileNotFoundError(f"backbone: no folder {source}; train one with configs/miipher/demo_backbone.yaml")
-        return source
-    if (folder / "config.json").is_file():
-        return source
-    found = sorted(folder.rglob("backbone/config.json"), key=lambda path: path.stat().st_mtime)
-    if not found:
-        raise FileNotFoundError(f"backbone: neither {source} nor a run below it holds a transformers folder")
-    return str(found[-1].parent)
 
 
 def _configuration(source: str | None, revision: str | None, config: dict[str, Any] | None) -> Any:

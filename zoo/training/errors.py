@@ -25,6 +25,7 @@ TORCH_WRITE_FAILED = ("inline_container", "pytorchstreamwriter")
 # Config keys that lower the need for memory, most effective first, and what to do with them.
 MEMORY_KEYS = (
     ("data.init_args.batch_size", "halve it"),
+    ("data.init_args.max_length", "lower it"),
     ("model.init_args.accumulate", "raise it: splits each batch, same result"),
     ("trainer.accumulate_grad_batches", "raise it when the batch is halved"),
     ("trainer.precision", "bf16-mixed"),

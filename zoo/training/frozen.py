@@ -80,6 +80,31 @@ class FrozenModule(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
+def newest_backbone(source: str) -> str:
+    """What a source in transformers' layout means.
+
+    Args:
+        source: hub id, a folder in that layout, or a folder of runs that wrote some.
+
+    Returns:
+        The id or folder itself, or the newest `backbone/` below the folder of runs.
+
+    Raises:
+        FileNotFoundError: when there is no such folder, or it holds no backbone.
+    """
+    folder = Path(source)
+    if not folder.is_dir():
+        if source.startswith((".", "/", "runs/")):
+            raise FileNotFoundError(f"backbone: no folder {source}; a demo_backbone recipe trains one")
+        return source
+    if (folder / "config.json").is_file():
+        return source
+    found = sorted(folder.rglob("backbone/config.json"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise FileNotFoundError(f"backbone: neither {source} nor a run below it holds config.json")
+    return str(found[-1].parent)
+
+
 def state_digest(state: Mapping[str, torch.Tensor]) -> str:
     """sha256 of names, types, shapes and values, tensor by tensor."""
     digest = hashlib.sha256()

@@ -1,0 +1,75 @@
+"""Tasks and trainers for the tests of training."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch.utils.data import DataLoader
+
+from tests.ci_llm import crowd_parts
+from zoo.ci_llm.pretrain import LearningBackbone, PretrainTask
+from zoo.ci_llm.task import CrowdTask
+from zoo.ci_llm.tokenizers import ByteTokenizer, Tokenizer
+
+SGD = partial(torch.optim.SGD, lr=0.1)
+COUNTS = (5, 2, 1, 4)  # labelled tokens of the texts
+BYTES = {"model_type": "llama", **crowd_parts.CONFIGS["llama"], "vocab_size": 259}
+
+
+class Forty(Tokenizer):
+    """A tokenizer that claims the 40 tokens of the small backbones."""
+
+    vocab_size = 40
+
+
+def texts(count: int = 4, length: int = 8, seed: int = 0) -> dict[str, torch.Tensor]:
+    """A batch whose texts have different numbers of labels and of padding."""
+    ids = torch.randint(3, 40, (count, length), generator=torch.Generator().manual_seed(seed))
+    index = torch.arange(length)
+    ends = torch.tensor([length - i % 3 for i in range(count)])[:, None]
+    first = ends - torch.tensor([COUNTS[(i + seed) % 4] for i in range(count)])[:, None]
+    mask = (index < ends).long()
+    labels = torch.where((index >= first) & (index < ends), ids, -100)
+    return {"input_ids": ids * mask, "attention_mask": mask, "labels": labels}
+
+
+def rows(batch: dict[str, torch.Tensor], *numbers: int) -> dict[str, torch.Tensor]:
+    return {key: value[list(numbers)] for key, value in batch.items()}
+
+
+def task(crowd: Any = None, **arguments: Any) -> CrowdTask:
+    """A task with plain gradient descent."""
+    settings = {"optimizer": SGD, "tokenizer": Forty(), **arguments}
+    return CrowdTask(crowd if crowd is not None else crowd_parts.crowd(), **settings)
+
+
+def byte_task(count: int = 2, **arguments: Any) -> CrowdTask:
+    """A task on bytes, whose crowd can read and write texts."""
+    crowd = crowd_parts.crowd(count=count, backbone={"config": {**BYTES, "max_position_embeddings": 64}})
+    return task(crowd, tokenizer=ByteTokenizer(), **{"template": "{prompt}", "max_new_tokens": 8, **arguments})
+
+
+def pretrain_task(**arguments: Any) -> PretrainTask:
+    backbone = LearningBackbone({**BYTES, "max_position_embeddings": 64})
+    settings = {"optimizer": partial(torch.optim.SGD, lr=0.5), "tokenizer": ByteTokenizer(), "template": "{prompt}"}
+    return PretrainTask(backbone, **{**settings, "max_new_tokens": 8, **arguments})
+
+
+def trainer(folder: Path, **arguments: Any) -> L.Trainer:
+    settings: dict[str, Any] = dict(
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, default_root_dir=folder,
+    )  # fmt: skip
+    return L.Trainer(**{**settings, **arguments})
+
+
+def loader(batches: list[dict[str, torch.Tensor]]) -> DataLoader:
+    return DataLoader(batches, batch_size=None)
+
+
+def weights(module: L.LightningModule) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in module.crowd.agents.named_parameters()}

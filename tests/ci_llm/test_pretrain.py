@@ -1,0 +1,73 @@
+"""A language model from nothing: what is learnt, what is written, what it says."""
+
+import pytest
+import torch
+
+from tests.ci_llm.task_parts import loader, pretrain_task, rows, texts, trainer
+from zoo.ci_llm.backbone import Backbone
+from zoo.ci_llm.losses import losses
+from zoo.ci_llm.tokenizers import PretrainedTokenizer
+
+
+def test_the_whole_model_trains_and_is_saved(tmp_path):
+    made = pretrain_task()
+    before = {key: value.clone() for key, value in made.state_dict().items()}
+    run = trainer(tmp_path, max_steps=2)
+    run.fit(made, loader([texts(), texts(seed=1)]))
+    assert all(not torch.equal(value, before[key]) for key, value in made.state_dict().items())
+    run.save_checkpoint(tmp_path / "a.ckpt", weights_only=False)
+    saved = torch.load(tmp_path / "a.ckpt", weights_only=True)
+    assert saved["state_dict"].keys() == before.keys() and not saved.get("frozen")
+    assert made.backbone.training
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_prompts_are_learnt_or_not(whole):
+    made = pretrain_task(whole_text=whole)
+    made.log_terms = lambda *args, **kwargs: None
+    batch = texts()
+    logits = made.backbone(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    labels = batch["labels"]
+    if whole:
+        labels = torch.where(batch["attention_mask"] == 1, batch["input_ids"], -100)
+    torch.testing.assert_close(made.training_step(batch, 0), losses(logits[None], labels)[0])
+    score, count = made.evaluate(batch, 0, "val")
+    torch.testing.assert_close(score["loss"], losses(logits[None], batch["labels"])[0])
+    assert count == 12 and 0 <= score["accuracy"] <= 1
+    nothing = {**batch, "labels": torch.full_like(labels, -100)}
+    assert made.evaluate(nothing, 0, "val") == ({}, 0)
+
+
+def test_packed_texts_do_not_see_each_other():
+    made = pretrain_task()
+    single = texts(2)
+    lengths = single["attention_mask"].sum(1).tolist()
+    packed = {
+        key: torch.cat([value[i, :length] for i, length in enumerate(lengths)])[None] for key, value in single.items()
+    }
+    packed["segment_ids"] = torch.repeat_interleave(torch.tensor([1, 2]), torch.tensor(lengths))[None]
+    ours, theirs = made._logits(packed)[0], made._logits(rows(single, 1))[0, : lengths[1]]
+    torch.testing.assert_close(ours[lengths[0] :], theirs)
+
+
+def test_a_validation_writes_a_backbone_that_agents_can_use(tmp_path):
+    made = pretrain_task()
+    trainer(tmp_path, max_steps=2, val_check_interval=2, num_sanity_val_steps=0).fit(
+        made, loader([texts(), texts(seed=1)]), loader([texts(seed=2)])
+    )
+    folder = str(tmp_path / "backbone")
+    backbone = Backbone(source=folder)
+    for key, value in made.backbone.model.state_dict().items():
+        assert torch.equal(backbone.model.state_dict()[key], value)
+    assert PretrainedTokenizer(folder).encode("abc") == made.tokenizer.encode("abc")
+
+
+def test_it_answers_and_stays_as_it_is():
+    made = pretrain_task()
+    speaker = made.inference()
+    (answer,) = speaker(["2 + 3"])
+    ids = torch.tensor([[1, *made.tokenizer.encode("2 + 3")]])
+    with torch.no_grad():
+        greedy = made.backbone.model.generate(ids, max_new_tokens=8, do_sample=False)[0, ids.shape[1] :]
+    assert answer == made.tokenizer.decode(greedy.tolist()).strip()
+    assert "by 1 agents" in speaker.dry_run()

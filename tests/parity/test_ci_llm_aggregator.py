@@ -1,0 +1,50 @@
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from zoo.ci_llm.aggregator import Dirichlet, Mean, aggregate, mixture
+
+pytestmark = pytest.mark.shared
+ALPHAS = ["0.5", "1.0"]
+SEED = 11
+
+
+@pytest.fixture(scope="module")
+def io(shared: Path) -> dict[str, torch.Tensor]:
+    return load_file(shared / "golden" / "ci_llm" / "io.safetensors")
+
+
+@pytest.fixture(scope="module")
+def logits(io) -> torch.Tensor:
+    return io["left.agent_logits"][:, :, -1]
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, atol=0, rtol=2e-6)
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_equal_weights(io, logits, alpha):
+    close(Mean()(logits), io[f"agg.uniform.alpha{alpha}"])
+
+
+def test_from_probabilities(io, logits):
+    assert torch.equal(mixture(logits.softmax(-1), torch.full((3,), 1 / 3)), io["agg.from_probs.uniform"])
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_drawn_weights(io, logits, alpha):
+    rule = Dirichlet(float(alpha))
+    torch.manual_seed(2000 + SEED)
+    close(rule.start(3, 4).exp(), io[f"agg.weights.alpha{alpha}"])
+    torch.manual_seed(2000 + SEED)
+    close(rule(logits), io[f"agg.sampled.alpha{alpha}"])
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_given_weights(io, logits, alpha):
+    weights, expected = io[f"agg.weights.alpha{alpha}"], io[f"agg.sampled.alpha{alpha}"]
+    assert torch.equal(mixture(logits.softmax(-1), weights), expected)
+    close(aggregate(logits, weights.log()).exp(), expected)

@@ -1,0 +1,99 @@
+"""The crowd against the original: logits, hidden states, losses, and the gradients of every agent in every mode."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from zoo.ci_llm.agents import Agents
+from zoo.ci_llm.backbone import Backbone
+from zoo.ci_llm.crowd import Crowd, CrowdOutput
+from zoo.ci_llm.losses import losses
+
+pytestmark = pytest.mark.shared
+
+SIDES = ["right", "left"]
+MODES = [("batched", None), ("sequential", None), ("chunked", 2), ("chunked", 1)]
+
+
+@pytest.fixture(scope="module")
+def folder(shared: Path) -> Path:
+    return shared / "golden" / "ci_llm"
+
+
+@pytest.fixture(scope="module")
+def golden(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / "io.safetensors")
+
+
+@pytest.fixture(scope="module")
+def scalars(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "scalars.json").read_text())
+
+
+def built(folder: Path, mode: Any = "batched", chunk: int | None = None, **backbone: Any) -> Crowd:
+    agents = Agents(3, rank=4, alpha=8, dropout=0.0)
+    crowd = Crowd(Backbone(source=str(folder / "backbone"), **backbone), agents, mode, chunk)
+    for agent in range(3):
+        agents.load_adapter(agent, load_file(folder / f"peft_adapters/agent{agent}/adapter_model.safetensors"))
+    return crowd
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.parametrize("side", SIDES)
+def test_logits_hidden_states_and_losses(folder, golden, scalars, side, mode, attention):
+    crowd = built(folder, *mode, attention=attention)
+    ids, mask, labels = (golden[f"{side}.{name}"] for name in ("input_ids", "attention_mask", "labels"))
+    real = mask.bool()
+    with torch.no_grad():
+        output = crowd.outputs(ids, mask, hidden=True)
+        with crowd.without_agents():
+            base = crowd(ids, mask)[0]
+    assert output.hidden is not None
+    for ours, theirs in (
+        (output.logits[:, real], golden[f"{side}.agent_logits"][:, real]),
+        (output.hidden[:, real], golden[f"{side}.agent_last_hidden"][:, real]),
+        (base[real], golden[f"{side}.base_logits"][real]),
+    ):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
+    for shift, name in ((True, "shifted"), (False, "original_unshifted")):
+        expected = torch.tensor(scalars[f"{side}.agent_loss_{name}"])
+        torch.testing.assert_close(losses(output.logits, labels, shift=shift), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("checkpointing", [True, False])
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_gradients_of_every_agent(folder, golden, scalars, mode, checkpointing):
+    crowd = built(folder, *mode, gradient_checkpointing=checkpointing)
+    ids, mask, labels = (golden[f"right.{name}"] for name in ("input_ids", "attention_mask", "labels"))
+    last = mask.sum(1) - 1
+
+    def represent(output: CrowdOutput, agents: range) -> Tensor:
+        assert output.hidden is not None
+        return output.hidden[:, torch.arange(len(last)), last]
+
+    def penalty(points: Tensor) -> Tensor:
+        values = [
+            (((points[i] @ along).sort(0).values - (points[j] @ along).sort(0).values) ** 2).mean()
+            for (i, j), along in zip(scalars["swd.pair_order"], golden["swd.projections_per_pair"], strict=True)
+        ]
+        return -scalars["lambda_sw"] * torch.stack(values).mean()
+
+    loss = crowd.objective(ids, mask, lambda logits, agents: losses(logits, labels), represent, penalty, hidden=True)
+    assert loss.total.item() == pytest.approx(scalars["correct.right.total"], abs=1e-5)
+    assert loss.losses.mean().item() == pytest.approx(scalars["correct.right.task"], abs=1e-5)
+    loss.total.backward()
+    gradients = {k: p.grad for k, p in crowd.agents.adapters.named_parameters()}
+    expected = load_file(folder / "grads_correct_right.safetensors")
+    assert len(expected) == 3 * len(gradients)
+    for key, value in expected.items():
+        agent, name = key.removeprefix("agent").split(".base_model.model.")
+        ours = gradients[name.removesuffix(".weight")][int(agent)]
+        assert (ours - value).norm() <= 1e-4 * value.norm(), key

@@ -1,0 +1,69 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from zoo.ci_llm.distances import pairwise_sliced_wasserstein, random_directions
+from zoo.ci_llm.diversity import Diversity, representations, sliced_wasserstein
+
+pytestmark = pytest.mark.shared
+STRATEGIES = ["last_token", "mean_pool", "first_token"]
+
+
+@pytest.fixture(scope="module")
+def folder(shared: Path) -> Path:
+    return shared / "golden" / "ci_llm"
+
+
+@pytest.fixture(scope="module")
+def io(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "io.safetensors")
+
+
+@pytest.fixture(scope="module")
+def scalars(folder: Path) -> dict:
+    return json.loads((folder / "scalars.json").read_text())
+
+
+@pytest.mark.parametrize("mask", [True, False], ids=["masked", "original"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_representations(io, side, strategy, mask):
+    hidden, attention = io[f"{side}.agent_last_hidden"], io[f"{side}.attention_mask"]
+    expected = io[f"{side}.repr_{'masked' if mask else 'original'}.{strategy}"]
+    found = representations(hidden, attention, None, strategy, mask)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+
+
+def test_directions_are_drawn_as_by_the_original(io, scalars):
+    torch.manual_seed(1000 + scalars["seed"])
+    found = random_directions(32, scalars["swd_num_projections"], pairs=3)
+    assert torch.equal(found, io["swd.projections_per_pair"])
+    assert scalars["swd.pair_order"] == torch.combinations(torch.arange(3)).tolist()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_distance_of_the_original(io, scalars, side, strategy):
+    clouds = io[f"{side}.repr_original.{strategy}"]
+    expected = scalars[f"{side}.swd_original.{strategy}"]
+    assert sliced_wasserstein(clouds, directions=io["swd.projections_per_pair"]).item() == pytest.approx(expected, 1e-5)
+    torch.manual_seed(1000 + scalars["seed"])
+    assert sliced_wasserstein(clouds, 64, shared=False).item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_each_pair(io, scalars, side):
+    found = pairwise_sliced_wasserstein(io[f"{side}.repr_original.last_token"], io["swd.projections_per_pair"])
+    assert found.tolist() == pytest.approx(scalars[f"{side}.swd_original.last_token.per_pair"], rel=1e-5)
+
+
+def test_masked_distance_and_its_part_of_the_total(io, scalars):
+    term = Diversity(weight=scalars["lambda_sw"])
+    points = term.represent(io["right.agent_logits"], io["right.agent_last_hidden"], io["right.attention_mask"])
+    value = sliced_wasserstein(points, directions=io["swd.projections_per_pair"])
+    assert value.item() == pytest.approx(scalars["correct.right.swd_masked_last_token"], rel=1e-5)
+    total = scalars["correct.right.task"] + term.loss(value).item()
+    assert total == pytest.approx(scalars["correct.right.total"], abs=1e-6)

@@ -1,0 +1,74 @@
+"""Answers to word problems: found in a text, compared as numbers, and voted on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import NamedTuple
+
+# a minus behind a word or a bracket takes away; a comma counts only between thousands
+_NUMBER = r"(?:(?<![\w)])-)?\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?"
+_MARKED = re.compile(rf"####\s*({_NUMBER})")
+_ANY = re.compile(_NUMBER)
+
+
+class Election(NamedTuple):
+    """The outcome of a vote.
+
+    Attributes:
+        answer: the winner; None when nobody gave an answer.
+        agreement: its part of all voters, in [0, 1]; those without answer count as voters.
+        winner: index of the first voter for it; 0 when nobody gave an answer.
+    """
+
+    answer: Decimal | None
+    agreement: float
+    winner: int
+
+
+def strict_answer(text: str) -> Decimal | None:
+    """The number behind the first `####`, as GSM8K marks its answers; None where there is none."""
+    found = _MARKED.search(text)
+    return _number(found[1]) if found else None
+
+
+def flexible_answer(text: str) -> Decimal | None:
+    """The last number in a text; None where there is none."""
+    found = _ANY.findall(text)
+    return _number(found[-1]) if found else None
+
+
+def _number(text: str) -> Decimal:
+    return Decimal(text.replace(",", "").replace("$", ""))
+
+
+def same_answer(found: Decimal | None, gold: Decimal | None) -> bool:
+    """Whether an answer was found and equals the right one as a number; no answer is never right."""
+    return found is not None and found == gold
+
+
+def vote(answers: Sequence[Decimal | None]) -> Election:
+    """The answer that most gave; of equals the one given first.
+
+    Args:
+        answers: one per voter, None where a text held none.
+
+    Returns:
+        Winner and agreement.
+
+    Raises:
+        ValueError: when there are no voters.
+
+    Source: Wang et al., "Self-Consistency Improves Chain of Thought Reasoning in Language Models" (2023), section 2.
+    """
+    if not answers:
+        raise ValueError("a vote needs at least one answer, found none")
+    counts: dict[Decimal, int] = {}
+    for answer in answers:
+        if answer is not None:
+            counts[answer] = counts.get(answer, 0) + 1
+    if not counts:
+        return Election(None, 0.0, 0)
+    winner = max(counts, key=lambda answer: counts[answer])
+    return Election(winner, counts[winner] / len(answers), list(answers).index(winner))

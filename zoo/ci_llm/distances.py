@@ -1,0 +1,128 @@
+"""Distances between agents: sliced Wasserstein distance of clouds of points, divergences of predictions."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def random_directions(
+    dims: int, projections: int, generator: torch.Generator | None = None, pairs: int | None = None
+) -> Tensor:
+    """Unit vectors, evenly spread over all directions.
+
+    Args:
+        dims: D, of the space.
+        projections: n, how many.
+        generator: on the CPU; the global one by default.
+        pairs: P sets are drawn one after the other, as the original does for its P pairs; one set by default.
+
+    Returns:
+        (D, n), or (P, D, n), float32 on the CPU, columns of length 1.
+    """
+    if pairs is not None:
+        return torch.stack([random_directions(dims, projections, generator) for _ in range(pairs)])
+    drawn = torch.randn(dims, projections, generator=generator)
+    return drawn / drawn.norm(dim=0, keepdim=True)
+
+
+def pairwise_sliced_wasserstein(representations: Tensor, directions: Tensor) -> Tensor:
+    """Squared sliced 2-Wasserstein distance of each pair of clouds, no root taken.
+
+    The clouds are compared as sets: which row of the batch a point belongs to does not count.
+
+    Args:
+        representations: K clouds (K, B, D).
+        directions: (D, n) for all pairs, or (P, D, n) with a set for each pair; columns of length 1.
+
+    Returns:
+        (P,), P = K (K - 1) / 2, float32; pairs (0, 1), (0, 2), ..., (K - 2, K - 1).
+
+    Raises:
+        ValueError: when the directions do not belong to the clouds.
+
+    Source: Bonneel et al., "Sliced and Radon Wasserstein Barycenters of Measures" (2015), section 3.
+    """
+    count, _, dims = representations.shape
+    pairs = list(combinations(range(count), 2))
+    expected = (len(pairs), dims) if directions.dim() == 3 else (dims,)
+    if tuple(directions.shape[:-1]) != expected:
+        raise ValueError(
+            f"{count} clouds of {dims} dimensions need directions ({dims}, n) or ({len(pairs)}, {dims}, n), "
+            f"found {tuple(directions.shape)}"
+        )
+    if not pairs:
+        return representations.new_zeros(0, dtype=torch.float32)
+    first, second = (list(side) for side in zip(*pairs, strict=True))
+    clouds = representations.float()
+    directions = directions.to(clouds)
+    if directions.dim() == 3:
+        ends = [(clouds[side] @ directions).sort(dim=1).values for side in (first, second)]
+    else:
+        ordered = (clouds @ directions).sort(dim=1).values
+        ends = [ordered[side] for side in (first, second)]
+    return (ends[0] - ends[1]).square().mean(dim=(1, 2))
+
+
+def sliced_wasserstein(
+    representations: Tensor,
+    projections: int = 64,
+    generator: torch.Generator | None = None,
+    directions: Tensor | None = None,
+    shared: bool = True,
+) -> Tensor:
+    """Mean over all pairs of agents of the squared sliced Wasserstein distance.
+
+    Args:
+        representations: K clouds (K, B, D).
+        projections: directions drawn.
+        generator: of the directions, on the CPU; the global one by default.
+        directions: given ones, (D, n) or (P, D, n), instead of drawn ones.
+        shared: draw one set for all pairs (K projections); otherwise one for each pair, as the original does.
+
+    Returns:
+        A scalar, float32; 0 for a single agent.
+
+    Source: specification of the original, section 2.
+    """
+    count, _, dims = representations.shape
+    if count < 2:
+        return representations.new_zeros((), dtype=torch.float32)
+    if directions is None:
+        pairs = None if shared else count * (count - 1) // 2
+        directions = random_directions(dims, projections, generator, pairs)
+    return pairwise_sliced_wasserstein(representations, directions).mean()
+
+
+def pairwise_divergences(log_probs: Tensor, kind: Literal["js", "kl"]) -> Tensor:
+    """How differently each pair of agents predicts, position by position.
+
+    Args:
+        log_probs: log-probabilities (K, ..., V).
+        kind: Jensen-Shannon divergence (at most log 2), or the mean of the two Kullback-Leibler divergences; the mean
+            of the latter over pairs is the mean over ordered pairs.
+
+    Returns:
+        (P, ...), in nats, P = K (K - 1) / 2, pairs as in `pairwise_sliced_wasserstein`.
+
+    Source: Lin, "Divergence Measures Based on the Shannon Entropy" (1991), equations 2.1 and 4.1.
+    """
+    values = []
+    for i, j in combinations(range(len(log_probs)), 2):
+        p, q = log_probs[i].float(), log_probs[j].float()
+        if kind == "kl":
+            values.append((_divergence(p, q) + _divergence(q, p)) / 2)
+        else:
+            middle = torch.logaddexp(p, q) - math.log(2)
+            values.append((_divergence(p, middle) + _divergence(q, middle)) / 2)
+    return torch.stack(values) if values else log_probs.new_zeros(0, *log_probs.shape[1:-1])
+
+
+def _divergence(p: Tensor, q: Tensor) -> Tensor:
+    """Kullback-Leibler divergence of log-probabilities (..., V)."""
+    return F.kl_div(q, p, reduction="none", log_target=True).sum(-1)

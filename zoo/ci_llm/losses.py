@@ -1,0 +1,76 @@
+"""The task loss of every agent: cross-entropy of the next token."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+IGNORED = -100  # label of positions that are not learned: prompt and padding
+
+
+def token_losses(logits: Tensor, labels: Tensor, shift: bool = True) -> Tensor:
+    """Cross-entropy of each labelled token.
+
+    Args:
+        logits: (K, B, T, V), any float type; computed in float32.
+        labels: (B, T), or (K, B, T) where the agents have texts of their own; int64, -100 for what is not learned.
+        shift: let position t foretell label t + 1. Without, label t, as the original does by mistake.
+
+    Returns:
+        (K, B, T) float32, at the position that foretells; zero where there is no label.
+
+    Raises:
+        ValueError: when the shapes do not fit.
+    """
+    if labels.shape not in (logits.shape[1:3], logits.shape[:3]):
+        raise ValueError(
+            f"labels have shape {tuple(labels.shape)}, expected {tuple(logits.shape[1:3])} or "
+            f"{tuple(logits.shape[:3])} for logits {tuple(logits.shape)}"
+        )
+    goals = learned(labels, shift).expand(logits.shape[:3])
+    flat = F.cross_entropy(logits.flatten(0, 2).float(), goals.reshape(-1), ignore_index=IGNORED, reduction="none")
+    return flat.view(goals.shape)
+
+
+def learned(labels: Tensor, shift: bool = True) -> Tensor:
+    """The label that each position foretells, -100 where none: (..., T) as given.
+
+    Args:
+        labels: (..., T) int64.
+        shift: as in `token_losses`.
+    """
+    return F.pad(labels[..., 1:], (0, 1), value=IGNORED) if shift else labels
+
+
+def losses(logits: Tensor, labels: Tensor, normaliser: Tensor | float | None = None, shift: bool = True) -> Tensor:
+    """Mean cross-entropy of each agent over its labelled tokens.
+
+    Args:
+        logits: (K, B, T, V).
+        labels: (B, T) or (K, B, T).
+        normaliser: divide the sum by this instead of the number of labelled tokens: a number, or (K,). With
+            accumulation or several ranks, labelled tokens of the whole step divided by the number of micro-batches.
+        shift: as in `token_losses`.
+
+    Returns:
+        (K,) float32; 0 where an agent has no labelled token.
+    """
+    if normaliser is None:
+        counts = (learned(labels, shift) != IGNORED).sum((-2, -1))
+        normaliser = counts.clamp(min=1)
+    return token_losses(logits, labels, shift).sum((1, 2)) / normaliser
+
+
+def sequence_losses(logits: Tensor, labels: Tensor, shift: bool = True) -> Tensor:
+    """Mean cross-entropy of each agent over the labelled tokens of each text.
+
+    Args:
+        logits: (K, B, T, V).
+        labels: (B, T) or (K, B, T).
+        shift: as in `token_losses`.
+
+    Returns:
+        (K, B) float32; 0 for a text without labels.
+    """
+    counts = (learned(labels, shift) != IGNORED).sum(-1)
+    return token_losses(logits, labels, shift).sum(-1) / counts.clamp(min=1)

@@ -1,0 +1,107 @@
+"""What a crowd is trained on: the agents' losses on a batch, and the diversity term that ties them together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zoo.ci_llm.crowd import Crowd, CrowdLoss, CrowdOutput
+from zoo.ci_llm.diversity import Diversity
+from zoo.ci_llm.losses import IGNORED, learned, losses
+from zoo.ci_llm.positions import packed
+
+Batch = Mapping[str, Tensor]
+
+
+def attended(batch: Batch) -> tuple[Tensor, dict[str, Any]]:
+    """Attention mask of a batch and, where its rows hold several texts, positions: arguments of `Crowd.outputs`.
+
+    Args:
+        batch: `attention_mask` and, packed, `segment_ids`, (B, T) or (K, B, T).
+    """
+    segments = batch.get("segment_ids")
+    if segments is None:
+        return batch["attention_mask"], {}
+    mask, position_ids = packed(segments.flatten(0, -2))
+    return mask.view(*segments.shape[:-1], *mask.shape[1:]), {"position_ids": position_ids.view_as(segments)}
+
+
+def label_count(labels: Tensor, agents: int, shift: bool = True) -> Tensor:
+    """Labelled tokens of an agent, a float32 scalar; their mean where the agents have texts of their own.
+
+    Args:
+        labels: (B, T) or (K, B, T).
+        agents: K.
+        shift: as in `zoo.ci_llm.losses.token_losses`.
+    """
+    count = (learned(labels, shift) != IGNORED).sum().float()
+    return count / agents if labels.ndim == 3 else count
+
+
+class Objective:
+    """Task losses and diversity term of one batch, in the pieces that `Crowd.objective` asks for.
+
+    Args:
+        batch: `input_ids`, `attention_mask` and `labels`, (B, T) or (K, B, T); packed also `segment_ids`.
+        diversity: the term; None or weight 0 for none.
+        step: number of the optimizer step, of which directions and warm-up depend.
+        normaliser: what the losses are divided by, see `zoo.ci_llm.losses.losses`.
+        share: factor on the diversity term, for batches that are a part of a step.
+        shift: as in `zoo.ci_llm.losses.token_losses`.
+
+    Attributes:
+        value: R, what the diversity term measured; None without one.
+    """
+
+    def __init__(
+        self,
+        batch: Batch,
+        diversity: Diversity | None = None,
+        step: int = 0,
+        normaliser: Tensor | None = None,
+        share: Tensor | float = 1.0,
+        shift: bool = True,
+    ) -> None:
+        self.batch = batch
+        self.diversity = diversity if diversity is not None and diversity.enabled else None
+        self.step, self.normaliser, self.share, self.shift = step, normaliser, share, shift
+        self.value: Tensor | None = None
+
+    def of(self, crowd: Crowd, grad_scale: float = 1.0) -> CrowdLoss:
+        """Compute it; arguments and gradients as in `Crowd.objective`."""
+        mask, request = attended(self.batch)
+        ids = self.batch["input_ids"]
+        if self.diversity is None:
+            return crowd.objective(ids, mask, self._losses, grad_scale=grad_scale, **request)
+        more: dict[str, Any] = {"hidden": self.diversity.needs_hidden, "layer": self.diversity.layer, **request}
+        return crowd.objective(ids, mask, self._losses, self._represent, self._penalty, grad_scale, **more)
+
+    def _losses(self, logits: Tensor, members: range) -> Tensor:
+        return losses(logits, self._of_members("labels", members), self.normaliser, self.shift)
+
+    def _represent(self, output: CrowdOutput, members: range) -> Tensor:
+        assert self.diversity is not None
+        mask, labels = (self._of_members(name, members) for name in ("attention_mask", "labels"))
+        return self.diversity.represent(output.logits, output.hidden, mask, labels)
+
+    def _penalty(self, points: Tensor) -> Tensor:
+        assert self.diversity is not None
+        value = self.diversity.value(points, self.step)
+        self.value = value.detach()
+        return self.share * self.diversity.loss(value, self.step)
+
+    def _of_members(self, name: str, members: range) -> Tensor:
+        values = self.batch[name]
+        return values[members.start : members.stop] if values.ndim == 3 else values
+
+
+def mean_over_ranks(value: Tensor) -> Tensor:
+    """Mean of a scalar over all processes; the scalar itself where there is one."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return value
+    total = value.clone()
+    torch.distributed.all_reduce(total)
+    return total / torch.distributed.get_world_size()

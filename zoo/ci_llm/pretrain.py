@@ -1,0 +1,152 @@
+"""A small language model trained from nothing, where no published one can be had as backbone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zoo.atomic import replacing
+from zoo.ci_llm.agents import Agents
+from zoo.ci_llm.backbone import Backbone
+from zoo.ci_llm.crowd import Crowd
+from zoo.ci_llm.losses import IGNORED, learned, losses
+from zoo.ci_llm.objective import Batch, attended
+from zoo.ci_llm.positions import positions
+from zoo.ci_llm.text_data import Template
+from zoo.ci_llm.tokenizers import Tokenizer
+from zoo.ci_llm.writer import Writer
+from zoo.training.lr_scaling import LrScaling
+from zoo.training.run import run_folder
+from zoo.training.task import SingleOptimizerTask
+from zoo.training.types import OptimizerCallable, SchedulerCallable
+
+FOLDER = "backbone"
+
+
+class LearningBackbone(Backbone):
+    """A causal LM of random weights, all of which train.
+
+    Args:
+        config: `model_type` and what else transformers' configuration takes.
+        seed: of the weights.
+        gradient_checkpointing: recompute the blocks' activations in the backward pass.
+    """
+
+    def __init__(self, config: dict[str, Any], seed: int = 0, gradient_checkpointing: bool = False) -> None:
+        super().__init__(config=config, seed=seed, gradient_checkpointing=gradient_checkpointing)
+        self.requires_grad_(True)
+        self.train()
+
+    def frozen_state(self) -> dict[str, Tensor]:
+        """Nothing."""
+        return {}
+
+
+class PretrainTask(SingleOptimizerTask):
+    """Trains a whole language model. After each validation it is written to `<run>/backbone`, ready as a `source`.
+
+    `val/loss` is the NLL of the answers, in nats per token, `val/accuracy` that of their likeliest tokens.
+
+    Args:
+        backbone: random weights; all of it trains.
+        tokenizer: of the texts; written beside the weights.
+        optimizer: of the whole.
+        scheduler: of the learning rate, counted in optimizer steps.
+        whole_text: learn prompts too, not answers alone.
+        template: what turns a prompt into the text that the model continues, with `{prompt}`; that of the data.
+        max_new_tokens: most tokens of an answer.
+        lr_scaling: of the rates with the effective batch.
+    """
+
+    inference_class = "zoo.ci_llm.pretrain.Speaker"
+    inference_parts = ("backbone", "tokenizer")
+    inference_options = ("template", "max_new_tokens")
+
+    def __init__(
+        self,
+        backbone: LearningBackbone,
+        tokenizer: Tokenizer,
+        optimizer: OptimizerCallable,
+        scheduler: SchedulerCallable | None = None,
+        whole_text: bool = True,
+        template: str = Template.prompt,
+        max_new_tokens: int = 128,
+        lr_scaling: LrScaling | None = None,
+    ) -> None:
+        super().__init__(optimizer, scheduler, lr_scaling=lr_scaling)
+        self.backbone = backbone
+        self.tokenizer = tokenizer
+        self.whole_text = whole_text
+        self.template = template
+        self.max_new_tokens = max_new_tokens
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Loss on a batch of `input_ids`, `attention_mask` and `labels` (B, T); packed also `segment_ids`."""
+        labels = batch["labels"]
+        if self.whole_text:
+            labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, IGNORED)
+        loss = losses(self._logits(batch)[None], labels)[0]
+        self.log_terms("train", {"loss": loss}, batch_size=len(labels))
+        return loss
+
+    def evaluate(self, batch: Batch, batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
+        """Score the answers of a batch."""
+        goals = learned(batch["labels"])
+        chosen = goals != IGNORED
+        logits, wanted = self._logits(batch)[chosen].float(), goals[chosen]
+        if not len(wanted):
+            return {}, 0
+        nll = torch.nn.functional.cross_entropy(logits, wanted)
+        return {"loss": nll, "accuracy": (logits.argmax(-1) == wanted).float().mean()}, len(wanted)
+
+    def on_validation_end(self) -> None:
+        """Write model and tokenizer in transformers' layout."""
+        if self.trainer.is_global_zero and self.trainer.state.fn == "fit" and not self.trainer.sanity_checking:
+            save_backbone(self.backbone, self.tokenizer, run_folder(self.trainer) / FOLDER)
+
+    def _logits(self, batch: Batch) -> Tensor:
+        mask, request = attended(batch)
+        position_ids = request.get("position_ids", positions(batch["attention_mask"]))
+        return self.backbone(
+            input_ids=batch["input_ids"], attention_mask=mask, position_ids=position_ids, use_cache=False
+        ).logits
+
+
+class Speaker(Writer):
+    """Lets a language model without agents answer prompts.
+
+    Args:
+        backbone: the model.
+        tokenizer: of its texts.
+        template: what turns a prompt into the text that the model continues, with `{prompt}`.
+        max_new_tokens: most tokens of an answer, >= 1.
+        targets: a linear layer of its blocks. One agent that adds nothing sits there, so that it is a crowd of one.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        tokenizer: Tokenizer,
+        template: str = Template.prompt,
+        max_new_tokens: int = 128,
+        targets: Sequence[str] = ("q_proj",),
+    ) -> None:
+        self.backbone = backbone
+        crowd = Crowd(backbone, Agents(1, rank=1, targets=tuple(targets))).to(next(backbone.parameters()).device)
+        super().__init__(crowd, tokenizer, template, max_new_tokens=max_new_tokens)
+
+    def _answers(self, rows: Sequence[Sequence[int]], numbers: Sequence[int]) -> list[str]:
+        with self.crowd.without_agents():
+            return super()._answers(rows, numbers)
+
+
+def save_backbone(backbone: Backbone, tokenizer: Tokenizer, folder: Path) -> None:
+    """Write a language model and its tokenizer in transformers' layout; the folder appears only when it is whole."""
+    with replacing(folder) as aside:
+        aside.mkdir()
+        backbone.save_source(aside)
+        tokenizer.save(aside)
