@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from functools import update_wrapper
+from functools import partial
 
-from zoo.ci_llm.benchmark import BENCHMARKS, Settings
-from zoo.training.benchmark import Finding, command
-
-
-def sized(benchmark: Callable[[Settings], Sequence[Finding]]) -> Callable[[bool], Sequence[Finding]]:
-    """Tell a benchmark whether to be quick."""
-    return update_wrapper(lambda quick: benchmark(Settings(quick)), benchmark)
-
+from zoo.ci_llm.benchmark import BENCHMARKS
+from zoo.lightning_cli import ZooCLI
+from zoo.training.benchmark import command
+from zoo.training.benchmark_settings import Settings, in_folders
 
 if __name__ == "__main__":
     try:
-        command("ci_llm", {name: sized(benchmark) for name, benchmark in BENCHMARKS.items()})
+        command("ci_llm", in_folders(BENCHMARKS, partial(Settings, partial(ZooCLI, "fit"))))
     except FileNotFoundError as error:  # no GSM8K
         sys.exit(f"ci_llm.py: {error}")

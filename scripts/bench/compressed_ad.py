@@ -2,30 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Sequence
-from functools import update_wrapper
-from pathlib import Path
+from functools import partial
 
-from zoo.compressed_ad.benchmark import BENCHMARKS, Settings
+from zoo.compressed_ad.benchmark import BENCHMARKS
 from zoo.lightning_cli import ZooCLI
-from zoo.training.benchmark import Finding, Fit, command
-
-
-def build_fit(args: list[str]) -> Fit:
-    """What `zoo fit` builds."""
-    return ZooCLI("fit", args)
-
-
-def in_a_folder(benchmark: Callable[[Settings], Sequence[Finding]]) -> Callable[[bool], Sequence[Finding]]:
-    """Give a benchmark a temporary folder."""
-
-    def measure(quick: bool) -> Sequence[Finding]:
-        with tempfile.TemporaryDirectory() as folder:
-            return benchmark(Settings(build_fit, Path(folder), quick))
-
-    return update_wrapper(measure, benchmark)
-
+from zoo.training.benchmark import command
+from zoo.training.benchmark_settings import Settings, in_folders
 
 if __name__ == "__main__":
-    command("compressed_ad", {name: in_a_folder(benchmark) for name, benchmark in BENCHMARKS.items()})
+    command("compressed_ad", in_folders(BENCHMARKS, partial(Settings, partial(ZooCLI, "fit"))))

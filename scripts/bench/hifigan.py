@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Sequence
-from functools import update_wrapper
-from pathlib import Path
+from functools import partial
 
-from zoo.hifigan.benchmark import BENCHMARKS, Settings
-from zoo.training.benchmark import Finding, Fit, command
+from zoo.hifigan.benchmark import BENCHMARKS
+from zoo.training.benchmark import Fit, command
+from zoo.training.benchmark_settings import Settings, in_folders
 
 
 def build_fit(args: list[str]) -> Fit:
@@ -18,15 +16,5 @@ def build_fit(args: list[str]) -> Fit:
     return ZooCLI("fit", args)
 
 
-def in_a_folder(benchmark: Callable[[Settings], Sequence[Finding]]) -> Callable[[bool], Sequence[Finding]]:
-    """Give a benchmark a temporary folder."""
-
-    def run(quick: bool) -> Sequence[Finding]:
-        with tempfile.TemporaryDirectory() as folder:
-            return benchmark(Settings(build_fit, Path(folder), quick))
-
-    return update_wrapper(run, benchmark)
-
-
 if __name__ == "__main__":
-    command("hifigan", {name: in_a_folder(benchmark) for name, benchmark in BENCHMARKS.items()})
+    command("hifigan", in_folders(BENCHMARKS, partial(Settings, build_fit)))

@@ -11,10 +11,12 @@ import torch
 
 from zoo.ci_llm import benchmark
 from zoo.ci_llm.aggregator import Mean
-from zoo.ci_llm.benchmark import Settings, Training, make_crowd
+from zoo.ci_llm.benchmark import Training, make_crowd
 from zoo.ci_llm.benchmark_others import PeftCrowd, generate_sequential
 from zoo.ci_llm.crowd import Crowd, Mode
 from zoo.ci_llm.generate import generate
+from zoo.lightning_cli import ZooCLI
+from zoo.training.benchmark_settings import Settings
 
 TARGETS = {"decoding": [3.0], "training": [1.2], "peft": [2.0], "shared_trunk": []}
 
@@ -24,11 +26,11 @@ def tiny(hidden: int = 128, mode: Mode = "batched", top_layers: int | None = Non
 
 
 @pytest.fixture
-def settings(monkeypatch: pytest.MonkeyPatch) -> Settings:
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     monkeypatch.setattr(benchmark, "make_crowd", tiny)
     monkeypatch.setattr(benchmark, "PROMPT_TOKENS", 6)
     monkeypatch.setattr(benchmark, "TEXT_TOKENS", 8)
-    return Settings(quick=True)
+    return Settings(ZooCLI, tmp_path, quick=True)
 
 
 @pytest.mark.parametrize("name", TARGETS)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from zoo.compressed_ad import benchmark
-from zoo.compressed_ad.benchmark import Settings, Training, cut, every_action, histories, last_action
+from zoo.compressed_ad.benchmark import Training, cut, every_action, histories, last_action
 from zoo.compressed_ad.benchmark_originals import LastActionPolicy, PythonDarkroom, PythonWorlds
 from zoo.compressed_ad.data import HistoryData
 from zoo.compressed_ad.demonstrator import EpsilonCurriculum
@@ -21,6 +21,7 @@ from zoo.compressed_ad.embedding import FactoredEmbedding, LinearEmbedding
 from zoo.compressed_ad.envs import Darkroom
 from zoo.compressed_ad.policy import InContextPolicy
 from zoo.compressed_ad.transformer import Transformer
+from zoo.training.benchmark_settings import Settings
 
 TARGETS = {
     "stepping": [100.0, 14.5] * 2,

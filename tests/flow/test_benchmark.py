@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.flow import benchmark
-from zoo.flow.benchmark import PlainStep, Settings, Timed
+from zoo.flow.benchmark import PlainStep, RunSettings, Timed
 from zoo.flow.coupling import PooledTransport
 from zoo.flow.data import FlowData
 from zoo.flow.guidance import Guidance, velocity_field
@@ -70,12 +70,12 @@ def build_plain(task: FlowTask) -> PlainStep:
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return Settings(partial(build_fit, tmp_path), tmp_path, quick=True)
+def settings(tmp_path: Path) -> RunSettings:
+    return RunSettings(partial(build_fit, tmp_path), tmp_path, quick=True)
 
 
 @pytest.mark.parametrize("name", DETAILS)
-def test_reports_figures_and_circumstances(name: str, settings: Settings) -> None:
+def test_reports_figures_and_circumstances(name: str, settings: RunSettings) -> None:
     findings = benchmark.BENCHMARKS[name](settings)
     assert all(np.isfinite(each.value) for each in findings)
     assert DETAILS[name] <= {key for each in findings for key in each.details}
@@ -83,9 +83,9 @@ def test_reports_figures_and_circumstances(name: str, settings: Settings) -> Non
     assert len({each.name for each in findings}) == len(findings) == COUNTS[name]
 
 
-def test_the_recipe_is_measured_without_validation_and_checkpoints(settings: Settings) -> None:
+def test_the_recipe_is_measured_without_validation_and_checkpoints(settings: RunSettings) -> None:
     asked: list[str] = []
-    benchmark._fit(Settings(asked.extend, settings.folder), ["--more"])  # type: ignore[arg-type]
+    benchmark._fit(RunSettings(asked.extend, settings.folder), ["--more"])  # type: ignore[arg-type]
     assert Path(asked[0].removeprefix("--config=")).is_file()
     assert {"--trainer.limit_val_batches=0", "--more"} <= set(asked)
 
@@ -151,14 +151,14 @@ def judge(samples: Tensor, labels: list[int] | None) -> dict[str, float]:
     return {"frechet": float(samples.std()), "accuracy": 1.0, "std_ratio": 1.0, "nearest": 3.0}
 
 
-def test_solvers_judge_a_run(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_solvers_judge_a_run(settings: RunSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="then --run with its folder"):
         benchmark.solvers(settings)
     task = build_task().eval()
     digits = SimpleNamespace(comparison=judge, labels=[1] * 15 + [2] * 15)
     monkeypatch.setattr(benchmark, "digits_of", lambda run: digits)
     monkeypatch.setattr(benchmark, "load_sampler", lambda run: Sampler(task.net, task.path))
-    findings = benchmark.solvers(Settings(settings.build_fit, settings.folder, quick=True, run=Path("a_run")))
+    findings = benchmark.solvers(RunSettings(settings.build_fit, settings.folder, quick=True, run=Path("a_run")))
     names = [each.name for each in findings]
     assert "Fréchet, heun2, at most 20 NFE" in names and "Fréchet, dopri5, tolerance 1e-02" in names
     assert len(set(names)) == len(names) == 2 * 3 + 2 * 2 + 2 + 1  # a step of midpoint, Heun and RK4 needs 2, 2, 4

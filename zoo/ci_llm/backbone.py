@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
-from zoo.training.frozen import FrozenModule, newest_backbone
+from zoo.training.frozen import FrozenModule, newest_backbone, quiet_loading
 
 Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
 _QUANTIZED = ("weight.absmax", "weight.quant_map", "weight.nested_", "weight.quant_state.")  # beside packed weights
@@ -151,7 +151,7 @@ class Backbone(FrozenModule):
 
     def save_source(self, folder: Path) -> None:
         """Write configuration and weights in transformers' layout."""
-        with _quiet():
+        with quiet_loading():
             self.model.save_pretrained(folder)
 
     def _blocks_name(self) -> str:
@@ -198,7 +198,7 @@ def _build(
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if source is not None:
-        with _quiet():
+        with quiet_loading():
             return AutoModelForCausalLM.from_pretrained(source, revision=revision, **how)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -227,7 +227,7 @@ def _quantized(
     )
     with tempfile.TemporaryDirectory() as folder:
         if source is None:
-            with _quiet():
+            with quiet_loading():
                 _build(None, None, config, seed, how).save_pretrained(folder)
         return _build(source or folder, revision, None, seed, {**how, "quantization_config": four_bits})
 
@@ -235,19 +235,3 @@ def _quantized(
 def _forgive_quantized(module: nn.Module, keys: Any) -> None:
     """Loading finds the statistics beside packed weights unexpected; they are the module's own."""
     keys.unexpected_keys[:] = [key for key in keys.unexpected_keys if not any(part in key for part in _QUANTIZED)]
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep transformers' loading reports and bars from the terminal; errors still come."""
-    from transformers.utils import logging as messages
-
-    verbosity, bars = messages.get_verbosity(), messages.is_progress_bar_enabled()
-    messages.set_verbosity_error()
-    messages.disable_progress_bar()
-    try:
-        yield
-    finally:
-        messages.set_verbosity(verbosity)
-        if bars:
-            messages.enable_progress_bar()

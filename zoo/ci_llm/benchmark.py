@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from zoo.ci_llm.losses import losses, sequence_losses
 from zoo.ci_llm.rows import join_rows
 from zoo.ci_llm.tokenizers import BpeTokenizer
 from zoo.training.benchmark import Cost, Finding, interleave, median, ratios
+from zoo.training.benchmark_settings import Settings
 from zoo.training.resume import ResumableBatches
 
 AGENTS, VOCABULARY = 4, 512
@@ -36,21 +36,6 @@ PROMPT_TOKENS, TEXT_TOKENS = 32, 96
 WIDE = 512  # hidden size where the arithmetic counts, not the number of calls
 BATCH, PIECES = 8, 2048  # texts, and size of the vocabulary, of the padding
 FIXED = (512, 768)  # lengths that the original pads to
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How much is measured.
-
-    Args:
-        quick: little, to see that everything runs; figures are then no evidence.
-    """
-
-    quick: bool = False
-
-    def few(self, full: int, quick: int) -> int:
-        """Choose a number of repetitions."""
-        return quick if self.quick else full
 
 
 def make_crowd(hidden: int = 128, mode: Mode = "batched", top_layers: int | None = None, layers: int = 4) -> Crowd:

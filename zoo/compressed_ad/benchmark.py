@@ -9,9 +9,7 @@ import copy
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,7 +32,8 @@ from zoo.compressed_ad.rollout import Rollout, rollout
 from zoo.compressed_ad.transformer import Transformer
 from zoo.compressed_ad.worlds import Worlds
 from zoo.systems import recipe_root
-from zoo.training.benchmark import Cost, Finding, Fit, cost_of, interleave, median, ratios
+from zoo.training.benchmark import Cost, Finding, cost_of, interleave, median, ratios
+from zoo.training.benchmark_settings import Settings
 
 COPIES = 100  # of the original's environment
 ORIGINAL_STEPS = 145_000  # a second, of the original's environments where the spec was written
@@ -45,25 +44,6 @@ WINDOW, BATCH = 240, 32  # of the original's algorithm distillation
 BUDGET = 120.0  # seconds of processor time of a demo
 WARMUP_STEPS = 100
 CLIP = 1.0
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What every benchmark is given.
-
-    Args:
-        build_fit: builds model, data and trainer from the arguments of `zoo fit`, as the command line does.
-        folder: an empty folder for temporary files.
-        quick: measure little, to see that everything runs; figures are then no evidence.
-    """
-
-    build_fit: Callable[[list[str]], Fit]
-    folder: Path
-    quick: bool = False
-
-    def few(self, full: int, quick: int) -> int:
-        """Choose a number of repetitions."""
-        return quick if self.quick else full
 
 
 def stepping(settings: Settings) -> list[Finding]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 import torch
 from rich.progress import Progress
 from torch import Tensor
 
+from zoo.compressed_ad.algorithm import Algorithm
 from zoo.compressed_ad.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.envs import Env
 from zoo.compressed_ad.history import COLUMNS, HistoryStore, HistoryWriter, from_steps
@@ -20,26 +21,8 @@ from zoo.compressed_ad.q_learning import QLearning
 from zoo.training.resume import item_seed
 
 
-class Algorithm(Protocol):
-    """What makes histories; `PPO.histories` says what the arguments are."""
-
-    def describe(self) -> dict[str, Any]:
-        """Name and arguments as JSON values."""
-
-    def histories(
-        self,
-        env: Env,
-        tasks: Tensor,
-        seeds: Sequence[int],
-        streams: int,
-        steps: int,
-        advance: Callable[[int], object] | None = None,
-    ) -> np.ndarray:
-        """Histories (N, streams, steps, 7) int8, see `COLUMNS`; those of a task depend on its own seed alone."""
-
-
 @dataclass(frozen=True)
-class Epsilon:
+class Epsilon(Algorithm):
     """The demonstrator whose share of random actions falls, see `EpsilonCurriculum`.
 
     Args:
@@ -51,10 +34,6 @@ class Epsilon:
 
     best: float = 1.0
     greedy_after: float = 0.9
-
-    def describe(self) -> dict[str, Any]:
-        """Name and arguments as JSON values."""
-        return {"name": self.name, **asdict(self)}
 
     def histories(
         self,
@@ -74,9 +53,7 @@ class Epsilon:
         return made.reshape(len(tasks), streams, steps, len(COLUMNS))
 
 
-SOURCES: dict[str, type[PPO] | type[QLearning] | type[Epsilon]] = {
-    source.name: source for source in (PPO, QLearning, Epsilon)
-}
+SOURCES: dict[str, type[Algorithm]] = {source.name: source for source in (PPO, QLearning, Epsilon)}
 
 
 def collect(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from zoo.compressed_ad.actor_critic import Observer, Policy, initial_weights, judge
+from zoo.compressed_ad.algorithm import Algorithm
 from zoo.compressed_ad.envs import Env
 from zoo.compressed_ad.history import COLUMNS
 from zoo.compressed_ad.worlds import Worlds
@@ -41,7 +42,7 @@ class Rollout(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PPO:
+class PPO(Algorithm):
     """Learns each task with streams that share a policy, and keeps what they did meanwhile.
 
     Actor and critic are two nets of 2 x 64 tanh units that see raw (row, column). Minibatches are larger, and the
@@ -91,10 +92,6 @@ class PPO:
         if not (0 <= self.discount <= 1 and 0 <= self.trace <= 1 and min(self.learning_rate, self.clip) > 0):
             raise ValueError(f"discount and trace are from 0 to 1, learning_rate and clip above 0, found {self}")
 
-    def describe(self) -> dict[str, Any]:
-        """Name and arguments as JSON values."""
-        return {"name": self.name, **asdict(self)}
-
     def histories(
         self,
         env: Env,
@@ -104,19 +101,7 @@ class PPO:
         steps: int,
         advance: Callable[[int], object] | None = None,
     ) -> np.ndarray:
-        """Learn tasks from scratch.
-
-        Args:
-            env: of the tasks.
-            tasks: (N, F) int64.
-            seeds: of the tasks (N,); what becomes of a task depends on its own alone.
-            streams: worlds of each task.
-            steps: of each stream; whole rollouts are learned from, and the histories cut.
-            advance: told how many transitions have been added, now and then.
-
-        Returns:
-            (N, streams, steps, 7) int8, see `COLUMNS`.
-        """
+        """Learn tasks from scratch; whole rollouts are learned from, and the histories cut."""
         weights = nn.Parameter(initial_weights(seeds, 2 * self.frames))
         optimizer = torch.optim.Adam([weights], lr=self.learning_rate, eps=ADAM_EPSILON, fused=True)
         starts = [item_seed(seed, STARTS, stream) for seed in seeds for stream in range(streams)]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from zoo.compressed_ad.algorithm import Algorithm
 from zoo.compressed_ad.envs import Env
 from zoo.compressed_ad.history import COLUMNS
 from zoo.training.draws import GOLDEN, seeded_uniforms
@@ -20,7 +21,7 @@ STREAMS = 1  # number of a task's draws
 
 
 @dataclass(frozen=True)
-class QLearning:
+class QLearning(Algorithm):
     """Learns a table of action values, and keeps what it did meanwhile.
 
     A table's rows are the cells; where goals pay once an episode, there is one for each cell and number of goals found
@@ -65,10 +66,6 @@ class QLearning:
                 f"rates and shares are from 0 to 1, discount below 1, explored above 0, bonus not below 0, found {self}"
             )
 
-    def describe(self) -> dict[str, Any]:
-        """Name and arguments as JSON values."""
-        return {"name": self.name, **asdict(self)}
-
     def histories(
         self,
         env: Env,
@@ -78,19 +75,7 @@ class QLearning:
         steps: int,
         advance: Callable[[int], object] | None = None,
     ) -> np.ndarray:
-        """Learn tasks from scratch.
-
-        Args:
-            env: of the tasks.
-            tasks: (N, F) int64.
-            seeds: of the tasks (N,); what becomes of a task depends on its own alone.
-            streams: learners of each task.
-            steps: of each stream.
-            advance: told how many transitions have been added, now and then.
-
-        Returns:
-            (N, streams, steps, 7) int8, see `COLUMNS`.
-        """
+        """Learn tasks from scratch, each stream for itself."""
         stream_seeds = [item_seed(seed, STREAMS, stream) for seed in seeds for stream in range(streams)]
         worlds = env.start(tasks.repeat_interleave(streams, dim=0), stream_seeds)
         count = len(stream_seeds)

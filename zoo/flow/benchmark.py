@@ -37,6 +37,7 @@ from zoo.training.benchmark import (
     ratios,
     read_clocks,
 )
+from zoo.training.benchmark_settings import Settings
 from zoo.training.ema import EMA
 from zoo.training.resume import ResumableBatches
 
@@ -49,24 +50,14 @@ QUICK_BUDGETS, QUICK_TOLERANCES = (1, 5, 20), (1e-2,)
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What every benchmark is given.
+class RunSettings(Settings):
+    """What every benchmark of flow matching is given.
 
     Args:
-        build_fit: builds model, data and trainer from the arguments of `zoo fit`, as the command line does.
-        folder: an empty folder for temporary files.
-        quick: measure little, to see that everything runs; figures are then no evidence.
         run: folder of a trained run of `demo_digits`, for those that judge samples.
     """
 
-    build_fit: Callable[[list[str]], Fit]
-    folder: Path
-    quick: bool = False
     run: Path | None = None
-
-    def few(self, full: int, quick: int) -> int:
-        """Choose a number of repetitions."""
-        return quick if self.quick else full
 
 
 class PlainStep:
@@ -137,7 +128,7 @@ class PlainStep:
         self.updates += 1
 
 
-def step(settings: Settings) -> list[Finding]:
+def step(settings: RunSettings) -> list[Finding]:
     """A step of `zoo fit` on the digits recipe, from its items on, against a plain loop of an equal net."""
     findings = []
     for name, extra in {"independent noise": [UNPAIRED], "paired within classes over the epoch": []}.items():
@@ -162,7 +153,7 @@ def plain_step(fit: Fit) -> PlainStep:
     return PlainStep(fit.model, images, items.labels, fit.datamodule.batch_size, clip, average.decay)
 
 
-def guidance(settings: Settings) -> list[Finding]:
+def guidance(settings: RunSettings) -> list[Finding]:
     """Both branches of guidance as one forward pass of twice the batch against two passes: 20 steps of Euler."""
     task: FlowTask = _fit(settings, []).model
     task.eval()
@@ -193,7 +184,7 @@ def two_passes(task: FlowTask, label: Tensor) -> VectorField:
     return field
 
 
-def coupling(settings: Settings) -> list[Finding]:
+def coupling(settings: RunSettings) -> list[Finding]:
     """All batches of an epoch of the digits, read and paired, with each coupling; no net runs."""
     data: FlowData = _fit(settings, []).datamodule
     data.setup("fit")
@@ -217,7 +208,7 @@ def coupling(settings: Settings) -> list[Finding]:
     return findings
 
 
-def solvers(settings: Settings) -> list[Finding]:
+def solvers(settings: RunSettings) -> list[Finding]:
     """Quality of a trained run's samples by solver and evaluations of the field, with the time of a sample."""
     if settings.run is None:
         raise ValueError(
@@ -240,7 +231,7 @@ def solvers(settings: Settings) -> list[Finding]:
     return findings
 
 
-BENCHMARKS: dict[str, Callable[[Settings], list[Finding]]] = {
+BENCHMARKS: dict[str, Callable[[RunSettings], list[Finding]]] = {
     each.__name__: each for each in (step, guidance, coupling, solvers)
 }
 

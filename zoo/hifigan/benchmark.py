@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,31 +23,13 @@ from zoo.hifigan.generator import Generator
 from zoo.hifigan.onnx_export import export_onnx
 from zoo.hifigan.vocoder import Vocoder
 from zoo.systems import recipe_root
-from zoo.training.benchmark import Cost, Finding, Fit, interleave, interleave_with_trainer, median, peak_memory, ratios
+from zoo.training.benchmark import Cost, Finding, interleave, interleave_with_trainer, median, peak_memory, ratios
+from zoo.training.benchmark_settings import Settings
 from zoo.training.build import build
 
 SAMPLE_RATE = 22050
 HOP_SAMPLES = 256
 VARIANTS = {"V1": "base", "V2": "v2", "V3": "v3"}  # the paper's generators and the recipes that hold them
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What every benchmark is given.
-
-    Args:
-        build_fit: builds model, data and trainer from the arguments of `zoo fit`, as the command line does.
-        folder: an empty folder for temporary files.
-        quick: measure little, to see that everything runs; figures are then no evidence.
-    """
-
-    build_fit: Callable[[list[str]], Fit]
-    folder: Path
-    quick: bool = False
-
-    def few(self, full: int, quick: int) -> int:
-        """Choose a number of repetitions."""
-        return quick if self.quick else full
 
 
 def overhead(settings: Settings) -> list[Finding]:

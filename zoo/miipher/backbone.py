@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -11,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.miipher.families import FAMILIES, SAMPLE_RATE, Family, WaveformFamily, model_class, valid
-from zoo.training.frozen import FrozenModule, newest_backbone
+from zoo.training.frozen import FrozenModule, newest_backbone, quiet_loading
 
 FamilyName = Literal["auto", "hubert", "wavlm", "wav2vec2", "wav2vec2-bert", "gemma3n_audio", "wavlm_as_hubert"]
 
@@ -165,7 +163,7 @@ class Backbone(FrozenModule):
             for name, tensor in self.state_dict().items()
             if "lora_" not in name
         }
-        with _quiet():
+        with quiet_loading():
             self.model.save_pretrained(folder, state_dict=state)
 
 
@@ -186,26 +184,10 @@ def _as_hubert(settings: Any) -> Any:
     return HubertConfig(**{key: value for key, value in settings.to_dict().items() if key != "model_type"})
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep transformers' loading reports and bars from the terminal; errors still come."""
-    from transformers.utils import logging as messages
-
-    verbosity, bars = messages.get_verbosity(), messages.is_progress_bar_enabled()
-    messages.set_verbosity_error()
-    messages.disable_progress_bar()
-    try:
-        yield
-    finally:
-        messages.set_verbosity(verbosity)
-        if bars:
-            messages.enable_progress_bar()
-
-
 def _build(model: Any, settings: Any, source: str | None, revision: str | None, seed: int) -> Any:
     """Build a model; random weights depend on the seed alone and leave the global generator as it was."""
     if source is not None:
-        with _quiet():  # blocks that are not built are no news
+        with quiet_loading():  # blocks that are not built are no news
             return model.from_pretrained(source, revision=revision, config=settings, dtype=torch.float32)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

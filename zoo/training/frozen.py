@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -78,6 +79,22 @@ class FrozenModule(nn.Module):
         for name in own.keys() - state_dict.keys():
             state_dict[name] = own[name]
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+@contextmanager
+def quiet_loading() -> Iterator[None]:
+    """Keep transformers' loading reports and bars from the terminal; errors still come."""
+    from transformers.utils import logging as messages
+
+    verbosity, bars = messages.get_verbosity(), messages.is_progress_bar_enabled()
+    messages.set_verbosity_error()
+    messages.disable_progress_bar()
+    try:
+        yield
+    finally:
+        messages.set_verbosity(verbosity)
+        if bars:
+            messages.enable_progress_bar()
 
 
 def newest_backbone(source: str) -> str:

@@ -15,7 +15,20 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 
-class WarmupConstant(LRScheduler):
+class _ClosedForm(LRScheduler):
+    """A factor on the base rates as a function of the number of batches."""
+
+    def factor(self, step: int) -> float:
+        """Factor on the base rate for batch `step` (from 0)."""
+        raise NotImplementedError(f"{type(self).__name__} defines no factor()")
+
+    def get_lr(self) -> list[float | Tensor]:
+        """Rates of the current batch, one per parameter group."""
+        factor = self.factor(self.last_epoch)
+        return [rate * factor for rate in self.base_lrs]
+
+
+class WarmupConstant(_ClosedForm):
     """Linear warm-up, then the base rate.
 
     Batch s (from 0) of the warm-up trains with (s + 1) / (warmup_steps + 1) of the base rate: never with zero, and
@@ -44,11 +57,6 @@ class WarmupConstant(LRScheduler):
     def decay(self, step: int) -> float:
         """Factor `step` batches after the warm-up."""
         return 1.0
-
-    def get_lr(self) -> list[float | Tensor]:
-        """Rates of the current batch, one per parameter group."""
-        factor = self.factor(self.last_epoch)
-        return [rate * factor for rate in self.base_lrs]
 
 
 class _WarmupToEnd(WarmupConstant):
@@ -163,7 +171,7 @@ class WarmupExponential(WarmupConstant):
         return self.gamma ** (step / self.steps_per_epoch)
 
 
-class StageCosine(LRScheduler):
+class StageCosine(_ClosedForm):
     """In each stage of a curriculum a linear rise from `min_factor` to the base rate, then half a cosine back to it.
 
     Args:
@@ -212,8 +220,3 @@ class StageCosine(LRScheduler):
         else:
             share = 0.5 * (1.0 + math.cos(math.pi * min(1.0, (step - start - rise) / (end - start - rise))))
         return self.min_factor + (1.0 - self.min_factor) * share
-
-    def get_lr(self) -> list[float | Tensor]:
-        """Rates of the current batch, one per parameter group."""
-        factor = self.factor(self.last_epoch)
-        return [rate * factor for rate in self.base_lrs]
