@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.docs.forked_python import ForkedPython
 from tests.harness import REPOSITORY, environment
 
 README = REPOSITORY / "README.md"
@@ -55,17 +56,20 @@ def blocks(document: Path) -> list[Block]:
 def test_blocks_run(document: Path, tmp_path: Path) -> None:
     for name in ("configs", "scripts", "tests"):
         (tmp_path / name).symlink_to(REPOSITORY / name)
-    variables = environment(PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    python = ForkedPython(tmp_path / "bin")
+    path = [str(tmp_path / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
+    variables = environment(PATH=os.pathsep.join(path))
     variables.pop("ZOO_DATA", None)  # the documents speak of its default
     for block in blocks(document):
         if block.skipped or block.language not in ("bash", "python"):
             continue
-        command = ["bash", "-euo", "pipefail", "-c"] if block.language == "bash" else [sys.executable, "-c"]
+        command = ["bash", "-euo", "pipefail", "-c"] if block.language == "bash" else ["python", "-c"]
         result = subprocess.run(
             [*command, block.code], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=300
         )
         told = f"{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
         assert result.returncode == 0, f"{document.name}:{block.line} ended with {result.returncode}\n{told}"
+    python.close()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
