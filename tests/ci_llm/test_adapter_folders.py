@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import LambdaCallback
 
 from tests.ci_llm import crowd_parts
 from tests.ci_llm.task_parts import byte_task, loader, pretrain_task, task, texts, trainer, weights
@@ -20,11 +21,11 @@ def size(*paths: Path) -> int:
     return sum(path.stat().st_size for path in paths)
 
 
-def run(folder: Path, made, steps: int = 6, callback: AdapterFolders | None = None, **arguments):
+def run(folder: Path, made, steps: int = 6, callback: AdapterFolders | None = None, others=(), **arguments):
     checkpoints = Checkpoints(every_n_batches=2, every_minutes=None, keep_last=1)
     made_trainer = trainer(
         folder, max_steps=steps, enable_checkpointing=True, plugins=[AtomicCheckpointIO()],
-        callbacks=[callback or AdapterFolders(), RNGState(), checkpoints], **arguments,
+        callbacks=[callback or AdapterFolders(), *others, RNGState(), checkpoints], **arguments,
     )  # fmt: skip
     made_trainer.fit(made, loader([texts(seed=i) for i in range(steps)]))
     return made_trainer
@@ -49,17 +50,30 @@ def test_folders_hold_what_was_trained(tmp_path):
     assert step["global_step"] == 6 and "completed" not in step
 
 
+def test_folders_of_the_original_are_kept(tmp_path):
+    theirs = tmp_path / "checkpoint_step_1"
+    theirs.mkdir()
+    (theirs / "ci_llm_meta_config.json").write_text("{}")
+    with pytest.raises(ValueError, match="checkpoint_step_1 is another program's"):
+        run(tmp_path, byte_task(2))
+    assert theirs.is_dir()
+
+
 def test_folders_follow_the_checkpoints(tmp_path):
     old = tmp_path / "checkpoint_step_1"
     old.mkdir(parents=True)
+    (old / "ci_llm_meta_config.json").write_text('{"backbone": {}}')
     (tmp_path / "checkpoint_step_one").mkdir()
-    run(tmp_path, byte_task(2))
+    seen: list[list[str]] = []
+    note = LambdaCallback(
+        on_train_batch_end=lambda *_: seen.append([path.name for path in tmp_path.glob("peft_step*")])
+    )
+    run(tmp_path, byte_task(2), others=[note])
+    # noted before the save of every second batch: one folder for the one checkpoint that is kept
+    assert seen == [[], [], ["peft_step_2"], ["peft_step_2"], ["peft_step_4"], ["peft_step_4"]]
     assert [path.stem for path in tmp_path.glob("*.ckpt")] == ["step_00000006"]
-    # the folder of step 4 was written when its checkpoint was still kept, and goes with the next one
-    assert sorted(path.name for path in tmp_path.glob("checkpoint_step_*")) == [
-        "checkpoint_step_4", "checkpoint_step_6", "checkpoint_step_one",
-    ]  # fmt: skip
-    assert sorted(path.name for path in tmp_path.glob("peft_step_*")) == ["peft_step_4", "peft_step_6"]
+    assert {path.name for path in tmp_path.glob("checkpoint_*")} == {"checkpoint_step_6", "checkpoint_step_one"}
+    assert [path.name for path in tmp_path.glob("peft_step_*")] == ["peft_step_6"]
 
 
 def test_peft_folders_can_be_left_out(tmp_path):

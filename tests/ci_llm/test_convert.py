@@ -23,6 +23,7 @@ from zoo.ci_llm.convert_peft import read_peft
 from zoo.ci_llm.convert_training import original_order
 from zoo.ci_llm.crowd import Crowd
 from zoo.ci_llm.folders import META, read_original
+from zoo.cli import main
 from zoo.training.checkpoint_files import load_checkpoint
 from zoo.training.frozen import FOLDER
 
@@ -72,6 +73,15 @@ def test_all_directions_are_bit_exact(backbone, tmp_path):
             same(read(ours.parent / target).weights, weights_of(crowd))
     assert torch.equal(logits(from_original(tmp_path / "back", backbone)), logits(crowd))
     assert torch.equal(logits(from_original(tmp_path / "peft")), logits(crowd))
+
+
+def test_allow_partial_on_the_command_line(backbone, tmp_path, capsys):
+    to_original(made(backbone, 3), tmp_path / "final_checkpoint")
+    (tmp_path / "final_checkpoint/agent1_weights.pth").unlink()
+    call = ["convert", "ci_llm", str(tmp_path / "final_checkpoint"), str(tmp_path / "peft")]
+    assert main(call) == 1 and "agent1_weights.pth is missing" in capsys.readouterr().err
+    assert main([*call, "--allow_partial", "true"]) == 0
+    assert len(read_peft(tmp_path / "peft").weights) == 2
 
 
 def test_our_checkpoint_holds_adapters_only(backbone, tmp_path):

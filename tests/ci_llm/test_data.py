@@ -234,6 +234,8 @@ def test_what_cannot_be(tmp_path):
         TextData(BYTES, batch_size=0)
     with pytest.raises(ValueError, match="least_rows"):
         TextData(BYTES, batch_size=1, least_rows=2)
+    with pytest.raises(ValueError, match="packing puts several texts into a row, so agent_data"):
+        TextData(BYTES, packing=True, agents=2, agent_data="bootstrap")
     with pytest.raises(ValueError, match=r"must hold \{prompt\}"):
         TextData(BYTES, template="nothing")
     with pytest.raises(ValueError, match="operations"):

@@ -74,6 +74,12 @@ def test_a_crowd_of_one_has_no_diversity():
     assert math.isnan(summary["error_correlation"])
 
 
+def test_scores_that_were_kept_sum_up_to_the_same():
+    kept = CrowdScores()
+    kept.restore(*scored().state())
+    assert kept.summary() == scored().summary() and kept.intervals() == scored().intervals()
+
+
 def test_intervals_are_over_texts():
     found = scored().intervals()
     summary = scored().summary()

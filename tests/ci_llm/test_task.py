@@ -2,13 +2,15 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.ci_llm import crowd_parts
-from tests.ci_llm.task_parts import loader, rows, task, texts, trainer, weights
+from tests.ci_llm.task_parts import byte_task, loader, rows, task, texts, trainer, weights
 from zoo.ci_llm.aggregator import aggregate, uniform_log_weights
+from zoo.ci_llm.data import TextData
 from zoo.ci_llm.diversity import Diversity
 from zoo.ci_llm.losses import losses
 from zoo.ci_llm.objective import Objective, attended, label_count
@@ -198,6 +200,26 @@ def test_only_adapters_train_and_are_saved(tmp_path):
 def test_tokenizer_of_another_backbone_is_refused(tmp_path):
     with pytest.raises(ValueError, match="259 tokens, the backbone's vocabulary 40"):
         trainer(tmp_path, max_steps=1).fit(task(tokenizer=ByteTokenizer()), loader([texts()]))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"max_length": 65}, r"max_length is 65, the backbone's context 64 tokens"),
+        ({"max_length": 64, "packing": True}, r"packing puts several texts into a row"),
+    ],
+)
+def test_data_that_do_not_fit_are_refused(settings, said):
+    made = byte_task(diversity=diversity())
+    made.trainer = SimpleNamespace(datamodule=TextData(ByteTokenizer(), **settings), checkpoint_callbacks=[])
+    with pytest.raises(ValueError, match=said):
+        made.setup("fit")
+
+
+def test_items_of_a_batch_are_its_texts():
+    batch = texts(4)
+    own = {key: torch.stack([value] * 3) for key, value in batch.items()}
+    assert task().items_in(batch) == task().items_in(own) == 4
 
 
 def test_unknown_normalisation_is_refused():

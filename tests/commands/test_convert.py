@@ -50,6 +50,16 @@ def test_errors_are_one_line(repository, monkeypatch, capsys, args, message):
     assert error.count("\n") == 1
 
 
+def test_options_are_those_of_the_converter(package, tmp_path, capsys):
+    source, target = tmp_path / "a.txt", tmp_path / "b.txt"
+    source.write_text("weights")
+    call = ["convert", package, str(source), str(target), "--allow-import", package]
+    assert main([*call, "--allow_partial", "false"]) == 0
+    target.unlink()
+    assert main([*call, "--allow_partial", "true"]) == 1
+    assert "--allow_partial: the converter of" in capsys.readouterr().err and not target.exists()
+
+
 def test_a_system_without_converter(package, tmp_path, capsys):
     (tmp_path / package / "convert.py").unlink()
     (tmp_path / package / "configs").mkdir()

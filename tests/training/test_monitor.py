@@ -4,6 +4,7 @@ import logging
 import math
 import time
 import warnings
+from types import SimpleNamespace
 
 import lightning as L
 import pytest
@@ -120,6 +121,16 @@ def test_throughput(tmp_path):
     # a batch waits 2 * 30 ms and works 20 ms, and the first batch's wait lies before the first step
     assert 0.6 < float(rows[1]["train/data_wait"]) < 0.9
     assert 10.0 < float(rows[1]["train/samples_per_sec"]) <= 2 / 0.08
+
+
+def test_a_task_may_count_its_items(monkeypatch):
+    monkeypatch.setattr("zoo.training.monitor.due", lambda trainer: False)
+    module = torch.nn.Identity()
+    throughput = Throughput()
+    for expected in (6, 10):  # two processes; then by the task's own count
+        throughput.on_train_batch_end(SimpleNamespace(world_size=2), module, None, torch.zeros(3, 2), 0)
+        assert throughput._samples == expected
+        module.items_in = lambda batch: batch.shape[1]
 
 
 @pytest.mark.filterwarnings("ignore")

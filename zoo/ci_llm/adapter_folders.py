@@ -12,7 +12,7 @@ import yaml
 
 from zoo.atomic import remove
 from zoo.ci_llm.convert_peft import write_peft
-from zoo.ci_llm.folders import adapters_of, write_original
+from zoo.ci_llm.folders import BACKBONE, META, adapters_of, read_json, write_original
 from zoo.ci_llm.task import CrowdTask
 from zoo.training.checkpoint import SHARDING_STRATEGIES, is_trial
 from zoo.training.checkpoint_files import step_of
@@ -31,29 +31,56 @@ class AdapterFolders(L.Callback):
 
     `checkpoint_step_<n>/` and, at the end of training, `final_checkpoint/` hold adapters, tokenizer, configuration and
     progress; `peft_step_<n>/agent<k>/` and `peft_final/agent<k>/` the same adapters for peft. Folders of checkpoints
-    that are no longer kept are deleted. A run does not resume from them: that is what the checkpoints are for.
+    that are no longer kept are deleted when the next batch begins or the training ends; after an interruption that is
+    in the resumed run. A run does not resume from them: that is what the checkpoints are for.
 
     Under a strategy that shards weights nothing is written: convert a checkpoint instead.
 
     Args:
         peft: write PEFT folders too.
+
+    Raises:
+        ValueError: as training begins, when the run folder holds a checkpoint folder that no training here wrote.
     """
 
     def __init__(self, peft: bool = True) -> None:
         self.peft = peft
         self._written = -1
+        self._sweep_due = False
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Refuse a run folder whose checkpoints of the original would be replaced or swept away."""
+        if not self._writes(trainer, pl_module):
+            return
+        folder = run_folder(trainer)
+        for path in (*_steps(folder, STEP), folder / FINAL):
+            meta = path / META
+            if path.exists() and not (meta.is_file() and BACKBONE in read_json(meta)):
+                raise ValueError(f"{path} is another program's: train into another folder, or move it away")
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Write the folders of this step, once, however many checkpoints it has."""
-        if trainer.global_step != self._written and self._writes(trainer, pl_module):
+        if not self._writes(trainer, pl_module):
+            return
+        self._sweep_due = True
+        if trainer.global_step != self._written:
             self._written = trainer.global_step
             self._write(trainer, pl_module, f"{STEP}{trainer.global_step}", f"{PEFT_STEP}{trainer.global_step}", False)
-            self._sweep(run_folder(trainer), trainer.global_step)
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Sweep after a save: checkpoints are written, and older ones deleted, only after `on_save_checkpoint`."""
+        self._sweep(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the final folders."""
         if self._writes(trainer, pl_module):
             self._write(trainer, pl_module, FINAL, PEFT_FINAL, True)
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Sweep after the last save."""
+        self._sweep(trainer)
 
     def _writes(self, trainer: L.Trainer, pl_module: L.LightningModule) -> bool:
         if not isinstance(pl_module, CrowdTask):
@@ -79,11 +106,20 @@ class AdapterFolders(L.Callback):
             write_peft(folder / peft_name, replace(adapters, progress={}, tokenizer=None))
         log.info("adapters of %d agents: %s", crowd.agents.count, folder / name)
 
-    def _sweep(self, folder: Path, step: int) -> None:
-        """Delete folders of steps whose checkpoints are gone; this step's is about to be written."""
-        kept = {step, *(step_of(path) for path in folder.glob("*.ckpt"))}
+    def _sweep(self, trainer: L.Trainer) -> None:
+        """Delete folders of steps whose checkpoints are gone."""
+        if not self._sweep_due:
+            return
+        self._sweep_due = False
+        folder = run_folder(trainer)
+        kept = {step_of(path) for path in folder.glob("*.ckpt")}
         for prefix in (STEP, PEFT_STEP):
-            for path in folder.glob(f"{prefix}*"):
-                number = path.name.removeprefix(prefix)
-                if number.isdigit() and int(number) not in kept:
+            for path, number in _steps(folder, prefix).items():
+                if number not in kept:
                     remove(path)
+
+
+def _steps(folder: Path, prefix: str) -> dict[Path, int]:
+    """The folders of steps, with the steps."""
+    numbers = {path: path.name.removeprefix(prefix) for path in folder.glob(f"{prefix}*")}
+    return {path: int(number) for path, number in numbers.items() if number.isdigit()}

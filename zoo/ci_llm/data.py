@@ -45,7 +45,7 @@ class TextData(ZooDataModule):
         too_long: "truncate" cuts the end of a longer answer, "drop" leaves the text out.
         batch_size: texts per batch, agent and process.
         token_budget: instead, most tokens of a batch with its padding, of one process and all agents together.
-        packing: put several texts into each row of `max_length` tokens in training.
+        packing: put several texts into each row of `max_length` tokens in training; for `agent_data: shared` alone.
         agents: number of agents K.
         agent_data: "shared": all agents see the same batch; "shuffled": each its own order; "bootstrap": each its own
             sample of the texts besides, drawn with replacement.
@@ -101,6 +101,11 @@ class TextData(ZooDataModule):
             )
         if token_budget is None and batch_size < least_rows:
             raise ValueError(f"data.init_args: batch_size ({batch_size}) is below least_rows ({least_rows})")
+        if packing and agent_data != "shared":
+            raise ValueError(
+                f"data.init_args: packing puts several texts into a row, so agent_data ({agent_data}) cannot order or "
+                "draw single texts: set packing to false, or agent_data to shared"
+            )
         self.tokenizer = tokenizer
         self.root = None if root is None else Path(root)
         self.fields = (prompt_field, answer_field)
@@ -169,7 +174,7 @@ class TextData(ZooDataModule):
         return read_examples(files, *self.fields)
 
     def train_batches(self, rank: int, world: int) -> ResumableBatches:
-        """The training set's batches for a process."""
+        """The training set's batches for a process: of similar length, by `BucketBatches` or `TextBatches`."""
         if self.token_budget is None and (self.agent_data == "shared" or self.agents == 1):
             return super().train_batches(rank, world)
         assert self.lengths is not None

@@ -17,8 +17,8 @@ from zoo.atomic import replacing
 from zoo.ci_llm.answering import VOTE, Asking, Row, ask, gold_answer, grade
 from zoo.ci_llm.distances import sliced_wasserstein
 from zoo.ci_llm.evaluation_report import accuracies, reliability
-from zoo.ci_llm.metrics import risk_coverage
-from zoo.ci_llm.scoring import KeptScores, Scores, gather, rules, score, usable
+from zoo.ci_llm.metrics import CrowdScores, risk_coverage
+from zoo.ci_llm.scoring import Scores, gather, rules, score, usable
 from zoo.ci_llm.subject import Subject
 from zoo.ci_llm.text_data import Example
 from zoo.ci_llm.tokens import PROMPT, Tokens
@@ -101,7 +101,7 @@ class Work:
     def join(self, count: int) -> tuple[dict[str, Any], list[Row]]:
         """Put the parts together: the facts, and a row per question."""
         rows: list[Row] = []
-        scores: dict[str, KeptScores] = {name: KeptScores() for name in self.rules}
+        scores: dict[str, CrowdScores] = {name: CrowdScores() for name in self.rules}
         clouds: dict[str, list[Tensor]] = {}
         for number in range(count):
             with np.load(self.path(number), allow_pickle=False) as file:
@@ -117,7 +117,7 @@ class Work:
         rows.sort(key=lambda row: row["index"])
         return self._facts(rows, scores, {key: torch.cat(each, 1) for key, each in clouds.items()}), rows
 
-    def _facts(self, rows: list[Row], scores: dict[str, KeptScores], clouds: dict[str, Tensor]) -> dict[str, Any]:
+    def _facts(self, rows: list[Row], scores: dict[str, CrowdScores], clouds: dict[str, Tensor]) -> dict[str, Any]:
         generator = torch.Generator()
         scored = {name: kept for name, kept in scores.items() if clouds}
         return {

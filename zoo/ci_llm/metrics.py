@@ -78,19 +78,27 @@ class CrowdScores:
 
     def add(self, log_probs: Tensor, ensemble: Tensor, labels: Tensor, texts: Tensor) -> None:
         """Add tokens, see `token_scores`; `texts` (N,), int64, tells which text each belongs to."""
-        for name, values in token_scores(log_probs, ensemble, labels).items():
-            self._parts.setdefault(name, []).append(values)
-        self._texts.append(texts.cpu())
+        self.restore(token_scores(log_probs, ensemble, labels), texts.cpu())
 
-    def tokens(self) -> dict[str, Tensor]:
-        """All scores, tokens along the last axis.
+    def restore(self, scores: Mapping[str, Tensor], texts: Tensor) -> None:
+        """Add tokens whose scores were computed before: what `state` or `token_scores` gave, and their texts (N,)."""
+        for name, values in scores.items():
+            self._parts.setdefault(name, []).append(values)
+        self._texts.append(texts)
+
+    def state(self) -> tuple[dict[str, Tensor], Tensor]:
+        """All scores, tokens along the last axis, and the text (N,) that each token belongs to.
 
         Raises:
             ValueError: when nothing was added.
         """
         if not self._texts:
             raise ValueError("no tokens were scored: the set holds no labelled token")
-        return {name: torch.cat(parts, dim=-1) for name, parts in self._parts.items()}
+        return {name: torch.cat(parts, dim=-1) for name, parts in self._parts.items()}, torch.cat(self._texts)
+
+    def tokens(self) -> dict[str, Tensor]:
+        """The scores of `state` alone."""
+        return self.state()[0]
 
     def summary(self) -> dict[str, float]:
         """Means over tokens.
@@ -104,7 +112,7 @@ class CrowdScores:
         Raises:
             ValueError: when nothing was added.
         """
-        tokens = self.tokens()
+        tokens, texts = self.state()
         agents = tokens["agent_nll"].double().mean(1)
         ensemble = float(tokens["nll"].double().mean())
         return {
@@ -121,7 +129,7 @@ class CrowdScores:
             "accuracy": float(tokens["correct"].mean()),
             "brier": float(tokens["brier"].mean()),
             "ece": calibration_error(tokens["confidence"], tokens["correct"]),
-            "ece_scaled": scaled_calibration_error(tokens, torch.cat(self._texts)),
+            "ece_scaled": scaled_calibration_error(tokens, texts),
         }
 
     def intervals(self, seed: int = 0) -> dict[str, Interval]:
@@ -137,7 +145,7 @@ class CrowdScores:
         Raises:
             ValueError: when nothing was added.
         """
-        tokens = self.tokens()
+        tokens, texts = self.state()
         best = tokens["agent_nll"][tokens["agent_nll"].double().mean(1).argmin()]
         mean = tokens["agent_nll"].mean(0)
         measured = {
@@ -146,7 +154,7 @@ class CrowdScores:
             "ambiguity": mean - tokens["nll"],
             "gain_over_best": best - tokens["nll"],
         }
-        return text_intervals(measured, torch.cat(self._texts), seed)
+        return text_intervals(measured, texts, seed)
 
 
 def text_intervals(values: Mapping[str, Tensor], texts: Tensor, seed: int = 0) -> dict[str, Interval]:

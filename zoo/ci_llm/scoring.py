@@ -40,16 +40,6 @@ class Scores:
     clouds: dict[str, Tensor]
 
 
-class KeptScores(CrowdScores):
-    """Scores that were computed before."""
-
-    def restore(self, scores: dict[str, Tensor], texts: Tensor) -> None:
-        """Add scores of `zoo.ci_llm.metrics.token_scores`; `texts` (N,) tells which text each token belongs to."""
-        for name, values in scores.items():
-            self._parts.setdefault(name, []).append(values)
-        self._texts.append(texts)
-
-
 def rules(count: int, alpha: Sequence[float] | None = None) -> dict[str, Aggregator]:
     """The rules that join the predictions of agents token by token.
 
@@ -141,7 +131,7 @@ def score_all(
     aggregators: Mapping[str, Aggregator],
     seed: int = 0,
     batch_size: int = 16,
-) -> dict[str, KeptScores]:
+) -> dict[str, CrowdScores]:
     """Score the right answers of examples.
 
     Args:
@@ -157,7 +147,7 @@ def score_all(
         Scores of all tokens, by rule.
     """
     tokens = tokenise(examples, tokenizer, template)
-    kept = {name: KeptScores() for name in aggregators}
+    kept = {name: CrowdScores() for name in aggregators}
     numbers = usable(tokens, crowd)
     for first in range(0, len(numbers), batch_size):
         together = numbers[first : first + batch_size]

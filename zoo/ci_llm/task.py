@@ -10,6 +10,7 @@ from torch import Tensor
 
 from zoo.ci_llm.aggregator import Aggregator, aggregate, uniform_log_weights
 from zoo.ci_llm.crowd import Crowd
+from zoo.ci_llm.data import TextData
 from zoo.ci_llm.diversity import Diversity
 from zoo.ci_llm.losses import IGNORED, learned
 from zoo.ci_llm.metrics import token_scores
@@ -93,10 +94,11 @@ class CrowdTask(SingleOptimizerTask):
         self._counts: list[Tensor] = []  # labelled tokens of the batches of the step under way, means over ranks
 
     def setup(self, stage: str) -> None:
-        """See that tokenizer and backbone belong together.
+        """See that tokenizer, backbone, diversity and data belong together.
 
         Raises:
-            ValueError: when the backbone does not know all tokens.
+            ValueError: when the backbone does not know all tokens or has no room for the texts, or when diversity would
+                compare packed rows.
         """
         super().setup(stage)
         known = self.crowd.backbone.vocab_size
@@ -104,6 +106,20 @@ class CrowdTask(SingleOptimizerTask):
             raise ValueError(
                 f"the tokenizer has {self.tokenizer.vocab_size} tokens, the backbone's vocabulary {known}: set "
                 "model.init_args.tokenizer to the backbone's own"
+            )
+        data = getattr(self.trainer, "datamodule", None)
+        if not isinstance(data, TextData):
+            return
+        context = self.crowd.backbone.context_tokens
+        if context is not None and data.max_length > context:
+            raise ValueError(
+                f"data.init_args.max_length is {data.max_length}, the backbone's context {context} tokens: lower "
+                f"max_length to at most {context}, or take a backbone with a longer context"
+            )
+        if data.packing and self.diversity is not None and self.diversity.enabled:
+            raise ValueError(
+                "data.init_args.packing puts several texts into a row, and model.init_args.diversity compares rows: "
+                "set packing to false, or diversity.init_args.weight to 0"
             )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -122,8 +138,12 @@ class CrowdTask(SingleOptimizerTask):
         terms = {key: value / share for key, value in terms.items()}
         if objective.value is not None:
             terms["swd_loss"] = objective.value
-        self.log_terms("train", terms, batch_size=batch["input_ids"].shape[-2])
+        self.log_terms("train", terms, batch_size=self.items_in(batch))
         return result.total
+
+    def items_in(self, batch: Batch) -> int:
+        """Texts that each agent reads (rows, where they are packed), for the throughput."""
+        return batch["input_ids"].shape[-2]
 
     def on_after_backward(self) -> None:
         """After the last batch of a step, give each of its batches the weight of its tokens."""

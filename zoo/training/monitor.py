@@ -50,6 +50,7 @@ class Throughput(L.Callback):
 
     Both are means over the time since the last logged step. A pause with a validation or a checkpoint in it counts as
     neither work nor waiting. No step waits for the device: its queue is bounded, so over a window the host keeps pace.
+    A task whose batches do not count along their first axis defines `items_in(batch) -> int`.
     """
 
     def __init__(self) -> None:
@@ -88,7 +89,7 @@ class Throughput(L.Callback):
         """End of work; log when it is time."""
         self._ended = time.perf_counter()
         self._working += self._ended - self._started
-        self._samples += items_in(batch) * trainer.world_size
+        self._samples += getattr(pl_module, "items_in", items_in)(batch) * trainer.world_size
         elapsed = self._working + self._waiting
         if due(trainer) and elapsed > 0:
             pl_module.log("train/samples_per_sec", self._samples / elapsed)
