@@ -11,9 +11,10 @@ import logging
 import sys
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import lightning as L
 import yaml
@@ -25,10 +26,11 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 from zoo import __version__
 from zoo.atomic import write_atomic
 from zoo.loading import load
-from zoo.parsing import ConfigError, allow_imports, check_config, explain_build, fail
+from zoo.parsing import ConfigError, allow_imports, check_config, explain_build
 from zoo.predictor import Loaded
 from zoo.run_options import complete, config_files, recipe_of, settle
-from zoo.training import frozen
+from zoo.trainer_parser import ZooParser, config_text
+from zoo.training import frozen, precision
 from zoo.training import run as runs
 from zoo.training.banner import Banner
 from zoo.training.bulk import BulkData
@@ -47,32 +49,20 @@ log = logging.getLogger(__name__)
 DEFAULT_SEED = 1234
 
 
-class ZooParser(LightningArgumentParser):
-    """LightningCLI's parser with one-line errors."""
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Report a wrong key or value in one line and exit with code 2."""
-        fail(self.prog, message)
-
-
 class SaveConfig(SaveConfigCallback):
     """Writes the complete, resolved config of a fit into its run folder."""
 
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Wait: a checkpoint that refuses this config is read later, and its run must keep its own."""
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Write it."""
+        super().setup(trainer, pl_module, "fit")
+
     def save_config(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Write config.yaml atomically; what belongs to one call only (paths of the run) is left out."""
-        if stage == "fit":
-            text = config_text(self.parser, self.config)
-            write_atomic(runs.run_folder(trainer) / runs.CONFIG_NAME, lambda file: file.write(text.encode()))
-
-
-def config_text(parser: LightningArgumentParser, config: Namespace) -> str:
-    """A config as YAML that any of the four commands reads."""
-    kept = config.clone()
-    kept["trainer.default_root_dir"] = None
-    kept["ckpt_path"] = None
-    for key in ("config", "input", "output", "overwrite"):
-        kept.pop(key, None)
-    return parser.dump(kept, skip_none=False)
+        text = config_text(self.parser, self.config)
+        write_atomic(runs.run_folder(trainer) / runs.CONFIG_NAME, lambda file: file.write(text.encode()))
 
 
 class ZooCLI(LightningCLI):
@@ -176,12 +166,28 @@ class ZooCLI(LightningCLI):
         if self.checkpoint is not None:
             recorded = frozen.read_records(self.checkpoint)
             used = frozen.use_copies(self.config["model"].get("init_args") or {}, recorded, self.checkpoint.parent)
-        try:
+        if self.config["trainer.precision"] == precision.AUTO:
+            settled = precision.settle(self.command, self.checkpoint, self._build_for_trial)
+            self.config["trainer.precision"] = self._given["trainer.precision"] = settled
+        with self._explained():
             super().instantiate_classes()
-        except Exception as error:  # a constructor may raise anything when its arguments make no sense
-            raise explain_build(error, self.config.as_dict()) from error
         frozen.note_sources(frozen.frozen_modules({"": self.model}), arguments, used)
         self.model.specs = describe(self.model, self.config)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # a constructor may raise anything when its arguments make no sense
+            raise explain_build(error, self.config.as_dict()) from error
+
+    def _build_for_trial(self) -> dict[str, Any]:
+        with self._explained():
+            built = self.parser.instantiate_classes(self.config)
+        devices = built["trainer"]["devices"]
+        one = devices[:1] if isinstance(devices, list) else 1
+        trainer = {"accelerator": built["trainer"]["accelerator"], "devices": one}
+        return {"model": built["model"], "data": built["data"], **trainer}
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Build the trainer with our loggers and plugins."""

@@ -80,7 +80,6 @@ def test_no_source_and_no_model(tmp_path):
 
 @pytest.mark.parametrize("mode", [("batched", None), ("chunked", 1)], ids=str)
 def test_four_bits_train_and_reload(mode, tmp_path):
-    pytest.importorskip("bitsandbytes")
     how = {"quantization": "nf4"}
     config = {**CONFIGS["llama"], "hidden_size": 64, "intermediate_size": 64, "head_dim": 16}
     net = crowd(mode=mode[0], chunk=mode[1], checkpointing=True, backbone={"config": config, **how})
