@@ -52,7 +52,7 @@ def init_from(
         _compare_backbones(path, recorded, backbones)
         weights = _without_sourced(path, weights, backbones)
         if not any(key in own and own[key].shape == value.shape for key, value in weights.items()):
-            raise ValueError(f"init_from {path}: no tensor matches; it holds {', '.join(list(weights)[:3])}, …")
+            raise ValueError(f"init_from {path}: no tensor matches; {_mismatch(weights, own)}")
         given |= weights
     expected = {key: value for key, value in own.items() if key in given or key not in frozen.frozen_keys(backbones)}
     report, matching = _match(given, expected)
@@ -66,6 +66,12 @@ def init_from(
             )
     model.load_state_dict(matching, strict=False)
     return report
+
+
+def _mismatch(weights: dict[str, Tensor], own: dict[str, Tensor]) -> str:
+    for key in weights.keys() & own.keys():
+        return f"{key} is {tuple(weights[key].shape)} there and {tuple(own[key].shape)} here"
+    return f"it holds {', '.join(list(weights)[:3])}, …"
 
 
 def _match(given: dict[str, Tensor], own: dict[str, Tensor]) -> tuple[dict[str, Counter[str]], dict[str, Tensor]]:
