@@ -66,6 +66,13 @@ def equal(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
+def test_accumulated_batches_count_once():
+    task, ema = Task(), EMA(["net"], decay=0.5)
+    trainer([ema], accumulate_grad_batches=2).fit(task, data())
+    assert ema.updates == 3
+    torch.testing.assert_close(ema.shadow["net.0.weight"], averaged(task.trail[1::2], [0.5, 0.5]))
+
+
 def test_closed_form_and_what_is_copied():
     task, ema = Task(), EMA(["net"], decay=0.9)
     trainer([ema]).fit(task, data())

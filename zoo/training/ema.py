@@ -10,8 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from zoo.training.guard import LossGuard
-
 log = logging.getLogger(__name__)
 
 
@@ -20,7 +18,8 @@ class EMA(L.Callback):
 
     Frozen parameters are not copied. Persistent float buffers (running statistics) are copied as they are, not
     averaged. The first update copies the weights; before it, evaluation uses the live ones. The checkpoint's
-    `state_dict` always holds the live weights, `checkpoint["ema"]["shadow"]` the average under the same names.
+    `state_dict` always holds the live weights, `checkpoint["ema"]["shadow"]` the average under the same names. Batches
+    that only accumulate gradients bring no update.
 
     Args:
         modules: names of the task's parts, such as `generator`.
@@ -57,6 +56,7 @@ class EMA(L.Callback):
         self.warm_up = warm_up
         self.shadow: dict[str, Tensor] = {}
         self.updates = 0
+        self._step = 0
         self._swapped = False
         self._restored = False
         self._places: dict[str, tuple[nn.Module, str]] | None = None
@@ -82,16 +82,19 @@ class EMA(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Say so when a resumed checkpoint brought no average."""
+        self._step = trainer.global_step
         if trainer.ckpt_path is not None and not self._restored:
             log.warning("EMA: %s holds no average; it starts from the live weights", trainer.ckpt_path)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Update, unless the loss guard threw this batch away."""
+        """Update, unless a guard threw this batch away or it only accumulated gradients."""
         done = trainer.fit_loop.epoch_loop.total_batch_idx + 1 - self.start_batch
-        guards = [callback for callback in trainer.callbacks if isinstance(callback, LossGuard)]  # type: ignore[attr-defined]
-        if done > 0 and done % self.every_n_batches == 0 and not any(guard.skipped for guard in guards):
+        stepped = trainer.global_step != self._step
+        self._step = trainer.global_step
+        guarded = any(getattr(callback, "skipped", False) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        if stepped and done > 0 and done % self.every_n_batches == 0 and not guarded:
             self._update(pl_module)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

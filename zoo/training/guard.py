@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from zoo.training.rates import scale_rates
+
 log = logging.getLogger(__name__)
 
 
@@ -76,6 +78,7 @@ class LossGuard(L.Callback):
         self.trips = 0
         self.multiplier = 1.0
         self.skipped = False
+        self._scales = action == "reduce"
         self._stepped = False
         self._in_a_row = 0
         self._good = 0
@@ -110,9 +113,9 @@ class LossGuard(L.Callback):
         """Take the first snapshot, or hook the multiplier into the optimizers."""
         if self.action == "roll_back":
             self._snapshot = Snapshot(trainer, pl_module)
-        if self.action == "reduce":
+        if self._scales:
             for optimizer in trainer.optimizers:
-                self._scale_rates(optimizer)
+                scale_rates(optimizer, lambda: self.multiplier)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -147,7 +150,7 @@ class LossGuard(L.Callback):
             self._reasons.append(reason)
             self.skipped = True
         else:
-            self._losses.setdefault(index, deque(maxlen=self.window)).append(loss)
+            self._remember(index, loss, gradient)
         if self.skipped:
             for parameter in parameters:
                 parameter.grad = None
@@ -159,19 +162,22 @@ class LossGuard(L.Callback):
         if self.skipped:
             self.trips += 1
             self._in_a_row += 1
-            self._act(trainer, pl_module, batch, batch_idx)
+            message = _describe(trainer, batch, batch_idx, self._reasons)
+            self._reasons.clear()
+            for buffer, before in self._statistics:
+                buffer.copy_(before)
+            self._act(trainer, pl_module, message)
         elif self._stepped:
             self._in_a_row = 0
             self._good += 1
-            if self.action == "roll_back" and self._good % self.snapshot_every == 0:
-                self._snapshot = Snapshot(trainer, pl_module)
+            self._approve(trainer, pl_module)
         pl_module.log("train/guard_trips", float(self.trips), on_step=True, on_epoch=False)
-        if self.action == "reduce":
+        if self._scales:
             pl_module.log("train/guard_lr_multiplier", self.multiplier, on_step=True, on_epoch=False)
 
     def _judge(self, trainer: L.Trainer, index: int, loss: float, gradient: float) -> str | None:
         """Why this step is bad, or None."""
-        what = f"the loss of optimizer {index}" if len(trainer.optimizers) > 1 else "the loss"
+        what = _loss_of(trainer, index)
         if not math.isfinite(loss):
             return f"{what} is {loss}"
         if self.limit is not None and loss > self.limit:
@@ -185,11 +191,17 @@ class LossGuard(L.Callback):
             return f"the gradient norm behind {what} is {gradient}"
         return None
 
-    def _act(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
-        message = _describe(trainer, batch, batch_idx, self._reasons)
-        self._reasons.clear()
-        for buffer, before in self._statistics:
-            buffer.copy_(before)
+    def _remember(self, index: int, loss: float, gradient: float) -> None:
+        """Note the values of a good step."""
+        self._losses.setdefault(index, deque(maxlen=self.window)).append(loss)
+
+    def _approve(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Act on a good batch."""
+        if self.action == "roll_back" and self._good % self.snapshot_every == 0:
+            self._snapshot = Snapshot(trainer, pl_module)
+
+    def _act(self, trainer: L.Trainer, pl_module: L.LightningModule, message: str) -> None:
+        """Act on a bad batch, whose gradients are dropped already."""
         if self._in_a_row >= self.patience:
             raise DivergedError(
                 f"{self._in_a_row} bad batches in a row, the last: {message}. Lower the learning rate, clip gradients, "
@@ -203,22 +215,6 @@ class LossGuard(L.Callback):
             log.warning("skipped %s; rolled back to batch %d", message, self._snapshot.batch)
         else:
             log.warning("skipped %s", message)
-
-    def _scale_rates(self, optimizer: Optimizer) -> None:
-        """Multiply the rates during each step only, so that schedules and checkpoints never see the multiplier."""
-        scheduled: list[Any] = []
-
-        def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            scheduled[:] = [group["lr"] for group in optimizer.param_groups]
-            for group in optimizer.param_groups:
-                group["lr"] = group["lr"] * self.multiplier
-
-        def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            for group, rate in zip(optimizer.param_groups, scheduled, strict=True):
-                group["lr"] = rate
-
-        optimizer.register_step_pre_hook(before)
-        optimizer.register_step_post_hook(after)
 
 
 class Snapshot:
@@ -243,6 +239,10 @@ class Snapshot:
         for optimizer, state in zip(trainer.optimizers, self._states, strict=True):
             groups = optimizer.state_dict()["param_groups"]
             optimizer.load_state_dict({"state": copy.deepcopy(state), "param_groups": groups})
+
+
+def _loss_of(trainer: L.Trainer, index: int) -> str:
+    return f"the loss of optimizer {index}" if len(trainer.optimizers) > 1 else "the loss"
 
 
 def _describe(trainer: L.Trainer, batch: Any, batch_idx: int, reasons: list[str]) -> str:
