@@ -61,6 +61,7 @@ def test_an_upward_import_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_nets_import_without_lightning() -> None:
     nets = ["hifigan.generator", "hifigan.discriminators", "hifigan.conditioners", "audio.mel"]
+    nets += ["audiosr.denoiser", "audiosr.vae"]
     code = "import sys; " + "; ".join(f"import zoo.{net}" for net in nets) + "; assert 'lightning' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, env=environment())
 

@@ -40,7 +40,7 @@ from zoo.hifigan.convert_training import (
     renumber,
     scheduler_state,
 )
-from zoo.hifigan.generator import Generator
+from zoo.hifigan.generator import LAST_SLOPE, Generator
 from zoo.training.build import build
 from zoo.training.converted import read_ours, write_converted
 from zoo.training.export import write_export
@@ -69,8 +69,25 @@ def to_original(module: nn.Module, path: Path | str) -> None:
             "the original's format holds no conditioner and pads with zeros only; use `zoo export`. This generator has "
             f"conditioner {type(module.conditioner).__name__} and padding_mode {module.padding_mode!r}"
         )
+    refuse_variants(module)
     _write_config(path.with_name(CONFIG_NAME), original_config(vars(module), None, {}))
     _save({"generator": to_legacy_keys(module.state_dict())}, path)
+
+
+def refuse_variants(generator: Generator) -> None:
+    """Refuse a generator whose weights the original's code, and every descendant of it, would run otherwise.
+
+    Raises:
+        ValueError: for another slope of the last activation, or a stage whose kernel minus rate is odd.
+    """
+    stages = zip(generator.upsample_kernel_sizes, generator.upsample_rates, strict=True)
+    odd = [f"{kernel} with rate {rate}" for kernel, rate in stages if (kernel - rate) % 2]
+    if generator.last_slope != LAST_SLOPE or odd:
+        raise ValueError(
+            f"the format holds generators with last_slope {LAST_SLOPE} and even kernel - rate only; this one has "
+            f"last_slope {generator.last_slope} and "
+            f"{'odd kernel - rate: kernel ' + ', '.join(odd) if odd else 'even kernel - rate'}; use `zoo export`"
+        )
 
 
 def settings_of(path: Path, config: Config = None) -> dict[str, Any]:
@@ -174,6 +191,7 @@ def from_checkpoint(source: Path, folder: Path) -> dict[str, Any]:
     checkpoint, specs, *_ = read_ours(source, INFERENCE)
     state = checkpoint["state_dict"]
     generator = Generator(**_generator_arguments(specs, source))
+    refuse_variants(generator)  # before anything is written
     parts = {
         name: {key.removeprefix(f"{name}."): value for key, value in state.items() if key.startswith(f"{name}.")}
         for name in PARTS

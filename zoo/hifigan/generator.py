@@ -70,7 +70,8 @@ class Generator(nn.Module):
         in_channels: channels of the input frames.
         initial_channels: width before the first up-sampling; every stage halves it.
         upsample_rates: up-sampling factor of each stage; their product is the hop in samples.
-        upsample_kernel_sizes: kernel of each stage; kernel minus rate must be even and not negative.
+        upsample_kernel_sizes: kernel of each stage; kernel minus rate must not be negative, and even unless
+            `output_padding` says what an odd one means.
         resblock: residual block type, "1" or "2".
         resblock_kernel_sizes: odd kernel sizes of the residual blocks run side by side in every stage.
         resblock_dilation_sizes: dilations of each of these blocks.
@@ -78,6 +79,10 @@ class Generator(nn.Module):
         padding_mode: edges of all convolutions that are not transposed ("reflect": SpeechBrain's checkpoints).
         init: "default" is PyTorch's, which is also what the original effectively trains from; "normal" draws the
             up-sampling, residual and last weights from N(0, 0.01).
+        last_slope: of the last leaky ReLU: 0.01 (HiFi-GAN, AudioSR) or 0.1 (ProjectLily).
+        output_padding: of the stages whose kernel minus rate is odd: 0 (AudioSR) or 1 (ProjectLily). They give one or
+            two samples too many at their end; later stages see these, and the waveform is cut to whole frames. None
+            refuses such stages.
 
     Attributes:
         hop_length: samples per frame (of the conditioner's output frames where it changes their rate).
@@ -101,9 +106,11 @@ class Generator(nn.Module):
         conditioner: Conditioner | None = None,
         padding_mode: PaddingMode = "zeros",
         init: Literal["default", "normal"] = "default",
+        last_slope: float = LAST_SLOPE,
+        output_padding: Literal[0, 1] | None = None,
     ) -> None:
         super().__init__()
-        _check_upsampling(upsample_rates, upsample_kernel_sizes, initial_channels)
+        _check_upsampling(upsample_rates, upsample_kernel_sizes, initial_channels, output_padding)
         _check_resblocks(resblock, resblock_kernel_sizes, resblock_dilation_sizes)
         if init not in ("default", "normal"):
             raise ValueError(f'init must be "default" or "normal", not {init!r}')
@@ -117,6 +124,8 @@ class Generator(nn.Module):
         self.resblock_kernel_sizes = tuple(resblock_kernel_sizes)
         self.resblock_dilation_sizes = tuple(tuple(dilations) for dilations in resblock_dilation_sizes)
         self.padding_mode = padding_mode
+        self.last_slope = last_slope
+        self.output_padding = output_padding
         self.hop_length = math.prod(upsample_rates)
         self.conditioner = conditioner
 
@@ -130,9 +139,9 @@ class Generator(nn.Module):
         self.resblocks = nn.ModuleList()
         channels = initial_channels
         for rate, kernel in zip(upsample_rates, upsample_kernel_sizes, strict=True):
-            self.ups.append(
-                nn.ConvTranspose1d(channels, channels // 2, kernel, stride=rate, padding=(kernel - rate) // 2)
-            )
+            excess = kernel - rate
+            added = (output_padding or 0) * (excess % 2)
+            self.ups.append(nn.ConvTranspose1d(channels, channels // 2, kernel, rate, excess // 2, added))
             channels //= 2
             for size, dilations in zip(resblock_kernel_sizes, resblock_dilation_sizes, strict=True):
                 self.resblocks.append(ResidualBlock(channels, size, dilations, resblock, padding_mode))
@@ -154,13 +163,15 @@ class Generator(nn.Module):
         """
         if self.conditioner is not None:
             x = self.conditioner(x)
+        samples = x.shape[-1] * self.hop_length
         x = self.conv_pre(x)
         parallel = len(self.resblock_kernel_sizes)
         for stage, upsample in enumerate(self.ups):
             x = upsample(F.leaky_relu(x, SLOPE))
             blocks = self.resblocks[stage * parallel : (stage + 1) * parallel]
             x = sum(block(x) for block in blocks) / parallel
-        return torch.tanh(self.conv_post(F.leaky_relu(x, LAST_SLOPE)))
+        x = torch.tanh(self.conv_post(F.leaky_relu(x, self.last_slope)))
+        return x if self.output_padding is None else x[..., :samples]
 
     def convolutions(self) -> list[tuple[str, nn.Conv1d | nn.ConvTranspose1d]]:
         """Every convolution that carries weight norm, with its name."""
@@ -203,16 +214,19 @@ class Generator(nn.Module):
         return None if context is None else frames + context
 
 
-def _check_upsampling(rates: Sequence[int], kernels: Sequence[int], channels: int) -> None:
+def _check_upsampling(rates: Sequence[int], kernels: Sequence[int], channels: int, output_padding: int | None) -> None:
+    if output_padding not in (None, 0, 1):
+        raise ValueError(f"output_padding is null, 0 or 1, not {output_padding!r}")
     if not rates or len(rates) != len(kernels):
         raise ValueError(
             f"upsample_rates and upsample_kernel_sizes must have the same length, not {len(rates)} and {len(kernels)}"
         )
     for rate, kernel in zip(rates, kernels, strict=True):
-        if kernel < rate or (kernel - rate) % 2:
+        if kernel < rate or ((kernel - rate) % 2 and output_padding is None):
             raise ValueError(
                 f"upsample kernel {kernel} with rate {rate}: kernel - rate must be even and not negative, or a stage "
-                f"does not give exactly {rate} samples per frame; use kernel {2 * rate + rate % 2} or {rate}"
+                f"does not give exactly {rate} samples per frame; use kernel {2 * rate + rate % 2} or {rate}, or set "
+                "output_padding to 0 (AudioSR) or 1 (ProjectLily) for a vocoder trained with an odd difference"
             )
     if channels % 2 ** len(rates):
         raise ValueError(f"initial_channels {channels} cannot be halved {len(rates)} times")

@@ -83,8 +83,11 @@ class HiFiGANTask(GANTask):
         return fake[..., :samples], audio[:, None, :samples]
 
     def reconstruction(self, fake: Tensor, real: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """L1 distance of log-mels."""
-        return {"g/mel": mel_l1(self.loss_mel, fake, real)}
+        """L1 distance of log-mels; with a weight for `g/m_stft`, the multi-resolution STFT distance too."""
+        terms = {"g/mel": mel_l1(self.loss_mel, fake, real)}
+        if self.loss_weights.get("g/m_stft"):
+            terms["g/m_stft"] = multi_resolution_stft(fake, real)
+        return terms
 
     def evaluate(self, batch: Batch, batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
         """Compare whole clips."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from zoo.hifigan.conditioners import Conditioner, ConformerConditioner, PrenetConditioner, sinusoids
+from zoo.hifigan.convert_checkpoint import refuse_variants
 from zoo.hifigan.convert_files import Original as Nets
 from zoo.hifigan.convert_files import build_generator, renamed
 from zoo.hifigan.convert_names import PREFIXES, split_prefixes, to_legacy_keys, with_weight_norm
@@ -176,6 +177,7 @@ def vocoder_file(generator: Generator, others: Mapping[str, Tensor], sample_rate
             f"Miipher-2's files hold no generator with front end {type(front).__name__} and padding_mode "
             f"{generator.padding_mode!r}; use `zoo export`"
         )
+    refuse_variants(generator)
     own = with_weight_norm(generator.state_dict())  # an exported generator is fused
     state = to_legacy_keys({**{f"generator.{key}": value for key, value in own.items()}, **others})
     if isinstance(front, PrenetConditioner):

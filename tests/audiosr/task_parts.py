@@ -1,0 +1,87 @@
+"""Tiny parts of the training stages, and a datamodule of synthetic clips."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from zoo.audiosr.denoiser import Denoiser
+from zoo.audiosr.diffusion import CosineDiffusion
+from zoo.audiosr.features import MelFeatures
+from zoo.audiosr.global_encoder import GlobalEncoder
+from zoo.audiosr.losses import Latent
+from zoo.audiosr.parts import FrozenAutoencoder
+from zoo.audiosr.task import DiffusionTask
+from zoo.audiosr.unet import UNet
+from zoo.training.resume import ZooDataModule, item_seed
+
+RATE = 16000
+AUTOENCODER: dict[str, Any] = {
+    "channels": 4, "multipliers": [1, 2], "blocks": 1, "latent_channels": 2, "norm_groups": 2,
+}  # fmt: skip
+VOCODER: dict[str, Any] = {
+    "in_channels": 32, "initial_channels": 8, "upsample_rates": [16, 10], "upsample_kernel_sizes": [16, 10],
+    "resblock": "2", "resblock_kernel_sizes": [3], "resblock_dilation_sizes": [[1]],
+}  # fmt: skip
+
+
+def features() -> MelFeatures:
+    return MelFeatures(sample_rate=RATE, n_fft=512, hop_length=160, n_mels=32)
+
+
+def denoiser(fusion: Any = "none", **settings: Any) -> Denoiser:
+    width = None if fusion == "none" else 8
+    sizes: dict[str, Any] = {"channels": 8, "multipliers": [1, 2], "blocks": 1, "attention_factors": [2]}
+    torch.manual_seed(0)
+    unet = UNet(4, 2, **sizes, head_channels=8, norm_groups=4, fusion=fusion, context_channels=width, **settings)
+    return Denoiser(unet, None if width is None else GlobalEncoder(32, 8, 2, 1, width, 16))
+
+
+def task(net: Denoiser | None = None, **settings: Any) -> DiffusionTask:
+    settings = {
+        "autoencoder": FrozenAutoencoder(config=AUTOENCODER),
+        "features": features(),
+        "diffusion": CosineDiffusion(),
+        "losses": {"latent": Latent()},
+        "optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
+        "restore_items": 0,
+        **settings,
+    }
+    return DiffusionTask(net or denoiser(), **settings)
+
+
+class Clips(Dataset[dict[str, Tensor]]):
+    """Noise, and its running mean as the band-limited twin."""
+
+    def __init__(self, size: int, samples: int) -> None:
+        self.size, self.samples = size, samples
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, key: Any) -> dict[str, Tensor]:
+        epoch, item = key if isinstance(key, tuple) else (-1, key)
+        high = torch.randn(1, self.samples, generator=torch.Generator().manual_seed(item_seed(0, epoch, item))) / 4
+        return {"high": high, "low": (high + high.roll(1, -1)) / 2, "cutoff_hz": torch.tensor(4000.0)}
+
+
+class Data(ZooDataModule):
+    def __init__(self, batch_size: int = 2, samples: int = 2560, size: int = 6) -> None:
+        super().__init__(batch_size)
+        self.samples, self.size = samples, size
+
+    def setup(self, stage: str) -> None:
+        self.train_set, self.val_set = Clips(self.size, self.samples), Clips(2, self.samples)
+
+
+def trainer(folder: Path, **settings: Any) -> L.Trainer:
+    settings = {"max_steps": 3, "limit_val_batches": 0, "num_sanity_val_steps": 0, **settings}
+    return L.Trainer(
+        default_root_dir=folder, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False, **settings,
+    )  # fmt: skip

@@ -1,0 +1,176 @@
+"""The diffusion task: scale of the latents, dropped conditions, what is random and what is not, fallbacks."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.audiosr.task_parts import AUTOENCODER, VOCODER, Clips, Data, denoiser, features, task, trainer
+from zoo.audiosr.diffusion import CosineDiffusion
+from zoo.audiosr.objective import Objective, draws
+from zoo.audiosr.parts import FrozenAutoencoder, FrozenVocoder
+from zoo.audiosr.reconstruct import whole_mel
+from zoo.audiosr.vae import split
+from zoo.training.checkpoint_files import load_checkpoint
+
+
+def test_scale_of_the_latents_is_taken_once_and_saved(tmp_path: Path) -> None:
+    model, run = task(), trainer(tmp_path, max_steps=1)
+    run.fit(model, datamodule=Data(samples=25600))
+    scale = float(model.net.latent_scale)
+    mean, logvar = split(model.autoencoder.encode(whole_mel(features()(Clips(6, 25600)[0, 1]["high"][None]), 4)))
+    spread = mean.var() + logvar.exp().mean()
+    assert scale != 1 and scale == pytest.approx(float(spread) ** -0.5, rel=0.05)
+    run.save_checkpoint(tmp_path / "a.ckpt", weights_only=False)
+    assert float(load_checkpoint(tmp_path / "a.ckpt")["state_dict"]["net.latent_scale"]) == scale
+    resumed = task()
+    # other data: a scale taken anew would differ
+    trainer(tmp_path, max_steps=2).fit(resumed, datamodule=Data(samples=5120), ckpt_path=str(tmp_path / "a.ckpt"))
+    assert float(resumed.net.latent_scale) == scale
+
+
+def test_scale_given_as_a_number() -> None:
+    assert float(task(latent_scale=0.5).net.latent_scale) == 0.5
+
+
+class Spy(nn.Module):
+    """Stands for the UNet and notes what it is given."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+        self.seen: list[tuple[Tensor, Tensor]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return super().__getattr__(name) if name in ("net", "seen") else getattr(super().__getattr__("net"), name)
+
+    def forward(self, x: Tensor, t: Tensor, *context: Tensor | None) -> Tensor:
+        self.seen.append((x.detach(), t))
+        return self.net(x, t, *context)
+
+
+def spied(**settings: Any) -> tuple[Any, Spy]:
+    model = task(latent_scale=2.0, **settings)
+    spy = Spy(model.net.unet)
+    model.net.unet = spy
+    return model, spy
+
+
+def test_dropped_condition_is_the_originals_constant(tmp_path: Path) -> None:
+    model, spy = spied(condition_dropout=1.0)
+    trainer(tmp_path, max_steps=1).fit(model, datamodule=Data())
+    (x, _) = spy.seen[-1]
+    assert torch.equal(x[:, 2:], torch.full_like(x[:, 2:], -11.4981 * 2))
+    model, spy = spied(condition_dropout=0.0)
+    trainer(tmp_path, max_steps=1).fit(model, datamodule=Data())
+    assert not (spy.seen[-1][0][:, 2:] < -11.4981 * 2 + 1e-3).all()
+
+
+def test_condition_is_dropped_item_by_item() -> None:
+    drawn = draws(range(4000), (1,), 1000, 0.1, torch.device("cpu"))
+    assert float(drawn.kept.float().mean()) == pytest.approx(0.9, abs=0.02)
+    assert drawn.t.min() >= 0 and drawn.t.max() <= 999 and float(drawn.t.float().mean()) == pytest.approx(500, abs=20)
+    alone = draws([17], (1,), 1000, 0.1, torch.device("cpu"))
+    for whole, one in zip(drawn, alone, strict=True):
+        assert torch.equal(whole[17:18], one)
+
+
+def test_two_ranks_draw_what_one_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, spy = spied()
+    trainer(tmp_path, max_steps=1).fit(model, datamodule=Data(batch_size=4))
+    times = spy.seen[-1][1].tolist()
+    seen = []
+    for rank in range(2):
+        model, spy = spied()
+        run = trainer(tmp_path, max_steps=1)
+        monkeypatch.setattr(type(run), "global_rank", rank)
+        monkeypatch.setattr(type(run), "world_size", 2)
+        run.fit(model, datamodule=Data(batch_size=2))
+        seen.append(spy.seen[-1][1].tolist())
+        monkeypatch.undo()
+    assert [seen[0][0], seen[1][0], seen[0][1], seen[1][1]] == times
+
+
+def test_validation_has_no_chance_in_it(tmp_path: Path) -> None:
+    model, values = task(latent_scale=1.5), []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        run = trainer(tmp_path, limit_val_batches=2)
+        run.validate(model, datamodule=Data(), verbose=False)
+        values.append({key: float(value) for key, value in run.callback_metrics.items()})
+    assert values[0] == values[1] and set(values[0]) == {"val/loss", "val/latent"}
+    assert values[0]["val/loss"] > 0
+
+
+def test_parts_of_a_batch_add_up_to_the_whole() -> None:
+    model = task()
+    objective = Objective(
+        model.net, CosineDiffusion(), model.losses, FrozenAutoencoder(config=AUTOENCODER), features(), None
+    )
+    torch.manual_seed(0)
+    with torch.no_grad():
+        model.net.unet.out[-1].weight.normal_()
+    latent, condition, noise = (torch.randn(3, 2, 8, 16) for _ in range(3))
+    t, place = torch.tensor([3, 500, 999]), torch.rand(3)
+    whole = objective(latent, condition, t, noise, place, None)["latent"]
+    rows = [tuple(each[a:b] for each in (latent, condition, t, noise, place)) for a, b in ((0, 2), (2, 3))]
+    parts = [objective(*row, None)["latent"] for row in rows]
+    torch.testing.assert_close(torch.cat(parts).sum(0, keepdim=True), whole)
+
+
+def test_dp_falls_back_with_a_message(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = task(parallel="dp")
+    with caplog.at_level(logging.WARNING):
+        trainer(tmp_path, max_steps=1).fit(model, datamodule=Data())
+    assert "needs two GPUs and there are 0" in caplog.text
+    assert not any("module." in key for key in model.state_dict())
+
+
+def test_compile_that_fails_falls_back_with_the_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_compiler(*args: object, **kwargs: object) -> object:
+        def call(*args: object, **kwargs: object) -> None:
+            raise RuntimeError("no C++ compiler")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", no_compiler)
+    model = task(compile=True)
+    names = set(model.state_dict())
+    with caplog.at_level(logging.WARNING):
+        trainer(tmp_path, max_steps=2).fit(model, datamodule=Data())
+    assert caplog.text.count("UNet is not compiled: RuntimeError: no C++ compiler") == 1
+    assert set(model.state_dict()) == names
+
+
+def test_remainder_of_an_accumulation_is_stepped_at_the_epochs_end(tmp_path: Path) -> None:
+    run = trainer(tmp_path, max_epochs=2, max_steps=-1, accumulate_grad_batches=2)
+    run.fit(task(), datamodule=Data())  # 3 batches an epoch
+    assert run.global_step == 4
+
+
+def test_global_encoder_hears_the_input_or_as_the_original_the_target(tmp_path: Path) -> None:
+    batch = {key: value[None] for key, value in Clips(2, 2560)[0].items()}
+    for heard, key in (("lowres", "low"), ("target", "high")):
+        model = task(denoiser("film"), global_input=heard)
+        high, low = model._mels(batch)
+        given = model._heard(high, low)
+        assert given is not None and torch.equal(given, whole_mel(features()(batch[key]), 4))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"autoencoder": FrozenAutoencoder(config={**AUTOENCODER, "latent_channels": 4})}, "in_channels 8 and"),
+        ({"vocoder": FrozenVocoder(config={**VOCODER, "in_channels": 40})}, "from 40 bands"),
+        ({"condition_dropout": 1.5}, "lies in"),
+        ({"global_input": "both"}, "'lowres' or 'target'"),
+    ],
+)
+def test_parts_that_do_not_fit(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        task(**settings)

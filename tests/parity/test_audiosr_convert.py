@@ -1,0 +1,103 @@
+"""The original's recorded files through the converter: its numbers, and its files again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from zoo.audiosr.convert import convert, describe, from_original, is_original
+from zoo.audiosr.vae import split
+from zoo.loading import build_parts
+from zoo.training.checkpoint_files import load_checkpoint
+from zoo.training.export import parts_state
+from zoo.training.foreign import load_foreign
+
+pytestmark = pytest.mark.shared
+
+
+@pytest.fixture(scope="module")
+def folder(shared: Path) -> Path:
+    return shared / "golden" / "audiosr"
+
+
+@pytest.fixture(scope="module")
+def io(folder: Path) -> dict[str, Tensor]:
+    with np.load(folder / "set_a" / "io.npz") as arrays:
+        return {key: torch.from_numpy(arrays[key]) for key in arrays}
+
+
+@torch.no_grad()
+def test_set_a(folder: Path, io: dict[str, Tensor]) -> None:
+    def close(actual: Tensor, name: str) -> None:
+        torch.testing.assert_close(actual, io[name], atol=1e-4, rtol=0.0)
+
+    model = from_original(folder / "set_a" / "step_7.pt", config=folder / "set_a" / "config.yaml")
+    assert all(set(counts) == {"matched"} for counts in model.report.values())
+    moments = model.vae.encode(io["ge_in"])
+    close(moments, "vae_moments")
+    close(model.vae.decode(split(moments)[0]), "vae_dec")
+    context, sequence = model.global_encoder(io["ge_in"])
+    close(context, "ge_global")
+    close(sequence, "ge_sequence")
+    x = torch.cat([io["x_noisy"], io["cond_mean"]], dim=1)
+    close(model.unet(x, io["t"]), "unet_out_noglobal")
+    close(model.unet(x, io["t"], full_audio=io["ge_in"]), "unet_out_global")
+
+
+@torch.no_grad()
+def test_set_a_time_first_and_back(folder: Path, io: dict[str, Tensor], tmp_path: Path) -> None:
+    source, ours, back = folder / "set_a" / "step_7.pt", tmp_path / "ours.ckpt", tmp_path / "back" / "step_7.pt"
+    assert convert(source, ours)["step"] == 7
+    checkpoint = load_checkpoint(ours)
+    parts = build_parts({**checkpoint["zoo"], "frozen": checkpoint["frozen"]}, tmp_path)
+    parts["net"].load_state_dict(parts_state(checkpoint["state_dict"], "net"))
+    model, net = from_original(source), parts["net"].eval()
+    mel, x = io["ge_in"], torch.cat([io["x_noisy"], io["cond_mean"]], dim=1)
+    clip, turned = mel.transpose(-1, -2), x.transpose(-1, -2)
+    for actual, expected in (
+        (parts["autoencoder"].encode(clip), model.vae.encode(mel)),
+        (parts["autoencoder"].decode(io["cond_mean"].transpose(-1, -2)), model.vae.decode(io["cond_mean"])),
+        (net(turned, io["t"]), model.unet(x, io["t"])),
+        (net(turned, io["t"], clip), model.unet(x, io["t"], mel)),
+    ):
+        torch.testing.assert_close(actual.transpose(-1, -2), expected, atol=1e-5, rtol=0.0)
+    assert convert(ours, back)["layout"] == "modelV1"
+    theirs, again = load_foreign(source), load_foreign(back)
+    assert again["ema"] == theirs["ema"] == {}
+    assert set(again["state_dict"]) == set(theirs["state_dict"])
+    for key, value in theirs["state_dict"].items():
+        assert torch.equal(again["state_dict"][key], value.to(again["state_dict"][key].dtype)), key
+
+
+@torch.no_grad()
+def test_audiosrs_layout(folder: Path, tmp_path: Path) -> None:
+    """AudioSR's recorded UNet and vocoder with set_a's autoencoder, named as in its `.bin`."""
+    own = load_foreign(folder / "common" / "audiosr_unet.pt")
+    vocoder = load_foreign(folder / "common" / "vocoder.pt")
+    autoencoder = load_foreign(folder / "set_a" / "step_7.pt")["state_dict"]
+    named = {key: value for key, value in autoencoder.items() if key.startswith(("first_stage", "cond_stage"))}
+    named |= {f"model.diffusion_model.{key}": value for key, value in own.items()}
+    named |= {f"first_stage_model.vocoder.{key}": value for key, value in vocoder.items()}
+    path = tmp_path / "pytorch_model.bin"
+    torch.save({"state_dict": {**named, "scale_factor": torch.tensor(0.37)}}, path)
+    sizes = json.loads((folder / "common" / "audiosr_unet_config.json").read_text())
+    hifigan = json.loads((folder / "common" / "vocoder_config.json").read_text())
+    config = {"model": {"params": {"unet_config": {"params": sizes}}}, "vocoder": hifigan}
+    model = from_original(path, config)
+    assert (model.layout, describe(path)["image axes"]) == ("audiosr", "time, mel")
+    assert float(model.unet.net.latent_scale) == pytest.approx(0.37)
+    with np.load(folder / "common" / "vocoder_io.npz") as arrays:
+        mel, wave = (torch.from_numpy(arrays[key]) for key in ("mel", "wav_audiosr"))
+    frames = mel.shape[-1] * model.vocoder.hop_length
+    torch.testing.assert_close(model.vocoder(mel).flatten(), wave.flatten()[:frames], atol=1e-4, rtol=0.0)
+
+
+def test_these_files_are_recognised(folder: Path, shared: Path) -> None:
+    assert is_original(folder / "set_a" / "step_7.pt")
+    assert not is_original(folder / "common" / "vocoder.pt")
+    assert not is_original(shared / "golden" / "flow" / "cfg_fmsave.ckpt")

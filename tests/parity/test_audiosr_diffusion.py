@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from zoo.audiosr.cutoff import detect
+from zoo.audiosr.diffusion import CosineDiffusion
+from zoo.audiosr.features import MelFeatures
+from zoo.audiosr.filters import FILTER_TYPES, lowpass
+from zoo.audiosr.samplers import DDIM, guided, time_grid
+from zoo.audiosr.unet import UNet
+from zoo.hifigan.generator import Generator
+from zoo.training.foreign import load_foreign
+
+pytestmark = pytest.mark.shared
+
+
+@pytest.fixture(scope="module")
+def folder(shared: Path) -> Path:
+    return shared / "golden" / "audiosr"
+
+
+def arrays(path: Path) -> dict[str, torch.Tensor]:
+    with np.load(path) as archive:
+        return {key: torch.from_numpy(archive[key]) for key in archive.files}
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor, atol: float) -> None:
+    torch.testing.assert_close(actual, expected, atol=atol, rtol=0)
+
+
+def test_schedule_noising_and_target(folder):
+    golden = arrays(folder / "set_a" / "io.npz")
+    diffusion = CosineDiffusion()
+    index = golden["sched_idx"]
+    close(diffusion.alpha_bar[index], golden["sched_alphas_cumprod"], 1e-7)
+    close(diffusion.signal[index], golden["sched_sqrt_alphas_cumprod"], 1e-7)
+    close(diffusion.spread[index], golden["sched_sqrt_one_minus_alphas_cumprod"], 1e-7)
+    before = torch.cat([torch.ones(1), diffusion.alpha_bar[:-1]])
+    close((1 - diffusion.alpha_bar / before)[index], golden["sched_betas"], 1e-6)
+    assert diffusion.alpha_bar[-1] == 0
+    mean = golden["vae_moments"][:, :4]
+    close(diffusion.noised(mean, golden["noise"], golden["t"]), golden["x_noisy"], 1e-6)
+    close(diffusion.target(mean, golden["noise"], golden["t"]), golden["v_target"], 1e-6)
+
+
+@pytest.fixture(scope="module")
+def unet(folder: Path) -> UNet:
+    net = UNet(8, 4, 32, (1, 1), 1, (2,), 16, 2).eval()
+    net.load_state_dict(
+        {key: value.float() for key, value in load_foreign(folder / "common" / "audiosr_unet.pt").items()}
+    )
+    return net
+
+
+@pytest.mark.parametrize(
+    ("steps", "eta", "scale"),
+    [(10, 0, 1), (10, 1, 1), (10, 1, 3.5), (50, 0, 1)],
+)
+def test_trajectories(folder, unet, steps, eta, scale):
+    golden = arrays(folder / "common" / "audiosr_unet_ddim.npz")
+    *times, end = time_grid(steps, "original", 1000)
+    assert times[::-1] == golden[f"ddim_timesteps_S{steps}"].tolist()
+    assert end == 0
+    condition = golden["cond"] * golden["scale_factor"].float()
+    nothing = torch.full_like(condition, float(golden["uncond_value"] * golden["scale_factor"]))
+
+    def under(given: torch.Tensor):
+        return lambda x, t: unet(torch.cat([x, given], dim=1), t)
+
+    key = f"s{steps}_eta{eta}_g{scale}"
+    noises = iter(golden[f"ddim_noise_{key}"]) if eta else None
+    predict = guided(under(condition), under(nothing), scale)
+    x0 = DDIM(steps, eta, "original").sample(predict, golden["x_T"], CosineDiffusion(), noises)
+    close(x0, golden[f"ddim_{key}"], 1e-4)
+
+
+@pytest.mark.parametrize(("variant", "last_slope", "output_padding"), [("audiosr", 0.01, 0), ("projectlily", 0.1, 1)])
+def test_vocoder(folder, variant, last_slope, output_padding):
+    common = folder / "common"
+    config = json.loads((common / "vocoder_config.json").read_text())
+    generator = Generator(
+        config.pop("num_mels"),
+        config.pop("upsample_initial_channel"),
+        **config,
+        last_slope=last_slope,
+        output_padding=output_padding,
+    ).fuse_()
+    generator.load_state_dict({key: value.float() for key, value in load_foreign(common / "vocoder.pt").items()})
+    golden = arrays(common / "vocoder_io.npz")
+    expected = golden[f"wav_{variant}"]
+    with torch.no_grad():
+        wave = generator(golden["mel"])
+    assert wave.shape == (1, 1, 12 * 480)
+    close(wave, expected[..., : 12 * 480], 1e-4)
+
+
+def test_features_and_cutoff(folder):
+    golden = arrays(folder / "common" / "features.npz")
+    wave = golden["wav"]
+    for kind, frames in (("audiosr", 100), ("projectlily", 101)):
+        mel = MelFeatures(kind)(wave[None, None])
+        assert mel.shape == (1, 1, frames, 256)
+        close(mel[0, 0, :20].T, golden[f"mel_{kind}_first20"], 1e-4)
+    assert detect(wave.numpy(), 48000) == golden["cutoff_hz"].item()
+
+
+@pytest.mark.parametrize("filter_type", FILTER_TYPES)
+def test_filters(folder, filter_type):
+    golden = arrays(folder / "common" / "features.npz")
+    for cutoff_hz in (4000, 11025):
+        limited = lowpass(golden["wav"].numpy(), 48000, cutoff_hz, filter_type, resample=True)
+        close(torch.from_numpy(limited[:12000]), golden[f"lp_{filter_type}_{cutoff_hz}"], 1e-6)

@@ -1,0 +1,52 @@
+"""The diffusion's loss and its gradients against ProjectLily's modelV1."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from zoo.audiosr.denoiser import Denoiser
+from zoo.audiosr.diffusion import CosineDiffusion
+from zoo.audiosr.features import MelFeatures
+from zoo.audiosr.global_encoder import GlobalEncoder
+from zoo.audiosr.losses import Latent
+from zoo.audiosr.objective import Objective
+from zoo.audiosr.parts import FrozenAutoencoder
+from zoo.audiosr.unet import UNet
+from zoo.training.foreign import load_foreign
+
+pytestmark = pytest.mark.shared
+PREFIX = "model.diffusion_model."
+
+
+def test_loss_and_gradients(shared: Path) -> None:
+    folder = shared / "golden" / "audiosr" / "set_a"
+    io, meta = np.load(folder / "io.npz"), json.loads((folder / "meta.json").read_text())
+    weights = load_foreign(folder / "step_7.pt")["state_dict"]
+    unet = UNet(8, 4, 32, (1, 1), 1, (2,), 16, fusion="replace", context_channels=16)
+    net = Denoiser(unet, GlobalEncoder(context_channels=16)).eval()
+    theirs = {key.removeprefix(PREFIX): value.float() for key, value in weights.items() if key.startswith(PREFIX)}
+    state = {key if key.startswith("global_encoder.") else f"unet.{key}": value for key, value in theirs.items()}
+    net.load_state_dict({**state, "latent_scale": torch.tensor(1.0)})
+    # the loss on latents needs neither; modelV1's latents come from the recorded moments
+    unused = {"channels": 8, "multipliers": [1], "blocks": 1, "norm_groups": 4}
+    objective = Objective(
+        net, CosineDiffusion(), nn.ModuleDict({"latent": Latent()}), FrozenAutoencoder(config=unused),
+        MelFeatures(sample_rate=16000, n_fft=512, hop_length=160, n_mels=32), None,
+    )  # fmt: skip
+    mean, condition, noise, clip = (torch.from_numpy(io[key]) for key in ("vae_moments", "cond_mean", "noise", "ge_in"))
+    t = torch.from_numpy(io["t"])
+    sums = objective(mean.chunk(2, 1)[0], condition, t, noise, torch.zeros(2), clip.mT)
+    loss = sums["latent"].sum() / 2
+    assert loss.item() == pytest.approx(meta["loss"], rel=1e-5)
+    loss.backward()
+    norms = {name: float(each.grad.norm()) for name, each in net.named_parameters() if each.grad is not None}
+    total = sum(value**2 for value in norms.values()) ** 0.5
+    assert total == pytest.approx(meta["grad_norm_total"], rel=1e-4)
+    for name, norm in meta["grad_norms_sample"].items():
+        ours = name.removeprefix(PREFIX)
+        found = norms.get(ours if ours.startswith("global_encoder.") else f"unet.{ours}", 0.0)
+        assert found == pytest.approx(norm, rel=1e-3, abs=1e-7), name

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from zoo.audiosr.denoiser import Denoiser, concat
+from zoo.audiosr.global_encoder import GlobalEncoder
+from zoo.audiosr.unet import UNet
+from zoo.audiosr.unet_blocks import timestep_embedding
+from zoo.audiosr.vae import Autoencoder, draw, kl, split
+from zoo.training.foreign import load_foreign
+
+pytestmark = pytest.mark.shared
+
+UNET = {
+    "in_channels": 8,
+    "out_channels": 4,
+    "channels": 32,
+    "multipliers": (1, 1),
+    "blocks": 1,
+    "attention_factors": (2,),
+    "head_channels": 16,
+}
+
+
+@pytest.fixture(scope="module")
+def state(shared: Path) -> dict[str, Tensor]:
+    weights = load_foreign(shared / "golden" / "audiosr" / "set_a" / "step_7.pt")["state_dict"]
+    return {key: value.float() if value.dtype == torch.float16 else value for key, value in weights.items()}
+
+
+@pytest.fixture(scope="module")
+def io(shared: Path) -> dict[str, Tensor]:
+    with np.load(shared / "golden" / "audiosr" / "set_a" / "io.npz") as arrays:
+        return {key: torch.from_numpy(arrays[key]) for key in arrays}
+
+
+@pytest.fixture
+def autoencoder(state) -> Autoencoder:
+    net = Autoencoder(channels=32, multipliers=(1, 1), blocks=1, latent_channels=4)
+    return loaded(net, under(state, "first_stage_model."))
+
+
+@pytest.fixture
+def denoiser(state) -> Denoiser:
+    net = Denoiser(UNet(**UNET, fusion="replace", context_channels=16), GlobalEncoder(context_channels=16))
+    weights = under(state, "model.diffusion_model.")
+    encoder = under(weights, "global_encoder.")
+    loaded(net.global_encoder, encoder)
+    loaded(net.unet, {key: value for key, value in weights.items() if not key.startswith("global_encoder.")})
+    return net.eval()
+
+
+def under(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+
+
+def loaded(net: nn.Module, state: dict[str, Tensor]) -> nn.Module:
+    net.load_state_dict(state)
+    return net.eval()
+
+
+def transpose_kernels(net: nn.Module) -> None:
+    for layer in net.modules():
+        if isinstance(layer, nn.Conv2d):
+            layer.weight.data = layer.weight.data.transpose(-1, -2).contiguous()
+
+
+def close(actual: Tensor, expected: Tensor, atol: float = 1e-4, rtol: float = 0.0) -> None:
+    torch.testing.assert_close(actual, expected, atol=atol, rtol=rtol)
+
+
+@torch.no_grad()
+def test_autoencoder(io, autoencoder):
+    moments = autoencoder.encode(io["ge_in"])
+    close(moments, io["vae_moments"])
+    close(kl(moments), io["vae_kl"])
+    mean, _ = split(moments)
+    close(draw(moments, torch.zeros_like(mean)), mean, 0)
+    close(autoencoder.decode(mean), io["vae_dec"])
+    close(split(autoencoder.encode(io["lr_in"]))[0], io["cond_mean"])
+
+
+@torch.no_grad()
+def test_global_encoder(io, denoiser):
+    context, sequence = denoiser.global_encoder(io["ge_in"])
+    close(context, io["ge_global"])
+    close(sequence, io["ge_sequence"])
+
+
+@torch.no_grad()
+def test_denoiser_with_and_without_the_clip(io, denoiser):
+    close(timestep_embedding(io["temb_t"], 32), io["temb"])
+    x, t, clip = concat(io["x_noisy"], io["cond_mean"]), io["t"], io["ge_in"].transpose(-1, -2)
+    close(denoiser(x, t), io["unet_out_noglobal"])
+    # modelV1 norms an image that is the same everywhere, which multiplies rounding errors by 1000: in float64 the net
+    # is 1.5e-4 away from its own recording. Hence the recording's relative tolerance on top.
+    for condition, expected in (("cond_mean", "unet_out_global"), ("cond_small", "wrapper_out_small_cond")):
+        close(denoiser(concat(io["x_noisy"], io[condition]), t, clip), io[expected], rtol=1e-3)
+
+
+@torch.no_grad()
+def test_the_nets_run_time_first_with_transposed_kernels(io, autoencoder, denoiser):
+    x, t, clip = concat(io["x_noisy"], io["cond_small"]), io["t"], io["ge_in"].transpose(-1, -2)
+    moments, prediction = autoencoder.encode(io["ge_in"]), denoiser(x, t, clip)
+    mel = autoencoder.decode(split(moments)[0])
+    transpose_kernels(autoencoder)
+    transpose_kernels(denoiser.unet)
+    close(autoencoder.encode(clip), moments.transpose(-1, -2), 1e-5)
+    close(autoencoder.decode(split(moments)[0].transpose(-1, -2)), mel.transpose(-1, -2), 1e-5)
+    close(denoiser(x.transpose(-1, -2), t, clip), prediction.transpose(-1, -2), 1e-5)
+
+
+@torch.no_grad()
+def test_audiosrs_own_unet(shared):
+    folder = shared / "golden" / "audiosr" / "common"
+    config = json.loads((folder / "audiosr_unet_config.json").read_text())
+    net = UNet(
+        in_channels=config["in_channels"],
+        out_channels=config["out_channels"],
+        channels=config["model_channels"],
+        multipliers=config["channel_mult"],
+        blocks=config["num_res_blocks"],
+        attention_factors=config["attention_resolutions"],
+        head_channels=config["num_head_channels"],
+    )
+    weights = load_foreign(folder / "audiosr_unet.pt")
+    loaded(net, {key: value.float() for key, value in weights.get("state_dict", weights).items()})
+    with np.load(folder / "audiosr_unet_ddim.npz") as arrays:
+        io = {key: torch.from_numpy(arrays[key]) for key in ("scale_factor", "cond", "x_T", "unet_t", "unet_out")}
+    x = concat(io["x_T"], io["cond"] * io["scale_factor"].float())
+    close(net(x, io["unet_t"]), io["unet_out"])

@@ -1,0 +1,1 @@
+"""AudioSR: latent-diffusion audio super-resolution with global context."""

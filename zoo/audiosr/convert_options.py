@@ -1,0 +1,192 @@
+"""The sections of ProjectLily's configuration that say what is trained, as the model of a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from zoo.audiosr.convert_names import Layout
+from zoo.audiosr.convert_ours import FEATURES, PREDICTIONS, features_spec
+from zoo.audiosr.convert_sizes import ENCODER_HEADS, HEAD_CHANNELS, NORM_GROUPS, VAE_DROPOUT
+
+SAMPLE_RATE = 48_000
+ENCODERS: dict[Layout, tuple[int, int]] = {"modelV1": (128, 2), "model.py": (256, 4)}  # channels, layers
+# said by other keys, or the same here without being said
+IMPLIED = ("data.categories", "data.win_length", "train.lr")
+HINTS = {
+    "train.fastboot": "`zoo cache` prepares the data once; data.init_args.cache_mode: none starts at once",
+    "train.use_jit_compile": "the original ignores it; train.use_torch_compile counts",
+    "train.use_ddp": "the original's script ignores it; for several processes set model.init_args.parallel: none, take "
+    "configs/trainer/ddp.yaml and RobustGuard in place of LossMonitor",
+    "train.adaptive_lr": "the original ignores it: LossMonitor always looks for a rise",
+    "train.stft_loss_weight": "never active in the original: add zoo.audiosr.losses.MultiResolutionSTFT to the losses",
+    "train.mel_loss_weight": "never active in the original: add zoo.audiosr.losses.MelL1 to the losses",
+    "train.unfreeze_if_no_pretrained": "without a pretrained file nothing is frozen in any case",
+    "model.scale_by_std": "set model.init_args.latent_scale: auto for AudioSR's meaning of it",
+    "inference.guidance_scale": "no net that is trained without dropping the condition can be guided",
+    "inference.dynamic_clip_percentile": "the original does not read it",
+}
+
+
+class Settings:
+    """Values of a configuration by dotted key, and which of them were asked for."""
+
+    def __init__(self, config: Mapping[str, Any], path: Path) -> None:
+        self.path = path
+        sections = {name: config.get(name) or {} for name in ("data", "experiment", "inference", "train")}
+        wrong = [name for name, section in sections.items() if not isinstance(section, Mapping)]
+        if wrong:
+            raise ValueError(f"{path}: {wrong[0]} must be a table of settings")
+        inner = ("first_stage_config", "cond_stage_config", "unet_config", "data_config")
+        sections["model"] = {k: v for k, v in config["model"]["params"].items() if k not in inner}
+        self.values = {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
+        self.taken = set(IMPLIED)
+        self.notes: list[str] = []
+
+    def take(self, key: str, default: Any = None) -> Any:
+        """The value of a key; null counts as not given."""
+        self.taken.add(key)
+        value = self.values.get(key)
+        return default if value is None else value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """True or false."""
+        value = self.take(key, default)
+        if not isinstance(value, bool):
+            raise ValueError(f"{self.path}: {key} is true or false, not {value!r}")
+        return value
+
+    def number(self, key: str, default: Any, kind: type[int] | type[float] = float) -> Any:
+        """A number; YAML reads `3e-5` as text."""
+        value = self.take(key, default)
+        try:
+            return kind(float(value))
+        except (TypeError, ValueError):
+            raise ValueError(f"{self.path}: {key} is a number, not {value!r}") from None
+
+    def left(self) -> list[str]:
+        """Notes, and keys nobody asked for that hold something."""
+        keys = [key for key, value in self.values.items() if key not in self.taken and value not in (None, False, [])]
+        return [*self.notes, *(f"{key}: {HINTS[key]}" if key in HINTS else key for key in keys)]
+
+
+def model_section(settings: Settings, params: Mapping[str, Any], layout: Layout) -> dict[str, Any]:
+    """Arguments of `DiffusionTask`, the schedule left out.
+
+    Args:
+        settings: of the file.
+        params: its `model.params`.
+        layout: that its classes write.
+
+    Raises:
+        ValueError: when the diffusion is not ours, or a value cannot be.
+    """
+    sizes = _params(params, "first_stage_config").get("ddconfig") or {}
+    prediction = str(settings.take("model.parameterization", "v"))
+    schedule = str(settings.take("model.beta_schedule", "cosine"))
+    if prediction not in PREDICTIONS or schedule != "cosine":
+        raise ValueError(
+            f"{settings.path}: parameterization is one of {', '.join(PREDICTIONS)} and beta_schedule cosine; found "
+            f"{prediction!r} and {schedule!r}"
+        )
+    kind = "audiosr" if layout == "audiosr" else "projectlily"
+    data = {key: settings.take(f"data.{key}") for key in FEATURES.values()}
+    data["sample_rate"] = data["sample_rate"] or SAMPLE_RATE
+    latents = int(sizes.get("z_channels", 16))
+    return {
+        "net": _denoiser(settings, _params(params, "unet_config"), latents, layout),
+        "autoencoder": ours("parts.FrozenAutoencoder", {"source": None, "config": _autoencoder(sizes)}),
+        "vocoder": None,
+        "features": features_spec({"data": data}, kind, sizes.get("mel_bins")),
+        "diffusion": ours(
+            "diffusion.CosineDiffusion",
+            {"steps": settings.number("model.timesteps", 1000, int), "prediction": PREDICTIONS[prediction]},
+        ),
+        "losses": {"latent": ours("losses.Latent", {"distance": str(settings.take("model.loss_type", "l2"))})},
+        "latent_scale": "auto" if layout == "audiosr" else settings.number("model.scale_factor", 1.0),
+        "condition_dropout": 0.1 if layout == "audiosr" else 0.0,
+        "global_input": "lowres",
+        "guidance_scale": 3.5 if layout == "audiosr" else 1.0,
+        "parallel": "dp",
+        **_inference(settings),
+        "seed": settings.number("experiment.seed", 1337, int),
+        "compile": settings.flag("train.use_torch_compile", False),
+        "compile_mode": str(settings.take("train.compile_mode", "default")),
+        "compile_fullgraph": settings.flag("train.compile_fullgraph", False),
+        "optimizer": {
+            "class_path": "torch.optim.AdamW",
+            "init_args": {
+                "lr": settings.number("model.base_learning_rate", settings.values.get("train.lr", 1e-4)),
+                "betas": [float(beta) for beta in settings.take("train.betas", (0.9, 0.99))],
+                "weight_decay": settings.number("train.weight_decay", 1e-4),
+            },
+        },
+    }
+
+
+def _autoencoder(sizes: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "channels": int(sizes.get("ch", 128)),
+        "multipliers": list(sizes.get("ch_mult", [1, 2, 4, 8])),
+        "blocks": int(sizes.get("num_res_blocks", 2)),
+        "latent_channels": int(sizes.get("z_channels", 16)),
+        "dropout": float(sizes.get("dropout", VAE_DROPOUT)),
+        "norm_groups": NORM_GROUPS,
+    }
+
+
+def _denoiser(settings: Settings, unet: Mapping[str, Any], latents: int, layout: Layout) -> dict[str, Any]:
+    uses_encoder = layout != "audiosr" and bool(unet.get("use_global_encoder", True))
+    context = int(unet.get("global_context_dim", 128)) if uses_encoder else None
+    channels, layers = ENCODERS.get(layout, (0, 0))
+    named: Mapping[str, Any] = unet if layout == "model.py" else {}
+    encoder = {
+        "n_mels": "${model.init_args.features.init_args.n_mels}",
+        "channels": int(named.get("global_encoder_hidden_dim", channels)),
+        "heads": int(named.get("global_encoder_heads", ENCODER_HEADS.get(layout, 0))),
+        "layers": int(named.get("global_encoder_layers", layers)),
+        "context_channels": context,
+    }
+    net = {
+        "in_channels": int(unet.get("in_channels", 2 * latents)),
+        "out_channels": int(unet.get("out_channels", latents)),
+        "channels": int(unet.get("model_channels", 128)),
+        "multipliers": list(unet.get("channel_mult", [1, 2, 3, 5])),
+        "blocks": int(unet.get("num_res_blocks", 2)),
+        "attention_factors": sorted(unet.get("attention_resolutions", [2, 4, 8])),
+        "head_channels": int(unet.get("num_head_channels", HEAD_CHANNELS)),
+        "transformers_per_down_block": 1 if layout == "model.py" else 2,
+        "norm_groups": NORM_GROUPS,
+        "fusion": "none" if context is None else "residual" if layout == "model.py" else "replace",
+        "context_channels": context,
+        "checkpointing": settings.flag("train.use_gradient_checkpointing", False),
+    }
+    parts = {
+        "unet": ours("unet.UNet", net),
+        "global_encoder": ours("global_encoder.GlobalEncoder", encoder) if uses_encoder else None,
+    }
+    return ours("denoiser.Denoiser", parts)
+
+
+def _inference(settings: Settings) -> dict[str, Any]:
+    """Options of `zoo predict`, as far as the original's unused section says them."""
+    found: dict[str, Any] = {}
+    if settings.values.get("inference.sampler") == "ddim":
+        settings.take("inference.sampler")
+        steps = settings.number("inference.sample_steps", 100, int)
+        found["sampler"] = ours("samplers.DDIM", {"steps": steps})
+    if settings.values.get("inference.chunk_seconds") is not None:
+        seconds = settings.number("inference.chunk_seconds", 10.24)
+        found["chunk_seconds"] = seconds
+        found["overlap_seconds"] = seconds - settings.number("inference.chunk_hop_seconds", seconds)
+    return found
+
+
+def _params(params: Mapping[str, Any], section: str) -> dict[str, Any]:
+    return dict((params.get(section) or {}).get("params") or {})
+
+
+def ours(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Description of a class of this system."""
+    return {"class_path": f"zoo.audiosr.{name}", "init_args": dict(arguments)}

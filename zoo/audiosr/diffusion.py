@@ -1,0 +1,131 @@
+"""The diffusion process: a cosine schedule whose last step is pure noise, and what a net may predict on it."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+PREDICTIONS = ("v", "noise")
+_OFFSET = 0.008  # keeps the first step's noise from vanishing
+
+
+class CosineDiffusion(nn.Module):
+    """x_t = sqrt(a_t) x_0 + sqrt(1 - a_t) e, with a_t falling like a squared cosine to exactly 0.
+
+    Args:
+        steps: T; t runs from 0 to T - 1.
+        prediction: what the net gives: "v", sqrt(a) e - sqrt(1 - a) x_0; or "noise", e.
+
+    Attributes:
+        alpha_bar: a_t (T,), float32.
+
+    Raises:
+        ValueError: when an argument is out of range.
+
+    Source: Nichol and Dhariwal, "Improved DDPM" (2021), equation 17, without their limit of 0.999 on beta; v: Salimans
+    and Ho, "Progressive Distillation" (2022), appendix D.
+    """
+
+    alpha_bar: Tensor
+    signal: Tensor
+    spread: Tensor
+
+    def __init__(self, steps: int = 1000, prediction: Literal["v", "noise"] = "v") -> None:
+        super().__init__()
+        if steps < 2:
+            raise ValueError(f"steps is at least 2, not {steps}")
+        if prediction not in PREDICTIONS:
+            raise ValueError(f"prediction is one of {', '.join(PREDICTIONS)}, not {prediction!r}")
+        self.steps = steps
+        self.prediction = prediction
+        angles = (np.arange(steps + 1) / steps + _OFFSET) / (1 + _OFFSET) * (math.pi / 2)
+        exact = np.cos(angles[1:]) ** 2 / math.cos(angles[0]) ** 2
+        exact[-1] = 0  # cos(pi / 2) is not exactly 0 in floating point
+        self._exact = exact
+        for name, values in (("alpha_bar", exact), ("signal", np.sqrt(exact)), ("spread", np.sqrt(1 - exact))):
+            self.register_buffer(name, torch.from_numpy(values).float(), persistent=False)
+
+    def levels(self, t: int) -> tuple[float, float]:
+        """Factors of the signal and of the noise at a step, in double precision.
+
+        Args:
+            t: -1 (clean data) to T - 1 (pure noise).
+
+        Returns:
+            sqrt(a_t) and sqrt(1 - a_t), both in [0, 1].
+        """
+        if t < 0:
+            return 1.0, 0.0
+        return math.sqrt(self._exact[t]), math.sqrt(1 - self._exact[t])
+
+    def noised(self, x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        """Data at a step of the process.
+
+        Args:
+            x0: data (B, ...), float.
+            noise: standard normal, of the same shape.
+            t: steps (B,), int64, 0 to T - 1.
+
+        Returns:
+            x_t (B, ...).
+        """
+        signal, spread = self._factors(t, x0)
+        return signal * x0 + spread * noise
+
+    def target(self, x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        """What the net has to predict.
+
+        Args:
+            x0: data (B, ...), float.
+            noise: standard normal, of the same shape.
+            t: steps (B,), int64.
+
+        Returns:
+            (B, ...).
+        """
+        if self.prediction == "noise":
+            return noise
+        signal, spread = self._factors(t, x0)
+        return signal * noise - spread * x0
+
+    def to_x0(self, x: Tensor, output: Tensor, t: Tensor) -> Tensor:
+        """Data, by the net's prediction.
+
+        Args:
+            x: x_t (B, ...), float.
+            output: of the net, of the same shape.
+            t: steps (B,), int64.
+
+        Returns:
+            (B, ...). Noise says nothing about the data at the last step; 0, the data's mean, is given there.
+        """
+        signal, spread = self._factors(t, x)
+        if self.prediction == "v":
+            return signal * x - spread * output
+        last = signal == 0
+        return ((x - spread * output) / signal.masked_fill(last, 1)).masked_fill(last, 0)
+
+    def to_noise(self, x: Tensor, output: Tensor, t: Tensor) -> Tensor:
+        """Noise, by the net's prediction.
+
+        Args:
+            x: x_t (B, ...), float.
+            output: of the net, of the same shape.
+            t: steps (B,), int64.
+
+        Returns:
+            (B, ...).
+        """
+        if self.prediction == "noise":
+            return output
+        signal, spread = self._factors(t, x)
+        return signal * output + spread * x
+
+    def _factors(self, t: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Both factors as (B, 1, ...)."""
+        shape = (len(t), *(1,) * (x.dim() - 1))
+        return self.signal[t].reshape(shape), self.spread[t].reshape(shape)

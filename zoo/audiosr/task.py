@@ -1,0 +1,286 @@
+"""Training of the latent diffusion: clean latents from noise, beside the latents of the band-limited input."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from zoo.audiosr.chunks import UNCONDITIONAL
+from zoo.audiosr.compiling import Mode as CompileMode
+from zoo.audiosr.compiling import compile_in_place
+from zoo.audiosr.denoiser import Denoiser
+from zoo.audiosr.diffusion import CosineDiffusion
+from zoo.audiosr.features import MelFeatures
+from zoo.audiosr.losses import DiffusionTerm, checked, weighted_sum
+from zoo.audiosr.objective import Objective, check_parts, draws, replicated
+from zoo.audiosr.parts import FrozenAutoencoder, FrozenVocoder
+from zoo.audiosr.reconstruct import whole_mel
+from zoo.audiosr.restore import Restorer
+from zoo.audiosr.samplers import DPMSolver, Sampler, row_noise
+from zoo.audiosr.selective import Mode, train_only
+from zoo.audiosr.vae import draw, split
+from zoo.audiosr.validation import compare_restored, log_signals
+from zoo.training.lr_scaling import LrScaling
+from zoo.training.means import WeightedMeans
+from zoo.training.resume import ZooDataModule, item_seed
+from zoo.training.task import SingleOptimizerTask
+from zoo.training.types import OptimizerCallable, SchedulerCallable
+
+log = logging.getLogger(__name__)
+
+Batch = dict[str, Tensor]
+
+VALIDATION_TIMES = 8
+VALIDATION_STEPS = 8  # of the sampler, where the recipe names none
+_NO_EPOCH = -1  # in the seeds of validation
+
+
+class DiffusionTask(SingleOptimizerTask):
+    """Stage 3: v-prediction (or noise) in the latents of a frozen autoencoder, conditioned on the input's latents.
+
+    Diffusion step, noise and drop of the condition depend on `seed`, the number of the batch and the item's place in
+    the batch of all processes: two processes with half the batch train like one, and a resume draws what it drew.
+
+    Validation has no chance in it: each item at 8 diffusion steps from 1/16 to 15/16 with noise of its own. Its `loss`
+    is the weighted sum of the terms there. With a vocoder the first `restore_items` clips are restored as well: `lsd`,
+    `lsd_hf` (above the cut-off), `lsd_lf`, each also as `unprocessed_...` (the input as it is) and `ceiling_...` (the
+    target through autoencoder and vocoder).
+
+    Gradients that are accumulated when an epoch ends are stepped with then; Lightning divides them by
+    `accumulate_grad_batches` all the same, so that this step is as much smaller.
+
+    Args:
+        net: UNet and, if there is one, global encoder.
+        autoencoder: frozen; one instance for targets and conditions.
+        features: audio to log-mels.
+        diffusion: the process.
+        losses: terms by name, such as `latent`, `mel`, `stft`.
+        optimizer: of what trains.
+        scheduler: of the learning rate, counted in optimizer steps.
+        vocoder: frozen, for sound in validation, losses on sound, and inference; null trains without.
+        latent_scale: factor on latents; "auto" is 1 / standard deviation of those of the first batch, over all ranks.
+            It is taken once and saved with the weights; weights that bring one keep theirs.
+        condition_dropout: probability that an item is trained without its condition, for guidance.
+        global_input: what the global encoder hears: "lowres", as in inference, or, as the original, the "target".
+        trains: which parts train, see `zoo.audiosr.selective.train_only`.
+        parallel: "dp" spreads the loss over all GPUs of this process by `nn.DataParallel`, for machines without a
+            collective back end; "none" leaves parallel work to the Trainer's strategy.
+        restore_items: validation clips that are restored.
+        restore_sampler: the sampler of that; 8 steps of DPM-Solver++ when null.
+        sampler: of inference; see `zoo.audiosr.restore.Restorer`, as for the following.
+        guidance_scale: see there.
+        guidance_rescale: see there.
+        cutoff_hz: see there; validation takes the data's.
+        chunk_seconds: see there.
+        overlap_seconds: see there.
+        seed: of the noise, in training as in inference.
+        batch_size: see there.
+        input_lowpass_hz: see there.
+        pictures: see there.
+        lr_scaling: of the rates with the effective batch.
+        compile: compile the net in place; where that fails the reason is logged and training goes on without.
+        compile_mode: of torch.compile.
+        compile_fullgraph: refuse breaks of the graph.
+
+    Raises:
+        ValueError: when the parts do not fit each other or an argument is out of range.
+
+    Source: Liu et al., "AudioSR" (2023), section 2; v: Salimans and Ho (2022).
+    """
+
+    inference_class = "zoo.audiosr.restore.Restorer"
+    inference_parts = ("net", "autoencoder", "vocoder", "features", "diffusion")
+    inference_options = (
+        "sampler", "guidance_scale", "guidance_rescale", "cutoff_hz", "chunk_seconds", "overlap_seconds", "seed",
+        "batch_size", "input_lowpass_hz", "pictures",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        net: Denoiser,
+        autoencoder: FrozenAutoencoder,
+        features: MelFeatures,
+        diffusion: CosineDiffusion,
+        losses: dict[str, DiffusionTerm],
+        optimizer: OptimizerCallable,
+        scheduler: SchedulerCallable | None = None,
+        vocoder: FrozenVocoder | None = None,
+        latent_scale: Literal["auto"] | float = "auto",
+        condition_dropout: float = 0.1,
+        global_input: Literal["lowres", "target"] = "lowres",
+        trains: Mode | list[str] = "full",
+        parallel: Literal["none", "dp"] = "none",
+        restore_items: int = 3,
+        restore_sampler: Sampler | None = None,
+        sampler: Sampler | None = None,
+        guidance_scale: float = 3.5,
+        guidance_rescale: float = 0.0,
+        cutoff_hz: float | None = None,
+        chunk_seconds: float = 10.24,
+        overlap_seconds: float = 2.0,
+        seed: int = 0,
+        batch_size: int = 1,
+        input_lowpass_hz: float | None = None,
+        pictures: bool = True,
+        lr_scaling: LrScaling | None = None,
+        compile: bool = False,
+        compile_mode: CompileMode = "default",
+        compile_fullgraph: bool = False,
+    ) -> None:
+        super().__init__(optimizer, scheduler, compile=compile, lr_scaling=lr_scaling)
+        check_parts(net, autoencoder, features, vocoder)
+        if not 0 <= condition_dropout <= 1:
+            raise ValueError(f"condition_dropout lies in [0, 1], not {condition_dropout}")
+        if global_input not in ("lowres", "target"):
+            raise ValueError(f"global_input is 'lowres' or 'target', not {global_input!r}")
+        self.net = net
+        self.autoencoder = autoencoder
+        self.features = features
+        self.diffusion = diffusion
+        self.vocoder = vocoder
+        self.losses = checked({**losses})
+        self.latent_scale = latent_scale
+        if latent_scale != "auto":
+            net.latent_scale.fill_(float(latent_scale))
+        self.condition_dropout = condition_dropout
+        self.global_input = global_input
+        self.parallel = parallel
+        self.restore_items = restore_items
+        self.restore_sampler = restore_sampler or DPMSolver(VALIDATION_STEPS)
+        self.sampler = sampler
+        self.guidance_scale = guidance_scale
+        self.guidance_rescale = guidance_rescale
+        self.cutoff_hz = cutoff_hz
+        self.chunk_seconds = chunk_seconds
+        self.overlap_seconds = overlap_seconds
+        self.seed = seed
+        self.batch_size = batch_size
+        self.input_lowpass_hz = input_lowpass_hz
+        self.pictures = pictures
+        self.compile_options = (compile_mode, compile_fullgraph)
+        for group, size in train_only(net, trains).items():
+            log.info("trains: %s (%d weights)", group, size)
+        self._resting = [module for module in net.modules() if not module.training]
+        self._spread: list[nn.Module] = []  # a list keeps it out of the state dict
+
+    def train(self, mode: bool = True) -> Self:
+        """Change the mode; frozen parts of the net stay in evaluation mode."""
+        super().train(mode)
+        for module in self._resting if mode else ():
+            module.training = False
+        return self
+
+    def on_fit_start(self) -> None:
+        """Take the scale of the latents, unless weights brought one; replicate; compile."""
+        if self.latent_scale == "auto" and float(self.net.latent_scale) == 1.0:
+            self.net.latent_scale.copy_(self._measured_scale())
+            log.info("latent_scale: %.5f", float(self.net.latent_scale))
+        if self.parallel == "dp":
+            self._spread = [replicated(self._objective(), self.device)]
+        if self.compile_parts and any(isinstance(each, nn.DataParallel) for each in self._spread):
+            log.warning("compile: replicas of DataParallel cannot share compiled code; training goes on without")
+        elif self.compile_parts:
+            for module in (self.net.unet, self.net.global_encoder):
+                if module is not None:
+                    compile_in_place(module, *self.compile_options)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """The loss at one diffusion step per item, some conditions dropped.
+
+        Args:
+            batch: `high` and its band-limited twin `low` (B, 1, T), at the features' rate.
+            batch_idx: its number in the epoch.
+        """
+        number = self.trainer.fit_loop.epoch_loop.total_batch_idx
+        rank, world = self.trainer.global_rank, self.trainer.world_size
+        seeds = [item_seed(self.seed, number, row * world + rank) for row in range(len(batch["high"]))]
+        high, low = self._mels(batch)
+        target, condition = self._moments(high), self._moments(low)
+        shape = (self.autoencoder.latent_channels, *target.shape[2:])
+        drawn = draws(seeds, shape, self.diffusion.steps, self.condition_dropout, target.device)
+        scale = self.net.latent_scale
+        condition = torch.where(drawn.kept[:, None, None, None], split(condition)[0], UNCONDITIONAL) * scale
+        terms = self._compare(
+            draw(target, drawn.posterior) * scale, condition, drawn.t, drawn.noise, drawn.place, self._heard(high, low)
+        )
+        self.log_terms("train", terms, batch_size=len(high))
+        return terms["loss"]
+
+    def evaluate(self, batch: Batch, batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
+        """The terms at fixed diffusion steps of each item's own noise, and what restoring the first clips gives."""
+        high, low = self._mels(batch)
+        count, device = len(high), high.device
+        first = (batch_idx * self.trainer.world_size + self.trainer.global_rank) * count
+        seeds = [item_seed(self.seed, _NO_EPOCH, first + row) for row in range(count)]
+        latent, condition = (split(self._moments(mel))[0] * self.net.latent_scale for mel in (high, low))
+        noise = next(row_noise(seeds, latent.shape[1:], device))
+        times = (torch.arange(VALIDATION_TIMES, device=device) + 0.5) / VALIDATION_TIMES * self.diffusion.steps
+        heard = self._heard(high, low)
+        place = torch.full((count * VALIDATION_TIMES,), 0.5, device=device)
+        terms = self._compare(
+            _repeated(latent), _repeated(condition), times.long().repeat(count), _repeated(noise), place,
+            None if heard is None else _repeated(heard),
+        )  # fmt: skip
+        if self.vocoder is not None and batch_idx < self.restore_items:
+            restorer = self._few_steps()
+            signals, values = compare_restored(restorer, batch)
+            if stage == "val":
+                log_signals(self, f"clip{batch_idx}", signals, restorer)
+            return {**terms, **values}, count
+        return terms, count
+
+    def _compare(self, latent: Tensor, *others: Tensor | None) -> dict[str, Tensor]:
+        """Means of the terms over the items, and their weighted sum as `loss`."""
+        objective = self._spread[0] if self._spread and self.training else self._objective()
+        terms = {name: sums.sum() / len(latent) for name, sums in objective(latent, *others).items()}
+        return {"loss": weighted_sum(terms, self.losses), **terms}
+
+    def _few_steps(self) -> Restorer:
+        """The restorer of validation."""
+        parts = {name: getattr(self, name) for name in self.inference_parts}
+        options = {name: getattr(self, name) for name in self.inference_options}
+        return Restorer(**parts, **{**options, "sampler": self.restore_sampler})
+
+    def _objective(self) -> Objective:
+        return Objective(self.net, self.diffusion, self.losses, self.autoencoder, self.features, self.vocoder)
+
+    @torch.no_grad()
+    def _mels(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Log-mels of target and input, cut to what the nets can halve."""
+        multiple = self.autoencoder.factor * self.net.unet.factor
+        return whole_mel(self.features(batch["high"]), multiple), whole_mel(self.features(batch["low"]), multiple)
+
+    @torch.no_grad()
+    def _moments(self, mel: Tensor) -> Tensor:
+        return self.autoencoder.encode(mel).float()
+
+    def _heard(self, high: Tensor, low: Tensor) -> Tensor | None:
+        """What the global encoder gets."""
+        if self.net.global_encoder is None:
+            return None
+        return high if self.global_input == "target" else low
+
+    def _measured_scale(self) -> Tensor:
+        """1 / standard deviation of the latents of the first batch, over all ranks."""
+        data = getattr(self.trainer, "datamodule", None)
+        if not isinstance(data, ZooDataModule):
+            raise ValueError("latent_scale: auto needs a datamodule of the zoo; give a number")
+        keys = next(iter(data.train_batches(self.trainer.global_rank, self.trainer.world_size)))
+        batch = data.collate([data.train_set[key] for key in keys])
+        high = self.features(batch["high"].to(self.device))
+        moments = self._moments(whole_mel(high, self.autoencoder.factor))
+        seeds = [item_seed(self.seed, _NO_EPOCH, key[1]) for key in keys]
+        latent = draw(moments, next(row_noise(seeds, split(moments)[0].shape[1:], moments.device))).double()
+        means = WeightedMeans()
+        means.add({"mean": latent.mean(), "square": latent.square().mean()}, latent.numel())
+        values = means.compute()
+        return torch.tensor((values["square"] - values["mean"] ** 2) ** -0.5)
+
+
+def _repeated(rows: Tensor) -> Tensor:
+    """Each row once for each diffusion step of validation."""
+    return rows.repeat_interleave(VALIDATION_TIMES, dim=0)

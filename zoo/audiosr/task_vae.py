@@ -1,0 +1,214 @@
+"""Training of the autoencoder: reconstruction and KL, with or without discriminators of mel images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from zoo.audiosr.compiling import compile_in_place
+from zoo.audiosr.features import MelFeatures
+from zoo.audiosr.losses import AutoencoderStep, AutoencoderTerm, checked, weighted_sum
+from zoo.audiosr.reconstruct import whole_mel
+from zoo.audiosr.vae import Autoencoder, draw, kl, split
+from zoo.training.adversarial import Discriminator
+from zoo.training.gan import GANTask
+from zoo.training.lr_scaling import LrScaling
+from zoo.training.media import log_figure, mel_figure
+from zoo.training.task import SingleOptimizerTask, ZooTask
+from zoo.training.types import OptimizerCallable, SchedulerCallable
+
+Batch = dict[str, Tensor]
+
+
+class _Stage(ZooTask):
+    """What both ways of training share: the losses, and a validation that decodes the means of the latents."""
+
+    inference_class = "zoo.audiosr.reconstruct.Reconstructor"
+    inference_parts = ("autoencoder", "features")
+    inference_options = ("chunk_seconds",)
+
+    autoencoder: Autoencoder
+    features: MelFeatures
+
+    def _prepare(
+        self,
+        autoencoder: Autoencoder,
+        features: MelFeatures,
+        losses: Mapping[str, AutoencoderTerm],
+        media_items: int,
+        chunk_seconds: float,
+    ) -> None:
+        if features.n_mels % autoencoder.factor:
+            raise ValueError(
+                f"model.features.n_mels is {features.n_mels}, no multiple of the autoencoder's factor "
+                f"{autoencoder.factor}"
+            )
+        self.autoencoder = autoencoder
+        self.features = features
+        self.losses = checked({**losses})
+        self.media_items = media_items
+        self.chunk_seconds = chunk_seconds
+
+    def on_fit_start(self) -> None:
+        """Compile both halves in place when asked for: they are what is called."""
+        if self.compile_parts:
+            for half in (self.autoencoder.encoder, self.autoencoder.decoder):
+                compile_in_place(half)
+
+    def _mel(self, batch: Batch) -> Tensor:
+        return whole_mel(self.features(batch["high"]), self.autoencoder.factor)
+
+    def _terms(self, step: AutoencoderStep) -> dict[str, Tensor]:
+        return {name: term(step) for name, term in self.losses.items()}
+
+    def evaluate(self, batch: Batch, batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
+        """Compare whole clips."""
+        mel = self._mel(batch)
+        moments = self.autoencoder.encode(mel)
+        mean, _ = split(moments)
+        decoded = self.autoencoder.decode(mean).float()
+        terms = self._terms(AutoencoderStep(mel, decoded, moments))
+        if stage == "val" and batch_idx < self.media_items:
+            log_figure(self, f"clip{batch_idx}_mel", mel_figure(mel[0, 0].T, decoded[0, 0].T))
+        values = {
+            "l1": functional.l1_loss(decoded, mel),
+            "l2": functional.mse_loss(decoded, mel),
+            "kl": kl(moments).mean(),
+            "latent_std": mean.float().std(),
+        }
+        return {**values, **terms, "loss": weighted_sum(terms, self.losses)}, len(mel)
+
+
+class AutoencoderTask(_Stage, SingleOptimizerTask):
+    """Stage 1 without discriminators.
+
+    Validation decodes the means of the latents: `l1` and `l2` of the log-mel, `kl` per latent, `latent_std` over all
+    latents, each term, and their weighted sum `loss`.
+
+    Args:
+        autoencoder: the net.
+        features: audio to log-mels, part of inference.
+        losses: terms by name, such as `recon` and `kl`.
+        optimizer: of the autoencoder.
+        scheduler: of the learning rate, counted in optimizer steps.
+        media_items: validation clips that are drawn.
+        chunk_seconds: long files are reconstructed in pieces of this length.
+        lr_scaling: of the rates with the effective batch.
+        compile: compile encoder and decoder in place.
+
+    Raises:
+        ValueError: when no term has a weight, or bands and factor do not fit.
+
+    Source: Rombach et al., "High-Resolution Image Synthesis with Latent Diffusion Models" (2022), section 3.1.
+    """
+
+    def __init__(
+        self,
+        autoencoder: Autoencoder,
+        features: MelFeatures,
+        losses: dict[str, AutoencoderTerm],
+        optimizer: OptimizerCallable,
+        scheduler: SchedulerCallable | None = None,
+        media_items: int = 3,
+        chunk_seconds: float = 10.24,
+        lr_scaling: LrScaling | None = None,
+        compile: bool = False,
+    ) -> None:
+        super().__init__(optimizer, scheduler, compile=compile, lr_scaling=lr_scaling)
+        self._prepare(autoencoder, features, losses, media_items, chunk_seconds)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Encode, draw latents, decode.
+
+        Args:
+            batch: `high` (B, 1, T) at the features' rate.
+            batch_idx: its number in the epoch.
+        """
+        mel = self._mel(batch)
+        decoded, moments = through_latents(self.autoencoder, mel)
+        terms = self._terms(AutoencoderStep(mel, decoded, moments))
+        loss = weighted_sum(terms, self.losses)
+        self.log_terms("train", {"loss": loss, **terms}, batch_size=len(mel))
+        return loss
+
+
+class AdversarialAutoencoderTask(_Stage, GANTask):
+    """Stage 1 with discriminators of mel images; checkpoints name the net as `AutoencoderTask` does.
+
+    Args:
+        autoencoder: the net; `optimizer_g` and the like are its own.
+        features: audio to log-mels, part of inference.
+        losses: terms by name; each is logged as `g/<name>`.
+        discriminators: by name, each of mel images (B, 1, F, n_mels).
+        optimizer_g: of the autoencoder.
+        optimizer_d: of the discriminators.
+        loss_weights: of `d/<name>`, `g/adv_<name>` and `g/fm_<name>` of each discriminator.
+        media_items: validation clips that are drawn.
+        chunk_seconds: long files are reconstructed in pieces of this length.
+        kwargs: of GANTask; `discriminator_start` is the warm-up.
+
+    Raises:
+        ValueError: when a weight is missing, no term has one, or bands and factor do not fit.
+
+    Source: Rombach et al. (2022), section 3.1 and appendix G, with least-squares losses.
+    """
+
+    def __init__(
+        self,
+        autoencoder: Autoencoder,
+        features: MelFeatures,
+        losses: dict[str, AutoencoderTerm],
+        discriminators: dict[str, Discriminator],
+        optimizer_g: OptimizerCallable,
+        optimizer_d: OptimizerCallable,
+        loss_weights: dict[str, float],
+        media_items: int = 3,
+        chunk_seconds: float = 10.24,
+        **kwargs: Any,
+    ) -> None:
+        weights = {**loss_weights, **{f"g/{name}": term.weight for name, term in losses.items() if term.weight}}
+        super().__init__(autoencoder, discriminators, optimizer_g, optimizer_d, weights, **kwargs)
+        del self.generator  # one name in checkpoints, see the property
+        self._prepare(autoencoder, features, losses, media_items, chunk_seconds)
+
+    @property
+    def generator(self) -> nn.Module:  # type: ignore[override]
+        """The autoencoder, by the name that `GANTask` uses."""
+        return self.autoencoder
+
+    def generate(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Encode, draw latents, decode.
+
+        Args:
+            batch: `high` (B, 1, T) at the features' rate; gets the `moments` that the terms need.
+
+        Returns:
+            Decoded and true log-mels (B, 1, F, n_mels).
+        """
+        mel = self._mel(batch)
+        decoded, batch["moments"] = through_latents(self.autoencoder, mel)
+        return decoded, mel
+
+    def reconstruction(self, fake: Tensor, real: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """The terms by their names in `loss_weights`."""
+        terms = self._terms(AutoencoderStep(real, fake, batch["moments"]))
+        return {f"g/{name}": value for name, value in terms.items()}
+
+
+def through_latents(autoencoder: Autoencoder, mel: Tensor) -> tuple[Tensor, Tensor]:
+    """Decode a draw of the latents.
+
+    Args:
+        autoencoder: the net.
+        mel: log-mels (B, 1, F, n_mels).
+
+    Returns:
+        Decoded log-mels of the same shape, and the moments.
+    """
+    moments = autoencoder.encode(mel)
+    noise = torch.randn_like(split(moments)[0])
+    return autoencoder.decode(draw(moments, noise)), moments

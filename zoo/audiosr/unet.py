@@ -1,0 +1,215 @@
+"""AudioSR's UNet over latent images, with an optional global context of the whole clip."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from zoo.audiosr.unet_blocks import (
+    Downsample,
+    Fusion,
+    GroupNorm,
+    ResBlock,
+    SpatialTransformer,
+    Upsample,
+    timestep_embedding,
+    zeroed,
+)
+
+log = logging.getLogger(__name__)
+
+FUSIONS = ("none", "replace", "residual", "film", "sequence")
+TRANSFORMERS = 2  # in a row, in the middle and on the way up
+
+
+class UNet(nn.Module):
+    """Predicts v (or the noise) of noisy latents beside the latents of the low-resolution input.
+
+    The defaults are AudioSR's (258 195 088 parameters). Either order of the two image axes works; weights trained in
+    one order work in the other when every kernel is transposed.
+
+    Args:
+        in_channels: of the input: noisy latents and condition.
+        out_channels: of the prediction.
+        channels: base width, even; the time embedding has four times as many.
+        multipliers: width of each level as a multiple of the base; each level halves both axes of the one before.
+        blocks: residual blocks per level on the way down; one more on the way up.
+        attention_factors: down-sampling factors (1, 2, 4, ...) at which transformers follow the residual blocks.
+        head_channels: width of a head of the attentions.
+        transformers_per_down_block: transformers in a row on the way down; 2 in AudioSR and modelV1, 1 in model.py.
+        fusion: how the global context enters. "none": not at all. "film": the clip's vector scales and shifts the
+            second norm of every residual block. "sequence": in front of every transformer, cross-attention to the
+            clip's tokens and, as one more token, its vector. Both start without effect. "residual" and "replace" are
+            ProjectLily's model.py and modelV1, for their checkpoints: attention to the vector alone, which adds to the
+            image or takes its place.
+        context_channels: width of the global context; needed with a fusion.
+        norm_groups: groups of every norm. The original's 32 on 32 channels take the mean of each channel away, and
+            with it the time; narrow nets need fewer.
+        checkpointing: compute activations of blocks anew in the backward pass instead of keeping them.
+
+    Attributes:
+        factor: what both axes of the latents must be multiples of.
+        fusion: as given.
+        context_channels: as given.
+
+    Raises:
+        ValueError: when sizes do not fit together.
+
+    Source: Dhariwal and Nichol, "Diffusion Models Beat GANs" (2021); Rombach et al. (2022); Liu et al., "AudioSR"
+    (2023). Names of the weights are theirs.
+    """
+
+    def __init__(
+        self,
+        in_channels: int = 32,
+        out_channels: int = 16,
+        channels: int = 128,
+        multipliers: Sequence[int] = (1, 2, 3, 5),
+        blocks: int = 2,
+        attention_factors: Sequence[int] = (2, 4, 8),
+        head_channels: int = 32,
+        transformers_per_down_block: int = 2,
+        fusion: Fusion = "none",
+        context_channels: int | None = None,
+        norm_groups: int = 32,
+        checkpointing: bool = False,
+    ) -> None:
+        super().__init__()
+        _check(channels, multipliers, blocks, attention_factors, head_channels, norm_groups)
+        if fusion not in FUSIONS:
+            raise ValueError(f"fusion must be one of {', '.join(FUSIONS)}, not {fusion!r}")
+        if (fusion == "none") != (context_channels is None):
+            raise ValueError(f"fusion {fusion!r} with context_channels {context_channels}: give both or neither")
+        if channels == norm_groups:
+            log.warning("%d norm groups on %d channels: those blocks ignore the time", norm_groups, channels)
+        self.channels = channels
+        self.factor = 2 ** (len(multipliers) - 1)
+        self.attention_factors = tuple(attention_factors)
+        self.head_channels = head_channels
+        self.fusion = fusion
+        self.context_channels = context_channels
+        self.norm_groups = norm_groups
+        self.checkpointing = checkpointing
+        self.time_embed = nn.Sequential(
+            nn.Linear(channels, 4 * channels), nn.SiLU(), nn.Linear(4 * channels, 4 * channels)
+        )
+        widths = [channels * multiplier for multiplier in multipliers]
+        self.input_blocks, skips = self._down(in_channels, widths, blocks, transformers_per_down_block)
+        bottom = widths[-1]
+        self.middle_block = nn.ModuleList(
+            [self._residual(bottom, bottom), *self._transformers(bottom, TRANSFORMERS), self._residual(bottom, bottom)]
+        )
+        self.output_blocks = self._up(widths, blocks, skips)
+        self.out = nn.Sequential(
+            GroupNorm(norm_groups, channels), nn.SiLU(), zeroed(nn.Conv2d(channels, out_channels, 3, padding=1))
+        )
+
+    def _down(
+        self, in_channels: int, widths: Sequence[int], blocks: int, transformers: int
+    ) -> tuple[nn.ModuleList, list[int]]:
+        """The way down, and the widths of all outputs that the way up takes again."""
+        down, skips = [nn.ModuleList([nn.Conv2d(in_channels, widths[0], 3, padding=1)])], [widths[0]]
+        for level, width in enumerate(widths):
+            for _ in range(blocks):
+                layers = [self._residual(skips[-1], width)]
+                if 2**level in self.attention_factors:
+                    layers += self._transformers(width, transformers)
+                down.append(nn.ModuleList(layers))
+                skips.append(width)
+            if level < len(widths) - 1:
+                down.append(nn.ModuleList([Downsample(width)]))
+                skips.append(width)
+        return nn.ModuleList(down), skips
+
+    def _up(self, widths: Sequence[int], blocks: int, skips: Sequence[int]) -> nn.ModuleList:
+        up, rest, before = [], list(skips), widths[-1]
+        for level, width in reversed(list(enumerate(widths))):
+            for index in range(blocks + 1):
+                layers: list[nn.Module] = [self._residual(before + rest.pop(), width)]
+                before = width
+                if 2**level in self.attention_factors:
+                    layers += self._transformers(width, TRANSFORMERS)
+                if level and index == blocks:
+                    layers.append(Upsample(width))
+                up.append(nn.ModuleList(layers))
+        return nn.ModuleList(up)
+
+    def _residual(self, in_channels: int, out_channels: int) -> nn.Module:
+        film = self.context_channels if self.fusion == "film" else None
+        return ResBlock(in_channels, out_channels, 4 * self.channels, self.norm_groups, film)
+
+    def _transformers(self, width: int, count: int) -> list[nn.Module]:
+        heads = width // self.head_channels
+        return [
+            SpatialTransformer(width, heads, self.norm_groups, self.fusion, self.context_channels) for _ in range(count)
+        ]
+
+    def forward(self, x: Tensor, t: Tensor, context: Tensor | None = None, sequence: Tensor | None = None) -> Tensor:
+        """Predict.
+
+        Args:
+            x: noisy latents and condition, (B, in_channels, H, W); H and W multiples of `factor`.
+            t: diffusion steps (B,), 0 (clean) to 999.
+            context: vector of the clip (B, context_channels); None leaves the fusion out.
+            sequence: tokens of the clip (B, T, context_channels), used by fusion "sequence" only.
+
+        Returns:
+            Prediction (B, out_channels, H, W).
+
+        Raises:
+            ValueError: when the image cannot be halved once per level, or a context comes without a fusion.
+        """
+        if x.shape[-1] % self.factor or x.shape[-2] % self.factor:
+            raise ValueError(
+                f"latents of {x.shape[-2]} x {x.shape[-1]}; both must be multiples of {self.factor}: pad the mel"
+            )
+        if self.fusion == "none" and (context is not None or sequence is not None):
+            raise ValueError('a global context was given to a UNet with fusion "none", which has no use for it')
+        if self.fusion == "sequence" and sequence is not None and context is not None:
+            sequence = torch.cat([context[:, None], sequence], dim=1)
+        embedding = self.time_embed(timestep_embedding(t, self.channels).to(x.dtype))
+        h, skips = x, []
+        for block in self.input_blocks:
+            h = self._run(block, h, embedding, context, sequence)
+            skips.append(h)
+        h = self._run(self.middle_block, h, embedding, context, sequence)
+        for block in self.output_blocks:
+            h = self._run(block, torch.cat([h, skips.pop()], dim=1), embedding, context, sequence)
+        return self.out(h)
+
+    def _run(
+        self, layers: nn.Module, h: Tensor, embedding: Tensor, context: Tensor | None, sequence: Tensor | None
+    ) -> Tensor:
+        for layer in layers.children():
+            if not isinstance(layer, ResBlock | SpatialTransformer):
+                h = layer(h)
+            elif self.checkpointing and torch.is_grad_enabled():
+                h = checkpoint(layer, h, embedding, context, sequence, use_reentrant=False)
+            else:
+                h = layer(h, embedding, context, sequence)
+        return h
+
+
+def _check(
+    channels: int,
+    multipliers: Sequence[int],
+    blocks: int,
+    attention_factors: Sequence[int],
+    head_channels: int,
+    norm_groups: int,
+) -> None:
+    if not multipliers or blocks < 1:
+        raise ValueError(f"expected at least one level and one block, found {list(multipliers)} and {blocks}")
+    if channels % norm_groups or channels % 2:
+        raise ValueError(f"channels {channels} must be even and a multiple of norm_groups {norm_groups}")
+    factors = [2**level for level in range(len(multipliers))]
+    if not set(attention_factors) <= set(factors):
+        raise ValueError(f"attention_factors {list(attention_factors)} must be among {factors}, the levels' factors")
+    for factor in {*attention_factors, factors[-1]}:
+        width = channels * multipliers[factors.index(factor)]
+        if width % head_channels:
+            raise ValueError(f"{width} channels at factor {factor} cannot be divided into heads of {head_channels}")
