@@ -1,0 +1,59 @@
+"""`zoo ui`."""
+
+from __future__ import annotations
+
+import getpass
+import importlib.util
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+MODULES = ("fastapi", "gradio", "psutil", "uvicorn")
+LEAST_PASSWORD = 8
+
+
+def main(
+    port: int = 7860,
+    runs: Path = Path("runs"),
+    data: Path | None = None,
+    password_env: str | None = None,
+    ask_password: bool = False,
+    max_upload_mib: int = 512,
+    packages: Sequence[str] = (),
+) -> None:
+    """Serve the local web page: train, watch, inspect, predict; for this machine only.
+
+    Args:
+        port: on 127.0.0.1; 0 for any free one.
+        runs: the folder that runs are written to.
+        data: folder whose sub-folders the page offers as data sets; $ZOO_DATA or `data` without it.
+        password_env: name of the environment variable that holds a password; without a password the printed address
+            carries a token.
+        ask_password: ask for a password at the terminal.
+        max_upload_mib: largest upload; the page's temporary folder holds four of them.
+        packages: the user's own packages beside the zoo's.
+
+    Raises:
+        ImportError: the extra `ui` is not installed.
+        ValueError: the port, the password or the limit cannot be used.
+        OSError: the port is taken.
+    """
+    missing = [name for name in MODULES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ImportError(f"the page needs {', '.join(missing)}: pip install 'zoo[ui]'")
+    if not 0 <= port < 2**16 or max_upload_mib < 1:
+        raise ValueError(f"--port is 0 to 65535 and --max_upload_mib at least 1, not {port} and {max_upload_mib}")
+    password = None
+    if password_env is not None:
+        password = os.environ.get(password_env)
+        if password is None:
+            raise ValueError(f"--password_env {password_env}: there is no such environment variable")
+    elif ask_password:
+        password = getpass.getpass("Password for the page: ")
+    if password is not None and len(password) < LEAST_PASSWORD:
+        raise ValueError(f"the password has {len(password)} characters, at least {LEAST_PASSWORD} are needed")
+    from zoo.ui.server import MIB, serve
+
+    secrets = () if password_env is None else (password_env,)
+    folder = data or Path(os.environ.get("ZOO_DATA", "data"))
+    serve(runs, folder, port, password, secrets, max_upload_mib * MIB, packages)

@@ -1,0 +1,1 @@
+"""The local web page: `zoo ui`. It knows recipes and run folders, and no system's insides."""

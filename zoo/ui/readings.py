@@ -1,0 +1,198 @@
+"""What a run and this machine say of themselves: metrics, log, sounds and pictures, load."""
+
+from __future__ import annotations
+
+import csv
+import math
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from zoo.training.hardware import total_memory_bytes, usable_cores
+from zoo.ui.places import CONSOLE_NAME, CSV_NAME, LOG_NAME, check_name
+
+GIB = 2**30
+MEDIA_NAME = "media"
+MEDIA_TYPES = {
+    ".wav": "audio/wav",
+    ".flac": "audio/flac",
+    ".ogg": "audio/ogg",
+    ".mp3": "audio/mpeg",
+    ".png": "image/png",
+    ".jpg": "image/jpeg",
+    ".gif": "image/gif",
+}
+POINTS = 600  # of a curve; a screen shows no more
+# what every run logs besides its losses
+_NO_LOSSES = tuple(f"train/{name}" for name in ("grad_norm", "samples_per_sec", "data_wait", "memory_gib", "amp_scale"))
+_TAIL_BYTES = 64 * 1024
+_CARDS = Path("/sys/class/drm")
+Points = list[tuple[float, float]]
+
+
+class Metrics:
+    """metrics.csv of runs, read again only when a file has changed."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, tuple[tuple[int, int], dict[str, Points]]] = {}
+
+    def read(self, run: Path) -> dict[str, Points]:
+        """Curves of a run by metric: (step, value) in the file's order, finite values only."""
+        path = run / CSV_NAME
+        try:
+            status = path.stat()
+            mark = (status.st_mtime_ns, status.st_size)
+            if path not in self._known or self._known[path][0] != mark:
+                self._known[path] = (mark, _read_curves(path))
+        except OSError:
+            return {}
+        return self._known[path][1]
+
+
+def _read_curves(path: Path) -> dict[str, Points]:
+    curves: dict[str, Points] = {}
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        for row in csv.DictReader(file):
+            step = _number(row.pop("step", None))
+            for key, text in row.items():
+                value = _number(text) if isinstance(text, str) else None
+                if key and step is not None and value is not None:
+                    curves.setdefault(key, []).append((step, value))
+    return curves
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text or "nan")
+    except ValueError:  # the last row may be half written
+        return None
+    return value if math.isfinite(value) else None
+
+
+def thinned(points: Points, most: int = POINTS) -> Points:
+    """At most `most` points: the last of each equal share, so that the newest value stays."""
+    if len(points) <= most:
+        return points
+    return [points[(index + 1) * len(points) // most - 1] for index in range(most)]
+
+
+def losses_of(metrics: Sequence[str]) -> list[str]:
+    """The metrics worth showing first: total losses of training and validation, else the terms that there are."""
+    rest = [key for key in metrics if "/" in key and not is_rate(key) and not key.startswith(_NO_LOSSES)]
+    totals = [key for key in rest if key.startswith("train/") and "loss" in key and key.count("/") == 1]
+    terms = [key for key in rest if key.startswith("train/")][:6]
+    return [*(totals or terms), *[key for key in rest if key.startswith("val/")][:2]]
+
+
+def is_rate(key: str) -> bool:
+    """Whether a metric is a learning rate."""
+    return key.startswith("train/lr_")
+
+
+def tail(path: Path, lines: int = 60) -> str:
+    """The last lines of a text file; of a progress bar's line its last state."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    shown = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in text.split("\n")]
+    return "\n".join([line for line in shown if line][-lines:])
+
+
+def log_of(run: Path, failed: bool) -> str:
+    """What a run said last: train.log, and the console where there is none or where it failed."""
+    log, console = tail(run / LOG_NAME), tail(run / CONSOLE_NAME, 20)
+    if not log:
+        return console
+    return f"{log}\n\n--- console ---\n{console}" if failed and console else log
+
+
+def last_media(run: Path) -> tuple[str, list[str]]:
+    """The newest step folder of `media/` and the files in it that a browser can show; ("", []) without any."""
+    folders = sorted((run / MEDIA_NAME).glob("step_*/"), reverse=True)
+    for folder in folders:
+        names = sorted(path.name for path in folder.iterdir() if is_media(path.name))
+        if names:
+            return folder.name, names
+    return "", []
+
+
+def is_media(name: str) -> bool:
+    """Whether a file name is safe and of a kind that a browser plays or shows."""
+    try:
+        check_name(name)
+    except ValueError:
+        return False
+    return Path(name).suffix.lower() in MEDIA_TYPES
+
+
+@dataclass(frozen=True)
+class Load:
+    """How busy a device is.
+
+    Args:
+        name: for people.
+        percent: of its computing, 0 to 100.
+        used_bytes: of its memory.
+        total_bytes: of its memory.
+    """
+
+    name: str
+    percent: float
+    used_bytes: int
+    total_bytes: int
+
+
+def machine_load() -> list[Load]:
+    """Load of the processor since the last call, and of each GPU that tells."""
+    memory = psutil.virtual_memory()
+    total = total_memory_bytes() or memory.total  # a container's limit may be lower
+    cores = usable_cores()
+    cpu = Load(f"CPU, {cores} cores", psutil.cpu_percent(), min(memory.total - memory.available, total), total)
+    return [cpu, *(nvidia_load() or amd_load())]
+
+
+def nvidia_load() -> list[Load]:
+    """NVIDIA's GPUs, as nvidia-smi sees them."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    query = "--query-gpu=name,utilization.gpu,memory.used,memory.total"
+    try:
+        told = subprocess.run(
+            [program, query, "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=5, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return parse_nvidia(told.stdout)
+
+
+def parse_nvidia(text: str) -> list[Load]:
+    """Read nvidia-smi's rows of name, percent, MiB used and MiB in all; rows that lack a number are left out."""
+    found = []
+    for row in csv.reader(text.splitlines(), skipinitialspace=True):
+        try:
+            name, percent, used, total = row
+            found.append(Load(name, float(percent), int(used) * 2**20, int(total) * 2**20))
+        except ValueError:
+            continue
+    return found
+
+
+def amd_load(cards: Path = _CARDS) -> list[Load]:
+    """AMD's GPUs, as the kernel's amdgpu driver tells (`gpu_busy_percent`, `mem_info_vram_*`)."""
+    found = []
+    for busy in sorted(cards.glob("card*/device/gpu_busy_percent")):
+        try:
+            used = int((busy.parent / "mem_info_vram_used").read_text())
+            total = int((busy.parent / "mem_info_vram_total").read_text())
+            found.append(Load(f"AMD {busy.parent.parent.name}", float(busy.read_text()), used, total))
+        except (OSError, ValueError):
+            continue
+    return found

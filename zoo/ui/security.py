@@ -1,0 +1,278 @@
+"""The gate in front of every route: who may ask, from where, and how much may be sent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import re
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from html import escape
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+HOSTS = ("127.0.0.1", "localhost")
+LOGIN_PATH = "/_zoo/login"
+UPLOAD_PATH = "/gradio_api/upload"
+MIB = 2**20
+OTHER_LIMIT = 1 * MIB  # what the page sends besides files: values of controls
+_LOGIN_LIMIT = 4096
+_GUESS_SECONDS = 1.0
+# Gradio's routes that fetch what a client names
+_FETCHES = re.compile(r"/proxy=|/file=\s*[a-z]+:/", re.IGNORECASE)
+# Gradio's page holds inline scripts and compiles its templates; nothing may come from or go to another host
+_POLICY = "; ".join(
+    (
+        "default-src 'self'",
+        "script-src 'self' 'unsafe-inline' 'unsafe-eval'",
+        "style-src 'self' 'unsafe-inline'",
+        "img-src 'self' data: blob:",
+        "media-src 'self' data: blob:",
+        "font-src 'self' data:",
+        "worker-src 'self' blob:",
+        "object-src 'none'",
+        "base-uri 'self'",
+        "form-action 'self'",
+        "frame-ancestors 'none'",
+    )
+)
+_HEADERS = {
+    "content-security-policy": _POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "same-origin",  # under no-referrer a browser's form has the origin "null"
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), microphone=(), geolocation=()",
+}
+_PAGE = """<!doctype html><meta charset="utf-8"><title>zoo</title><meta name="viewport" content="width=device-width">
+<style>body{{font:16px/1.5 system-ui,sans-serif;background:#f5f6f8;color:#1f2733;display:grid;place-items:center;
+height:90vh}}main{{background:#fff;padding:2rem 2.5rem;border-radius:12px;box-shadow:0 1px 8px #0002;max-width:26rem}}
+h1{{font-size:1.3rem;margin:0 0 .6rem}}input,button{{font:inherit;padding:.5rem .7rem;border-radius:8px;
+border:1px solid #c5ccd6}}button{{background:#0f766e;color:#fff;border:0;margin-left:.4rem}}p.bad{{color:#b42318}}
+</style>
+<main><h1>zoo</h1>{body}</main>"""
+
+Scope = dict[str, Any]
+Receive = Callable[[], Any]
+Send = Callable[[dict[str, Any]], Any]
+
+
+@dataclass
+class Keys:
+    """What opens the page: a token in the first address, or a password typed into a form.
+
+    Args:
+        password: None for a token.
+        token: made anew for each server.
+        cookie: the cookie's name; cookies of a host are shared by its ports, so the port belongs in it.
+    """
+
+    password: str | None = None
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(32))
+    cookie: str = "zoo_ui"
+    sessions: set[str] = field(default_factory=set)
+
+    def fits(self, given: str) -> bool:
+        """Whether this is the password or, without one, the token; takes the same time for every wrong one."""
+        wanted = self.token if self.password is None else self.password
+        return hmac.compare_digest(given.encode(), wanted.encode())
+
+    def admit(self) -> str:
+        """A new session's cookie."""
+        session = secrets.token_urlsafe(32)
+        self.sessions.add(session)
+        return f"{self.cookie}={session}; Path=/; HttpOnly; SameSite=Strict"
+
+    def knows(self, cookies: str) -> bool:
+        """Whether a Cookie header holds a session."""
+        try:
+            morsel = SimpleCookie(cookies).get(self.cookie)
+        except CookieError:
+            return False
+        given = morsel.value.encode() if morsel else b""
+        return any([hmac.compare_digest(given, session.encode()) for session in self.sessions])
+
+
+class Gate:
+    """ASGI middleware: checks Host, Origin, session and size before anything behind it sees a request.
+
+    Args:
+        app: what is behind it.
+        keys: what opens it.
+        upload_limit: bytes of one upload.
+        room: tells how many bytes may still be stored; an upload beyond that is refused.
+    """
+
+    def __init__(self, app: Any, keys: Keys, upload_limit: int, room: Callable[[], int]) -> None:
+        self.app = app
+        self.keys = keys
+        self.upload_limit = upload_limit
+        self.room = room
+        self._guessing = asyncio.Lock()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        headers = {key.decode("latin-1").lower(): value.decode("latin-1") for key, value in scope["headers"]}
+        send = _hardened(send)
+        if not _is_from_here(scope, headers):
+            await _refuse(scope, send, 403, "This page answers only to itself, under 127.0.0.1 or localhost.")
+            return
+        if scope["type"] == "http" and await self._enter(scope, headers, receive, send):
+            return
+        if not self.keys.knows(headers.get("cookie", "")):
+            await self._send_away(scope, send)
+            return
+        if _FETCHES.search(scope["path"]):
+            await _refuse(scope, send, 403, "Nothing is fetched from elsewhere.")
+            return
+        if scope["type"] == "http":
+            await self._limited(scope, headers, receive, send)
+            return
+        await self.app(scope, receive, send)
+
+    async def _enter(self, scope: Scope, headers: dict[str, str], receive: Receive, send: Send) -> bool:
+        """Answer what has to do with entering; tells whether there was such a thing."""
+        if self.keys.password is None:
+            given = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token")
+            if scope["path"] != "/" or scope["method"] != "GET" or not given:
+                return False
+            if not self.keys.fits(given[-1]):
+                return False
+            await _redirect(send, self.keys.admit())
+            return True
+        if scope["path"] != LOGIN_PATH:
+            return False
+        if scope["method"] != "POST":
+            await _answer(send, 200, _login_form(""))
+            return True
+        body = await _body(receive, _LOGIN_LIMIT)
+        given = parse_qs((body or b"").decode("utf-8", "replace")).get("password", [""])
+        async with self._guessing:  # one guess at a time
+            if self.keys.fits(given[-1]):
+                await _redirect(send, self.keys.admit())
+                return True
+            await asyncio.sleep(_GUESS_SECONDS)
+        await _answer(send, 401, _login_form("That is not the password."))
+        return True
+
+    async def _send_away(self, scope: Scope, send: Send) -> None:
+        if self.keys.password is None:
+            await _refuse(scope, send, 401, "Open the address that <code>zoo ui</code> printed: it carries the token.")
+        elif scope["type"] == "http" and scope["path"] == "/" and scope["method"] == "GET":
+            await _answer(send, 401, _login_form(""))
+        else:
+            await _refuse(scope, send, 401, "Log in first.")
+
+    async def _limited(self, scope: Scope, headers: dict[str, str], receive: Receive, send: Send) -> None:
+        """Pass a request on unless it is too large, also when it lies about that."""
+        uploads = scope["path"].rstrip("/") == UPLOAD_PATH
+        if uploads and scope["method"] == "POST":
+            limit = min(self.upload_limit, self.room())
+            hint = f"Uploads may have {limit // MIB} MiB here (--max_upload_mib; what is stored counts as well)."
+        else:
+            limit, hint = OTHER_LIMIT, "This request is too large."
+        told = headers.get("content-length", "0")
+        if not told.isdigit() or int(told) > limit:
+            await _refuse(scope, send, 413, hint)
+            return
+        seen = 0
+        begun = False
+
+        async def counted() -> dict[str, Any]:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > limit:
+                raise _TooLargeError
+            return message
+
+        async def passed_on(message: dict[str, Any]) -> None:
+            nonlocal begun
+            if begun or seen <= limit:  # else it is what an app makes of the error
+                begun = True
+                await send(message)
+
+        with contextlib.suppress(_TooLargeError):
+            await self.app(scope, counted, passed_on)
+        if seen > limit and not begun:
+            await _refuse(scope, send, 413, hint)
+
+
+class _TooLargeError(Exception):
+    """A body without or with a false length went beyond the limit."""
+
+
+def _is_from_here(scope: Scope, headers: dict[str, str]) -> bool:
+    """Whether Host is this machine's loopback (no DNS rebinding) and Origin, if any, is the page itself."""
+    host = headers.get("host", "")
+    try:
+        parsed = urlsplit(f"//{host}")
+        named = parsed.hostname in HOSTS and "@" not in host and (parsed.port is None or parsed.port > 0)
+    except ValueError:
+        return False
+    origin = headers.get("origin")
+    if origin is None:
+        return named and scope["type"] == "http"
+    return named and origin in (f"http://{host}", f"https://{host}")
+
+
+def _hardened(send: Send) -> Send:
+    async def sender(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            ours = {key.encode(): value.encode() for key, value in _HEADERS.items()}
+            kept = [(key, value) for key, value in message.get("headers", []) if key.lower() not in ours]
+            kept = [(key, value) for key, value in kept if not key.lower().startswith(b"access-control-")]
+            message = {**message, "headers": [*kept, *ours.items()]}
+        await send(message)
+
+    return sender
+
+
+async def _body(receive: Receive, limit: int) -> bytes | None:
+    body, more = b"", True
+    while more:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+        if len(body) > limit:
+            return None
+    return body
+
+
+def _login_form(problem: str) -> str:
+    said = f'<p class="bad">{escape(problem)}</p>' if problem else ""
+    return (
+        f'{said}<form method="post" action="{LOGIN_PATH}"><input type="password" name="password" '
+        'placeholder="Password" autofocus autocomplete="current-password"><button>Enter</button></form>'
+    )
+
+
+async def _refuse(scope: Scope, send: Send, status: int, body: str) -> None:
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008})
+        return
+    await _answer(send, status, f"<p>{body}</p>")
+
+
+async def _answer(send: Send, status: int, body: str) -> None:
+    content = _PAGE.format(body=body).encode()
+    headers = [(b"content-type", b"text/html; charset=utf-8"), (b"content-length", str(len(content)).encode())]
+    await send(
+        {"type": "http.response.start", "status": status, "headers": [*headers, (b"cache-control", b"no-store")]}
+    )
+    await send({"type": "http.response.body", "body": content})
+
+
+async def _redirect(send: Send, cookie: str) -> None:
+    headers = [(b"location", b"/"), (b"set-cookie", cookie.encode()), (b"cache-control", b"no-store")]
+    await send({"type": "http.response.start", "status": 303, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})

@@ -1,0 +1,150 @@
+"""The server: our own FastAPI app behind the gate, with Gradio's page mounted in it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zoo.ui.places import Places, check_name
+from zoo.ui.processes import Trainings
+from zoo.ui.readings import MEDIA_NAME, MEDIA_TYPES, is_media
+from zoo.ui.security import MIB, Gate, Keys
+from zoo.ui.store import Store
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+HOST = "127.0.0.1"
+QUOTA_UPLOADS = 4  # the temporary folder holds so many of the largest uploads
+
+
+def serve(
+    runs: Path, data: Path, port: int, password: str | None, secrets: tuple[str, ...], upload_limit: int, packages: Any
+) -> None:
+    """Serve the page until a signal.
+
+    Args:
+        runs: root of the run folders.
+        data: folder of data sets to offer.
+        port: 0 for any free one.
+        password: what opens the page; None for a token in the printed address.
+        secrets: environment variables to keep from the processes that are started.
+        upload_limit: bytes of one upload.
+        packages: the user's own packages.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    import uvicorn
+
+    bound = _bind(port)
+    port = bound.getsockname()[1]
+    with tempfile.TemporaryDirectory(prefix="zoo-ui-", ignore_cleanup_errors=True) as folder:
+        places = Places(Path.cwd(), runs.absolute(), Path(folder), data.absolute(), tuple(packages))
+        trainings = Trainings(places, secrets)
+        keys = Keys(password, cookie=f"zoo_ui_{port}")
+        app = build(places, trainings, keys, upload_limit)
+        empty = Path(folder) / "empty"
+        empty.mkdir()
+        os.chdir(empty)  # Gradio serves what lies below the working directory
+        where = f"http://{HOST}:{port}/" + ("" if password else f"?token={keys.token}")
+        print(f"zoo: open {where}\nzoo: only this machine can; Ctrl-C ends the page, not the trainings", flush=True)
+        settings = uvicorn.Config(
+            app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=2
+        )
+        signal.signal(signal.SIGTERM, _leave)  # uvicorn repeats a signal when it has shut down; the default would kill
+        try:
+            uvicorn.Server(settings).run(sockets=[bound])
+        finally:
+            trainings.close()
+            os.chdir(places.work)
+
+
+def _leave(number: int, frame: Any) -> None:
+    raise SystemExit(128 + number)
+
+
+def _bind(port: int) -> socket.socket:
+    bound = socket.socket()
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((HOST, port))
+    except OSError as error:
+        bound.close()
+        raise OSError(
+            f"port {port} cannot be used ({error.strerror}); choose another with --port, or 0 for any"
+        ) from error
+    return bound
+
+
+def build(places: Places, trainings: Trainings, keys: Keys, upload_limit: int = 512 * MIB) -> FastAPI:
+    """Put the page together.
+
+    Args:
+        places: what it may touch.
+        trainings: starts and watches processes.
+        keys: what opens it.
+        upload_limit: bytes of one upload.
+
+    Returns:
+        An ASGI app whose every route is behind the gate.
+    """
+    store = Store(places.temp, QUOTA_UPLOADS * upload_limit)
+    store.uploads.mkdir(exist_ok=True)
+    # read when Gradio is imported or a file comes in
+    os.environ |= {"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": str(store.uploads)}
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    import gradio
+    from fastapi import FastAPI, HTTPException
+    from fastapi.responses import FileResponse
+
+    from zoo.ui.page import Page
+    from zoo.ui.style import CSS, theme
+
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(Gate, keys=keys, upload_limit=upload_limit, room=store.room)
+
+    @app.get("/_zoo/media/{system}/{recipe}/{started}/{step}/{name}")
+    def media(system: str, recipe: str, started: str, step: str, name: str) -> FileResponse:
+        """A sound or picture of a run."""
+        try:
+            path = places.run(f"{system}/{recipe}/{started}") / MEDIA_NAME / check_name(step) / check_name(name)
+        except ValueError as error:
+            raise HTTPException(404) from error
+        if not is_media(name) or not path.is_file() or not path.resolve().is_relative_to(places.runs.resolve()):
+            raise HTTPException(404)
+        return FileResponse(path, media_type=MEDIA_TYPES[path.suffix.lower()])
+
+    @app.get("/_zoo/results/{job}/{name}")
+    def result(job: str, name: str) -> FileResponse:
+        """A result of `predict`."""
+        try:
+            path = store.result(job, name)
+        except ValueError as error:
+            raise HTTPException(404) from error
+        kind = MEDIA_TYPES.get(path.suffix.lower())
+        if kind is None:
+            return FileResponse(path, media_type="application/octet-stream", filename=path.name)
+        return FileResponse(path, media_type=kind)
+
+    page = Page(places, trainings, store)
+    return gradio.mount_gradio_app(
+        app,
+        page.blocks,
+        path="/",
+        server_name=HOST,
+        footer_links=[],
+        allowed_paths=[],
+        max_file_size=upload_limit,
+        show_error=True,
+        ssr_mode=False,
+        pwa=False,
+        mcp_server=False,
+        enable_monitoring=False,
+        theme=theme(),
+        css=CSS,
+    )
