@@ -5,10 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.audiosr.lily import HEAD, MELS, config, nets, state_of, write
+from tests.audiosr.lily import HEAD, MELS, UNET, VOCODER, config, nets, state_of, write
 from zoo.audiosr.convert import convert, describe, from_original, is_original, original_state, to_original
+from zoo.audiosr.convert_write import Nets, layout_of
+from zoo.audiosr.convert_write import write as write_theirs
 from zoo.audiosr.denoiser import Denoiser
 from zoo.audiosr.parts import FrozenAutoencoder
+from zoo.audiosr.unet import UNet
+from zoo.audiosr.vae import Autoencoder
 from zoo.hifigan.convert import to_original as write_hifigan
 from zoo.hifigan.generator import Generator
 from zoo.loading import build_parts, load
@@ -187,6 +191,36 @@ def test_refusals(tmp_path: Path) -> None:
     assert not is_original(tmp_path)
     with pytest.raises(ValueError, match="expected what from_original gave"):
         to_original(torch.nn.Linear(1, 1), tmp_path / "x.pt")
+
+
+def test_a_vocoder_whose_numbers_its_shapes_do_not_show(tmp_path: Path) -> None:
+    made = nets("audiosr")
+    odd = {**VOCODER, "upsample_rates": [6, 2], "resblock": "2", "resblock_dilation_sizes": [[1, 2]]}
+    vae = Autoencoder(32, (1, 1), 1, 4, dropout=0.3)
+    vocoder = Generator(**odd).fuse_()
+    path = tmp_path / "pytorch_model.bin"
+    assert write_theirs(Nets(vae, Denoiser(made["unet"]), vocoder), "audiosr", path) == []
+    model = from_original(path)
+    mel = torch.randn(1, MELS, 6)
+    assert torch.equal(model.vocoder(mel), vocoder(mel))
+    assert model.config["model"]["params"]["first_stage_config"]["params"]["ddconfig"]["dropout"] == 0.3
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=r"upsample_rates are \[5, 2\].*config\.yaml.*read as \[6, 2\]"):
+        write_theirs(Nets(vae, Denoiser(made["unet"]), made["vocoder"]), "audiosr", path)
+    assert path.read_bytes() == before
+    reflecting = Nets(vae, Denoiser(made["unet"]), Generator(**odd, padding_mode="reflect").fuse_())
+    assert "reflect" in write_theirs(reflecting, "audiosr", tmp_path / "other.bin")[0]
+
+
+def test_what_no_layout_holds() -> None:
+    vae, net = Autoencoder(32, (1, 1), 1, 4), Denoiser(UNet(**UNET))
+    assert layout_of(net, vae, ".pt") == "modelV1"
+    with pytest.raises(ValueError, match="32 groups, those of this autoencoder 16"):
+        layout_of(net, Autoencoder(32, (1, 1), 1, 4, norm_groups=16), ".bin")
+    net.latent_scale.fill_(0.5)
+    assert layout_of(net, vae, ".bin") == "audiosr"
+    with pytest.raises(ValueError, match=r"latent_scale is 0\.5.*train with latent_scale: 1\.0"):
+        layout_of(net, vae, ".pt")
 
 
 def test_nothing_in_a_file_is_run(tmp_path: Path) -> None:

@@ -53,6 +53,25 @@ def test_callbacks_are_added_edited_and_taken_away() -> None:
     assert form.changes(shown(form) | {"Explosion threshold": 5}, "") == {}  # of a guard that is off
 
 
+@pytest.mark.parametrize("name", ["guard_robust.RobustGuard", "loss_monitor.LossMonitor"])
+def test_other_guards_are_shown_and_taken_away(name: str) -> None:
+    guard = {"class_path": f"zoo.training.{name}", "init_args": {"threshold": 6.0}}
+    form = Form({"trainer": {"callbacks": [guard]}})
+    given = shown(form)
+    assert (given["Loss guard"], given["Explosion threshold"]) == (True, 6.0)
+    (edited,) = form.changes(given | {"Explosion threshold": 8}, "")["trainer"]["callbacks"]
+    assert edited == {**guard, "init_args": {"threshold": 8}}
+    assert form.changes(given | {"Loss guard": False}, "") == {"trainer": {"callbacks": None}}
+
+
+def test_loss_scale_and_full_graph() -> None:
+    form = Form({"model": {"init_args": {"compile_fullgraph": False}}})
+    given = shown(form) | {"Own loss scale": True, "Initial loss scale": 1024, "Compile the full graph": True}
+    scale = {"class_path": "zoo.training.amp.LossScale", "init_args": {"init_scale": 1024}}
+    changes = {"model": {"init_args": {"compile_fullgraph": True}}, "trainer": {"callbacks": [scale]}}
+    assert form.changes(given, "") == changes
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [

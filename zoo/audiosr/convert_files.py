@@ -147,14 +147,13 @@ def interpret(content: Any, path: Path, config: dict[str, Any]) -> Original:
     step = content.get("global_step", int(match[1]) if match else 0)
     buffers = parts.pop("average", {})
     layout = _layout(tensors, parts, any(name in content for name in AVERAGES), config, path)
-    given = next((content[name] for name in AVERAGES if isinstance(content.get(name), Mapping)), {})
+    given: Mapping[str, Any] = next((content[name] for name in AVERAGES if isinstance(content.get(name), Mapping)), {})
+    averaged: dict[str, State] = {}
     if given:
         own = split({str(key): value for key, value in given.items() if isinstance(value, Tensor)})[0]
         averaged = {name: own[name] for name in ("unet", "global_encoder") if name in own}
     elif layout == "audiosr" and buffers:
         averaged = {"unet": {name: buffers[squashed(name)] for name in unet if squashed(name) in buffers}}
-    else:
-        averaged = {}
     if buffers and layout != "audiosr":
         left_out["averages that ProjectLily never updates"] = len(buffers)
     return Original(path, layout, parts, averaged, left_out, config, step if isinstance(step, int) else 0)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from zoo.audiosr.convert_names import Layout
 from zoo.audiosr.convert_ours import FEATURES, PREDICTIONS
+from zoo.audiosr.convert_sizes import VOCODERS
 from zoo.audiosr.denoiser import Denoiser
 from zoo.audiosr.diffusion import CosineDiffusion
 from zoo.audiosr.features import MelFeatures
 from zoo.audiosr.global_encoder import GlobalEncoder
+from zoo.hifigan.generator import Generator
 
 MODULES: dict[Layout, str] = {"modelV1": "modelV1", "model.py": "model", "audiosr": "audiosr"}
 
@@ -21,6 +24,46 @@ def heads_of(encoder: GlobalEncoder) -> int:
     """Heads of a global encoder's attention, which the shapes of its weights do not show."""
     layers: Any = encoder.transformer.layers
     return layers[0].self_attn.num_heads
+
+
+def vocoder_section(vocoder: Generator) -> dict[str, Any]:
+    """What the shapes of a vocoder's weights do not show; for reading it here, the original's code has the numbers."""
+    return {
+        "upsample_rates": list(vocoder.upsample_rates),
+        "resblock_dilation_sizes": [list(dilations) for dilations in vocoder.resblock_dilation_sizes],
+    }
+
+
+def unfit(vocoder: Generator, layout: Layout) -> str:
+    """Why a layout cannot hold a vocoder; empty where it can."""
+    slope, padding = VOCODERS[layout]
+    if vocoder.last_slope != slope or vocoder.output_padding not in (None, padding):
+        return (
+            f"{layout} computes with last_slope {slope} and output_padding {padding}, it was trained with "
+            f"{vocoder.last_slope} and {vocoder.output_padding}"
+        )
+    if vocoder.conditioner is not None or vocoder.padding_mode != "zeros":
+        return f"{layout}'s has no conditioner and pads with zeros, this one with {vocoder.padding_mode}"
+    return ""
+
+
+def check_vocoder(read: Mapping[str, Any], vocoder: Generator, beside: Path) -> None:
+    """Refuse a file that would be read with other rates or dilations than the vocoder's.
+
+    Args:
+        read: arguments that the file is read with.
+        vocoder: that is written.
+        beside: the configuration beside the file.
+
+    Raises:
+        ValueError: when they differ.
+    """
+    for key, value in vocoder_section(vocoder).items():
+        if read[key] != value:
+            raise ValueError(
+                f"the vocoder's {key} are {value}, with {beside} they would be read as {read[key]}; name a target in "
+                "another folder"
+            )
 
 
 def original_config(
@@ -56,8 +99,6 @@ def original_config(
         "unet_config": {"target": f"{module}.UNetModel", "params": _unet(nets, net)},
     }
     config: dict[str, Any] = {"model": {"target": f"{module}.LatentDiffusion", "params": model}}
-    if "vocoder" in nets:  # for reading it here; the original's code has the numbers
-        config["vocoder"] = {key: nets["vocoder"][1][key] for key in ("upsample_rates", "resblock_dilation_sizes")}
     if features is not None:
         mel = features.mel
         values = {

@@ -27,8 +27,8 @@ from zoo.audiosr.convert_names import (
 )
 from zoo.audiosr.convert_nets import OriginalModel, transpose_kernels
 from zoo.audiosr.convert_ours import INFERENCE
-from zoo.audiosr.convert_settings import heads_of, original_config
-from zoo.audiosr.convert_sizes import ENCODER_HEADS, NORM_GROUPS, VOCODERS, transformers_per_down_block
+from zoo.audiosr.convert_settings import check_vocoder, heads_of, original_config, unfit, vocoder_section
+from zoo.audiosr.convert_sizes import ENCODER_HEADS, NORM_GROUPS, transformers_per_down_block
 from zoo.audiosr.denoiser import Denoiser
 from zoo.audiosr.diffusion import CosineDiffusion
 from zoo.audiosr.features import MelFeatures
@@ -67,11 +67,12 @@ class Nets:
     features: MelFeatures | None = None
 
 
-def layout_of(net: Denoiser, suffix: str) -> Layout:
-    """The layout that can hold a denoiser.
+def layout_of(net: Denoiser, vae: nn.Module, suffix: str) -> Layout:
+    """The layout that can hold a denoiser and its autoencoder.
 
     Args:
         net: the denoiser.
+        vae: its autoencoder.
         suffix: of the file; ".bin" asks for AudioSR's.
 
     Raises:
@@ -83,12 +84,24 @@ def layout_of(net: Denoiser, suffix: str) -> Layout:
             f"the originals know no fusion {unet.fusion!r}, only none, replace (modelV1) and residual (model.py); use "
             "`zoo export`"
         )
-    if unet.norm_groups != NORM_GROUPS:
-        raise ValueError(f"the originals' norms have {NORM_GROUPS} groups, these {unet.norm_groups}; use `zoo export`")
+    norms = next(module.num_groups for module in vae.modules() if isinstance(module, nn.GroupNorm))
+    for name, groups in (("UNet", unet.norm_groups), ("autoencoder", norms)):
+        if groups != NORM_GROUPS:
+            raise ValueError(
+                f"the originals' norms have {NORM_GROUPS} groups, those of this {name} {groups}; use `zoo export`"
+            )
     down = transformers_per_down_block(unet.state_dict()) or 2
     layout: Layout = "modelV1" if down == 2 else "model.py"
+    if encoder is None and suffix == ".bin" and down == 2:
+        return "audiosr"
+    if (scale := float(net.latent_scale)) != 1.0:
+        raise ValueError(
+            f"latent_scale is {scale:g}; ProjectLily does not apply it to the condition, so the net would hear another "
+            "one in its files: train with latent_scale: 1.0, or use `zoo export` (a net without a global encoder, with "
+            "2 transformers per down block, fits AudioSR's .bin)"
+        )
     if encoder is None:
-        return "audiosr" if suffix == ".bin" and down == 2 else layout
+        return layout
     if _FUSIONS[unet.fusion] != layout or suffix == ".bin":
         raise ValueError(
             f"fusion {unet.fusion!r} with {down} transformers per down block and suffix {suffix!r} is no original's: "
@@ -148,27 +161,31 @@ def write(nets: Nets, layout: Layout, path: Path, config: dict[str, Any] | None 
 
     Returns:
         Notes.
+
+    Raises:
+        ValueError: when the configuration that is already there is another net's.
     """
     notes = []
-    slope, padding = VOCODERS[layout]
-    vocoder = nets.vocoder
-    odd = vocoder is not None and vocoder.output_padding is not None
-    if vocoder is not None and (vocoder.last_slope != slope or (odd and vocoder.output_padding != padding)):
-        notes.append(
-            f"vocoder left out: {layout} computes with last_slope {slope} and output_padding {padding}, it was trained "
-            f"with {vocoder.last_slope} and {vocoder.output_padding}"
-        )
+    if nets.vocoder is not None and (reason := unfit(nets.vocoder, layout)):
+        notes.append(f"vocoder left out: {reason}")
         nets.vocoder = None
     content = content_of(nets, layout)
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(CONFIG_NAME)
     if not beside.exists():
         described = describe_nets(interpret(content, path, {}))
+        described["vae"][1]["dropout"] = next(m.p for m in nets.vae.modules() if isinstance(m, nn.Dropout))
         settings = config or original_config(described, nets.net, layout, nets.diffusion, nets.features)
+        if nets.vocoder is not None:
+            settings = {**settings, "vocoder": vocoder_section(nets.vocoder)}
         text = yaml.safe_dump(settings, sort_keys=False)
         write_atomic(beside, lambda file: file.write(text.encode()))
-    elif not _is_theirs(beside):
-        notes.append(f"{beside} is another program's: the original needs its own configuration with this file")
+    else:
+        if not (is_theirs := _is_theirs(beside)):
+            notes.append(f"{beside} is another program's: the original needs its own configuration with this file")
+        described = describe_nets(interpret(content, path, read_config(beside) if is_theirs else {}))
+        if nets.vocoder is not None:
+            check_vocoder(described["vocoder"][1], nets.vocoder, beside)
     write_atomic(path, lambda file: torch.save(content, file))
     return notes
 
@@ -188,7 +205,7 @@ def from_ours(source: Path, target: Path) -> dict[str, Any]:
     layout = ""
     for file, origin in jobs.items():
         nets, config = _read(origin)
-        layout = layout_of(nets.net, file.suffix)
+        layout = layout_of(nets.net, nets.vae, file.suffix)
         if layout != "audiosr":
             nets = _mel_first(nets)
         notes += write(nets, layout, file, config)

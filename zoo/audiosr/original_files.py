@@ -40,7 +40,9 @@ class OriginalFiles(L.Callback):
         """Refuse a net that the files cannot hold."""
         if not isinstance(pl_module, DiffusionTask):
             raise ValueError(f"OriginalFiles is for zoo.audiosr.task.DiffusionTask, not {type(pl_module).__name__}")
-        layout_of(pl_module.net, ".pt")
+        if pl_module.latent_scale == "auto":
+            raise ValueError("OriginalFiles: ProjectLily's files hold no latent_scale; train with latent_scale: 1.0")
+        layout_of(pl_module.net, pl_module.autoencoder.net, ".pt")
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Note that a checkpoint is being written."""

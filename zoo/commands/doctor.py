@@ -24,7 +24,7 @@ EXTRAS = {
     "metrics": ("pesq", "pystoi"),
     "shards": ("webdataset",),
     "images": ("datasets", "torchvision"),
-    "ui": ("fastapi", "uvicorn", "gradio"),
+    "ui": ("fastapi", "uvicorn", "gradio", "psutil"),
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "rl": ("gymnasium", "h5py"),
     "llm": ("bitsandbytes", "tokenizers", "pyarrow"),
