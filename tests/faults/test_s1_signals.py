@@ -25,8 +25,11 @@ def kill(number: int, where: str, times: int = 1, group: bool = False) -> list[s
     return callback("KillAt", step=STEPS[where], signum=int(number), where=where, times=times, group=group)
 
 
-def stop_and_resume(whole: Path, folder: Path, number: int, where: str, workers: int = 0, **how) -> None:
+def stop_and_resume(
+    whole: Path, folder: Path, number: int, where: str, workers: int = 0, every: int = 5, **how
+) -> None:
     options = [f"--trainer.default_root_dir={folder / 'run'}", f"--data.init_args.num_workers={workers}"]
+    options.append(f"--checkpoints.every_n_batches={every}")
     stopped = forked(*FIT, *kill(number, where, **how), *options, cwd=folder)
     assert stopped.returncode == CODES[number], stopped.stderr[-3000:]
     assert "Traceback" not in stopped.stderr
@@ -47,6 +50,7 @@ def assert_same(run: Path, whole: Path) -> None:
     [
         (TERM, "train", 0, {}),
         (TERM, "validation", 0, {}),
+        (TERM, "validation", 0, {"every": 1000}),  # saved there alone, after the last batch of an epoch
         (INT, "sanity", 0, {}),
         (USR1, "train", 2, {"group": True}),
         (TERM, "validation", 2, {"times": 2, "group": True}),

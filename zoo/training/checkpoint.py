@@ -170,8 +170,15 @@ class Checkpoints(Checkpoint):
             self.save_last(trainer)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Note when a validation belongs between this state and the next batch: a kill in it must not cost it."""
+        """Note when a validation belongs between this state and the next batch: a kill in it must not cost it.
+
+        In the middle of it Lightning counts the batch as completed, and could not go on from there at an epoch's end.
+        """
         checkpoint["validation_due"] = validation_is_due(trainer) and self._validated_step != trainer.global_step
+        if checkpoint["validation_due"]:
+            progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+            for counts in (progress["total"], progress["current"]):
+                counts["completed"] = counts["ready"] - 1
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Remember a validation that the interrupted run may not have finished."""
