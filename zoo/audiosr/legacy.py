@@ -60,7 +60,10 @@ def translate(arguments: Sequence[str], environment: Mapping[str, str]) -> Call:
     devices, nodes = old_calls.processes(environment)
     flags: list[str] = []
     if ways == {"train"}:
-        recipe["trainer"]["callbacks"].append({"class_path": FILES})
+        if recipe["model"]["init_args"]["latent_scale"] == 1.0:
+            recipe["trainer"]["callbacks"].append({"class_path": FILES})
+        else:
+            notes.append("the original's file names: its layout has no scale of the latents but 1")
         if "--distributed" in asked or devices * nodes > 1:
             _spread(recipe, devices * nodes)
             fragments.insert(0, shown(recipe_root() / "trainer" / "ddp.yaml"))
