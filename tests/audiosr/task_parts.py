@@ -80,8 +80,8 @@ class Data(ZooDataModule):
 
 
 def trainer(folder: Path, **settings: Any) -> L.Trainer:
-    settings = {"max_steps": 3, "limit_val_batches": 0, "num_sanity_val_steps": 0, **settings}
+    settings = {"devices": 1, "max_steps": 3, "limit_val_batches": 0, "num_sanity_val_steps": 0, **settings}
     return L.Trainer(
-        default_root_dir=folder, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
+        default_root_dir=folder, accelerator="cpu", logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False, **settings,
     )  # fmt: skip
