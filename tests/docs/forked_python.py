@@ -19,7 +19,7 @@ from tests.harness import REPOSITORY, SERVER
 CLIENT = """#!{python} -IS
 import json, os, socket, sys
 if sys.argv[1:3] != ["-m", "zoo"] and not sys.argv[1:2][0].startswith(("scripts/", "-c")):
-    os.execv({python!r}, ["python", *sys.argv[1:]])
+    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 connection = socket.socket(socket.AF_UNIX)
 connection.connect({address!r})
 with connection.makefile("rw") as stream:

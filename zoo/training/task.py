@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.training import frozen
+from zoo.training.build import completed
 from zoo.training.inference import Inference
 from zoo.training.lr_scaling import LrScaling
 from zoo.training.means import WeightedMeans
@@ -190,9 +191,10 @@ class ZooTask(L.LightningModule):
                 for key in ("source", "revision", "config", "gradient_checkpointing"):
                     (frozen.find_arguments(parts, path) or {}).pop(key, None)
         for part in self.inference_parts:
-            if part in theirs and theirs[part] != ours[part]:
+            saved_part = completed(theirs.get(part), ours.get(part))
+            if part in theirs and saved_part != ours[part]:
                 raise ValueError(
-                    f"the checkpoint's {part} differs from the config's: {_difference(theirs[part], ours[part])}; "
+                    f"the checkpoint's {part} differs from the config's: {_difference(saved_part, ours[part])}; "
                     "use the run's own config.yaml, or init_from: to start anew from its weights"
                 )
 
