@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import multiprocessing
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +21,7 @@ from zoo.audio.measures import METRICS, Measure, Pair, check_names, compare, ins
 from zoo.audio.resample import resample_array
 from zoo.audio.statistics import summarise
 from zoo.audio.table import Row, Table
-from zoo.audio.workers import begin_worker
+from zoo.audio.workers import spread
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +139,9 @@ def evaluate(
     done = table.begin({job.key for job in jobs})
     missing = [job for job in jobs if job.key not in done]
     log.info("%d of %d rows are computed already", len(done), len(jobs))
-    for row in track(_run(missing, settings, workers), "evaluate", len(missing), disable=not progress):
+    for row in track(
+        spread(partial(measure, settings=settings), missing, workers), "evaluate", len(missing), disable=not progress
+    ):
         table.append(row)
         done[row["key"]] = row
     rows = [done[job.key] for job in jobs]
@@ -215,20 +215,6 @@ def _key(name: str, system: str, paths: Sequence[Path | None], text: str | None,
     stats = [path.stat() for path in paths if path is not None]
     facts = [(stat.st_size, stat.st_mtime_ns) for stat in stats]
     return hashlib.sha256(repr((zoo.__version__, name, system, facts, text, settings)).encode()).hexdigest()[:16]
-
-
-def _run(jobs: Sequence[Job], settings: Settings, workers: int) -> Iterator[Row]:
-    if workers == 0 or len(jobs) < 2:
-        yield from (measure(job, settings) for job in jobs)
-        return
-    context = multiprocessing.get_context("spawn")  # a fork of a process with torch's threads may hang
-    with ProcessPoolExecutor(min(workers, len(jobs)), context, begin_worker) as pool:
-        try:
-            yield from pool.map(partial(measure, settings=settings), jobs)
-        except BrokenExecutor as error:
-            raise ChildProcessError(
-                "a worker died, is the memory full? Run the same command again with fewer --workers: it goes on"
-            ) from error
 
 
 def measure(job: Job, settings: Settings) -> Row:

@@ -1,4 +1,4 @@
-"""What a process of a pool does first: it computes on one thread and leaves with its parent."""
+"""Pools of processes: workers compute on one thread and leave with their parent."""
 
 from __future__ import annotations
 
@@ -6,6 +6,41 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from typing import TypeVar
+
+Job = TypeVar("Job")
+Outcome = TypeVar("Outcome")
+
+
+def spread(function: Callable[[Job], Outcome], jobs: Sequence[Job], workers: int) -> Iterator[Outcome]:
+    """Call a function on each job, in processes of their own where that pays.
+
+    Args:
+        function: to be pickled for the workers.
+        jobs: its arguments.
+        workers: processes; 0 for this one.
+
+    Yields:
+        What it returned, in the order of the jobs.
+
+    Raises:
+        ChildProcessError: when a worker died.
+    """
+    if workers == 0 or len(jobs) < 2:
+        yield from map(function, jobs)
+        return
+    context = multiprocessing.get_context("spawn")  # a fork of a process with torch's threads may hang
+    with ProcessPoolExecutor(min(workers, len(jobs)), context, begin_worker) as pool:
+        try:
+            yield from pool.map(function, jobs)
+        except BrokenExecutor as error:
+            raise ChildProcessError(
+                "a worker died, is the memory full? Run the same command again with fewer --workers: it goes on"
+            ) from error
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def begin_worker() -> None:

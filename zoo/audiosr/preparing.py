@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -16,6 +14,7 @@ from rich.progress import track
 from zoo.atomic import sweep_temporaries
 from zoo.audio import files
 from zoo.audio.resample import StreamResampler
+from zoo.audio.workers import spread
 from zoo.audiosr.filters import lowpass
 from zoo.audiosr.simulate import STEP_HZ, top
 from zoo.training.folders import begin_output
@@ -211,26 +210,8 @@ def _spread(block: np.ndarray, channels: int) -> np.ndarray:
 
 def _count(function: Callable[[Job], Outcome], jobs: Sequence[Job], workers: int, title: str) -> dict[str, int]:
     counts = {"done": 0, "skipped": 0, "failed": 0}
-    for status, cause in track(_outcomes(function, jobs, workers), title, len(jobs)):
+    for status, cause in track(spread(function, jobs, workers), title, len(jobs)):
         counts[status] += 1
         if cause:
             log.warning("%s", cause)
     return counts
-
-
-def _outcomes(function: Callable[[Job], Outcome], jobs: Sequence[Job], workers: int) -> Iterator[Outcome]:
-    if workers == 0 or len(jobs) < 2:
-        yield from map(function, jobs)
-        return
-    from zoo.audio.workers import begin_worker
-
-    context = multiprocessing.get_context("spawn")  # a fork of a process with torch's threads may hang
-    with ProcessPoolExecutor(min(workers, len(jobs)), context, begin_worker) as pool:
-        try:
-            yield from pool.map(function, jobs)
-        except BrokenExecutor as error:
-            raise ChildProcessError(
-                "a worker died, is the memory full? Run the same command again with fewer --workers: it goes on"
-            ) from error
-        finally:
-            pool.shutdown(cancel_futures=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from torch.optim import Optimizer
 
 from zoo.training.schedules import WarmupCosine
@@ -41,4 +39,4 @@ class OriginalWarmupCosine(WarmupCosine):
         if number < self.warmup_steps:
             return (number + 1) / self.warmup_steps
         progress = (number - self.warmup_steps) / (self.total_steps - self.warmup_steps)
-        return self.min_factor + 0.5 * (1.0 - self.min_factor) * (1.0 + math.cos(math.pi * progress))
+        return self.min_factor + (1.0 - self.min_factor) * self.remaining(progress)

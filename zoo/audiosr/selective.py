@@ -41,9 +41,5 @@ def train_only(net: Denoiser, trains: Mode | Sequence[str]) -> dict[str, int]:
     if unknown or not chosen:
         raise ValueError(f"trains: this net has the groups {', '.join(groups)}; found {', '.join(unknown) or 'none'}")
     parameters = dict(net.named_parameters())
-    frozen = [name for group, names in groups.items() if group not in chosen for name in names]
-    for name in frozen:
-        parameters[name].requires_grad_(False)
-    if frozen:
-        freeze(net, frozen[:1])  # one name is enough for it to rest all that is frozen; a thousand take seconds
+    freeze(net, [name for group, names in groups.items() if group not in chosen for name in names])
     return {group: sum(parameters[name].numel() for name in groups[group]) for group in chosen}

@@ -23,10 +23,12 @@ def freeze(module: nn.Module, groups: Sequence[str]) -> dict[str, int]:
         ValueError: when a group names no parameter.
     """
     counts = {}
+    parameters = dict(module.named_parameters())
     for group in groups:
-        matched = [parameter for name, parameter in module.named_parameters() if _matches(name, group)]
+        names = [group] if group in parameters else [name for name in parameters if _matches(name, group)]
+        matched = [parameters[name] for name in names]
         if not matched:
-            known = ", ".join(dict.fromkeys(name.split(".")[0] for name, _ in module.named_parameters()))
+            known = ", ".join(dict.fromkeys(name.split(".")[0] for name in parameters))
             raise ValueError(
                 f"freeze: group {group!r} matches no parameter of {type(module).__name__}; names begin with: {known}"
             )
@@ -43,7 +45,7 @@ def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _matches(name: str, group: str) -> bool:
-    return name == group or name.startswith(f"{group}.") or fnmatchcase(name, group)
+    return name.startswith(f"{group}.") or fnmatchcase(name, group)
 
 
 def _rest(module: nn.Module) -> None:
