@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from zoo.common import registry
+
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -20,6 +22,12 @@ def shared() -> Path:
             pytest.fail(f"ZOO_SHARED points to {SHARED}, which does not exist, and CI must not skip parity tests")
         pytest.skip(f"needs ZOO_SHARED ({SHARED} does not exist)")
     return SHARED
+
+
+@pytest.fixture(autouse=True)
+def _admission(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget after each test which packages a command line in it admitted."""
+    monkeypatch.setattr(registry, "_admitted", [])
 
 
 @pytest.fixture(scope="session")

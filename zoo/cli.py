@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import inspect
 import logging
 import os
 import sys
@@ -18,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import zoo
+from zoo.common.registry import admit
 from zoo.options import take_option
 
 PACKAGE = Path(__file__).parent
@@ -55,11 +55,12 @@ def main(args: Sequence[str] | None = None) -> int:
         print(f"zoo {zoo.__version__}")
         return 0
     try:
+        admit(packages)
         if command in TRAINER_COMMANDS:
             from zoo.lightning_cli import run
 
-            return run(command, rest, packages)
-        return run_tool(command, rest, packages)
+            return run(command, rest)
+        return run_tool(command, rest)
     except SystemExit as stop:  # a signal's exit code, or argparse's
         return stop.code if isinstance(stop.code, int) else (0 if stop.code is None else _fail(str(stop.code)))
     except KeyboardInterrupt:
@@ -68,7 +69,7 @@ def main(args: Sequence[str] | None = None) -> int:
         return _report(error)
 
 
-def run_tool(command: str, args: list[str], packages: Sequence[str]) -> int:
+def run_tool(command: str, args: list[str]) -> int:
     """Parse the arguments of a tool's function and call it."""
     tools = find_tools()
     if args and f"{command} {args[0]}" in tools:
@@ -82,11 +83,8 @@ def run_tool(command: str, args: list[str], packages: Sequence[str]) -> int:
     from zoo.parsing import OneLineParser
 
     parser = OneLineParser(prog=f"zoo {command}", description=summary)
-    parser.add_function_arguments(function, as_positional=True, skip={"packages"}, fail_untyped=True)
-    values = dict(parser.instantiate_classes(parser.parse_args(args)))
-    if "packages" in inspect.signature(function).parameters:
-        values["packages"] = tuple(packages)
-    result = function(**values)
+    parser.add_function_arguments(function, as_positional=True, fail_untyped=True)
+    result = function(**parser.instantiate_classes(parser.parse_args(args)))
     return result if isinstance(result, int) else 0
 
 

@@ -11,7 +11,7 @@ import logging
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -25,9 +25,11 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from zoo import __version__
 from zoo.atomic import write_atomic
+from zoo.common import registry
+from zoo.common.configs import check_places
 from zoo.loading import load
-from zoo.parsing import ConfigError, allow_imports, check_config, explain_build
-from zoo.predictor import Loaded
+from zoo.parsing import PARSER_MODE, ConfigError, check_config, explain_build, limit_names
+from zoo.predictor import Loaded, NoData
 from zoo.run_options import complete, config_files, recipe_of, settle
 from zoo.trainer_parser import ZooParser, config_text
 from zoo.training import frozen, precision
@@ -71,29 +73,32 @@ class ZooCLI(LightningCLI):
     Args:
         command: fit, validate, test or predict.
         args: its arguments.
+        brought: the run whose own config is among them, where no command line named it.
     """
 
-    def __init__(self, command: str, args: list[str]) -> None:
+    def __init__(self, command: str, args: list[str], brought: Path | None = None) -> None:
         self.command = command
+        self.brought = brought
         self.recipe = recipe_of(config_files(args))
         self.folder = Path()
         self.checkpoint: Path | None = None
+        described = command == "predict" and args[:1] != [] and args[0].startswith("--model.path=")
         super().__init__(
-            ZooTask,
-            L.LightningDataModule,
+            Loaded if described else ZooTask,
+            NoData if described else L.LightningDataModule,
             save_config_callback=SaveConfig,
             save_config_kwargs={"overwrite": True, "save_to_log_dir": False},
             trainer_defaults={"use_distributed_sampler": False},
             seed_everything_default=DEFAULT_SEED,
             parser_kwargs={
                 "prog": f"zoo {command}",
-                "parser_mode": "omegaconf+",
+                "parser_mode": PARSER_MODE,
                 "dump_header": [f"zoo=={__version__}"],
                 "allow_abbrev": False,
             },
             parser_class=ZooParser,
-            subclass_mode_model=True,
-            subclass_mode_data=True,
+            subclass_mode_model=not described,
+            subclass_mode_data=not described,
             args=args,
             run=False,
             auto_configure_optimizers=False,
@@ -145,6 +150,8 @@ class ZooCLI(LightningCLI):
             self.config = parser.parse_args(args)
         except Exception as error:  # jsonargparse leaves some of what YAML and interpolation raise to the caller
             raise ConfigError(str(error) or type(error).__name__) from error
+        if self.brought is not None:
+            check_places(self.config.as_dict(), self.brought, args)
         for section in ("trainer", "checkpoints", "wandb"):
             if not isinstance(self.config[section], Namespace):  # jsonargparse takes anything for a group of options
                 parser.error(f'Parser key "{section}": expected a mapping, not {self.config[section]!r}')
@@ -172,7 +179,8 @@ class ZooCLI(LightningCLI):
         with self._explained():
             super().instantiate_classes()
         frozen.note_sources(frozen.frozen_modules({"": self.model}), arguments, used)
-        self.model.specs = describe(self.model, self.config)
+        if not isinstance(self.model, Loaded):
+            self.model.specs = describe(self.model, self.config)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -214,14 +222,14 @@ def describe(model: ZooTask, config: Namespace) -> dict[str, Any]:
     init_args = yaml.safe_load(yaml.safe_dump(config["model"].as_dict()))["init_args"]
     return {
         "version": __version__,
-        "task": f"{type(model).__module__}.{type(model).__qualname__}",
-        "inference": model.inference_class,
+        "task": registry.public_name(type(model)),
+        "inference": registry.current_name(model.inference_class),
         "parts": {part: init_args[part] for part in model.inference_parts},
         "options": {option: init_args[option] for option in model.inference_options},
     }
 
 
-def run(command: str, args: list[str], packages: Sequence[str] = ()) -> int:
+def run(command: str, args: list[str]) -> int:
     """Run one of the four commands; returns the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning's use of torch, nothing a user can change
@@ -230,8 +238,8 @@ def run(command: str, args: list[str], packages: Sequence[str] = ()) -> int:
     warnings.filterwarnings("ignore", message=".*sync_dist=True.*")
     warnings.filterwarnings("ignore", message=".*in eval mode at the start of training.*")  # frozen backbones rest
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_no_advertisement)
-    allow_imports(packages)
-    cli = ZooCLI(command, complete(command, args, packages))
+    limit_names()
+    cli = ZooCLI(command, *complete(command, args))
     checkpoint = None if cli.checkpoint is None else str(cli.checkpoint)
     if command != "fit" and checkpoint is None and not isinstance(cli.model, Loaded):
         raise ValueError(f"{command} needs --ckpt_path, a run or a checkpoint: the recipe alone has no trained weights")
@@ -282,12 +290,11 @@ def predict(cli: ZooCLI) -> int:
     return int(getattr(data, "failed", 0) > 0)
 
 
-def dry_run(config: Path, packages: Sequence[str] = ()) -> list[tuple[str, bool, str]]:
+def dry_run(config: Path) -> list[tuple[str, bool, str]]:
     """Build a recipe, run one step, save, load and predict once, in a temporary folder.
 
     Args:
         config: the recipe.
-        packages: the user's own packages whose classes it may name.
 
     Returns:
         (check, passed, detail) for each stage that was reached.
@@ -298,10 +305,10 @@ def dry_run(config: Path, packages: Sequence[str] = ()) -> list[tuple[str, bool,
         limits = ["--trainer.max_steps=1", "--trainer.limit_val_batches=1", "--trainer.num_sanity_val_steps=0"]
         stages = {
             "build, one step, save": lambda: run(
-                "fit", ["--config", str(config), f"--trainer.default_root_dir={root}", *limits], packages
+                "fit", ["--config", str(config), f"--trainer.default_root_dir={root}", *limits]
             ),
-            "load": lambda: type(load(root, allow_import=packages)).__name__,
-            "predict": lambda: load(root, allow_import=packages).dry_run(),
+            "load": lambda: type(load(root)).__name__,
+            "predict": lambda: load(root).dry_run(),
         }
         for name, stage in stages.items():
             try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import inspect
 import os
 from collections.abc import Sequence
@@ -14,8 +13,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from zoo.common import registry
 from zoo.training import export, frozen
-from zoo.training.build import ALLOWED, build
+from zoo.training.build import build
 from zoo.training.checkpoint_files import load_checkpoint
 from zoo.training.inference import Inference
 from zoo.training.run import find_checkpoint
@@ -34,7 +34,7 @@ def load(
         path: a run folder (its newest sound checkpoint), a checkpoint file, or an export folder.
         device: where to compute.
         ema: use the averaged weights where the checkpoint holds them.
-        allow_import: packages of your own whose classes the description may name.
+        allow_import: packages of your own whose registered parts this process may build from now on.
         options: values of the Inference's constructor in the place of those of the recipe, such as a chunk length (an
             object may be given as its `class_path` and `init_args`); what it was trained with (its parts) stays.
 
@@ -46,31 +46,33 @@ def load(
         ValueError: when it is torn, does not describe its parts, was trained on another frozen backbone than its
             source now gives, or an option is unknown.
     """
+    registry.admit(allow_import)
     path = Path(path)
     specs, state, fused = read_parts(path, ema)
-    cls = inference_class(specs["inference"], allow_import)
+    cls = registry.find(specs["inference"], Inference)
+    slots = registry.slots(cls)
     known = set(inspect.signature(cls).parameters) - set(specs["parts"])
     if unknown := options.keys() - known:
         said = f"its options: {', '.join(sorted(known))}" if known else "it has none"
         raise ValueError(f"{cls.__name__} has no option {', '.join(sorted(unknown))}; {said}")
-    parts = build_parts(specs, path if path.is_dir() else path.parent, allow_import)
+    parts = build_parts(specs, path if path.is_dir() else path.parent)
     for name, part in parts.items():
         if not isinstance(part, nn.Module):
             continue
         if name in fused:
             part.fuse_()  # type: ignore[operator]
         part.load_state_dict(export.parts_state(state, name))
-    chosen = build({**specs.get("options", {}), **options}, allow_import)
-    return cls(**parts, **chosen).to(device).eval()
+    chosen = {**specs.get("options", {}), **options}
+    built = {name: build(value, slots.get(name, Any)) for name, value in chosen.items()}
+    return cls(**parts, **built).to(device).eval()
 
 
-def build_parts(specs: dict[str, Any], folder: Path, allow_import: Sequence[str] = ()) -> dict[str, Any]:
+def build_parts(specs: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Build the parts that a description names; frozen modules have their weights, the others not yet.
 
     Args:
         specs: `parts`, and `frozen` where there are such modules.
         folder: the run or export with their copies.
-        allow_import: packages whose classes may be built besides ours.
 
     Returns:
         Modules and plain values by name.
@@ -80,7 +82,8 @@ def build_parts(specs: dict[str, Any], folder: Path, allow_import: Sequence[str]
     """
     described, recorded = copy.deepcopy(specs["parts"]), specs.get("frozen", {})
     used = frozen.use_copies(described, recorded, folder)
-    parts = {name: build(spec, allow_import) for name, spec in described.items()}
+    slots = registry.slots(registry.find(specs["inference"], Inference))
+    parts = {name: build(spec, slots.get(name, Any)) for name, spec in described.items()}
     modules = frozen.frozen_modules({name: part for name, part in parts.items() if isinstance(part, nn.Module)})
     frozen.note_sources(modules, specs["parts"], used)
     frozen.check(modules, recorded, str(folder))
@@ -106,16 +109,6 @@ def read_parts(path: Path, ema: bool = True) -> tuple[dict[str, Any], dict[str, 
     state = dict(checkpoint["state_dict"])
     if ema and "ema" in checkpoint:
         state.update(checkpoint["ema"]["shadow"])
-    specs = {**checkpoint["zoo"], "step": checkpoint.get("global_step"), "frozen": checkpoint.get("frozen", {})}
+    described = registry.renamed(checkpoint["zoo"])
+    specs = {**described, "step": checkpoint.get("global_step"), "frozen": checkpoint.get("frozen", {})}
     return specs, state, []
-
-
-def inference_class(path: str, allow_import: Sequence[str] = ()) -> type[Inference]:
-    """Import the class that a description names, from allowed packages only."""
-    if not any(path.startswith(package + ".") for package in (*ALLOWED, *allow_import)):
-        raise ValueError(f"importing {path} is not allowed; name its package in allow_import")
-    module, _, name = path.rpartition(".")
-    found = getattr(importlib.import_module(module), name, None)
-    if not (isinstance(found, type) and issubclass(found, Inference)):
-        raise ValueError(f"{path} is not an Inference class")
-    return found

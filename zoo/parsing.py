@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
-from jsonargparse import ArgumentParser, set_parsing_settings
+from jsonargparse import ArgumentParser, get_loader, set_loader, set_parsing_settings
 
-ALLOWED_IMPORTS = ("zoo", "lightning", "torch.nn", "torch.optim", "torchmetrics")
+from zoo.common import registry
+from zoo.common.configs import limit_resolvers
+
+PARSER_MODE = "omegaconf+"
 
 
 def fail(prog: str, message: str) -> NoReturn:
@@ -33,9 +36,12 @@ class OneLineParser(ArgumentParser):
         fail(self.prog, message)
 
 
-def allow_imports(packages: Sequence[str] = ()) -> None:
-    """Let configs name classes of zoo, lightning, torch.nn, torch.optim, torchmetrics and `packages` only."""
-    set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=[*ALLOWED_IMPORTS, *packages])
+def limit_names() -> None:
+    """Let the parser build registered parts only, under any of their names, and read no variables but the zoo's."""
+    set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=registry.allowed_paths())
+    limit_resolvers()
+    load = get_loader("yaml")
+    set_loader(PARSER_MODE, lambda text: registry.renamed(load(text)), (yaml.YAMLError,))
 
 
 class ConfigError(ValueError):
@@ -58,10 +64,10 @@ def explain_build(error: Exception, config: Mapping[str, Any]) -> Exception:
     cause = error.__cause__ if isinstance(error, ValueError) and isinstance(error.__cause__, Exception) else error
     if isinstance(cause, OSError | ImportError):
         return cause
-    classes = {*_class_paths(config), "lightning.pytorch.trainer.trainer.Trainer"}
+    classes = {*map(registry.current_name, _class_paths(config)), "lightning.pytorch.trainer.trainer.Trainer"}
     frames = [frame for frame, _ in traceback.walk_tb(cause.__traceback__) if frame.f_code.co_name == "__init__"]
     owners = [type(frame.f_locals.get("self")) for frame in frames]
-    built = [f"{owner.__module__}.{owner.__qualname__}" for owner in owners]
+    built = [registry.public_name(owner) for owner in owners]
     place = next((path for path in reversed(built) if path in classes), "the config")
     said = str(cause) if isinstance(cause, ValueError) else f"{type(cause).__name__}: {cause}"
     return ConfigError(f"{place}: {said}")

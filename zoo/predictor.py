@@ -16,16 +16,15 @@ class Loaded(ZooTask):
 
     Args:
         path: an export folder or a checkpoint, for `zoo.load`.
-        allow_import: packages of the user's own that its description may name.
         options: for `zoo.load`: values of the Inference's constructor, such as a chunk length.
     """
 
     inference_class: ClassVar[str] = ""
     inference_parts: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, path: str, allow_import: list[str] | None = None, options: dict[str, Any] | None = None) -> None:
+    def __init__(self, path: str, options: dict[str, Any] | None = None) -> None:
         super().__init__()
-        self._inference = load(path, allow_import=allow_import or (), **(options or {}))
+        self._inference = load(path, **(options or {}))
         for name, part in self._inference.parts().items():
             self.add_module(name, part)
 

@@ -52,8 +52,12 @@ def recipe_of(configs: Sequence[str]) -> str:
     return f"{folder.name}/{first.stem}"
 
 
-def complete(command: str, args: list[str], packages: Sequence[str] = ()) -> list[str]:
+def complete(command: str, args: list[str]) -> tuple[list[str], Path | None]:
     """Fill in what a `--ckpt_path` says already: `last` and `auto` become a run, a run brings its config.
+
+    Returns:
+        The arguments, those of a prediction without a recipe begin with `--model.path`; and the run whose own config is
+        among them.
 
     Raises:
         FileNotFoundError: when `last` finds no run.
@@ -61,7 +65,7 @@ def complete(command: str, args: list[str], packages: Sequence[str] = ()) -> lis
     """
     values, rest = take_option(args, "--ckpt_path")
     if not values:
-        return args
+        return args, None
     value = values[-1]
     if "://" in value:
         raise ValueError(f"--ckpt_path {value}: checkpoints are read from local paths only; download it first")
@@ -72,15 +76,16 @@ def complete(command: str, args: list[str], packages: Sequence[str] = ()) -> lis
         newest = runs.newest_run(root)
         if newest is None:
             if value == "auto" and command == "fit":
-                return rest
+                return rest, None
             raise FileNotFoundError(f"--ckpt_path {value}: no run with a checkpoint below {root}")
         value = str(newest)
     if not Path(value).exists():
         raise FileNotFoundError(f"--ckpt_path: nothing at {value}")
     if not configs and command == "predict" and not runs.has_config(Path(value)):
-        model = ["--model=zoo.predictor.Loaded", f"--model.init_args.path={value}"]
-        model += [f"--model.init_args.allow_import+={package}" for package in packages]
-        return [*model, "--data=zoo.predictor.NoData", *rest]
+        options = [argument.replace("--model.init_args.", "--model.", 1) for argument in rest]
+        return [f"--model.path={value}", *options], None
+    brought = None
     if not configs:
-        rest = ["--config", str(runs.find_config(Path(value))), *rest]
-    return [*rest, "--ckpt_path", value]
+        config = runs.find_config(Path(value))
+        rest, brought = ["--config", str(config), *rest], config.parent
+    return [*rest, "--ckpt_path", value], brought

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from zoo.common.registry import admitted
+
 PACKAGE = Path(__file__).parent
 # Packages of the zoo that serve every system.
-SHARED = ("audio", "commands", "training", "ui")
+SHARED = ("audio", "commands", "common", "training", "ui")
 
 
 @dataclass(frozen=True)
@@ -47,15 +48,12 @@ def recipe_root() -> Path:
     raise FileNotFoundError(f"no recipes: neither {PACKAGE / '_configs'} nor {PACKAGE.parent / 'configs'} exists")
 
 
-def systems(packages: Sequence[str] = ()) -> list[System]:
+def systems() -> list[System]:
     """List all systems.
 
-    Args:
-        packages: the user's own packages (`--allow-import`); one counts as a system when it has a `convert.py` or a
-            folder `configs`.
-
     Returns:
-        The zoo's systems by name, then those of `packages`.
+        The zoo's by name, then the user's own admitted packages (`--allow-import`) that have a `convert.py` or a folder
+        `configs`.
 
     Raises:
         FileNotFoundError: a package is not installed.
@@ -65,20 +63,20 @@ def systems(packages: Sequence[str] = ()) -> list[System]:
         recipes = recipe_root() / folder.name
         if folder.name not in SHARED and ((folder / "convert.py").is_file() or recipes.is_dir()):
             found.append(_system(f"zoo.{folder.name}", folder, recipes))
-    for package in packages:
+    for package in admitted():
         folder = _folder_of(package)
         if (folder / "convert.py").is_file() or (folder / "configs").is_dir():
             found.append(_system(package, folder, folder / "configs"))
     return found
 
 
-def find_system(name: str, packages: Sequence[str] = ()) -> System:
+def find_system(name: str) -> System:
     """Return the system called `name`.
 
     Raises:
         ValueError: there is none; the message lists the known names.
     """
-    known = {system.name: system for system in systems(packages)}
+    known = {system.name: system for system in systems()}
     if name.replace("-", "_") not in known:
         raise ValueError(f"no system {name!r}; systems: {', '.join(known)} (--allow-import adds those of your package)")
     return known[name.replace("-", "_")]

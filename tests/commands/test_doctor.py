@@ -84,7 +84,7 @@ def test_recipe(tmp_path, monkeypatch, capsys):
         doctor.main(config=recipe)
     recipe.touch()
     results = [("build, one step, save", True, "ok"), ("load", False, "no [checkpoint]")]
-    stand_in = types.SimpleNamespace(dry_run=lambda config, packages: results)
+    stand_in = types.SimpleNamespace(dry_run=lambda config: results)
     monkeypatch.setitem(sys.modules, "zoo.lightning_cli", stand_in)
     assert doctor.main(config=recipe, root=tmp_path) == 1
     out = rows(capsys)

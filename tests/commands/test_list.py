@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from zoo.cli import main
+from zoo.common.registry import admit
 from zoo.systems import find_system, first_comment, recipe_root, systems
 
 
@@ -42,12 +43,14 @@ def test_a_package_below_another(package, tmp_path):
     (tmp_path / "outer").mkdir()
     package.rename(tmp_path / "outer" / "colours")
     (tmp_path / "outer" / "__init__.py").write_text("raise RuntimeError('imported')\n")
-    assert find_system("colours", ["outer.colours"]).package == "outer.colours"
+    admit(["outer.colours"])
+    assert find_system("colours").package == "outer.colours"
 
 
 def test_unknown_names(package, capsys):
+    admit(["colours"])
     with pytest.raises(ValueError, match=r"no system 'nothing'; systems: .*hifigan.*colours"):
-        find_system("nothing", ["colours"])
+        find_system("nothing")
     assert main(["--allow-import", "no_such_package", "list"]) == 1
     assert "no package 'no_such_package'" in capsys.readouterr().err
 

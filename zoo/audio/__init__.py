@@ -1,1 +1,12 @@
 """Signals: files, mel front ends, resampling, spectral losses, metrics and an embedded speech-like corpus."""
+
+from zoo.common.registry import public
+
+__getattr__, __all__ = public(
+    __name__,
+    {
+        "corpus": "EmbeddedCorpus",
+        "degrade": "Degrader",
+        "mel": "LogMel",
+    },
+)

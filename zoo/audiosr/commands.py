@@ -57,16 +57,15 @@ def splice(folder: Path, output: Path, each: bool = False, overwrite: bool = Fal
     return _report(output, preparing.splice(folder, output, each, overwrite, workers))
 
 
-def cache(config: Path, packages: tuple[str, ...] = ()) -> None:
+def cache(config: Path) -> None:
     """Decode a recipe's corpus into its memory-mapped cache before training; a killed call is taken up again.
 
     Args:
         config: a recipe whose data is AudioSR's.
-        packages: of the user's own, whose classes the recipe may name.
     """
     from zoo.audiosr.data import read_data
 
-    data = read_data(config, packages)
+    data = read_data(config)
     data.prepare_data()
     print(f"{config}: ready, {data.counts()}")
 
@@ -88,7 +87,6 @@ def evaluate(
     seed: int | None = None,
     batch_size: int | None = None,
     device: str = "cpu",
-    packages: tuple[str, ...] = (),
 ) -> int:
     """Measure how well a run restores clips at a grid of cut-offs, beside baselines and the ceiling of its parts.
 
@@ -112,7 +110,6 @@ def evaluate(
         seed: of the noise, likewise.
         batch_size: chunks restored at once, likewise.
         device: torch device.
-        packages: of the user's own, whose classes the run may name.
 
     Returns:
         0, or 1 when an item failed.
@@ -144,7 +141,7 @@ def evaluate(
         keep=keep,
         options={name: value for name, value in options.items() if value is not None},
     )
-    result = evaluating.evaluate(run, output, settings, device, packages)
+    result = evaluating.evaluate(run, output, settings, device)
     print((output / "report.md").read_text(encoding="utf-8"))
     print(f"wrote {output}")
     return int(bool(result.failed))

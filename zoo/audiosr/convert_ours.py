@@ -17,6 +17,7 @@ from zoo.audiosr.denoiser import Denoiser
 from zoo.audiosr.diffusion import CosineDiffusion
 from zoo.audiosr.features import MelFeatures
 from zoo.audiosr.parts import FrozenAutoencoder, FrozenVocoder
+from zoo.common.registry import public_name
 from zoo.training import frozen
 from zoo.training.build import build
 from zoo.training.converted import write_converted
@@ -44,7 +45,7 @@ EXPONENTIAL = (
 
 def spec_of(cls: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """`class_path` and `init_args`."""
-    return {"class_path": f"{cls.__module__}.{cls.__qualname__}", "init_args": dict(arguments)}
+    return {"class_path": public_name(cls), "init_args": dict(arguments)}
 
 
 def features_spec(config: Mapping[str, Any], kind: str, n_mels: int | None = None) -> dict[str, Any]:

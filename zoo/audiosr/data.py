@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+import lightning as L
 import numpy as np
-from omegaconf import OmegaConf
 
 from zoo.audio.cache import CorpusCache, build
 from zoo.audio.corpus import CACHES, Corpus, EmbeddedCorpus, cache_folder
@@ -17,6 +17,7 @@ from zoo.audio.files import walk
 from zoo.audiosr.items import Blank, Crops, Grid
 from zoo.audiosr.simulate import Simulation, top
 from zoo.audiosr.sources import FileCorpus, Part, RamCorpus, Recordings, find_parts, pair
+from zoo.common.configs import read_config
 from zoo.training.build import build as make
 from zoo.training.folders import data_folder
 from zoo.training.resume import ZooDataModule
@@ -235,12 +236,11 @@ class SuperResolutionData(ZooDataModule):
             )
 
 
-def read_data(config: Path, packages: Sequence[str] = ()) -> SuperResolutionData:
+def read_data(config: Path) -> SuperResolutionData:
     """Build the datamodule of a recipe alone.
 
     Args:
         config: the recipe.
-        packages: of the user's own, whose classes it may name.
 
     Returns:
         The datamodule; nothing is decoded yet.
@@ -249,10 +249,8 @@ def read_data(config: Path, packages: Sequence[str] = ()) -> SuperResolutionData
         FileNotFoundError: no such recipe, or a folder that it names is missing.
         ValueError: its data is another system's, or is not cached.
     """
-    if not config.is_file():
-        raise FileNotFoundError(f"{config}: no such recipe")
-    spec = OmegaConf.select(OmegaConf.load(config), "data")
-    data = None if spec is None else make(OmegaConf.to_container(spec, resolve=True), packages)
+    spec = read_config(config).get("data")
+    data = None if spec is None else make(spec, L.LightningDataModule)
     if not isinstance(data, SuperResolutionData):
         raise ValueError(f"{config}: expected data of {SuperResolutionData.__name__}, found {type(data).__name__}")
     if data.cache_mode == "none":

@@ -50,9 +50,7 @@ _LOWEST_SHARE = 0.1  # of the bins, whose level is matched: AudioSR's note
 _FADE_SECONDS = 0.05  # at both ends, or a cut through the upper band would be heard in the low one
 
 
-def evaluate(
-    run: Path, output: Path, settings: Settings, device: str = "cpu", packages: Sequence[str] = ()
-) -> Evaluation:
+def evaluate(run: Path, output: Path, settings: Settings, device: str = "cpu") -> Evaluation:
     """Restore band-limited clips and write tables and pictures.
 
     Rows are appended as they are computed; the same call again computes what is missing, failed, or changed.
@@ -62,7 +60,6 @@ def evaluate(
         output: folder for per_item.csv, summary.csv, summary.json, report.md, cutoffs.png and samples/.
         settings: what is evaluated.
         device: torch device.
-        packages: of the user's own, whose classes the run may name.
 
     Returns:
         All rows, and the summary.
@@ -71,10 +68,10 @@ def evaluate(
         FileNotFoundError: a folder is missing, or an export is evaluated without `data`.
         ValueError: the run restores nothing, or there is nothing to restore.
     """
-    restorer = load(run, device, allow_import=packages, **settings.options)
+    restorer = load(run, device, **settings.options)
     if not isinstance(restorer, Restorer):
         raise ValueError(f"{run} is a {type(restorer).__name__}: name a run of the diffusion stage")
-    recipe = recipe_data(run, settings, packages)
+    recipe = recipe_data(run, settings)
     grid = make_grid(recipe, settings, restorer.sample_rate)
     jobs = list(find_jobs(grid))
     systems = [system for system in SYSTEMS if system != NOISE or recipe is not None or settings.train is not None]

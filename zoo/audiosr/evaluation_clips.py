@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import lightning as L
 import numpy as np
-from omegaconf import OmegaConf
 
 from zoo.audio import files
 from zoo.audiosr.data import SuperResolutionData
 from zoo.audiosr.items import Blank, Crops, Grid
 from zoo.audiosr.simulate import Simulation, top
 from zoo.audiosr.sources import FileCorpus, Recordings
+from zoo.common.configs import read_config
 from zoo.training.build import build
 from zoo.training.export import is_export
 from zoo.training.run import find_config, has_config
@@ -66,13 +67,12 @@ class Job(NamedTuple):
     samples: int
 
 
-def recipe_data(run: Path, settings: Settings, packages: Sequence[str] = ()) -> SuperResolutionData | None:
+def recipe_data(run: Path, settings: Settings) -> SuperResolutionData | None:
     """The data of the run's recipe, set up.
 
     Args:
         run: run folder, checkpoint or export.
         settings: of the evaluation.
-        packages: of the user's own, whose classes the recipe may name.
 
     Returns:
         The data; None where it is not needed, or only for the envelope and the run names none.
@@ -86,8 +86,8 @@ def recipe_data(run: Path, settings: Settings, packages: Sequence[str] = ()) -> 
         return None
     if not named:
         raise FileNotFoundError(f"{run} holds no config.yaml, which would name its data: give a folder with --data")
-    spec = OmegaConf.select(OmegaConf.load(find_config(run)), "data")
-    data = build(OmegaConf.to_container(spec, resolve=True), packages)
+    spec = read_config(find_config(run), brought=True)["data"]
+    data = build(spec, L.LightningDataModule)
     if not isinstance(data, SuperResolutionData):
         raise ValueError(f"{run}: its data is no {SuperResolutionData.__name__}: give folders with --data and --train")
     data.prepare_data()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from zoo import __version__
 from zoo.audiosr.vae import Autoencoder
+from zoo.common.registry import public_name
 from zoo.hifigan.generator import Generator
 from zoo.loading import read_parts
 from zoo.training.build import build
@@ -115,7 +116,7 @@ class FrozenAutoencoder(_FrozenNet):
         config: dict[str, Any] | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(f"{Autoencoder.__module__}.{Autoencoder.__name__}", source, revision, config, seed)
+        super().__init__(public_name(Autoencoder), source, revision, config, seed)
         self.factor: int = self.net.factor
         self.latent_channels: int = self.net.latent_channels
 
@@ -158,7 +159,7 @@ class FrozenVocoder(_FrozenNet):
     ) -> None:
         if config is not None and "resblock" in config:
             config = {**config, "resblock": str(config["resblock"])}  # recipes' parser makes "1" a number in free dicts
-        super().__init__(f"{Generator.__module__}.{Generator.__name__}", source, revision, config, seed)
+        super().__init__(public_name(Generator), source, revision, config, seed)
         self.hop_length: int = self.net.hop_length
         self.n_mels: int = self.net.in_channels
 

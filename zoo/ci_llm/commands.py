@@ -24,7 +24,6 @@ def evaluate(
     batch_size: int = 16,
     seed: int = 0,
     device: str = "cpu",
-    packages: tuple[str, ...] = (),
 ) -> None:
     """Ask a crowd questions: single agents, ensembles, votes, self-consistency, oracle; likelihood and calibration.
 
@@ -48,7 +47,6 @@ def evaluate(
         batch_size: questions computed together.
         seed: of the sampled answers.
         device: torch device.
-        packages: of the user's own, whose classes the run may name.
     """
     from zoo.ci_llm import evaluation
     from zoo.training.processes import own_device, processes
@@ -56,7 +54,7 @@ def evaluate(
     rank, world_size = processes()
     result = evaluation.evaluate(
         run, output, questions, validation, split, prompt_field, answer_field, max_items, max_new_tokens, samples,
-        all_samples, temperature, layers, batch_size, seed, own_device(device), rank, world_size, packages,
+        all_samples, temperature, layers, batch_size, seed, own_device(device), rank, world_size,
     )  # fmt: skip
     if "missing" in result:
         print(f"{result['missing']} parts are missing: the other processes, or the same command again, answer them")

@@ -15,6 +15,7 @@ from zoo.ci_llm.convert_training import original_order, our_optimizer, their_opt
 from zoo.ci_llm.crowd import Crowd
 from zoo.ci_llm.folders import Adapters, is_original_folder, read_original
 from zoo.ci_llm.tokenizers import PretrainedTokenizer
+from zoo.common.registry import public_name
 from zoo.training import frozen
 from zoo.training.build import build
 from zoo.training.converted import read_ours, write_converted
@@ -219,4 +220,4 @@ def _spec(cls: type, given: dict[str, Any]) -> dict[str, Any]:
     arguments = {
         name: list(value) if isinstance(value, tuple) else value for name, value in {**defaults, **given}.items()
     }
-    return {"class_path": f"{cls.__module__}.{cls.__name__}", "init_args": arguments}
+    return {"class_path": public_name(cls), "init_args": arguments}

@@ -49,7 +49,6 @@ def evaluate(
     device: str | torch.device = "cpu",
     rank: int = 0,
     world_size: int = 1,
-    packages: Sequence[str] = (),
     progress: bool = True,
 ) -> dict[str, Any]:
     """Evaluate a run; see `evaluate_crowd`.
@@ -75,7 +74,6 @@ def evaluate(
         device: torch device.
         rank: of this process.
         world_size: processes.
-        packages: of the user's own, whose classes the run may name.
         progress: show a bar on rank 0, and the result where it is complete.
 
     Returns:
@@ -86,7 +84,7 @@ def evaluate(
         ValueError: when the run is another kind's, its weights are not finite, an argument is out of range, or the
             folder was begun with other settings.
     """
-    subject, data, limit = load_subject(run, device, packages)
+    subject, data, limit = load_subject(run, device)
     fields = (prompt_field or data.fields[0], answer_field or data.fields[1])
     if questions is None:
         examples, held = data.examples(split), validation_examples(data)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from zoo.ci_llm.arithmetic import Split
 from zoo.ci_llm.crowd import Crowd
@@ -16,6 +14,8 @@ from zoo.ci_llm.data import TextData
 from zoo.ci_llm.text_data import Example, Template, read_examples, split_files
 from zoo.ci_llm.tokenizers import Tokenizer
 from zoo.ci_llm.writer import Writer
+from zoo.common.configs import read_config
+from zoo.common.registry import slots
 from zoo.loading import load
 from zoo.training.build import build
 from zoo.training.run import find_config, has_config
@@ -38,15 +38,12 @@ class Subject:
     name: str = "crowd"
 
 
-def load_subject(
-    run: Path, device: str | torch.device = "cpu", packages: Sequence[str] = ()
-) -> tuple[Subject, TextData, int]:
+def load_subject(run: Path, device: str | torch.device = "cpu") -> tuple[Subject, TextData, int]:
     """Load a run to evaluate it.
 
     Args:
         run: run folder, checkpoint or export.
         device: torch device.
-        packages: of the user's own, whose classes the run may name.
 
     Returns:
         The subject, the data that it was trained on (arithmetic made in code where the run does not tell), and its
@@ -56,7 +53,7 @@ def load_subject(
         FileNotFoundError: when there is no such run, or its data are gone.
         ValueError: when it is another kind's, or its weights are not finite.
     """
-    writer = load(run, device, allow_import=packages)
+    writer = load(run, device)
     if not isinstance(writer, Writer):
         raise ValueError(f"{run} is loaded as {type(writer).__name__}; expected a crowd of ci_llm (Writer)")
     crowd, tokenizer = writer.crowd, writer.tokenizer
@@ -64,10 +61,11 @@ def load_subject(
         raise ValueError(f"{run}: its weights are not finite: the training diverged; use an earlier checkpoint")
     config: dict[str, Any] = {}
     if has_config(Path(run)):
-        config = yaml.safe_load(find_config(Path(run)).read_text(encoding="utf-8"))
+        config = read_config(find_config(Path(run)), brought=True)
     described = dict((config.get("data") or {}).get("init_args") or {})
     described.pop("tokenizer", None)
-    data = TextData(tokenizer=tokenizer, **build(described, packages))
+    kinds = slots(TextData)
+    data = TextData(tokenizer=tokenizer, **{key: build(value, kinds.get(key, Any)) for key, value in described.items()})
     template = data.template if config else writer.template
     return Subject(crowd, tokenizer, template, str(run)), data, writer.max_new_tokens
 

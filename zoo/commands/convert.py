@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Sequence
 from pathlib import Path
 
 from zoo.systems import find_system
@@ -17,7 +16,6 @@ def main(
     *,
     backbone: Path | None = None,
     allow_partial: bool = False,
-    packages: Sequence[str] = (),
 ) -> None:
     """Convert an original's checkpoint to ours, or ours to the original's format.
 
@@ -30,13 +28,12 @@ def main(
         target: the file or folder to write.
         backbone: folder of the frozen backbone, for systems whose files need one.
         allow_partial: pass over members of an ensemble whose files are missing, for systems that have members.
-        packages: the user's own packages beside the zoo's.
 
     Raises:
         FileNotFoundError: there is no source.
         ValueError: the system is unknown or has no converter or no such option, or the source is none of its formats.
     """
-    chosen = find_system(system, packages)
+    chosen = find_system(system)
     if not source.exists():
         raise FileNotFoundError(f"{source}: no such file or folder")
     if not chosen.has_converter:

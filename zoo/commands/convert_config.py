@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -12,7 +11,7 @@ import yaml
 from zoo.systems import find_system
 
 
-def main(system: str, file: Path, output: Path | None = None, packages: Sequence[str] = ()) -> None:
+def main(system: str, file: Path, output: Path | None = None) -> None:
     """Translate an original's configuration file into a recipe of ours.
 
     Keys without a counterpart are listed as comments of the recipe and on standard error.
@@ -21,7 +20,6 @@ def main(system: str, file: Path, output: Path | None = None, packages: Sequence
         system: which system's format, as `zoo list` names it.
         file: the original's configuration.
         output: the YAML file to write; standard output when None.
-        packages: the user's own packages beside the zoo's.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -29,7 +27,7 @@ def main(system: str, file: Path, output: Path | None = None, packages: Sequence
     """
     if not file.is_file():
         raise FileNotFoundError(f"{file}: no such file")
-    chosen = find_system(system, packages)
+    chosen = find_system(system)
     translate = None
     if chosen.has_converter:
         translate = getattr(importlib.import_module(f"{chosen.package}.convert"), "convert_config", None)

@@ -8,7 +8,7 @@ import os
 import platform
 import shutil
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -39,14 +39,13 @@ class Check(NamedTuple):
     detail: str
 
 
-def main(config: Path | None = None, port: int = 29500, root: Path = Path("runs"), packages: Sequence[str] = ()) -> int:
+def main(config: Path | None = None, port: int = 29500, root: Path = Path("runs")) -> int:
     """Report on this machine and installation; with --config try a recipe for one step.
 
     Args:
         config: a recipe to build, train for one step, save, load and predict with.
         port: the port that the processes of a distributed run meet at (MASTER_PORT).
         root: the folder that runs are written to.
-        packages: the user's own packages whose classes the recipe may name.
 
     Returns:
         0, or 1 when something essential fails.
@@ -70,7 +69,7 @@ def main(config: Path | None = None, port: int = 29500, root: Path = Path("runs"
     if config is not None:
         from zoo.lightning_cli import dry_run
 
-        for name, passed, detail in dry_run(config, packages):
+        for name, passed, detail in dry_run(config):
             checks.append(Check(f"recipe: {name}", "ok" if passed else "FAILED", detail))
     from rich.console import Console
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 
-def main(path: Path, output: Path, ema: bool = True, onnx: bool = False, packages: tuple[str, ...] = ()) -> None:
+def main(path: Path, output: Path, ema: bool = True, onnx: bool = False) -> None:
     """Write a run's weights as fused safetensors with config and model card, and as ONNX.
 
     Args:
@@ -13,13 +13,12 @@ def main(path: Path, output: Path, ema: bool = True, onnx: bool = False, package
         output: folder to write; appears only when complete.
         ema: export the averaged weights where the checkpoint holds them.
         onnx: also write model.onnx and print its largest difference from torch (needs the extra `export`).
-        packages: a user's own packages (set by --allow-import).
     """
     from zoo.loading import load, read_parts
     from zoo.training.export import write_export
 
     specs, _, _ = read_parts(path, ema)
-    model = load(path, ema=ema, allow_import=packages)
+    model = load(path, ema=ema)
     write_export(output, specs, model.parts(), source=path.name, step=specs.get("step"))
     print(f"wrote {output}")
     if onnx:

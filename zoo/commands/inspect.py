@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from zoo.common.registry import renamed
 from zoo.systems import systems
 
 
@@ -20,14 +21,13 @@ class Component(NamedTuple):
     dtypes: tuple[str, ...]
 
 
-def main(path: Path, packages: Sequence[str] = ()) -> int:
+def main(path: Path) -> int:
     """Tell what a checkpoint, run folder, export or original's file holds and whether it is sound.
 
     Pickled code is never executed.
 
     Args:
         path: the file or folder.
-        packages: the user's own packages beside the zoo's.
 
     Returns:
         0, or 1 when the file (or every checkpoint of the folder) is torn.
@@ -39,15 +39,15 @@ def main(path: Path, packages: Sequence[str] = ()) -> int:
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder")
     if path.is_dir():
-        return _folder(path, packages)
-    return _file(path, packages)
+        return _folder(path)
+    return _file(path)
 
 
-def _folder(path: Path, packages: Sequence[str]) -> int:
+def _folder(path: Path) -> int:
     from zoo.training.checkpoint_files import find_checkpoints, is_sound
 
     checkpoints = find_checkpoints(path)
-    original = None if (path / "config.yaml").is_file() else _original(path, packages)
+    original = None if (path / "config.yaml").is_file() else _original(path)
     if checkpoints and original is None:
         print(f"{path}: run folder, checkpoints: {len(checkpoints)}")
         if not (path / "config.yaml").is_file():
@@ -58,7 +58,7 @@ def _folder(path: Path, packages: Sequence[str]) -> int:
         usable = [checkpoint for checkpoint, whole in sound.items() if whole]
         if not usable:
             return 1
-        return _file(usable[0], packages) if usable[0].is_file() else 0
+        return _file(usable[0]) if usable[0].is_file() else 0
     if original is not None:
         _show(path, original, {})
         return 0
@@ -67,12 +67,12 @@ def _folder(path: Path, packages: Sequence[str]) -> int:
         raise ValueError(
             f"{path}: neither a run folder (*.ckpt), nor an export (*.safetensors), nor an original's folder"
         )
-    return max(_safetensors(file, packages) for file in weights)
+    return max(_safetensors(file) for file in weights)
 
 
-def _file(path: Path, packages: Sequence[str]) -> int:
+def _file(path: Path) -> int:
     if path.suffix == ".safetensors":
-        return _safetensors(path, packages)
+        return _safetensors(path)
     from zoo.training.checkpoint_files import is_sound
     from zoo.training.foreign import Stub, UnsafeFileError, load_foreign
 
@@ -84,15 +84,15 @@ def _file(path: Path, packages: Sequence[str]) -> int:
     except UnsafeFileError:
         raise
     except ValueError:
-        facts = _original(path, packages)  # an original's format need not be torch's
+        facts = _original(path)  # an original's format need not be torch's
         if facts is None:
             raise
         _show(path, facts, {})
         return 0
     if isinstance(content, Mapping) and isinstance(content.get("zoo"), Mapping):
-        _show(path, _ours(path, content, packages), grouped(content["state_dict"]))
+        _show(path, _ours(path, content), grouped(content["state_dict"]))
         return 0
-    facts = _original(path, packages)
+    facts = _original(path)
     if facts is None:
         facts = {"kind": "file of another project", "keys": _keys(content)}
     classes = sorted({entry.path for entry in _walk(content) if isinstance(entry, Stub)})
@@ -102,17 +102,17 @@ def _file(path: Path, packages: Sequence[str]) -> int:
     return 0
 
 
-def _ours(path: Path, content: Mapping[str, Any], packages: Sequence[str]) -> dict[str, Any]:
+def _ours(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     """Facts of a checkpoint that this project wrote."""
     from zoo.training.checkpoint_files import HASH_SUFFIX
 
-    specs = content["zoo"]
+    specs = renamed(content["zoo"])
     hashed = path.with_name(path.name + HASH_SUFFIX).is_file()
     optimizers = content.get("optimizer_states") or []
     ema = content.get("ema")
     return {
         "kind": "checkpoint of the zoo",
-        "system": _system_of(str(specs.get("task")), packages),
+        "system": _system_of(str(specs.get("task"))),
         "task": specs.get("task"),
         "version": specs.get("version"),
         "step": f"{content.get('global_step')} batches",
@@ -138,7 +138,7 @@ def _frozen(records: Mapping[str, Any], folder: Path) -> dict[str, str]:
     return facts
 
 
-def _safetensors(path: Path, packages: Sequence[str]) -> int:
+def _safetensors(path: Path) -> int:
     """Show a safetensors file from its header alone."""
     from zoo.training.export import export_config, is_export
 
@@ -157,7 +157,7 @@ def _safetensors(path: Path, packages: Sequence[str]) -> int:
         config = export_config(path.parent)
         facts = {
             "kind": "export of the zoo",
-            "system": _system_of(str(config["task"]), packages),
+            "system": _system_of(str(config["task"])),
             "inference": config["inference"],
             "version": config["zoo"],
             "source": config["source"],
@@ -179,9 +179,9 @@ def _header_component(entries: list[Mapping[str, Any]]) -> Component:
     return Component(len(entries), values, tuple(sorted({str(entry["dtype"]).lower() for entry in entries})))
 
 
-def _original(path: Path, packages: Sequence[str]) -> dict[str, Any] | None:
+def _original(path: Path) -> dict[str, Any] | None:
     """Ask every system's converter whether the file is an original's."""
-    for system in systems(packages):
+    for system in systems():
         if not system.has_converter:
             continue
         converter = importlib.import_module(f"{system.package}.convert")
@@ -190,8 +190,8 @@ def _original(path: Path, packages: Sequence[str]) -> dict[str, Any] | None:
     return None
 
 
-def _system_of(task: str, packages: Sequence[str]) -> str:
-    names = [system.name for system in systems(packages) if task.startswith(system.package + ".")]
+def _system_of(task: str) -> str:
+    names = [system.name for system in systems() if task.startswith(system.package + ".")]
     return names[0] if names else "unknown (its package is not named by --allow-import)"
 
 

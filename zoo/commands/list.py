@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from zoo.systems import first_comment, systems
 
 
-def main(packages: Sequence[str] = ()) -> None:
-    """List systems and recipes, a line each.
-
-    Args:
-        packages: the user's own packages beside the zoo's.
-    """
-    for system in systems(packages):
+def main() -> None:
+    """List systems and recipes, a line each."""
+    for system in systems():
         print(f"{system.name}: {system.title}")
         names = [_shown(recipe) for recipe in system.recipes]
         width = max(map(len, names), default=0)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import getpass
 import importlib.util
 import os
-from collections.abc import Sequence
 from pathlib import Path
+
+from zoo.common.registry import admitted
 
 MODULES = ("fastapi", "gradio", "psutil", "uvicorn")
 LEAST_PASSWORD = 8
@@ -19,7 +20,6 @@ def main(
     password_env: str | None = None,
     ask_password: bool = False,
     max_upload_mib: int = 512,
-    packages: Sequence[str] = (),
 ) -> None:
     """Serve the local web page: train, watch, inspect, predict; for this machine only.
 
@@ -31,7 +31,6 @@ def main(
             carries a token.
         ask_password: ask for a password at the terminal.
         max_upload_mib: largest upload; the page's temporary folder holds four of them.
-        packages: the user's own packages beside the zoo's.
 
     Raises:
         ImportError: the extra `ui` is not installed.
@@ -56,4 +55,4 @@ def main(
 
     secrets = () if password_env is None else (password_env,)
     folder = data or Path(os.environ.get("ZOO_DATA", "data"))
-    serve(runs, folder, port, password, secrets, max_upload_mib * MIB, packages)
+    serve(runs, folder, port, password, secrets, max_upload_mib * MIB, admitted())

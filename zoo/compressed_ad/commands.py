@@ -26,7 +26,6 @@ def evaluate(
     gap_steps: int | None = None,
     chunk: int = 1024,
     device: str = "cpu",
-    packages: tuple[str, ...] = (),
 ) -> None:
     """Let a frozen policy learn tasks in its context, against exact random, oracle and explorer returns.
 
@@ -46,7 +45,6 @@ def evaluate(
         gap_steps: of the probe; a whole window when not given.
         chunk: agents that act together.
         device: torch device.
-        packages: of the user's own, whose classes the run may name.
     """
     from zoo.compressed_ad import evaluation
     from zoo.training.processes import own_device, processes
@@ -54,7 +52,7 @@ def evaluate(
     rank, world_size = processes()
     result = evaluation.evaluate(
         run, output, episodes, seeds, split, split_seed, train_share, greedy, gap, gap_steps, chunk,
-        str(own_device(device)), rank, world_size, packages,
+        str(own_device(device)), rank, world_size,
     )  # fmt: skip
     if "missing" in result:
         print(f"{result['missing']} chunks are missing: the other processes, or the same command again, play them")

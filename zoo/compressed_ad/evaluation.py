@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from rich.progress import track
 from torch import Tensor
 
 import zoo
 from zoo.atomic import replacing, sweep_temporaries, write_atomic
+from zoo.common.configs import read_config
 from zoo.compressed_ad.agent import CHUNK, SPLIT_SEED, TRAIN_SHARE, Agent, pairs, tasks_of
 from zoo.compressed_ad.baselines import explorer_returns, oracle_return, random_return
 from zoo.compressed_ad.envs import DarkroomPermuted, Env
@@ -49,7 +49,6 @@ def evaluate(
     device: str | torch.device = "cpu",
     rank: int = 0,
     world_size: int = 1,
-    packages: Sequence[str] = (),
     progress: bool = True,
 ) -> dict[str, Any]:
     """Play episodes in all tasks of a split, the context never cleared, and sum up; the same call resumes after a kill.
@@ -76,7 +75,6 @@ def evaluate(
         device: torch device.
         rank: of this process, 0 to world_size - 1. It takes every world_size-th chunk.
         world_size: processes.
-        packages: of the user's own, whose classes the run may name.
         progress: show a bar on rank 0.
 
     Returns:
@@ -92,7 +90,7 @@ def evaluate(
         raise ValueError(f"rank lies between 0 and world_size - 1, found rank {rank} of {world_size}")
     if min(episodes, seeds, chunk) < 1:
         raise ValueError(f"at least 1 is needed of episodes ({episodes}), seeds ({seeds}) and chunk ({chunk})")
-    agent = load_agent(run, device, packages)
+    agent = load_agent(run, device)
     if gap_steps is not None and gap_steps < agent.policy.window:
         raise ValueError(f"a gap of {gap_steps} steps does not empty the window of {agent.policy.window}")
     tasks, told = split_of(run, agent.env, split, split_seed, train_share)
@@ -127,14 +125,14 @@ def evaluate(
     return facts
 
 
-def load_agent(run: Path, device: str | torch.device = "cpu", packages: Sequence[str] = ()) -> Agent:
+def load_agent(run: Path, device: str | torch.device = "cpu") -> Agent:
     """Load a run to evaluate it.
 
     Raises:
         FileNotFoundError: when there is no such run.
         ValueError: when it is another kind's, or its weights are not finite.
     """
-    agent = load(run, device, allow_import=packages)
+    agent = load(run, device)
     if not isinstance(agent, Agent):
         raise ValueError(f"{run} is loaded as {type(agent).__name__}; expected a run of compressed_ad (Agent)")
     if not all(bool(weight.isfinite().all()) for weight in agent.policy.parameters()):
@@ -163,7 +161,7 @@ def split_of(
         return tasks_of(env, split, *chosen), "all tasks" if split == "all" else f"seed {chosen[0]}, share {chosen[1]}"
     config: dict[str, Any] = {}
     if has_config(Path(run)):
-        config = yaml.safe_load(find_config(Path(run)).read_text(encoding="utf-8"))
+        config = read_config(find_config(Path(run)), brought=True)
     data: dict[str, Any] = (config.get("data") or {}).get("init_args") or {}
     root = data.get("root")
     if root is not None and Path(root).is_dir():

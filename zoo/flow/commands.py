@@ -22,7 +22,6 @@ def sample(
     grid: bool = True,
     trajectory: Literal["none", "gif", "mp4"] = "none",
     device: str = "cpu",
-    packages: tuple[str, ...] = (),
 ) -> None:
     """Draw samples from a run into a folder: 0.png, 1.png, ..., labels.csv, a grid and an animation.
 
@@ -41,13 +40,12 @@ def sample(
         grid: write the first 100 as one picture, OUTPUT_grid.png.
         trajectory: none, gif or mp4: the way of the first 64 from noise to data.
         device: torch device.
-        packages: of the user's own, whose classes the run may name.
     """
     from zoo.flow.drawing import load_sampler
     from zoo.flow.generate import generate
     from zoo.training.processes import processes
 
-    sampler = load_sampler(run, solver, guidance, chunk, device, packages)
+    sampler = load_sampler(run, solver, guidance, chunk, device)
     result = generate(sampler, output, count, labels, seed, *processes(), grid, trajectory)
     print(f"{output}: {', '.join(f'{key} {value}' for key, value in result.items())}")
     if result["missing"]:
@@ -73,7 +71,6 @@ def sweep(
     val_every: int = 10,
     split_seed: int | None = None,
     device: str = "cpu",
-    packages: tuple[str, ...] = (),
 ) -> None:
     """Compare solvers and guidance scales by quality at equal numbers of net calls (NFE): tables, JSON and plots.
 
@@ -95,13 +92,12 @@ def sweep(
         val_every: of the digits' split, as in training.
         split_seed: of the digits' split, as in training.
         device: torch device.
-        packages: of the user's own, whose classes the run may name.
     """
     from zoo.flow import tables
     from zoo.flow.drawing import load_sampler
     from zoo.flow.quality import build_quality
 
-    sampler = load_sampler(run, None, guidance, device=device, packages=packages)
+    sampler = load_sampler(run, None, guidance, device=device)
     quality = build_quality(
         sampler, point_set, reference, train, extractor, weights, val_every, split_seed, device=device
     )
@@ -122,7 +118,6 @@ def make_pairs(
     chunk: int | None = None,
     classes: list[str] | None = None,
     device: str = "cpu",
-    packages: tuple[str, ...] = (),
 ) -> None:
     """Write a run's samples with the noise that each was made of, to train on: reflow and distillation.
 
@@ -141,13 +136,12 @@ def make_pairs(
         chunk: pairs sampled at once; as the run says when not given.
         classes: names of the classes, to be noted.
         device: torch device.
-        packages: of the user's own, whose classes the run may name.
     """
     from zoo.flow import pairs
     from zoo.flow.drawing import load_sampler
     from zoo.training.processes import processes
 
-    sampler = load_sampler(run, solver, guidance, chunk, device, packages)
+    sampler = load_sampler(run, solver, guidance, chunk, device)
     rank, world_size = processes()
     counts = pairs.make_pairs(
         sampler, output, count, labels, seed, shard_size, rank, world_size, run=str(run), classes=classes
@@ -162,7 +156,6 @@ def straightness(
     solver: Solver | None = None,
     guidance: Guidance | None = None,
     device: str = "cpu",
-    packages: tuple[str, ...] = (),
 ) -> None:
     """Tell how far a run's paths are from straight lines; 0 is a net that one Euler step samples exactly.
 
@@ -173,12 +166,11 @@ def straightness(
         solver: the run's when not given; its grid is that of the integral.
         guidance: the run's when not given.
         device: torch device.
-        packages: of the user's own, whose classes the run may name.
     """
     from zoo.flow.drawing import load_sampler, requests
     from zoo.flow.straightness import evaluate_straightness
 
-    sampler = load_sampler(run, solver, guidance, device=device, packages=packages)
+    sampler = load_sampler(run, solver, guidance, device=device)
     labels, seeds = requests(count, seed, sampler.net.num_classes)
     print(f"straightness of {count} paths: {evaluate_straightness(sampler, labels, seeds):.4f}")
 

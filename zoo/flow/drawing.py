@@ -59,7 +59,6 @@ def load_sampler(
     guidance: Guidance | None = None,
     chunk: int | None = None,
     device: str = "cpu",
-    packages: Sequence[str] = (),
 ) -> Sampler:
     """Load a run of flow matching to sample from it.
 
@@ -69,7 +68,6 @@ def load_sampler(
         guidance: null takes the run's; a scale of 1 is the conditional field.
         chunk: samples integrated together; null takes the run's.
         device: torch device; `cuda` is each process's own where torchrun started several.
-        packages: of the user's own, whose classes the run may name.
 
     Raises:
         FileNotFoundError: when there is no such run.
@@ -77,7 +75,7 @@ def load_sampler(
     """
     given: dict[str, Any] = {"solver": solver, "guidance": guidance, "chunk": chunk}
     chosen = {name: value for name, value in given.items() if value is not None}
-    sampler = load(run, own_device(device), allow_import=packages, **chosen)
+    sampler = load(run, own_device(device), **chosen)
     if not isinstance(sampler, Sampler):
         raise ValueError(f"{run} is loaded as {type(sampler).__name__}; expected a run of flow matching (Sampler)")
     return sampler

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import zoo
 from zoo.atomic import write_atomic
+from zoo.common.registry import public_name
 from zoo.hifigan.convert_files import (
     NAME,
     PARTS,
@@ -235,7 +236,7 @@ def from_checkpoint(source: Path, folder: Path) -> dict[str, Any]:
 def _generator_arguments(specs: Mapping[str, Any], source: Path) -> dict[str, Any]:
     spec = specs["parts"]["generator"]
     arguments = spec["init_args"]
-    if spec["class_path"] != f"{Generator.__module__}.{Generator.__qualname__}" or arguments.get("conditioner"):
+    if spec["class_path"] != public_name(Generator) or arguments.get("conditioner"):
         raise ValueError(f"{source}: the original's format cannot hold the generator {spec}; use `zoo export`")
     return dict(arguments)
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from zoo.common.registry import public_name
 from zoo.hifigan.conditioners import Conditioner, ConformerConditioner, PrenetConditioner
 from zoo.hifigan.convert_names import (
     PREFIXES,
@@ -258,7 +259,7 @@ def discriminator_specs(state: Mapping[str, Tensor], source: Path) -> dict[str, 
         arguments = {"channel_mult": bias.numel() / widest}
         with torch.device("meta"):
             check(cls(**arguments), own, source, name)
-        specs[name] = {"class_path": f"{cls.__module__}.{cls.__qualname__}", "init_args": arguments}
+        specs[name] = {"class_path": public_name(cls), "init_args": arguments}
     return specs
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from zoo.loading import load, read_parts
@@ -13,19 +12,18 @@ from zoo.miipher.restore import FeatureExtractor, Restorer
 from zoo.training.export import write_export
 
 
-def assemble(cleaner: Path, vocoder: Path, output: Path, packages: Sequence[str] = ()) -> None:
+def assemble(cleaner: Path, vocoder: Path, output: Path) -> None:
     """Write an export of a cleaner and a vocoder.
 
     Args:
         cleaner: run, checkpoint or export of stage 1.
         vocoder: run, checkpoint or export of stage 2 or 3.
         output: folder to write; appears only when complete.
-        packages: whose classes the descriptions may name beside ours.
 
     Raises:
         ValueError: when one of them holds something else, or the two have different backbones.
     """
-    features, restorer = load(cleaner, allow_import=packages), load(vocoder, allow_import=packages)
+    features, restorer = load(cleaner), load(vocoder)
     encoder = features.encoder if isinstance(features, FeatureExtractor) else None
     if not isinstance(encoder, Cleaner):
         raise ValueError(f"{cleaner} holds no cleaner: expected a run of stage 1 (an adapter recipe)")

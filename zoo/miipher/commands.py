@@ -157,7 +157,6 @@ def cache_features(
     encoder: Path,
     overwrite: bool = False,
     device: str = "cpu",
-    packages: tuple[str, ...] = (),
 ) -> int:
     """Write the features of audio as memory-mappable .npy files, for training the vocoder without the encoder.
 
@@ -169,31 +168,29 @@ def cache_features(
         encoder: a recipe (its model.encoder), or a run, checkpoint or export (its trained encoder).
         overwrite: compute also what is finished already.
         device: torch device.
-        packages: of your own, whose classes the recipe may name.
 
     Returns:
         1 when a file failed, else 0.
     """
     from zoo.miipher.feature_cache import cache_folder, read_encoder
 
-    counts = cache_folder(input, output, read_encoder(encoder, packages), overwrite, device)
+    counts = cache_folder(input, output, read_encoder(encoder), overwrite, device)
     print(f"{output}: {', '.join(f'{key} {value}' for key, value in counts.items())}")
     return int(counts["failed"] > 0)
 
 
-def assemble(cleaner: Path, vocoder: Path, output: Path, packages: tuple[str, ...] = ()) -> None:
+def assemble(cleaner: Path, vocoder: Path, output: Path) -> None:
     """Write a restorer of a trained cleaner and a vocoder that was not fine-tuned on it, as an export.
 
     Args:
         cleaner: run, checkpoint or export of stage 1.
         vocoder: run, checkpoint or export of stage 2 (or 3), on the same backbone.
         output: folder to write; appears only when complete.
-        packages: of your own, whose classes the recipes may name.
 
     Raises:
         ValueError: when one of them holds something else, or the two have different backbones.
     """
     from zoo.miipher.assembling import assemble as write
 
-    write(cleaner, vocoder, output, packages)
+    write(cleaner, vocoder, output)
     print(f"wrote {output}")

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from zoo.common.registry import public_name
 from zoo.miipher.adapters import OpenMiipherAdapters, ParallelAdapters
 from zoo.miipher.backbone import Backbone
 from zoo.miipher.cleaner import Cleaner
@@ -203,7 +204,7 @@ def spec_of(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
     """`class_path` and `init_args` of a class, every argument that has a default written out."""
     parameters = inspect.signature(cls).parameters.values()
     defaults = {entry.name: entry.default for entry in parameters if entry.default is not entry.empty}
-    return {"class_path": f"{cls.__module__}.{cls.__qualname__}", "init_args": {**defaults, **given}}
+    return {"class_path": public_name(cls), "init_args": {**defaults, **given}}
 
 
 def _load(adapters: torch.nn.Module, state: Mapping[str, Tensor], source: Path) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from omegaconf import OmegaConf
 from rich.progress import track
+from torch import nn
 
+from zoo.common.configs import read_config
 from zoo.loading import load
 from zoo.miipher.chunks import Encoder
 from zoo.miipher.restore import FeatureExtractor
@@ -16,12 +16,11 @@ from zoo.training.build import build
 from zoo.training.bulk import BulkRun, Row, plan
 
 
-def read_encoder(path: Path, packages: Sequence[str] = ()) -> Encoder:
+def read_encoder(path: Path) -> Encoder:
     """Build the encoder that a recipe or a training describes, so that every stage shares its settings.
 
     Args:
         path: a recipe (`.yaml`), a run, a checkpoint or an export.
-        packages: of the user's own, whose classes it may name.
 
     Returns:
         The encoder, in evaluation mode.
@@ -31,17 +30,15 @@ def read_encoder(path: Path, packages: Sequence[str] = ()) -> Encoder:
         ValueError: when no encoder is described there, or one whose adapters a recipe leaves untrained.
     """
     if path.suffix not in (".yaml", ".yml"):
-        inference = load(path, allow_import=packages)
+        inference = load(path)
         encoder = inference.parts().get("encoder")
         if encoder is None:
             raise ValueError(f"{path}: {type(inference).__name__} has no encoder")
         return encoder  # type: ignore[return-value]
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such recipe")
-    spec = OmegaConf.select(OmegaConf.load(path), "model.init_args.encoder")
+    spec = ((read_config(path).get("model") or {}).get("init_args") or {}).get("encoder")
     if spec is None:
         raise ValueError(f"{path}: no model.init_args.encoder; name a recipe of this wing")
-    encoder = build(OmegaConf.to_container(spec, resolve=True), packages)
+    encoder = build(spec, nn.Module)
     if hasattr(encoder, "adapters"):
         raise ValueError(f"{path}: its encoder has adapters, which only a training gives weights: name its run instead")
     return encoder.eval()

@@ -8,6 +8,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 
+from zoo.common.registry import public_name
 from zoo.training.hardware import describe_device
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ def facts(trainer: L.Trainer, module: L.LightningModule, places: list[str]) -> d
     """
     world = trainer.world_size
     described = {
-        "system": f"{type(module).__module__}.{type(module).__qualname__}",
+        "system": public_name(type(module)),
         "strategy": type(trainer.strategy).__name__,
         "processes": f"{world} on {trainer.num_nodes} node{'s' if trainer.num_nodes > 1 else ''}",
         "precision": str(trainer.precision),

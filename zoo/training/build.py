@@ -1,48 +1,50 @@
-"""Building plain parts (nets, front ends) from their description, without the command line's parser."""
+"""Building parts (nets, front ends, data) from their description, without the command line's parser."""
 
 from __future__ import annotations
 
-import importlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-ALLOWED = ("zoo", "torch.nn")
+from zoo.common.registry import find, slots
 
 
-def build(spec: Any, allow: Sequence[str] = ()) -> Any:
-    """Build an object from `{class_path, init_args}`, recursively; other values are returned as they are.
+def build(spec: Any, slot: Any = object) -> Any:
+    """Build a registered part from `{class_path, init_args}`, recursively; other values are returned as they are.
 
     Args:
         spec: the description, of plain values.
-        allow: packages beside `zoo` and `torch.nn` whose classes may be built.
+        slot: class or annotation of the place it is for; each argument's place is that of its class's constructor.
 
     Returns:
         The object.
 
     Raises:
-        ValueError: for a class outside the allowed packages, or arguments that it does not take.
+        ValueError: for a class that is not registered or does not fit its slot, or arguments that it does not take.
     """
     if isinstance(spec, Mapping) and "class_path" in spec:
-        path = str(spec["class_path"])
-        if not any(path.startswith(package + ".") for package in (*ALLOWED, *allow)):
-            raise ValueError(f"building {path} is not allowed: only classes of {', '.join((*ALLOWED, *allow))} are")
-        module, _, name = path.rpartition(".")
-        arguments = {key: build(value, allow) for key, value in (spec.get("init_args") or {}).items()}
-        cls = getattr(importlib.import_module(module), name, None)
-        if not isinstance(cls, type):
-            raise ValueError(f"{path} is not a class")
+        path = spec["class_path"]
+        if not isinstance(path, str):
+            raise ValueError(f"class_path: expected the name of a part, found {path!r}")
+        cls = find(path, slot)
+        if inspect.isabstract(cls):
+            raise ValueError(f"{path} is a base class: name one that is derived from it")
+        given = spec.get("init_args") or {}
+        if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+            raise ValueError(f"{path}: init_args are a mapping of argument names, found {given!r}")
+        hints = slots(cls)
+        arguments = {key: build(value, hints.get(key, Any)) for key, value in given.items()}
         try:
             return cls(**arguments)
         except TypeError as error:
             raise ValueError(f"{path} cannot be built: {error}") from error
     if isinstance(spec, Mapping):
-        return {key: build(value, allow) for key, value in spec.items()}
+        return {key: build(value, slot) for key, value in spec.items()}
     if isinstance(spec, (list, tuple)):
-        return [build(value, allow) for value in spec]
+        return [build(value, slot) for value in spec]
     return spec
 
 
@@ -61,8 +63,7 @@ def completed(saved: Any, ours: Any) -> Any:
     if saved.get("class_path") != ours.get("class_path"):
         return saved
     if "class_path" in saved:
-        module, _, name = str(saved["class_path"]).rpartition(".")
-        parameters = inspect.signature(getattr(importlib.import_module(module), name)).parameters.values()
+        parameters = inspect.signature(find(saved["class_path"])).parameters.values()
         defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
         given, present = saved.get("init_args") or {}, ours.get("init_args") or {}
         gained = {key: defaults[key] for key in present if key in defaults and key not in given}
@@ -72,13 +73,14 @@ def completed(saved: Any, ours: Any) -> Any:
     return {key: completed(value, ours.get(key)) for key, value in saved.items()}
 
 
-def build_whole(spec: Mapping[str, Any], state: Mapping[str, Tensor], source: str) -> Any:
+def build_whole(spec: Mapping[str, Any], state: Mapping[str, Tensor], source: str, slot: Any = object) -> Any:
     """Build a net and load its weights, all of them.
 
     Args:
         spec: its description.
         state: its tensors by name.
         source: what to call their origin in an error.
+        slot: class or annotation of the place it is for.
 
     Returns:
         The net.
@@ -87,7 +89,7 @@ def build_whole(spec: Mapping[str, Any], state: Mapping[str, Tensor], source: st
         ValueError: when the tensors are not the whole net; the message names missing, unexpected and differing ones.
     """
     with torch.device("meta"):
-        expected = {key: tuple(value.shape) for key, value in build(spec).state_dict().items()}
+        expected = {key: tuple(value.shape) for key, value in build(spec, slot).state_dict().items()}
     given = {key: tuple(value.shape) for key, value in state.items()}
     faults = [f"missing {key}" for key in expected if key not in given]
     faults += [f"unexpected {key}" for key in given if key not in expected]
@@ -97,6 +99,6 @@ def build_whole(spec: Mapping[str, Any], state: Mapping[str, Tensor], source: st
     if faults:
         name = str(spec["class_path"]).rpartition(".")[2]
         raise ValueError(f"{source}: {len(faults)} tensors do not fit a whole {name}: {'; '.join(faults[:4])}")
-    net = build(spec)
+    net = build(spec, slot)
     net.load_state_dict(state)
     return net

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from zoo import __version__
 from zoo.atomic import replacing
+from zoo.common.registry import current_name, renamed
 from zoo.training import frozen
 
 WEIGHTS_NAME = "model.safetensors"
@@ -68,7 +69,7 @@ def write_export(
         raise ValueError(f"{folder} exists and is not an export; choose another folder")
     fused = fuse(parts)
     modules = frozen.frozen_modules(parts)
-    described, recorded = self_contained(specs["parts"], frozen.records(modules))
+    described, recorded = self_contained(renamed(specs["parts"]), frozen.records(modules))
     left_out = frozen.frozen_keys(modules)
     weights: dict[str, Tensor] = {
         f"{name}.{key}": value.detach().cpu().contiguous()
@@ -78,19 +79,20 @@ def write_export(
     }
     config = {
         "zoo": __version__,
-        "inference": specs["inference"],
-        "task": specs.get("task"),
+        "inference": current_name(specs["inference"]),
+        "task": renamed(specs.get("task")),
         "parts": described,
-        "options": specs.get("options", {}),
+        "options": renamed(specs.get("options", {})),
         "frozen": recorded,
         "fused": fused,
         "source": source,
         "step": step,
     }
-    system = specs["inference"].split(".")[-3]
+    package, _, name = current_name(specs["inference"]).rpartition(".")
+    system = package.rpartition(".")[2]
     card = CARD.format(
         system=system,
-        title=f"{system}: {specs['inference'].rpartition('.')[2]}",
+        title=f"{system}: {name}",
         version=__version__,
         source=source,
         step=f" after {step} batches" if step else "",
@@ -121,8 +123,8 @@ def self_contained(parts: dict[str, Any], recorded: dict[str, dict[str, Any]]) -
 
 
 def export_config(folder: Path) -> dict[str, Any]:
-    """Read an export's description."""
-    return json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
+    """Read an export's description, its parts under their public names."""
+    return renamed(json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8")))
 
 
 def is_export(path: Path) -> bool:

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from zoo.common.registry import public_name
 from zoo.training import checkpoint_files, export, frozen
 from zoo.training.run import find_checkpoint
 
@@ -48,7 +49,7 @@ def init_from(
     for path in [paths] if isinstance(paths, Path) else paths:
         if not path.exists():
             raise FileNotFoundError(f"init_from: nothing at {path}")
-        weights, recorded = read_weights(path, type(model).__module__)
+        weights, recorded = read_weights(path, type(model))
         _compare_backbones(path, recorded, backbones)
         weights = _without_sourced(path, weights, backbones)
         if not any(key in own and own[key].shape == value.shape for key, value in weights.items()):
@@ -123,25 +124,25 @@ def _without_sourced(
     return {key: value for key, value in weights.items() if key not in sourced}
 
 
-def read_weights(path: Path, module: str) -> tuple[dict[str, Tensor], Records]:
-    """The tensors of a file under the names that the task of `module` uses, and the records of frozen modules."""
+def read_weights(path: Path, task: type) -> tuple[dict[str, Tensor], Records]:
+    """The tensors of a file under the names that a task uses, and the records of frozen modules."""
     if export.is_export(path):
         return load_file(path / export.WEIGHTS_NAME), export.export_config(path).get("frozen", {})
     if path.suffix == ".ckpt" or (path.is_dir() and any(path.glob("*.ckpt"))):
         try:
             checkpoint = checkpoint_files.load_checkpoint(find_checkpoint(path))
         except ValueError:
-            if not _converter(module).is_original(path):  # whose files may have our suffix
+            if not _converter(task).is_original(path):  # whose files may have our suffix
                 raise
         else:
             if "state_dict" in checkpoint:
                 return checkpoint["state_dict"], checkpoint.get("frozen", {})
-    converter = _converter(module)
+    converter = _converter(task)
     if path.is_dir() and not converter.is_original(path):
         raise FileNotFoundError(f"init_from: {path} is neither a run, nor an export, nor an original's folder")
     return converter.original_state(path), {}
 
 
-def _converter(module: str) -> Any:
-    """The converter of the system whose task is in `module`."""
-    return importlib.import_module(module.rpartition(".")[0] + ".convert")
+def _converter(task: type) -> Any:
+    """The converter of the system that a task belongs to."""
+    return importlib.import_module(f"{public_name(task).rpartition('.')[0]}.convert")

@@ -17,12 +17,12 @@ from typing import Any, Literal
 
 import lightning as L
 import torch
-import yaml
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.utilities.seed import isolate_rng
 
+from zoo.common.configs import read_config
 from zoo.training.run import find_config, has_config
 
 log = logging.getLogger(__name__)
@@ -81,8 +81,7 @@ def settle(command: str, checkpoint: Path | None, build: Callable[[], dict[str, 
     if inherited and os.environ.get("LOCAL_RANK", "0") != "0":
         return inherited
     if checkpoint is not None and has_config(checkpoint):
-        config = yaml.safe_load(find_config(checkpoint).read_text(encoding="utf-8"))
-        return (config.get("trainer") or {}).get("precision")
+        return (read_config(find_config(checkpoint)).get("trainer") or {}).get("precision")
     if command != "fit":
         return EXACT
     processes = int(os.environ.get("SLURM_NTASKS" if SLURMEnvironment.detect() else "WORLD_SIZE", 1))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import importlib
 import logging
 import math
 from collections.abc import Mapping
@@ -13,6 +11,7 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
+from zoo.common.registry import find, renamed
 from zoo.training import frozen
 from zoo.training.build import completed
 from zoo.training.inference import Inference
@@ -185,7 +184,7 @@ class ZooTask(L.LightningModule):
         """
         if saved is None or self.specs is None:
             return
-        theirs, ours = copy.deepcopy(saved["parts"]), copy.deepcopy(self.specs["parts"])
+        theirs, ours = renamed(saved["parts"]), renamed(self.specs["parts"])
         for parts in (theirs, ours):
             for path in frozen_paths:
                 for key in ("source", "revision", "config", "gradient_checkpointing"):
@@ -201,9 +200,8 @@ class ZooTask(L.LightningModule):
     def inference(self) -> Inference:
         """The object that turns arrays or files into results, built from this task's own parts."""
         if self._inference is None:
-            module, _, name = self.inference_class.rpartition(".")
             arguments = {key: getattr(self, key) for key in (*self.inference_parts, *self.inference_options)}
-            self._inference = getattr(importlib.import_module(module), name)(**arguments)
+            self._inference = find(self.inference_class, Inference)(**arguments)
         return self._inference
 
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:

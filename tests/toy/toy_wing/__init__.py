@@ -1,1 +1,15 @@
 """Toy wing: learns the gain between two signals; shows what a system needs and that zoo/ needs no edit for it."""
+
+from zoo.common.registry import public
+
+__getattr__, __all__ = public(
+    __name__,
+    {
+        "backbone": "FrozenTask Louder Scale Scaled",
+        "data": "PairData",
+        "faults": "Ballast BadBatches BrokenLogger DyingAmplifier DyingTask FillDisk KillAt PlainData Watch",
+        "nets": "Gain",
+        "restore": "Amplifier",
+        "task": "GainTask",
+    },
+)

@@ -1,0 +1,1 @@
+"""What every part of the zoo builds on and that knows none of them."""

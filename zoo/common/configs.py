@@ -1,0 +1,121 @@
+"""Reading configs, and what one may name that came with a run: places below the run, and the zoo's own variables.
+
+A config named on the command line is the user's own and may name any place. One that a run brings may come from
+anybody.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from zoo.common.registry import renamed
+
+# Arguments of Lightning's callbacks, loggers, profilers and strategies, and of our data, that are written to.
+FOLDERS = {"cache", "default_root_dir", "dir", "dirpath", "log_dir", "nvme_path", "root_dir", "save_dir", "sub_dir"}
+# Sections whose texts become parts of file names.
+NAMING = ("trainer", "checkpoints", "wandb")
+# What only a command line says.
+COMMAND_KEYS = ("ckpt_path", "input", "output", "overwrite")
+VARIABLE_PREFIX = "ZOO_"
+# OmegaConf's own, all but oc.env.
+REFUSED_RESOLVERS = "oc.coerce oc.create oc.decode oc.deprecated oc.dict.keys oc.dict.values oc.select".split()
+
+
+def read_config(path: Path, brought: bool = False) -> dict[str, Any]:
+    """Read a recipe or a run's config, its interpolations resolved and its parts under their public names.
+
+    Args:
+        path: YAML file.
+        brought: it came with a run and was not named by the user: the places that it names are checked.
+
+    Returns:
+        Plain values.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is no mapping, or names what a config may not.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such recipe or config")
+    limit_resolvers()
+    try:
+        config = OmegaConf.to_container(
+            OmegaConf.create(yaml.safe_load(path.read_text(encoding="utf-8"))), resolve=True
+        )
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ValueError(f"{path}: {' '.join(str(error).split())}") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{path}: expected a mapping of keys, found {type(config).__name__}")
+    config = renamed(config)
+    if brought:
+        check_places(config, path.parent)
+    return config
+
+
+def limit_resolvers() -> None:
+    """Let interpolations read other keys and variables whose names begin with ZOO_, and nothing else."""
+    OmegaConf.clear_resolvers()
+    for name in REFUSED_RESOLVERS:
+        OmegaConf.clear_resolver(name)
+    OmegaConf.register_resolver("oc.env", _variable, replace=True)
+
+
+def _variable(name: str, default: Any = ...) -> Any:
+    if not name.startswith(VARIABLE_PREFIX):
+        raise ValueError(f"${{oc.env:{name}}}: a config reads variables whose names begin with {VARIABLE_PREFIX} only")
+    value = os.environ.get(name, default)
+    if value is ...:
+        raise ValueError(f"${{oc.env:{name}}}: the variable {name} is not set, and the config gives no default")
+    return value
+
+
+def check_places(config: Mapping[str, Any], folder: Path, args: Sequence[str] = ()) -> None:
+    """Refuse a config that came with a run and names places outside.
+
+    Args:
+        config: plain values, those of the command line laid over the run's.
+        folder: the run.
+        args: the command line; what it names itself may lie anywhere.
+
+    Raises:
+        ValueError: naming the key, its value, and how to allow it.
+    """
+    given = {argument.partition("=")[0].removeprefix("--").replace(".init_args", "") for argument in args}
+    for key in COMMAND_KEYS:
+        if config.get(key) and key not in given:
+            raise ValueError(f"{folder}: its config sets {key}, which only a command line may")
+    roots = [folder.resolve(), Path("runs").resolve()]
+    variables = [value for name, value in os.environ.items() if name.startswith(VARIABLE_PREFIX) and value]
+    roots += [Path(value).resolve() for value in variables if Path(value).is_dir()]
+    for path, value in _texts(config):
+        if ".".join(part for part in path if part != "init_args" and not part.isdigit()) in given:
+            continue
+        name = next(part for part in reversed(path) if not part.isdigit())
+        place = Path(os.path.expandvars(os.path.expanduser(value))) if "\0" not in value else None
+        outside = place is None or not any(place.resolve().is_relative_to(root) for root in roots)
+        escapes = place is None or place.is_absolute() or ".." in place.parts or value.startswith(("~", "$"))
+        if outside and (name in FOLDERS or (path[0] in NAMING and (escapes or "://" in value))):
+            key = ".".join(path)
+            raise ValueError(
+                f"{folder}: its config sets {key} to {value!r}, outside of the run; if you want that, say so on the "
+                f"command line: --{key}"
+            )
+
+
+def _texts(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Every text in a tree with the keys that lead there."""
+    if isinstance(node, Mapping):
+        for key, value in node.items():
+            yield from _texts(value, (*path, str(key)))
+    elif isinstance(node, list):
+        for number, value in enumerate(node):
+            yield from _texts(value, (*path, str(number)))
+    elif isinstance(node, str):
+        yield path, node

@@ -1,0 +1,235 @@
+"""The registry of parts: which classes recipes, checkpoints and exports may name, and by which names.
+
+A package lists its public names in its `__init__.py`:
+
+    __getattr__, __all__ = public(__name__, {"nets.unet": "UNet", "process.paths": "AffinePath ConditionalOT Cosine"})
+
+`zoo.flow.UNet` is then the name of the part everywhere, wherever its file lies. Nothing else can be built: no function,
+no class that a package merely imports, nothing of a package that is not admitted. What is admitted besides the zoo, the
+command line (`--allow-import`) or the Python caller says, for the whole process, and nothing that stands in a file.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from zoo.common.former_names import FORMER_NAMES
+
+# Packages of the zoo that register parts; nothing below the others (cli, ui, runs, …) can be named.
+PACKAGES = tuple(f"zoo.{name}" for name in "audio audiosr ci_llm compressed_ad flow hifigan miipher training".split())
+
+# Classes of other projects that a recipe may name; none of them runs a command. Of torch.nn: the modules defined there.
+FOREIGN = {
+    "torch.optim": """Adadelta Adafactor Adagrad Adam AdamW Adamax ASGD LBFGS Muon NAdam RAdam RMSprop Rprop SGD
+        SparseAdam""",
+    "torch.optim.lr_scheduler": """ConstantLR CosineAnnealingLR CosineAnnealingWarmRestarts CyclicLR ExponentialLR
+        LinearLR MultiStepLR OneCycleLR PolynomialLR ReduceLROnPlateau StepLR""",
+    "lightning.pytorch.callbacks": """DeviceStatsMonitor EarlyStopping GradientAccumulationScheduler
+        LearningRateMonitor ModelCheckpoint ModelPruning ModelSummary OnExceptionCheckpoint RichModelSummary
+        RichProgressBar StochasticWeightAveraging TQDMProgressBar Timer""",
+    "lightning.pytorch.loggers": "CSVLogger CometLogger MLFlowLogger NeptuneLogger TensorBoardLogger WandbLogger",
+    "lightning.pytorch.strategies": """DDPStrategy DeepSpeedStrategy FSDPStrategy ModelParallelStrategy
+        SingleDeviceStrategy""",
+    "lightning.pytorch.profilers": "AdvancedProfiler PassThroughProfiler PyTorchProfiler SimpleProfiler",
+    "lightning.pytorch.plugins": """AsyncCheckpointIO BitsandbytesPrecision DeepSpeedPrecision DoublePrecision
+        FSDPPrecision HalfPrecision MixedPrecision TorchCheckpointIO TransformerEnginePrecision""",
+    "lightning.pytorch.plugins.environments": """KubeflowEnvironment LSFEnvironment LightningEnvironment MPIEnvironment
+        SLURMEnvironment TorchElasticEnvironment""",
+}
+
+_modules: dict[str, dict[str, str]] = {}  # package -> public name -> module
+_admitted: list[str] = []
+
+
+def public(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], list[str]]:
+    """Register a package's parts and base classes.
+
+    Args:
+        package: its dotted name, `__name__` in its `__init__.py`.
+        modules: module below the package ("" for the package itself) -> names of its classes, separated by spaces.
+
+    Returns:
+        `__getattr__` and `__all__` of the package: a name is imported on its first use.
+
+    Raises:
+        ValueError: when a name is listed twice.
+    """
+    places: dict[str, str] = {}
+    for module, names in modules.items():
+        for name in names.split():
+            if name in places:
+                raise ValueError(f"{package}: {name} is listed twice, in {places[name]} and {module}")
+            places[name] = f"{package}.{module}" if module else package
+    _modules[package] = places
+
+    def attribute(name: str) -> Any:
+        if name not in places:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(places[name]), name)
+
+    return attribute, sorted(places)
+
+
+def admit(packages: Sequence[str]) -> None:
+    """Let this process build the registered parts of the user's own packages, too.
+
+    Args:
+        packages: names of packages that register their parts with `public`; a package admits those below it.
+
+    Raises:
+        ValueError: for a name that is no package's.
+    """
+    for package in packages:
+        if not all(part.isidentifier() for part in package.split(".")):
+            raise ValueError(f"--allow-import {package}: expected the dotted name of a package")
+        if package not in _admitted:
+            _admitted.append(package)
+
+
+def admitted() -> tuple[str, ...]:
+    """The packages admitted besides the zoo's."""
+    return tuple(_admitted)
+
+
+def find(name: str, base: Any = object) -> type:
+    """The class of a public or former name; the only way from a text to a class.
+
+    Args:
+        name: as a file or a command line gives it, `zoo.flow.UNet`.
+        base: class or annotation of the slot it is for.
+
+    Returns:
+        The class.
+
+    Raises:
+        ValueError: when nothing of that name is registered, or it does not fit the slot.
+    """
+    found = _registered(name)
+    if not fits(found, base):
+        expected = " or ".join(sorted(_title(each) for each in _classes(base))) or "a plain value"
+        raise ValueError(f"{name} does not fit here: expected {expected}")
+    return found
+
+
+def public_name(cls: type) -> str:
+    """The name under which a class is registered, its dotted path where it is not."""
+    return current_name(f"{cls.__module__}.{cls.__qualname__}")
+
+
+def current_name(name: str) -> str:
+    """The public name that a former one, or the path of a registered class, stands for; any other text as it is."""
+    if name in FORMER_NAMES:
+        return FORMER_NAMES[name]
+    module, _, attribute = name.rpartition(".")
+    package = _owner(name)
+    return f"{package}.{attribute}" if package and (_table(package) or {}).get(attribute) == module else name
+
+
+def renamed(value: Any) -> Any:
+    """A tree of plain values in which every former name of a part is the public one."""
+    if isinstance(value, str):
+        return current_name(value) if value.count(".") > 1 else value
+    if isinstance(value, Mapping):
+        return {key: renamed(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [renamed(entry) for entry in value]
+    return value
+
+
+def names(package: str) -> list[str]:
+    """The public names of a package, `zoo.flow.UNet` and the like."""
+    return [f"{package}.{name}" for name in _table(package) or ()]
+
+
+def allowed_paths() -> list[str]:
+    """Every name and every defining path of what may be built now: the import policy of the command line's parser."""
+    found: list[str] = []
+    for package in (*PACKAGES, *_admitted):
+        for name, module in (_table(package) or {}).items():
+            found += [f"{package}.{name}", f"{module}.{name}"]
+    for package, listed in _foreign().items():
+        for name in listed:
+            cls = getattr(importlib.import_module(package), name, None)
+            if cls is not None:
+                found += [f"{package}.{name}", f"{cls.__module__}.{cls.__qualname__}"]
+    return list(dict.fromkeys(found))
+
+
+def fits(cls: type, slot: Any) -> bool:
+    """Whether a class may stand in a slot with this annotation; Any takes no class, `object` takes all."""
+    return slot is object or any(issubclass(cls, each) for each in _classes(slot))
+
+
+def slots(cls: type) -> dict[str, Any]:
+    """The annotations of a class's constructor arguments, evaluated."""
+    return {name: hint for name, hint in _hints(cls).items() if name != "return"}
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(inspect.getattr_static(cls, "__init__"))
+
+
+def _classes(annotation: Any) -> Iterator[type]:
+    """The classes that an annotation names, those a callable returns included, plain types left out."""
+    origin = typing.get_origin(annotation)
+    if origin is Callable:
+        yield from _classes((typing.get_args(annotation) or (None,))[-1])
+    elif origin is not None and origin is not typing.Literal:
+        for argument in typing.get_args(annotation):
+            yield from _classes(argument)
+    elif isinstance(annotation, type) and annotation.__module__ not in ("builtins", "typing", "pathlib"):
+        yield annotation
+
+
+def _title(cls: type) -> str:
+    return f"a {public_name(cls)}"
+
+
+def _registered(name: str) -> type:
+    name = current_name(name)
+    package, _, attribute = name.rpartition(".")
+    if package in _foreign():
+        listed, places, defined_in = _foreign()[package], {}, package.split(".")[0]
+    else:
+        package = _owner(name) or ""
+        places = (_table(package) if package else None) or {}
+        listed, defined_in = list(places), package
+    if not package:
+        raise ValueError(f"{name} is no part of the zoo; --allow-import PACKAGE admits those of a package of yours")
+    if name != f"{package}.{attribute}" or attribute not in listed:
+        near = difflib.get_close_matches(attribute, listed, n=3, cutoff=0.5) or sorted(listed)[:3]
+        raise ValueError(f"{package} registers no part {name!r}; nearest: {', '.join(near) or 'it registers none'}")
+    found = getattr(importlib.import_module(places.get(attribute, package)), attribute, None)
+    if not isinstance(found, type) or not f"{found.__module__}.".startswith(f"{defined_in}."):
+        raise ValueError(f"{name} is no class that {defined_in} defines")
+    return found
+
+
+@cache
+def _foreign() -> dict[str, list[str]]:
+    """The listed packages of other projects with the names that this machine's versions have."""
+    listed = {package: names.split() for package, names in FOREIGN.items()}
+    modules = vars(importlib.import_module("torch.nn"))
+    base = modules["Module"]
+    layers = [name for name, value in modules.items() if isinstance(value, type) and issubclass(value, base)]
+    layers = [name for name in layers if modules[name].__module__.startswith("torch.nn.modules.")]
+    return {**listed, "torch.nn": layers}
+
+
+def _owner(name: str) -> str | None:
+    """The registering package whose part a name may be: the longest admitted one that it begins with."""
+    return max((each for each in (*PACKAGES, *_admitted) if name.startswith(f"{each}.")), key=len, default=None)
+
+
+def _table(package: str) -> dict[str, str] | None:
+    """The public names of a package with their modules; None for a package that registers nothing."""
+    if package not in _modules:
+        importlib.import_module(package)
+    return _modules.get(package)
