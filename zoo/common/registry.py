@@ -69,7 +69,7 @@ def public(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], An
     _modules[package] = places
 
     def attribute(name: str) -> Any:
-        if name not in places:
+        if places.get(name, package) == package:  # its own are there already
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(importlib.import_module(places[name]), name)
 

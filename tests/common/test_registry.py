@@ -1,0 +1,130 @@
+import importlib
+import inspect
+import sys
+from pathlib import Path
+
+import pytest
+
+from zoo.common import registry
+from zoo.common.former_names import FORMER_NAMES
+from zoo.training.build import build
+
+
+@pytest.mark.parametrize("package", registry.PACKAGES)
+def test_every_public_name_is_a_class_of_its_package(package: str) -> None:
+    names = registry.names(package)
+    assert names
+    for name in names:
+        found = registry.find(name)
+        assert found.__module__.startswith(f"{package}.")
+        assert registry.public_name(found) == name
+        assert getattr(importlib.import_module(package), found.__name__) is found
+
+
+def test_former_paths_resolve() -> None:
+    for path, name in FORMER_NAMES.items():
+        assert registry.find(path) is registry.find(name), path
+
+
+@pytest.mark.parametrize("package", registry.FOREIGN)
+def test_lists_of_other_projects_name_classes_that_exist(package: str) -> None:
+    optional = {"CometLogger", "NeptuneLogger"}
+    for name in registry.FOREIGN[package].split():
+        if name not in optional:
+            assert isinstance(registry.find(f"{package}.{name}"), type)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "os.system",
+        "zoo.atomic.os.system",
+        "zoo.flow",
+        "zoo.flow.UNet.load_state_dict",
+        "zoo.flow.unet.Attention",
+        "zoo.flow.task.ZooTask",  # imported there, not defined
+        "zoo.flow._UNet",
+        "zoo.flow.__getattr__",
+        "zoo.predictor.Loaded",
+        "zoo.lightning_cli.LightningCLI",
+        "zoo.lightning_cli.ZooCLI",
+        "zoo.audio.decoding._Sequential",
+        "zoo.training.bulk.BulkData",
+        "torch.nn.Module.load_state_dict",
+        "torch.nn.functional.relu",
+        "torch.nn.parallel.DistributedDataParallel",
+        "lightning.pytorch.callbacks.LambdaCallback",
+        "lightning.pytorch.cli.LightningCLI",
+        "torchmetrics.Metric",
+        "UNet",
+        "",
+        ".",
+        "zoo..UNet",
+        "zoo.flow.UNet ",
+    ],
+)
+def test_refuses_in_one_line(name: str) -> None:
+    with pytest.raises(ValueError) as error:
+        registry.find(name)
+    assert "\n" not in str(error.value)
+
+
+def test_a_typo_is_answered_with_the_nearest_name() -> None:
+    with pytest.raises(ValueError, match=r"zoo\.flow registers no part 'zoo\.flow\.UNt'; nearest: UNet"):
+        registry.find("zoo.flow.UNt")
+
+
+def test_a_slot_takes_its_base_class_only() -> None:
+    path = {"class_path": "zoo.flow.Cosine"}
+    mel = {"class_path": "zoo.audio.LogMel"}
+    with pytest.raises(ValueError, match=r"zoo\.audio\.LogMel does not fit here: expected a zoo\.flow\.AffinePath"):
+        build(mel, registry.find("zoo.flow.AffinePath"))
+    with pytest.raises(ValueError, match=r"does not fit here: expected a zoo\.flow\.VelocityNet"):
+        build({"class_path": "zoo.flow.Sampler", "init_args": {"net": path}})
+    with pytest.raises(ValueError, match="expected a plain value"):  # n_mels: int
+        build({"class_path": "zoo.audio.LogMel", "init_args": {"n_mels": path}})
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"class_path": ["zoo.flow.UNet"]}, "expected the name of a part"),
+        ({"class_path": "zoo.flow.AffinePath"}, "is a base class"),
+        ({"class_path": "zoo.audio.LogMel", "init_args": [1]}, "init_args are a mapping"),
+        ({"class_path": "zoo.audio.LogMel", "init_args": {3: 1}}, "init_args are a mapping"),
+    ],
+)
+def test_refuses_odd_descriptions(spec: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(spec)
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "shapes.py").write_text(
+        "from subprocess import Popen\nfrom zoo.common.registry import public\n\n\n"
+        "class Circle: pass\n\n\nclass Hidden: pass\n\n\n"
+        "__getattr__, __all__ = public(__name__, {'': 'Circle Absent Popen'})\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "shapes"
+    sys.modules.pop("shapes", None)
+    registry._modules.pop("shapes", None)
+
+
+def test_packages_of_the_user(package: str) -> None:
+    with pytest.raises(ValueError, match="--allow-import PACKAGE"):
+        registry.find("shapes.Circle")
+    assert package not in sys.modules
+    registry.admit([package])
+    assert inspect.isclass(registry.find("shapes.Circle"))
+    for name in ("shapes.Hidden", "shapes.Popen", "shapes.Absent"):
+        with pytest.raises(ValueError):
+            registry.find(name)
+
+
+def test_names_twice_and_names_that_are_none() -> None:
+    with pytest.raises(ValueError, match="listed twice"):
+        registry.public("pairs", {"a": "X", "b": "X"})
+    with pytest.raises(ValueError, match="dotted name of a package"):
+        registry.admit(["../evil"])

@@ -1,0 +1,166 @@
+"""C1, names: every class, function and module that a dotted path reaches is refused as a part, or registered."""
+
+import inspect
+import io
+import pkgutil
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import yaml
+
+from tests.harness import TOY_RECIPE, in_fork
+from zoo.common import registry
+
+ROOTS = ("zoo", "lightning", "torch.nn", "torchmetrics")
+QUIET = ("open", "import", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.system", "os.fork", "socket.connect")
+SAMPLE = 60  # of the paths that go through whole files and the command line
+
+
+def reachable() -> list[str]:
+    """Dotted paths below the roots and through what their modules import, one module further."""
+    import lightning.pytorch
+    import torchmetrics
+
+    import zoo
+
+    for package in (zoo, lightning.pytorch, torchmetrics):
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not found.name.endswith("__main__"):
+                try:
+                    __import__(found.name)
+                except Exception:  # an extra that is not installed, or a module that serves another platform
+                    continue
+    paths = set()
+    for name, module in sorted(sys.modules.items()):
+        if isinstance(module, ModuleType) and any(name == root or name.startswith(f"{root}.") for root in ROOTS):
+            paths |= {f"{name}.{attribute}" for attribute in vars(module)}
+            for attribute, value in vars(module).items():
+                if isinstance(value, ModuleType):
+                    paths |= {f"{name}.{attribute}.{inner}" for inner in vars(value)}
+                elif inspect.isclass(value):
+                    paths |= {f"{name}.{attribute}.{inner}" for inner in vars(value)}
+    return sorted(paths)
+
+
+def watched(events: list[str]) -> None:
+    """Note what Python does with files, processes, imports and sockets from now on."""
+
+    def note(event: str, args: tuple[Any, ...]) -> None:
+        if event not in QUIET or not watching[0]:
+            return
+        if event == "open" and isinstance(args[1], str) and not set(args[1]) & set("wax+"):
+            return
+        if event == "import" and args[0].partition(".")[0] in sys.modules:
+            return
+        events.append(f"{event} {args[:2]!r}")
+
+    watching[0] = True
+    sys.addaudithook(note)
+
+
+watching = [False]
+
+
+def outcome(path: str, slot: Any = object) -> str:
+    try:
+        found = registry.find(path, slot)
+    except ValueError as error:
+        assert "\n" not in str(error), path
+        return "refused"
+    name = registry.public_name(found)
+    known = {each for package in registry.PACKAGES for each in registry.names(package)}
+    foreign = {f"{package}.{each}" for package, listed in registry._foreign().items() for each in listed}
+    assert name in known | foreign or path in foreign, path
+    return "registered"
+
+
+def walk(_: list[Any]) -> tuple[int, int, list[str]]:
+    paths = reachable()
+    for package in registry.PACKAGES:
+        for name in registry.names(package):
+            registry.find(name)
+    registry.allowed_paths()
+    events: list[str] = []
+    watched(events)
+    found = [outcome(path) for path in paths]
+    watching[0] = False
+    return len(paths), found.count("registered"), events
+
+
+def test_every_reachable_name_is_refused_or_registered() -> None:
+    total, registered, events = in_fork(walk, [])
+    assert events == []
+    assert total > 20_000 and 150 < registered < 1500
+
+
+def files(folder: Path, path: str) -> Iterator[tuple[Path, str]]:
+    """Checkpoints with a path as part, as option, as inference; configs with it as model and callback."""
+    node = {"class_path": path, "init_args": {}}
+    specs = {"version": "0", "task": "zoo.flow.FlowTask", "inference": "zoo.flow.Sampler", "parts": {}, "options": {}}
+    for place in ("part", "option", "inference"):
+        changed = {
+            "part": {**specs, "parts": {"net": node, "path": node}},
+            "option": {**specs, "options": {"solver": node}},
+            "inference": {**specs, "inference": path},
+        }[place]
+        checkpoint = folder / f"{place}.ckpt"
+        torch.save({"state_dict": {}, "global_step": 1, "zoo": changed}, checkpoint)
+        yield checkpoint, "load"
+    recipe = yaml.safe_load(TOY_RECIPE.read_text())
+    for place in ("model", "callback"):
+        changed = {**recipe, "model": node} if place == "model" else recipe
+        trainer = {**recipe["trainer"], "callbacks": [node]} if place == "callback" else recipe["trainer"]
+        config = folder / f"{place}.yaml"
+        config.write_text(yaml.safe_dump({**changed, "trainer": trainer}))
+        yield config, "fit"
+
+
+def through_files(arguments: tuple[Path, list[str]]) -> list[tuple[str, str, str]]:
+    """(path, file, what went wrong) of every file that was not refused in one line, without an act."""
+    from zoo.cli import main
+    from zoo.loading import load
+
+    folder, paths = arguments
+    wrong: list[tuple[str, str, str]] = []
+    events: list[str] = []
+    watched(events)
+    for path in paths:
+        watching[0] = False
+        for file, entry in list(files(folder, path)):
+            events.clear()
+            said = io.StringIO()
+            watching[0] = True
+            try:
+                if entry == "load":
+                    load(file)
+                    wrong.append((path, file.name, "loaded"))
+                else:
+                    with redirect_stderr(said), redirect_stdout(said):
+                        code = main(["fit", "--config", str(file), "--allow-import", "toy_wing"])
+                    if code != 2 or len(said.getvalue().strip().splitlines()) > 2:
+                        wrong.append((path, file.name, f"exit {code}: {said.getvalue()[-300:]}"))
+            except ValueError as error:
+                if "\n" in str(error):
+                    wrong.append((path, file.name, f"more than a line: {error}"))
+            finally:
+                watching[0] = False
+            acts = [event for event in events if str(folder) not in event]
+            if acts:
+                wrong.append((path, file.name, f"did {acts[:3]}"))
+    return wrong
+
+
+def test_names_in_files_do_nothing(tmp_path: Path) -> None:
+    paths = in_fork(sampled, SAMPLE)
+    assert in_fork(through_files, (tmp_path, paths)) == []
+
+
+def sampled(count: int) -> list[str]:
+    paths = [path for path in reachable() if outcome(path) == "refused"]
+    return random.Random(0).sample(paths, count)
