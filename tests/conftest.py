@@ -39,3 +39,11 @@ def repository() -> Path:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the documents, whose long tests would else keep one process busy after all others have ended."""
     items.sort(key=lambda item: "/docs/" not in item.path.as_posix())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark as numeric what stands in tests/parity or compares by tests/numeric.py."""
+    helpers = (getattr(value, "__module__", None) == "tests.numeric" for value in vars(item.module).values())
+    if item.path.parent.name == "parity" or any(helpers):
+        item.add_marker("numeric")

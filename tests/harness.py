@@ -40,7 +40,7 @@ def environment(**extra: str) -> dict[str, str]:
     return {
         **kept,
         "PYTHONPATH": path,
-        "OMP_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "WANDB_MODE": "offline",
         "CUDA_VISIBLE_DEVICES": "",
         **extra,

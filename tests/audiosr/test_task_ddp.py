@@ -6,6 +6,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 from lightning.pytorch.strategies import DDPStrategy
 
@@ -32,6 +33,7 @@ def worker(rank, port, folder):
     torch.save(train(2, Path(folder), strategy=strategy, devices=2), Path(folder) / f"rank{rank}.pt")
 
 
+@pytest.mark.numeric
 def test_two_processes_equal_one(tmp_path):
     environment = {k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "MASTER_PORT")}
     environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

@@ -155,6 +155,7 @@ def rank(number, folder):
     dist.destroy_process_group()
 
 
+@pytest.mark.numeric
 def test_two_processes_give_value_and_gradient_of_one(tmp_path):
     subprocess.run([sys.executable, __file__, str(tmp_path)], check=True, env=environment())
     points = clouds().requires_grad_()

@@ -34,8 +34,8 @@ def train(case, rank, world, folder, **arguments):
         parts = BATCH // world
         mine = [rows(batch, number) for batch in mine for number in range(parts)]
     run = trainer(
-        folder, max_steps=STEPS, accumulate_grad_batches=parts, use_distributed_sampler=False, num_sanity_val_steps=0,
-        val_check_interval=len(mine), **arguments,
+        folder, precision="64-true", max_steps=STEPS, accumulate_grad_batches=parts, use_distributed_sampler=False,
+        num_sanity_val_steps=0, val_check_interval=len(mine), **arguments,
     )  # fmt: skip
     run.fit(made, loader(mine), loader(val))
     assert run.global_step == STEPS
@@ -68,6 +68,7 @@ def ranks(tmp_path_factory):
     return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("case", CASES)
 def test_two_processes_equal_one(ranks, case, tmp_path):
     whole = train(case, 0, 1, tmp_path)

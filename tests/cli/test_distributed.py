@@ -15,7 +15,10 @@ from zoo.training.checkpoint_files import load_checkpoint
 
 DDP = REPOSITORY / "configs" / "trainer" / "ddp_2.yaml"
 SGD = [f"--model.init_args.optimizer_{side}={{class_path: torch.optim.SGD, init_args: {{lr: 0.001}}}}" for side in "gd"]
+# in float64 the halves of a batch sum up to the batch on every processor
+EXACT = "--trainer.precision=64-true"
 ARGS = [
+    EXACT,
     "--config",
     SMOKE,
     *SGD,
@@ -43,7 +46,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-@pytest.mark.parametrize("launcher", ["lightning", "torchrun", "accelerate"])
+@pytest.mark.parametrize("launcher", [pytest.param("lightning", marks=pytest.mark.numeric), "torchrun", "accelerate"])
 def test_two_processes_equal_one_with_the_joined_batch(one: Path, tmp_path: Path, launcher: str) -> None:
     run = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=29533"]
     command = {
@@ -66,6 +69,7 @@ def test_two_processes_equal_one_with_the_joined_batch(one: Path, tmp_path: Path
     assert "2 processes" in result.stderr + result.stdout
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize(
     ("stage", "rates", "metric"),
     # the log of near-silence that an untrained vocoder makes lets rounding grow from step to step: a small rate there
@@ -77,6 +81,7 @@ def test_two_processes_equal_one_with_the_joined_batch(one: Path, tmp_path: Path
 def test_two_processes_equal_one_for_miipher(stage: str, rates: dict[str, float], metric: str, tmp_path: Path) -> None:
     recipe = REPOSITORY / "configs" / "miipher" / f"smoke_{stage}.yaml"
     args = [
+        EXACT,
         "--config",
         recipe,
         "--trainer.max_steps=3",
@@ -96,6 +101,7 @@ def test_two_processes_equal_one_for_miipher(stage: str, rates: dict[str, float]
 
 
 FLOW = [
+    EXACT,
     "--config",
     REPOSITORY / "configs" / "flow" / "smoke.yaml",
     "--trainer.max_steps=3",
@@ -108,6 +114,7 @@ FLOW = [
 ]
 
 
+@pytest.mark.numeric
 def test_two_processes_equal_one_for_flow(tmp_path: Path) -> None:
     good(zoo("fit", *FLOW, "--data.init_args.batch_size=8", "--trainer.default_root_dir=one", cwd=tmp_path))
     both = ["--config", DDP, "--trainer.accelerator=cpu", "--data.init_args.batch_size=4"]
@@ -185,6 +192,7 @@ class Witness(L.Callback):
 """
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize(
     ("stage", "metric"), [(DISTILLATION, "val/loss_action"), (PRETRAINING, "val/loss")], ids=["fit", "pretrain"]
 )
@@ -196,7 +204,7 @@ def test_two_processes_equal_one_for_compressed_ad_and_share_no_history(
     path = environment(PYTHONPATH=f"{environment()['PYTHONPATH']}:{tmp_path}")["PYTHONPATH"]
     one = ["--trainer.devices=1", "--data.init_args.batch_size=8", "--trainer.default_root_dir=one"]
     two = ["--config", DDP, "--trainer.accelerator=cpu", "--data.init_args.batch_size=4"]
-    args = [*stage, *COMPRESSED_AD]
+    args = [*stage, *COMPRESSED_AD, EXACT]
     good(zoo("fit", *args, *one, cwd=tmp_path, PYTHONPATH=path))
     good(zoo("fit", *args, *two, "--trainer.default_root_dir=two", cwd=tmp_path, PYTHONPATH=path))
     torch.testing.assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0, atol=1e-6)

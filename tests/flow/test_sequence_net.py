@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.numeric import exactly
 from zoo.flow.guidance import Guidance
 from zoo.flow.sequence_net import Conditioned, Rotary, SequenceNet, rotate, valid_frames
 
@@ -40,10 +41,11 @@ def test_padding_changes_nothing(front_kernel: int) -> None:
     net, lengths = build(front_kernel=front_kernel), torch.tensor([11, 4, 7])
     x, t, condition = make(3, 11)
     x[1, :, 4:], condition[2, :, 7:] = torch.inf, torch.nan
-    together = net(x, t, condition, lengths)
+    together = exactly(SequenceNet.__call__, net, x, t, condition, lengths)
     for i, length in enumerate(lengths.tolist()):
-        alone = net(x[i : i + 1, :, :length], t[i : i + 1], condition[i : i + 1, :, :length])
-        torch.testing.assert_close(together[i : i + 1, :, :length], alone, atol=1e-5, rtol=0)
+        item = x[i : i + 1, :, :length], t[i : i + 1], condition[i : i + 1, :, :length]
+        alone = exactly(SequenceNet.__call__, net, *item)
+        torch.testing.assert_close(together[i : i + 1, :, :length], alone, atol=1e-10, rtol=0)
         assert not together[i, :, length:].any()
 
 
@@ -102,7 +104,8 @@ def test_autocast_stays_near() -> None:
 
 def test_conditioned_net_serves_guidance() -> None:
     net, (x, _, condition), lengths = build(), make(2, 6), torch.tensor([6, 4])
-    bound, label = Conditioned(net, condition, lengths), torch.ones(2, dtype=torch.int64)
+    net, x, condition, label = net.double(), x.double(), condition.double(), torch.ones(2, dtype=torch.int64)
+    bound = Conditioned(net, condition, lengths)
     with_it = net(x, 0.3, condition, lengths)
     without = net(x, 0.3, condition, lengths, torch.zeros(2))
     torch.testing.assert_close(bound(x, 0.3, label), with_it)

@@ -58,6 +58,7 @@ def train(case, rank, world, **kwargs):
     task, guard = Task(case), LossGuard()
     trainer = L.Trainer(
         accelerator="cpu",
+        precision="64-true",
         max_epochs=1,
         logger=False,
         callbacks=[guard],
@@ -105,6 +106,7 @@ def test_ranks_agree_bitwise(ranks, case):
     assert all(torch.equal(first[key], second[key]) for key in first)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("case", ["adam", "sgd", "chunks"])
 def test_two_halves_equal_the_whole_batch(ranks, case):
     whole = train(case, 0, 1)

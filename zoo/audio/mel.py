@@ -16,7 +16,8 @@ class LogMel(nn.Module):
 
     The waveform is reflect-padded by (n_fft - hop_length) / 2 and framed without centring, so that T samples give
     T // hop_length frames and frame i covers the samples that a vocoder must produce for it. A clip too short to be
-    reflected is zero-padded on the right first. Always computed in float32, also under autocast.
+    reflected is zero-padded on the right first. Computed in float32, also under
+    autocast, unless the module was cast to float64.
 
     Args:
         sample_rate: Hz.
@@ -75,7 +76,7 @@ class LogMel(nn.Module):
             waveform: Audio (B, T), float, in [-1, 1].
 
         Returns:
-            Log-mel (B, n_mels, F) float32, >= ln(1e-5), with F = T // hop_length for T >= `min_samples`.
+            Log-mel (B, n_mels, F) float32 or float64, >= ln(1e-5), with F = T // hop_length for T >= `min_samples`.
 
         Raises:
             ValueError: The input is not (B, T).
@@ -83,7 +84,7 @@ class LogMel(nn.Module):
         if waveform.dim() != 2:
             raise ValueError(f"expected a waveform (B, T), got shape {tuple(waveform.shape)}")
         with torch.autocast(waveform.device.type, enabled=False):
-            padded = waveform.float()
+            padded = waveform.to(torch.promote_types(self.window.dtype, torch.float32))
             if padded.shape[-1] < self.min_samples:
                 padded = functional.pad(padded, (0, self.min_samples - padded.shape[-1]))
             padded = functional.pad(padded, (self.padding_samples, self.padding_samples), mode="reflect")

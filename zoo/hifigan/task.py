@@ -11,6 +11,7 @@ from torch import Tensor
 from zoo.audio import metrics, pitch
 from zoo.audio.mel import LogMel
 from zoo.audio.spectral import multi_resolution_stft
+from zoo.common.dtypes import at_least_float32
 from zoo.hifigan.generator import Generator
 from zoo.training.adversarial import Discriminator
 from zoo.training.gan import GANTask
@@ -92,7 +93,7 @@ class HiFiGANTask(GANTask):
     def evaluate(self, batch: Batch, batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
         """Compare whole clips."""
         fake, real = self.generate(batch)
-        fake = fake.float()
+        fake = at_least_float32(fake)
         values: dict[str, Tensor | float] = {
             "mel_l1": mel_l1(self.mel or self.loss_mel, fake, real),
             "mel_l1_full": mel_l1(self.loss_mel, fake, real),

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from zoo.common.dtypes import at_least_float32
+
 Verdict = tuple[Tensor, list[Tensor]]
 """What one sub-discriminator returns: scores (B, N) and its feature maps, the post-convolution output last."""
 
@@ -39,7 +41,7 @@ def discriminator_loss(real: Sequence[Verdict], fake: Sequence[Verdict]) -> Tens
     Source: HiFi-GAN, equation 1 (Kong et al., 2020).
     """
     terms = [
-        (1 - on_real.float()).square().mean() + on_fake.float().square().mean()
+        (1 - at_least_float32(on_real)).square().mean() + at_least_float32(on_fake).square().mean()
         for (on_real, _), (on_fake, _) in zip(real, fake, strict=True)
     ]
     return torch.stack(terms).sum()
@@ -56,7 +58,7 @@ def adversarial_loss(fake: Sequence[Verdict]) -> Tensor:
 
     Source: HiFi-GAN, equation 2 (Kong et al., 2020).
     """
-    return torch.stack([(1 - scores.float()).square().mean() for scores, _ in fake]).sum()
+    return torch.stack([(1 - at_least_float32(scores)).square().mean() for scores, _ in fake]).sum()
 
 
 def feature_matching_loss(real: Sequence[Verdict], fake: Sequence[Verdict]) -> Tensor:
@@ -72,7 +74,7 @@ def feature_matching_loss(real: Sequence[Verdict], fake: Sequence[Verdict]) -> T
     Source: HiFi-GAN, equation 4 (Kong et al., 2020).
     """
     terms = [
-        (map_real.detach().float() - map_fake.float()).abs().mean()
+        (at_least_float32(map_real.detach()) - at_least_float32(map_fake)).abs().mean()
         for (_, maps_real), (_, maps_fake) in zip(real, fake, strict=True)
         for map_real, map_fake in zip(maps_real, maps_fake, strict=True)
     ]

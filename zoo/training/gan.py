@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.checkpoint import checkpoint
 
+from zoo.common.dtypes import at_least_float32
 from zoo.training.adversarial import (
     Discriminator,
     Verdict,
@@ -229,7 +230,7 @@ class GANTask(ZooTask):
                 fake, real = self.generate(part)
             if fake.shape != real.shape:
                 raise ValueError(f"generate() returned {tuple(fake.shape)} for real audio of {tuple(real.shape)}")
-            pairs.append((fake.float(), real.float()))
+            pairs.append((at_least_float32(fake), at_least_float32(real)))
         size = sum(len(real) for _, real in pairs)
         return [_Chunk(*pair, part, len(pair[1]) / size) for pair, part in zip(pairs, parts, strict=True)]
 
