@@ -1,6 +1,6 @@
 """Makes the fixtures beside it from a checkout of 8e52760, and the digests that tests compare with.
 
-    PYTHONPATH=CHECKOUT OMP_NUM_THREADS=1 python tests/data/checkpoints_8e52760/make.py CHECKOUT tests/data/checkpoints_8e52760
+    PYTHONPATH=CHECKOUT OMP_NUM_THREADS=1 python make.py CHECKOUT .
 
 For every stage: `run/` after three batches, `expected.json` with what two further batches of that commit made of it,
 `export/` for one stage of a wing, `converted/` what its converter made of the run's file in the original's format.
@@ -124,12 +124,22 @@ STAGES = {
     "miipher/smoke_adapter": ("miipher/smoke_adapter", []),
     "miipher/smoke_backbone": (
         "miipher/smoke_backbone",
-        [f"{MODEL}.encoder.init_args.config.intermediate_size=16", f"{MODEL}.encoder.init_args.config.num_hidden_layers=2"],
+        [
+            f"{MODEL}.encoder.init_args.config.intermediate_size=16",
+            f"{MODEL}.encoder.init_args.config.num_hidden_layers=2",
+        ],
     ),
     "miipher/smoke_finetune": ("miipher/smoke_finetune", GAN),
     "miipher/smoke_pretrain": ("miipher/smoke_pretrain", GAN),
 }
-EXPORTED = ("audiosr/smoke", "ci_llm/smoke", "compressed_ad/smoke", "flow/smoke", "hifigan/smoke", "miipher/smoke_finetune")
+EXPORTED = (
+    "audiosr/smoke",
+    "ci_llm/smoke",
+    "compressed_ad/smoke",
+    "flow/smoke",
+    "hifigan/smoke",
+    "miipher/smoke_finetune",
+)
 # stage -> (the original's file that its run becomes, what that becomes again)
 CONVERTED = {
     "ci_llm/smoke": ("final_checkpoint", "ours.ckpt"),
@@ -145,8 +155,8 @@ def digests(checkpoint):
     """What a checkpoint holds, in few numbers.
 
     Returns:
-        `sums`: for weights, averages and each kind of optimizer state the sums of the magnitudes of every tensor of real
-        numbers, in order; `exact`: one hash for all other values (steps, generators, schedules), with every path.
+        `sums`: for weights, averages and each kind of optimizer state the sums of the magnitudes of every tensor of
+        real numbers, in order; `exact`: one hash for all other values (steps, generators, schedules), with every path.
     """
     import torch
 
@@ -207,7 +217,14 @@ def _train(checkout, folder, stage):
     recipe, small = STAGES[stage]
     shutil.rmtree(folder, ignore_errors=True)
     work = _work()
-    _zoo("fit", "--config", checkout / "configs" / f"{recipe}.yaml", f"--trainer.default_root_dir={work / 'run'}", *SHORT, *small)
+    _zoo(
+        "fit",
+        "--config",
+        checkout / "configs" / f"{recipe}.yaml",
+        f"--trainer.default_root_dir={work / 'run'}",
+        *SHORT,
+        *small,
+    )
     (folder / "run").mkdir(parents=True)
     for name in ("config.yaml", f"step_{DONE:08d}.ckpt", f"step_{DONE:08d}.ckpt.sha256"):
         shutil.copy(work / "run" / name, folder / "run")
