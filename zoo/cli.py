@@ -131,6 +131,8 @@ def _report(error: Exception) -> int:
     message = explain(error, {})
     if message is None and isinstance(error, (ValueError, OSError, ImportError)):
         message = str(error) or type(error).__name__
+    if message is None and isinstance(error, RecursionError):
+        return _fail(f"a file or an option nests too deeply ({error}); {TRACEBACK_VARIABLE}=1 shows where", code=2)
     if message is None:
         traceback.print_exception(error)
         message = f"{type(error).__name__}: {error}"

@@ -9,12 +9,26 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
-from jsonargparse import ArgumentParser, get_loader, set_loader, set_parsing_settings
+from jsonargparse import ArgumentParser, _loaders_dumpers, get_loader, set_loader, set_parsing_settings
 
 from zoo.common import registry
+from zoo.common.bounded_yaml import check_yaml, safe_load
 from zoo.common.configs import limit_resolvers
 
 PARSER_MODE = "omegaconf+"
+
+_jsonargparse: Any = _loaders_dumpers  # it has no public place for the loader of texts within values
+
+
+class _BoundedLoader(_jsonargparse.get_yaml_default_loader()):
+    """jsonargparse's loader of files, values and texts within values, which checks each before it builds anything."""
+
+    def __init__(self, stream: str) -> None:
+        check_yaml(stream)
+        super().__init__(stream)
+
+
+_jsonargparse.yaml_default_loader = _BoundedLoader
 
 
 def fail(prog: str, message: str) -> NoReturn:
@@ -82,7 +96,7 @@ def check_config(file: Path) -> None:
         ConfigError: naming the key.
     """
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = safe_load(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         return  # the parser says what is wrong with the file
     pending: list[tuple[str, Any]] = [("", content)]

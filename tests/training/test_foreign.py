@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from zoo.training import foreign
+from zoo.common import torch_files
 from zoo.training.foreign import Stub, UnsafeFileError, load_foreign, plain
 
 
@@ -49,7 +49,7 @@ class SetsState(Calls):
 
 def own_reader(path: Path):
     """Skip torch's loader, so that the machine of this project is what is tested."""
-    return foreign._load_file(path)
+    return torch_files.read_torch(path)
 
 
 def example() -> dict:
@@ -207,7 +207,7 @@ def as_zip(stream: bytes, path: Path):
 
 
 def as_legacy(stream: bytes, path: Path):
-    header = pickle.dumps(foreign.LEGACY_MAGIC, 2) + pickle.dumps(foreign.LEGACY_VERSION, 2)
+    header = pickle.dumps(torch_files.LEGACY_MAGIC, 2) + pickle.dumps(torch_files.LEGACY_VERSION, 2)
     path.write_bytes(header + pickle.dumps({"little_endian": True}, 2) + stream + pickle.dumps([], 2))
 
 

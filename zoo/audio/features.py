@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import torch
+
+from zoo.common.torch_files import read_torch
 
 FEATURE_SUFFIXES = (".npy", ".pt")
 
@@ -29,7 +30,7 @@ def open_features(path: Path) -> np.ndarray:
         if path.suffix.lower() == ".npy":
             array = np.load(path, mmap_mode="r", allow_pickle=False)
         else:
-            array = torch.load(path, map_location="cpu", weights_only=True, mmap=True).numpy()
+            array = read_torch(path, mapped=True).numpy()
     except Exception as error:  # numpy and torch raise many types on damaged files and pickled objects
         raise ValueError(f"{path}: not an array or tensor without pickled objects ({error})") from error
     array = array[0] if array.ndim == 3 and len(array) == 1 else array

@@ -23,6 +23,7 @@ from zoo.audiosr.convert_sizes import (
 from zoo.audiosr.global_encoder import GlobalEncoder
 from zoo.audiosr.unet import UNet
 from zoo.audiosr.vae import Autoencoder
+from zoo.common.bounded_yaml import safe_load
 from zoo.hifigan.generator import Generator
 from zoo.training.foreign import load_foreign
 
@@ -86,7 +87,7 @@ def read_config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"no configuration at {path}")
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        config = safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not YAML: {error}") from error
     if not isinstance(config, dict) or "unet_config" not in _table(_table(config, "model"), "params"):

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-import yaml
 
 from zoo.atomic import remove
 from zoo.ci_llm.convert_peft import write_peft
 from zoo.ci_llm.folders import BACKBONE, META, adapters_of, read_json, write_original
 from zoo.ci_llm.task import CrowdTask
+from zoo.common.bounded_yaml import safe_load
 from zoo.training.checkpoint import SHARDING_STRATEGIES, is_trial
 from zoo.training.checkpoint_files import step_of
 from zoo.training.run import CONFIG_NAME, run_folder
@@ -93,7 +93,7 @@ class AdapterFolders(L.Callback):
         folder = run_folder(trainer)
         crowd = pl_module.crowd
         config = folder / CONFIG_NAME
-        recipe = yaml.safe_load(config.read_text(encoding="utf-8")) if config.is_file() else {}
+        recipe = safe_load(config.read_text(encoding="utf-8")) if config.is_file() else {}
         progress = {
             "epoch": trainer.current_epoch,
             "global_step": trainer.global_step,

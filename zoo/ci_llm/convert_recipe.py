@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from zoo.ci_llm.agents import LINEAR_LAYERS
+from zoo.common.bounded_yaml import safe_load
 
 PRECISIONS = {"no": "32-true", "fp32": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed"}
 SCHEDULES = {
@@ -57,7 +58,7 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
     if not path.is_file():
         raise FileNotFoundError(f"no configuration at {path}")
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        config = safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML: {error}") from error
     if not isinstance(config, dict) or not {"model_name", "num_agents"} <= set(config):

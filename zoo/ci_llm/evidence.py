@@ -10,7 +10,6 @@ from statistics import fmean
 from typing import Any
 
 import torch
-import yaml
 
 from zoo.atomic import write_atomic
 from zoo.ci_llm import plots
@@ -19,6 +18,7 @@ from zoo.ci_llm.evaluation import evaluate
 from zoo.ci_llm.evaluation_report import SINGLE, plain
 from zoo.ci_llm.scoring import fit_weights, rules, score_all
 from zoo.ci_llm.subject import load_subject, validation_examples
+from zoo.common.bounded_yaml import safe_load
 from zoo.training.benchmark import Finding, save
 from zoo.training.run import find_config
 
@@ -133,7 +133,7 @@ def _row(run: Path, group: str) -> Row:
     """What is known of a run: its settings and what `evaluate` finds."""
     if not run.exists():
         raise FileNotFoundError(f"no run at {run}")
-    config = yaml.safe_load(find_config(run).read_text(encoding="utf-8"))
+    config = safe_load(find_config(run).read_text(encoding="utf-8"))
     described = config["model"]["init_args"]
     if "crowd" not in described:
         raise ValueError(f"{run} was not trained by zoo.ci_llm.task.CrowdTask")

@@ -19,6 +19,7 @@ from zoo.ci_llm.backbone import Backbone
 from zoo.ci_llm.convert_names import Weights, adapter_weights, agent_name, blocks_of, check_pairs, rank_of, split_state
 from zoo.ci_llm.crowd import Crowd
 from zoo.ci_llm.tokenizers import Tokenizer
+from zoo.common.bounded_yaml import load_json
 from zoo.training.foreign import load_foreign
 
 log = logging.getLogger(__name__)
@@ -200,7 +201,7 @@ def read_json(path: Path) -> dict[str, Any]:
         ValueError: when it holds something else.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = load_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FileNotFoundError(f"no file {path}") from None
     except ValueError as error:

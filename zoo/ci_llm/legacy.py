@@ -12,6 +12,7 @@ import yaml
 from zoo.atomic import write_atomic
 from zoo.ci_llm.convert_recipe import convert_config
 from zoo.ci_llm.folders import PROGRESS, is_original_folder, read_json
+from zoo.common.bounded_yaml import safe_load
 from zoo.options import take_option
 from zoo.systems import recipe_root
 from zoo.training import old_calls
@@ -48,7 +49,7 @@ def translate(arguments: Sequence[str], environment: Mapping[str, str]) -> Call:
     resumes, rest = take_option(rest, "--resume_from_checkpoint")
     original, *fragments = configs or [CONFIG]
     recipe, left = convert_config(original)
-    settings = yaml.safe_load(Path(original).read_text(encoding="utf-8"))
+    settings = safe_load(Path(original).read_text(encoding="utf-8"))
     # one process a device, as many as the launcher has started
     devices, nodes = old_calls.processes(environment)
     _share_steps(recipe, settings, devices * nodes)

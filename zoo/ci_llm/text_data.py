@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from zoo.common.bounded_yaml import load_json
+
 TABLES = (".parquet", ".arrow", ".feather")
 PARTS = (".jsonl", *TABLES)  # in a folder of one split; Hugging Face's have .json files that are no data
 SUFFIXES = (".json", *PARTS)
@@ -123,7 +125,7 @@ def json_rows(path: Path) -> Iterator[tuple[int, Any]]:
         try:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    yield number, json.loads(line)
+                    yield number, load_json(line)
         except UnicodeDecodeError as error:
             raise ValueError(f"{path}: not text in UTF-8 ({error})") from error
         except json.JSONDecodeError as error:

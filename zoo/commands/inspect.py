@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from zoo.common.bounded_yaml import load_json
 from zoo.common.registry import renamed
 from zoo.systems import systems
 
@@ -146,7 +146,7 @@ def _safetensors(path: Path) -> int:
     with path.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         try:
-            header = json.loads(stream.read(length)) if length < size else None
+            header = load_json(stream.read(length)) if length < size else None
         except ValueError:
             header = None
     if not isinstance(header, dict):

@@ -15,6 +15,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from zoo.common.bounded_yaml import safe_load
 from zoo.common.registry import renamed
 
 # Arguments of Lightning's callbacks, loggers, profilers and strategies, and of our data, that are written to.
@@ -46,9 +47,7 @@ def read_config(path: Path, brought: bool = False) -> dict[str, Any]:
         raise FileNotFoundError(f"{path}: no such recipe or config")
     limit_resolvers()
     try:
-        config = OmegaConf.to_container(
-            OmegaConf.create(yaml.safe_load(path.read_text(encoding="utf-8"))), resolve=True
-        )
+        config = OmegaConf.to_container(OmegaConf.create(safe_load(path.read_text(encoding="utf-8"))), resolve=True)
     except (yaml.YAMLError, OmegaConfBaseException) as error:
         raise ValueError(f"{path}: {' '.join(str(error).split())}") from error
     if not isinstance(config, dict):

@@ -12,6 +12,7 @@ import numpy as np
 import yaml
 from torch import Tensor
 
+from zoo.common.bounded_yaml import safe_load
 from zoo.compressed_ad.convert_names import BLOCKS, Kind, State, kind_of, to_ours, unwrapped
 from zoo.compressed_ad.policy import InContextPolicy
 from zoo.training.build import build_whole
@@ -105,7 +106,7 @@ def read_config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"no configuration at {path}")
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        config = safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is no plain YAML: {error}") from error
     if not isinstance(config, dict):

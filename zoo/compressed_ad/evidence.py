@@ -8,8 +8,8 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
-import yaml
 
+from zoo.common.bounded_yaml import safe_load
 from zoo.compressed_ad import plots
 from zoo.compressed_ad.agent import pairs
 from zoo.compressed_ad.demonstrator import EpsilonCurriculum
@@ -214,7 +214,7 @@ def _data_of(run: Path) -> dict[str, Any]:
     """Arguments of the data that a run was trained on."""
     if not Path(run).exists():
         raise FileNotFoundError(f"no run at {run}")
-    arguments = yaml.safe_load(find_config(Path(run)).read_text(encoding="utf-8"))["data"]["init_args"]
+    arguments = safe_load(find_config(Path(run)).read_text(encoding="utf-8"))["data"]["init_args"]
     if not {"root", "demonstrator", "shuffle_episodes"} <= arguments.keys():
         raise ValueError(f"{run} was not trained on histories (zoo.compressed_ad.data.HistoryData)")
     return arguments

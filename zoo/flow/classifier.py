@@ -16,6 +16,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from zoo.atomic import write_atomic
+from zoo.common.bounded_yaml import load_json
 from zoo.flow.extractors import Classifier, resized, with_channels
 from zoo.flow.images import checksum
 
@@ -168,7 +169,7 @@ def load_classifier(path: Path) -> DigitsClassifier:
         raise FileNotFoundError(f"{path}: no such file; expected a digits classifier")
     try:
         with safe_open(path, "pt") as file:
-            facts = json.loads((file.metadata() or {})["classifier"])
+            facts = load_json((file.metadata() or {})["classifier"])
             state = {key: file.get_tensor(key) for key in file.keys()}
         net = DigitsClassifier(facts["num_classes"])
         net.load_state_dict(state)

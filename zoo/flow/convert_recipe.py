@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from zoo.common.bounded_yaml import safe_load
 from zoo.systems import recipe_root
 from zoo.training.launch import PRECISIONS, read_accelerate
 
@@ -112,7 +113,7 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
     if not path.is_file():
         raise FileNotFoundError(f"no configuration at {path}")
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML, too
+        config = safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML, too
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is neither JSON nor YAML: {error}") from error
     if not isinstance(config, dict):

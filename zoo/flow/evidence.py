@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from rich.console import Console
 from rich.table import Table
 
 from zoo.atomic import write_atomic
+from zoo.common.bounded_yaml import safe_load
 from zoo.flow import points, rendering
 from zoo.flow.classifier import cached_digits_classifier
 from zoo.flow.comparison import QUICK, Comparison, Samples
@@ -112,7 +112,7 @@ def digits_of(run: Path, cache: Path | None = Path("runs/cache")) -> Digits:
     Raises:
         ValueError: when the run was trained on something else, or its training part has too few images of a class.
     """
-    data = yaml.safe_load(find_config(run).read_text(encoding="utf-8"))["data"]["init_args"]
+    data = safe_load(find_config(run).read_text(encoding="utf-8"))["data"]["init_args"]
     if data.get("root") is not None or "image_resolution" not in data:
         raise ValueError(f"{run} was not trained on scikit-learn's digits")
     train, held = read_digits(data["val_every"], data["split_seed"], data["image_resolution"], data["channels"])

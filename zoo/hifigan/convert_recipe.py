@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from zoo.common.bounded_yaml import load_json
 
 CONFIG_NAME = "config.json"
 
@@ -72,8 +73,8 @@ def read_config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"no original config at {path}")
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+        config = load_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(config, dict):
         raise ValueError(f"{path} must hold a JSON object, found {type(config).__name__}")

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
-import yaml
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -21,6 +20,7 @@ from zoo.audio.corpus import PEAK
 from zoo.audio.griffin_lim import griffin_lim
 from zoo.audio.mel import LogMel
 from zoo.audio.spectral import multi_resolution_stft
+from zoo.common.bounded_yaml import safe_load
 from zoo.hifigan.data import Clips, Crops, VocoderData
 from zoo.hifigan.task import mel_l1
 from zoo.hifigan.vocoder import Vocoder
@@ -48,7 +48,7 @@ def check_unseen(run: Path, clip: Path) -> None:
     Raises:
         ValueError: when the run's training set holds a clip of this name.
     """
-    config = yaml.safe_load(find_config(run).read_text(encoding="utf-8"))
+    config = safe_load(find_config(run).read_text(encoding="utf-8"))
     data: VocoderData = build(config["data"])
     data.prepare_data()
     data.setup("fit")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from zoo.common.bounded_yaml import load_json
 from zoo.miipher.convert_names import CleanerState, State, is_cleaner, open_miipher_state, split_cleaner, unwrapped
 from zoo.miipher.convert_vocoder import Vocoder, kind_of, vocoder_of, vocoder_of_parts
 from zoo.training.export import is_export
@@ -166,7 +166,7 @@ def _config(folder: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = load_json(file.read_text(encoding="utf-8"))
     except ValueError:
         return {}
     return config if isinstance(config, dict) else {}

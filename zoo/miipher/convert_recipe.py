@@ -8,6 +8,8 @@ from typing import Any
 
 import yaml
 
+from zoo.common.bounded_yaml import safe_load
+
 PRECISIONS = {"no": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed"}
 DATA = "${oc.env:ZOO_DATA,data}"
 # read by the original's script alone, or the same here without being said
@@ -33,7 +35,7 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
     if not path.is_file():
         raise FileNotFoundError(f"no configuration at {path}")
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        config = safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML: {error}") from error
     settings = _Settings(config if isinstance(config, dict) else {}, path)

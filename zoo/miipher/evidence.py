@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from rich.console import Console
 from rich.table import Table
 
 from zoo.atomic import replacing, write_atomic
 from zoo.audio import files
 from zoo.audio.evaluation import Evaluation, Settings, evaluate
+from zoo.common.bounded_yaml import safe_load
 from zoo.loading import load
 from zoo.miipher.clips import Pairs
 from zoo.miipher.data import VocoderSegments
@@ -79,7 +79,7 @@ def write_trees(finetune: Path, pretrain: Path, folder: Path, draws: int) -> Non
         ValueError: when a run holds no restorer.
     """
     restorer, ceiling = _restorer(finetune), _restorer(pretrain)
-    data: VocoderSegments = build(yaml.safe_load(find_config(finetune).read_text(encoding="utf-8"))["data"])
+    data: VocoderSegments = build(safe_load(find_config(finetune).read_text(encoding="utf-8"))["data"])
     data.prepare_data()
     data.setup("fit")
     pairs = data.val_set

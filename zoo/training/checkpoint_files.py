@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import pickle
+import re
 import shutil
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
-from zoo.atomic import TEMPORARY_MARK, write_atomic
+from zoo.atomic import TEMPORARY_MARK, replacing, write_atomic
+from zoo.common.archives import open_checked
+from zoo.common.errors import UnsafeFileError
+from zoo.training.foreign import load_foreign, strange_types
 
 log = logging.getLogger(__name__)
 
 HASH_SUFFIX = ".sha256"
+_DIGEST = re.compile("[0-9a-f]{64}")
 
 
 class _HashingFile:
@@ -35,7 +40,7 @@ class _HashingFile:
 
 
 def save_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
-    """Write a checkpoint atomically, with its sha256 in `<name>.sha256` beside it.
+    """Write a checkpoint atomically, after its sha256 in `<name>.sha256` beside it.
 
     Raises:
         OSError: when the disk is full (also where torch reports that as a RuntimeError); nothing saved before is lost.
@@ -55,14 +60,47 @@ def save_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
             raise
         digest = hashing.sha256.hexdigest()
 
-    hash_file = path.with_name(path.name + HASH_SUFFIX)
-    hash_file.unlink(missing_ok=True)  # a stale hash must never condemn the new file
-    write_atomic(path, write)
-    write_atomic(hash_file, lambda file: file.write(f"{digest}  {path.name}\n".encode()))
+    hash_file = _hash_file(path)
+    former = (_noted(hash_file) or [_sha256(path)]) if path.is_file() else []
+    with replacing(path) as temporary:
+        with temporary.open("wb") as file:
+            write(file)
+        # noted before the file is there, and beside that of the file it replaces: a kill leaves none without a hash
+        _note(hash_file, [digest, *former])
+    if former:
+        _note(hash_file, [digest])
 
 
-def load_checkpoint(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
+def _hash_file(path: Path) -> Path:
+    return path.with_name(path.name + HASH_SUFFIX)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _note(hash_file: Path, digests: Sequence[str]) -> None:
+    lines = "".join(f"{digest}  {hash_file.name.removesuffix(HASH_SUFFIX)}\n" for digest in digests)
+    write_atomic(hash_file, lambda file: file.write(lines.encode()))
+
+
+def _noted(hash_file: Path) -> list[str]:
+    """The hashes that a checkpoint may have: several after a kill in a renaming, none if they cannot be read."""
+    try:
+        digests = [line.split()[0] for line in hash_file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, ValueError):
+        return []
+    return digests if all(_DIGEST.fullmatch(digest) for digest in digests) else []
+
+
+def load_checkpoint(path: Path, map_location: Any = "cpu", mapped: bool = False) -> dict[str, Any]:
     """Read one of our checkpoints; holds tensors and primitives only, so nothing in it can execute.
+
+    Args:
+        path: the file.
+        map_location: device of the tensors.
+        mapped: leave tensors on disk until they are used, for a look at the other values.
 
     Raises:
         FileNotFoundError: when there is no such file.
@@ -72,11 +110,14 @@ def load_checkpoint(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"no checkpoint at {path}")
     try:
-        return torch.load(path, map_location=map_location, weights_only=True)
-    except Exception as error:  # torch raises a dozen unrelated types here
-        reason = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
-        if isinstance(error, pickle.UnpicklingError):  # torch would advise to run what the file holds
-            reason = "it holds pickled objects, which could execute anything"
+        content = load_foreign(path, map_location, mapped)
+        if strange := strange_types(content):
+            raise UnsafeFileError(", ".join(strange))
+        return content
+    except ValueError as error:
+        reason = str(error).removeprefix(f"{path}: ")[:300]
+        if isinstance(error, UnsafeFileError):
+            reason = f"it holds pickled objects, or asks for what no data needs: {reason}"
         raise ValueError(
             f"{path} cannot be read as a checkpoint of tensors and plain values ({reason}); "
             "for a file of another project use `zoo convert`"
@@ -84,22 +125,22 @@ def load_checkpoint(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
 
 
 def is_sound(path: Path, warn: bool = False) -> bool:
-    """Whether a checkpoint is whole: its zip directory reads and its sha256, where noted, matches."""
+    """Whether a checkpoint is whole: its sha256, where noted, matches, else every entry of the zip its own checksum."""
     if path.is_dir():  # a sharded checkpoint: its folder was renamed last, so its presence means that it is whole
         return any(path.iterdir())
-    reason = None
+    hash_file = _hash_file(path)
+    digests = _noted(hash_file)
+    if not digests:
+        what = f"its hash file {hash_file.name} cannot be read" if hash_file.exists() else "no hash file beside it"
+        log.warning("%s: %s, so the whole file is read and its own checksums are compared", path, what)
     try:
-        with zipfile.ZipFile(path) as archive:
-            if not archive.namelist():
-                reason = "its zip directory is empty"
-    except (zipfile.BadZipFile, OSError) as error:
+        with path.open("rb") as file, open_checked(file) as archive:
+            broken = None if digests else archive.testzip()
+            reason = f"its entry {broken} is damaged" if broken else None if archive.namelist() else "its zip is empty"
+    except (ValueError, zipfile.BadZipFile, OSError) as error:
         reason = str(error)
-    hash_file = path.with_name(path.name + HASH_SUFFIX)
-    if reason is None and hash_file.is_file():
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if hash_file.read_text(encoding="utf-8").split()[:1] != [digest]:
-            reason = "its sha256 does not match"
+    if reason is None and digests and _sha256(path) not in digests:
+        reason = "its sha256 does not match"
     if reason and warn:
         log.warning("torn checkpoint %s (%s): using the one before it", path, reason)
     return reason is None
@@ -125,4 +166,4 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-    path.with_name(path.name + HASH_SUFFIX).unlink(missing_ok=True)
+    _hash_file(path).unlink(missing_ok=True)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from zoo import __version__
 from zoo.atomic import replacing
+from zoo.common.bounded_yaml import load_json
 from zoo.common.registry import current_name, renamed
 from zoo.training import frozen
 
@@ -124,7 +125,7 @@ def self_contained(parts: dict[str, Any], recorded: dict[str, dict[str, Any]]) -
 
 def export_config(folder: Path) -> dict[str, Any]:
     """Read an export's description, its parts under their public names."""
-    return renamed(json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8")))
+    return renamed(load_json((folder / CONFIG_NAME).read_text(encoding="utf-8")))
 
 
 def is_export(path: Path) -> bool:

@@ -2,55 +2,36 @@
 
 from __future__ import annotations
 
-import io
-import mmap
-import reprlib
-import sys
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from zoo.training.unpickle import Machine, Stub, UnsafeFileError
+from zoo.common.budget import children
+from zoo.common.errors import UnsafeFileError
+from zoo.common.foreign_values import Stub
+from zoo.common.torch_files import read_torch
 
-__all__ = ["Stub", "UnsafeFileError", "load_foreign", "plain"]
+__all__ = ["Stub", "UnsafeFileError", "load_foreign", "plain", "strange_types"]
 
-# First pickle of torch's format before 1.6 and the version that follows it (torch.serialization).
-LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
-LEGACY_VERSION = 1001
-
-STORAGE_DTYPES = {
-    "DoubleStorage": torch.float64,
-    "FloatStorage": torch.float32,
-    "HalfStorage": torch.float16,
-    "BFloat16Storage": torch.bfloat16,
-    "LongStorage": torch.int64,
-    "IntStorage": torch.int32,
-    "ShortStorage": torch.int16,
-    "CharStorage": torch.int8,
-    "ByteStorage": torch.uint8,
-    "BoolStorage": torch.bool,
-    "ComplexFloatStorage": torch.complex64,
-    "ComplexDoubleStorage": torch.complex128,
-    "UntypedStorage": torch.uint8,
-}
+_PLAIN = (torch.Tensor, torch.dtype, torch.device, str, bytes, bytearray, bool, int, float, complex, type(None))
 
 
-def load_foreign(path: Path | str, map_location: str | torch.device = "cpu") -> Any:
+def load_foreign(path: Path | str, map_location: str | torch.device = "cpu", mapped: bool = False) -> Any:
     """Read a checkpoint of another project as plain data.
 
     Args:
         path: torch zip file, torch file of the format before 1.6, plain pickle or safetensors file.
         map_location: device of the returned tensors.
+        mapped: leave the tensors of a zip file on disk until they are used.
 
     Returns:
         The file's object; tensors and numpy arrays are real, every foreign class is a `Stub`.
 
     Raises:
         FileNotFoundError: there is no such file.
-        UnsafeFileError: the file asks to run code, or is of a kind that cannot be read as data.
+        UnsafeFileError: the file asks to run code, is a bomb, or is of a kind that cannot be read as data.
         ValueError: the file is damaged or of no known kind.
     """
     path = Path(path)
@@ -59,18 +40,9 @@ def load_foreign(path: Path | str, map_location: str | torch.device = "cpu") -> 
     if path.suffix == ".safetensors":
         return _load_safetensors(path, map_location)
     # torch.load(weights_only=True) is not asked first: `bytearray(n)` in a file makes it allocate any n.
-    try:
-        content = _load_file(path)
-        device = torch.device(map_location)
-        return content if device.type == "cpu" else _moved(content, device, set())
-    except UnsafeFileError as error:
-        raise UnsafeFileError(f"{path}: {error}; nothing of the file was executed") from error
-    except MemoryError:
-        raise
-    except Exception as error:
-        # Random bytes make a pickle machine fail in every way there is; all mean the same to the user.
-        reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{path}: neither a torch nor a pickle file, or an incomplete one ({reason})") from error
+    content = read_torch(path, mapped)
+    device = torch.device(map_location)
+    return content if device.type == "cpu" else _moved(content, device, set())
 
 
 def plain(value: Any) -> Any:
@@ -86,6 +58,26 @@ def plain(value: Any) -> Any:
         return _plain(value, {})
     except RecursionError as error:
         raise UnsafeFileError("its records contain one another in a circle") from error
+
+
+def strange_types(value: Any) -> list[str]:
+    """Names of what a loaded object holds beside tensors, plain values and containers of them, sorted."""
+    found: set[str] = set()
+    seen: set[int] = set()
+    pending = [value]
+    while pending:
+        entry = pending.pop()
+        if type(entry) in _PLAIN or id(entry) in seen:
+            continue
+        seen.add(id(entry))
+        if isinstance(entry, Stub):
+            found.add(entry.path)
+        elif isinstance(entry, dict | list | tuple | set | frozenset):
+            pending += children(entry)
+            pending += entry if isinstance(entry, dict) else ()
+        else:
+            found.add(type(entry).__name__)
+    return sorted(found)
 
 
 def _plain(value: Any, done: dict[int, Any]) -> Any:
@@ -129,118 +121,6 @@ def _load_safetensors(path: Path, map_location: str | torch.device) -> dict[str,
         return load_file(path, device=str(map_location))
     except SafetensorError as error:
         raise ValueError(f"{path}: not a readable safetensors file ({error}); is it complete?") from error
-
-
-def _load_file(path: Path) -> Any:
-    with path.open("rb") as file:
-        zipped = file.read(4) == b"PK\x03\x04"
-    if zipped:
-        with zipfile.ZipFile(path) as archive:
-            return _load_zip(archive)
-    # A mapped file hands out what is there; a buffered one allocates what a hostile length claims before reading.
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as stream:
-        return _load_stream(stream)
-
-
-def _load_bytes(data: bytes) -> Any:
-    """Read a torch file embedded in a pickle, as tensors of plain pickles are."""
-    if data.startswith(b"PK\x03\x04"):
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            return _load_zip(archive)
-    return _load_stream(io.BytesIO(data))
-
-
-def _load_zip(archive: zipfile.ZipFile) -> Any:
-    """Read torch's format since 1.6: a zip of one pickle and a file per storage."""
-    names = {entry.filename: entry for entry in archive.infolist()}
-    if any(name.endswith("/constants.pkl") for name in names):
-        raise UnsafeFileError("a TorchScript archive holds code; save its state_dict() with torch.save instead")
-    roots = [name.removesuffix("data.pkl") for name in names if name.split("/")[1:] == ["data.pkl"]]
-    if len(roots) != 1:
-        raise UnsafeFileError(f"a zip file with {len(roots)} data.pkl is no torch file")
-    if any(entry.compress_type != zipfile.ZIP_STORED for entry in names.values()):
-        raise UnsafeFileError("torch stores without compression, this zip file does not (a zip bomb?)")
-    if any(entry.header_offset + entry.file_size > archive.start_dir for entry in names.values()):
-        raise ValueError("a part of its zip archive is longer than the file")
-    root = roots[0]
-    order = archive.read(f"{root}byteorder").decode("latin1") if f"{root}byteorder" in names else "little"
-    if order != sys.byteorder:
-        raise ValueError(f"its byte order is {order!r}, this machine's {sys.byteorder!r}")
-    storages: dict[str, torch.Tensor] = {}
-
-    def storage(identifier: Any) -> torch.Tensor:
-        dtype, key, count = _storage_identifier(identifier)
-        if key not in storages:
-            storages[key] = _zip_storage(archive, f"{root}data/{key}", dtype, count)
-        return storages[key]
-
-    return Machine(io.BytesIO(archive.read(f"{root}data.pkl")), storage, _load_bytes).load()
-
-
-def _load_stream(stream: io.BytesIO | mmap.mmap) -> Any:
-    """Read a plain pickle, or torch's format before 1.6: header pickles, the object, then the bytes of its storages."""
-    stream.seek(0, io.SEEK_END)
-    size = stream.tell()
-    stream.seek(0)
-    if stream.read(262)[257:262] == b"ustar":
-        raise UnsafeFileError("torch files from before 2017 (tar) are not read; save it anew with the original code")
-    stream.seek(0)
-    first = Machine(stream, _refuse_storage, _load_bytes).load()
-    if type(first) is not int or first != LEGACY_MAGIC:
-        return first
-    version = Machine(stream, _refuse_storage, _load_bytes).load()
-    if version != LEGACY_VERSION:
-        raise ValueError(f"torch file version {version!r}, expected {LEGACY_VERSION}")
-    system = Machine(stream, _refuse_storage, _load_bytes).load()
-    if bool(system.get("little_endian", True)) != (sys.byteorder == "little"):
-        raise ValueError(f"its byte order is not this machine's ({sys.byteorder})")
-    storages: dict[str, torch.Tensor] = {}
-
-    def storage(identifier: Any) -> torch.Tensor:
-        dtype, key, count = _storage_identifier(identifier)
-        if key not in storages:
-            claimed = sum(entry.nbytes for entry in storages.values()) + count * dtype.itemsize
-            if claimed > size:
-                raise ValueError(f"its storages claim {claimed} bytes, the file has {size}")
-            storages[key] = torch.zeros(count, dtype=dtype)
-        view = identifier[5] if len(identifier) > 5 else None
-        return storages[key] if view is None else storages[key][view[1] : view[1] + view[2]]
-
-    result = Machine(stream, storage, _load_bytes).load()
-    for key in Machine(stream, _refuse_storage, _load_bytes).load():
-        flat = storages[key]
-        count = int.from_bytes(stream.read(8), "little")
-        if count != flat.numel():
-            raise ValueError(f"storage {key!r} has {count} elements, its header says {flat.numel()}")
-        raw = bytearray(stream.read(flat.nbytes))
-        if len(raw) != flat.nbytes:
-            raise ValueError(f"storage {key!r} ends early")
-        if count:
-            flat.copy_(torch.frombuffer(raw, dtype=flat.dtype))
-    return result
-
-
-def _refuse_storage(identifier: Any) -> torch.Tensor:
-    raise UnsafeFileError(
-        f"it refers to the external object {reprlib.repr(identifier)}, which a plain pickle cannot hold"
-    )
-
-
-def _storage_identifier(identifier: Any) -> tuple[torch.dtype, str, int]:
-    """Check a persistent id `("storage", type, key, location, count, …)`."""
-    if not isinstance(identifier, tuple) or len(identifier) < 5 or identifier[0] != "storage":
-        raise UnsafeFileError(f"it refers to an unknown external object {reprlib.repr(identifier)}")
-    kind, key, count = identifier[1], identifier[2], identifier[4]
-    dtype = STORAGE_DTYPES.get(kind.path.rpartition(".")[2]) if isinstance(kind, Stub) else None
-    if dtype is None or type(count) is not int or count < 0 or not isinstance(key, str):
-        raise UnsafeFileError(f"it refers to an unknown storage {reprlib.repr(identifier)}")
-    return dtype, key, count
-
-
-def _zip_storage(archive: zipfile.ZipFile, name: str, dtype: torch.dtype, count: int) -> torch.Tensor:
-    if archive.getinfo(name).file_size != count * dtype.itemsize:
-        raise ValueError(f"{name} has {archive.getinfo(name).file_size} bytes, expected {count} x {dtype.itemsize}")
-    return torch.frombuffer(bytearray(archive.read(name)), dtype=dtype) if count else torch.empty(0, dtype=dtype)
 
 
 def _moved(value: Any, device: torch.device, seen: set[int]) -> Any:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.atomic import replacing
+from zoo.training.checkpoint_files import load_checkpoint
 
 FOLDER = "frozen"
 _HASH_DIGITS = 16  # of a copy's name
@@ -286,4 +287,4 @@ def read_records(checkpoint: Path) -> dict[str, dict[str, Any]]:
     """The `frozen` entry of a checkpoint file that has copies beside it, read without its tensors."""
     if not ((checkpoint.parent / FOLDER).is_dir() and checkpoint.is_file()):
         return {}
-    return torch.load(checkpoint, map_location="cpu", mmap=True, weights_only=True).get("frozen", {})
+    return load_checkpoint(checkpoint, mapped=True).get("frozen", {})

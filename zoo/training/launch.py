@@ -9,6 +9,8 @@ from typing import Any
 
 import yaml
 
+from zoo.common.bounded_yaml import safe_load
+
 PRECISIONS = {"no": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed"}
 # As in configs/trainer/ddp.yaml.
 DDP: dict[str, Any] = {
@@ -72,7 +74,7 @@ def read_accelerate(path: Path) -> Launch:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such accelerate configuration")
     try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+        given = safe_load(path.read_text(encoding="utf-8"))
         if not isinstance(given, dict):
             raise ValueError(f"expected keys like num_processes, found a {type(given).__name__}")
         return translate(given)

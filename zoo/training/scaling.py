@@ -13,10 +13,10 @@ from typing import Any
 
 import lightning as L
 import torch
-import yaml
 from rich.console import Console
 from rich.table import Table
 
+from zoo.common.bounded_yaml import safe_load
 from zoo.systems import recipe_root
 from zoo.training.benchmark import Finding, save
 from zoo.training.csv_log import read_metrics
@@ -106,7 +106,7 @@ def measure(
         sized = [f"--data.init_args.batch_size={batch_sizes[number]}"] if batch_sizes else []
         _train(config, count, run, steps, accelerator, [*sized, *extra])
         rate = rate_of(run)
-        recipe = yaml.safe_load(find_config(run).read_text(encoding="utf-8"))
+        recipe = safe_load(find_config(run).read_text(encoding="utf-8"))
         batch_size = int(recipe["data"]["init_args"]["batch_size"])
         effective = batch_size * count * int(recipe["trainer"]["accumulate_grad_batches"])
         speed_up = rate / rows[0].samples_per_second if rows else 1.0

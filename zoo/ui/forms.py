@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from zoo.common.bounded_yaml import safe_load
 from zoo.ui.controls import ALWAYS, CALLBACKS, CONTROLS, OPTIONAL, Control
 
 # Decided by the server or by a choice of their own.
@@ -146,7 +147,7 @@ def parse_lines(text: str) -> dict[str, Any]:
         if key in RESERVED or any(key.startswith(f"{name}.") for name in RESERVED):
             raise ValueError(f"{key} is decided by the page's own choices and by the server")
         try:
-            found[key] = yaml.safe_load(value)
+            found[key] = safe_load(value)
         except yaml.YAMLError as error:
             raise ValueError(f"{line[:80]!r}: the value is no YAML ({' '.join(str(error).split())[:120]})") from error
         _check_value(key, found[key])

@@ -19,6 +19,7 @@ import psutil
 import yaml
 
 from zoo.atomic import write_atomic
+from zoo.common.bounded_yaml import load_json
 from zoo.ui.places import CHANGES_NAME, CONSOLE_NAME, CSV_NAME, LOG_NAME, Places
 
 RECORD_NAME = "process.json"
@@ -62,7 +63,7 @@ class Record:
 def read_record(folder: Path) -> Record | None:
     """Read a run folder's record; None when it has none that makes sense."""
     try:
-        return Record(**json.loads((folder / RECORD_NAME).read_text(encoding="utf-8")))
+        return Record(**load_json((folder / RECORD_NAME).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
 

@@ -10,6 +10,7 @@ from typing import Any
 import gradio as gr
 import yaml
 
+from zoo.common.bounded_yaml import safe_load
 from zoo.ui import charts
 from zoo.ui.forms import Form, parse_lines
 from zoo.ui.places import CONFIG_NAME, Places
@@ -93,7 +94,7 @@ class PredictTab:
         file = folder / CONFIG_NAME
         if not file.is_file():
             raise ValueError(f"this run has no {CONFIG_NAME}, so other keys have nothing to change")
-        return Form(yaml.safe_load(file.read_text(encoding="utf-8"))).changes({}, lines)
+        return Form(safe_load(file.read_text(encoding="utf-8"))).changes({}, lines)
 
     def _outcome(self, job: str, code: int | None, console: Path) -> str:
         names = self.store.results(job)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
-import yaml
 
+from zoo.common.bounded_yaml import safe_load
 from zoo.systems import first_comment
 from zoo.ui.controls import CONTROLS, GROUPS, Control
 from zoo.ui.forms import Form
@@ -134,7 +134,7 @@ class TrainTab:
         """Show what the recipe's file says, at once."""
         file = one_line(lambda: self.places.recipe(system, recipe))
         self._shown[request.session_hash] = file
-        config = self._complete.get(_mark(file)) or yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+        config = self._complete.get(_mark(file)) or safe_load(file.read_text(encoding="utf-8")) or {}
         return [config, said("calm", first_comment(file)), *self._updates(Form(config), None)]
 
     def _show_rest(self, system: str, recipe: str, base: Mapping[str, Any], request: gr.Request) -> list[Any]:
@@ -157,7 +157,7 @@ class TrainTab:
             with tempfile.TemporaryDirectory(dir=self.places.temp) as folder:
                 code, text = self.trainings.check([file], {}, Path(folder))
             if code == 0:
-                self._complete[_mark(file)] = yaml.safe_load(text)
+                self._complete[_mark(file)] = safe_load(text)
             return "" if code == 0 else text
 
     def _updates(self, form: Form, before: Form | None) -> list[Any]:
