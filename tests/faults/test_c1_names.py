@@ -75,7 +75,8 @@ def outcome(path: str, slot: Any = object) -> str:
         return "refused"
     name = registry.public_name(found)
     known = {each for package in registry.PACKAGES for each in registry.names(package)}
-    foreign = {f"{package}.{each}" for package, listed in registry._foreign().items() for each in listed}
+    foreign = {f"{package}.{each}" for package, listed in registry.FOREIGN.items() for each in listed.split()}
+    foreign |= {f"torch.nn.{each}" for each in registry._layers()}
     assert name in known | foreign or path in foreign, path
     return "registered"
 

@@ -6,6 +6,7 @@ import yaml
 from zoo.systems import systems
 from zoo.ui import charts, readings
 from zoo.ui.controls import CONTROLS
+from zoo.ui.checks import Rules
 from zoo.ui.forms import Form, flatten, parse_lines
 
 RECIPE = {
@@ -19,57 +20,63 @@ RECIPE = {
 }
 
 
+@pytest.fixture
+def rules(tmp_path: Path) -> Rules:
+    (tmp_path / "data").mkdir()
+    return Rules(tmp_path, (tmp_path / "data",))
+
+
 def shown(form: Form) -> dict[str, object]:
     return {control.label: form.value_of(control) for control in CONTROLS if form.key_of(control)}
 
 
 @pytest.mark.parametrize("recipe", [file for system in systems() for file in system.recipes], ids=lambda p: p.stem)
-def test_what_a_recipe_shows_changes_nothing(recipe: Path) -> None:
+def test_what_a_recipe_shows_changes_nothing(recipe: Path, rules: Rules) -> None:
     form = Form(yaml.safe_load(recipe.read_text()))
-    assert form.changes(shown(form), "") == {}
+    assert form.changes(shown(form), "", rules) == {}
     assert {"Steps", "Log interval", "Loss guard"} <= set(shown(form))
 
 
-def test_controls_change_their_keys() -> None:
+def test_controls_change_their_keys(rules: Rules) -> None:
     form = Form(RECIPE)
     given = shown(form) | {"Steps": 7.0, "Learning rate": 2e-4, "Compile": True, "Precision": "bf16-mixed"}
-    assert form.changes(given | {"Training mode": "custom", "Layers (custom)": ["out"]}, "") == {
+    assert form.changes(given | {"Training mode": "custom", "Layers (custom)": ["out"]}, "", rules) == {
         "trainer": {"max_steps": 7, "precision": "bf16-mixed"},
         "model": {"init_args": {"compile": True, "optimizer": {"init_args": {"lr": 0.0002}}, "trains": ["out"]}},
     }
     assert "Gradient checkpointing" not in given
 
 
-def test_callbacks_are_added_edited_and_taken_away() -> None:
+def test_callbacks_are_added_edited_and_taken_away(rules: Rules) -> None:
     form = Form(RECIPE)
     given = shown(form) | {"Loss guard": True, "Explosion threshold": 5, "Early stopping": True, "Patience": 3}
-    ema, guard, early = form.changes(given, "trainer.callbacks.EMA.init_args.decay=0.5")["trainer"]["callbacks"]
+    ema, guard, early = form.changes(given, "trainer.callbacks.EMA.init_args.decay=0.5", rules)["trainer"]["callbacks"]
     assert (ema["init_args"], guard["init_args"]["factor"]) == ({"decay": 0.5, "modules": ["net"]}, 5)
     assert early["init_args"] == {"monitor": "val/mel", "patience": 3}
     assert RECIPE["trainer"]["callbacks"][0]["init_args"]["decay"] == 0.9
     guarded = Form({"trainer": {"callbacks": [guard]}})
     assert shown(guarded)["Explosion threshold"] == 5
-    assert guarded.changes(shown(guarded) | {"Loss guard": False}, "") == {"trainer": {"callbacks": None}}
-    assert form.changes(shown(form) | {"Explosion threshold": 5}, "") == {}  # of a guard that is off
+    assert guarded.changes(shown(guarded) | {"Loss guard": False}, "", rules) == {"trainer": {"callbacks": None}}
+    assert form.changes(shown(form) | {"Explosion threshold": 5}, "", rules) == {}  # of a guard that is off
 
 
 @pytest.mark.parametrize("name", ["guard_robust.RobustGuard", "loss_monitor.LossMonitor"])
-def test_other_guards_are_shown_and_taken_away(name: str) -> None:
+def test_other_guards_are_shown_and_taken_away(name: str, rules: Rules) -> None:
     guard = {"class_path": f"zoo.training.{name}", "init_args": {"threshold": 6.0}}
     form = Form({"trainer": {"callbacks": [guard]}})
     given = shown(form)
     assert (given["Loss guard"], given["Explosion threshold"]) == (True, 6.0)
-    (edited,) = form.changes(given | {"Explosion threshold": 8}, "")["trainer"]["callbacks"]
+    (edited,) = form.changes(given | {"Explosion threshold": 8}, "", rules)["trainer"]["callbacks"]
     assert edited == {**guard, "init_args": {"threshold": 8}}
-    assert form.changes(given | {"Loss guard": False}, "") == {"trainer": {"callbacks": None}}
+    assert form.changes(given | {"Loss guard": False}, "", rules) == {"trainer": {"callbacks": None}}
 
 
-def test_loss_scale_and_full_graph() -> None:
+def test_loss_scale_and_full_graph(rules: Rules) -> None:
     form = Form({"model": {"init_args": {"compile_fullgraph": False}}})
     given = shown(form) | {"Own loss scale": True, "Initial loss scale": 1024, "Compile the full graph": True}
     scale = {"class_path": "zoo.training.amp.LossScale", "init_args": {"init_scale": 1024}}
     changes = {"model": {"init_args": {"compile_fullgraph": True}}, "trainer": {"callbacks": [scale]}}
-    assert form.changes(given, "") == changes
+    assert form.changes(given, "", rules) == changes
 
 
 @pytest.mark.parametrize(
@@ -90,9 +97,9 @@ def test_loss_scale_and_full_graph() -> None:
         ("a b=1", "expected key=value"),
     ],
 )
-def test_lines_that_are_refused(lines: str, message: str) -> None:
+def test_lines_that_are_refused(lines: str, message: str, rules: Rules) -> None:
     with pytest.raises(ValueError, match=message):
-        parse_lines(lines)
+        Form({}).changes({}, lines, rules)
 
 
 def test_lines_are_yaml_values() -> None:

@@ -12,8 +12,9 @@ from starlette.websockets import WebSocketDisconnect
 
 from zoo.ui.places import Places
 from zoo.ui.processes import Trainings
-from zoo.ui.security import LOGIN_PATH, MIB, UPLOAD_PATH, Gate, Keys
-from zoo.ui.server import build
+from zoo.ui.security import LOGIN_PATH, UPLOAD_PATH, Gate, Keys
+from zoo.ui.server import Limits, build
+from zoo.ui.store import MIB, Store
 
 BASE = "http://127.0.0.1:7860"
 KEYS = Keys(token="the-token")
@@ -30,7 +31,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Any:
     (media / "a.wav").write_bytes(b"sound")
     (media / "a.html").write_bytes(b"<script>")
     (media.parent.parent / "config.yaml").write_text("secret: 1")
-    made = build(places, Trainings(places), KEYS, upload_limit=2 * MIB)
+    made = build(places, Trainings(places), KEYS, Limits(upload=2 * MIB))
     made.state.places = places
     return made
 
@@ -181,7 +182,7 @@ def test_a_password_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         await send({"type": "http.response.body", "body": b"inside"})
 
     monkeypatch.setattr("zoo.ui.security._GUESS_SECONDS", 0.0)
-    who = TestClient(Gate(inside, Keys("correct horse"), MIB, lambda: MIB), base_url=BASE)
+    who = TestClient(Gate(inside, Keys("correct horse"), MIB, Store(tmp_path, MIB)), base_url=BASE)
     assert 'type="password"' in who.get("/").text
     assert who.get("/?token=None").status_code == who.get("/?password=correct+horse").status_code == 401
     assert who.post(LOGIN_PATH, data={"password": "wrong"}).status_code == 401
@@ -195,18 +196,18 @@ def test_a_password_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert who.get("/config").text == "inside"
 
 
-def test_a_body_that_lies_about_its_length_is_cut() -> None:
+def test_a_body_that_lies_about_its_length_is_cut(tmp_path: Path) -> None:
     async def reads(scope: Any, receive: Any, send: Any) -> None:
         while (await receive()).get("more_body"):
             pass
         raise AssertionError("all of it came through")
 
-    async def call() -> list[Any]:
+    async def call(path: str) -> list[Any]:
         sent = []
         keys = Keys()
         cookie = keys.admit().split(";")[0]
         headers = [(b"host", b"localhost"), (b"cookie", cookie.encode()), (b"content-length", b"5")]
-        scope = {"type": "http", "method": "POST", "path": "/x", "headers": headers, "query_string": b""}
+        scope = {"type": "http", "method": "POST", "path": path, "headers": headers, "query_string": b""}
 
         async def receive() -> Any:
             return {"type": "http.request", "body": b"0" * MIB, "more_body": True}
@@ -214,7 +215,8 @@ def test_a_body_that_lies_about_its_length_is_cut() -> None:
         async def send(message: Any) -> None:
             sent.append(message)
 
-        await Gate(reads, keys, MIB, lambda: MIB)(scope, receive, send)
+        await Gate(reads, keys, MIB, Store(tmp_path, MIB))(scope, receive, send)
         return sent
 
-    assert asyncio.run(call())[0]["status"] == 413
+    for path in ("/x", UPLOAD_PATH):
+        assert asyncio.run(call(path))[0]["status"] == 413

@@ -1,5 +1,6 @@
 """What the tabs answer, with a stand-in for the command line and without a browser."""
 
+import io
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,11 @@ from zoo.ui.tab_train import AS_RECIPE, TrainTab
 from zoo.ui.tab_watch import WatchTab
 
 ME = SimpleNamespace(session_hash="me")
+MINE = "0123456789abcdef"
+
+
+def session_of(request: Any) -> str:
+    return MINE
 
 
 def chosen(tab: TrainTab, lines: str = "", **other: str) -> list[Any]:
@@ -36,7 +42,7 @@ def test_a_recipe_is_checked_and_started(places: Places, trainings: Trainings) -
         tab = TrainTab(places, trainings)
     *_, (answer, config) = tab._check(*chosen(tab, fragment="cpu"))
     assert "understood" in answer and "smoke.yaml --config" in config and config.rstrip().endswith("--print_config")
-    answer, run, _ = tab._start(*chosen(tab, "trainer.max_steps=3", data="mine"))
+    *_, (answer, run, _) = tab._start(*chosen(tab, "trainer.max_steps=3", data="mine"))
     try:
         changes = (places.run(run["value"]) / "changes.yaml").read_text()
         assert "max_steps: 3" in changes and f"root: {places.data / 'mine'}" in changes
@@ -44,16 +50,16 @@ def test_a_recipe_is_checked_and_started(places: Places, trainings: Trainings) -
         trainings.stop(run["value"])
     for wrong in ({"data": "../x"}, {"weights": "/etc/passwd"}, {"fragment": "../hifigan/smoke"}):
         with pytest.raises(gradio.Error, match=r"there (is|are) no"):
-            tab._start(*chosen(tab, **wrong))
+            list(tab._start(*chosen(tab, **wrong)))
     with pytest.raises(gradio.Error, match="decided by"):
-        tab._start(*chosen(tab, "ckpt_path=x"))
+        list(tab._start(*chosen(tab, "ckpt_path=x")))
 
 
 def test_the_complete_config_comes_later_and_only_to_who_still_looks(
     places: Places, trainings: Trainings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "model: {init_args: {compile: false}}\ntrainer: {max_steps: 40}"
-    monkeypatch.setattr(trainings, "check", lambda *_: (0, text))
+    monkeypatch.setattr(trainings, "parse", lambda *_: text)
     with gradio.Blocks():
         tab = TrainTab(places, trainings)
     base = tab._show("hifigan", "smoke", ME)[0]
@@ -61,7 +67,11 @@ def test_the_complete_config_comes_later_and_only_to_who_still_looks(
     assert later["Compile"]["visible"] and later["Steps"] == gradio.skip()  # what may be edited by now is left alone
     tab._show("flow", "smoke", ME)
     assert all(update == gradio.skip() for update in tab._show_rest("hifigan", "smoke", base, ME))
-    monkeypatch.setattr(trainings, "check", lambda *_: (2, "zoo fit: error: no such key"))
+
+    def refuse(*_: Any) -> str:
+        raise ValueError("zoo fit: error: no such key")
+
+    monkeypatch.setattr(trainings, "parse", refuse)
     assert "no such key" in tab._show_rest("flow", "smoke", {}, ME)[1]
 
 
@@ -84,21 +94,19 @@ def test_files_are_worked_on_and_checkpoints_inspected(places: Places, trainings
     run = places.new_run("hifigan", "smoke")
     (places.run(run) / "step_1.ckpt").touch()
     store = Store(places.temp, 2**20)
-    store.uploads.mkdir()
-    upload = store.uploads / "a.wav"
-    upload.touch()
+    upload = str(store.add(MINE, "a.wav", io.BytesIO(b"sound")))
     with gradio.Blocks():
-        inspect, predict = InspectTab(places, trainings), PredictTab(places, trainings, store)
+        inspect, predict = InspectTab(places, trainings), PredictTab(places, trainings, store, session_of)
     assert f"said inspect {run}/step_1.ckpt" in list(inspect._inspect(run, "step_1.ckpt"))[-1]
-    answer = list(predict._predict(run, NEWEST, str(upload), ""))[-1][0]
+    answer = list(predict._predict(run, NEWEST, upload, "", ME))[-1][0]
     assert f"said predict --ckpt_path {places.run(run)} --input" in answer  # nothing was written: its last words
-    for arguments in ((run, NEWEST, "/etc/hostname", ""), (run, "../x", str(upload), ""), (run, NEWEST, None, "")):
+    for arguments in ((run, NEWEST, "/etc/hostname", ""), (run, "../x", upload, ""), (run, NEWEST, None, "")):
         with pytest.raises(gradio.Error):
-            list(predict._predict(*arguments))
+            list(predict._predict(*arguments, ME))
 
 
 def test_whoever_comes_is_shown_what_runs(places: Places, trainings: Trainings, tmp_path: Path) -> None:
-    page = Page(places, trainings, Store(places.temp, 2**20))
+    page = Page(places, trainings, Store(places.temp, 2**20), session_of)
     assert page._arrive()[0] == []
     run = places.new_run("toy", "smoke")
     trainings.start([tmp_path / "recipe.yaml"], {}, run)

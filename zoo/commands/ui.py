@@ -7,8 +7,6 @@ import importlib.util
 import os
 from pathlib import Path
 
-from zoo.common.registry import admitted
-
 MODULES = ("fastapi", "gradio", "psutil", "uvicorn")
 LEAST_PASSWORD = 8
 
@@ -20,6 +18,8 @@ def main(
     password_env: str | None = None,
     ask_password: bool = False,
     max_upload_mib: int = 512,
+    max_uploads: int = 50,
+    max_session_mib: int = 1024,
 ) -> None:
     """Serve the local web page: train, watch, inspect, predict; for this machine only.
 
@@ -31,6 +31,8 @@ def main(
             carries a token.
         ask_password: ask for a password at the terminal.
         max_upload_mib: largest upload; the page's temporary folder holds four of them.
+        max_uploads: files that a session may have uploaded at a time.
+        max_session_mib: how large they may be together.
 
     Raises:
         ImportError: the extra `ui` is not installed.
@@ -40,8 +42,12 @@ def main(
     missing = [name for name in MODULES if importlib.util.find_spec(name) is None]
     if missing:
         raise ImportError(f"the page needs {', '.join(missing)}: pip install 'zoo[ui]'")
-    if not 0 <= port < 2**16 or max_upload_mib < 1:
-        raise ValueError(f"--port is 0 to 65535 and --max_upload_mib at least 1, not {port} and {max_upload_mib}")
+    if not 0 <= port < 2**16:
+        raise ValueError(f"--port is 0 to 65535, not {port}")
+    limits = {"max_upload_mib": max_upload_mib, "max_uploads": max_uploads, "max_session_mib": max_session_mib}
+    for name, limit in limits.items():
+        if limit < 1:
+            raise ValueError(f"--{name} is at least 1, not {limit}")
     password = None
     if password_env is not None:
         password = os.environ.get(password_env)
@@ -51,8 +57,9 @@ def main(
         password = getpass.getpass("Password for the page: ")
     if password is not None and len(password) < LEAST_PASSWORD:
         raise ValueError(f"the password has {len(password)} characters, at least {LEAST_PASSWORD} are needed")
-    from zoo.ui.server import MIB, serve
+    from zoo.ui.server import MIB, Limits, serve
 
     secrets = () if password_env is None else (password_env,)
     folder = data or Path(os.environ.get("ZOO_DATA", "data"))
-    serve(runs, folder, port, password, secrets, max_upload_mib * MIB, admitted())
+    sizes = Limits(max_upload_mib * MIB, max_uploads, max_session_mib * MIB)
+    serve(runs, folder, port, password, secrets, sizes)

@@ -153,7 +153,7 @@ def allowed_paths() -> list[str]:
     for package in (*PACKAGES, *_admitted):
         for name, module in (_table(package) or {}).items():
             found += [f"{package}.{name}", f"{module}.{name}"]
-    for package, listed in _foreign().items():
+    for package, listed in {**{key: value.split() for key, value in FOREIGN.items()}, "torch.nn": _layers()}.items():
         for name in listed:
             cls = getattr(importlib.import_module(package), name, None)
             if cls is not None:
@@ -192,35 +192,50 @@ def _title(cls: type) -> str:
     return f"a {public_name(cls)}"
 
 
+def is_registered(name: str) -> bool:
+    """Whether a name stands for a registered part; imports no module of it (layers of torch.nn are not looked up)."""
+    package, listed = _listed(name)
+    name = current_name(name)
+    return bool(package) and name.rpartition(".")[2] in listed and name.rpartition(".")[0] == package
+
+
+def _listed(name: str) -> tuple[str, Mapping[str, str]]:
+    """The registering package that a name belongs to, "" without one, and its names with their modules."""
+    package = current_name(name).rpartition(".")[0]
+    if package in FOREIGN:
+        return package, dict.fromkeys(FOREIGN[package].split(), package)
+    package = _owner(name) or ""
+    return package, (_table(package) if package else None) or {}
+
+
 def _registered(name: str) -> type:
     name = current_name(name)
-    package, _, attribute = name.rpartition(".")
-    if package in _foreign():
-        listed, places, defined_in = _foreign()[package], {}, package.split(".")[0]
-    else:
-        package = _owner(name) or ""
-        places = (_table(package) if package else None) or {}
-        listed, defined_in = list(places), package
+    package, listed = _listed(name)
+    attribute = name.rpartition(".")[2]
+    if name == f"torch.nn.{attribute}":
+        package, listed = "torch.nn", dict.fromkeys(_layers(), "torch.nn")
     if not package:
         raise ValueError(f"{name} is no part of the zoo; --allow-import PACKAGE admits those of a package of yours")
     if name != f"{package}.{attribute}" or attribute not in listed:
         near = difflib.get_close_matches(attribute, listed, n=3, cutoff=0.5) or sorted(listed)[:3]
         raise ValueError(f"{package} registers no part {name!r}; nearest: {', '.join(near) or 'it registers none'}")
-    found = getattr(importlib.import_module(places.get(attribute, package)), attribute, None)
-    if not isinstance(found, type) or not f"{found.__module__}.".startswith(f"{defined_in}."):
-        raise ValueError(f"{name} is no class that {defined_in} defines")
+    found = getattr(importlib.import_module(listed[attribute]), attribute, None)
+    home = package if package in _modules else package.partition(".")[0]
+    if not isinstance(found, type) or not f"{found.__module__}.".startswith(f"{home}."):
+        raise ValueError(f"{name} is no class that {home} defines")
     return found
 
 
 @cache
-def _foreign() -> dict[str, list[str]]:
-    """The listed packages of other projects with the names that this machine's versions have."""
-    listed = {package: names.split() for package, names in FOREIGN.items()}
-    modules = vars(importlib.import_module("torch.nn"))
-    base = modules["Module"]
-    layers = [name for name, value in modules.items() if isinstance(value, type) and issubclass(value, base)]
-    layers = [name for name in layers if modules[name].__module__.startswith("torch.nn.modules.")]
-    return {**listed, "torch.nn": layers}
+def _layers() -> list[str]:
+    """The modules that torch.nn defines."""
+    found = vars(importlib.import_module("torch.nn"))
+    classes = {name: value for name, value in found.items() if isinstance(value, type)}
+    return [
+        name
+        for name, value in classes.items()
+        if issubclass(value, found["Module"]) and value.__module__.startswith("torch.nn.modules.")
+    ]
 
 
 def _owner(name: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -10,12 +11,11 @@ from typing import Any
 
 import yaml
 
-from zoo.common.bounded_yaml import safe_load
+from zoo.ui.checks import Rules, read_yaml
 from zoo.ui.controls import ALWAYS, CALLBACKS, CONTROLS, OPTIONAL, Control
 
-# Decided by the server or by a choice of their own.
-RESERVED = ("config", "ckpt_path", "init_from", "input", "output", "overwrite", "trainer.default_root_dir")
-_KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_/.-]*\+?")
+MAX_LINES = 2**16
+_KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_/-]*(\.[A-Za-z0-9_][A-Za-z0-9_/-]*)*")
 
 
 class Form:
@@ -57,12 +57,13 @@ class Form:
             return None if value is None else _as_text(value)
         return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
-    def changes(self, given: Mapping[str, Any], lines: str) -> dict[str, Any]:
+    def changes(self, given: Mapping[str, Any], lines: str, rules: Rules) -> dict[str, Any]:
         """What the edited values and further `key=value` lines change, as nested config values.
 
         Args:
             given: value by label of a control; those that show what the recipe says are no change.
             lines: one `key=value` each; the values are YAML.
+            rules: what a user may say.
 
         Raises:
             ValueError: a line or a value cannot be used.
@@ -81,6 +82,8 @@ class Form:
             elif value not in ("", self.value_of(control)) and not (value is None and control.kind == "switch"):
                 edits[key] = _typed(control, value)
         edits |= parse_lines(lines)
+        for key, value in edits.items():
+            rules.check_said(key, value)
         return self._nested(edits)
 
     def _nested(self, edits: dict[str, Any]) -> dict[str, Any]:
@@ -135,6 +138,8 @@ def parse_lines(text: str) -> dict[str, Any]:
     Raises:
         ValueError: naming the line and what is wrong with it.
     """
+    if len(text) > MAX_LINES:
+        raise ValueError(f"the lines have {len(text)} characters, at most {MAX_LINES} are read; use a recipe")
     found: dict[str, Any] = {}
     for line in text.splitlines():
         line = line.strip().removeprefix("--")
@@ -144,42 +149,35 @@ def parse_lines(text: str) -> dict[str, Any]:
         key = key.strip()
         if not equals or not _KEY.fullmatch(key):
             raise ValueError(f"{line[:80]!r}: expected key=value, such as data.init_args.batch_size=8")
-        if key in RESERVED or any(key.startswith(f"{name}.") for name in RESERVED):
-            raise ValueError(f"{key} is decided by the page's own choices and by the server")
+        if any(
+            key == other or f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.") for other in found
+        ):
+            raise ValueError(f"{key} is given twice, by itself or by a key that holds it; give it once")
         try:
-            found[key] = safe_load(value)
-        except yaml.YAMLError as error:
-            raise ValueError(f"{line[:80]!r}: the value is no YAML ({' '.join(str(error).split())[:120]})") from error
-        _check_value(key, found[key])
+            found[key] = read_yaml(value)
+        except ValueError as error:
+            raise ValueError(f"{line[:80]!r}: {error}") from error
     return found
 
 
-def _check_value(key: str, value: Any) -> None:
-    """Refuse what names a place outside the server's folders, or reads its environment."""
-    for text in flatten(value).values():
-        for item in text if isinstance(text, list) else [text]:
-            if isinstance(item, list | Mapping):
-                _check_value(key, item)
-            elif isinstance(item, str) and (
-                item.startswith(("/", "~", "\\")) or "://" in item or ".." in re.split(r"[/\\]", item) or "${oc" in item
-            ):
-                raise ValueError(
-                    f"{key}={item[:60]}: the page takes no paths of the server; choose the data from its list, or use "
-                    "the command line"
-                )
-
-
 def _typed(control: Control, value: Any) -> Any:
-    if value is None or control.kind == "switch":
+    if value is None:
         return value
-    if control.kind == "int":
-        if float(value) != int(value):
+    if control.kind == "switch":
+        if not isinstance(value, bool):
+            raise ValueError(f"{control.label}: expected true or false, not {str(value)[:60]!r}")
+        return value
+    if control.kind in ("int", "number"):
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise ValueError(f"{control.label}: expected a number, not {str(value)[:60]!r}")
+        if control.kind == "int" and value != int(value):
             raise ValueError(f"{control.label}: expected a whole number, not {value}")
-        return int(value)
-    if control.kind == "number":
-        return int(value) if float(value) == int(value) and abs(value) >= 1 else float(value)
-    parsed = parse_lines(f"{control.label.replace(' ', '_').replace(',', '')[:20]}={value}")
-    return next(iter(parsed.values()))
+        whole = control.kind == "int" or (value == int(value) and abs(value) >= 1)
+        return int(value) if whole else float(value)
+    try:
+        return read_yaml(str(value))
+    except ValueError as error:
+        raise ValueError(f"{control.label}: {error}") from error
 
 
 def _as_text(value: Any) -> str:

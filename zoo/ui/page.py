@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import gradio as gr
@@ -27,9 +28,10 @@ class Page:
         places: what it may touch.
         trainings: starts and watches processes.
         store: uploads and results.
+        session_of: the session that a request belongs to.
     """
 
-    def __init__(self, places: Places, trainings: Trainings, store: Store) -> None:
+    def __init__(self, places: Places, trainings: Trainings, store: Store, session_of: Callable[[Any], str]) -> None:
         self.places = places
         self.trainings = trainings
         with gr.Blocks(title="zoo", analytics_enabled=False, delete_cache=(3600, 3600)) as self.blocks:
@@ -44,7 +46,7 @@ class Page:
                 with gr.Tab("Inspect", id="inspect"):
                     inspect = InspectTab(places, trainings)
                 with gr.Tab("Predict", id="predict"):
-                    predict = PredictTab(places, trainings, store)
+                    predict = PredictTab(places, trainings, store, session_of)
             # Gradio's own check of lists that change lags behind; names are looked up where they are used
             choosers = [watch.run, inspect.run, predict.run]
             timer = gr.Timer(TICK_SECONDS)

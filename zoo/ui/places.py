@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from zoo.systems import System, recipe_root, systems
+from zoo.ui.checks import Rules
 
 # what `zoo.training` calls them; its modules import torch, which the page does without
 CONFIG_NAME = "config.yaml"
@@ -42,18 +43,20 @@ class Places:
         runs: root of the run folders, `<system>/<recipe>/<time>` each.
         temp: the server's own temporary folder.
         data: the folder of data sets that the page offers.
-        packages: the user's own packages (`--allow-import`).
     """
 
     work: Path
     runs: Path
     temp: Path
     data: Path
-    packages: tuple[str, ...] = ()
+
+    def rules(self) -> Rules:
+        """What a user may say in a config: paths lead below `data` and `runs` only."""
+        return Rules(self.work, (self.data, self.runs))
 
     def systems(self) -> dict[str, System]:
         """Systems with recipes, by name."""
-        return {system.name: system for system in systems(self.packages) if system.recipes}
+        return {system.name: system for system in systems() if system.recipes}
 
     def recipes(self, system: str) -> dict[str, Path]:
         """A system's recipes by name.
@@ -61,7 +64,7 @@ class Places:
         Raises:
             ValueError: there is no such system.
         """
-        return {recipe.stem: recipe.absolute() for recipe in _choose(self.systems(), system, "system").recipes}
+        return {recipe.stem: recipe.absolute() for recipe in choose(self.systems(), system, "system").recipes}
 
     def recipe(self, system: str, name: str) -> Path:
         """A recipe's file.
@@ -69,7 +72,7 @@ class Places:
         Raises:
             ValueError: there is no such system or recipe.
         """
-        return _choose(self.recipes(system), name, "recipe")
+        return choose(self.recipes(system), name, "recipe")
 
     def fragments(self) -> dict[str, Path]:
         """The fragments for kinds of machines (`configs/trainer`) by name."""
@@ -81,7 +84,7 @@ class Places:
         Raises:
             ValueError: there is none of that name.
         """
-        return _choose(self.fragments(), name, "fragment")
+        return choose(self.fragments(), name, "fragment")
 
     def data_folders(self) -> dict[str, Path]:
         """Folders of data sets by their name below `data`, two levels deep."""
@@ -136,7 +139,7 @@ class Places:
         Raises:
             ValueError: the run holds none of that name.
         """
-        return self.run(run) / _choose({entry: entry for entry in self.checkpoints(run)}, name, "checkpoint")
+        return self.run(run) / choose({entry: entry for entry in self.checkpoints(run)}, name, "checkpoint")
 
     def weights(self) -> dict[str, Path]:
         """All checkpoints of all runs, by `<run>/<file>`."""
@@ -151,7 +154,12 @@ def _is_run(folder: Path) -> bool:
     return any((folder / name).is_file() for name in marks) or next(folder.glob("*.ckpt"), None) is not None
 
 
-def _choose(known: Mapping[str, Chosen], name: str, kind: str) -> Chosen:
-    if name not in known:
+def choose(known: Mapping[str, Chosen], name: str, kind: str) -> Chosen:
+    """What is known under a name.
+
+    Raises:
+        ValueError: nothing is.
+    """
+    if not isinstance(name, str) or name not in known:
         raise ValueError(f"there is no {kind} {str(name)[:80]!r}")
     return known[name]

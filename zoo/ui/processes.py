@@ -8,9 +8,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ import psutil
 import yaml
 
 from zoo.atomic import write_atomic
-from zoo.common.bounded_yaml import load_json
+from zoo.common.bounded_yaml import load_json, safe_load
+from zoo.common.registry import admitted
+from zoo.ui.checks import Rules
 from zoo.ui.places import CHANGES_NAME, CONSOLE_NAME, CSV_NAME, LOG_NAME, Places
 
 RECORD_NAME = "process.json"
@@ -85,7 +88,7 @@ class Trainings:
 
     def __init__(self, places: Places, secrets: Sequence[str] = (), program: Sequence[str] = PROGRAM) -> None:
         self.places = places
-        self._program = [*program, *(f"--allow-import={package}" for package in places.packages)]
+        self._program = [*program, *(f"--allow-import={package}" for package in admitted())]
         self._environment = {
             key: value for key, value in os.environ.items() if not key.startswith(_NOT_INHERITED) and key not in secrets
         } | {"PYTHONUNBUFFERED": "1"}
@@ -216,19 +219,36 @@ class Trainings:
             child.wait()
         self._helpers.discard(child)
 
-    def check(self, configs: Sequence[Path], changes: Mapping[str, Any], folder: Path) -> tuple[int, str]:
-        """Parse a training's command line without running it.
+    def check(self, configs: Sequence[Path], changes: Mapping[str, Any], rules: Rules, known: Iterable[str]) -> str:
+        """Parse a training's command line without running it, and check the complete config that comes of it.
 
         Args:
             configs: as for `start`.
             changes: as for `start`.
-            folder: for a temporary file.
+            rules: what the config may hold.
+            known: strings that the server itself put into configs and changes.
 
         Returns:
-            The exit code, and the complete config or the error.
+            The complete config.
+
+        Raises:
+            ValueError: what the parser says against it, or the first key or value that the rules refuse.
         """
-        code, text = self.call(*fit_command([*configs, *self._written(folder, changes)]), "--print_config")
-        return code, text if code == 0 else last_error(text)
+        text = self.parse(configs, changes)
+        rules.check_config(safe_load(text), set(known))
+        return text
+
+    def parse(self, configs: Sequence[Path], changes: Mapping[str, Any]) -> str:
+        """The complete config of a training's command line.
+
+        Raises:
+            ValueError: what the parser says against it.
+        """
+        with tempfile.TemporaryDirectory(dir=self.places.temp) as folder:
+            code, text = self.call(*fit_command([*configs, *self._written(Path(folder), changes)]), "--print_config")
+        if code != 0:
+            raise ValueError(last_error(text))
+        return text
 
     def _written(self, folder: Path, changes: Mapping[str, Any]) -> list[Path]:
         if not changes:

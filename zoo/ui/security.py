@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import hmac
+import json
 import re
 import secrets
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from html import escape
@@ -14,15 +17,19 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from zoo.ui.store import MIB, Store
+
 HOSTS = ("127.0.0.1", "localhost")
 LOGIN_PATH = "/_zoo/login"
 UPLOAD_PATH = "/gradio_api/upload"
-MIB = 2**20
 OTHER_LIMIT = 1 * MIB  # what the page sends besides files: values of controls
 _LOGIN_LIMIT = 4096
 _GUESS_SECONDS = 1.0
-# Gradio's routes that fetch what a client names
-_FETCHES = re.compile(r"/proxy=|/file=\s*[a-z]+:/", re.IGNORECASE)
+LEAVE_SECONDS = 60.0  # without an open page; one that is loaded anew is back sooner
+# Gradio's routes that fetch what a client names, or keep the values of a page for another one
+_FETCHES = re.compile(r"/proxy=|/file=\s*[a-z]+:/|/deep_link", re.IGNORECASE)
+_FILES = re.compile(r"/file=(.*)|^/+(?:gradio_api/+)?file/(.*)", re.DOTALL)
+_HEARTBEAT = "/gradio_api/heartbeat/"
 # Gradio's page holds inline scripts and compiles its templates; nothing may come from or go to another host
 _POLICY = "; ".join(
     (
@@ -87,32 +94,35 @@ class Keys:
         self.sessions.add(session)
         return f"{self.cookie}={session}; Path=/; HttpOnly; SameSite=Strict"
 
-    def knows(self, cookies: str) -> bool:
-        """Whether a Cookie header holds a session."""
+    def session(self, cookies: str) -> str | None:
+        """The name of the session whose secret a Cookie header holds; None without one."""
         try:
             morsel = SimpleCookie(cookies).get(self.cookie)
         except CookieError:
-            return False
-        given = morsel.value.encode() if morsel else b""
-        return any([hmac.compare_digest(given, session.encode()) for session in self.sessions])
+            return None
+        given = morsel.value if morsel else ""
+        known = any([hmac.compare_digest(given.encode(), session.encode()) for session in self.sessions])
+        return hashlib.sha256(given.encode()).hexdigest()[:32] if known else None
 
 
 class Gate:
-    """ASGI middleware: checks Host, Origin, session and size before anything behind it sees a request.
+    """ASGI middleware: checks Host, Origin, session, size and named files before anything behind it sees a request.
 
     Args:
         app: what is behind it.
         keys: what opens it.
         upload_limit: bytes of one upload.
-        room: tells how many bytes may still be stored; an upload beyond that is refused.
+        store: knows how many bytes may still be stored and whose uploads are whose.
     """
 
-    def __init__(self, app: Any, keys: Keys, upload_limit: int, room: Callable[[], int]) -> None:
+    def __init__(self, app: Any, keys: Keys, upload_limit: int, store: Store) -> None:
         self.app = app
         self.keys = keys
         self.upload_limit = upload_limit
-        self.room = room
+        self.store = store
         self._guessing = asyncio.Lock()
+        self._coming = 0  # bytes of uploads under way
+        self._pages: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -126,16 +136,44 @@ class Gate:
             return
         if scope["type"] == "http" and await self._enter(scope, headers, receive, send):
             return
-        if not self.keys.knows(headers.get("cookie", "")):
+        session = self.keys.session(headers.get("cookie", ""))
+        if session is None:
             await self._send_away(scope, send)
             return
         if _FETCHES.search(scope["path"]):
             await _refuse(scope, send, 403, "Nothing is fetched from elsewhere.")
             return
-        if scope["type"] == "http":
-            await self._limited(scope, headers, receive, send)
+        named = _FILES.search(scope["path"])
+        if named and not self._owns(session, named.group(1) or named.group(2)):
+            await _refuse(scope, send, 403, "This is no upload of this session.")
             return
-        await self.app(scope, receive, send)
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+        elif scope["path"].startswith(_HEARTBEAT):
+            await self._stay(session, scope, receive, send)
+        elif scope["path"] == UPLOAD_PATH and scope["method"] == "POST":
+            await self._upload(scope, headers, receive, send)
+        else:
+            await self._ask(session, scope, receive, send)
+
+    def _owns(self, session: str, path: str) -> bool:
+        try:
+            return bool(self.store.owned(session, path))
+        except ValueError:
+            return False
+
+    async def _stay(self, session: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hold a page's connection; when a session's last one has been gone for a while, its uploads go."""
+        self._pages[session] += 1
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self._pages[session] -= 1
+            asyncio.get_running_loop().call_later(LEAVE_SECONDS, self._leave, session)
+
+    def _leave(self, session: str) -> None:
+        if not self._pages[session]:
+            self.store.end(session)
 
     async def _enter(self, scope: Scope, headers: dict[str, str], receive: Receive, send: Send) -> bool:
         """Answer what has to do with entering; tells whether there was such a thing."""
@@ -170,17 +208,40 @@ class Gate:
         else:
             await _refuse(scope, send, 401, "Log in first.")
 
-    async def _limited(self, scope: Scope, headers: dict[str, str], receive: Receive, send: Send) -> None:
-        """Pass a request on unless it is too large, also when it lies about that."""
-        uploads = scope["path"].rstrip("/") == UPLOAD_PATH
-        if uploads and scope["method"] == "POST":
-            limit = min(self.upload_limit, self.room())
-            hint = f"Uploads may have {limit // MIB} MiB here (--max_upload_mib; what is stored counts as well)."
-        else:
-            limit, hint = OTHER_LIMIT, "This request is too large."
-        told = headers.get("content-length", "0")
+    async def _ask(self, session: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on what is small and, where it has a body, JSON that names no files but the session's own."""
+        body = b"" if scope["method"] in ("GET", "HEAD") else await _body(receive, OTHER_LIMIT)
+        if body is None:
+            await _refuse(scope, send, 413, "This request is too large.")
+            return
+        if body:
+            try:
+                content = json.loads(body)
+                self.store.check_files(session, content)
+            except (ValueError, RecursionError) as error:
+                await _refuse(scope, send, 403, escape(f"The page's own requests only: {' '.join(str(error).split())}"))
+                return
+            body = json.dumps(content).encode()  # what was checked, however it was spelled
+            length = (b"content-length", str(len(body)).encode())
+            scope = {**scope, "headers": [*(pair for pair in scope["headers"] if pair[0].lower() != length[0]), length]}
+        given = False
+
+        async def replayed() -> dict[str, Any]:
+            nonlocal given
+            if given:
+                return await receive()
+            given = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self.app(scope, replayed, send)
+
+    async def _upload(self, scope: Scope, headers: dict[str, str], receive: Receive, send: Send) -> None:
+        """Pass an upload on unless it is too large, also when it lies about that."""
+        limit = min(self.upload_limit, max(self.store.room() - self._coming, 0))
+        hint = f"uploads may have {limit // MIB} MiB here (--max_upload_mib; what is stored counts as well)"
+        told = headers.get("content-length", str(limit))
         if not told.isdigit() or int(told) > limit:
-            await _refuse(scope, send, 413, hint)
+            await _say(send, 413, hint)
             return
         seen = 0
         begun = False
@@ -199,10 +260,14 @@ class Gate:
                 begun = True
                 await send(message)
 
-        with contextlib.suppress(_TooLargeError):
-            await self.app(scope, counted, passed_on)
+        self._coming += int(told)
+        try:
+            with contextlib.suppress(_TooLargeError):
+                await self.app(scope, counted, passed_on)
+        finally:
+            self._coming -= int(told)
         if seen > limit and not begun:
-            await _refuse(scope, send, 413, hint)
+            await _say(send, 413, hint)
 
 
 class _TooLargeError(Exception):
@@ -269,6 +334,13 @@ async def _answer(send: Send, status: int, body: str) -> None:
     await send(
         {"type": "http.response.start", "status": status, "headers": [*headers, (b"cache-control", b"no-store")]}
     )
+    await send({"type": "http.response.body", "body": content})
+
+
+async def _say(send: Send, status: int, line: str) -> None:
+    content = line.encode()
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(content)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": content})
 
 

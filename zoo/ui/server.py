@@ -6,25 +6,41 @@ import os
 import signal
 import socket
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import UploadFile
 
 from zoo.ui.places import Places, check_name
 from zoo.ui.processes import Trainings
 from zoo.ui.readings import MEDIA_NAME, MEDIA_TYPES, is_media
-from zoo.ui.security import MIB, Gate, Keys
-from zoo.ui.store import Store
-
-if TYPE_CHECKING:
-    from fastapi import FastAPI
+from zoo.ui.security import UPLOAD_PATH, Gate, Keys
+from zoo.ui.store import MAX_FILES, MIB, Store, UploadError
 
 HOST = "127.0.0.1"
 QUOTA_UPLOADS = 4  # the temporary folder holds so many of the largest uploads
 
 
-def serve(
-    runs: Path, data: Path, port: int, password: str | None, secrets: tuple[str, ...], upload_limit: int, packages: Any
-) -> None:
+@dataclass(frozen=True)
+class Limits:
+    """How much may be uploaded.
+
+    Args:
+        upload: bytes of one upload.
+        files: uploads that a session may have at a time.
+        session: bytes that a session's uploads may have together.
+    """
+
+    upload: int = 512 * MIB
+    files: int = MAX_FILES
+    session: int = 1024 * MIB
+
+
+def serve(runs: Path, data: Path, port: int, password: str | None, secrets: tuple[str, ...], limits: Limits) -> None:
     """Serve the page until a signal.
 
     Args:
@@ -33,8 +49,7 @@ def serve(
         port: 0 for any free one.
         password: what opens the page; None for a token in the printed address.
         secrets: environment variables to keep from the processes that are started.
-        upload_limit: bytes of one upload.
-        packages: the user's own packages.
+        limits: how much may be uploaded.
 
     Raises:
         OSError: the port is taken.
@@ -44,10 +59,10 @@ def serve(
     bound = _bind(port)
     port = bound.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="zoo-ui-", ignore_cleanup_errors=True) as folder:
-        places = Places(Path.cwd(), runs.absolute(), Path(folder), data.absolute(), tuple(packages))
+        places = Places(Path.cwd(), runs.absolute(), Path(folder), data.absolute())
         trainings = Trainings(places, secrets)
         keys = Keys(password, cookie=f"zoo_ui_{port}")
-        app = build(places, trainings, keys, upload_limit)
+        app = build(places, trainings, keys, limits)
         empty = Path(folder) / "empty"
         empty.mkdir()
         os.chdir(empty)  # Gradio serves what lies below the working directory
@@ -81,32 +96,55 @@ def _bind(port: int) -> socket.socket:
     return bound
 
 
-def build(places: Places, trainings: Trainings, keys: Keys, upload_limit: int = 512 * MIB) -> FastAPI:
+def build(places: Places, trainings: Trainings, keys: Keys, limits: Limits) -> FastAPI:
     """Put the page together.
 
     Args:
         places: what it may touch.
         trainings: starts and watches processes.
         keys: what opens it.
-        upload_limit: bytes of one upload.
+        limits: how much may be uploaded.
 
     Returns:
         An ASGI app whose every route is behind the gate.
     """
-    store = Store(places.temp, QUOTA_UPLOADS * upload_limit)
+    store = Store(places.temp, QUOTA_UPLOADS * limits.upload, limits.files, limits.session)
     store.uploads.mkdir(exist_ok=True)
     # read when Gradio is imported or a file comes in
     os.environ |= {"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": str(store.uploads)}
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     import gradio
-    from fastapi import FastAPI, HTTPException
-    from fastapi.responses import FileResponse
 
     from zoo.ui.page import Page
     from zoo.ui.style import CSS, theme
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(Gate, keys=keys, upload_limit=upload_limit, room=store.room)
+    app.add_middleware(Gate, keys=keys, upload_limit=limits.upload, store=store)
+
+    def session_of(request: Request) -> str:
+        session = keys.session(request.headers.get("cookie", ""))
+        if session is None:
+            raise HTTPException(401)
+        return session
+
+    @app.post(UPLOAD_PATH)
+    async def upload(request: Request) -> Response:
+        """In place of Gradio's: notes whose a file is."""
+        session, kept = session_of(request), []
+        async with request.form(max_files=limits.files, max_fields=limits.files) as form:
+            for file in form.getlist("files"):
+                if not isinstance(file, UploadFile):
+                    return PlainTextResponse("files: expected files", 400)
+                try:
+                    kept.append(str(await run_in_threadpool(store.add, session, file.filename or "", file.file)))
+                except UploadError as error:
+                    return PlainTextResponse(str(error), 413)
+        return JSONResponse(kept)
+
+    @app.get(f"{UPLOAD_PATH}_progress")
+    def progress() -> Response:
+        """What Gradio's page asks for while it sends."""
+        return Response('data: {"msg": "done"}\n\n', media_type="text/event-stream")
 
     @app.get("/_zoo/media/{system}/{recipe}/{started}/{step}/{name}")
     def media(system: str, recipe: str, started: str, step: str, name: str) -> FileResponse:
@@ -120,10 +158,10 @@ def build(places: Places, trainings: Trainings, keys: Keys, upload_limit: int = 
         return FileResponse(path, media_type=MEDIA_TYPES[path.suffix.lower()])
 
     @app.get("/_zoo/results/{job}/{name}")
-    def result(job: str, name: str) -> FileResponse:
-        """A result of `predict`."""
+    def result(job: str, name: str, request: Request) -> FileResponse:
+        """A result of `predict`, for the session that asked for it."""
         try:
-            path = store.result(job, name)
+            path = store.result(session_of(request), job, name)
         except ValueError as error:
             raise HTTPException(404) from error
         kind = MEDIA_TYPES.get(path.suffix.lower())
@@ -131,7 +169,7 @@ def build(places: Places, trainings: Trainings, keys: Keys, upload_limit: int = 
             return FileResponse(path, media_type="application/octet-stream", filename=path.name)
         return FileResponse(path, media_type=kind)
 
-    page = Page(places, trainings, store)
+    page = Page(places, trainings, store, session_of)
     return gradio.mount_gradio_app(
         app,
         page.blocks,
@@ -139,7 +177,7 @@ def build(places: Places, trainings: Trainings, keys: Keys, upload_limit: int = 
         server_name=HOST,
         footer_links=[],
         allowed_paths=[],
-        max_file_size=upload_limit,
+        max_file_size=limits.upload,
         show_error=True,
         ssr_mode=False,
         pwa=False,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import yaml
 
 from zoo.common.bounded_yaml import safe_load
 from zoo.ui import charts
+from zoo.ui.checks import strings
 from zoo.ui.forms import Form, parse_lines
 from zoo.ui.places import CONFIG_NAME, Places
 from zoo.ui.processes import Trainings, last_error
@@ -30,12 +31,14 @@ class PredictTab:
         places: what it may touch.
         trainings: runs `zoo predict`.
         store: uploads and results.
+        session_of: the session that a request belongs to.
     """
 
-    def __init__(self, places: Places, trainings: Trainings, store: Store) -> None:
+    def __init__(self, places: Places, trainings: Trainings, store: Store, session_of: Callable[[Any], str]) -> None:
         self.places = places
         self.trainings = trainings
         self.store = store
+        self.session_of = session_of
         with gr.Row():
             with gr.Column():
                 self.run = gr.Dropdown([], label="Run", allow_custom_value=True)
@@ -67,13 +70,19 @@ class PredictTab:
             return gr.skip()
         return gr.update(choices=[NEWEST, *one_line(lambda: self.places.checkpoints(run))], value=NEWEST)
 
-    def _predict(self, run: str | None, checkpoint: str, upload: str | None, lines: str) -> Iterator[list[Any]]:
+    def _predict(
+        self, run: str | None, checkpoint: str, upload: str | None, lines: str, request: gr.Request
+    ) -> Iterator[list[Any]]:
         if not run or not upload:
             raise gr.Error("Choose a run and a file first", print_exception=False)
+        session = self.session_of(request)
+        one_line(lambda: self.store.owned(session, upload))
         folder = one_line(lambda: self.places.run(run))
         path = folder if checkpoint == NEWEST else one_line(lambda: self.places.checkpoint(run, checkpoint))
+        if lines:
+            yield [said("busy", "Reading the config ..."), gr.skip()]
         changes = one_line(lambda: self._changes(folder, lines))
-        job, source, target = one_line(lambda: self.store.new_job(Path(upload)))
+        job, source, target = one_line(lambda: self.store.new_job(session, upload))
         console = target.parent / "console.txt"
         args = ["predict", "--ckpt_path", str(path), "--input", str(source), "--output", str(target)]
         if changes:
@@ -86,18 +95,22 @@ class PredictTab:
                 progress = escape(tail(console, 8)) or "starting"
                 working = said("busy", f"Working, {waited // 2} s")
                 yield [f'{working}<pre class="zoo-log tall">{progress}</pre>', gr.skip()]
-        yield [self._outcome(job, code, console), None]
+        yield [self._outcome(session, job, code, console), None]
 
     def _changes(self, folder: Path, lines: str) -> dict[str, Any]:
+        """What the lines change in the run's config, after all of what comes of it has been checked."""
         if not parse_lines(lines or ""):
             return {}
         file = folder / CONFIG_NAME
         if not file.is_file():
             raise ValueError(f"this run has no {CONFIG_NAME}, so other keys have nothing to change")
-        return Form(safe_load(file.read_text(encoding="utf-8"))).changes({}, lines)
+        config = safe_load(file.read_text(encoding="utf-8"))
+        changes = Form(config).changes({}, lines, self.places.rules())
+        self.trainings.check([file], changes, self.places.rules(), strings(config))
+        return changes
 
-    def _outcome(self, job: str, code: int | None, console: Path) -> str:
-        names = self.store.results(job)
+    def _outcome(self, session: str, job: str, code: int | None, console: Path) -> str:
+        names = self.store.results(session, job)
         address = f"/_zoo/results/{job}/"
         results = [name for name in names if name not in RECORDS]
         if code != 0 or not results:

@@ -13,16 +13,17 @@ import gradio as gr
 
 from zoo.common.bounded_yaml import safe_load
 from zoo.systems import first_comment
-from zoo.ui.controls import CONTROLS, GROUPS, Control
+from zoo.ui.checks import strings
+from zoo.ui.controls import CONTROLS, GROUPS, OPTIONAL, Control
 from zoo.ui.forms import Form
-from zoo.ui.places import Places
+from zoo.ui.places import Places, choose
 from zoo.ui.processes import Trainings, last_error
 
 if TYPE_CHECKING:
     from zoo.ui.tab_watch import WatchTab
 
 AS_RECIPE = "as in the recipe"
-DATA_KEY = "data.init_args.root"
+Marks = tuple[tuple[Path, int], ...]
 
 
 def said(kind: str, text: str) -> str:
@@ -54,7 +55,7 @@ class TrainTab:
     def __init__(self, places: Places, trainings: Trainings) -> None:
         self.places = places
         self.trainings = trainings
-        self._complete: dict[tuple[Path, int], dict[str, Any]] = {}
+        self._complete: dict[Marks, dict[str, Any]] = {}
         self._reading = threading.Lock()
         self._shown: dict[str | None, Path] = {}
         systems = places.systems()
@@ -134,31 +135,36 @@ class TrainTab:
         """Show what the recipe's file says, at once."""
         file = one_line(lambda: self.places.recipe(system, recipe))
         self._shown[request.session_hash] = file
-        config = self._complete.get(_mark(file)) or safe_load(file.read_text(encoding="utf-8")) or {}
+        config = self._complete.get(_marks([file])) or safe_load(file.read_text(encoding="utf-8")) or {}
         return [config, said("calm", first_comment(file)), *self._updates(Form(config), None)]
 
     def _show_rest(self, system: str, recipe: str, base: Mapping[str, Any], request: gr.Request) -> list[Any]:
         """Read the complete config, which takes seconds, and show the controls that the file does not name."""
         file = one_line(lambda: self.places.recipe(system, recipe))
-        problem = self._read(file)
+        problem = ""
+        try:
+            config = self._read([file])
+        except ValueError as error:
+            problem = str(error)
         unchanged = [gr.skip()] * (2 + len(self.groups) + len(self.controls))
         if self._shown.get(request.session_hash) != file:  # another recipe was chosen in the meantime
             return unchanged
         if problem:
             return [gr.skip(), said("bad", problem), *unchanged[2:]]
-        config = self._complete[_mark(file)]
         return unchanged if config == base else [config, gr.skip(), *self._updates(Form(config), Form(base))]
 
-    def _read(self, file: Path) -> str:
-        """Keep a recipe's complete config; returns what is wrong with it, "" for nothing."""
+    def _read(self, configs: list[Path]) -> dict[str, Any]:
+        """The complete config of the server's own files, kept while they stay as they are.
+
+        Raises:
+            ValueError: what the parser says against them.
+        """
+        marks = _marks(configs)
         with self._reading:  # one at a time; a second page waits for what the first one reads
-            if _mark(file) in self._complete:
-                return ""
-            with tempfile.TemporaryDirectory(dir=self.places.temp) as folder:
-                code, text = self.trainings.check([file], {}, Path(folder))
-            if code == 0:
-                self._complete[_mark(file)] = safe_load(text)
-            return "" if code == 0 else text
+            if marks not in self._complete:
+                # whatever they hold is the server's own
+                self._complete[marks] = safe_load(self.trainings.parse(configs, {})) or {}
+        return self._complete[marks]
 
     def _updates(self, form: Form, before: Form | None) -> list[Any]:
         updates = []
@@ -173,32 +179,36 @@ class TrainTab:
             updates.append(gr.skip() if same else gr.update(visible=visible, value=value))
         return [*(gr.update(visible=group in seen) for group in GROUPS), *updates]
 
-    def _wanted(self, *inputs: Any) -> tuple[list[Path], dict[str, Any]]:
-        """Config files and changes that the choices mean."""
+    def _wanted(self, *inputs: Any) -> tuple[list[Path], dict[str, Any], list[str]]:
+        """Config files and changes that the choices mean, and the strings in these that the server chose."""
         system, recipe, fragment, weights, data, base, lines, *values = inputs
         configs = [self.places.recipe(system, recipe)]
         if fragment != AS_RECIPE:
             configs.append(self.places.fragment(fragment))
-        changes = Form(base).changes(dict(zip(self.controls, values, strict=True)), lines or "")
+        given = dict(zip(self.controls, values, strict=True))
+        changes = Form(base).changes(given, lines or "", self.places.rules())
+        chosen = list(strings([entry for _, entry in OPTIONAL.values()]))
         if weights:
-            known = self.places.weights()
-            if weights not in known:
-                raise ValueError(f"there are no weights {weights!r}")
-            changes["init_from"] = str(known[weights])
+            chosen.append(str(choose(self.places.weights(), weights, "weights")))
+            changes["init_from"] = chosen[-1]
         if data != AS_RECIPE:
-            folders = self.places.data_folders()
-            if data not in folders:
-                raise ValueError(f"there is no data folder {data!r}")
-            changes.setdefault("data", {}).setdefault("init_args", {})["root"] = str(folders[data])
-        return configs, changes
+            chosen.append(str(choose(self.places.data_folders(), data, "data folder")))
+            changes.setdefault("data", {}).setdefault("init_args", {})["root"] = chosen[-1]
+        return configs, changes, chosen
+
+    def _checked(self, *inputs: Any) -> tuple[list[Path], dict[str, Any], str]:
+        """Config files, changes, and the complete config of them after every key and value has passed."""
+        configs, changes, chosen = self._wanted(*inputs)
+        known = {*chosen, *strings(self._read(configs))}
+        return configs, changes, self.trainings.check(configs, changes, self.places.rules(), known)
 
     def _check(self, *inputs: Any) -> Iterator[list[Any]]:
-        configs, changes = one_line(lambda: self._wanted(*inputs))
+        one_line(lambda: self._wanted(*inputs))
         yield [said("busy", "Reading the config ..."), gr.skip()]
-        with tempfile.TemporaryDirectory(dir=self.places.temp) as folder:
-            code, text = self.trainings.check(configs, changes, Path(folder))
-        if code != 0:
-            yield [said("bad", text), gr.skip()]
+        try:
+            *_, text = self._checked(*inputs)
+        except ValueError as error:
+            yield [said("bad", str(error)), gr.skip()]
         else:
             yield [said("good", "Every key and value is understood."), text]
 
@@ -215,16 +225,19 @@ class TrainTab:
         rows = [" ".join(line.split()) for line in text.splitlines() if "recipe:" in line or "error:" in line]
         yield [said("good" if code == 0 else "bad", " · ".join(rows) or last_error(text)), gr.skip()]
 
-    def _start(self, *inputs: Any) -> list[Any]:
+    def _start(self, *inputs: Any) -> Iterator[list[Any]]:
+        one_line(lambda: self._wanted(*inputs))
+        yield [said("busy", "Reading the config ..."), gr.skip(), gr.skip()]
+
         def begin() -> str:
-            configs, changes = self._wanted(*inputs)
+            configs, changes, _ = self._checked(*inputs)
             run = self.places.new_run(*inputs[:2])
             self.trainings.start(configs, changes, run)
             return run
 
         run = one_line(begin)
         runs = self.places.list_runs()
-        return [said("good", f"Started {run}"), gr.update(choices=runs, value=run), gr.update(selected="watch")]
+        yield [said("good", f"Started {run}"), gr.update(choices=runs, value=run), gr.update(selected="watch")]
 
 
 def _component(control: Control) -> Any:
@@ -245,5 +258,5 @@ def _smoke(names: list[str]) -> str:
     return next((name for name in names if name.startswith("smoke")), names[0])
 
 
-def _mark(file: Path) -> tuple[Path, int]:
-    return file, file.stat().st_mtime_ns
+def _marks(files: list[Path]) -> Marks:
+    return tuple((file, file.stat().st_mtime_ns) for file in files)
