@@ -5,8 +5,8 @@ import yaml
 
 from zoo.systems import systems
 from zoo.ui import charts, readings
-from zoo.ui.controls import CONTROLS
 from zoo.ui.checks import Rules
+from zoo.ui.controls import CONTROLS
 from zoo.ui.forms import Form, flatten, parse_lines
 
 RECIPE = {

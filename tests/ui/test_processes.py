@@ -1,3 +1,4 @@
+import io
 import json
 import os
 import signal
@@ -122,19 +123,19 @@ def test_names_cannot_leave_their_folders(places: Places, tmp_path: Path) -> Non
 
 
 def test_uploads_get_harmless_names_and_jobs_are_few(tmp_path: Path) -> None:
-    store = Store(tmp_path, quota=100)
-    store.uploads.mkdir()
+    store = Store(tmp_path, quota=2**20)
     with pytest.raises(ValueError, match="upload a file"):
-        store.new_job(Path("/etc/hostname"))
+        store.new_job("me", "/etc/hostname")
     for _ in range(KEPT_JOBS + 2):
-        upload = store.uploads / ".. &ä$(x).wav"
-        upload.write_bytes(b"1234567890")
-        job, source, target = store.new_job(upload)
-        assert source.name == "x_.wav"
-    assert len(list(store.jobs.iterdir())) == KEPT_JOBS
-    assert store.room() == 100 - 10 * KEPT_JOBS
+        upload = store.add("me", "../.. &ä$(x).wav", io.BytesIO(b"1234567890"))
+        assert upload.parent.parent == store.uploads / "me"
+        job, source, target = store.new_job("me", str(upload))
+        assert source.name == "x_.wav" and source.read_bytes() == b"1234567890"
+    assert len(list((store.jobs / "me").iterdir())) == KEPT_JOBS
+    kept = len(list(tmp_path.rglob("*")))
+    assert store.room() == 2**20 - 4096 * kept  # small files take a block each
     (target / "x.wav").touch()
-    assert store.results(job) == ["x.wav"]
+    assert store.results("me", job) == ["x.wav"]
     for bad in ("../in/x_.wav", "y.wav"):
         with pytest.raises(ValueError, match="there is no result"):
-            store.result(job, bad)
+            store.result("me", job, bad)

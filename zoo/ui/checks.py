@@ -14,7 +14,7 @@ import yaml
 from zoo.common.registry import is_registered
 
 MAX_DEPTH = 32
-MAX_NODES = 100_000
+MAX_NODES = 20_000
 # Decided by the server or by a choice of their own.
 RESERVED = ("config", "ckpt_path", "init_from", "input", "output", "overwrite", "trainer.default_root_dir")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:[/\\]|.*://", re.DOTALL)
@@ -124,12 +124,14 @@ class Rules:
 
     def _check(self, tree: Any, key: str, known: frozenset[str], reserved: tuple[str, ...]) -> None:
         pending: list[tuple[str, Any, int]] = [(key, tree, 0)]
-        seen = 0
+        seen, passed = 0, set(known)
         while pending:
             place, node, depth = pending.pop()
             seen += 1
             if depth > MAX_DEPTH or seen > MAX_NODES:
                 raise ValueError(f"{key}: more than {MAX_DEPTH} levels or {MAX_NODES} values")
+            if place.rpartition(".")[2] == "class_path" and not (isinstance(node, str) and node in known):
+                self._check_class(place, node)
             if any(place == name or place.startswith(f"{name}.") for name in reserved):
                 raise ValueError(f"{place} is decided by the page's own choices and by the server")
             if isinstance(node, Mapping):
@@ -139,9 +141,11 @@ class Rules:
             elif isinstance(node, list):
                 pending += [(f"{place}[{index}]", item, depth + 1) for index, item in enumerate(node)]
             elif isinstance(node, str):
-                if node not in known:
-                    self._check_leaf(place, node)
-                    pending += [(place, read, depth + 1) for read in _read_again(place, node)]
+                if node not in passed:
+                    self._check_text(place, node)
+                    again = [(place, read, depth + 1) for read in _read_again(place, node)]
+                    pending += again
+                    passed |= set() if again else {node}
             elif node is not None and type(node) not in (bool, int, float):
                 raise ValueError(f"{place}: expected a mapping, list, text, number, true, false or null")
 
@@ -152,21 +156,20 @@ class Rules:
             raise ValueError(f"{place}: {str(key)[:60]!r} is no key; a list is given as a whole, without +")
         self._check_text(place, key)
 
-    def _check_leaf(self, place: str, text: str) -> None:
-        if place.rpartition(".")[2] == "class_path":
-            try:
-                check_class(text)
-            except ValueError as error:
-                raise ValueError(f"{place}: {error}; other classes are named in recipes only") from error
-        self._check_text(place, text)
+    def _check_class(self, place: str, name: Any) -> None:
+        try:
+            check_class(name)
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}; other classes are named in recipes only") from error
 
     def _check_text(self, place: str, text: str) -> None:
+        shown = f"{place}={' '.join(text.split())[:60]}"
         if "${" in text:
-            raise ValueError(f"{place}={text[:60]}: the page takes no paths or variables by ${{...}}; write the value")
+            raise ValueError(f"{shown}: the page takes no paths or variables by ${{...}}; write the value")
         bare = text.strip()
         if bare and not self._leads_below_roots(bare):
             raise ValueError(
-                f"{place}={text[:60]}: the page takes no paths of the server outside its folders of data and runs; "
+                f"{shown}: the page takes no paths of the server outside its folders of data and runs; "
                 "choose the data from its list, or use the command line"
             )
 
