@@ -1,4 +1,5 @@
 import asyncio
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -220,3 +221,35 @@ def test_a_body_that_lies_about_its_length_is_cut(tmp_path: Path) -> None:
 
     for path in ("/x", UPLOAD_PATH):
         assert asyncio.run(call(path))[0]["status"] == 413
+
+
+def test_uploads_go_when_the_last_page_of_a_session_has_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zoo.ui.security.LEAVE_SECONDS", 0.01)
+    store, keys = Store(tmp_path, 8 * MIB), Keys()
+    cookie = keys.admit().split(";")[0]
+    mine = keys.session(cookie)
+    assert mine is not None and mine not in cookie
+    upload = store.add(mine, "a.wav", io.BytesIO(b"1"))
+    open_pages = {"a": asyncio.Event(), "b": asyncio.Event()}
+
+    async def holds(scope: Any, receive: Any, send: Any) -> None:
+        await open_pages[scope["path"][-1]].wait()
+
+    async def visit() -> None:
+        gate = Gate(holds, keys, MIB, store)
+        headers = [(b"host", b"localhost"), (b"cookie", cookie.encode())]
+        scope = {"type": "http", "method": "GET", "headers": headers, "query_string": b""}
+        pages = [
+            asyncio.create_task(gate({**scope, "path": f"/gradio_api/heartbeat/{name}"}, None, None))
+            for name in open_pages
+        ]
+        await asyncio.sleep(0.02)
+        open_pages["a"].set()
+        await asyncio.sleep(0.05)
+        assert upload.is_file()
+        open_pages["b"].set()
+        await asyncio.gather(*pages)
+        await asyncio.sleep(0.05)
+        assert not upload.exists()
+
+    asyncio.run(visit())
