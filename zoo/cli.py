@@ -18,7 +18,7 @@ from pathlib import Path
 
 import zoo
 from zoo.common.registry import admit
-from zoo.options import take_option
+from zoo.options import files_first, take_option
 
 PACKAGE = Path(__file__).parent
 TRAINER_COMMANDS = {
@@ -84,7 +84,7 @@ def run_tool(command: str, args: list[str]) -> int:
 
     parser = OneLineParser(prog=f"zoo {command}", description=summary)
     parser.add_function_arguments(function, as_positional=True, fail_untyped=True)
-    result = function(**parser.instantiate_classes(parser.parse_args(args)))
+    result = function(**parser.instantiate_classes(parser.parse_args(files_first(args))))
     return result if isinstance(result, int) else 0
 
 

@@ -28,6 +28,7 @@ from zoo.atomic import write_atomic
 from zoo.common import registry
 from zoo.common.configs import check_places
 from zoo.loading import load
+from zoo.options import files_first
 from zoo.parsing import PARSER_MODE, ConfigError, check_config, explain_build, limit_names
 from zoo.predictor import Loaded, NoData
 from zoo.run_options import complete, config_files, recipe_of, settle
@@ -147,7 +148,7 @@ class ZooCLI(LightningCLI):
         for file in config_files(args):
             check_config(Path(file))
         try:
-            self.config = parser.parse_args(args)
+            self.config = parser.parse_args(files_first(args))
         except Exception as error:  # jsonargparse leaves some of what YAML and interpolation raise to the caller
             raise ConfigError(str(error) or type(error).__name__) from error
         if self.brought is not None:
