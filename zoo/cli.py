@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import zoo
+from zoo.common.locks import locked_arguments
 from zoo.common.registry import admit
 from zoo.options import files_first, take_option
 
@@ -84,7 +85,9 @@ def run_tool(command: str, args: list[str]) -> int:
 
     parser = OneLineParser(prog=f"zoo {command}", description=summary)
     parser.add_function_arguments(function, as_positional=True, fail_untyped=True)
-    result = function(**parser.instantiate_classes(parser.parse_args(files_first(args))))
+    values = dict(parser.instantiate_classes(parser.parse_args(files_first(args))))
+    with locked_arguments(function, values, command):
+        result = function(**values)
     return result if isinstance(result, int) else 0
 
 

@@ -6,13 +6,13 @@ Every command takes the same flat config, so that the config.yaml of a run serve
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ from zoo import __version__
 from zoo.atomic import write_atomic
 from zoo.common import registry
 from zoo.common.configs import check_places
+from zoo.common.locks import locked
 from zoo.loading import load
 from zoo.options import files_first
 from zoo.parsing import PARSER_MODE, ConfigError, check_config, explain_build, limit_names
@@ -75,11 +76,15 @@ class ZooCLI(LightningCLI):
         command: fit, validate, test or predict.
         args: its arguments.
         brought: the run whose own config is among them, where no command line named it.
+        held: takes the lock of a fit's run folder, for as long as it is open; no lock when not given.
     """
 
-    def __init__(self, command: str, args: list[str], brought: Path | None = None) -> None:
+    def __init__(
+        self, command: str, args: list[str], brought: Path | None = None, held: contextlib.ExitStack | None = None
+    ) -> None:
         self.command = command
         self.brought = brought
+        self.held = held
         self.recipe = recipe_of(config_files(args))
         self.folder = Path()
         self.checkpoint: Path | None = None
@@ -163,6 +168,8 @@ class ZooCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Decide on checkpoint and run folder before anything is built."""
         self.checkpoint, self.folder = settle(self.command, self.config, self.recipe)
+        if self.command == "fit" and self.held is not None:
+            self.held.enter_context(locked(self.folder, "fit"))
         self.config["trainer.default_root_dir"] = str(self.folder)
         self.trainer_defaults["callbacks"] = self._callbacks()
 
@@ -183,7 +190,7 @@ class ZooCLI(LightningCLI):
         if not isinstance(self.model, Loaded):
             self.model.specs = describe(self.model, self.config)
 
-    @contextmanager
+    @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
         try:
             yield
@@ -240,7 +247,11 @@ def run(command: str, args: list[str]) -> int:
     warnings.filterwarnings("ignore", message=".*in eval mode at the start of training.*")  # frozen backbones rest
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_no_advertisement)
     limit_names()
-    cli = ZooCLI(command, *complete(command, args))
+    with contextlib.ExitStack() as held:
+        return _execute(command, ZooCLI(command, *complete(command, args), held))
+
+
+def _execute(command: str, cli: ZooCLI) -> int:
     checkpoint = None if cli.checkpoint is None else str(cli.checkpoint)
     if command != "fit" and checkpoint is None and not isinstance(cli.model, Loaded):
         raise ValueError(f"{command} needs --ckpt_path, a run or a checkpoint: the recipe alone has no trained weights")
@@ -287,7 +298,8 @@ def predict(cli: ZooCLI) -> int:
         source, target = Path(cli.config["input"]), Path(cli.config["output"])
         data = BulkData(source, target, model.input_suffixes, model.output_suffix, cli.config["overwrite"])
     checkpoint = None if cli.checkpoint is None else str(cli.checkpoint)
-    cli.trainer.predict(cli.model, data, ckpt_path=checkpoint, weights_only=True, return_predictions=False)
+    with locked(Path(cli.config["output"]), "predict") if cli.config["input"] is not None else contextlib.nullcontext():
+        cli.trainer.predict(cli.model, data, ckpt_path=checkpoint, weights_only=True, return_predictions=False)
     return int(getattr(data, "failed", 0) > 0)
 
 

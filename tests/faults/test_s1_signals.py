@@ -1,4 +1,4 @@
-"""S1: SIGTERM, SIGINT, SIGUSR1 anywhere: saved at a step boundary, exit 143 or 130, resumed with the same bits."""
+"""S1: SIGTERM, SIGHUP, SIGINT, SIGUSR1 anywhere: saved at a step boundary, exit 143 or 130, resumed with the same bits."""
 
 import itertools
 import signal
@@ -9,8 +9,9 @@ import pytest
 from tests.harness import TOY_FIT, bests, callback, fingerprint, forked, good, newest, record, zoo
 
 FIT = [*TOY_FIT, *callback("zoo.training.ema.EMA", modules=["net"], decay=0.9)]
-TERM, INT, USR1 = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1
-CODES = {TERM: 143, USR1: 143, INT: 130}
+TERM, INT, USR1, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP
+CODES = {TERM: 143, USR1: 143, HUP: 143, INT: 130}
+LAST = 60
 STEPS = {"train": 13, "validation": 20, "sanity": 0}
 
 
@@ -53,6 +54,7 @@ def assert_same(run: Path, whole: Path) -> None:
         (TERM, "validation", 0, {"every": 1000}),  # saved there alone, after the last batch of an epoch
         (INT, "sanity", 0, {}),
         (USR1, "train", 2, {"group": True}),
+        (HUP, "train", 2, {"group": True}),
         (TERM, "validation", 2, {"times": 2, "group": True}),
     ],
 )
@@ -87,3 +89,35 @@ def test_ctrl_c_twice_leaves_at_once_and_costs_the_steps_since_the_last_save(who
 def test_a_real_process_leaves_with_the_signals_code(tmp_path):
     stopped = zoo(*FIT, *kill(TERM, "train"), f"--trainer.default_root_dir={tmp_path / 'run'}", cwd=tmp_path)
     assert stopped.returncode == 143, stopped.stderr[-3000:]
+
+
+def test_a_hang_up_that_nohup_ignores_stays_ignored(whole, tmp_path):
+    root = f"--trainer.default_root_dir={tmp_path / 'run'}"
+    before = signal.signal(HUP, signal.SIG_IGN)
+    try:
+        good(forked(*FIT, *kill(HUP, "train"), root, cwd=tmp_path))
+    finally:
+        signal.signal(HUP, before)
+    assert_same(tmp_path / "run", whole)
+
+
+@pytest.fixture(scope="module")
+def whole_with_bests(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bests")
+    good(forked(*FIT, "--checkpoints.save_best=9", f"--trainer.default_root_dir={folder / 'run'}", cwd=folder))
+    return folder / "run"
+
+
+@pytest.mark.parametrize("limit", [[], ["--trainer.max_steps=-1", "--trainer.max_epochs=3"]], ids=["steps", "epochs"])
+def test_ctrl_c_twice_in_the_last_validation_costs_nothing(whole_with_bests, tmp_path, limit):
+    run = tmp_path / "run"
+    args = [*FIT, *limit, "--checkpoints.save_best=9", f"--trainer.default_root_dir={run}"]
+    twice = callback("KillAt", step=LAST, signum=int(INT), where="validation", times=2)
+    for resumed in ([], ["--ckpt_path=last"]):
+        stopped = forked(*args, *twice, *resumed, cwd=tmp_path)
+        assert stopped.returncode == 130, stopped.stderr[-3000:]
+        assert newest(run).name == f"step_{LAST:08d}.ckpt"
+        assert len(record(run)) < len(record(whole_with_bests))
+        assert len(bests(run)) < len(bests(whole_with_bests))
+    good(forked(*args, "--ckpt_path=last", cwd=tmp_path))
+    assert_same(run, whole_with_bests)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from zoo.common.locks import writes_into
 
+
+@writes_into("out_high", "out_low")
 def preprocess(
     in_dir: Path,
     out_high: Path,
@@ -70,6 +73,7 @@ def cache(config: Path) -> None:
     print(f"{config}: ready, {data.counts()}")
 
 
+@writes_into("output")
 def evaluate(
     run: Path,
     output: Path,

@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from zoo.common.locks import writes_into
 
+
+@writes_into("output")
 def evaluate(
     *,
     run: Path,

@@ -138,7 +138,7 @@ class CrowdTask(SingleOptimizerTask):
         terms = {key: value / share for key, value in terms.items()}
         if objective.value is not None:
             terms["swd_loss"] = objective.value
-        self.log_terms("train", terms, batch_size=self.items_in(batch))
+        self.log_terms("train", terms, batch_size=self.items_in(batch), weight=share)
         return result.total
 
     def items_in(self, batch: Batch) -> int:

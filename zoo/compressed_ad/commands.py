@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from zoo.common.locks import writes_into
+
 if TYPE_CHECKING:
     from zoo.compressed_ad.collect import Epsilon
     from zoo.compressed_ad.envs import Env
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
     from zoo.compressed_ad.q_learning import QLearning
 
 
+@writes_into("output")
 def evaluate(
     *,
     run: Path,
@@ -58,6 +61,7 @@ def evaluate(
         print(f"{result['missing']} chunks are missing: the other processes, or the same command again, play them")
 
 
+@writes_into("output")
 def report(
     *, evaluations: list[Path], output: Path, labels: list[str] | None = None, source: Path | None = None
 ) -> None:
@@ -75,6 +79,7 @@ def report(
     print(output / "report.md")
 
 
+@writes_into("output")
 def collect(
     output: Path,
     env: Env | None = None,

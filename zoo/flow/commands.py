@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from zoo.common.locks import writes_into
+
 if TYPE_CHECKING:
     from zoo.flow.guidance import Guidance
     from zoo.flow.solvers import Solver
 
 
+@writes_into("output")
 def sample(
     run: Path,
     output: Path,
@@ -52,6 +55,7 @@ def sample(
         print(f"{result['missing']} samples are missing: the other processes, or the same command again, write them")
 
 
+@writes_into("output")
 def sweep(
     run: Path,
     output: Path,
@@ -106,6 +110,7 @@ def sweep(
     )
 
 
+@writes_into("output")
 def make_pairs(
     run: Path,
     output: Path,
@@ -175,6 +180,7 @@ def straightness(
     print(f"straightness of {count} paths: {evaluate_straightness(sampler, labels, seeds):.4f}")
 
 
+@writes_into("output")
 def evaluate(
     *,
     generated: Path,

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from zoo.common.locks import writes_into
+
 if TYPE_CHECKING:
     from zoo.audio.degrade import Degrader
 
 
+@writes_into("output")
 def degrade(
     clean: Path,
     output: Path,
@@ -73,6 +76,7 @@ def degrade(
     return int(counts["failed"] > 0)
 
 
+@writes_into("output")
 def evaluate(
     *,
     clean: Path,
@@ -151,6 +155,7 @@ def evaluate(
     return 1 if result.failed else 0
 
 
+@writes_into("output")
 def cache_features(
     input: Path,
     output: Path,

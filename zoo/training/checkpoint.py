@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from zoo.atomic import TEMPORARY_MARK, sweep_temporaries
 from zoo.training import checkpoint_files as files
 from zoo.training.frozen import frozen_modules
-from zoo.training.restart import is_last_batch, repair_restart, validate_again, validation_is_due
+from zoo.training.restart import is_last_batch, owe_validation, repair_restart, validate_again, validation_is_due
 from zoo.training.run import run_folder
 from zoo.training.signals import Interrupted, StopRequest
 
@@ -183,6 +183,8 @@ class Checkpoints(Checkpoint):
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Remember a validation that the interrupted run may not have finished."""
         self._owed_epoch = checkpoint["epoch"] if checkpoint.get("validation_due") else None
+        if self._owed_epoch is not None and trainer.state.fn == "fit":
+            owe_validation(trainer)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Give the signals back."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo.atomic import TEMPORARY_MARK, write_atomic
+from zoo.common.locks import LOCK_NAME
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,8 @@ def begin_output(
     path = output / name
     settings = json.loads(json.dumps(settings))
     # listed before the look at the settings: another process may write them now, and does so before all else
-    held = [each.name for each in output.iterdir() if TEMPORARY_MARK not in each.name] if output.is_dir() else []
+    names = [each.name for each in output.iterdir()] if output.is_dir() else []
+    held = [name for name in names if TEMPORARY_MARK not in name and not name.startswith(LOCK_NAME)]
     if path.is_file():
         known, wanted = _flat(json.loads(path.read_text(encoding="utf-8"))), _flat(settings)
         other = [key for key in {**known, **wanted} if known.get(key) != wanted.get(key) and key not in notes]

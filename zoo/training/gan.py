@@ -77,6 +77,7 @@ class GANTask(ZooTask):
     """
 
     optimizer_names = ("g", "d")
+    find_unused_parameters = True
 
     def __init__(
         self,

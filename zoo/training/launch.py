@@ -15,7 +15,7 @@ PRECISIONS = {"no": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed"}
 # As in configs/trainer/ddp.yaml.
 DDP: dict[str, Any] = {
     "class_path": "lightning.pytorch.strategies.DDPStrategy",
-    "init_args": {"find_unused_parameters": True, "broadcast_buffers": False},
+    "init_args": {"broadcast_buffers": False},
 }
 PLAIN_KINDS = ("NO", "MULTI_GPU", "MULTI_CPU", "MPS")
 # accelerate's name of a strategy that shards -> the fragment that sets it up.

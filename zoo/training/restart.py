@@ -6,8 +6,29 @@ import dataclasses
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.loops.fit_loop import _FitLoop
 
 from zoo.training.csv_log import RunCSV
+
+
+class OwingFitLoop(_FitLoop):
+    """Lightning's loop of a run that owes a validation: it begins also where no batch is left to train."""
+
+    @property
+    def skip(self) -> bool:
+        """Whether there is nothing to do."""
+        return bool(self.trainer.limit_train_batches == 0)
+
+
+def owe_validation(trainer: L.Trainer) -> None:
+    """Let the hook at the training's start run, in which `validate_again` is called, though all batches are trained.
+
+    Args:
+        trainer: whose loops are not yet restored.
+    """
+    loop = OwingFitLoop(trainer)
+    vars(loop).update(vars(trainer.fit_loop))
+    trainer.fit_loop = loop
 
 
 def is_last_batch(trainer: L.Trainer) -> bool:

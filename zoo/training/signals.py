@@ -10,8 +10,8 @@ from types import FrameType
 log = logging.getLogger(__name__)
 
 EXIT_CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
-if hasattr(signal, "SIGUSR1"):  # absent on Windows
-    EXIT_CODES[signal.SIGUSR1] = 143
+if hasattr(signal, "SIGUSR1"):  # absent on Windows, as SIGHUP is
+    EXIT_CODES |= {signal.SIGUSR1: 143, signal.SIGHUP: 143}
 
 
 class Interrupted(SystemExit):
@@ -27,13 +27,13 @@ class StopRequest:
     def install(self) -> None:
         """Take over the stop signals (only in the main thread, where Python allows it)."""
         if threading.current_thread() is threading.main_thread():
-            for number in EXIT_CODES:
+            for number in _taken_over():
                 signal.signal(number, self._note)
 
     def uninstall(self) -> None:
         """Give the signals back to Python's defaults."""
         if threading.current_thread() is threading.main_thread():
-            for number in EXIT_CODES:
+            for number in _taken_over():
                 signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -49,6 +49,11 @@ class StopRequest:
                 signal.Signals(number).name,
                 self.code,
             )
+
+
+def _taken_over() -> list[signal.Signals]:
+    """The stop signals; a hang-up that `nohup` has the process ignore is none."""
+    return [each for each in EXIT_CODES if each.name != "SIGHUP" or signal.getsignal(each) != signal.SIG_IGN]
 
 
 def reset_in_worker(worker_id: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import lightning as L
 import torch
+from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 
 from zoo.common.registry import find, renamed
@@ -40,6 +41,8 @@ class ZooTask(L.LightningModule):
     inference_options: ClassVar[tuple[str, ...]] = ()
     """Constructor arguments (plain values, or objects without weights), kept as attributes, that the Inference takes
     besides its parts; prediction may change them."""
+    find_unused_parameters: bool = False
+    """Whether a step leaves trained parameters without gradients, which DistributedDataParallel must then look for."""
 
     def __init__(self, compile: bool = False) -> None:
         super().__init__()
@@ -53,12 +56,33 @@ class ZooTask(L.LightningModule):
         """Batches trained so far, kept over a resume."""
         return self.global_step
 
-    def log_terms(self, stage: str, terms: Mapping[str, Tensor], batch_size: int | None = None) -> None:
-        """Log loss terms as `<stage>/<key>`; those of a training step between two logging intervals are dropped."""
+    def log_terms(
+        self,
+        stage: str,
+        terms: Mapping[str, Tensor],
+        batch_size: int | None = None,
+        weight: Tensor | float | None = None,
+    ) -> None:
+        """Log loss terms as `<stage>/<key>`, means over all ranks; between two logging intervals they are dropped.
+
+        Args:
+            stage: "train", "val" or "test".
+            terms: means over this rank's batch.
+            batch_size: items in it.
+            weight: of this rank in the means over all; the items when not given.
+        """
         if stage == "train" and self._trainer is not None and not self._trainer._logger_connector.should_update_logs:
             return  # Lightning would collect and never write them, at a cost that small nets feel
-        values = {f"{stage}/{key}": value.detach() for key, value in terms.items()}
+        values: Mapping[str, Any] = {f"{stage}/{key}": value.detach() for key, value in terms.items()}
+        if self._trainer is not None and self.trainer.world_size > 1 and not self._accumulates():
+            means = WeightedMeans()
+            means.add(values, float((batch_size or 1) if weight is None else weight))
+            values = means.compute()
         self.log_dict(values, batch_size=batch_size, on_step=True, on_epoch=False)
+
+    def _accumulates(self) -> bool:
+        """Whether further batches belong to this step; Lightning writes what the last of them logs."""
+        return self.automatic_optimization and self.trainer.fit_loop.epoch_loop._should_accumulate()
 
     def evaluate(self, batch: Any, batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
         """Evaluate one batch.
@@ -74,12 +98,14 @@ class ZooTask(L.LightningModule):
         raise NotImplementedError(f"{type(self).__name__} defines no evaluate()")
 
     def setup(self, stage: str) -> None:
-        """Rest frozen modules; hash and copy them before a strategy or a precision changes their weights.
+        """Set up the strategy; rest frozen modules, hash and copy them before precision changes their weights.
 
         Raises:
             ValueError: when a weight that is not saved would be trained.
         """
         super().setup(stage)
+        if isinstance(self.trainer.strategy, DDPStrategy):
+            self.trainer.strategy._ddp_kwargs.setdefault("find_unused_parameters", self.find_unused_parameters)
         for path, module in frozen.frozen_modules({"": self}).items():
             if not module.is_frozen:
                 continue

@@ -1,0 +1,135 @@
+"""One writer a folder, in processes of their own."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.harness import TOY_ARGS, TOY_FIT, environment, good, newest, zoo
+from zoo.cli import main
+from zoo.common.locks import LOCK_NAME, is_rank_zero, locked
+from zoo.loading import load
+
+HOLD = """
+import os, sys, time
+from pathlib import Path
+from zoo.common.locks import locked
+with locked(Path(sys.argv[1]), "collect"):
+    child = os.fork()  # as a data worker is
+    if child == 0:
+        time.sleep(60)
+    print(child, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds a folder, and its forked child."""
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "out")]
+    process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
+    child = int(process.stdout.readline())
+    yield process
+    os.kill(child, signal.SIGKILL)
+    process.kill()
+    process.wait()
+
+
+def test_the_second_names_the_first_and_a_killed_one_is_followed_at_once(holder, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    with pytest.raises(ValueError, match=rf"`zoo collect` \(process {holder.pid} on host {os.uname().nodename}, since"):
+        with locked(folder, "fit"):
+            pass
+    holder.kill()
+    holder.wait()
+    assert (folder / LOCK_NAME).exists()  # its child lives, and holds nothing
+    with locked(folder, "fit"):
+        (folder / "result").touch()
+    assert [path.name for path in folder.iterdir()] == ["result"]
+
+
+def test_a_folder_in_which_nothing_was_written_is_not_left(tmp_path: Path) -> None:
+    with locked(tmp_path / "deep" / "out", "fit"):
+        assert (tmp_path / "deep" / "out").is_dir()
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="is a file; name a folder"), locked(tmp_path / "file", "fit"):
+        pass
+
+
+@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"])
+def test_only_the_first_rank_locks(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "0")
+    assert is_rank_zero()
+    with locked(tmp_path, "fit"):
+        monkeypatch.setenv(name, "1")
+        assert not is_rank_zero()
+        with locked(tmp_path, "fit"):
+            pass
+
+
+def test_a_second_fit_in_a_run_folder_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "zoo", *map(str, TOY_FIT), f"--trainer.default_root_dir={run}"]
+    command += ["--trainer.max_steps=100000", "--data.init_args.num_workers=1"]
+    first = subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.DEVNULL)
+    try:
+        while not list(run.glob("step_*.ckpt")) and first.poll() is None:
+            time.sleep(0.1)
+        second = zoo("fit", *TOY_ARGS, f"--ckpt_path={run}", cwd=tmp_path)
+        assert second.returncode == 1
+        last = second.stderr.strip().splitlines()[-1]
+        assert f"{run} is being written by `zoo fit` (process {first.pid} on host" in last
+        assert first.poll() is None
+    finally:
+        first.kill()
+        first.wait()
+    reached = int(newest(run).stem.removeprefix("step_"))
+    good(zoo("fit", *TOY_ARGS, f"--ckpt_path={run}", f"--trainer.max_steps={reached + 20}", cwd=tmp_path))
+    assert not list(run.glob(".*"))
+
+
+TOOLS = [
+    "evaluate flow --generated x --output out",
+    "evaluate audiosr x out",
+    "evaluate ci_llm --run x --output out",
+    "evaluate compressed_ad --run x --output out",
+    "evaluate miipher --clean x --restored x --output out",
+    "degrade x out",
+    "collect out",
+    "sample x out",
+    "sweep x out",
+    "make-pairs x out",
+    "cache-features x out x",
+    "preprocess x high out",
+]
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_tools_that_fill_a_folder_are_refused(
+    tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with locked(tmp_path / "out", "degrade"):
+        assert main(tool.split()) == 1
+    assert f"out is being written by `zoo degrade` (process {os.getpid()} on host" in capsys.readouterr().err
+
+
+def test_predict_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*map(str, TOY_FIT), "--trainer.max_steps=1", "--trainer.default_root_dir=run"]) == 0
+    Path("in").mkdir()
+    load(Path("run"), allow_import=["toy_wing"]).write_example(Path("in") / "a")
+    predict = ["predict", *TOY_ARGS, "--ckpt_path=run", "--input=in", "--output=out"]
+    with locked(tmp_path / "out", "predict"):
+        assert main(predict) == 1
+    assert "out is being written by `zoo predict`" in capsys.readouterr().err
+    assert main(predict) == 0
+    assert not list(Path("out").glob(".*"))

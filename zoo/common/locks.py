@@ -1,0 +1,115 @@
+"""One writer a folder: a run folder or an output folder is locked while a command writes into it.
+
+The lock is the kernel's (flock, by `filelock`): it goes with the process that holds it, so what a killed one leaves is
+taken over at once, and forked data workers hold nothing. NFS passes it on to its server, which drops it when the
+client's lease ends. A file system without flock gets filelock's marker file instead: it is taken over when its process
+is dead on the same host; the marker of a dead process on another host has to be deleted by hand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+LOCK_NAME = ".zoo.lock"
+OWNER_NAME = ".zoo.lock.json"
+_PATIENCE_SECONDS = 1.0  # a predecessor may just be leaving
+# What torchrun, accelerate, Lightning, Slurm, LSF and MPI tell a process of its rank, and of its node's.
+_RANKS = (
+    "RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK", "OMPI_COMM_WORLD_RANK",
+    "PMI_RANK",
+)  # fmt: skip
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def is_rank_zero() -> bool:
+    """Whether this process is the first, or the only one, of those that were started together."""
+    return all(os.environ.get(name, "0") == "0" for name in _RANKS)
+
+
+@contextlib.contextmanager
+def locked(folder: Path, command: str) -> Iterator[None]:
+    """Keep other commands from writing into a folder until the block ends; ranks but the first lock nothing.
+
+    Args:
+        folder: made when missing, and removed again when nothing was written.
+        command: that writes, for the message of those that are refused.
+
+    Raises:
+        ValueError: when another process writes there; it is named.
+        OSError: when the folder cannot be written.
+    """
+    if not is_rank_zero():
+        yield
+        return
+    from filelock import FileLock, Timeout  # help and messages answer without it
+
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file; name a folder")
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    lock, owner = FileLock(folder / LOCK_NAME, timeout=_PATIENCE_SECONDS), folder / OWNER_NAME
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise ValueError(
+            f"{folder} is being written by {_told(owner)}: wait for it or stop it, or choose another folder"
+        ) from error
+    try:
+        facts = {"command": command, "host": socket.gethostname(), "pid": os.getpid(), "since": time.time()}
+        owner.write_text(json.dumps(facts), encoding="utf-8")
+        yield
+    finally:
+        # while the lock is held: one who waits for it finds that its file is gone, and makes a new one
+        for path in (owner, folder / LOCK_NAME):
+            path.unlink(missing_ok=True)
+        lock.release()
+        with contextlib.suppress(OSError):  # the first that holds something ends it
+            for path in made:
+                path.rmdir()
+
+
+def _told(owner: Path) -> str:
+    """What the owner of a lock has noted of itself."""
+    try:
+        facts = json.loads(owner.read_text(encoding="utf-8"))
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(facts["since"]))
+        return f"`zoo {facts['command']}` (process {facts['pid']} on host {facts['host']}, since {since})"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"
+
+
+def writes_into(*parameters: str) -> Callable[[Function], Function]:
+    """Mark a tool's function: the command line locks the folders that these arguments name while it runs."""
+
+    def mark(function: Function) -> Function:
+        function.writes_into = parameters  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+@contextlib.contextmanager
+def locked_arguments(function: Callable[..., object], values: Mapping[str, Any], command: str) -> Iterator[None]:
+    """Lock what a tool's function is marked to write into; see `locked`.
+
+    Args:
+        function: of the tool.
+        values: its arguments.
+        command: its name.
+
+    Raises:
+        ValueError: when another process writes there.
+        OSError: when a folder cannot be written.
+    """
+    with contextlib.ExitStack() as stack:
+        for parameter in getattr(function, "writes_into", ()):
+            stack.enter_context(locked(Path(values[parameter]), command))
+        yield
