@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 from zoo.compressed_ad.collect import SOURCES, Epsilon, best_returns, collect, last_returns
 from zoo.compressed_ad.envs import Darkroom
@@ -88,6 +89,29 @@ def test_other_settings_are_refused(tmp_path):
         collect(ENV, tmp_path / "store", Epsilon(best=0.5), **SMALL)
     with pytest.raises(ValueError, match="rank"):
         collect(ENV, tmp_path / "store", Epsilon(), rank=2, world_size=2, **SMALL)
+
+
+class Unnamed(Darkroom):
+    name = "an_environment_that_the_store_does_not_know"
+
+
+class Disguised(Darkroom):
+    """Named like its base class, with other goals."""
+
+    def tasks(self):
+        return super().tasks().flip(0)
+
+
+class Unwritable(Darkroom):
+    def arguments(self):
+        return {"start": torch.tensor(self.start_cell)}
+
+
+@pytest.mark.parametrize("family", [Unnamed, Disguised, Unwritable])
+def test_what_cannot_be_read_back_is_refused_before_it_begins(tmp_path, family):
+    with pytest.raises(ValueError, match=f"histories of {family.__name__} could not be read back"):
+        collect(family(3, 5), tmp_path / "store", Epsilon(), **SMALL)
+    assert not (tmp_path / "store").exists()
 
 
 def test_returns_beside_what_is_possible(tmp_path):

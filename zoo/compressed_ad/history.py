@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from zoo.atomic import TEMPORARY_MARK, remove, write_atomic
-from zoo.compressed_ad.envs import Env, build_env
+from zoo.compressed_ad.envs import ENVS, Env, build_env
 from zoo.compressed_ad.histories import Steps
 from zoo.training.folders import begin_output
 
@@ -91,7 +91,8 @@ class HistoryWriter:
         shards: task indices of each shard.
 
     Raises:
-        ValueError: when an argument is out of range, or the folder was begun with others.
+        ValueError: when an argument is out of range, `HistoryStore` could not read the environment back, or the folder
+            was begun with other arguments. Nothing is written then.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class HistoryWriter:
         split_seed: int = 0,
         train_share: float = 0.9,
     ) -> None:
+        _check_readable(env)
         goals = env.tasks().tolist()
         if min(streams, steps, shard_size, len(tasks)) < 1 or env.grid_size > LARGEST:
             raise ValueError(
@@ -251,6 +253,22 @@ class HistoryStore:
                 del self._open[next(iter(self._open))]
             self._open[file] = np.load(self.folder / file, mmap_mode="r", allow_pickle=False)
         return self._open[file]
+
+
+def _check_readable(env: Env) -> None:
+    """Refuse an environment that the index would not give back."""
+    try:
+        written = json.dumps(env.describe())
+        again = build_env(json.loads(written))
+        same = type(again) is type(env) and json.dumps(again.describe()) == written
+        fault = None if same and torch.equal(again.tasks(), env.tasks()) else f"its index gives {type(again).__name__}"
+    except (TypeError, ValueError) as error:
+        fault = str(error)
+    if fault:
+        raise ValueError(
+            f"histories of {type(env).__name__} could not be read back ({fault}): use an environment that a store's "
+            f"index can name, one of {', '.join(ENVS)}; nothing was written"
+        )
 
 
 def shard_name(number: int) -> str:
