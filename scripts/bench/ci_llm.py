@@ -1,4 +1,4 @@
-"""Benchmarks of CI-LLM: ci_llm.py decoding|training|peft|padding|shared_trunk|all; padding needs GSM8K."""
+"""Benchmarks of CI-LLM: ci_llm.py decoding|training|peft|padding|shared_trunk|memory|all; padding needs GSM8K."""
 
 from __future__ import annotations
 

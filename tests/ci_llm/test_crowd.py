@@ -73,6 +73,24 @@ def test_the_shared_trunk_gives_the_same(name, mode, checkpointing):
         torch.testing.assert_close(ours.hidden, theirs.hidden, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("top", [None, 1])
+@pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_at_some_positions_are_those_of_all(name, mode, top):
+    net = crowd(name, mode=mode[0], chunk=mode[1], top_layers=top).eval()
+    ids, mask, _ = batch()
+    some, own = torch.tensor([3, 4, 20]), torch.tensor([[0, 20], [4, -1], [7, 8]])
+    every = net(ids, mask).flatten(1, 2)
+    torch.testing.assert_close(net.outputs(ids, mask, logits_at=some).logits, every[:, some], atol=1e-5, rtol=1e-5)
+    texts = torch.stack([ids, ids.roll(1, 0), ids]), torch.stack([mask, mask.roll(1, 0), mask])
+    every = net(*texts).flatten(1, 2)
+    found = net.outputs(*texts, logits_at=own).logits
+    assert found.shape == (3, 2, 40)
+    for agent, place in ((0, 0), (0, 1), (1, 0), (2, 0), (2, 1)):
+        torch.testing.assert_close(found[agent, place], every[agent, own[agent, place]], atol=1e-5, rtol=1e-5)
+    assert net.outputs(ids, mask, logits_at=some[:0]).logits.shape == (3, 0, 40)
+
+
 def test_the_trunk_runs_each_text_once():
     net = crowd(top_layers=1)
     seen = []

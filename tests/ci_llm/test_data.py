@@ -35,12 +35,15 @@ def made(data):
     return data
 
 
+KEYS = {"input_ids", "attention_mask", "labels", "label_positions"}
+
+
 def test_boundary_eos_and_labels():
     data = made(TextData(BYTES, batch_size=4, max_length=200))
     batch = next(iter(data.train_dataloader()))
-    assert set(batch) == {"input_ids", "attention_mask", "labels"}
+    assert set(batch) == KEYS
     assert batch["input_ids"].shape == batch["labels"].shape == batch["attention_mask"].shape
-    for ids, mask, labels in zip(*batch.values(), strict=True):
+    for ids, mask, labels in zip(*(batch[key] for key in ("input_ids", "attention_mask", "labels")), strict=True):
         ids, labels = ids[mask == 1], labels[mask == 1]
         learnt = labels != -100
         prompt, answer = BYTES.decode(ids[~learnt]), BYTES.decode(ids[learnt])
@@ -194,7 +197,7 @@ def test_packed_batches():
         assert len(starts) == segments.max() > 1
         assert (batch["input_ids"][row][starts] == 1).all() and (batch["labels"][row][starts] == -100).all()
         assert torch.equal(segments[starts], torch.arange(1, len(starts) + 1))
-    assert (data.val_dataloader().collate_fn([data.val_set[0]])).keys() == {"input_ids", "attention_mask", "labels"}
+    assert (data.val_dataloader().collate_fn([data.val_set[0]])).keys() == KEYS
 
 
 def test_agents_with_texts_of_their_own():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.ci_llm import crowd_parts
-from tests.ci_llm.task_parts import byte_task, loader, rows, task, texts, trainer, weights
+from tests.ci_llm.task_parts import byte_task, loader, pretrain_task, rows, task, texts, trainer, weights
 from zoo.ci_llm.aggregator import aggregate, uniform_log_weights
 from zoo.ci_llm.data import TextData
 from zoo.ci_llm.diversity import Diversity
@@ -60,6 +60,72 @@ def test_loss_is_the_mean_of_the_agents_less_what_diversity_is_worth():
     torch.testing.assert_close(kept["train/task_loss"], each.mean().detach())
     torch.testing.assert_close(kept["train/swd_loss"], value.detach())
     torch.testing.assert_close(torch.stack([kept[f"train/loss_agent_{k}"] for k in range(3)]), each.detach())
+
+
+def own_texts() -> dict[str, torch.Tensor]:
+    """Texts of their own for three agents; their numbers of labels differ."""
+    parts = [texts(seed=seed) for seed in range(3)]
+    return {key: torch.stack([part[key] for part in parts]) for key in parts[0]}
+
+
+@pytest.mark.parametrize("shift", [True, False])
+@pytest.mark.parametrize("make", [texts, own_texts])
+@pytest.mark.parametrize("mode", [("batched", None), ("chunked", 2)], ids=str)
+@pytest.mark.parametrize(
+    "term",
+    [
+        None,
+        {"space": "hidden", "strategy": "mean_pool"},
+        *({"space": space, "strategy": each} for space in ("logits", "probs") for each in ("answer_mean", "mean_pool")),
+        {"space": "logits", "strategy": "last_token"},
+        {"space": "logits", "strategy": "last_token", "mask": False},
+        {"kind": "js", "strategy": "last_token"},
+        {"kind": "kl", "strategy": "answer_tokens"},
+    ],
+    ids=str,
+)
+def test_loss_and_gradients_are_those_of_logits_everywhere(term, mode, make, shift):
+    batch = make()
+    if term and term["strategy"] == "answer_tokens" and make is own_texts:
+        pytest.skip("refused: it compares agents that read the same texts")
+    term = None if term is None else diversity(**term)
+    crowd = crowd_parts.crowd(mode=mode[0], chunk=mode[1])
+    found = Objective(batch, term, shift=shift).of(crowd)
+    ours = torch.autograd.grad(found.total, list(crowd.agents.parameters()))
+    whole = crowd_parts.crowd()
+    output = whole.outputs(batch["input_ids"], batch["attention_mask"], hidden=True)
+    each = losses(output.logits, batch["labels"], shift=shift)
+    total = each.mean()
+    if term is not None:
+        points = term.represent(output.logits, output.hidden, batch["attention_mask"], batch["labels"])
+        total = total + term.loss(term.value(points))
+    theirs = torch.autograd.grad(total, list(whole.agents.parameters()))
+    torch.testing.assert_close(found.losses, each.detach(), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(found.total.detach(), total.detach(), atol=1e-6, rtol=1e-5)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("make", "places"), [(texts, 12), (own_texts, 12)])
+def test_logits_are_computed_where_a_label_is_foretold_and_nowhere_else(make, places):
+    """4 texts of 8 tokens have 12 labels: 12 of 32 positions."""
+    made, seen = task(diversity=diversity()), []
+    head = made.crowd.backbone.model.get_output_embeddings()
+    head.register_forward_hook(lambda module, args, output: seen.append(output.shape[:-1].numel()))
+    batch = make()
+    made.training_step(batch, 0)
+    if batch["labels"].ndim == 2:
+        made.evaluate(batch, 0, "val")
+    assert set(seen) == {3 * places}
+
+
+def test_pretraining_on_answers_computes_logits_where_labels_are():
+    made, seen = pretrain_task(whole_text=False), []
+    head = made.backbone.model.get_output_embeddings()
+    head.register_forward_hook(lambda module, args, output: seen.append(output.shape[:-1].numel()))
+    made.training_step(texts(), 0)
+    made.evaluate(texts(), 0, "val")
+    assert seen == [12, 12]
 
 
 def test_without_weight_nothing_is_asked_for(monkeypatch):

@@ -65,6 +65,8 @@ class Backbone(FrozenModule):
             self.register_load_state_dict_post_hook(_forgive_quantized)
         else:
             self.model = _build(self.source, revision, config, seed, how)
+        self._logits_at: Tensor | None = None  # of the running pass
+        self.model.get_output_embeddings().register_forward_pre_hook(self._select)
         self.recompute_contexts: Contexts = noop_context_fn
         self.gradient_checkpointing = gradient_checkpointing
         if gradient_checkpointing:
@@ -141,9 +143,28 @@ class Backbone(FrozenModule):
             return layer.in_features, layer.out_features
         return layer.nx, layer.nf  # type: ignore[return-value]  # GPT-2's Conv1D
 
-    def forward(self, **inputs: Any) -> Any:
-        """What transformers' model returns for these inputs."""
-        return self.model(**inputs)
+    def forward(self, logits_at: Tensor | None = None, **inputs: Any) -> Any:
+        """Run the model.
+
+        Args:
+            logits_at: (N,) int64, places in the flattened rows and positions of the inputs. The output layer then runs
+                there alone, and `logits` are (1, N, V).
+            inputs: of transformers' model.
+
+        Returns:
+            What transformers' model returns.
+        """
+        self._logits_at = logits_at
+        try:
+            return self.model(**inputs)
+        finally:
+            self._logits_at = None
+
+    def _select(self, head: nn.Module, args: tuple[Any, ...]) -> Any:
+        """Hook before the output layer: keep the hidden states (1, N, D) whose logits are wanted."""
+        if self._logits_at is None:
+            return None
+        return (args[0].flatten(0, 1).index_select(0, self._logits_at)[None],)
 
     def frozen_state(self) -> dict[str, Tensor]:
         """All tensors."""

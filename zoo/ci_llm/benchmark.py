@@ -24,10 +24,11 @@ from zoo.ci_llm.crowd import Crowd, CrowdOutput, Mode
 from zoo.ci_llm.data import TextData
 from zoo.ci_llm.diversity import Diversity
 from zoo.ci_llm.generate import generate
-from zoo.ci_llm.losses import losses, sequence_losses
+from zoo.ci_llm.losses import IGNORED, losses, sequence_losses
+from zoo.ci_llm.objective import Objective
 from zoo.ci_llm.rows import join_rows
 from zoo.ci_llm.tokenizers import BpeTokenizer
-from zoo.training.benchmark import Cost, Finding, interleave, median, ratios
+from zoo.training.benchmark import Cost, Finding, interleave, median, peak_memory, ratios
 from zoo.training.benchmark_settings import Settings
 from zoo.training.resume import ResumableBatches
 
@@ -36,9 +37,16 @@ PROMPT_TOKENS, TEXT_TOKENS = 32, 96
 WIDE = 512  # hidden size where the arithmetic counts, not the number of calls
 BATCH, PIECES = 8, 2048  # texts, and size of the vocabulary, of the padding
 FIXED = (512, 768)  # lengths that the original pads to
+ANSWER_TOKENS = 131  # labelled tokens of a text of GSM8K, mean of `gsm8k_data`
 
 
-def make_crowd(hidden: int = 128, mode: Mode = "batched", top_layers: int | None = None, layers: int = 4) -> Crowd:
+def make_crowd(
+    hidden: int = 128,
+    mode: Mode = "batched",
+    top_layers: int | None = None,
+    layers: int = 4,
+    vocabulary: int = VOCABULARY,
+) -> Crowd:
     """Four agents on a random Llama; the same weights for the same sizes."""
     config = {
         "model_type": "llama",
@@ -47,7 +55,7 @@ def make_crowd(hidden: int = 128, mode: Mode = "batched", top_layers: int | None
         "num_hidden_layers": layers,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "vocab_size": VOCABULARY,
+        "vocab_size": vocabulary,
         "max_position_embeddings": 1024,
     }
     agents = Agents(AGENTS, 8, 16, dropout=0.0, init="normal", top_layers=top_layers)
@@ -147,8 +155,41 @@ def shared_trunk(settings: Settings) -> list[Finding]:
     return findings
 
 
+def memory(settings: Settings) -> list[Finding]:
+    """Peak memory of a fresh process that takes a step with logits where labels are, against logits everywhere."""
+    rows, length, vocabulary = settings.few(8, 1), settings.few(FIXED[0], 160), settings.few(2**15, 64)
+    size = (rows, length, vocabulary)
+    (idle, labelled), (_, everywhere) = (peak_memory(step_once, *size, which) for which in (True, False))
+    details = {
+        "texts": rows, "tokens": length, "labelled tokens": ANSWER_TOKENS, "vocabulary": vocabulary,
+        "MiB after the imports": idle, "MiB, labelled": labelled, "MiB, everywhere": everywhere,
+    }  # fmt: skip
+    ratio = (everywhere - idle) / max(labelled - idle, 1.0)
+    return [Finding("memory of a step beyond the imports, logits everywhere to labelled", ratio, "x", details=details)]
+
+
+def step_once(rows: int, length: int, vocabulary: int, labelled: bool) -> None:
+    """Forward and backward of four agents on texts whose last tokens are labels; in a fresh process.
+
+    Args:
+        rows: texts.
+        length: tokens of each.
+        vocabulary: of the backbone.
+        labelled: compute logits where labels are, as training does, and not everywhere.
+    """
+    crowd = make_crowd(64, layers=2, vocabulary=vocabulary).train()
+    ids, mask = _texts(rows, length)
+    labels = ids.clone()
+    labels[:, :-ANSWER_TOKENS] = IGNORED
+    if labelled:
+        loss = Objective({"input_ids": ids, "attention_mask": mask, "labels": labels}).of(crowd)
+    else:
+        loss = crowd.objective(ids, mask, lambda logits, members: losses(logits, labels))
+    loss.total.backward()
+
+
 BENCHMARKS: dict[str, Callable[[Settings], list[Finding]]] = {
-    each.__name__: each for each in (decoding, training, peft, padding, shared_trunk)
+    each.__name__: each for each in (decoding, training, peft, padding, shared_trunk, memory)
 }
 
 

@@ -23,7 +23,7 @@ class CrowdOutput:
     """What some agents say to a batch.
 
     Args:
-        logits: (n, B, T, V).
+        logits: (n, B, T, V); (n, M, V) where M positions were asked for.
         hidden: (n, B, T, D) where asked for.
     """
 
@@ -132,6 +132,7 @@ class Crowd(nn.Module):
         position_ids: Tensor | None = None,
         cache: Any = None,
         logits_to_keep: int = 0,
+        logits_at: Tensor | None = None,
     ) -> CrowdOutput:
         """Logits and hidden states of all agents.
 
@@ -145,9 +146,11 @@ class Crowd(nn.Module):
             position_ids: shaped like input_ids; by default counted over the mask.
             cache: a cache of transformers, filled in place; all agents then share a pass in every mode.
             logits_to_keep: compute logits of so many last positions only; 0 for all.
+            logits_at: compute logits at these positions only, b * T + t: (M,) int64 for all agents, or (K, M) where
+                they read texts of their own; what is below 0 fills up, its logits mean nothing.
 
         Returns:
-            Logits (K, B, T, V) and hidden states (K, B, T, D) or None.
+            Logits (K, B, T, V), or (K, M, V) of `logits_at`, and hidden states (K, B, T, D) or None.
 
         Raises:
             ValueError: when the texts are not those of K agents.
@@ -155,7 +158,9 @@ class Crowd(nn.Module):
         passes = self._passes() if cache is None else [self._everyone()]
         noise = self.agents.draw_noise()
         parts = [
-            self._run(members, noise, input_ids, attention_mask, position_ids, hidden, layer, cache, logits_to_keep)
+            self._run(
+                members, noise, input_ids, attention_mask, position_ids, hidden, layer, cache, logits_to_keep, logits_at
+            )
             for members in passes
         ]
         if len(parts) == 1:
@@ -183,7 +188,7 @@ class Crowd(nn.Module):
         Args:
             input_ids: (B, T) or (K, B, T).
             attention_mask: as in `outputs`.
-            task: of logits (n, B, T, V) and the n agents they are of: losses (n,).
+            task: of logits (n, B, T, V), or (n, M, V) with `logits_at`, and the n agents they are of: losses (n,).
             represent: of an output and its n agents: what the penalty compares, (n, ...). It draws no random numbers.
             penalty: of the representations (K, ...) of all agents: a scalar to be added.
             grad_scale: of the gradients inside chunked mode; for float16, whose small gradients vanish otherwise.
@@ -259,6 +264,7 @@ class Crowd(nn.Module):
         layer: int = -1,
         cache: Any = None,
         logits_to_keep: int = 0,
+        logits_at: Tensor | None = None,
     ) -> CrowdOutput:
         """One pass of neighbouring agents."""
         count, everyone = len(members), self._everyone()
@@ -276,6 +282,12 @@ class Crowd(nn.Module):
         shared = input_ids.ndim == 2 and self.trunk.shared
         if input_ids.ndim == 2 and not shared:
             texts = [x.repeat(count, *[1] * (x.ndim - 1)) for x in texts]
+        shape, places = (count, rows), None
+        if logits_at is not None:
+            chosen = (logits_at[own] if logits_at.ndim == 2 else logits_at.expand(count, -1)).clamp(min=0)
+            shape = (count, chosen.shape[1])
+            starts = torch.arange(count, device=chosen.device) * (rows * input_ids.shape[-1])
+            places = (chosen + starts[:, None]).flatten()
         active = None if self.members is None else Active(members.start, members.stop, noise)
         with self.agents.using(active), self.trunk.repeating(rows, count if shared else 1):
             result = self.backbone(
@@ -286,10 +298,11 @@ class Crowd(nn.Module):
                 use_cache=cache is not None,
                 output_hidden_states=hidden,
                 logits_to_keep=logits_to_keep,
+                logits_at=places,
             )
         states = result.hidden_states[layer].unflatten(0, (-1, rows)) if hidden else None
         return CrowdOutput(
-            result.logits.unflatten(0, (count, rows)),
+            result.logits.unflatten(0, shape) if places is None else result.logits[0].unflatten(0, shape),
             states.expand(count, -1, -1, -1) if states is not None else None,
         )
 

@@ -49,31 +49,55 @@ def representations(
         ValueError: when the strategy is unknown, labels are needed and missing, or `answer_tokens` is to compare agents
             that read different texts.
     """
+    chosen = _chosen(attention_mask, labels, strategy, mask)
+    if strategy in _POOLED:
+        return _masked_mean(values, chosen)
+    if strategy != "answer_tokens":
+        return _at(values, _end(chosen, strategy))
+    _check_shared(chosen)
+    return values[:, chosen]
+
+
+def _chosen(attention_mask: Tensor, labels: Tensor | None, strategy: Strategy, mask: bool) -> Tensor:
+    """The positions, (B, T) or (K, B, T), that a strategy pools or looks for an end among."""
     if strategy in ("answer_mean", "answer_tokens"):
         if labels is None:
             raise ValueError(f"diversity strategy {strategy} needs labels, found none: give them, or use mean_pool")
-        chosen = F.pad(labels[..., 1:] != -100, (0, 1))
-        if strategy == "answer_mean":
-            return _masked_mean(values, chosen)
-        if chosen.dim() > 2:
-            raise ValueError("answer_tokens compares agents that read the same texts: use answer_mean")
-        return values[:, chosen]
-    real = attention_mask.bool() if mask else torch.ones_like(attention_mask, dtype=torch.bool)
-    if strategy == "mean_pool":
-        return _masked_mean(values, real)
-    if strategy == "last_token":
-        return _at(values, real.shape[-1] - 1 - real.flip(-1).long().argmax(-1))
+        return F.pad(labels[..., 1:] != -100, (0, 1))
+    if strategy not in ("last_token", "mean_pool", "first_token"):
+        raise ValueError(
+            f"unknown diversity strategy {strategy!r}: use last_token, mean_pool, first_token, answer_mean or "
+            "answer_tokens"
+        )
+    return attention_mask.bool() if mask else torch.ones_like(attention_mask, dtype=torch.bool)
+
+
+def _end(chosen: Tensor, strategy: Strategy) -> Tensor:
+    """The last or the first chosen position of each text, (B,) or (K, B)."""
     if strategy == "first_token":
-        return _at(values, real.long().argmax(-1))
-    raise ValueError(
-        f"unknown diversity strategy {strategy!r}: use last_token, mean_pool, first_token, answer_mean or answer_tokens"
-    )
+        return chosen.long().argmax(-1)
+    return chosen.shape[-1] - 1 - chosen.flip(-1).long().argmax(-1)
+
+
+def _check_shared(positions: Tensor) -> None:
+    if positions.ndim > 2:
+        raise ValueError("answer_tokens compares agents that read the same texts: use answer_mean")
 
 
 def _at(values: Tensor, positions: Tensor) -> Tensor:
     """The values at one position of each text, (B,) or (K, B)."""
     index = positions.expand(values.shape[:2])[..., None, None].expand(-1, -1, -1, values.shape[-1])
     return values.gather(2, index).squeeze(2)
+
+
+def _mean_of_texts(values: Tensor, positions: Tensor, chosen: Tensor) -> Tensor:
+    """`_masked_mean` of values (K, M, D) that are known at some positions alone, (M,) or (K, M)."""
+    rows, length = chosen.shape[-2:]
+    places = positions.clamp(min=0)
+    counted = chosen.flatten(-2).gather(-1, places) & (positions >= 0)
+    here = torch.arange(rows, device=places.device)[:, None] == (places // length)[..., None, :]
+    weights = (here & counted[..., None, :]).float()  # (..., B, M)
+    return weights @ values.float() / weights.sum(-1, keepdim=True).clamp(min=1)
 
 
 def _masked_mean(values: Tensor, chosen: Tensor) -> Tensor:
@@ -174,16 +198,51 @@ class Diversity:
         """Whether hidden states of `layer` are wanted."""
         return self.enabled and self.kind == "swd" and self.space == "hidden"
 
+    @property
+    def needs_logits(self) -> bool:
+        """Whether predictions are compared."""
+        return self.enabled and not self.needs_hidden
+
+    def positions(self, attention_mask: Tensor, label_positions: Tensor) -> Tensor:
+        """Where predictions are compared, for `represent`.
+
+        Args:
+            attention_mask: (B, T) or (K, B, T).
+            label_positions: (M,) or (K, M), see `zoo.ci_llm.losses.label_positions`.
+
+        Returns:
+            Positions b * T + t: (M,) or (K, M) int64; `label_positions` themselves where answers are compared.
+
+        Raises:
+            ValueError: when `answer_tokens` is to compare agents that read different texts.
+        """
+        if self.strategy in ("answer_mean", "answer_tokens"):
+            if self.strategy == "answer_tokens":
+                _check_shared(attention_mask)
+            return label_positions
+        rows, length = attention_mask.shape[-2:]
+        every = torch.arange(rows * length, device=attention_mask.device)
+        if self.strategy == "mean_pool":
+            return every.expand(*attention_mask.shape[:-2], -1)
+        chosen = _chosen(attention_mask, None, self.strategy, self.mask)
+        return every[::length] + _end(chosen, self.strategy)
+
     def represent(
-        self, logits: Tensor, hidden: Tensor | None, attention_mask: Tensor, labels: Tensor | None = None
+        self,
+        logits: Tensor,
+        hidden: Tensor | None,
+        attention_mask: Tensor,
+        labels: Tensor | None = None,
+        positions: Tensor | None = None,
     ) -> Tensor:
         """What of each agent is compared; of each agent alone, so that chunks of agents may be joined.
 
         Args:
-            logits: (K, B, T, V).
+            logits: (K, B, T, V); (K, M, V) with `positions`.
             hidden: (K, B, T, D) of `layer`; not used where `needs_hidden` is false.
             attention_mask: (B, T) or (K, B, T).
             labels: shaped like the mask, -100 where there is none.
+            positions: that the logits are of, as `positions` gives them; hidden states are of all.
 
         Returns:
             (K, N, D), float32; log-probabilities (K, N, V) for `js` and `kl`.
@@ -202,7 +261,12 @@ class Diversity:
         pooled = self.strategy in _POOLED
         if probabilities and pooled:
             values = values.float().softmax(-1)
-        points = representations(values, attention_mask, labels, self.strategy, self.mask).float()
+        if positions is None or values is hidden:
+            points = representations(values, attention_mask, labels, self.strategy, self.mask).float()
+        elif pooled:
+            points = _mean_of_texts(values, positions, _chosen(attention_mask, labels, self.strategy, self.mask))
+        else:
+            points = values.float()
         if log_space:
             return points.log_softmax(-1)
         if probabilities and not pooled:

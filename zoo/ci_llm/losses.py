@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 IGNORED = -100  # label of positions that are not learned: prompt and padding
 
@@ -27,9 +28,45 @@ def token_losses(logits: Tensor, labels: Tensor, shift: bool = True) -> Tensor:
             f"labels have shape {tuple(labels.shape)}, expected {tuple(logits.shape[1:3])} or "
             f"{tuple(logits.shape[:3])} for logits {tuple(logits.shape)}"
         )
-    goals = learned(labels, shift).expand(logits.shape[:3])
-    flat = F.cross_entropy(logits.flatten(0, 2).float(), goals.reshape(-1), ignore_index=IGNORED, reduction="none")
-    return flat.view(goals.shape)
+    goals = learned(labels, shift).flatten(-2)
+    return target_losses(logits.flatten(1, 2), goals).view(logits.shape[:3])
+
+
+def target_losses(logits: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy of each target.
+
+    Args:
+        logits: (K, M, V), any float type; computed in float32.
+        targets: (M,), or (K, M) where the agents have targets of their own; int64, -100 for none.
+
+    Returns:
+        (K, M) float32; zero where there is no target.
+    """
+    targets = targets.expand(logits.shape[:2])
+    flat = F.cross_entropy(logits.flatten(0, 1).float(), targets.reshape(-1), ignore_index=IGNORED, reduction="none")
+    return flat.view(targets.shape)
+
+
+def label_positions(labels: Tensor, shift: bool = True) -> Tensor:
+    """The positions b * T + t that foretell a label.
+
+    Args:
+        labels: (B, T), or (K, B, T) where the agents have texts of their own.
+        shift: as in `token_losses`.
+
+    Returns:
+        (M,) int64, ascending; (K, M) for labels of K agents, filled up with -1.
+    """
+    found = (learned(labels, shift) != IGNORED).flatten(-2)
+    if labels.ndim == 2:
+        return found.nonzero()[:, 0]
+    return pad_sequence([each.nonzero()[:, 0] for each in found], batch_first=True, padding_value=-1)
+
+
+def targets_at(labels: Tensor, positions: Tensor, shift: bool = True) -> Tensor:
+    """The labels that `label_positions` foretell, shaped like these; -100 where they are filled up."""
+    found = learned(labels, shift).flatten(-2).gather(-1, positions.clamp(min=0))
+    return found.masked_fill(positions < 0, IGNORED)
 
 
 def learned(labels: Tensor, shift: bool = True) -> Tensor:

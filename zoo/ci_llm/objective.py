@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zoo.ci_llm.crowd import Crowd, CrowdLoss, CrowdOutput
 from zoo.ci_llm.diversity import Diversity
-from zoo.ci_llm.losses import IGNORED, learned, losses
+from zoo.ci_llm.losses import IGNORED, label_positions, learned, target_losses, targets_at
 from zoo.ci_llm.positions import packed
 
 Batch = Mapping[str, Tensor]
@@ -41,14 +41,32 @@ def label_count(labels: Tensor, agents: int, shift: bool = True) -> Tensor:
     return count / agents if labels.ndim == 3 else count
 
 
+def targets(batch: Batch, shift: bool = True) -> tuple[Tensor, Tensor]:
+    """Where a batch has labels, and which.
+
+    Args:
+        batch: `labels`, (B, T) or (K, B, T); `label_positions` of these, where they are known.
+        shift: as in `zoo.ci_llm.losses.token_losses`.
+
+    Returns:
+        Positions and labels, int64, (M,) or (K, M), see `zoo.ci_llm.losses.label_positions`.
+    """
+    known = batch.get("label_positions") if shift else None
+    positions = label_positions(batch["labels"], shift) if known is None else known
+    return positions, targets_at(batch["labels"], positions, shift)
+
+
 class Objective:
     """Task losses and diversity term of one batch, in the pieces that `Crowd.objective` asks for.
 
+    Logits are computed where a label is foretold and where the diversity term compares predictions, and nowhere else.
+
     Args:
-        batch: `input_ids`, `attention_mask` and `labels`, (B, T) or (K, B, T); packed also `segment_ids`.
+        batch: `input_ids`, `attention_mask` and `labels`, (B, T) or (K, B, T); packed also `segment_ids`;
+            `label_positions`, where they are known.
         diversity: the term; None or weight 0 for none.
         step: number of the optimizer step, of which directions and warm-up depend.
-        normaliser: what the losses are divided by, see `zoo.ci_llm.losses.losses`.
+        normaliser: what the losses are divided by, see `zoo.ci_llm.losses.losses`; each agent's labels by default.
         share: factor on the diversity term, for batches that are a part of a step.
         shift: as in `zoo.ci_llm.losses.token_losses`.
 
@@ -69,23 +87,44 @@ class Objective:
         self.diversity = diversity if diversity is not None and diversity.enabled else None
         self.step, self.normaliser, self.share, self.shift = step, normaliser, share, shift
         self.value: Tensor | None = None
+        self.positions, self.targets = targets(batch, shift)
+        self.compared: Tensor | None = None  # positions of the predictions that diversity compares
+        self._asked = self.positions
+        if self.diversity is not None and self.diversity.needs_logits:
+            foretelling = self.positions if shift else label_positions(batch["labels"])
+            self.compared = self.diversity.positions(batch["attention_mask"], foretelling)
+            if self.compared is not self.positions:
+                self._asked = torch.cat([self.positions, self.compared], -1)
 
     def of(self, crowd: Crowd, grad_scale: float = 1.0) -> CrowdLoss:
         """Compute it; arguments and gradients as in `Crowd.objective`."""
         mask, request = attended(self.batch)
         ids = self.batch["input_ids"]
+        request["logits_at"] = self._asked
         if self.diversity is None:
             return crowd.objective(ids, mask, self._losses, grad_scale=grad_scale, **request)
         more: dict[str, Any] = {"hidden": self.diversity.needs_hidden, "layer": self.diversity.layer, **request}
         return crowd.objective(ids, mask, self._losses, self._represent, self._penalty, grad_scale, **more)
 
+    def _split(self, logits: Tensor) -> Sequence[Tensor]:
+        """Logits that foretell labels, and those that diversity compares."""
+        if self._asked is self.positions:
+            return logits, logits
+        count = self.positions.shape[-1]
+        return logits.split([count, logits.shape[1] - count], 1)
+
     def _losses(self, logits: Tensor, members: range) -> Tensor:
-        return losses(logits, self._of_members("labels", members), self.normaliser, self.shift)
+        targets = self._of_members(self.targets, members)
+        normaliser = self.normaliser
+        if normaliser is None:
+            normaliser = (targets != IGNORED).sum(-1).clamp(min=1)
+        return target_losses(self._split(logits)[0], targets).sum(1) / normaliser
 
     def _represent(self, output: CrowdOutput, members: range) -> Tensor:
         assert self.diversity is not None
-        mask, labels = (self._of_members(name, members) for name in ("attention_mask", "labels"))
-        return self.diversity.represent(output.logits, output.hidden, mask, labels)
+        mask, labels = (self._of_members(self.batch[name], members) for name in ("attention_mask", "labels"))
+        places = None if self.compared is None else self._of_members(self.compared, members)
+        return self.diversity.represent(self._split(output.logits)[1], output.hidden, mask, labels, places)
 
     def _penalty(self, points: Tensor) -> Tensor:
         assert self.diversity is not None
@@ -93,9 +132,9 @@ class Objective:
         self.value = value.detach()
         return self.share * self.diversity.loss(value, self.step)
 
-    def _of_members(self, name: str, members: range) -> Tensor:
-        values = self.batch[name]
-        return values[members.start : members.stop] if values.ndim == 3 else values
+    def _of_members(self, values: Tensor, members: range) -> Tensor:
+        own = self.batch["labels"].ndim == 3
+        return values[members.start : members.stop] if own else values
 
 
 def mean_over_ranks(value: Tensor) -> Tensor:

@@ -13,8 +13,8 @@ from zoo.atomic import replacing
 from zoo.ci_llm.agents import Agents
 from zoo.ci_llm.backbone import Backbone
 from zoo.ci_llm.crowd import Crowd
-from zoo.ci_llm.losses import IGNORED, learned, losses
-from zoo.ci_llm.objective import Batch, attended
+from zoo.ci_llm.losses import IGNORED, losses, target_losses
+from zoo.ci_llm.objective import Batch, attended, targets
 from zoo.ci_llm.positions import positions
 from zoo.ci_llm.text_data import Template
 from zoo.ci_llm.tokenizers import Tokenizer
@@ -86,20 +86,21 @@ class PretrainTask(SingleOptimizerTask):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Loss on a batch of `input_ids`, `attention_mask` and `labels` (B, T); packed also `segment_ids`."""
-        labels = batch["labels"]
         if self.whole_text:
             labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, IGNORED)
-        loss = losses(self._logits(batch)[None], labels)[0]
-        self.log_terms("train", {"loss": loss}, batch_size=len(labels))
+            loss = losses(self._logits(batch)[None], labels)[0]
+        else:
+            at, wanted = targets(batch)
+            loss = target_losses(self._logits(batch, at), wanted).sum() / max(1, len(wanted))
+        self.log_terms("train", {"loss": loss}, batch_size=len(batch["labels"]))
         return loss
 
     def evaluate(self, batch: Batch, batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
         """Score the answers of a batch."""
-        goals = learned(batch["labels"])
-        chosen = goals != IGNORED
-        logits, wanted = self._logits(batch)[chosen].float(), goals[chosen]
+        at, wanted = targets(batch)
         if not len(wanted):
             return {}, 0
+        logits = self._logits(batch, at)[0].float()
         nll = torch.nn.functional.cross_entropy(logits, wanted)
         return {"loss": nll, "accuracy": (logits.argmax(-1) == wanted).float().mean()}, len(wanted)
 
@@ -108,11 +109,12 @@ class PretrainTask(SingleOptimizerTask):
         if self.trainer.is_global_zero and self.trainer.state.fn == "fit" and not self.trainer.sanity_checking:
             save_backbone(self.backbone, self.tokenizer, run_folder(self.trainer) / FOLDER)
 
-    def _logits(self, batch: Batch) -> Tensor:
+    def _logits(self, batch: Batch, at: Tensor | None = None) -> Tensor:
+        """Logits (B, T, V), or (1, M, V) at M positions."""
         mask, request = attended(batch)
         position_ids = request.get("position_ids", positions(batch["attention_mask"]))
         return self.backbone(
-            input_ids=batch["input_ids"], attention_mask=mask, position_ids=position_ids, use_cache=False
+            at, input_ids=batch["input_ids"], attention_mask=mask, position_ids=position_ids, use_cache=False
         ).logits
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from zoo.ci_llm.losses import IGNORED
+from zoo.ci_llm.losses import IGNORED, label_positions
 from zoo.ci_llm.tokens import Tokens
 from zoo.training.resume import Key
 
@@ -65,7 +65,8 @@ def join_rows(rows: Sequence[dict[str, Any]], pad_id: int, packed: bool = False,
     Returns:
         `input_ids`, `attention_mask` (1 where text is) and `labels`, (B, T) int64, or (K, B, T) with several streams;
         packed also `position_ids`, from 0 in each example, and `segment_ids`, the number of the example in its row
-        from 1, 0 for padding: a token attends to those of its own number.
+        from 1, 0 for padding: a token attends to those of its own number. `label_positions` (M,), or (K, M), are found
+        here, where looking costs no wait for a device, see `zoo.ci_llm.losses.label_positions`.
     """
     shape = (len(rows), max(len(row["ids"]) for row in rows))
     batch = {
@@ -84,6 +85,6 @@ def join_rows(rows: Sequence[dict[str, Any]], pad_id: int, packed: bool = False,
             batch["position_ids"][number, :length] = torch.cat([torch.arange(each) for each in row["lengths"]])
             segments = torch.arange(1, len(row["lengths"]) + 1)
             batch["segment_ids"][number, :length] = segments.repeat_interleave(torch.tensor(row["lengths"]))
-    if streams == 1:
-        return batch
-    return {name: value.reshape(streams, -1, shape[1]) for name, value in batch.items()}
+    if streams > 1:
+        batch = {name: value.reshape(streams, -1, shape[1]) for name, value in batch.items()}
+    return {**batch, "label_positions": label_positions(batch["labels"])}

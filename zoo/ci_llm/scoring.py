@@ -11,8 +11,9 @@ from torch import Tensor
 from zoo.ci_llm.aggregator import Aggregator, BayesianAverage, Dirichlet, Fitted, Geometric, Mean
 from zoo.ci_llm.crowd import Crowd
 from zoo.ci_llm.diversity import Strategy, representations
-from zoo.ci_llm.losses import IGNORED, learned, token_losses
+from zoo.ci_llm.losses import IGNORED, learned, target_losses, token_losses
 from zoo.ci_llm.metrics import CrowdScores, token_scores
+from zoo.ci_llm.objective import targets
 from zoo.ci_llm.rows import TextRows, join_rows
 from zoo.ci_llm.text_data import Example, Template
 from zoo.ci_llm.tokenizers import Tokenizer
@@ -172,9 +173,10 @@ def agent_log_probs(
     numbers = usable(tokens, crowd)
     for first in range(0, len(numbers), batch_size):
         batch = gather(tokens, numbers[first : first + batch_size], crowd, tokenizer)
+        positions, wanted = targets(batch)
         with torch.no_grad():
-            losses = token_losses(crowd(batch["input_ids"], batch["attention_mask"]), batch["labels"])
-        parts.append(-losses[:, learned(batch["labels"]) != IGNORED].cpu())
+            logits = crowd.outputs(batch["input_ids"], batch["attention_mask"], logits_at=positions).logits
+        parts.append(-target_losses(logits, wanted).cpu())
     if not parts:
         raise ValueError(f"no prompt of {len(examples)} leaves room for an answer in the backbone's context")
     return torch.cat(parts, 1)

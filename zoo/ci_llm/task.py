@@ -12,9 +12,8 @@ from zoo.ci_llm.aggregator import Aggregator, aggregate, uniform_log_weights
 from zoo.ci_llm.crowd import Crowd
 from zoo.ci_llm.data import TextData
 from zoo.ci_llm.diversity import Diversity
-from zoo.ci_llm.losses import IGNORED, learned
 from zoo.ci_llm.metrics import token_scores
-from zoo.ci_llm.objective import Batch, Objective, label_count, mean_over_ranks
+from zoo.ci_llm.objective import Batch, Objective, label_count, mean_over_ranks, targets
 from zoo.ci_llm.sampling import Sampling
 from zoo.ci_llm.text_data import Template
 from zoo.ci_llm.tokenizers import Tokenizer
@@ -159,12 +158,10 @@ class CrowdTask(SingleOptimizerTask):
 
     def evaluate(self, batch: Batch, batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
         """Score the labelled tokens of a batch, by agent and for the mean of their predictions."""
-        goals = learned(batch["labels"], self.loss_shift)
-        chosen = goals != IGNORED
-        wanted = goals[chosen]
+        positions, wanted = targets(batch, self.loss_shift)
         if not len(wanted):
             return {}, 0
-        logits = self.crowd(batch["input_ids"], batch["attention_mask"])[:, chosen]
+        logits = self.crowd.outputs(batch["input_ids"], batch["attention_mask"], logits_at=positions).logits
         block = max(1, BLOCK_VALUES // (logits.shape[0] * logits.shape[2]))
         parts = []
         for some, labels in zip(logits.split(block, 1), wanted.split(block), strict=True):
