@@ -161,6 +161,42 @@ def test_broken_images_stop_the_preparation(tmp_path: Path, cached: bool) -> Non
         folder(tmp_path / "set", tmp_path / "cache" if cached else None).prepare_data()
 
 
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_share_of_broken_images_is_left_out(tmp_path: Path, cached: bool, caplog: pytest.LogCaptureFixture) -> None:
+    afhq(tmp_path / "set")
+    whole = folder_without_cache(tmp_path / "set")
+    (tmp_path / "set" / "train" / "cat" / "01.png").write_bytes(b"x")
+    for _ in range(2):  # the second time from the cache
+        caplog.clear()
+        data = folder(tmp_path / "set", tmp_path / "cache" if cached else None, max_bad_share=0.2)
+        data.prepare_data()
+        assert "cat/01.png" in caplog.text
+        data.setup("fit")
+        assert data.train_set.labels.tolist() == [1, 1, 2, 2, 2] and len(data.val_set) == len(whole.val_set)
+        expected = [whole.train_set[0, item]["x1"] for item in (0, 2, 3, 4, 5)]
+        assert torch.equal(torch.stack([data.train_set[0, item]["x1"] for item in range(5)]), torch.stack(expected))
+    with pytest.raises(ValueError, match=r"1 of 6 images cannot be read.*0\.1 \(max_bad_share\)"):
+        folder(tmp_path / "set", tmp_path / "cache" if cached else None).prepare_data()
+
+
+def test_crop_and_background_make_another_cache(tmp_path: Path) -> None:
+    pixels = np.zeros((4, 8, 4), dtype=np.uint8)
+    pixels[:, 2:6] = (200, 200, 200, 255)
+    for name in ("a", "b"):
+        (tmp_path / "set" / name).mkdir(parents=True)
+        for number in range(2):
+            Image.fromarray(pixels).save(tmp_path / "set" / name / f"{number}.png")
+    found = {}
+    for resize in ("squash", "crop"):
+        given = {"val_every": 2, "resize": resize, "background": (0, 0, 0)}
+        data = folder(tmp_path / "set", tmp_path / "cache", **given)
+        data.prepare_data()
+        data.setup("fit")
+        found[resize] = data.train_set[0, 0]["x1"]
+    assert float(found["crop"].min()) == pytest.approx(200 / 127.5 - 1) and float(found["squash"].min()) < 0
+    assert len(list((tmp_path / "cache").glob("*.npy"))) == 2
+
+
 def test_npz_files_are_one_set_or_two(tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 256, (12, 4, 4), dtype=np.uint8)
     np.savez(tmp_path / "train.npz", images=images, labels=[0, 1] * 6)

@@ -8,13 +8,17 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from zoo.flow import rendering
 from zoo.flow.drawing import load_sampler, requests
 from zoo.flow.generate import generate
 from zoo.flow.guidance import Guidance
 from zoo.flow.mlp import ToyNet
+from zoo.flow.pairs import make_pairs
 from zoo.flow.paths import ConditionalOT
-from zoo.flow.sampler import Sampler, read_requests
+from zoo.flow.request_files import read_requests
+from zoo.flow.sampler import Sampler
 from zoo.flow.solvers import Solver
+from zoo.flow.unet import UNet
 from zoo.flow.velocity import VelocityNet
 from zoo.training.export import write_export
 from zoo.training.processes import processes
@@ -162,3 +166,68 @@ def test_what_cannot_be_drawn_is_kept_as_arrays(tmp_path: Path) -> None:
         generate(model, tmp_path / "vectors", count=2, progress=False)
     generate(model, tmp_path / "vectors", count=2, grid=False, progress=False)
     assert np.load(tmp_path / "vectors" / "samples.npy").shape == (2, 5)
+
+
+TINY_UNET = {
+    "image_resolution": 8,
+    "in_channels": 1,
+    "channels": 8,
+    "channel_mult": [1],
+    "attention_levels": [],
+    "res_blocks": 1,
+}
+NAMES = ["cat", "dog", "wild"]
+
+
+def test_class_names_are_labels_and_stand_in_results(tmp_path: Path) -> None:
+    model, output = build(classes=NAMES), tmp_path / "samples"
+    generate(model, output, count=5, labels=["wild", 1], progress=False)
+    numbered = build()
+    generate(numbered, tmp_path / "numbers", count=5, labels=[3, 1], progress=False)
+    with (output / "labels.csv").open() as file:
+        assert [(row["label"], row["class"]) for row in csv.DictReader(file)][:2] == [("3", "wild"), ("1", "cat")]
+    settings = json.loads((output / "settings.json").read_text())
+    assert (settings["labels"], settings["classes"]) == ([3, 1], NAMES)
+    assert (output / "4.png").read_bytes() == (tmp_path / "numbers" / "4.png").read_bytes()
+    named, plain = (Image.open(tmp_path / f"{name}_grid.png").size for name in ("samples", "numbers"))
+    assert named[0] == plain[0] and named[1] > plain[1]  # a line of text below each row
+    generate(numbered, output, count=5, labels=[3, 1], progress=False)  # the same samples, whatever they are called
+    with pytest.raises(ValueError, match="label 'lion' is none of the classes cat, dog, wild"):
+        generate(model, tmp_path / "other", labels=["lion"], progress=False)
+    with pytest.raises(ValueError, match="label 'cat': the classes of this run have no names"):
+        generate(numbered, tmp_path / "other", labels=["cat"], progress=False)
+    with pytest.raises(ValueError, match="2 names, the net has 3 classes"):
+        build(classes=NAMES[:2])
+
+
+def test_request_files_and_pairs_know_class_names(tmp_path: Path) -> None:
+    request = tmp_path / "request.jsonl"
+    request.write_text('{"label": "dog", "seed": 3, "count": 2}\n{"label": 1, "seed": 1}\n')
+    facts = build(classes=NAMES).process_file(request, tmp_path / "found.png")
+    assert facts["classes"] == {"dog": 2, "cat": 1}
+    assert read_requests(request, classes=NAMES)[0] == [2, 2, 1]
+    with pytest.raises(ValueError, match=r"request.jsonl, line 1: label 'dog': the classes of this run have no names"):
+        build().process_file(request, tmp_path / "other.png")
+    make_pairs(build(classes=NAMES), tmp_path / "pairs", 4, ["wild"], progress=False)
+    meta = json.loads((tmp_path / "pairs" / "meta.json").read_text())
+    assert (meta["labels"], meta["classes"]) == ([3], NAMES)
+
+
+def test_points_have_a_legend_of_their_classes() -> None:
+    points = torch.arange(8.0).reshape(4, 2)
+    plain, named = (rendering.picture(points, [1, 2, 1, 2], names=names) for names in (None, ["a", "b", "a", "b"]))
+    assert plain.shape == named.shape and not np.array_equal(plain, named)
+
+
+def test_an_export_names_its_classes(tmp_path: Path) -> None:
+    specs = {
+        "inference": "zoo.flow.sampler.Sampler",
+        "parts": {
+            "net": {"class_path": "zoo.flow.unet.UNet", "init_args": TINY_UNET},
+            "path": {"class_path": "zoo.flow.paths.ConditionalOT", "init_args": {"sigma_min": 0.0}},
+        },
+        "options": {"classes": NAMES},
+    }
+    write_export(tmp_path / "export", specs, {"net": UNet(**TINY_UNET)}, "test")
+    assert "Classes, from 1: cat, dog, wild." in (tmp_path / "export" / "README.md").read_text()
+    assert load_sampler(tmp_path / "export").classes == NAMES

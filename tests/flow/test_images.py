@@ -6,7 +6,16 @@ import pytest
 import torch
 from PIL import Image
 
-from zoo.flow.images import ArrayPictures, DecodedPictures, FilePictures, StoredPixels, decode_all, stamps, to_values
+from zoo.flow.images import (
+    ArrayPictures,
+    DecodedPictures,
+    FilePictures,
+    Framing,
+    StoredPixels,
+    decode_all,
+    stamps,
+    to_values,
+)
 
 
 def pictures(folder: Path, count: int = 3) -> FilePictures:
@@ -61,7 +70,7 @@ def test_broken_images_are_named_together_and_nothing_misplaced(tmp_path: Path) 
     whole = files.paths[3].read_bytes()
     files.paths[3].write_bytes(whole[: len(whole) // 2])
     files.paths[4].unlink()
-    Image.fromarray(np.zeros((4, 4), dtype=np.uint16)).save(files.paths[5])
+    Image.fromarray(np.zeros((4, 4), dtype=np.float32)).save(files.paths[5], format="TIFF")
     got = []
     with pytest.raises(ValueError, match=r"4 of 6 images cannot be read, .*: 1.png: .*; 3.png: .*; 4.png: .*; 5.png: "):
         got.extend(decode_all(files, 4, 3, progress=False))
@@ -75,3 +84,81 @@ def test_stamps_change_with_files_order_and_size(tmp_path: Path) -> None:
     assert before != stamps(FilePictures(tmp_path, files.paths[::-1]), 4, 3)
     files.paths[0].write_bytes(files.paths[0].read_bytes() + b"x")
     assert before != stamps(files, 4, 3)
+
+
+def saved(folder: Path, image: Image.Image, name: str = "a.png", **options: object) -> FilePictures:
+    image.save(folder / name, **options)
+    return FilePictures(folder, [folder / name])
+
+
+def test_images_are_turned_as_their_exif_data_say(tmp_path: Path) -> None:
+    """Orientation 6: the camera was turned, the first row is the right side."""
+    values = np.array([[0, 80], [160, 240]], dtype=np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    source = saved(tmp_path, Image.fromarray(values), exif=exif)
+    assert source.pixels(0, 2, 1)[..., 0].tolist() == [[160, 0], [240, 80]]
+    assert saved(tmp_path, Image.fromarray(values)).pixels(0, 2, 1)[..., 0].tolist() == values.tolist()
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_transparent_pixels_show_the_background(tmp_path: Path, mode: str) -> None:
+    pixels = np.full((4, 4, 4), 40, dtype=np.uint8)
+    pixels[:2, :, 3], pixels[2:, :, 3] = 0, 255
+    image = Image.fromarray(pixels)
+    source = saved(tmp_path, image.quantize() if mode == "P" else image.convert(mode))
+    found = source.pixels(0, 4, 3, Framing(background=(10, 20, 200)))
+    assert found[0, 0].tolist() == [10, 20, 200] and found[3, 0].tolist() == [40, 40, 40]
+    assert source.pixels(0, 4, 3)[0, 0].tolist() == [255, 255, 255]
+
+
+def test_half_transparent_pixels_are_mixed() -> None:
+    pixels = np.array([[[0, 0, 0, 51]]], dtype=np.uint8)
+    assert ArrayPictures(pixels[None]).pixels(0, 1, 3, Framing(background=(100, 200, 255)))[0, 0].tolist() == [
+        80,
+        160,
+        204,
+    ]
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.tif", "a.pgm"])
+def test_grey_of_16_bits_keeps_its_range(tmp_path: Path, name: str) -> None:
+    values = np.array([[0, 257 * 100], [257 * 200, 65535]], dtype=np.uint16)
+    source = saved(tmp_path, Image.fromarray(values), name)
+    assert source.pixels(0, 2, 1)[..., 0].tolist() == [[0, 100], [200, 255]]
+    assert source.pixels(0, 2, 3)[1, 0].tolist() == [200] * 3
+
+
+def test_values_without_a_range_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"a.tif: mode F, whose range is not stated"):
+        saved(tmp_path, Image.fromarray(np.ones((2, 2), dtype=np.float32)), "a.tif").pixels(0, 2, 1)
+
+
+def test_crop_keeps_proportions_and_takes_the_centre(tmp_path: Path) -> None:
+    pixels = np.zeros((4, 12), dtype=np.uint8)
+    pixels[:, 4:8] = 200
+    for values in (pixels, pixels.T):
+        source = ArrayPictures(np.ascontiguousarray(values)[None])
+        assert (source.pixels(0, 4, 1, Framing("crop")) == 200).all()
+        assert (source.pixels(0, 2, 1, Framing("crop")) == 200).all()
+        assert source.pixels(0, 4, 1).min() == 0
+    with pytest.raises(ValueError, match="resize is squash or crop"):
+        Framing("stretch")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="background is red, green and blue"):
+        Framing(background=(0, 0, 256))
+
+
+def test_a_share_of_broken_images_is_named_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = pictures(tmp_path, 6)
+    whole = list(decode_all(files, 4, 3, progress=False))
+    files.paths[2].write_bytes(b"no image")
+    bad: dict[int, str] = {}
+    found = list(decode_all(files, 4, 3, False, max_bad_share=0.2, bad=bad))
+    assert list(bad) == [2] and "2.png" in caplog.text
+    assert np.array_equal(np.stack(found), np.stack(whole[:2] + whole[3:]))
+    with pytest.raises(ValueError, match=r"1 of 6 images cannot be read, .* 0.1 \(max_bad_share\).*2.png"):
+        list(decode_all(files, 4, 3, False, max_bad_share=0.1))
+    for path in files.paths:
+        path.write_bytes(b"no image")
+    with pytest.raises(ValueError, match="6 of 6 images"):
+        list(decode_all(files, 4, 3, False, max_bad_share=1.0))

@@ -9,7 +9,8 @@ from torch import Tensor
 from zoo.flow.guidance import Guidance
 from zoo.flow.mlp import ToyNet
 from zoo.flow.paths import ConditionalOT
-from zoo.flow.sampler import Sampler, read_requests
+from zoo.flow.request_files import read_requests
+from zoo.flow.sampler import Sampler
 from zoo.flow.sampling import inpaint, interpolate, invert, noise, straightness
 from zoo.flow.solvers import Solver
 from zoo.flow.velocity import VelocityNet

@@ -124,3 +124,17 @@ def test_what_contradicts_itself_is_named() -> None:
     task._trainer = SimpleNamespace(datamodule=SimpleNamespace(classes=["a", "b"]))
     with pytest.raises(ValueError, match="num_classes is 3, the data has 2 classes: a, b"):
         task.setup("fit")
+
+
+def test_inference_knows_the_classes_of_the_data_by_name() -> None:
+    task, names = build(Spy()), ["cat", "dog", "wild"]
+    task.specs = {"options": {"classes": None}}
+    assert task.inference().classes is None
+    task._name_classes(names)
+    assert task.inference().classes == names and task.specs["options"]["classes"] == names
+    given = build(Spy(), classes=["a", "b", "c"])
+    given._name_classes(names)
+    assert given.inference().classes == ["a", "b", "c"]
+    blind = build(Spy(0), label_drop=0.0)
+    blind._name_classes(names)
+    assert blind.inference().classes is None

@@ -8,16 +8,16 @@ import logging
 import os
 import shutil
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.progress import track
 
 from zoo.audio.cache_index import VERSION, CorpusCache
 from zoo.audio.files import AudioFileError, read_mono
+from zoo.common.bad_share import check_bad_share
 
 try:
     import fcntl
@@ -25,7 +25,6 @@ except ImportError:  # Windows: two builders at once are then the user's busines
     fcntl = None  # type: ignore[assignment]
 
 _LOG = logging.getLogger(__name__)
-_SHOWN = 5  # bad files named in the error
 
 
 def build(
@@ -66,7 +65,7 @@ def build(
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _locked(folder.with_name(f".{folder.name}.lock")):
         if (cache := _existing(folder, key)) is not None:
-            _check_bad(cache.bad, names, max_bad_share)
+            check_bad_share(cache.bad.values(), len(names), max_bad_share)
             for cause in cache.bad.values():
                 _LOG.warning("left out of the corpus cache: %s", cause)
             return cache
@@ -186,7 +185,7 @@ def _fill(
             except AudioFileError as error:
                 _LOG.warning("left out of the corpus cache: %s", error)
                 journal.add([str(error)])
-                _check_bad(journal.bad, names, max_bad_share)
+                check_bad_share(journal.bad.values(), len(names), max_bad_share)
                 continue
             _write_all(handle.fileno(), samples.tobytes())
             journal.add([len(samples), peak])
@@ -206,15 +205,6 @@ def _write_all(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
-
-
-def _check_bad(bad: Mapping[Any, str], names: list[str], max_bad_share: float) -> None:
-    if len(bad) > max_bad_share * len(names):
-        shown = "; ".join(list(bad.values())[:_SHOWN])
-        raise ValueError(
-            f"{len(bad)} of {len(names)} audio files are bad so far, more than the allowed share of "
-            f"{max_bad_share:g} (max_bad_share): {shown}"
-        )
 
 
 def _finish(names: list[str], partial: Path, key: str, sample_rate: int) -> None:

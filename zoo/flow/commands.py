@@ -17,7 +17,7 @@ def sample(
     run: Path,
     output: Path,
     count: int = 500,
-    labels: list[int] | None = None,
+    labels: list[str | int] | None = None,
     seed: int = 63,
     solver: Solver | None = None,
     guidance: Guidance | None = None,
@@ -35,7 +35,8 @@ def sample(
         run: run folder, checkpoint or export; its averaged weights, where it has them.
         output: folder to write.
         count: samples.
-        labels: classes, taken in turns, 1 to K; all when not given.
+        labels: classes by number (1 to K) or name, taken in turns; all when not given. A name of digits needs quotes:
+            --labels '["7"]'.
         seed: of the noise.
         solver: the run's when not given, e.g. --solver.method heun2 --solver.steps 10.
         guidance: the run's when not given, e.g. --guidance.scale 2; 1 is the conditional field.
@@ -66,7 +67,7 @@ def sweep(
     extractor: Literal["digits", "pixels", "inception", "script"] = "digits",
     weights: Path | None = None,
     count: int = 900,
-    labels: list[int] | None = None,
+    labels: list[str | int] | None = None,
     seed: int = 63,
     methods: list[Literal["euler", "midpoint", "heun2", "rk4", "ab2", "dopri5"]] | None = None,
     budgets: tuple[int, ...] = (1, 2, 5, 10, 20, 50),
@@ -87,7 +88,7 @@ def sweep(
         extractor: see `zoo evaluate flow`.
         weights: file of the extractor, where it needs one.
         count: samples in each cell.
-        labels: classes, taken in turns; all when not given.
+        labels: classes by number or name, taken in turns; all when not given.
         seed: of the noise, which all cells share.
         methods: solvers; all when not given, '[]' leaves that table out.
         budgets: net calls for a sample.
@@ -106,7 +107,15 @@ def sweep(
         sampler, point_set, reference, train, extractor, weights, val_every, split_seed, device=device
     )
     tables.sweep(
-        sampler, output, quality, count, labels, seed, tables.METHODS if methods is None else methods, budgets, scales
+        sampler,
+        output,
+        quality,
+        count,
+        sampler.label_numbers(labels),
+        seed,
+        tables.METHODS if methods is None else methods,
+        budgets,
+        scales,
     )
 
 
@@ -115,7 +124,7 @@ def make_pairs(
     run: Path,
     output: Path,
     count: int = 50000,
-    labels: list[int] | None = None,
+    labels: list[str | int] | None = None,
     seed: int = 63,
     solver: Solver | None = None,
     guidance: Guidance | None = None,
@@ -133,13 +142,13 @@ def make_pairs(
         run: run folder, checkpoint or export of the teacher.
         output: folder to write.
         count: pairs in all.
-        labels: classes, taken in turns; all when not given.
+        labels: classes by number or name, taken in turns; all when not given.
         seed: of the noise.
         solver: the run's when not given; pairs deserve more steps than samples.
         guidance: the run's when not given; it is baked into the pairs.
         shard_size: pairs per file.
         chunk: pairs sampled at once; as the run says when not given.
-        classes: names of the classes, to be noted.
+        classes: names of the classes, to be noted; those of the run when not given.
         device: torch device.
     """
     from zoo.flow import pairs

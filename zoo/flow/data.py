@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from torch.utils.data import DataLoader, Dataset
@@ -13,7 +15,7 @@ from zoo.flow import image_sets, points
 from zoo.flow.coupling import PooledTransport
 from zoo.flow.image_cache import CACHES, ImageCache, build
 from zoo.flow.image_sets import ImageSet
-from zoo.flow.images import MODES, ArrayPictures, DecodedPictures, StoredPixels, decode_all
+from zoo.flow.images import MODES, WHITE, ArrayPictures, DecodedPictures, Framing, StoredPixels, decode_all
 from zoo.flow.items import Items, StoredValues
 from zoo.flow.points import PointSet
 from zoo.training.resume import RankSlice, ZooDataModule, item_seed
@@ -80,7 +82,11 @@ class ImageData(FlowData):
     Args:
         root: the folder or npz file.
         hub: `user/name` of a data set of the hub, instead of `root`; needs the package datasets.
-        image_resolution: height and width that images are resized to, in pixels.
+        image_resolution: height and width that images are resized to, in pixels. They are turned as their EXIF data
+            say before; 16-bit grey is brought to 8 bits.
+        resize: "squash" brings both sides to the resolution; "crop" keeps proportions and takes the centre.
+        background: red, green and blue, 0 to 255, that transparent pixels are composed onto.
+        max_bad_share: share of unreadable images above which the run stops; below it they are named and left out.
         channels: 3 for RGB, 1 for grey.
         batch_size: images per batch and process.
         max_per_class: first images of each class to use, of both sets; 0 or less for all.
@@ -114,8 +120,13 @@ class ImageData(FlowData):
         embedded_if_missing: bool = False,
         num_workers: int = 0,
         seed: int = 63,
+        resize: Literal["squash", "crop"] = WHITE.resize,
+        background: tuple[int, int, int] = WHITE.background,
+        max_bad_share: float = 0.1,
     ) -> None:
         super().__init__(batch_size, pooled, num_workers, seed)
+        if not 0 <= max_bad_share <= 1:
+            raise ValueError(f"data.init_args.max_bad_share lies in [0, 1], not {max_bad_share}")
         if channels not in MODES:
             raise ValueError(f"data.init_args.channels is 1 or 3, not {channels}")
         if val_every < 2:
@@ -126,6 +137,9 @@ class ImageData(FlowData):
         self.hub = hub
         self.image_resolution = image_resolution
         self.channels = channels
+        self.framing = Framing(resize, background)
+        self.max_bad_share = max_bad_share
+        self._bad: dict[str, dict[int, str]] = {}  # broken images of each set, where there is no cache to say so
         self.sample_shape = (channels, image_resolution, image_resolution)
         self.max_per_class = max_per_class
         self.val_every = val_every
@@ -147,23 +161,31 @@ class ImageData(FlowData):
             if isinstance(images.pictures, ArrayPictures):
                 continue
             if self.cache is not None:
-                build(images, self.cache, self.image_resolution, self.channels)
+                self._cached(images, self.cache)
                 continue
-            for _ in decode_all(images.pictures, self.image_resolution, self.channels):
+            bad = self._bad[images.name] = {}
+            size = (self.image_resolution, self.channels)
+            for _ in decode_all(images.pictures, *size, True, self.framing, self.max_bad_share, bad):
                 pass
+
+    def _cached(self, images: ImageSet, folder: Path) -> ImageCache:
+        size = (self.image_resolution, self.channels)
+        return build(images, folder, *size, framing=self.framing, max_bad_share=self.max_bad_share)
 
     def setup(self, stage: str) -> None:
         """Open the images and split them."""
         sets = self._sets()
         self.classes = sets[0].classes
-        readers = [self._reader(images) for images in sets]
+        if self.trainer is not None:  # the process that looked tells the others
+            self._bad = self.trainer.strategy.broadcast(self._bad)
+        readers, parts = zip(*(self._reader(images) for images in sets), strict=True)
         if len(sets) == 2:
             if sets[1].classes != self.classes:
                 raise ValueError(f"{sets[0].name} has the classes {self.classes}, {sets[1].name} has {sets[1].classes}")
-            self.train_set = Items(readers[0], sets[0].labels, None, self.seed, self.flips, self.pooled)
-            self.val_set = Items(readers[1], sets[1].labels, None, self.seed)
+            self.train_set = Items(readers[0], parts[0], None, self.seed, self.flips, self.pooled)
+            self.val_set = Items(readers[1], parts[1], None, self.seed)
             return
-        labels = sets[0].labels
+        labels = parts[0]
         chosen = np.array(image_sets.held_out(labels, self.val_every, self.split_seed))
         if not chosen.any():
             raise ValueError(
@@ -189,20 +211,25 @@ class ImageData(FlowData):
             return [image_sets.folder(part, limit) for part in (root / "train", held)]
         return [image_sets.folder(root, limit)]
 
-    def _reader(self, images: ImageSet) -> StoredPixels | DecodedPictures | ImageCache:
+    def _reader(self, images: ImageSet) -> tuple[StoredPixels | DecodedPictures | ImageCache, list[int]]:
+        """What reads the sound images of a set, and their labels."""
         size = (self.image_resolution, self.channels)
         reader: StoredPixels | DecodedPictures | ImageCache
+        bad: Mapping[int, str] = {}
         if isinstance(images.pictures, ArrayPictures):
-            reader = StoredPixels(np.stack(list(decode_all(images.pictures, *size, progress=False))))
+            reader = StoredPixels(np.stack(list(decode_all(images.pictures, *size, False, self.framing))))
         elif self.cache is None:
-            reader = DecodedPictures(images.pictures, *size)
+            bad = self._bad.get(images.name, {})
+            reader = DecodedPictures(images.pictures, *size, self.framing, bad)
         else:
-            reader = build(images, self.cache, *size)
+            reader = self._cached(images, self.cache)
+            bad = reader.bad
+        images = replace(images, labels=[label for index, label in enumerate(images.labels) if index not in bad])
         counts = [f"{name} {count}" for name, count in images.counts().items()]
         more = [f"{len(counts) - SHOWN_CLASSES} more"] if len(counts) > SHOWN_CLASSES else []
         listed = ", ".join(counts[:SHOWN_CLASSES] + more)
         log.info("%s: %d images (%s), checksum %s", images.name, len(images.labels), listed, reader.checksum)
-        return reader
+        return reader, images.labels
 
 
 class PointData(FlowData):

@@ -27,7 +27,7 @@ def generate(
     sampler: Sampler,
     output: Path,
     count: int = 500,
-    labels: Sequence[int] | None = None,
+    labels: Sequence[int | str] | None = None,
     seed: int = 63,
     rank: int = 0,
     world_size: int = 1,
@@ -37,11 +37,11 @@ def generate(
 ) -> dict[str, Any]:
     """Write samples, one file each; the same call goes on after a kill.
 
-    OUTPUT holds `0.png`, `1.png`, ... (`0.npy`, ... where samples are no images), `labels.csv` with file, label and
-    seed of each (a pair that a request file of `zoo predict` takes), and `settings.json`. Samples that are no images
-    are joined in `samples.npy` (count, ...) besides. The grid of the first 100 images (the scatter plot of all points)
-    is `OUTPUT_grid.png`, the animation of the first 64 (of all points) `OUTPUT_trajectory.gif` or `.mp4`: beside the
-    folder, whose every PNG is a sample.
+    OUTPUT holds `0.png`, `1.png`, ... (`0.npy`, ... where samples are no images), `labels.csv` with file, label, seed
+    (a pair that a request file of `zoo predict` takes) and class name of each, and `settings.json`. Samples that are
+    no images are joined in `samples.npy` (count, ...) besides. The grid of the first 100 images (the scatter plot of
+    all points) is `OUTPUT_grid.png`, the animation of the first 64 (of all points) `OUTPUT_trajectory.gif` or `.mp4`:
+    beside the folder, whose every PNG is a sample.
 
     Processes share the work by `rank` and `world_size` and need not talk to each other: the one that ends last writes
     grid, animation and `samples.npy`. Sample i is the same, to the bit, for any number of processes and kills; for
@@ -51,7 +51,7 @@ def generate(
         sampler: a loaded run; its solver, guidance and chunk are used.
         output: folder to write.
         count: samples.
-        labels: classes, taken in turns; None for all.
+        labels: classes by number or name, taken in turns; None for all.
         seed: of the noise.
         rank: of this process, 0 to world_size - 1. It takes every world_size-th chunk.
         world_size: processes.
@@ -74,18 +74,19 @@ def generate(
         raise ValueError(f"rank lies between 0 and world_size - 1, found rank {rank} of {world_size}")
     rendering.check_animation(trajectory)
     output = Path(output).resolve()
-    drawn = requests(count, seed, sampler.net.num_classes, labels)
+    chosen = sampler.label_numbers(labels)
+    drawn = requests(count, seed, sampler.net.num_classes, chosen)
     shape = tuple(sampler.net.sample_shape)
     suffix = ".png" if rendering.is_image(shape) else ".npy"
     drawable = rendering.is_image(shape) or rendering.is_point(shape)
     if not drawable and (grid or trajectory != "none"):
         raise ValueError(f"samples of shape {shape} cannot be drawn: switch off grid and trajectory")
-    chosen = None if labels is None else list(labels)
-    folders.begin_output(output, {"count": count, "labels": chosen, "seed": seed, **sampler_settings(sampler)})
+    settings = {"count": count, "labels": chosen, "seed": seed, "classes": sampler.classes, **sampler_settings(sampler)}
+    folders.begin_output(output, settings, notes=("classes",))
     if world_size == 1:
         sweep_temporaries(output)
     if rank == 0:
-        write_labels(output, drawn, suffix)
+        write_labels(output, drawn, suffix, sampler.class_names(drawn[0]))
     paths = [output / f"{index}{suffix}" for index in range(count)]
     spans = [range(first, min(first + sampler.chunk, count)) for first in range(0, count, sampler.chunk)][
         rank::world_size
@@ -124,21 +125,23 @@ def finish(
         What was written.
     """
     labels, seeds = drawn
+    names = sampler.class_names(labels)
     written = []
     if paths[0].suffix == ".png":
         first = min(GRID_IMAGES, len(paths))
-        overview = rendering.enlarged(rendering.grid(np.stack([read_image(path) for path in paths[:first]])))
+        tiles = np.stack([read_image(path) for path in paths[:first]])
+        overview = rendering.sheet(tiles, None if names is None else names[:first])
         shown = min(ANIMATED_IMAGES, len(paths))
     else:
         joined = np.stack([np.load(path) for path in paths])
         written.append(output / JOINED_NAME)
         write_atomic(written[-1], lambda file: np.save(file, joined))
-        overview = rendering.picture(torch.from_numpy(joined), labels) if grid else joined
+        overview = rendering.picture(torch.from_numpy(joined), labels, names=names) if grid else joined
         shown = len(paths)
     if trajectory != "none":
         states = sampler.trajectory(None if labels is None else labels[:shown], seeds[:shown])
         written.append(output.with_name(f"{output.name}_trajectory.{trajectory}"))
-        rendering.write_animation(written[-1], rendering.frames(states, labels))
+        rendering.write_animation(written[-1], rendering.frames(states, labels, names=names))
     if grid:
         written.append(output.with_name(f"{output.name}_grid.png"))
         rendering.write_png(written[-1], overview)
@@ -154,14 +157,16 @@ def read_image(path: Path) -> np.ndarray:
     return pixels[..., None] if pixels.ndim == 2 else pixels
 
 
-def write_labels(output: Path, drawn: Drawn, suffix: str) -> None:
-    """Write file, label (0 without classes) and seed of each sample."""
+def write_labels(output: Path, drawn: Drawn, suffix: str, names: Sequence[str] | None = None) -> None:
+    """Write file, label (0 without classes) and seed of each sample, and the name of its class where it has one."""
     labels, seeds = drawn
-    columns = ("file", "label", "seed")
-    rows = [
+    columns = ("file", "label", "seed", *(["class"] if names else []))
+    rows: list[dict[str, Any]] = [
         {"file": f"{index}{suffix}", "label": labels[index] if labels else 0, "seed": each}
         for index, each in enumerate(seeds)
     ]
+    for row, name in zip(rows, names or [], strict=False):
+        row["class"] = name
     write_atomic(output / LABELS_NAME, lambda file: file.write(header_line(columns) + csv_lines(rows, columns)))
 
 

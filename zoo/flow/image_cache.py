@@ -7,7 +7,8 @@ import json
 import logging
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,12 +17,12 @@ from torch import Tensor
 
 from zoo.atomic import TEMPORARY_MARK, remove, write_atomic
 from zoo.flow.image_sets import ImageSet
-from zoo.flow.images import Pictures, decode_all, stamps, to_values
+from zoo.flow.images import WHITE, Framing, check_bad_images, decode_all, stamps, to_values
 
 log = logging.getLogger(__name__)
 
 CACHES = "runs/cache"
-VERSION = 1
+VERSION = 2  # 1 knew no rotation by EXIF, no transparency and no 16-bit grey
 STALE_SECONDS = 600  # a file aside that has not grown for so long belongs to a process that was killed
 
 
@@ -34,6 +35,7 @@ class ImageCache:
     Attributes:
         key: of the images that it was made from.
         checksum: of its pixels.
+        bad: what is wrong with the images that it leaves out, by their numbers.
 
     Raises:
         FileNotFoundError: when the file or its index is missing.
@@ -44,6 +46,7 @@ class ImageCache:
         self.path = path
         index = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
         self.key, self.checksum = str(index.get("key")), str(index.get("checksum"))
+        self.bad = {int(number): str(cause) for number, cause in index.get("bad", {}).items()}
         self._pixels = np.load(path, mmap_mode="r", allow_pickle=False)
         expected = (index.get("count"), index.get("resolution"), index.get("resolution"), index.get("channels"))
         if self._pixels.shape != expected or self._pixels.dtype != np.uint8:
@@ -63,7 +66,15 @@ class ImageCache:
         return to_values(np.asarray(self._pixels[list(indices)]))
 
 
-def build(images: ImageSet, folder: Path, resolution: int, channels: int, progress: bool = True) -> ImageCache:
+def build(
+    images: ImageSet,
+    folder: Path,
+    resolution: int,
+    channels: int,
+    progress: bool = True,
+    framing: Framing = WHITE,
+    max_bad_share: float = 0.0,
+) -> ImageCache:
     """Decode and resize images into one file, unless the cache of the same images stands there already.
 
     Its name has a hash of the names, sizes and modification times of the images, and of the size: any change makes
@@ -76,33 +87,41 @@ def build(images: ImageSet, folder: Path, resolution: int, channels: int, progre
         resolution: height and width in pixels.
         channels: 3 for RGB, 1 for grey.
         progress: show a progress bar.
+        framing: what happens to proportions and transparency.
+        max_bad_share: share of broken images, 0 to 1, that are named in a warning and left out.
 
     Returns:
         The opened cache.
 
     Raises:
-        ValueError: when images are broken; all are named, and nothing is kept.
+        ValueError: when more images are broken; all are named, and nothing is kept.
         OSError: when the disk is full or the folder is not writable; nothing is kept.
     """
     pictures = images.pictures
-    key = hashlib.sha256(f"{VERSION}\n".encode() + stamps(pictures, resolution, channels)).hexdigest()
+    key = hashlib.sha256(f"{VERSION}\n".encode() + stamps(pictures, resolution, channels, framing)).hexdigest()
     stem = re.sub(r"[^\w.-]+", "-", "-".join(Path(images.name).parts[-2:])).strip("-.")
     path = folder / f"{stem}-{resolution}x{channels}-{key[:16]}.npy"
     if path.is_file():
         try:
             cache = ImageCache(path)
-            if cache.key == key:
-                return cache
-            log.info("building the image cache anew: %s is of other images", path)
         except (OSError, ValueError, EOFError) as error:
             log.info("building the image cache anew: %s", error)
+        else:
+            if cache.key == key:
+                check_bad_images(cache.bad, len(pictures), max_bad_share)
+                return cache
+            log.info("building the image cache anew: %s is of other images", path)
     for left in folder.glob(f".{stem}-*{TEMPORARY_MARK}*"):
         if time.time() - left.stat().st_mtime > STALE_SECONDS:
             remove(left)
-    index = {"version": VERSION, "key": key, "count": len(pictures), "resolution": resolution, "channels": channels}
+    bad: dict[int, str] = {}
+    rows = partial(decode_all, pictures, resolution, channels, progress, framing, max_bad_share, bad)
+    index: dict[str, Any] = {"version": VERSION, "key": key, "resolution": resolution, "channels": channels}
+    shape = (len(pictures), resolution, resolution, channels)
     try:
-        write_atomic(path, lambda file: index.update(checksum=_write(file, pictures, resolution, channels, progress)))
-        index["images"] = [pictures.name(i) for i in range(len(pictures))]
+        write_atomic(path, lambda file: index.update(checksum=_write(file, rows(), shape, bad)))
+        index |= {"count": len(pictures) - len(bad), "bad": bad}
+        index["images"] = [pictures.name(number) for number in range(len(pictures)) if number not in bad]
         text = json.dumps(index, indent=1)
         write_atomic(path.with_suffix(".json"), lambda file: file.write(text.encode()))
     except OSError as error:
@@ -110,13 +129,16 @@ def build(images: ImageSet, folder: Path, resolution: int, channels: int, progre
     return ImageCache(path)
 
 
-def _write(file: BinaryIO, pictures: Pictures, resolution: int, channels: int, progress: bool) -> str:
+def _write(file: BinaryIO, rows: Iterable[np.ndarray], shape: tuple[int, ...], bad: Collection[int]) -> str:
     """Write the array row by row, so that a full disk is an error and no crash; returns the checksum of the pixels."""
-    shape = (len(pictures), resolution, resolution, channels)
-    np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
+    header = {"descr": "|u1", "fortran_order": False}
+    np.lib.format.write_array_header_1_0(file, {**header, "shape": shape})
     digest = hashlib.blake2b(digest_size=8)
-    for pixels in decode_all(pictures, resolution, channels, progress):
+    for pixels in rows:
         data = pixels.tobytes()
         file.write(data)
         digest.update(data)
+    if bad:  # NumPy leaves room in the header, so that it keeps its length
+        file.seek(0)
+        np.lib.format.write_array_header_1_0(file, {**header, "shape": (shape[0] - len(bad), *shape[1:])})
     return digest.hexdigest()

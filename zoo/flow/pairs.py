@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ def make_pairs(
     sampler: Sampler,
     output: Path,
     count: int,
-    labels: list[int] | None = None,
+    labels: Sequence[int | str] | None = None,
     seed: int = 0,
     shard_size: int = 1024,
     rank: int = 0,
@@ -40,15 +40,15 @@ def make_pairs(
         sampler: the teacher, in evaluation mode, with its solver and guidance; it samples `chunk` pairs at once.
         output: folder to write.
         count: pairs in all, over all processes.
-        labels: pairs take their labels from these in turns, 1 to K (0 is the null class); None takes all classes, and
-            no label for a net without classes.
+        labels: pairs take their labels from these in turns, 1 to K (0 is the null class) or names; None takes all
+            classes, and no label for a net without classes.
         seed: of the noise.
         shard_size: pairs per file.
         rank: of this process; it makes every world_size-th shard from the rank-th on.
         world_size: number of processes.
         progress: show a progress bar.
         run: name of the teacher, for meta.json.
-        classes: names of the teacher's classes, for meta.json.
+        classes: names of the teacher's classes, for meta.json; those that it knows when None.
 
     Returns:
         Pairs that this process `made`, and `skipped` because they were there.
@@ -64,12 +64,14 @@ def make_pairs(
             f"expected count and shard_size of at least 1 and 0 <= rank < world_size, found {count}, {shard_size}, "
             f"{rank} and {world_size}"
         )
-    drawn, seeds = requests(count, seed, sampler.net.num_classes, labels, PAIRS)
+    chosen = sampler.label_numbers(labels)
+    drawn, seeds = requests(count, seed, sampler.net.num_classes, chosen, PAIRS)
+    classes = sampler.classes if classes is None else classes
     if classes is not None and len(classes) != sampler.net.num_classes:
         raise ValueError(f"{len(classes)} names of classes for a net of {sampler.net.num_classes} classes")
     net = sampler.net
     settings = sampler_settings(sampler) | {"num_classes": net.num_classes, "sample_shape": net.sample_shape}
-    settings |= {"count": count, "labels": labels, "classes": classes, "seed": seed, "shard_size": shard_size}
+    settings |= {"count": count, "labels": chosen, "classes": classes, "seed": seed, "shard_size": shard_size}
     folders.begin_output(output, {"run": run, **settings}, META_NAME, NOT_COMPARED)
     indices = [range(start, min(start + shard_size, count)) for start in range(0, count, shard_size)]
     mine = list(zip(shard_paths(output, count, shard_size), indices, strict=True))[rank::world_size]

@@ -23,6 +23,7 @@ ANIMATIONS = ("none", "gif", "mp4")
 FRAMES_PER_SECOND = 30
 HOLD_SECONDS = 1.5  # the last frame is what one wants to look at
 LEAST_SIDE = 240  # pixels; smaller pictures are enlarged by a whole factor
+CAPTION_HEIGHT = 12  # pixels, of Pillow's own font
 PALETTE_FRAMES = 8  # that a GIF's common palette is made of
 FIGURE_INCHES, FIGURE_DPI = 4.8, 100
 MARGIN = 0.05  # of the range of a scatter plot, on each side
@@ -64,13 +65,42 @@ def enlarged(picture: np.ndarray, least: int = LEAST_SIDE) -> np.ndarray:
     return picture.repeat(factor, axis=0).repeat(factor, axis=1)
 
 
-def picture(samples: Tensor, labels: Sequence[int] | None = None, data: Tensor | None = None) -> np.ndarray:
+def sheet(images: np.ndarray, names: Sequence[str] | None = None) -> np.ndarray:
+    """Lay images (B, H, W, C) out as `grid` does, small ones `enlarged`, with a name below each where there are names.
+
+    Returns:
+        A picture (H, W, C), uint8.
+    """
+    if names is None:
+        return enlarged(grid(images))
+    factor = len(enlarged(grid(images))) // len(grid(images))
+    tiles = images.repeat(factor, axis=1).repeat(factor, axis=2)
+    strips = {name: _caption(name, *tiles.shape[2:]) for name in set(names)}
+    return grid(np.concatenate([tiles, np.stack([strips[name] for name in names])], axis=1))
+
+
+def _caption(text: str, width: int, channels: int) -> np.ndarray:
+    """White text on black (CAPTION_HEIGHT, width, channels), cut at the right where it is too long."""
+    from PIL import Image, ImageDraw
+
+    strip = Image.new("L", (width, CAPTION_HEIGHT))
+    ImageDraw.Draw(strip).text((1, 0), text, fill=255)
+    return np.asarray(strip)[..., None].repeat(channels, axis=2)
+
+
+def picture(
+    samples: Tensor,
+    labels: Sequence[int] | None = None,
+    data: Tensor | None = None,
+    names: Sequence[str] | None = None,
+) -> np.ndarray:
     """Draw all samples as one picture: images as a grid, points of the plane as a scatter plot.
 
     Args:
         samples: images (B, C, H, W) in [-1, 1] or points (B, 2), float.
         labels: of points, for their colours.
         data: real points (M, 2) to plot below the points.
+        names: of the samples' classes, written below images and into the legend of points.
 
     Returns:
         A picture (H, W, C), uint8.
@@ -78,16 +108,22 @@ def picture(samples: Tensor, labels: Sequence[int] | None = None, data: Tensor |
     Raises:
         ValueError: when the samples are neither images nor points.
     """
-    return frames(samples[None], labels, data)[0]
+    return frames(samples[None], labels, data, names)[0]
 
 
-def frames(trajectory: Tensor, labels: Sequence[int] | None = None, data: Tensor | None = None) -> np.ndarray:
+def frames(
+    trajectory: Tensor,
+    labels: Sequence[int] | None = None,
+    data: Tensor | None = None,
+    names: Sequence[str] | None = None,
+) -> np.ndarray:
     """Draw each state of a trajectory, all to one scale.
 
     Args:
         trajectory: states (N, B, C, H, W) of images or (N, B, 2) of points, float.
         labels: of points, for their colours.
         data: real points (M, 2) to plot below the points.
+        names: of the samples' classes, written below images and into the legend of points.
 
     Returns:
         Pictures (N, H, W, C), uint8.
@@ -97,9 +133,10 @@ def frames(trajectory: Tensor, labels: Sequence[int] | None = None, data: Tensor
     """
     shape = trajectory.shape[2:]
     if is_point(shape):
-        return _scatter_frames(trajectory, labels, data)
+        return _scatter_frames(trajectory, labels, data, names)
     if is_image(shape):
-        return np.stack([enlarged(grid(to_pixels(state))) for state in trajectory])
+        names = None if names is None else names[: trajectory.shape[1]]
+        return np.stack([sheet(to_pixels(state), names) for state in trajectory])
     raise ValueError(
         f"samples of shape {tuple(shape)} are neither images (1 or 3 channels) nor points (2,): they cannot be drawn"
     )
@@ -196,7 +233,9 @@ def _write_mp4(path: Path, pictures: np.ndarray, fps: int) -> None:
             raise RuntimeError(f"ffmpeg failed on {path} ({said}); trajectory: gif does without it")
 
 
-def _scatter_frames(states: Tensor, labels: Sequence[int] | None, data: Tensor | None) -> np.ndarray:
+def _scatter_frames(
+    states: Tensor, labels: Sequence[int] | None, data: Tensor | None, names: Sequence[str] | None
+) -> np.ndarray:
     """Scatter plots (N, H, W, 3) of states (N, B, 2) with the same axes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -214,6 +253,9 @@ def _scatter_frames(states: Tensor, labels: Sequence[int] | None, data: Tensor |
         axes.scatter(real[:, 0], real[:, 1], s=3, c="0.75", linewidths=0)
     colours = {"c": "C0"} if labels is None else {"c": np.asarray(labels), "cmap": "tab10"}
     dots = axes.scatter(points[0, :, 0], points[0, :, 1], s=3, linewidths=0, **colours)
+    if labels is not None and names is not None:
+        named = dict(sorted(zip(labels, names, strict=True)))
+        axes.legend(dots.legend_elements(num=list(named))[0], list(named.values()))
     everything = np.concatenate(shown)
     low, high = everything.min(axis=0), everything.max(axis=0)
     room = MARGIN * max(float((high - low).max()), 1e-6)

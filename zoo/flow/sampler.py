@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -16,22 +17,23 @@ from zoo.atomic import write_atomic
 from zoo.flow import rendering
 from zoo.flow.guidance import Guidance, velocity_field
 from zoo.flow.paths import AffinePath, Prediction
+from zoo.flow.request_files import number_of, read_requests
 from zoo.flow.sampling import noise
 from zoo.flow.solvers import Solution, Solver
 from zoo.flow.velocity import VectorField, VelocityNet
 from zoo.training.inference import Inference
 
 ANIMATED_IMAGES = 64  # the first ones of a request; more would be too small to see
-REQUEST_KEYS = {"label", "seed", "count"}
 
 
 class Sampler(Inference):
     """Draws samples, each from a seed of its own.
 
     A request file (`.jsonl`) holds one sample per line, `{"label": 3, "seed": 7}`, or several of one label with
-    neighbouring seeds: `{"label": 3, "seed": 7, "count": 100}` is the seeds 7 to 106. Its result is a PNG: images row
-    by row, in about as many columns as rows; points of the plane as a scatter plot, with the points themselves beside
-    it as `.npy` (B, 2). The PNG is written last: where it is, the rest is whole.
+    neighbouring seeds: `{"label": 3, "seed": 7, "count": 100}` is the seeds 7 to 106. A label may be the name of a
+    class. Its result is a PNG: images row by row, in about as many columns as rows, each above the name of its class;
+    points of the plane as a scatter plot, with the points themselves beside it as `.npy` (B, 2). The PNG is
+    written last: where it is, the rest is whole.
 
     A sample does not depend on the others, but for rounding; with dopri5, whose steps suit a whole chunk, but for its
     tolerances.
@@ -45,6 +47,8 @@ class Sampler(Inference):
         chunk: samples integrated together; more need more memory.
         images: write each image of a request file also as a PNG of its own, `<stem>/000000.png` and so on.
         trajectory: animate the way of a request's samples (64 images, all points) as `<stem>.gif` or `<stem>.mp4`.
+        classes: names of the classes 1 to K; null where they have none. They may stand in the place of numbers, and
+            stand in results.
 
     Raises:
         ValueError: when an option is out of range or of another kind.
@@ -63,6 +67,7 @@ class Sampler(Inference):
         chunk: int = 64,
         images: bool = False,
         trajectory: rendering.Animation = "none",
+        classes: Sequence[str] | None = None,
     ) -> None:
         if chunk < 1:
             raise ValueError(f"chunk is at least 1 sample, not {chunk}")
@@ -71,6 +76,8 @@ class Sampler(Inference):
         for name, value, kind in (("solver", solver, Solver), ("guidance", guidance, Guidance)):
             if value is not None and not isinstance(value, kind):
                 raise ValueError(f"{name} is null or {{class_path: ..., init_args: {{...}}}}, found {value!r}")
+        if classes is not None and len(classes) != net.num_classes:
+            raise ValueError(f"classes are {len(classes)} names, the net has {net.num_classes} classes")
         self.net = net
         self.path = path
         self.solver = solver or Solver()
@@ -79,12 +86,30 @@ class Sampler(Inference):
         self.chunk = chunk
         self.images = images
         self.animation = trajectory
+        self.classes = None if classes is None else list(classes)
 
     def using(self, solver: Solver, guidance: Guidance | None) -> Self:
         """The same parts with another solver and guidance."""
         other = copy.copy(self)
         other.solver, other.guidance = solver, guidance
         return other
+
+    def label_numbers(self, labels: Sequence[int | str] | None) -> list[int] | None:
+        """Labels as numbers.
+
+        Args:
+            labels: numbers as they are, or names of classes; None stays None.
+
+        Raises:
+            ValueError: when a name is that of no class.
+        """
+        return None if labels is None else [number_of(label, self.classes) for label in labels]
+
+    def class_names(self, labels: Sequence[int] | None) -> list[str] | None:
+        """Names of labels, 0 being `none`; None where the classes have no names."""
+        if labels is None or self.classes is None:
+            return None
+        return [["none", *self.classes][label] for label in labels]
 
     def noise(self, seeds: Sequence[int]) -> Tensor:
         """The noise x_0 (B, *sample_shape) that `sample` starts from, on the net's device."""
@@ -192,14 +217,15 @@ class Sampler(Inference):
             target: PNG to write; the other files are named after it.
 
         Returns:
-            `images` or `points`, how many; `nfe`, evaluations of the field for each (see `Solution`; with dopri5 the
-            most that a chunk took).
+            `images` or `points`, how many; `classes`, how many of each, where they have names; `nfe`, evaluations of
+            the field for each (see `Solution`; with dopri5 the most that a chunk took).
 
         Raises:
             ValueError: when the file asks for something else, or the samples cannot be drawn.
             FileNotFoundError: when an MP4 is asked for and there is no ffmpeg.
         """
-        labels, seeds = read_requests(source, labelled=self.net.num_classes > 0)
+        labels, seeds = read_requests(source, self.net.num_classes > 0, self.classes)
+        names = self.class_names(labels)
         image = self._check_drawable()
         animated = min(len(seeds), ANIMATED_IMAGES) if image else len(seeds)
         recorded: list[Solution] = []
@@ -215,10 +241,11 @@ class Sampler(Inference):
         elif self.images:
             _write_images(target.with_suffix(""), rendering.to_pixels(everything))
         if recorded:
-            frames = rendering.frames(_joined(recorded)[:, :animated], labels)
+            frames = rendering.frames(_joined(recorded)[:, :animated], labels, names=names)
             rendering.write_animation(target.with_suffix(f".{self.animation}"), frames)
-        rendering.write_png(target, rendering.picture(everything, labels))
-        return {"images" if image else "points": len(seeds), "nfe": nfe}
+        rendering.write_png(target, rendering.picture(everything, labels, names=names))
+        counted = {} if names is None else {"classes": dict(Counter(names))}
+        return {"images" if image else "points": len(seeds), **counted, "nfe": nfe}
 
     def dry_run(self) -> str:
         """Draw one sample."""
@@ -268,42 +295,3 @@ def _write_images(folder: Path, images: np.ndarray) -> None:
 
 def _joined(solutions: Iterator[Solution] | list[Solution]) -> Tensor:
     return torch.cat([torch.stack(solution.trajectory) for solution in solutions], dim=1)
-
-
-def read_requests(path: Path, labelled: bool = True) -> tuple[list[int] | None, list[int]]:
-    """Read a request file.
-
-    Args:
-        path: one JSON object per line, with `seed`, for a net with classes `label`, and `count` for that many
-            neighbouring seeds; empty lines do not count.
-        labelled: whether labels are needed.
-
-    Returns:
-        Labels (None where not needed) and seeds, one per sample.
-
-    Raises:
-        ValueError: when a line is something else, or there is none.
-    """
-    keys = ("label", "seed") if labelled else ("seed",)
-    labels: list[int] = []
-    seeds: list[int] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number}: no JSON ({error})") from error
-        if not isinstance(row, dict) or any(type(row.get(key)) is not int for key in keys):
-            raise ValueError(f"{path}, line {number}: expected whole numbers {' and '.join(keys)}, found {line[:80]}")
-        count = row.get("count", 1)
-        if not row.keys() <= REQUEST_KEYS or type(count) is not int or count < 1:
-            raise ValueError(
-                f"{path}, line {number}: besides {' and '.join(keys)} a line holds only count, 1 or more; "
-                f"found {line[:80]}"
-            )
-        seeds += range(row["seed"], row["seed"] + count)
-        labels += [row["label"]] * count if labelled else []
-    if not seeds:
-        raise ValueError(f"{path} asks for nothing: it has no line with {' and '.join(keys)}")
-    return labels if labelled else None, seeds

@@ -44,6 +44,7 @@ class FlowTask(SingleOptimizerTask):
         trajectory: animation of the way from noise to data that `zoo predict` writes.
         lr_scaling: of the rates with the effective batch.
         compile: compile the net in place.
+        classes: names of the classes; those of the data when null. An option of inference.
 
     Raises:
         ValueError: when label drop or guidance are asked of a net without classes, or an argument is out of range.
@@ -53,7 +54,7 @@ class FlowTask(SingleOptimizerTask):
 
     inference_class = "zoo.flow.sampler.Sampler"
     inference_parts = ("net", "path", "prediction")
-    inference_options = ("solver", "guidance", "chunk", "images", "trajectory")
+    inference_options = ("solver", "guidance", "chunk", "images", "trajectory", "classes")
 
     def __init__(
         self,
@@ -72,6 +73,7 @@ class FlowTask(SingleOptimizerTask):
         trajectory: Animation = "none",
         lr_scaling: LrScaling | None = None,
         compile: bool = False,
+        classes: list[str] | None = None,
     ) -> None:
         super().__init__(optimizer, scheduler, compile=compile, lr_scaling=lr_scaling)
         if not 0 <= label_drop <= 1:
@@ -94,6 +96,7 @@ class FlowTask(SingleOptimizerTask):
         self.chunk = chunk
         self.images = images
         self.trajectory: Animation = trajectory
+        self.classes = classes
 
     def setup(self, stage: str) -> None:
         """Compare the data with the net and the coupling."""
@@ -108,7 +111,21 @@ class FlowTask(SingleOptimizerTask):
             raise ValueError(f"model.net makes samples of shape {tuple(self.net.sample_shape)}, the data has {shape}")
         if self.coupling is not None and getattr(data, "pooled", None) is not None:
             raise ValueError("model.coupling and data.pooled would pair twice: set one of them to null")
+        self._name_classes(classes)
         super().setup(stage)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take the names of the classes, too, where no data tell them."""
+        super().on_load_checkpoint(checkpoint)
+        self._name_classes(((checkpoint.get("zoo") or {}).get("options") or {}).get("classes"))
+
+    def _name_classes(self, names: list[str] | None) -> None:
+        """Let inference and checkpoints know the classes by name, unless they do."""
+        if self.classes is None and names and self.net.num_classes:
+            self.classes = list(names)
+            self._inference = None  # built without them
+            if self.specs is not None:
+                self.specs["options"]["classes"] = self.classes
 
     def loss(self, x1: Tensor, x0: Tensor, t: Tensor, label: Tensor | None) -> Tensor:
         """Mean squared error of the prediction over all elements.

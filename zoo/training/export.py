@@ -35,7 +35,7 @@ audio, sample_rate = soundfile.read("input.wav", dtype="float32")
 result = model(audio, sample_rate)
 ```
 
-Weights: `{weights}` ({parameters:,} values{fused}). Parts and their arguments: `{config}`.
+Weights: `{weights}` ({parameters:,} values{fused}). Parts and their arguments: `{config}`.{classes}
 The licence of the weights is that of the data and checkpoints they come from; see NOTICE of the zoo for known sources.
 """
 
@@ -91,6 +91,7 @@ def write_export(
     }
     package, _, name = current_name(specs["inference"]).rpartition(".")
     system = package.rpartition(".")[2]
+    classes = config["options"].get("classes")
     card = CARD.format(
         system=system,
         title=f"{system}: {name}",
@@ -99,6 +100,7 @@ def write_export(
         step=f" after {step} batches" if step else "",
         weights=WEIGHTS_NAME,
         config=CONFIG_NAME,
+        classes=f"\nClasses, from 1: {', '.join(classes)}." if classes else "",
         parameters=sum(tensor.numel() for tensor in weights.values()),
         fused=f", weight norm folded in {', '.join(fused)}" if fused else "",
     )
