@@ -177,6 +177,40 @@ def test_the_cutoff_is_found_and_mp3_residue_ignored(tmp_path):
     assert limited["cutoff_hz"] == pytest.approx(found["cutoff_hz"], rel=0.05)
 
 
+def test_a_full_band_passes_untouched_and_the_share_is_an_option():
+    """Noise whose upper half is quiet: the share of the magnitude cuts it where there is no edge."""
+    net = LocalNet()
+    audio = 0.01 * noise(9 * RATE) + lowpass(noise(9 * RATE), RATE, 1000.0, order=1)
+    np.testing.assert_array_equal(restorer(net, cutoff_hz=None)(audio, RATE), audio)
+    assert not net.calls
+    assert np.abs(restorer(net, cutoff_hz=None, cutoff_rule="share")(audio, RATE) - audio).max() > 1e-3
+    with pytest.raises(ValueError, match="cutoff_rule edge or share"):
+        restorer(cutoff_rule="guess")
+
+
+def test_a_part_whose_band_is_full_stays_in_a_limited_recording(tmp_path):
+    full = noise(15 * RATE)
+    audio = np.concatenate([lowpass(full, RATE, 3000.0, "ellip"), full])
+    files.write(tmp_path / "in.wav", audio, RATE, "FLOAT")
+    facts = restorer(cutoff_hz=None, pictures=True).process_file(tmp_path / "in.wav", tmp_path / "out.wav")
+    segments = facts["segments"]
+    assert [start for start, _, _ in segments] == [0, 5, 10, 15, 20, 25]
+    assert [hz for _, hz, _ in segments[:3]] == pytest.approx([3000] * 3, rel=0.05)
+    assert [hz for _, hz, _ in segments[3:]] == [None] * 3 and segments[0][2] > 0.9
+    result = files.read(tmp_path / "out.wav")[0][0]
+    change = np.abs(result - audio / max(1, np.abs(audio).max()))
+    assert change[15 * RATE + 4096 :].max() < 1e-4 < 1e-2 < change[: 14 * RATE].max()
+
+
+def test_the_rate_of_the_input_tells_where_its_band_ends():
+    model = restorer(cutoff_hz=None)
+    result = model(noise(6 * RATE // 2), RATE // 2)
+    assert np.abs(np.fft.rfft(result))[len(result) * 5 // 16 :].max() > 1  # above 5 kHz
+    net = LocalNet()
+    restorer(net, cutoff_hz=None)(noise(6 * RATE), round(0.92 * RATE))
+    assert not net.calls
+
+
 def test_a_file_gives_what_its_array_gives(tmp_path):
     audio = noise(2, 50_001)
     files.write(tmp_path / "in.wav", audio, 22050, "FLOAT")

@@ -70,7 +70,7 @@ class Chunks:
         features: audio to log-mels.
         diffusion: the process.
         settings: how they are used.
-        copied: bands of the log-mel (n_mels,) bool that are taken from the input.
+        copied: bands of the log-mel (units, n_mels) bool that are taken from the input, for each unit of the clip.
         encoded: what the global encoder made of each channel of the clip; None without one.
     """
 
@@ -108,6 +108,9 @@ class Chunks:
             ValueError: when they are not finite.
         """
         mel, tags = self._mel(chunks)
+        copied = self.copied[tags[..., 0].long()]  # (N, units, n_mels)
+        if copied.all():
+            return _array(mel)
         scale = self.net.latent_scale
         condition = split(self.autoencoder.encode(mel).float())[0]
         shape = (condition.shape[1], condition.shape[2] // tags.shape[1], condition.shape[3])
@@ -115,7 +118,9 @@ class Chunks:
         noises = _in_time(row_noise(seeds, shape, condition.device), len(condition))
         predict = self._predict(condition * scale, tags[:, 0, 1].long())
         latent = self.settings.sampler.sample(predict, next(noises), self.diffusion, noises)
-        return self._decoded(latent / scale, mel)
+        decoded = self.autoencoder.decode(latent / scale).float()
+        copied = copied.repeat_interleave(mel.shape[2] // copied.shape[1], dim=1)[:, None]
+        return _array(torch.where(copied, mel, decoded))
 
     @torch.inference_mode()
     def through(self, chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
@@ -152,21 +157,18 @@ class Chunks:
 
         return predict
 
-    def _decoded(self, latent: Tensor, mel: Tensor) -> np.ndarray:
-        decoded = self.autoencoder.decode(latent).float()
-        return _array(torch.where(self.copied, mel, decoded))
-
 
 def unit_samples(net: Denoiser, autoencoder: FrozenAutoencoder, features: MelFeatures) -> int:
     """Samples that make one step of the coarsest image inside the UNet."""
     return features.hop_length * autoencoder.factor * net.unet.factor
 
 
-def copied_bands(features: MelFeatures, cutoff_hz: float) -> Tensor:
-    """Bands (n_mels,) bool that lie below a frequency in Hz with all that they hear."""
+def copied_bands(features: MelFeatures, cutoffs_hz: np.ndarray) -> Tensor:
+    """Bands (U, n_mels) bool that lie below frequencies (U,) in Hz with all that they hear; all of them for NaN."""
     basis = features.mel.mel_basis
     bins = torch.arange(basis.shape[1], device=basis.device) * (features.sample_rate / features.n_fft)
-    return (basis > 0).mul(bins).amax(dim=1) <= cutoff_hz
+    limits = torch.from_numpy(np.nan_to_num(cutoffs_hz, nan=np.inf)).to(bins)
+    return (basis > 0).mul(bins).amax(dim=1) <= limits[:, None]
 
 
 @torch.inference_mode()

@@ -176,7 +176,7 @@ class _Bench:
             image = Spectrogram(len(high))
             list(image.listen([results[system][None]]))
             images.append(image)
-        write_picture(folder / f"{stem}.png", images[0], images[1], rate, len(high), cutoff_hz, name)
+        write_picture(folder / f"{stem}.png", images[0], images[1], rate, len(high), [(0.0, cutoff_hz)], name)
 
 
 def low_band_si_sdr(found: np.ndarray, low: np.ndarray, sample_rate: int, cutoff_hz: float) -> float:

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from zoo.audio.corpus import Corpus
 from zoo.audio.decoding import AudioFileError
 from zoo.audio.effects import fit
-from zoo.audiosr.cutoff import detect
+from zoo.audiosr.cutoff import band_end
 from zoo.audiosr.simulate import Simulation
 from zoo.audiosr.sources import Recordings
 from zoo.training.resume import Key, item_seed
@@ -124,7 +124,7 @@ class Crops(Dataset[Item]):
         candidates = self._candidates(int(self.indices[item]), rng)
         high, low = choose(self.recordings, candidates, self.segment_samples, self.blank)
         if low is not None:
-            return as_item(high, low, detect(low, self.sample_rate))
+            return as_item(high, low, band_end(low, self.sample_rate))
         return as_item(high, *self.simulation.degrade(high, self.sample_rate, rng, self.noises))
 
     def _candidates(self, own: int, rng: np.random.Generator) -> Iterator[tuple[int, int]]:
@@ -177,7 +177,7 @@ class Grid(Dataset[Item]):
         starts = np.unique(np.linspace(0, room, OWN_TRIES + OTHER_TRIES).astype(int))
         high, low = choose(self.recordings, [(index, int(start)) for start in starts], self.samples, self.blank)
         if low is not None:
-            return as_item(high, low, detect(low, self.sample_rate))
+            return as_item(high, low, band_end(low, self.sample_rate))
         cutoff_hz = self.cutoffs_hz[column]
         return as_item(
             high, self.simulation.limited(high, self.sample_rate, cutoff_hz, number=clip + column), cutoff_hz

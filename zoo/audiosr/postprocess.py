@@ -9,6 +9,8 @@ import numpy as np
 import torch
 
 from zoo.audio.chunking import Chunker, cut, fit
+from zoo.audiosr.cutoff import HOP_LENGTH as SPECTRUM_HOP
+from zoo.audiosr.cutoff import N_FFT as SPECTRUM_FFT
 from zoo.audiosr.cutoff import spectrum
 
 N_FFT = 2048
@@ -49,14 +51,20 @@ def lowpass_gains(cutoff_hz: float, sample_rate: int) -> np.ndarray:
 
 
 def combined(
-    streams: Sequence[Iterable[np.ndarray]], gains: Sequence[np.ndarray], samples: int
+    streams: Sequence[Iterable[np.ndarray]],
+    gains: Sequence[np.ndarray],
+    samples: int,
+    choice: np.ndarray | None = None,
+    segment_samples: int = 1,
 ) -> Iterator[np.ndarray]:
     """Filter equally long streams with gains over frequency and add them up, in constant memory.
 
     Args:
         streams: of pieces (C, n) float32; the pieces of each may be of any length.
-        gains: (1025,) of each stream.
+        gains: (1025,) of each stream, or (K, 1025) to choose from.
         samples: length of the streams.
+        choice: (S,) which of the K gains each segment takes, the last one to the end; all the first when None.
+        segment_samples: length of a segment.
 
     Yields:
         Pieces (C, n) float32, `samples` in total; without delay.
@@ -64,26 +72,31 @@ def combined(
     count = len(streams)
     units = -(-samples // HOP_LENGTH)
     spans = [(start, min(start + _WINDOW, units)) for start in range(0, units, _WINDOW)]
-    factors = torch.from_numpy(np.stack(gains))[:, :, None]
+    factors = torch.from_numpy(np.stack([np.atleast_2d(each) for each in gains]))  # (streams, K, 1025)
+    chosen = torch.zeros(1, dtype=torch.long) if choice is None else torch.from_numpy(choice)
     window = torch.hann_window(N_FFT)
 
     def interleaved() -> Iterator[np.ndarray]:
-        for pieces in zip(*(cut(stream, spans, HOP_LENGTH) for stream in streams), strict=True):
-            hops = np.stack([piece.reshape(len(piece), -1, HOP_LENGTH) for piece in pieces], axis=2)
-            yield hops.reshape(len(hops), -1)
+        for span, *pieces in zip(spans, *(cut(stream, spans, HOP_LENGTH) for stream in streams), strict=True):
+            hops = [piece.reshape(len(piece), -1, HOP_LENGTH) for piece in pieces]
+            numbers = np.broadcast_to(np.arange(*span, dtype=np.float32)[:, None], (*hops[0].shape[:2], 1))
+            yield np.concatenate([*hops, numbers], axis=2).reshape(len(numbers), -1)
 
     def compute(chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
-        hops = torch.from_numpy(np.ascontiguousarray(chunks)).unflatten(1, (-1, count, HOP_LENGTH))
-        signals = hops.permute(0, 2, 1, 3).flatten(2)
+        units = torch.from_numpy(np.ascontiguousarray(chunks)).unflatten(1, (-1, count * HOP_LENGTH + 1))
+        signals = units[..., :-1].unflatten(2, (count, HOP_LENGTH)).permute(0, 2, 1, 3).flatten(2)
         length = signals.shape[-1]
         images = torch.stft(
             signals.flatten(0, 1), N_FFT, HOP_LENGTH, window=window, pad_mode="constant", return_complex=True
         )
-        mixed = (images.unflatten(0, signals.shape[:2]) * factors).sum(dim=1)
+        frames = units[:, :1, -1].long() + torch.arange(images.shape[-1])  # (N, F)
+        segments = (frames * HOP_LENGTH // segment_samples).clamp(max=len(chosen) - 1)
+        weights = factors[:, chosen[segments]].permute(1, 0, 3, 2)  # (N, streams, 1025, F)
+        mixed = (images.unflatten(0, signals.shape[:2]) * weights).sum(dim=1)
         return torch.istft(mixed, N_FFT, HOP_LENGTH, window=window, length=length).numpy()
 
-    chunker = Chunker(_WINDOW, _OVERLAP, count * HOP_LENGTH)
-    yield from fit(chunker.run(interleaved(), units * count * HOP_LENGTH, compute), samples)
+    chunker = Chunker(_WINDOW, _OVERLAP, count * HOP_LENGTH + 1)
+    yield from fit(chunker.run(interleaved(), units * (count * HOP_LENGTH + 1), compute), samples)
 
 
 def summed_spectrum(audio: np.ndarray) -> np.ndarray:
@@ -91,21 +104,63 @@ def summed_spectrum(audio: np.ndarray) -> np.ndarray:
     return np.sum([spectrum(channel) for channel in audio], axis=0)
 
 
-def match(known: np.ndarray, generated: np.ndarray, cutoff_hz: float, sample_rate: int) -> float:
+class Segments:
+    """Spectra of a stream's segments.
+
+    Args:
+        samples: length of the stream.
+        segment_samples: of a segment; the last one is half as long to half as long again.
+
+    Attributes:
+        spectra: magnitude per frequency (S, 1025), summed over time and channels.
+        frames: over how many frames (S,).
+    """
+
+    def __init__(self, samples: int, segment_samples: int) -> None:
+        count = max(round(samples / segment_samples), 1)
+        self._ends = [*(segment_samples * np.arange(1, count)), samples]
+        self.spectra = np.zeros((count, SPECTRUM_FFT // 2 + 1), np.float32)
+        self.frames = np.ones(count)
+
+    def listen(self, pieces: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+        """Pass a stream of pieces (C, n) on."""
+        held: list[np.ndarray] = []
+        number = start = 0
+        for piece in pieces:
+            yield piece
+            while start + (length := sum(part.shape[1] for part in held) + piece.shape[1]) >= self._ends[number]:
+                rest = start + length - self._ends[number]
+                held.append(piece[:, : piece.shape[1] - rest])
+                self._take(number, np.concatenate(held, axis=1))
+                start, held, piece = self._ends[number], [], piece[:, piece.shape[1] - rest :]
+                number += 1
+                if number == len(self._ends):
+                    return
+            held.append(piece)
+
+    def _take(self, number: int, audio: np.ndarray) -> None:
+        """Whole frames only: a signal that breaks off has a spectrum of its own."""
+        count = max((audio.shape[1] - SPECTRUM_FFT) // SPECTRUM_HOP, 0)
+        self.spectra[number] = summed_spectrum(audio[:, : SPECTRUM_FFT + count * SPECTRUM_HOP])
+        self.frames[number] = count + 1
+
+
+def match(known: np.ndarray, generated: np.ndarray, cutoff_hz: float | np.ndarray, sample_rate: int) -> float:
     """The factor that brings the generated signal to the level of the input, in the octave below the cut-off.
 
     Args:
-        known: summed magnitudes (1025,) of the input.
+        known: summed magnitudes (1025,) or, of segments, (S, 1025) of the input.
         generated: those of the generated signal.
-        cutoff_hz: Hz.
+        cutoff_hz: Hz, or (S,); segments where it is NaN do not count.
         sample_rate: Hz.
 
     Returns:
         A factor between 1/2 and 2; 1 where the octave holds nothing.
     """
-    last = round(cutoff_hz / sample_rate * 2 * (len(known) - 1))
-    band = slice(last // 2, last)
-    wanted, found = float(known[band].sum()), float(generated[band].sum())
+    last = np.round(np.nan_to_num(np.atleast_1d(cutoff_hz)) / sample_rate * 2 * (known.shape[-1] - 1))[:, None]
+    bins = np.arange(known.shape[-1])
+    band = (bins >= last // 2) & (bins < last)
+    wanted, found = (float((spectra * band).sum(dtype=np.float64)) for spectra in (known, generated))
     if wanted <= 0 or found <= 0:
         return 1.0
     return min(max(wanted / found, 1 / MOST_MATCH), MOST_MATCH)

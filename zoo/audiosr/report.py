@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,7 +63,13 @@ class Spectrogram:
 
 
 def write_picture(
-    path: Path, before: Spectrogram, after: Spectrogram, sample_rate: int, samples: int, cutoff_hz: float, title: str
+    path: Path,
+    before: Spectrogram,
+    after: Spectrogram,
+    sample_rate: int,
+    samples: int,
+    cutoffs: Sequence[tuple[float, float]],
+    title: str,
 ) -> None:
     """Write the picture of a file.
 
@@ -73,18 +79,23 @@ def write_picture(
         after: of the result.
         sample_rate: of both, in Hz.
         samples: length of both.
-        cutoff_hz: where the known band ends, in Hz; drawn as a line.
+        cutoffs: start in seconds of each part and where its known band ends, in Hz; drawn as a line, NaN as none.
         title: over the picture.
 
     Raises:
         OSError: when it cannot be written.
     """
-    figure = _figure(before, after, sample_rate, samples, cutoff_hz, title)
+    figure = _figure(before, after, sample_rate, samples, cutoffs, title)
     write_atomic(path, lambda file: figure.savefig(file, format="png"))
 
 
 def _figure(
-    before: Spectrogram, after: Spectrogram, sample_rate: int, samples: int, cutoff_hz: float, title: str
+    before: Spectrogram,
+    after: Spectrogram,
+    sample_rate: int,
+    samples: int,
+    cutoffs: Sequence[tuple[float, float]],
+    title: str,
 ) -> Figure:
     from matplotlib.figure import Figure
 
@@ -93,12 +104,13 @@ def _figure(
     figure = Figure(figsize=(10.0, 7.0), dpi=100, layout="constrained")
     figure.suptitle(title)
     extent = (0.0, samples / sample_rate, 0.0, sample_rate / 2000)
+    ends = [*(start for start, _ in cutoffs), samples / sample_rate]
     panels = figure.subplots(2, 1, sharex=True, sharey=True)
     for axes, (name, image) in zip(panels, images.items(), strict=True):
         drawn = axes.imshow(
             image, origin="lower", aspect="auto", cmap="magma", vmin=most - RANGE_DB, vmax=most, extent=extent
         )
-        axes.axhline(cutoff_hz / 1000, color="white", linewidth=0.7, linestyle="--")
+        axes.stairs([hz / 1000 for _, hz in cutoffs], ends, baseline=None, color="white", linewidth=0.7, linestyle="--")
         axes.set(title=name, ylabel="kHz")
         figure.colorbar(drawn, ax=axes, label="dB")
     axes.set_xlabel("seconds")

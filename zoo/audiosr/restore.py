@@ -8,13 +8,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
 from zoo.audio import files
 from zoo.audio.chunking import Chunker
 from zoo.audiosr.chunks import TAGS, Settings, unit_samples
+from zoo.audiosr.cutoff import CONFIDENCE
 from zoo.audiosr.denoiser import Denoiser
 from zoo.audiosr.diffusion import CosineDiffusion
 from zoo.audiosr.features import MelFeatures
@@ -23,6 +24,8 @@ from zoo.audiosr.recording import BLOCK_SECONDS, Recording
 from zoo.audiosr.report import Spectrogram, write_picture
 from zoo.audiosr.samplers import DDIM, Sampler
 from zoo.training.inference import Inference
+
+CutoffRule = Literal["edge", "share"]
 
 SUBTYPE = "PCM_24"  # quiet recordings keep their band through it
 
@@ -40,7 +43,10 @@ class Restorer(Inference):
 
     A global encoder hears the whole channel: its log-mel, pooled to 1024 frames at most; the same for all chunks.
 
-    An input that is silent, or whose band reaches 95 % of half the sample rate, is resampled and no more.
+    The cut-off is looked for in each 5 seconds, see `zoo.audiosr.cutoff.edges`. Where there is no edge the band is
+    taken as full and the input stays as it is; where all of it is full, or silent, or a given cut-off reaches 95 % of
+    half the sample rate, it is resampled and no more. An input whose own sample rate leaves out more than the upper
+    tenth of the band ends there.
 
     Args:
         net: denoiser.
@@ -59,6 +65,9 @@ class Restorer(Inference):
         input_lowpass_hz: first take away what the input has above this frequency, in Hz: what MP3 leaves there would
             pass for its band. None takes nothing.
         pictures: write `<name>.png` beside each file: its spectrogram before and after.
+        cutoff_rule: how the cut-off is found: the steepest fall ("edge"), or AudioSR's rule, the frequency below which
+            98.5 % of the whole input's magnitude lies ("share").
+        cutoff_confidence: of an edge that counts, 0 to 1; see `zoo.audiosr.cutoff.Edge`.
 
     Raises:
         ValueError: when there is no vocoder, or an argument is out of range.
@@ -86,12 +95,19 @@ class Restorer(Inference):
         batch_size: int = 1,
         input_lowpass_hz: float | None = None,
         pictures: bool = True,
+        cutoff_rule: CutoffRule = "edge",
+        cutoff_confidence: float = CONFIDENCE,
     ) -> None:
         if vocoder is None or vocoder.net.receptive_frames is None:
             raise ValueError("restoring needs a vocoder that sees a bounded window: set model.init_args.vocoder")
         for name, value in {"cutoff_hz": cutoff_hz, "input_lowpass_hz": input_lowpass_hz}.items():
             if value is not None and not 0 <= value < math.inf:
                 raise ValueError(f"{name} is a frequency in Hz or null, not {value}")
+        if cutoff_rule not in get_args(CutoffRule) or not 0 < cutoff_confidence <= 1:
+            raise ValueError(
+                f"expected cutoff_rule {' or '.join(get_args(CutoffRule))} and cutoff_confidence above 0 and up to 1, "
+                f"found {cutoff_rule!r} and {cutoff_confidence}"
+            )
         if guidance_scale < 0 or not 0 <= guidance_rescale <= 1:
             raise ValueError(
                 f"expected guidance_scale >= 0 and guidance_rescale from 0 to 1, found {guidance_scale} and "
@@ -104,6 +120,8 @@ class Restorer(Inference):
         self.diffusion = diffusion
         self.settings = Settings(sampler or DDIM(), guidance_scale, guidance_rescale, seed)
         self.cutoff_hz = cutoff_hz
+        self.cutoff_rule = cutoff_rule
+        self.cutoff_confidence = cutoff_confidence
         self.input_lowpass_hz = input_lowpass_hz
         self.pictures = pictures
         self.sample_rate = features.sample_rate
@@ -161,8 +179,9 @@ class Restorer(Inference):
             target: audio file to write.
 
         Returns:
-            `audio_seconds`, `sample_rate` and `channels` of the result; `cutoff_hz` and whether it was given or
-            found (`cutoff`); `restored`, False where there was nothing to do; `chunks` per channel;
+            `audio_seconds`, `sample_rate` and `channels` of the result; `cutoff_hz` (see `Recording`), whether it was
+            given or found (`cutoff`), and `segments`: start in seconds, cut-off in Hz (null where the band is full) and
+            confidence; `restored`, False where there was nothing to do; `chunks` per channel;
             `real_time_factor` (seconds of work per second of audio); `gain`, below 1 where the result would have left
             full scale; `match`, the factor on the generated band; and the name of the `picture`.
 
@@ -181,13 +200,14 @@ class Restorer(Inference):
         picture = target.with_suffix(".png") if self.pictures else None
         with tempfile.TemporaryFile(dir=target.parent) as first, tempfile.TemporaryFile(dir=target.parent) as second:
             run.survey(before if picture else None)
+            segments = list(zip(run.starts.tolist(), run.cutoffs_hz.tolist(), strict=True))
             run.restore(first, second)
             with files.Writer(target, self.sample_rate, header.channels, SUBTYPE) as writer:
                 pieces = run.result(second)
                 for piece in after.listen(pieces) if picture else pieces:
                     writer.write(piece)
                 if picture:  # before the result appears: a rerun takes a result for finished
-                    write_picture(picture, before, after, self.sample_rate, run.samples, run.cutoff_hz, source.name)
+                    write_picture(picture, before, after, self.sample_rate, run.samples, segments, source.name)
         seconds = run.samples / self.sample_rate
         return {
             "audio_seconds": seconds,
@@ -195,6 +215,10 @@ class Restorer(Inference):
             "channels": header.channels,
             "cutoff_hz": round(run.cutoff_hz, 3),
             "cutoff": "found" if self.cutoff_hz is None else "given",
+            "segments": [
+                [start, None if math.isnan(hz) else round(hz, 3), round(float(confidence), 3)]
+                for (start, hz), confidence in zip(segments, run.confidence, strict=True)
+            ],
             "restored": not run.nothing_to_do,
             "chunks": run.chunks,
             "real_time_factor": (time.perf_counter() - started) / seconds,

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from zoo.audiosr.chunks import UNCONDITIONAL
 from zoo.audiosr.compiling import Mode as CompileMode
 from zoo.audiosr.compiling import compile_in_place
+from zoo.audiosr.cutoff import CONFIDENCE
 from zoo.audiosr.denoiser import Denoiser
 from zoo.audiosr.diffusion import CosineDiffusion
 from zoo.audiosr.features import MelFeatures
@@ -81,6 +82,8 @@ class DiffusionTask(SingleOptimizerTask):
         batch_size: see there.
         input_lowpass_hz: see there.
         pictures: see there.
+        cutoff_rule: see there.
+        cutoff_confidence: see there.
         lr_scaling: of the rates with the effective batch.
         compile: compile the net in place; where that fails the reason is logged and training goes on without.
         compile_mode: of torch.compile.
@@ -96,7 +99,7 @@ class DiffusionTask(SingleOptimizerTask):
     inference_parts = ("net", "autoencoder", "vocoder", "features", "diffusion")
     inference_options = (
         "sampler", "guidance_scale", "guidance_rescale", "cutoff_hz", "chunk_seconds", "overlap_seconds", "seed",
-        "batch_size", "input_lowpass_hz", "pictures",
+        "batch_size", "input_lowpass_hz", "pictures", "cutoff_rule", "cutoff_confidence",
     )  # fmt: skip
 
     def __init__(
@@ -126,6 +129,8 @@ class DiffusionTask(SingleOptimizerTask):
         batch_size: int = 1,
         input_lowpass_hz: float | None = None,
         pictures: bool = True,
+        cutoff_rule: Literal["edge", "share"] = "edge",
+        cutoff_confidence: float = CONFIDENCE,
         lr_scaling: LrScaling | None = None,
         compile: bool = False,
         compile_mode: CompileMode = "default",
@@ -161,6 +166,8 @@ class DiffusionTask(SingleOptimizerTask):
         self.batch_size = batch_size
         self.input_lowpass_hz = input_lowpass_hz
         self.pictures = pictures
+        self.cutoff_rule = cutoff_rule
+        self.cutoff_confidence = cutoff_confidence
         self.compile_options = (compile_mode, compile_fullgraph)
         for group, size in train_only(net, trains).items():
             log.info("trains: %s (%d weights)", group, size)
