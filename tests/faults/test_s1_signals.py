@@ -1,4 +1,4 @@
-"""S1: SIGTERM, SIGHUP, SIGINT, SIGUSR1 anywhere: saved at a step boundary, exit 143 or 130, resumed with the same bits."""
+"""S1: SIGTERM, SIGHUP, SIGINT, SIGUSR1 anywhere: saved at a step boundary, exit 143 or 130, resumed bit for bit."""
 
 import itertools
 import signal
