@@ -31,7 +31,7 @@ SECRET = "canary-3f1c"  # what stands in the file that no call may read, and in 
 VARIABLE = "AWS_SECRET"
 MEMORY = 300 * 2**20  # beside four times the file
 SECONDS = 10  # of the processor
-GIVE_UP = 40  # seconds until an endless call is stopped
+GIVE_UP = 30  # of these, an endless call is stopped
 
 _STARTS = {
     "subprocess.Popen",
@@ -235,6 +235,7 @@ def edited(kind: str, edit: Callable[[dict[str, Any], Place], Any]) -> Callable[
 
     def craft(place: Place, sound: Path) -> None:
         sound_file(kind)(place, sound)
+        shutil.copytree(sound / "export", place.elsewhere / "second")
         if kind == "checkpoint":
             file = place.given / CHECKPOINT
             content = torch.load(file, weights_only=True)
@@ -376,8 +377,8 @@ def _call(watch: Watch, args: list[str], entry: str, place: Place, usual: set[st
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     started = time.process_time()
-    signal.signal(signal.SIGALRM, _stop)
-    signal.alarm(GIVE_UP)
+    signal.signal(signal.SIGPROF, _stop)
+    signal.setitimer(signal.ITIMER_PROF, GIVE_UP)
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), watch.at(place, usual) as touched:
             code = _load(args[-1]) if entry == "load" else main(args)
@@ -385,7 +386,7 @@ def _call(watch: Watch, args: list[str], entry: str, place: Place, usual: set[st
         code = 1
         touched += [] if touched else [str(stop)]
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
     # what follows from the watch's own stop says nothing about the zoo
     text = "error: stopped by the watch\n" if touched else said.getvalue()
     return Outcome(code or bool(touched), text, list(touched), time.process_time() - started, _memory("VmHWM") - before)
@@ -407,7 +408,7 @@ def _load(path: str) -> int:
 
 
 def _stop(*_: object) -> None:
-    raise Stopped(f"no answer within {GIVE_UP} s")
+    raise Stopped(f"no answer within {GIVE_UP} s of the processor")
 
 
 def _memory(key: str) -> int:
@@ -423,5 +424,5 @@ def _listing(place: Place) -> set[str]:
 
 
 def _written(place: Place) -> list[Path]:
-    roots = (place.root / "out", place.work)
+    roots = (place.root / "out", place.work, place.given)
     return [path for root in roots for path in root.rglob("*") if path.is_file()]

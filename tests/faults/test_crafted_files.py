@@ -140,16 +140,20 @@ def described(kind: str, name: str, *keys: str, value: Node, refused: bool = Tru
 
 def _second(place: Place) -> None:
     """What a crafted file may point to: an export and a config that would run a command."""
-    folder = place.elsewhere / "second"
-    folder.mkdir()
     node = part("subprocess.Popen", args=TOUCH)(place)
-    (folder / "config.json").write_text(f'{{"zoo": "0.1.0", "parts": {{"net": {json.dumps(node)}}}, "inference": "x"}}')
+    file = place.elsewhere / "second" / "config.json"
+    content = json.loads(file.read_text())
+    content["parts"]["net"] = node
+    file.write_text(json.dumps(content))
     (place.elsewhere / "second.yaml").write_text(f"model: {json.dumps(node)}\n")
 
 
 def descriptions(kind: str) -> list[Case]:
     """Checkpoints or exports whose description names what is no part."""
-    cases = [described(kind, name, "parts", "net", value=node) for name, node in NODES.items()]
+    harmless = ("module of nobody, short", "arguments beyond the signature")  # a text and keys that nobody reads
+    cases = [
+        described(kind, name, "parts", "net", value=node, refused=name not in harmless) for name, node in NODES.items()
+    ]
     for name in ("subprocess.Popen", "Loaded", "module of nobody", "a sound file to write", "rows"):
         cases.append(described(kind, f"{name} as option", "options", "solver", value=NODES[name]))
         cases.append(described(kind, f"{name} in a list of options", "options", "chunk", value=_listed(NODES[name])))
@@ -242,7 +246,7 @@ TEXTS: dict[str, Callable[[str, Place], str]] = {
     "yaml tag of a name": lambda text, place: text.replace("name: null", "name: !!python/name:os.system", 1),
     "yaml tag new": lambda text, place: f"{text}\nextra: !!python/object/new:subprocess.Popen [[true]]\n",
     "interpolation of a variable": lambda text, place: _named(text, f"${{oc.env:{VARIABLE}}}"),
-    "interpolation with spaces": lambda text, place: _named(text, f"'${{ oc.env : {VARIABLE} }}'"),
+    "interpolation with spaces": lambda text, place: _named(text, f"'${{ oc.env:{VARIABLE} }}'"),
     "interpolation in a default": lambda text, place: _named(text, f"'${{oc.env:ZOO_ABSENT,${{oc.env:{VARIABLE}}}}}'"),
     "interpolation of a made name": lambda text, place: _named(text, "'${oc.env:${wandb.project}}'").replace(
         "project: zoo", f"project: {VARIABLE}"
