@@ -249,6 +249,7 @@ def test_uploads_of_a_session_are_counted(client: Any, server: Server) -> None:
     assert answers[-1].text == "a session may have 5 uploads at a time (--max_uploads)"
     with closing(server.enter()) as other:
         assert send(other, *[b"1"] * 300).status_code in (400, 413)
+        assert send(other, b"0" * 2**20, b"0" * 2**20, b"1").status_code == 413  # and none of the three is kept
         assert send(other, b"0" * 2**20).status_code == 200
         large = send(other, b"0" * (2**20 + 1))
         assert (large.status_code, large.text) == (413, "a session's uploads may have 2 MiB (--max_session_mib)")

@@ -139,6 +139,7 @@ def test_the_page(server: tuple[subprocess.Popen[str], str], browser: Any, tmp_p
     page.get_by_role("tab", name="Predict").click()
     page.locator("#upload input[type=file]").set_input_files(upload)
     page.get_by_text("tone.wav").wait_for()
+    page.get_by_label("Other keys of the run's config").fill("model.init_args.media_items=2")
     page.get_by_role("button", name="Run", exact=True).click()
     player = page.locator("#result audio")
     player.wait_for()

@@ -138,6 +138,8 @@ def build(places: Places, trainings: Trainings, keys: Keys, limits: Limits) -> F
                 try:
                     kept.append(str(await run_in_threadpool(store.add, session, file.filename or "", file.file)))
                 except UploadError as error:
+                    for path in kept:  # the page is told of none
+                        store.forget(session, path)
                     return PlainTextResponse(str(error), 413)
         return JSONResponse(kept)
 

@@ -112,7 +112,7 @@ class Store:
                 shutil.copyfileobj(file, target)
                 found = os.fstat(target.fileno())
         except OSError:
-            self._forget(session, str(path))
+            self.forget(session, str(path))
             raise
         with self._lock:
             records[str(path)] = Upload(found.st_dev, found.st_ino, size)
@@ -185,7 +185,7 @@ class Store:
         (folder / "out").mkdir()
         source = folder / "in" / upload.name
         upload.replace(source)
-        self._forget(session, path)
+        self.forget(session, path)
         others = [path for path in folder.parent.iterdir() if path != folder]
         others.sort(key=lambda path: path.stat().st_mtime)
         for old in others[: max(len(others) + 1 - KEPT_JOBS, 0)]:
@@ -220,7 +220,8 @@ class Store:
         for folder in (self.uploads / check_name(session), self.jobs / session):
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _forget(self, session: str, path: str) -> None:
+    def forget(self, session: str, path: str) -> None:
+        """Delete an upload."""
         with self._lock:
             self._records.get(session, {}).pop(path, None)
         shutil.rmtree(Path(path).parent, ignore_errors=True)
