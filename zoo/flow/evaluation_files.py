@@ -14,7 +14,7 @@ from zoo.flow.extractors import read_features
 from zoo.flow.generate import LABELS_NAME
 from zoo.flow.images import ArrayPictures, FilePictures, Pictures, decode_all
 
-GREY_MODES = ("1", "L", "LA")
+GREY_MODES = ("1", "L", "LA", "I", "I;16", "I;16B")
 SHOW_PROGRESS = 10_000  # pictures, which take some seconds to read
 _SHOWN = 5  # names in a message
 
@@ -130,7 +130,7 @@ def _listed(folder: Path) -> tuple[list[Path], list[int] | None]:
 def _pixels(pictures: Pictures, resolution: int | None, channels: int | None) -> np.ndarray:
     if resolution is None or channels is None:
         with pictures.open(0) as first:
-            height, mode = first.height, first.mode
-        resolution = resolution or height
+            mode = first.mode
+        resolution = resolution or pictures.upright(0).height
         channels = channels or (1 if mode in GREY_MODES else 3)
     return np.stack(list(decode_all(pictures, resolution, channels, progress=len(pictures) > SHOW_PROGRESS)))
