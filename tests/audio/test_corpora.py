@@ -187,3 +187,18 @@ def test_scripts(name, request, repository, tmp_path):
     assert "utterances: " in done.stdout and (corpus / "manifest.jsonl").is_file()
     failed = subprocess.run([*command, str(tmp_path / "nothing.zip")], capture_output=True, text=True)
     assert failed.returncode == 1 and "error: " in failed.stderr and "Traceback" not in failed.stderr
+
+
+def test_transcripts_beside_a_tree_are_found(tmp_path, caplog):
+    wavs = tmp_path / "corpus" / "wavs"
+    for name in ("a", "b", "c", "d"):
+        files.write(wavs / f"{name}.wav", np.zeros(8), 8000)
+    (wavs.parent / "metadata.csv").write_text("a|raw|listed a\nb|raw|listed b\n")
+    (wavs / "b.txt").write_text("beside\nb \n")
+    (wavs / "c.lab").write_text("\ufeffbeside c")
+    assert {each.name: each.text for each in read_corpus(wavs)} == {
+        "a": "listed a", "b": "beside b", "c": "beside c", "d": "",
+    }  # fmt: skip
+    (wavs.parent / "metadata.csv").write_text("file_name,text\n")
+    assert {each.text for each in read_corpus(wavs)} == {"", "beside b", "beside c"}
+    assert "no transcripts taken" in caplog.text

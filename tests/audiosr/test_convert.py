@@ -4,13 +4,25 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
-from tests.audiosr.lily import HEAD, MELS, UNET, VOCODER, config, nets, state_of, write
-from zoo.audiosr.convert import convert, describe, from_original, is_original, original_state, to_original
+from tests.audiosr.lily import CONTEXT, HEAD, MELS, UNET, VOCODER, config, nets, state_of, write
+from zoo.audiosr.convert import (
+    convert,
+    convert_config,
+    describe,
+    from_original,
+    is_original,
+    original_state,
+    to_original,
+)
+from zoo.audiosr.convert_settings import heads_of
 from zoo.audiosr.convert_write import Nets, layout_of
 from zoo.audiosr.convert_write import write as write_theirs
 from zoo.audiosr.denoiser import Denoiser
+from zoo.audiosr.global_encoder import GlobalEncoder
 from zoo.audiosr.parts import FrozenAutoencoder
+from zoo.audiosr.samplers import DPMSolver
 from zoo.audiosr.unet import UNet
 from zoo.audiosr.vae import Autoencoder
 from zoo.hifigan.convert import to_original as write_hifigan
@@ -150,13 +162,87 @@ def test_the_projection_that_was_never_trained(tmp_path: Path) -> None:
     assert "net.global_encoder.pos_encoding" in original_state(path)
 
 
-def test_a_conditioner_that_was_trained_on(tmp_path: Path) -> None:
-    state = state_of(nets("audiosr"), "audiosr")
-    state["cond_stage_models.0.vae.quant_conv.bias"] += 1
-    path = write(tmp_path, "audiosr", {"state_dict": state})
-    with pytest.raises(ValueError, match="conditioner's autoencoder differs"):
-        from_original(path)
-    assert from_original(path, allow_partial=True).report["conditioner"]["mismatched"] == 1
+@pytest.mark.parametrize("layout", LAYOUTS)
+@torch.no_grad()
+def test_two_autoencoders_stay_two(tmp_path: Path, layout: str) -> None:
+    """The conditioner's own autoencoder encodes the condition, restores, and is written back."""
+    made, own = nets(layout), nets(layout, seed=1)["vae"]
+    state = state_of(made, layout)
+    prefix = f"cond_stage_models.{'concat_lowpass_cond' if layout == 'model.py' else '0'}.vae."
+    state |= {prefix + key: value for key, value in own.state_dict().items()}
+    path = write(tmp_path / "theirs", layout, {"state_dict": state, **({} if layout == "audiosr" else {"ema": {}})})
+    mel = torch.randn(2, 1, MELS, 48)
+    model = from_original(path)
+    assert torch.equal(model.condition_vae.encode(mel), own.encode(mel))
+    assert torch.equal(model.vae.encode(mel), made["vae"].encode(mel))
+    ours, back = tmp_path / "ours" / "step_00000040.ckpt", tmp_path / "back" / f"step_40{path.suffix}"
+    convert(path, ours)
+    frozen = load_checkpoint(ours)["frozen"]
+    assert set(frozen) == {"autoencoder", "condition_autoencoder", "vocoder"}
+    for source, target in ((ours, back), (model, tmp_path / "again" / back.name)):
+        convert(source, target.with_suffix(".bin") if layout == "audiosr" else target)
+        written = load_foreign(next(target.parent.glob("step_40.*")))["state_dict"]
+        assert all(torch.equal(written[prefix + key], value) for key, value in own.state_dict().items())
+        assert torch.equal(written["first_stage_model.quant_conv.bias"], made["vae"].quant_conv.bias)
+    if layout == "modelV1":
+        return  # its global encoder takes no clips this short
+    convert(path, tmp_path / "export")
+    one = load(tmp_path / "export", guidance_scale=1.0, cutoff_hz=2000.0, sampler=DPMSolver(1))
+    audio = torch.randn(4000, generator=torch.Generator().manual_seed(0)).numpy()
+    kernel = one.condition_autoencoder.net.encoder.conv_in.weight
+    assert torch.equal(kernel if layout == "audiosr" else kernel.transpose(-1, -2), own.encoder.conv_in.weight)
+    heard: list[torch.Tensor] = []
+    one.net.register_forward_pre_hook(lambda module, inputs: heard.append(inputs[0][:, 4:]))
+    one(audio, 16000)
+    one.condition_autoencoder = None
+    one(audio, 16000)
+    assert not torch.allclose(heard[0], heard[-1], atol=1e-3)
+
+
+def test_a_torn_second_autoencoder_is_refused(tmp_path: Path) -> None:
+    state = state_of(nets("model.py"), "model.py")
+    prefix = "cond_stage_models.concat_lowpass_cond.vae."
+    state[prefix + "quant_conv.bias"] += 1
+    del state[prefix + "quant_conv.weight"]
+    with pytest.raises(ValueError, match=r"only \d+ of \d+ tensors of the conditioner match"):
+        from_original(write(tmp_path, "model.py", state))
+
+
+@pytest.mark.parametrize("heads", [2, 8])
+@torch.no_grad()
+def test_heads_of_modelv1_from_the_configuration(tmp_path: Path, heads: int) -> None:
+    """Both ways: what the shapes do not show stands in config.yaml, beside what is written as beside what is read."""
+    made = nets("modelV1")
+    made["encoder"] = GlobalEncoder(MELS, 128, heads, 2, context_channels=CONTEXT).eval()
+    settings = config("modelV1")
+    settings["model"]["params"]["unet_config"]["params"]["global_encoder_heads"] = heads
+    path = write(tmp_path / "theirs", "modelV1", {"state_dict": state_of(made, "modelV1"), "ema": {}})
+    path.with_name("config.yaml").write_text(yaml.safe_dump(settings))
+    mel = torch.randn(2, 1, MELS, 48)
+    expected = made["encoder"](mel)[0]
+    assert torch.equal(from_original(path).global_encoder(mel)[0], expected)
+    convert(path, tmp_path / "ours.ckpt")
+    convert(tmp_path / "ours.ckpt", tmp_path / "back" / "step_40.pt")
+    assert torch.equal(from_original(tmp_path / "back" / "step_40.pt").global_encoder(mel)[0], expected)
+    write_theirs(Nets(made["vae"], Denoiser(made["unet"], made["encoder"]), None), "modelV1", tmp_path / "new" / "a.pt")
+    assert torch.equal(from_original(tmp_path / "new" / "a.pt").global_encoder(mel)[0], expected)
+    (tmp_path / "new" / "config.yaml").write_text(yaml.safe_dump(config("modelV1")))
+    with pytest.raises(ValueError, match=rf"has {heads} heads, with .* read as 4"):
+        write_theirs(
+            Nets(made["vae"], Denoiser(made["unet"], made["encoder"]), None), "modelV1", tmp_path / "new" / "b.pt"
+        )
+    unet = settings["model"]["params"]["unet_config"]["params"]
+    assert convert_config_of(settings, tmp_path)["heads"] == heads
+    unet |= {"global_encoder_hidden_dim": 256, "global_encoder_layers": 4}  # that of a model.py, which modelV1 swallows
+    path.with_name("config.yaml").write_text(yaml.safe_dump(settings))
+    assert heads_of(from_original(path).global_encoder) == 4
+
+
+def convert_config_of(settings: dict, folder: Path) -> dict:
+    """The global encoder's arguments in the recipe of a configuration."""
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    recipe = convert_config(folder / "config.yaml")[0]
+    return recipe["model"]["init_args"]["net"]["init_args"]["global_encoder"]["init_args"]
 
 
 def test_start_from_a_file(tmp_path: Path) -> None:

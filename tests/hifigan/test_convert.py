@@ -367,3 +367,22 @@ def test_another_generators_config_is_not_overwritten(folder, tmp_path):
     with pytest.raises(ValueError, match="describes another generator"):
         convert(tmp_path / "ours.ckpt", tmp_path / "back")
     assert [path.name for path in (tmp_path / "back").iterdir()] == ["config.json"]
+
+
+def test_channels_that_do_not_halve_evenly(tmp_path: Path) -> None:
+    """24 -> 12 -> 6 -> 3 -> 1, by integer division as in the original: there and back, bit-equal."""
+    sizes = {"upsample_initial_channel": 24, "upsample_rates": [2] * 4, "upsample_kernel_sizes": [4] * 4}
+    config = {**CONFIG, **sizes, "hop_size": 16}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    generator = generator_of(config)
+    assert [up.out_channels for up in generator.ups] == [12, 6, 3, 1]
+    torch.save({"generator": to_legacy_keys(generator.state_dict())}, tmp_path / "g_00000005")
+    mel = torch.randn(1, 4, 9)
+    with torch.no_grad():
+        expected = generator(mel)
+        torch.testing.assert_close(from_original(tmp_path / "g_00000005")(mel), expected)
+    assert expected.shape == (1, 1, 144)
+    convert(tmp_path / "g_00000005", tmp_path / "ours.ckpt")
+    convert(tmp_path / "ours.ckpt", tmp_path / "back")
+    found = torch.load(tmp_path / "back" / "g_00000005", weights_only=True)["generator"]
+    assert_identical(found, to_legacy_keys(generator.state_dict()))

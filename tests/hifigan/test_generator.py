@@ -122,7 +122,7 @@ def test_conditioner_slot():
         ({"resblock_kernel_sizes": (3, 5)}, "same length, not 2 and 1"),
         ({"resblock_kernel_sizes": (4,)}, r"must be odd, found \[4\]"),
         ({"resblock": "3"}, "resblock must be"),
-        ({"initial_channels": 6}, "cannot be halved 2 times"),
+        ({"initial_channels": 3}, "leaves no channel after 2 halvings"),
         ({"init": "zero"}, "init must be"),
     ],
 )

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -17,6 +18,7 @@ from zoo.hifigan.conditioners import ConformerConditioner, PrenetConditioner
 from zoo.hifigan.convert_names import to_legacy_keys
 from zoo.hifigan.discriminators import MultiPeriodDiscriminator, MultiScaleDiscriminator
 from zoo.hifigan.generator import Generator
+from zoo.loading import load
 from zoo.miipher.adapters import LoraAdapters, OpenMiipherAdapters
 from zoo.miipher.backbone import Backbone
 from zoo.miipher.cleaner import Cleaner
@@ -436,10 +438,24 @@ def test_unified_folder_names_files_beside_it(tmp_path: Path) -> None:
         describe(tmp_path)
 
 
+def test_a_vocoder_alone_becomes_an_export(tmp_path: Path) -> None:
+    model = generator()
+    to_original(model, tmp_path / "vocoder.ckpt")
+    facts = convert(tmp_path / "vocoder.ckpt", tmp_path / "exported")
+    assert "features" in facts["notes"][0]
+    vocoder = load(tmp_path / "exported")
+    x = torch.randn(32, 6, generator=torch.Generator().manual_seed(3)).numpy()
+    with torch.no_grad():
+        expected = model(torch.from_numpy(x)[None])[0, 0].numpy()
+    np.testing.assert_allclose(vocoder.from_mel(x), expected, atol=1e-5)
+    np.save(tmp_path / "features.npy", x)
+    vocoder.process_file(tmp_path / "features.npy", tmp_path / "out.wav")
+    card = (tmp_path / "exported" / "README.md").read_text()
+    assert "from_mel" in card and "soundfile" not in card
+
+
 def test_what_the_originals_cannot_hold(folder: Path, state: State, tmp_path: Path) -> None:
     to_original(generator(), tmp_path / "vocoder.ckpt")
-    with pytest.raises(ValueError, match="a vocoder alone"):
-        convert(tmp_path / "vocoder.ckpt", tmp_path / "exported")
     with pytest.raises(ValueError, match=r"in a \.ckpt file"):
         to_original(generator(), tmp_path / "vocoder.pt")
     with pytest.raises(ValueError, match="expected a Cleaner or a Generator"):

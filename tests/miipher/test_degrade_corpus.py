@@ -45,6 +45,16 @@ def content(folder):
     }
 
 
+def test_transcripts_beside_the_corpus_are_kept(corpus, tmp_path):
+    (corpus / "ann" / "a.txt").write_text("said by ann")
+    (tmp_path / "metadata.csv").write_text("bob/c|said by bob\n")
+    degrade(corpus, tmp_path / "out")
+    rows = [json.loads(line) for line in (tmp_path / "out" / "manifest.jsonl").read_text().splitlines()]
+    assert {row["source"]: row["text"] for row in rows if row["text"]} == {
+        "ann/a.wav": "said by ann", "bob/c.wav": "said by bob",
+    }  # fmt: skip
+
+
 def test_mirrored_trees(corpus, tmp_path):
     out = tmp_path / "out"
     assert degrade(corpus, out) == {"done": 10, "failed": 0, "skipped": 0, "bad_files": 0}

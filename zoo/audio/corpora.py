@@ -19,6 +19,7 @@ LIBRITTS_SPLITS = (
     *("train-clean-100", "train-clean-360", "train-other-500"),
     *("dev-clean", "dev-other", "test-clean", "test-other"),
 )
+TEXT_SUFFIXES = (".normalized.txt", ".txt", ".lab")  # LibriTTS's, the usual one, forced aligners'
 FLEURS_SPLITS = ("train", "dev", "test")
 FLEURS_LOCALES: tuple[str, ...] = tuple(  # the 102 of FLEURS, arXiv 2205.12446
     """
@@ -62,7 +63,9 @@ def read_corpus(root: str | os.PathLike[str], kind: CorpusKind = "auto") -> list
         root: Folder of the corpus, or the folder around it that an archive unpacks into.
         kind: "ljspeech" (`metadata.csv`, `wavs/`), "libritts_r" (`<split>/<speaker>/<chapter>/*.wav`), "jvs"
             (`jvsNNN/<subset>/wav24kHz16bit/*.wav`), "fleurs_r" (`data/<locale>/<split>.tsv`), "tree" (any folder of
-            audio; the first folder below the root is the speaker), or "auto": the one whose layout is found.
+            audio; the first folder below the root is the speaker; transcripts are those in `<name>.normalized.txt`,
+            `.txt` or `.lab` beside the audio, or in a `metadata.csv` like LJSpeech's in the folder or beside it), or
+            "auto": the one whose layout is found.
 
     Returns:
         Utterances sorted by name; files without transcript are among them, except for FLEURS-R. Files that a list names
@@ -206,6 +209,7 @@ def _is_tree(root: Path) -> bool:
 
 
 def _read_tree(root: Path) -> list[Utterance]:
+    listed = _listed(root)
     places = [path.relative_to(root) for path in files.walk(root)]
     names = [_safe(place.with_suffix("").as_posix()) for place in places]
     shared = Counter(names)
@@ -214,8 +218,27 @@ def _read_tree(root: Path) -> list[Utterance]:
         if shared[name] > 1:  # a.wav beside a.flac: both keep their suffix
             name = _safe(place.as_posix())
         speaker = place.parts[0] if len(place.parts) > 1 else ""
-        found.append(Utterance(root / place, speaker, "", name, ""))
+        text = listed.get(place.with_suffix("").as_posix(), listed.get(place.stem, ""))
+        found.append(Utterance(root / place, speaker, _beside(root / place) or text, name, ""))
     return found
+
+
+def _beside(audio: Path) -> str:
+    """The transcript in a text file of the same name as the audio; empty without one."""
+    texts = (audio.with_suffix(suffix) for suffix in TEXT_SUFFIXES)
+    path = next((path for path in texts if path.is_file()), None)
+    return "" if path is None else " ".join(path.read_text(encoding="utf-8-sig").split())
+
+
+def _listed(root: Path) -> dict[str, str]:
+    """Transcripts by the audio's name, of a list like LJSpeech's in the folder or beside it."""
+    for path in (root / "metadata.csv", root.resolve().parent / "metadata.csv"):
+        if path.is_file():
+            try:
+                return {fields[0]: fields[-1] for fields in _rows(path, "|", 2)}
+            except ValueError as error:  # a list of another kind
+                _LOG.warning("no transcripts taken: %s", error)
+    return {}
 
 
 def _rows(path: Path, separator: str, least: int) -> list[list[str]]:

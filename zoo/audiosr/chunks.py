@@ -72,6 +72,7 @@ class Chunks:
         settings: how they are used.
         copied: bands of the log-mel (units, n_mels) bool that are taken from the input, for each unit of the clip.
         encoded: what the global encoder made of each channel of the clip; None without one.
+        condition_autoencoder: of the condition; None takes `autoencoder`.
     """
 
     def __init__(
@@ -83,9 +84,11 @@ class Chunks:
         settings: Settings,
         copied: Tensor,
         encoded: tuple[Tensor, Tensor] | None,
+        condition_autoencoder: FrozenAutoencoder | None = None,
     ) -> None:
         self.net = net
         self.autoencoder = autoencoder
+        self.condition_autoencoder = condition_autoencoder or autoencoder
         self.features = features
         self.diffusion = diffusion
         self.settings = settings
@@ -112,7 +115,7 @@ class Chunks:
         if copied.all():
             return _array(mel)
         scale = self.net.latent_scale
-        condition = split(self.autoencoder.encode(mel).float())[0]
+        condition = split(self.condition_autoencoder.encode(mel).float())[0]
         shape = (condition.shape[1], condition.shape[2] // tags.shape[1], condition.shape[3])
         seeds = [item_seed(self.settings.seed, 0, int(number)) for number in tags[..., 0].flatten().tolist()]
         noises = _in_time(row_noise(seeds, shape, condition.device), len(condition))

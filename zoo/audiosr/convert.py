@@ -72,12 +72,13 @@ def from_original(
             not, above all the channels per attention head (32 without).
         ema: take averaged parameters where the file has them.
         min_matched: share of each component's tensors that must match, 0 to 1.
-        allow_partial: take a global encoder without its projection (random then), and another second autoencoder.
+        allow_partial: take a global encoder without its projection (random then).
 
     Returns:
         An `OriginalModel` in evaluation mode and in the axis order of the file (AudioSR: time first; ProjectLily: mel
-        first): `vae.encode(mel)` -> moments, `vae.decode(z)`, `unet(x, t, full_audio=None)`, `global_encoder(mel)` ->
-        (vector, tokens), `vocoder`; `report` says how the tensors matched.
+        first): `vae.encode(mel)` -> moments, `vae.decode(z)`, `condition_vae` where the conditioner has its own,
+        `unet(x, t, full_audio=None)`, `global_encoder(mel)` -> (vector, tokens), `vocoder`; `report` says how the
+        tensors matched.
 
     Raises:
         FileNotFoundError: when the file or the configuration is missing.

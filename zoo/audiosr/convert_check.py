@@ -22,8 +22,8 @@ def compare(original: Original, nets: Mapping[str, tuple[type[nn.Module], dict[s
     """Count per component which tensors fit.
 
     Returns:
-        Counts of matched, missing, unexpected and mismatched (another shape) tensors. The conditioner's copy of the
-        autoencoder matches where it is equal to the first.
+        Counts of matched, missing, unexpected and mismatched (another shape) tensors. The conditioner's autoencoder is
+        a net of its own where it differs from the first stage's.
     """
     report: Report = {}
     for name, (cls, arguments) in nets.items():
@@ -36,10 +36,8 @@ def compare(original: Original, nets: Mapping[str, tuple[type[nn.Module], dict[s
         counts = report.setdefault(name, Counter())
         for key in dict.fromkeys([*own, *given]):
             counts[_outcome(own.get(key), given[key].shape if key in given else None)] += 1
-    first = original.parts.get("vae", {})
-    for key, value in original.parts.get(COPY, {}).items():
-        same = key in first and torch.equal(first[key], value)
-        report.setdefault(COPY, Counter())["matched" if same else "mismatched" if key in first else "unexpected"] += 1
+    if COPY in original.parts and COPY not in nets:
+        report[COPY] = Counter(matched=len(original.parts[COPY]))
     if "others" in original.parts:
         report["others"] = Counter(unexpected=len(original.parts["others"]))
     return report
@@ -63,7 +61,7 @@ def check(original: Original, report: Report, min_matched: float, allow_partial:
         original: what was read.
         report: of `compare`.
         min_matched: share of each component's tensors that must match, 0 to 1.
-        allow_partial: pass over a missing projection of the global encoder and over another second autoencoder.
+        allow_partial: pass over a missing projection of the global encoder.
 
     Returns:
         What was passed over.
@@ -84,12 +82,6 @@ def check(original: Original, report: Report, min_matched: float, allow_partial:
     for name, counts in report.items():
         total = sum(counts.values())
         if name == "others" or counts["matched"] >= min_matched * total:
-            continue
-        if name == COPY:
-            reason = f"{path}: the conditioner's autoencoder differs from the first stage's ({dict(counts)})"
-            if not allow_partial:
-                raise ValueError(f"{reason}; here one serves both: --allow_partial true takes the first")
-            notes.append(f"{reason}; the first was taken")
             continue
         raise ValueError(
             f"{path}: only {counts['matched']} of {total} tensors of the {name} match ({dict(+counts)}), "

@@ -12,7 +12,7 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from zoo.audiosr.convert_names import SCALE, Layout, State, split, squashed, unwrapped
+from zoo.audiosr.convert_names import COPY, SCALE, Layout, State, split, squashed, unwrapped
 from zoo.audiosr.convert_sizes import (
     autoencoder_arguments,
     encoder_arguments,
@@ -62,6 +62,13 @@ class Original:
         return self.layout != "audiosr"
 
     @property
+    def has_own_conditioner(self) -> bool:
+        """Whether the conditioner's autoencoder is another one than the first stage's."""
+        first = self.parts.get("vae", {})
+        copy = self.parts.get(COPY, {})
+        return any(key not in first or not torch.equal(first[key], value) for key, value in copy.items())
+
+    @property
     def scale(self) -> Tensor:
         """Factor on latents."""
         return self.parts.get("tables", {}).get(SCALE, torch.tensor(1.0)).reshape(())
@@ -70,6 +77,12 @@ class Original:
         """A section of the configuration: that of `model.params`, and there the params of a class."""
         section = params(self.config).get(name) or {}
         return dict(section.get("params") or {})
+
+    def condition_settings(self) -> dict[str, Any]:
+        """`params` of the conditioner's own first stage; {} where the configuration has none."""
+        for section in _table(params(self.config), "cond_stage_config").values():
+            return _table(_table(_table(section, "params"), "first_stage_config"), "params")
+        return {}
 
 
 def params(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,7 +109,7 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _table(value: Any, key: str) -> Any:
+def _table(value: Any, key: str) -> dict[str, Any]:
     found = value.get(key) if isinstance(value, dict) else None
     return found if isinstance(found, dict) else {}
 
@@ -207,6 +220,8 @@ def describe_nets(original: Original) -> dict[str, tuple[type[nn.Module], dict[s
     if "vae" in parts:
         settings = original.settings("first_stage_config")
         found["vae"] = (Autoencoder, autoencoder_arguments(parts["vae"], settings, path))
+    if original.has_own_conditioner:
+        found[COPY] = (Autoencoder, autoencoder_arguments(parts[COPY], original.condition_settings(), path))
     if "vocoder" in parts:
         settings = original.config.get("vocoder") or {}
         found["vocoder"] = (Generator, generator_arguments(parts["vocoder"], layout, settings, path))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from zoo.audiosr.convert_check import Report, check, compare
 from zoo.audiosr.convert_files import Original, describe_nets
-from zoo.audiosr.convert_names import Layout, State
+from zoo.audiosr.convert_names import COPY, Layout, State
 from zoo.audiosr.denoiser import Denoiser
 from zoo.audiosr.global_encoder import GlobalEncoder
 from zoo.audiosr.vae import Autoencoder
@@ -51,6 +51,7 @@ class OriginalModel(nn.Module):
     Attributes:
         vae: `encode(mel)` gives moments, `decode(z)` a mel.
         unet: `unet(x, t, full_audio=None)`.
+        condition_vae: encodes the condition where the file has another autoencoder for it; None where one serves both.
         vocoder: weight norm folded; None where the file has none. ProjectLily runs it on exp(log-mel), AudioSR on the
             log-mel.
         layout: of the file.
@@ -60,8 +61,16 @@ class OriginalModel(nn.Module):
         notes: what was passed over.
     """
 
-    def __init__(self, vae: Autoencoder, unet: OriginalUNet, vocoder: Generator | None, layout: Layout) -> None:
+    def __init__(
+        self,
+        vae: Autoencoder,
+        unet: OriginalUNet,
+        vocoder: Generator | None,
+        layout: Layout,
+        condition_vae: Autoencoder | None = None,
+    ) -> None:
         super().__init__()
+        self.condition_vae = condition_vae
         self.vae = vae
         self.unet = unet
         self.vocoder = vocoder
@@ -104,7 +113,7 @@ def build_model(original: Original, ema: bool, min_matched: float, allow_partial
     denoiser = Denoiser(built["unet"], built.get("global_encoder"))
     denoiser.latent_scale.copy_(original.scale)
     unet = OriginalUNet(denoiser, original.is_mel_first)
-    model = OriginalModel(built["vae"], unet, built.get("vocoder"), original.layout)
+    model = OriginalModel(built["vae"], unet, built.get("vocoder"), original.layout, built.get(COPY))
     model.config, model.step, model.report, model.notes = original.config, original.step, report, notes
     return model.eval()
 

@@ -140,7 +140,8 @@ def _denoiser(settings: Settings, unet: Mapping[str, Any], latents: int, layout:
     uses_encoder = layout != "audiosr" and bool(unet.get("use_global_encoder", True))
     context = int(unet.get("global_context_dim", 128)) if uses_encoder else None
     channels, layers = ENCODERS.get(layout, (0, 0))
-    named: Mapping[str, Any] = unet if layout == "model.py" else {}
+    said = (unet.get("global_encoder_hidden_dim", channels), unet.get("global_encoder_layers", layers))
+    named: Mapping[str, Any] = unet if layout == "model.py" or said == (channels, layers) else {}
     encoder = {
         "n_mels": "${model.init_args.features.init_args.n_mels}",
         "channels": int(named.get("global_encoder_hidden_dim", channels)),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import zoo
 from zoo.audiosr.convert_check import told
 from zoo.audiosr.convert_files import Original, describe_nets, params
-from zoo.audiosr.convert_names import State, transposed
+from zoo.audiosr.convert_names import COPY, State, transposed
 from zoo.audiosr.convert_nets import OriginalModel, build_model, transpose_kernels
 from zoo.audiosr.denoiser import Denoiser
 from zoo.audiosr.diffusion import CosineDiffusion
@@ -26,6 +26,7 @@ from zoo.training.loop_state import loop_state
 
 TASK = "zoo.audiosr.task.DiffusionTask"
 INFERENCE = "zoo.audiosr.restore.Restorer"
+CONDITION = "condition_autoencoder"  # our part
 STEPS = 1000  # of the diffusion
 PREDICTIONS = {"v": "v", "eps": "noise"}
 # our argument, ProjectLily's key in `data`
@@ -100,6 +101,8 @@ def describe_parts(original: Original) -> dict[str, Any]:
         name: None if part not in nets else spec_of(cls, {"source": None, "config": nets[part][1]})
         for name, part, cls in (("autoencoder", "vae", FrozenAutoencoder), ("vocoder", "vocoder", FrozenVocoder))
     }
+    if COPY in nets:
+        frozen_parts[CONDITION] = spec_of(FrozenAutoencoder, {"source": None, "config": nets[COPY][1]})
     kind = "projectlily" if original.is_mel_first else "audiosr"
     sizes = original.settings("first_stage_config").get("ddconfig") or {}
     bands = encoder["init_args"]["n_mels"] if encoder else sizes.get("mel_bins")
@@ -156,10 +159,11 @@ def to_ours(original: Original, target: Path, allow_partial: bool) -> dict[str, 
 def _modules(model: OriginalModel, parts: Mapping[str, Any]) -> dict[str, nn.Module | None]:
     """Our parts with the weights of an original, time first."""
     if model.unet.is_mel_first:
-        transpose_kernels(model.vae)
-        transpose_kernels(model.unet.net.unet)
+        for images in (model.vae, model.unet.net.unet, model.condition_vae):
+            if images is not None:
+                transpose_kernels(images)
     modules: dict[str, nn.Module | None] = {"net": model.unet.net, "autoencoder": None, "vocoder": None}
-    for name, net in (("autoencoder", model.vae), ("vocoder", model.vocoder)):
+    for name, net in (("autoencoder", model.vae), ("vocoder", model.vocoder), (CONDITION, model.condition_vae)):
         if net is not None:
             part = build(parts[name])
             part.net.load_state_dict(net.state_dict())
@@ -209,4 +213,8 @@ def task_state(original: Original) -> dict[str, Tensor]:
     vae = transposed(vae) if original.is_mel_first else vae
     for prefix in ("autoencoder.net.", "autoencoder."):  # frozen in the diffusion's task, trained in its own
         state |= {f"{prefix}{key}": value for key, value in vae.items()}
+    if original.has_own_conditioner:
+        own = parts[COPY]
+        own = transposed(own) if original.is_mel_first else own
+        state |= {f"{CONDITION}.net.{key}": value for key, value in own.items()}
     return state | {f"vocoder.net.{key}": value for key, value in parts.get("vocoder", {}).items()}

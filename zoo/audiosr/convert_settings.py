@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from zoo.audiosr.convert_names import Layout
+from zoo.audiosr.convert_names import COPY, Layout
 from zoo.audiosr.convert_ours import FEATURES, PREDICTIONS
 from zoo.audiosr.convert_sizes import VOCODERS
 from zoo.audiosr.denoiser import Denoiser
@@ -45,6 +45,24 @@ def unfit(vocoder: Generator, layout: Layout) -> str:
     if vocoder.conditioner is not None or vocoder.padding_mode != "zeros":
         return f"{layout}'s has no conditioner and pads with zeros, this one with {vocoder.padding_mode}"
     return ""
+
+
+def check_heads(read: Mapping[str, Any], encoder: GlobalEncoder, beside: Path) -> None:
+    """Refuse a file that would be read with another number of attention heads than its global encoder's.
+
+    Args:
+        read: arguments that the file is read with.
+        encoder: that is written.
+        beside: the configuration beside the file.
+
+    Raises:
+        ValueError: when they differ.
+    """
+    if read["heads"] != heads_of(encoder):
+        raise ValueError(
+            f"the global encoder has {heads_of(encoder)} heads, with {beside} they would be read as {read['heads']}; "
+            "name a target in another folder"
+        )
 
 
 def check_vocoder(read: Mapping[str, Any], vocoder: Generator, beside: Path) -> None:
@@ -85,7 +103,8 @@ def original_config(
     module = MODULES[layout]
     first_stage = _first_stage(nets["vae"][1], module, features.n_mels if features else None)
     keys = {"cond_stage_key": "lowpass_mel", "conditioning_key": "concat"}
-    inner: dict[str, Any] = {"first_stage_config": first_stage}
+    own = nets.get(COPY, nets["vae"])[1]
+    inner = {"first_stage_config": _first_stage(own, module, features.n_mels if features else None)}
     condition: dict[str, Any] = {"target": f"{module}.VAEFeatureExtract"}
     # modelV1's class refuses these two as arguments
     condition |= {**keys, "params": inner} if layout == "modelV1" else {"params": {**keys, **inner}}

@@ -13,7 +13,8 @@ from zoo.audiosr.global_encoder import REDUCTION
 
 NORM_GROUPS = 32  # of every norm of the originals
 VAE_DROPOUT = 0.1
-# What ProjectLily's classes hold where no configuration says so; modelV1 swallows the keys.
+# What ProjectLily's classes hold where no configuration of such an encoder says otherwise; modelV1 swallows the keys,
+# so that of a model.py beside its file says nothing.
 ENCODER_HEADS = {"modelV1": 4, "model.py": 8}
 HEAD_CHANNELS = 32
 N_MELS = 256
@@ -132,10 +133,16 @@ def encoder_arguments(state: State, layout: Layout, settings: Mapping[str, Any],
     """
     found = _told(lambda: _encoder(state, int(settings.get("n_mels", N_MELS))), path, "global encoder")
     heads = ENCODER_HEADS["model.py" if layout == "model.py" else "modelV1"]
-    if layout == "model.py":
+    sizes = {"global_encoder_hidden_dim": found["channels"], "global_encoder_layers": found["layers"]}
+    if all(settings.get(key, size) == size for key, size in sizes.items()):
         heads = int(settings.get("global_encoder_heads", heads))
+    if layout == "model.py":
         names = {"global_encoder_hidden_dim": "channels", "global_encoder_layers": "layers"}
         _agree(found, settings, names, path, "unet_config")
+    if heads < 1 or found["channels"] % heads:
+        raise ValueError(
+            f"{path}: global_encoder_heads {heads} cannot divide the encoder's {found['channels']} channels"
+        )
     return {**found, "heads": heads, "dropout": 0.1}
 
 

@@ -18,6 +18,7 @@ from zoo.audiosr.convert_files import CONFIG_NAME, describe_nets, interpret, rea
 from zoo.audiosr.convert_names import (
     AVERAGE,
     CONDITIONER,
+    COPY,
     PREFIXES,
     Layout,
     State,
@@ -26,9 +27,9 @@ from zoo.audiosr.convert_names import (
     transposed,
 )
 from zoo.audiosr.convert_nets import OriginalModel, transpose_kernels
-from zoo.audiosr.convert_ours import INFERENCE
-from zoo.audiosr.convert_settings import check_vocoder, heads_of, original_config, unfit, vocoder_section
-from zoo.audiosr.convert_sizes import ENCODER_HEADS, NORM_GROUPS, transformers_per_down_block
+from zoo.audiosr.convert_ours import CONDITION, INFERENCE
+from zoo.audiosr.convert_settings import check_heads, check_vocoder, original_config, unfit, vocoder_section
+from zoo.audiosr.convert_sizes import NORM_GROUPS, transformers_per_down_block
 from zoo.audiosr.denoiser import Denoiser
 from zoo.audiosr.diffusion import CosineDiffusion
 from zoo.audiosr.features import MelFeatures
@@ -57,6 +58,7 @@ class Nets:
         averaged: averaged parameters of the denoiser by name, likewise; empty without.
         diffusion: the process.
         features: the front end; None where it is not known.
+        condition_vae: the condition's autoencoder, likewise; None where the first serves both.
     """
 
     vae: nn.Module
@@ -65,6 +67,7 @@ class Nets:
     averaged: State = field(default_factory=dict)
     diffusion: CosineDiffusion = field(default_factory=CosineDiffusion)
     features: MelFeatures | None = None
+    condition_vae: nn.Module | None = None
 
 
 def layout_of(net: Denoiser, vae: nn.Module, suffix: str) -> Layout:
@@ -109,10 +112,9 @@ def layout_of(net: Denoiser, vae: nn.Module, suffix: str) -> Layout:
         )
     layers: Any = encoder.transformer.layers
     sizes = (encoder.pos_encoding.shape[2], len(layers), encoder.pos_encoding.shape[1])
-    if layout == "modelV1" and (sizes != MODELV1_ENCODER or heads_of(encoder) != ENCODER_HEADS[layout]):
+    if layout == "modelV1" and sizes != MODELV1_ENCODER:
         raise ValueError(
-            f"modelV1's global encoder has {MODELV1_ENCODER} channels, layers and positions and "
-            f"{ENCODER_HEADS[layout]} heads, this one {sizes} and {heads_of(encoder)}"
+            f"modelV1's global encoder has {MODELV1_ENCODER} channels, layers and positions, this one {sizes}"
         )
     return layout
 
@@ -140,8 +142,9 @@ def content_of(nets: Nets, layout: Layout) -> dict[str, Any]:
         if part is not None:
             state |= _named(part.state_dict(), PREFIXES[name])
             weights |= _named(dict(part.named_parameters()), PREFIXES[name])
-    state |= _named(nets.vae.state_dict(), CONDITIONER[layout])
-    weights |= _named(dict(nets.vae.named_parameters()), CONDITIONER[layout])
+    conditioner = nets.condition_vae or nets.vae
+    state |= _named(conditioner.state_dict(), CONDITIONER[layout])
+    weights |= _named(dict(conditioner.named_parameters()), CONDITIONER[layout])
     averaged = {_theirs(name): value for name, value in nets.averaged.items()}
     if layout == "audiosr":
         start = PREFIXES["unet"]
@@ -174,7 +177,9 @@ def write(nets: Nets, layout: Layout, path: Path, config: dict[str, Any] | None 
     beside = path.with_name(CONFIG_NAME)
     if not beside.exists():
         described = describe_nets(interpret(content, path, {}))
-        described["vae"][1]["dropout"] = next(m.p for m in nets.vae.modules() if isinstance(m, nn.Dropout))
+        for name, vae in (("vae", nets.vae), (COPY, nets.condition_vae)):
+            if name in described and vae is not None:
+                described[name][1]["dropout"] = next(m.p for m in vae.modules() if isinstance(m, nn.Dropout))
         settings = config or original_config(described, nets.net, layout, nets.diffusion, nets.features)
         if nets.vocoder is not None:
             settings = {**settings, "vocoder": vocoder_section(nets.vocoder)}
@@ -184,6 +189,8 @@ def write(nets: Nets, layout: Layout, path: Path, config: dict[str, Any] | None 
         if not (is_theirs := _is_theirs(beside)):
             notes.append(f"{beside} is another program's: the original needs its own configuration with this file")
         described = describe_nets(interpret(content, path, read_config(beside) if is_theirs else {}))
+        if nets.net.global_encoder is not None:
+            check_heads(described["global_encoder"][1], nets.net.global_encoder, beside)
         if nets.vocoder is not None:
             check_vocoder(described["vocoder"][1], nets.vocoder, beside)
     write_atomic(path, lambda file: torch.save(content, file))
@@ -192,7 +199,7 @@ def write(nets: Nets, layout: Layout, path: Path, config: dict[str, Any] | None 
 
 def to_original(model: OriginalModel, path: Path) -> None:
     """Write the nets of a file again, in its layout; see `zoo.audiosr.convert.to_original`."""
-    nets = Nets(model.vae, model.unet.net, model.vocoder)
+    nets = Nets(model.vae, model.unet.net, model.vocoder, condition_vae=model.condition_vae)
     if model.layout != "audiosr":
         nets.averaged = {name: value.detach() for name, value in model.unet.net.named_parameters()}
     write(nets, model.layout, path, model.config)
@@ -262,14 +269,16 @@ def _read(source: Path) -> tuple[Nets, dict[str, Any]]:
     kept = dict(net.named_parameters())
     vocoder = parts["vocoder"].net if isinstance(parts.get("vocoder"), FrozenVocoder) else None
     averaged = {name: value for name, value in averaged.items() if name in kept}
-    nets = Nets(parts["autoencoder"].net, net, vocoder, averaged, parts["diffusion"], parts["features"])
+    own = parts[CONDITION].net if parts.get(CONDITION) is not None else None
+    nets = Nets(parts["autoencoder"].net, net, vocoder, averaged, parts["diffusion"], parts["features"], own)
     return nets, dict(specs.get("original_config") or {})
 
 
 def _mel_first(nets: Nets) -> Nets:
     """The same nets for images with the mel axis first; in place."""
-    transpose_kernels(nets.vae)
-    transpose_kernels(nets.net.unet)
+    for net in (nets.vae, nets.net.unet, nets.condition_vae):
+        if net is not None:
+            transpose_kernels(net)
     unet = {name: value for name, value in nets.averaged.items() if name.startswith("unet.")}
     nets.averaged = {**nets.averaged, **transposed(unet)}
     return nets

@@ -141,7 +141,11 @@ def replicated(objective: Objective, device: torch.device) -> nn.Module:
 
 
 def check_parts(
-    net: Denoiser, autoencoder: FrozenAutoencoder, features: MelFeatures, vocoder: FrozenVocoder | None
+    net: Denoiser,
+    autoencoder: FrozenAutoencoder,
+    features: MelFeatures,
+    vocoder: FrozenVocoder | None,
+    condition_autoencoder: FrozenAutoencoder | None = None,
 ) -> None:
     """Compare the sizes of the parts of a diffusion.
 
@@ -156,6 +160,13 @@ def check_parts(
             f"the autoencoder has {latents} latent channels, so the UNet needs in_channels {2 * latents} and "
             f"out_channels {latents}; found {found[0]} and {found[1]}"
         )
+    if condition_autoencoder is not None:
+        sizes = [(each.latent_channels, each.factor) for each in (autoencoder, condition_autoencoder)]
+        if sizes[0] != sizes[1]:
+            raise ValueError(
+                f"autoencoder and condition_autoencoder must have equal latent channels and factors, found {sizes[0]} "
+                f"and {sizes[1]}"
+            )
     if features.n_mels % (autoencoder.factor * net.unet.factor):
         raise ValueError(
             f"features.n_mels is {features.n_mels}, no multiple of {autoencoder.factor * net.unet.factor}, by which "

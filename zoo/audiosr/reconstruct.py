@@ -16,7 +16,7 @@ from zoo.audio import files
 from zoo.audio.chunking import Chunker, fit, resampled
 from zoo.audiosr.features import MelFeatures
 from zoo.audiosr.vae import Autoencoder, split
-from zoo.training.inference import Inference
+from zoo.training.inference import Inference, as_audio
 
 BLOCK_SECONDS = 4  # read at once
 OVERLAP_SHARE = 8  # a chunk shares this part of its length with its neighbour
@@ -52,18 +52,16 @@ class Reconstructor(Inference):
         """Encode and decode.
 
         Args:
-            audio: (T,) or (C, T) float, -1 to 1; channels are mixed.
+            audio: (T,) or (C, T), see `as_audio`; channels are mixed.
             sample_rate: its rate in Hz.
 
         Returns:
             Log-mel (n_mels, F) float32, F = ceil(T * features.sample_rate / sample_rate / hop_length).
 
         Raises:
-            ValueError: when the array has another shape or is empty.
+            ValueError: when the array is no audio.
         """
-        audio = np.atleast_2d(np.asarray(audio, dtype=np.float32))
-        if audio.ndim != 2 or audio.size == 0:
-            raise ValueError(f"expected audio (T,) or (C, T) with samples, found shape {audio.shape}")
+        audio = np.atleast_2d(as_audio(audio, sample_rate))
         return np.concatenate(list(self._pieces([audio], audio.shape[1], sample_rate)), axis=1)
 
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:

@@ -170,7 +170,7 @@ class Recording:
         copied = copied_bands(restorer.features, self.cutoffs_hz[np.minimum(places, len(self.cutoffs_hz) - 1)])
         chunks = Chunks(
             restorer.net, restorer.autoencoder, restorer.features, restorer.diffusion, restorer.settings, copied,
-            self._encoded(),
+            self._encoded(), restorer.condition_autoencoder,
         )  # fmt: skip
         samples = units * (unit + TAGS)
         self.chunks = len(restorer.chunker.spans(samples, self.shift))

@@ -23,7 +23,7 @@ from zoo.audiosr.parts import FrozenAutoencoder, FrozenVocoder
 from zoo.audiosr.recording import BLOCK_SECONDS, Recording
 from zoo.audiosr.report import Spectrogram, write_picture
 from zoo.audiosr.samplers import DDIM, Sampler
-from zoo.training.inference import Inference
+from zoo.training.inference import Inference, as_audio
 
 CutoffRule = Literal["edge", "share"]
 
@@ -65,6 +65,8 @@ class Restorer(Inference):
         input_lowpass_hz: first take away what the input has above this frequency, in Hz: what MP3 leaves there would
             pass for its band. None takes nothing.
         pictures: write `<name>.png` beside each file: its spectrogram before and after.
+        condition_autoencoder: encodes the input where the net was trained on another one's latents of it; None takes
+            `autoencoder`.
         cutoff_rule: how the cut-off is found: the steepest fall ("edge"), or AudioSR's rule, the frequency below which
             98.5 % of the whole input's magnitude lies ("share").
         cutoff_confidence: of an edge that counts, 0 to 1; see `zoo.audiosr.cutoff.Edge`.
@@ -95,6 +97,7 @@ class Restorer(Inference):
         batch_size: int = 1,
         input_lowpass_hz: float | None = None,
         pictures: bool = True,
+        condition_autoencoder: FrozenAutoencoder | None = None,
         cutoff_rule: CutoffRule = "edge",
         cutoff_confidence: float = CONFIDENCE,
     ) -> None:
@@ -115,6 +118,7 @@ class Restorer(Inference):
             )
         self.net = net
         self.autoencoder = autoencoder
+        self.condition_autoencoder = condition_autoencoder
         self.vocoder = vocoder
         self.features = features
         self.diffusion = diffusion
@@ -141,7 +145,7 @@ class Restorer(Inference):
         """Restore an array.
 
         Args:
-            audio: (T,) or (C, T) float, -1 to 1.
+            audio: (T,) or (C, T), see `as_audio`.
             sample_rate: its rate in Hz.
             grid_shift: moves the grid of chunks by so many units, to measure what it changes; see `Chunker.spans`.
             cutoff_hz: of this input, in the place of the option.
@@ -150,7 +154,7 @@ class Restorer(Inference):
             (T',) or (C, T') float32, -1 to 1, at the features' sample rate.
 
         Raises:
-            ValueError: when the array has another shape, is empty, or holds NaN.
+            ValueError: when the array is no audio.
         """
         return self._array(audio, None, sample_rate, grid_shift, cutoff_hz)
 
@@ -167,7 +171,7 @@ class Restorer(Inference):
             Like a call.
 
         Raises:
-            ValueError: when an array has another shape, is empty, or holds NaN.
+            ValueError: when an array is no audio.
         """
         return self._array(low, high, sample_rate, 0, cutoff_hz)
 
@@ -230,15 +234,13 @@ class Restorer(Inference):
     def _array(
         self, audio: np.ndarray, target: np.ndarray | None, sample_rate: int, shift: int, cutoff_hz: float | None
     ) -> np.ndarray:
-        audio = np.asarray(audio, dtype=np.float32)
-        if audio.ndim not in (1, 2) or audio.size == 0 or not np.isfinite(audio).all():
-            raise ValueError(f"expected finite audio (T,) or (C, T) with samples, found shape {audio.shape}")
+        audio = as_audio(audio, sample_rate)
         channels = np.atleast_2d(audio)
         run = Recording(self, lambda: [channels], sample_rate, len(channels), channels.shape[1], shift, cutoff_hz)
         if target is not None:
-            wanted = np.atleast_2d(np.asarray(target, dtype=np.float32))
-            if wanted.shape != channels.shape or not np.isfinite(wanted).all():
-                raise ValueError(f"expected a finite target of shape {channels.shape}, found {wanted.shape}")
+            wanted = np.atleast_2d(as_audio(target, sample_rate))
+            if wanted.shape != channels.shape:
+                raise ValueError(f"expected a target of shape {channels.shape}, found {wanted.shape}")
             run.target = lambda: [wanted]
         run.survey()
         with io.BytesIO() as first, io.BytesIO() as second:

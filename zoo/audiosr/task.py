@@ -56,7 +56,7 @@ class DiffusionTask(SingleOptimizerTask):
 
     Args:
         net: UNet and, if there is one, global encoder.
-        autoencoder: frozen; one instance for targets and conditions.
+        autoencoder: frozen; one instance for targets and conditions, unless there is a `condition_autoencoder`.
         features: audio to log-mels.
         diffusion: the process.
         losses: terms by name, such as `latent`, `mel`, `stft`.
@@ -82,6 +82,8 @@ class DiffusionTask(SingleOptimizerTask):
         batch_size: see there.
         input_lowpass_hz: see there.
         pictures: see there.
+        condition_autoencoder: frozen; encodes the conditions where they were trained with another one than the
+            targets, as in some of ProjectLily's files; null takes `autoencoder`.
         cutoff_rule: see there.
         cutoff_confidence: see there.
         lr_scaling: of the rates with the effective batch.
@@ -96,7 +98,7 @@ class DiffusionTask(SingleOptimizerTask):
     """
 
     inference_class = "zoo.audiosr.restore.Restorer"
-    inference_parts = ("net", "autoencoder", "vocoder", "features", "diffusion")
+    inference_parts = ("net", "autoencoder", "vocoder", "features", "diffusion", "condition_autoencoder")
     inference_options = (
         "sampler", "guidance_scale", "guidance_rescale", "cutoff_hz", "chunk_seconds", "overlap_seconds", "seed",
         "batch_size", "input_lowpass_hz", "pictures", "cutoff_rule", "cutoff_confidence",
@@ -129,6 +131,7 @@ class DiffusionTask(SingleOptimizerTask):
         batch_size: int = 1,
         input_lowpass_hz: float | None = None,
         pictures: bool = True,
+        condition_autoencoder: FrozenAutoencoder | None = None,
         cutoff_rule: Literal["edge", "share"] = "edge",
         cutoff_confidence: float = CONFIDENCE,
         lr_scaling: LrScaling | None = None,
@@ -137,13 +140,14 @@ class DiffusionTask(SingleOptimizerTask):
         compile_fullgraph: bool = False,
     ) -> None:
         super().__init__(optimizer, scheduler, compile=compile, lr_scaling=lr_scaling)
-        check_parts(net, autoencoder, features, vocoder)
+        check_parts(net, autoencoder, features, vocoder, condition_autoencoder)
         if not 0 <= condition_dropout <= 1:
             raise ValueError(f"condition_dropout lies in [0, 1], not {condition_dropout}")
         if global_input not in ("lowres", "target"):
             raise ValueError(f"global_input is 'lowres' or 'target', not {global_input!r}")
         self.net = net
         self.autoencoder = autoencoder
+        self.condition_autoencoder = condition_autoencoder
         self.features = features
         self.diffusion = diffusion
         self.vocoder = vocoder
@@ -206,7 +210,7 @@ class DiffusionTask(SingleOptimizerTask):
         rank, world = self.trainer.global_rank, self.trainer.world_size
         seeds = [item_seed(self.seed, number, row * world + rank) for row in range(len(batch["high"]))]
         high, low = self._mels(batch)
-        target, condition = self._moments(high), self._moments(low)
+        target, condition = self._moments(high), self._moments(low, self.condition_autoencoder)
         shape = (self.autoencoder.latent_channels, *target.shape[2:])
         drawn = draws(seeds, shape, self.diffusion.steps, self.condition_dropout, target.device)
         scale = self.net.latent_scale
@@ -223,7 +227,8 @@ class DiffusionTask(SingleOptimizerTask):
         count, device = len(high), high.device
         first = (batch_idx * self.trainer.world_size + self.trainer.global_rank) * count
         seeds = [item_seed(self.seed, _NO_EPOCH, first + row) for row in range(count)]
-        latent, condition = (split(self._moments(mel))[0] * self.net.latent_scale for mel in (high, low))
+        pairs = ((high, None), (low, self.condition_autoencoder))
+        latent, condition = (split(self._moments(mel, own))[0] * self.net.latent_scale for mel, own in pairs)
         noise = next(row_noise(seeds, latent.shape[1:], device))
         times = (torch.arange(VALIDATION_TIMES, device=device) + 0.5) / VALIDATION_TIMES * self.diffusion.steps
         heard = self._heard(high, low)
@@ -262,8 +267,8 @@ class DiffusionTask(SingleOptimizerTask):
         return whole_mel(self.features(batch["high"]), multiple), whole_mel(self.features(batch["low"]), multiple)
 
     @torch.no_grad()
-    def _moments(self, mel: Tensor) -> Tensor:
-        return self.autoencoder.encode(mel).float()
+    def _moments(self, mel: Tensor, autoencoder: FrozenAutoencoder | None = None) -> Tensor:
+        return (autoencoder or self.autoencoder).encode(mel).float()
 
     def _heard(self, high: Tensor, low: Tensor) -> Tensor | None:
         """What the global encoder gets."""

@@ -21,7 +21,7 @@ from zoo.flow.paths import AffinePath, Prediction
 from zoo.flow.sequence_net import Conditioned, SequenceNet, valid_frames
 from zoo.flow.sequence_normaliser import Normaliser
 from zoo.flow.solvers import Solver
-from zoo.training.inference import Inference
+from zoo.training.inference import Inference, as_audio
 
 FEATURE_SUFFIX = ".npy"
 BLOCK_FRAMES = 4096  # of features, read at once
@@ -145,18 +145,16 @@ class SequenceRestorer(Inference):
         """Restore audio as a log-mel.
 
         Args:
-            audio: (T,) or (C, T) float32, -1 to 1; channels are mixed.
+            audio: (T,) or (C, T), see `as_audio`; channels are mixed.
             sample_rate: its rate in Hz; resampled to the mel's if different.
 
         Returns:
             Log-mel (n_mels, F) float32.
 
         Raises:
-            ValueError: when the array has another shape, is empty, or this restorer takes features.
+            ValueError: when the array is no audio, or this restorer takes features.
         """
-        audio = np.atleast_2d(np.asarray(audio, dtype=np.float32))
-        if audio.ndim != 2 or audio.size == 0:
-            raise ValueError(f"expected audio (T,) or (C, T) with samples, found shape {audio.shape}")
+        audio = np.atleast_2d(as_audio(audio, sample_rate))
         frames = self._frames(audio.shape[1], sample_rate)
         return self._joined(self._audio_rows([audio], frames, sample_rate), frames, self.mel)
 

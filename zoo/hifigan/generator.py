@@ -68,7 +68,7 @@ class Generator(nn.Module):
 
     Args:
         in_channels: channels of the input frames.
-        initial_channels: width before the first up-sampling; every stage halves it.
+        initial_channels: width before the first up-sampling; every stage halves it, rounding down as the original.
         upsample_rates: up-sampling factor of each stage; their product is the hop in samples.
         upsample_kernel_sizes: kernel of each stage; kernel minus rate must not be negative, and even unless
             `output_padding` says what an odd one means.
@@ -228,8 +228,8 @@ def _check_upsampling(rates: Sequence[int], kernels: Sequence[int], channels: in
                 f"does not give exactly {rate} samples per frame; use kernel {2 * rate + rate % 2} or {rate}, or set "
                 "output_padding to 0 (AudioSR) or 1 (ProjectLily) for a vocoder trained with an odd difference"
             )
-    if channels % 2 ** len(rates):
-        raise ValueError(f"initial_channels {channels} cannot be halved {len(rates)} times")
+    if channels < 2 ** len(rates):
+        raise ValueError(f"initial_channels {channels} leaves no channel after {len(rates)} halvings: take more")
 
 
 def _check_resblocks(kind: str, kernels: Sequence[int], dilations: Sequence[Sequence[int]]) -> None:

@@ -17,7 +17,7 @@ from zoo.audio.mel import LogMel
 from zoo.audio.resample import StreamResampler, resample_array
 from zoo.hifigan.generator import Generator
 from zoo.hifigan.onnx_export import export_onnx
-from zoo.training.inference import Inference
+from zoo.training.inference import Inference, as_audio
 
 CHUNK_FRAMES = 256  # new frames per step (3 s at 22.05 kHz); the context adds 30 or so
 
@@ -73,18 +73,16 @@ class Vocoder(Inference):
         """Vocode the mel of audio (copy synthesis).
 
         Args:
-            audio: (T,) or (C, T) float32, -1 to 1.
+            audio: (T,) or (C, T), see `as_audio`.
             sample_rate: its rate in Hz; resampled to the model's if different.
 
         Returns:
             Audio at the model's rate, float32, as long as the resampled input; same number of dimensions.
 
         Raises:
-            ValueError: when the array has another shape or is empty.
+            ValueError: when the array is no audio.
         """
-        audio = np.asarray(audio, dtype=np.float32)
-        if audio.ndim not in (1, 2) or audio.size == 0:
-            raise ValueError(f"expected audio (T,) or (C, T) with samples, found shape {audio.shape}")
+        audio = as_audio(audio, sample_rate)
         channels = np.atleast_2d(resample_array(audio, sample_rate, self.sample_rate))
         result = np.concatenate(list(self._copy([channels])), axis=1)
         return result if audio.ndim == 2 else result[0]
@@ -194,6 +192,7 @@ class Vocoder(Inference):
                 yield block
             wanted = hop * math.ceil(max(given, mel.min_samples) / hop)
             yield np.zeros((len(block), wanted - given), np.float32)
+            given = max(given, 1)  # so little may resample to nothing
 
         def compute(audio: Tensor) -> Tensor:
             return self.generator(mel(audio))[:, 0]

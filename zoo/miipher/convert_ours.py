@@ -18,10 +18,11 @@ from zoo.miipher.convert_training import our_training
 from zoo.miipher.convert_vocoder import SAMPLE_RATE, Vocoder, build_vocoder, front_arguments, listed, settings_of
 from zoo.training import frozen
 from zoo.training.converted import write_converted
-from zoo.training.export import write_export
+from zoo.training.export import AUDIO_USAGE, FEATURES_USAGE, write_export
 from zoo.training.loop_state import loop_state
 
 TASKS = {"adapter": "zoo.miipher.task.AdapterTask", "vocoder": "zoo.miipher.task.VocoderTask"}
+LONE_VOCODER = "zoo.hifigan.vocoder.Vocoder"  # of features, without an encoder
 INFERENCES = {"adapter": "zoo.miipher.restore.FeatureExtractor", "vocoder": "zoo.miipher.restore.Restorer"}
 
 
@@ -31,11 +32,6 @@ def to_ours(source: Path, target: Path, backbone: Path | str | None) -> dict[str
     built = None
     if original.vocoder is None or original.cleaner is not None or original.open_miipher:
         built = build_cleaner(original, backbone or folder_beside(source), pad=True)
-    elif target.suffix != ".ckpt":
-        raise ValueError(
-            f"{source} is a vocoder alone, which restores nothing: convert a folder that holds adapter and vocoder "
-            "(config.json with model_type miipher2), or convert it to a .ckpt, or start from it with --init_from"
-        )
     parts = _parts(original, built, ema=target.suffix != ".ckpt")
     if built is not None and "generator" in parts:
         check_fit(built.cleaner, parts["generator"], parts["sample_rate"])
@@ -46,7 +42,11 @@ def to_ours(source: Path, target: Path, backbone: Path | str | None) -> dict[str
     else:
         nets = {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
         count = sum(len(part.state_dict()) for part in nets.values())
-        write_export(target, _specs(original, built, parts), nets, source.name, original.step)
+        specs = _specs(original, built, parts)
+        if built is None:
+            specs["inference"] = LONE_VOCODER
+            notes.append("a vocoder alone: the export turns features (.npy, .pt) into audio and restores nothing")
+        write_export(target, specs, nets, source.name, original.step, AUDIO_USAGE if built else FEATURES_USAGE)
     return {**facts, "tensors": count, "notes": notes}
 
 

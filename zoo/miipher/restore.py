@@ -18,7 +18,7 @@ from zoo.audio.chunking import fit, resampled
 from zoo.audio.loudness import LoudnessMeter
 from zoo.hifigan.generator import Generator
 from zoo.miipher.chunks import Encoder, check_fit, check_padding, encode, make_chunker, mixed, samples_at, to_array
-from zoo.training.inference import Inference
+from zoo.training.inference import Inference, as_audio
 
 Stereo = Literal["channels", "mix"]
 Loudness = Literal["input", "keep"]
@@ -97,7 +97,7 @@ class Restorer(Inference):
         """Restore an array.
 
         Args:
-            audio: (T,) or (C, T) float, -1 to 1.
+            audio: (T,) or (C, T), see `as_audio`.
             sample_rate: its rate in Hz.
             grid_shift_frames: move the grid of chunks, to measure what it changes; see `Chunker.spans`.
 
@@ -105,11 +105,9 @@ class Restorer(Inference):
             (T',) or (C, T') float32, -1 to 1, at `output_sample_rate`; mixed audio is (1, T') where (C, T) was given.
 
         Raises:
-            ValueError: when the array has another shape, is empty, or holds NaN.
+            ValueError: when the array is no audio.
         """
-        audio = np.asarray(audio, dtype=np.float32)
-        if audio.ndim not in (1, 2) or audio.size == 0 or not np.isfinite(audio).all():
-            raise ValueError(f"expected finite audio (T,) or (C, T) with samples, found shape {audio.shape}")
+        audio = as_audio(audio, sample_rate)
         channels = np.atleast_2d(audio)
         run = _Run(self, sample_rate, len(channels), channels.shape[1], grid_shift_frames)
         result = np.concatenate(list(run.pieces([channels])), axis=1)
@@ -232,18 +230,16 @@ class FeatureExtractor(Inference):
         """Encode an array.
 
         Args:
-            audio: (T,) or (C, T) float, -1 to 1; channels are mixed.
+            audio: (T,) or (C, T), see `as_audio`; channels are mixed.
             sample_rate: its rate in Hz.
 
         Returns:
             Features (C, F) float32.
 
         Raises:
-            ValueError: when the array has another shape or is empty.
+            ValueError: when the array is no audio.
         """
-        audio = np.atleast_2d(np.asarray(audio, dtype=np.float32))
-        if audio.ndim != 2 or audio.size == 0:
-            raise ValueError(f"expected audio (T,) or (C, T) with samples, found shape {audio.shape}")
+        audio = np.atleast_2d(as_audio(audio, sample_rate))
         return np.concatenate(list(self._pieces([audio], audio.shape[1], sample_rate)), axis=1)
 
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:

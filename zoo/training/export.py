@@ -19,6 +19,17 @@ from zoo.training import frozen
 WEIGHTS_NAME = "model.safetensors"
 CONFIG_NAME = "config.json"
 
+AUDIO_USAGE = """import soundfile, zoo
+
+model = zoo.load("PATH_OF_THIS_FOLDER")
+audio, sample_rate = soundfile.read("input.wav", dtype="float32")
+result = model(audio.T, sample_rate)  # (T,) or (C, T); soundfile has the channels last
+"""
+FEATURES_USAGE = """import numpy, zoo
+
+model = zoo.load("PATH_OF_THIS_FOLDER")
+result = model.from_mel(numpy.load("features.npy"))  # (C, F) to (T,), at model.sample_rate
+"""
 CARD = """---
 library_name: zoo
 tags: [{system}]
@@ -28,12 +39,7 @@ tags: [{system}]
 Exported by zoo {version} from `{source}`{step}.
 
 ```python
-import soundfile, zoo
-
-model = zoo.load("PATH_OF_THIS_FOLDER")
-audio, sample_rate = soundfile.read("input.wav", dtype="float32")
-result = model(audio, sample_rate)
-```
+{usage}```
 
 Weights: `{weights}` ({parameters:,} values{fused}). Parts and their arguments: `{config}`.{classes}
 The licence of the weights is that of the data and checkpoints they come from; see NOTICE of the zoo for known sources.
@@ -49,7 +55,12 @@ def fuse(parts: dict[str, nn.Module]) -> list[str]:
 
 
 def write_export(
-    folder: Path, specs: dict[str, Any], parts: dict[str, nn.Module], source: str, step: int | None = None
+    folder: Path,
+    specs: dict[str, Any],
+    parts: dict[str, nn.Module],
+    source: str,
+    step: int | None = None,
+    usage: str = AUDIO_USAGE,
 ) -> None:
     """Write an export; the folder appears only when it is complete.
 
@@ -62,6 +73,7 @@ def write_export(
         parts: the built parts; those that can be are fused in place.
         source: where the weights come from, for the card.
         step: batches trained, for the card.
+        usage: Python lines, for the card.
 
     Raises:
         ValueError: when the folder holds something else than an export.
@@ -95,6 +107,7 @@ def write_export(
     card = CARD.format(
         system=system,
         title=f"{system}: {name}",
+        usage=usage,
         version=__version__,
         source=source,
         step=f" after {step} batches" if step else "",

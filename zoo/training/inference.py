@@ -12,6 +12,48 @@ from torch import nn
 
 from zoo.audio import files
 
+_FULL_SCALE = {"int8": (0, 2**7), "uint8": (128, 2**7), "int16": (0, 2**15), "int32": (0, 2**31)}
+
+
+def as_audio(audio: Any, sample_rate: float) -> np.ndarray:
+    """Check what a caller gives for audio, by one rule for all systems.
+
+    Integers are samples at full scale of their type, as sound files hold them: int16 is divided by 2**15, int32 by
+    2**31, int8 by 2**7, and uint8 is centred at 128. Floats are taken as they are. A signal has at most as many
+    channels as samples: arrays as soundfile reads them, (T, C), are refused and not guessed at.
+
+    Args:
+        audio: (T,) or (C, T), float or one of these integers.
+        sample_rate: its rate in Hz.
+
+    Returns:
+        (T,) or (C, T) float32, T >= 1.
+
+    Raises:
+        ValueError: the type, the shape, a value that is not finite, or a sample rate that is not positive.
+    """
+    given = np.asarray(audio)
+    if given.ndim not in (1, 2) or given.size == 0:
+        raise ValueError(f"expected finite audio (T,) or (C, T) with samples, found shape {given.shape}")
+    if given.ndim == 2 and given.shape[0] > given.shape[1]:
+        raise ValueError(
+            f"expected audio (C, T), found shape {given.shape}: {given.shape[0]} channels of {given.shape[1]} samples; "
+            "pass audio.T where the channels are the last axis"
+        )
+    if given.dtype.kind not in "iuf" or (given.dtype.kind != "f" and given.dtype.name not in _FULL_SCALE):
+        raise ValueError(
+            f"expected audio of floats or of {', '.join(_FULL_SCALE)}, found {given.dtype}; convert it to float32, "
+            "-1 to 1"
+        )
+    if not sample_rate > 0:
+        raise ValueError(f"expected a sample rate in Hz above 0, found {sample_rate}")
+    if given.dtype.kind != "f":
+        centre, scale = _FULL_SCALE[given.dtype.name]
+        return ((given.astype(np.float64) - centre) / scale).astype(np.float32)
+    if not np.isfinite(given).all():
+        raise ValueError("expected finite audio, found NaN or infinite samples")
+    return given.astype(np.float32)
+
 
 class Inference(ABC):
     """A system ready to use on arrays and files.
@@ -29,7 +71,7 @@ class Inference(ABC):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute on arrays.
 
-        Audio systems take `(audio, sample_rate)`: (T,) or (C, T) float32 and Hz; they return audio of the same kind.
+        Audio systems take `(audio, sample_rate)`, see `as_audio`; they return audio of the same kind.
         """
 
     @abstractmethod
