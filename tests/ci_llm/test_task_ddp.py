@@ -35,12 +35,14 @@ def train(case, rank, world, folder, **arguments):
         mine = [rows(batch, number) for batch in mine for number in range(parts)]
     run = trainer(
         folder, precision="64-true", max_steps=STEPS, accumulate_grad_batches=parts, use_distributed_sampler=False,
-        num_sanity_val_steps=0, val_check_interval=len(mine), **arguments,
+        num_sanity_val_steps=0, val_check_interval=len(mine), log_every_n_steps=1, **arguments,
     )  # fmt: skip
     run.fit(made, loader(mine), loader(val))
     assert run.global_step == STEPS
     scores = {f"val/{key}": torch.tensor(value) for key, value in made._means.compute().items()}
-    return {**weights(made), **scores}
+    # of an accumulated step the last batch is logged
+    logged = {key: value for key, value in run.callback_metrics.items() if "loss" in key and key.startswith("train/")}
+    return {**weights(made), **scores, **(logged if case != "accumulated" else {})}
 
 
 def worker(rank, port, folder):

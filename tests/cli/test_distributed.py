@@ -39,6 +39,14 @@ def validation(run: Path, metric: str = "val/mel_l1") -> dict[str, float]:
     return {key: float(value) for key, value in rows[-1].items() if key.startswith("val/") and value}
 
 
+def losses(run: Path) -> dict[str, float]:
+    """The last logged training losses."""
+    with (run / "metrics.csv").open(newline="") as file:
+        row = [row for row in csv.DictReader(file) if row.get("train/loss") or row.get("train/g/total")][-1]
+    names = [key for key, value in row.items() if value and ("loss" in key or key.startswith(("train/g/", "train/d/")))]
+    return {key: float(row[key]) for key in names if key.startswith("train/")}
+
+
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("one")
@@ -66,6 +74,7 @@ def test_two_processes_equal_one_with_the_joined_batch(one: Path, tmp_path: Path
     found, expected = validation(run), validation(one)
     assert found.keys() == expected.keys()
     assert found["val/mel_l1"] == pytest.approx(expected["val/mel_l1"], rel=1e-4)
+    assert losses(run) == pytest.approx(losses(one), rel=1e-4)
     assert "2 processes" in result.stderr + result.stdout
 
 
@@ -210,6 +219,7 @@ def test_two_processes_equal_one_for_compressed_ad_and_share_no_history(
     torch.testing.assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0, atol=1e-6)
     found, expected = (validation(tmp_path / run, metric) for run in ("two", "one"))
     assert found == pytest.approx(expected, rel=1e-5)
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
     seen = [set((tmp_path / f"seen_{name}.txt").read_text().split("\n")[:-1]) for name in ("1_0", "2_0", "2_1")]
     assert [len(rows) for rows in seen] == [48, 24, 24]
     assert not seen[1] & seen[2] and seen[1] | seen[2] == seen[0]

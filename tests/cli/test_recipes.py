@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import yaml
 
@@ -14,6 +15,8 @@ from zoo.audio import files
 from zoo.audio.synthetic import SpeechLike
 from zoo.cli import main
 from zoo.loading import load
+from zoo.training.monitor import GradNorm
+from zoo.training.task import ZooTask
 
 RECIPES = sorted((REPOSITORY / "configs").glob("*/*.yaml"))
 FRAGMENTS = [path for path in RECIPES if path.parent.name == "trainer"]
@@ -68,10 +71,18 @@ def test_smoke_recipe_runs_through_all_stages(
     recipe: Path, extra: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    unused: set[str] = set()
+
+    def note(callback: GradNorm, trainer: L.Trainer, task: ZooTask) -> None:
+        if task.automatic_optimization and not task.find_unused_parameters:
+            unused.update(name for name, each in task.named_parameters() if each.requires_grad and each.grad is None)
+
+    monkeypatch.setattr(GradNorm, "on_after_backward", note)
     assert main(["fit", "--config", str(recipe), *extra, *LIMITS, "--trainer.max_steps=4"]) == 0
     (run,) = tmp_path.glob("runs/*/*/*")
     assert newest(run).name == "step_00000004.ckpt"
     assert {"config.yaml", "metrics.csv", "train.log"} <= {path.name for path in run.iterdir()}
+    assert not unused  # DDP would stop at the second step
     assert main(["validate", "--ckpt_path", str(run), *extra]) == 0
     assert main(["test", "--ckpt_path", "last", *extra]) == 0
     assert main(["fit", "--ckpt_path", "last", "--trainer.max_steps=6", *extra]) == 0

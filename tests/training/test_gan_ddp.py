@@ -66,11 +66,14 @@ def train(case, rank, world, **kwargs):
         enable_progress_bar=False,
         enable_model_summary=False,
         use_distributed_sampler=False,
+        log_every_n_steps=1,
         **kwargs,
     )
     trainer.fit(task, DataLoader(mine, batch_size=None))
     assert trainer.global_step == STEPS
-    return {**{key: value.clone() for key, value in task.state_dict().items()}, "trips": torch.tensor(guard.trips)}
+    logged = {key: value for key, value in trainer.callback_metrics.items() if key.startswith(("train/g/", "train/d/"))}
+    state = {key: value.clone() for key, value in task.state_dict().items()}
+    return {**state, **logged, "trips": torch.tensor(guard.trips)}
 
 
 def worker(rank, port, folder):
@@ -79,9 +82,7 @@ def worker(rank, port, folder):
     torch.set_num_threads(1)
     results = {}
     for case in CASES:
-        strategy = DDPStrategy(
-            find_unused_parameters=True, broadcast_buffers=False, process_group_backend="gloo", start_method="popen"
-        )
+        strategy = DDPStrategy(broadcast_buffers=False, process_group_backend="gloo", start_method="popen")
         results[case] = train(case, rank, 2, strategy=strategy, devices=2)
     torch.save(results, Path(folder) / f"rank{rank}.pt")
 
@@ -112,6 +113,9 @@ def test_two_halves_equal_the_whole_batch(ranks, case):
     whole = train(case, 0, 1)
     start = Task(case).state_dict()
     assert all(torch.allclose(whole[key], ranks[0][case][key], rtol=0, atol=1e-5) for key in start)
+    assert sum(key.startswith("train/") for key in whole) == 8
+    for key in whole.keys() - start.keys():  # losses are means over both ranks
+        torch.testing.assert_close(ranks[0][case][key], whole[key], rtol=0, atol=1e-5)
     assert all(float((whole[key] - start[key]).abs().max()) > 1e-3 for key in start)
 
 

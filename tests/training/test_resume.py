@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -6,7 +8,17 @@ from hypothesis import strategies as st
 from torch.utils.data import IterableDataset
 from toy_wing.data import PairData
 
-from zoo.training.resume import BucketBatches, RankSlice, ResumableBatches, ZooDataModule, item_seed
+from tests.harness import REPOSITORY, TOY, TOY_FIT
+from zoo.cli import main
+from zoo.lightning_cli import ZooCLI
+from zoo.training.resume import (
+    BucketBatches,
+    RankSlice,
+    ResumableBatches,
+    ZooDataModule,
+    circumstances_changed,
+    item_seed,
+)
 from zoo.training.rng import capture, restore
 
 
@@ -181,3 +193,58 @@ def test_lengths_choose_buckets() -> None:
         data.train_dataloader()
     with pytest.raises(ValueError, match="pool_batches is at least 1"):
         BucketBatches([1, 2], 1, pool_batches=0)
+
+
+CIRCUMSTANCES = {"batch_size": 4, "processes": 1, "accumulated_batches": 1, "seed": 0, "items": 40, "contents": "a"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, None),
+        ({"batch_size": 2, "processes": 2}, "batch size 2 (was 4), 2 processes (was 1): steps see the same items, so"),
+        ({"batch_size": 2}, "batch size 2 (was 4): steps see more or fewer items, and this epoch repeats or leaves"),
+        ({"batch_size": 2, "accumulated_batches": 2}, "2 accumulated batches (was 1): steps see more or fewer"),
+        ({"seed": 3}, "data seed 3 (was 0): steps see other items from here on, so this is no longer the run that"),
+        ({"items": 41, "contents": "b"}, "41 training items (was 40): steps see other items from here on"),
+        ({"contents": "b", "processes": 2}, "2 processes (was 1), other training data of as many items: steps see"),
+    ],
+)
+def test_what_changed_and_what_that_means(changes: dict[str, object], said: str | None) -> None:
+    found = circumstances_changed(CIRCUMSTANCES, CIRCUMSTANCES | changes)
+    assert found is None if said is None else said in str(found)
+
+
+def test_a_resume_under_other_circumstances_says_so_in_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(TOY)
+    fit = [*map(str, TOY_FIT), f"--trainer.default_root_dir={tmp_path}"]
+    told = []
+    for steps, changes in enumerate([[], ["batch_size=4"], ["batch_size=4", "num_workers=1"], ["items=50"]], start=1):
+        resumed = ["--ckpt_path=last"] if steps > 1 else []
+        caplog.clear()
+        options = [f"--data.init_args.{change}" for change in changes]
+        assert main([*fit, *resumed, *options, f"--trainer.max_steps={steps}"]) == 0
+        told.append([each.getMessage() for each in caplog.records if each.getMessage().startswith("resumed with")])
+    assert [len(lines) for lines in told] == [0, 1, 0, 1]
+    assert told[1][0].startswith("resumed with batch size 4 (was 2): steps see more or fewer items")
+    assert told[3][0].startswith("resumed with batch size 2 (was 4), 50 training items (was 40): steps see other items")
+
+
+@pytest.mark.parametrize("recipe", ["flow/demo_swissroll", "hifigan/smoke", "ci_llm/smoke", "compressed_ad/smoke"])
+def test_contents_tell_data_apart(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    change = {"flow": "kind=moons", "hifigan": "embedded_utterances=7", "ci_llm": "max_length=50"}
+    monkeypatch.chdir(tmp_path)
+
+    def contents(*options: str) -> str:
+        root = f"--trainer.default_root_dir={tmp_path}"
+        cli = ZooCLI("fit", ["--config", str(REPOSITORY / "configs" / f"{recipe}.yaml"), root, *options])
+        cli.datamodule.trainer = cli.trainer
+        cli.datamodule.prepare_data()
+        cli.datamodule.setup("fit")
+        return str(cli.datamodule._circumstances()["contents"])
+
+    known = contents()
+    assert contents("--data.init_args.num_workers=0", "--data.init_args.batch_size=3") == known
+    assert contents(f"--data.init_args.{change.get(recipe.split('/')[0], 'history_steps=20')}") != known

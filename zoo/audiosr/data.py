@@ -156,6 +156,7 @@ class SuperResolutionData(ZooDataModule):
             train, train_clips, self.sample_rate, self.segment_samples, self.blank, self.simulation,
             self._noises(), self.seed,
         )  # fmt: skip
+        self.contents = (train.high.lengths[train_clips],)
         self.val_set: Grid = Grid(
             valid, val_clips[: self.val_items], self.sample_rate, self.val_samples, self.blank, self.simulation,
             self.val_cutoffs_hz,

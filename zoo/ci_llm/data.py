@@ -153,6 +153,7 @@ class TextData(ZooDataModule):
             rows = [kept[chosen].tolist() for chosen in packs]
         self.train_set = TextRows(train, rows, self.max_length)
         self.lengths = np.array([lengths[list(row)].sum() for row in rows])
+        self.contents = (train.items[kept],)
         log.info(
             "%s: %d texts (%d tokens) in %d rows for training, %d for validation, %s for the test",
             self.root or EMBEDDED, len(kept), self.lengths.sum(), len(rows), len(self.val_set),

@@ -166,6 +166,7 @@ class HistoryData(ZooDataModule):
         held = HistoryItems(test, self.length, offset, self.val_items, self.seed, **common) if self.val_items else None
         tasks = self.test_tasks.repeat_interleave(self.eval_seeds, dim=0)
         seeds = [item_seed(self.seed, PAIRS_EPOCH, pair) for pair in range(len(tasks))]
+        self.contents = (self.train_tasks.numpy(), self.kept, train.length)
         self.val_set = EvaluationBatches(held, self.batch_size, tasks, seeds, self.rollout_batch)
 
     def _sources(self) -> tuple[Source, Source]:

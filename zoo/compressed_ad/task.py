@@ -94,6 +94,11 @@ class DistillationTask(PolicyTask):
 
     inference_options = ("episodes", "greedy")
 
+    @property
+    def find_unused_parameters(self) -> bool:
+        """Whether a step without a compression leaves the compressor without gradients."""
+        return self.policy.compressor is not None or self.policy.decoder is not None
+
     def __init__(
         self,
         policy: InContextPolicy,

@@ -179,6 +179,9 @@ class ImageData(FlowData):
         if self.trainer is not None:  # the process that looked tells the others
             self._bad = self.trainer.strategy.broadcast(self._bad)
         readers, parts = zip(*(self._reader(images) for images in sets), strict=True)
+        # what is decoded anew in each epoch has a checksum of times and paths
+        pixels = None if isinstance(readers[0], DecodedPictures) else readers[0].checksum
+        self.contents = (pixels, sets[0].labels)
         if len(sets) == 2:
             if sets[1].classes != self.classes:
                 raise ValueError(f"{sets[0].name} has the classes {self.classes}, {sets[1].name} has {sets[1].classes}")
@@ -270,6 +273,7 @@ class PointData(FlowData):
             points.draw(self.kind, count, item_seed(self.seed, DRAW_EPOCH, part))
             for part, count in enumerate(self.counts)
         ]
+        self.contents = (self.kind,)
         train, val = ([0] * count for count in self.counts)
         self.train_set = Items(StoredValues(values[0]), train, None, self.seed, pooled=self.pooled)
         self.val_set = Items(StoredValues(values[1]), val, None, self.seed)

@@ -190,9 +190,11 @@ class PairData(FlowData):
         pairs = Pairs(read, range(first), self.seed)
         self.val_set = Pairs(read, range(first, count), self.seed)
         self.train_set = pairs
+        self.contents = (count, self.sample_shape)
         if self.real is not None:
             self.real.setup(stage)
             self._check_real(self.real)
+            self.contents += tuple(self.real.contents)
             self.train_set = WithReal(pairs, self.real.train_set, self.real_share, self.seed)
 
     def _embedded(self) -> tuple[PairReader, int]:

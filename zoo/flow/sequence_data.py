@@ -233,6 +233,7 @@ class FeatureData(SequenceData):
         self.train_set = FeaturePairs([pairs[i] for i in train], self.max_frames, self.seed)
         self.val_set = FeaturePairs([pairs[i] for i in val], self.val_frames, self.seed)
         self.lengths = np.minimum(frames[train], self.max_frames)
+        self.contents = (frames[train], [names[i].as_posix() for i in train])
 
 
 def _frames_of(pair: tuple[Path, Path]) -> int:

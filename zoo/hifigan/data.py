@@ -229,6 +229,7 @@ class VocoderData(ZooDataModule):
         normalize = features is None
         self.train_set = Crops(corpus, train, self.segment_samples, self.seed, normalize, features)
         self.val_set = Clips(corpus, val, self.val_samples, normalize, features)
+        self.contents = (corpus.lengths[train],)
 
     def _cache_folder(self) -> Path:
         assert self.root is not None

@@ -132,6 +132,7 @@ class SpeechData(ZooDataModule):
         self.train_set = Clips(speech, train.indices, train.degradation, self.max_samples, self.seed)
         self.val_set = Clips(val.corpora[0], val.indices, val.degradation, self.val_samples, self.seed)
         self.lengths = np.minimum(speech.lengths[train.indices], self.max_samples)
+        self.contents = (speech.lengths[train.indices],)
 
     def parts(self) -> tuple[Part, Part]:
         """What training and validation read."""
@@ -256,6 +257,7 @@ class VocoderSegments(SpeechData):
             (speech, audio), train.indices, train.degradation, self.segment_frames, self.context_frames,
             self.hops, self.clean_share, self.seed,
         )  # fmt: skip
+        self.contents = (speech.lengths[train.indices],)
         speech, audio = val.corpora
         self.val_set = Pairs(Clips(speech, val.indices, val.degradation, self.val_samples, self.seed), audio, self.hops)
 

@@ -235,6 +235,11 @@ class BackboneTask(SingleOptimizerTask):
     inference_class = "zoo.miipher.restore.FeatureExtractor"
     inference_parts = ("encoder",)
 
+    @property
+    def find_unused_parameters(self) -> bool:
+        """The vector with which HuBERT masks frames in its own pretraining gets no gradient here."""
+        return True
+
     def __init__(
         self,
         encoder: Backbone,

@@ -77,7 +77,6 @@ class GANTask(ZooTask):
     """
 
     optimizer_names = ("g", "d")
-    find_unused_parameters = True
 
     def __init__(
         self,
@@ -116,6 +115,11 @@ class GANTask(ZooTask):
         self.separate_passes = separate_passes
         self._grad_norms: dict[str, Tensor] = {}
         self._scaler_d: torch.amp.GradScaler | None = None
+
+    @property
+    def find_unused_parameters(self) -> bool:
+        """Each side's step leaves the other side without gradients."""
+        return True
 
     def generate(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Generate audio for a batch (or a chunk of one).

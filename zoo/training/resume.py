@@ -9,7 +9,8 @@ change of state happens inside the training step.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import lightning as L
@@ -18,6 +19,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from zoo.training.signals import reset_in_worker
+
+log = logging.getLogger(__name__)
 
 Key = tuple[int, int]  # (epoch, index): what a training dataset is asked for
 
@@ -178,7 +181,8 @@ class ZooDataModule(L.LightningDataModule):
     `resume_at(epoch, batch)`, in which case it promises what its own docstring says.
 
     A subclass that sets `lengths` (one number per training item, in any unit) in `setup` gets batches of items of
-    similar length.
+    similar length. One that sets `contents` (names and sizes of its training files, as plain values or arrays) lets a
+    resume notice that they changed; without it a resume compares the number of items and their lengths.
 
     Args:
         batch_size: items per batch and process.
@@ -191,6 +195,7 @@ class ZooDataModule(L.LightningDataModule):
     val_set: Dataset[Any]
     test_set: Dataset[Any] | None = None
     lengths: Sequence[int] | np.ndarray | None = None
+    contents: Sequence[Any] = ()
 
     def __init__(self, batch_size: int, num_workers: int = 0, seed: int = 1234, drop_last: bool = True) -> None:
         super().__init__()
@@ -200,6 +205,7 @@ class ZooDataModule(L.LightningDataModule):
         self.seed = seed
         self.drop_last = drop_last
         self._position = (0, 0)
+        self._data_facts: dict[str, Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the trainer behind: a spawned worker gets this module with `collate`, and no trainer can be pickled."""
@@ -272,8 +278,67 @@ class ZooDataModule(L.LightningDataModule):
         loop = trainer.fit_loop
         done = loop.epoch_loop.batch_progress.current.processed
         full = done >= trainer.num_training_batches
-        return {"epoch": loop.epoch_progress.current.processed + int(full), "batch": 0 if full else done}
+        position = {"epoch": loop.epoch_progress.current.processed + int(full), "batch": 0 if full else done}
+        return position | {"circumstances": self._circumstances()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue where the checkpoint was written."""
+        """Continue where the checkpoint was written; say what differs from then."""
         self._position = (int(state_dict["epoch"]), int(state_dict["batch"]))
+        before = state_dict.get("circumstances")
+        trainer = self.trainer
+        if before is None or trainer is None or trainer.state.fn != "fit" or not trainer.is_global_zero:
+            return
+        difference = circumstances_changed(before, self._circumstances())
+        if difference is not None:
+            log.warning("resumed with %s", difference)
+
+    def _circumstances(self) -> dict[str, Any]:
+        """What decides, beside the weights, which items each step sees."""
+        assert self.trainer is not None
+        if self._data_facts is None:
+            items = None if isinstance(self.train_set, IterableDataset) else len(self.train_set)  # type: ignore[arg-type]
+            digest = hashlib.blake2b(digest_size=16)
+            for value in (self.lengths, *self.contents):
+                digest.update(value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode())
+            self._data_facts = {"seed": self.seed, "items": items, "contents": digest.hexdigest()}
+        return {
+            "batch_size": self.batch_size,
+            "processes": self.trainer.world_size,
+            "accumulated_batches": self.trainer.accumulate_grad_batches,
+            **self._data_facts,
+        }
+
+
+def circumstances_changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """Tell what a resumed run does under other circumstances than the interrupted one, and what that means.
+
+    Args:
+        before: batch_size, processes, accumulated_batches, seed, items and contents, as the checkpoint records them.
+        now: the same of this run.
+
+    Returns:
+        What changed and whether the run is still the same, or None when nothing did.
+    """
+    words = {
+        "batch_size": "batch size {} (was {})",
+        "processes": "{} processes (was {})",
+        "accumulated_batches": "{} accumulated batches (was {})",
+        "seed": "data seed {} (was {})",
+        "items": "{} training items (was {})",
+        "contents": "other training data of as many items",
+    }
+    changed = [key for key in words if key in before and before[key] != now[key]]
+    if not changed:
+        return None
+    if "items" in changed and "contents" in changed:
+        changed.remove("contents")
+    told = ", ".join(words[key].format(now[key], before[key]) for key in changed)
+    if not {"seed", "items", "contents"}.isdisjoint(changed):
+        return f"{told}: steps see other items from here on, so this is no longer the run that was interrupted"
+    joined = [each["batch_size"] * each["processes"] for each in (before, now)]
+    if "accumulated_batches" not in changed and joined[0] == joined[1]:
+        return f"{told}: steps see the same items, so the run stays the same up to rounding, not bit for bit"
+    return (
+        f"{told}: steps see more or fewer items, and this epoch repeats or leaves out some, so this is no longer the "
+        "run that was interrupted"
+    )

@@ -41,8 +41,6 @@ class ZooTask(L.LightningModule):
     inference_options: ClassVar[tuple[str, ...]] = ()
     """Constructor arguments (plain values, or objects without weights), kept as attributes, that the Inference takes
     besides its parts; prediction may change them."""
-    find_unused_parameters: bool = False
-    """Whether a step leaves trained parameters without gradients, which DistributedDataParallel must then look for."""
 
     def __init__(self, compile: bool = False) -> None:
         super().__init__()
@@ -50,6 +48,11 @@ class ZooTask(L.LightningModule):
         self.compile_parts = compile
         self._means = WeightedMeans()
         self._inference: Inference | None = None
+
+    @property
+    def find_unused_parameters(self) -> bool:
+        """Whether a step may leave trained parameters without gradients, which DDP must then look for."""
+        return False
 
     @property
     def batches_done(self) -> int:
