@@ -19,8 +19,10 @@ PARSER_MODE = "omegaconf+"
 
 _jsonargparse: Any = _loaders_dumpers  # it has no public place for the loader of texts within values
 
+_YAMLLoader: Any = _jsonargparse.get_yaml_default_loader()
 
-class _BoundedLoader(_jsonargparse.get_yaml_default_loader()):
+
+class _BoundedLoader(_YAMLLoader):
     """jsonargparse's loader of files, values and texts within values, which checks each before it builds anything."""
 
     def __init__(self, stream: str) -> None:

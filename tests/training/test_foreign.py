@@ -360,9 +360,14 @@ def laughs(depth: int) -> bytes:
 
 def test_shared_containers_are_not_spelled_out(tmp_path):
     path = tmp_path / "x.pkl"
-    path.write_bytes(laughs(60) + b".")
+    path.write_bytes(laughs(10) + b".")
     value = plain(load_foreign(path, "meta"))
     assert value[0] is value[1]
+    value = plain(pickle.loads(laughs(60) + b"."))
+    assert value[0] is value[1]
+    path.write_bytes(laughs(60) + b".")
+    with pytest.raises(UnsafeFileError, match="stand for more than"):
+        load_foreign(path)
     path.write_bytes(b"cos\nsystem\n(" + laughs(60) + b"tR.")
     with pytest.raises(UnsafeFileError, match=r"os\.system") as caught:
         load_foreign(path)

@@ -95,7 +95,7 @@ def _file(path: Path) -> int:
     facts = _original(path)
     if facts is None:
         facts = {"kind": "file of another project", "keys": _keys(content)}
-    classes = sorted({entry.path for entry in _walk(content) if isinstance(entry, Stub)})
+    classes = sorted({entry.path for entry in _walk(content, set()) if isinstance(entry, Stub)})
     if classes:
         facts["pickled classes"] = f"{', '.join(classes)} (read as records, never executed)"
     _show(path, facts, grouped(content))
@@ -202,44 +202,45 @@ def grouped(content: Any) -> dict[str, Component]:
         content: dicts, lists and records of tensors.
 
     Returns:
-        Component by name; names without tensors are left out.
+        Component by name; names without tensors are left out. A container that several keys share counts for the first.
     """
     import torch
 
-    parts: dict[str, list[torch.Tensor]] = {}
+    parts: dict[str, Component] = {}
+    seen: set[int] = set()
     for key, value in content.items() if isinstance(content, Mapping) else [("content", content)]:
-        found = [entry for entry in _walk(value) if isinstance(entry, torch.Tensor)]
-        parts.setdefault(str(key).partition(".")[0], []).extend(found)
-    return {
-        name: Component(len(found), sum(t.numel() for t in found), tuple(sorted({str(t.dtype)[6:] for t in found})))
-        for name, found in parts.items()
-        if found
-    }
+        name = str(key).partition(".")[0]
+        for entry in _walk(value, seen):
+            if isinstance(entry, torch.Tensor):
+                tensors, values, dtypes = parts.get(name, Component(0, 0, ()))
+                dtype = str(entry.dtype).removeprefix("torch.")
+                kinds = dtypes if dtype in dtypes else tuple(sorted((*dtypes, dtype)))
+                parts[name] = Component(tensors + 1, values + entry.numel(), kinds)
+    return parts
 
 
-def _walk(content: Any) -> Iterator[Any]:
-    """Yield the tensors and records of a nested object, each container once: records may refer to one another."""
+def _walk(content: Any, seen: set[int]) -> Iterator[Any]:
+    """Yield the tensors and records of a nested object, each container once: parts may be shared and records circular.
+
+    Args:
+        content: dicts, lists and records of tensors.
+        seen: ids of the containers that were gone through; added to.
+    """
     import torch
 
-    from zoo.training.foreign import Stub
+    from zoo.common.budget import children
+    from zoo.common.foreign_values import Stub
 
-    seen: set[int] = set()
     pending = [content]
     while pending:
         value = pending.pop()
         if isinstance(value, torch.Tensor):
             yield value
-            continue
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        if isinstance(value, Mapping):
-            pending += value.values()
-        elif isinstance(value, list | tuple):
-            pending += value
-        elif isinstance(value, Stub):
-            yield value
-            pending += [value.state, *value.args, *value.elements, *value.entries.values()]
+        elif id(value) not in seen and isinstance(value, Mapping | list | tuple | Stub):
+            seen.add(id(value))
+            if isinstance(value, Stub):
+                yield value
+            pending += children(value)
 
 
 def _keys(content: Any) -> str:

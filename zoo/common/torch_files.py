@@ -14,7 +14,7 @@ from typing import IO, Any
 import torch
 
 from zoo.common.archives import data_start, open_checked
-from zoo.common.budget import Budget, check_depth
+from zoo.common.budget import Budget, check_shape
 from zoo.common.errors import UnsafeFileError
 from zoo.common.foreign_values import Stub
 from zoo.common.unpickle import Machine
@@ -63,8 +63,9 @@ def read_torch(path: Path, mapped: bool = False) -> Any:
         OSError: it cannot be opened.
     """
     try:
-        content = _read(path, mapped)
-        check_depth(content)
+        budget = Budget(path.stat().st_size)
+        content = _read(path, budget, mapped)
+        check_shape(content, budget)
     except UnsafeFileError as error:
         raise UnsafeFileError(f"{path}: {error}; nothing of the file was executed") from error
     except (MemoryError, OSError):
@@ -76,9 +77,8 @@ def read_torch(path: Path, mapped: bool = False) -> Any:
     return content
 
 
-def _read(path: Path, mapped: bool) -> Any:
+def _read(path: Path, budget: Budget, mapped: bool) -> Any:
     with path.open("rb") as file:
-        budget = Budget(path.stat().st_size)
         zipped = file.read(4) == _ZIP_MARK
         if not zipped:
             # A mapped file hands out what is there; a buffered one allocates what a length claims before reading.

@@ -74,7 +74,6 @@ def strange_types(value: Any) -> list[str]:
             found.add(entry.path)
         elif isinstance(entry, dict | list | tuple | set | frozenset):
             pending += children(entry)
-            pending += entry if isinstance(entry, dict) else ()
         else:
             found.add(type(entry).__name__)
     return sorted(found)
