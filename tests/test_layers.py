@@ -39,6 +39,8 @@ def forbidden(path: Path) -> list[str]:
             upward |= target in SYSTEMS
         if room in SYSTEMS:
             upward |= target in SYSTEMS - {room} and not (target == "hifigan" and room in USES_VOCODER)
+        if room == "common":
+            upward |= parts[0] == "zoo" and target != "common"
         if room == "audio":
             upward |= target == "training"
         if upward:

@@ -4,6 +4,7 @@ import pickle
 import struct
 import time
 import tracemalloc
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -77,18 +78,27 @@ def run(stream: bytes) -> object:
     return found
 
 
+@contextlib.contextmanager
+def traced() -> Iterator[Callable[[], tuple[int, int]]]:
+    """Give what tells the memory that the block took: what is left of it, and the most, in bytes."""
+    found = (0, 0)
+    tracemalloc.start()
+    try:
+        yield lambda: found
+    finally:
+        found = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.lists(PROGRAMS, min_size=1, max_size=5).map(joined) | OPCODES)
 def test_programs_stay_within_their_budget(program):
     stream = b"\x80\x04" + program + b"."
-    tracemalloc.start()
     started = time.process_time()
     # a machine fails in every way there is; what reads files makes one error of them
-    with contextlib.suppress(Exception):
+    with traced() as memory, contextlib.suppress(Exception):
         run(stream)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < limits.BYTES_PER_BYTE * len(stream) + FREE + SLACK
+    assert memory()[1] < limits.BYTES_PER_BYTE * len(stream) + FREE + SLACK
     assert time.process_time() - started < 5
 
 
@@ -104,12 +114,9 @@ def test_each_opcode_pays_for_what_it_makes(value):
     stream = io.BytesIO(program)
     paid = Budget(len(program))
     machine = Machine(stream, paid, lambda _: torch.zeros(4), _read_embedded)
-    tracemalloc.start()
-    with pytest.raises(EOFError):
+    with traced() as memory, pytest.raises(EOFError):
         machine.load()
-    made = tracemalloc.get_traced_memory()[0]
-    tracemalloc.stop()
-    assert made <= paid.built
+    assert memory()[0] <= paid.built
 
 
 def test_entries_pay_for_what_they_make():
@@ -118,11 +125,9 @@ def test_entries_pay_for_what_they_make():
         program = begin + entries + end
         paid = Budget(len(program))
         machine = Machine(io.BytesIO(program + b"."), paid, lambda _: torch.zeros(4), _read_embedded)
-        tracemalloc.start()
-        machine.load()
-        made = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert made <= paid.built
+        with traced() as memory:
+            machine.load()
+        assert memory()[1] <= paid.built
 
 
 def test_steps_are_bounded(monkeypatch):

@@ -1,7 +1,9 @@
 """E1: a file of a stranger costs at most 4 times its size and 300 MB, and ten seconds, whatever it asks for."""
 
+import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -10,6 +12,8 @@ from tests.faults import bombs
 from tests.faults.bombs import MEBIBYTE, Cost, costs
 from tests.harness import SMOKE, TOY_ARGS, TOY_RECIPE, in_fork
 from zoo.cli import main
+from zoo.flow.extractors import read_features
+from zoo.flow.image_sets import from_npz
 
 SECONDS = 10  # of computing
 
@@ -77,6 +81,18 @@ CONFIGS = {
     "within": "model: &a [*a]",
     "in a text": yaml.safe_dump({"checkpoints": {"monitor": bombs.yaml_laughs()}, "loggers": bombs.yaml_laughs()}),
 }
+
+
+def test_arrays_that_unpack_to_much(tmp_path: Path) -> None:
+    path = tmp_path / "features.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        with archive.open("features.npy", "w") as file:
+            np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (2**15, 2**11)})
+            for _ in range(2**8):
+                file.write(bytes(MEBIBYTE))
+    for read in (read_features, from_npz):
+        with pytest.raises(ValueError, match="zip bomb"):
+            read(path)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

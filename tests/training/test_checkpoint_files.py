@@ -1,4 +1,5 @@
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,87 @@ def test_torn_file_is_named_and_the_previous_one_used(
     assert torn.name in caplog.text
     with pytest.raises(ValueError, match="torn"):
         find_checkpoint(torn)
+
+
+@pytest.mark.parametrize("note", [None, b"", b"\xff\xfe", b"no hash  x.ckpt\n"])
+def test_without_a_readable_hash_the_whole_file_is_checked(
+    tmp_path: Path, note: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "step_00000007.ckpt"
+    files.save_checkpoint({"x": torch.arange(1000.0)}, path)
+    hash_file = path.with_name(path.name + ".sha256")
+    hash_file.unlink()
+    if note is not None:
+        hash_file.write_bytes(note)
+    assert files.is_sound(path)
+    assert path.name in caplog.text
+    assert "the whole file is read" in caplog.text
+    assert note is None or f"{hash_file.name} cannot be read" in caplog.text
+    data = bytearray(path.read_bytes())
+    place = data.index(torch.arange(1000.0).numpy().tobytes())
+    for offset in range(5):
+        data[place + 700 * offset] ^= 1
+    path.write_bytes(data)
+    assert not files.is_sound(path, warn=True)
+    assert "is damaged" in caplog.text
+    with pytest.raises(ValueError, match="torn"):
+        find_checkpoint(path)
+
+
+@pytest.mark.parametrize("kills_before", [False, True])
+@pytest.mark.parametrize("overwrites", [None, "with its hash", "without"])
+def test_no_kill_leaves_a_checkpoint_without_its_hash(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, overwrites: str | None, kills_before: bool
+) -> None:
+    def killed_at(rename: int) -> bool:
+        """Save in a child that dies at one of its renames, before or after it; whether it died."""
+        child = os.fork()
+        if child == 0:
+            count, replace = 0, os.replace
+
+            def counted(*paths: object) -> None:
+                nonlocal count
+                count += 1
+                if count == rename and kills_before:
+                    os._exit(9)
+                replace(*paths)
+                if count == rename:
+                    os._exit(9)
+
+            os.replace = counted
+            try:
+                save(tmp_path, 7, 2.0)
+            finally:
+                os._exit(0)
+        return os.waitpid(child, 0)[1] != 0
+
+    for rename in range(1, 9):
+        for path in tmp_path.iterdir():
+            path.unlink()
+        if overwrites is not None:
+            save(tmp_path, 7, 1.0)
+        if overwrites == "without":
+            (tmp_path / "step_00000007.ckpt.sha256").unlink()
+        killed = killed_at(rename)
+        caplog.clear()
+        found = files.find_checkpoints(tmp_path)
+        assert len(found) == 1 or (killed and overwrites is None)
+        assert all(files.is_sound(path) for path in found)
+        assert "sha256" not in caplog.text or overwrites == "without"
+        assert "no hash file" not in caplog.text or (overwrites == "without" and rename == 1)
+        if not killed:
+            break
+    assert not killed
+    assert files.load_checkpoint(found[0])["x"] == 2.0
+    assert len((tmp_path / "step_00000007.ckpt.sha256").read_text().splitlines()) == 1
+
+
+def test_a_hash_without_its_checkpoint_means_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "step_00000007.ckpt"
+    path.with_name(path.name + ".sha256").write_text(f"{'0' * 64}  {path.name}\n")
+    older = save(tmp_path, 5)
+    assert find_checkpoint(tmp_path) == older
+    assert files.is_sound(save(tmp_path, 7))
 
 
 def test_all_torn_or_none(tmp_path: Path) -> None:

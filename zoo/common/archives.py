@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zipfile
+from pathlib import Path
 from typing import IO
 
 from zoo.common.errors import UnsafeFileError
@@ -65,6 +66,18 @@ def open_checked(file: IO[bytes], stored: bool = True) -> zipfile.ZipFile:
     if unpacked > EXPANSION_FACTOR * size + EXPANSION_BYTES:
         raise UnsafeFileError(f"its {size} bytes unpack to {unpacked} (a zip bomb?); save it without compression")
     return archive
+
+
+def check_zip(path: Path) -> None:
+    """Check a zip, perhaps compressed, before a library opens it.
+
+    Raises:
+        UnsafeFileError: it is a bomb, or two readers would read two things.
+        ValueError: it is no zip, or cut.
+        OSError: it cannot be opened.
+    """
+    with path.open("rb") as file:
+        open_checked(file, stored=False).close()
 
 
 def _directory_start(file: IO[bytes]) -> int:

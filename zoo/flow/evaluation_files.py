@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from zoo.common.archives import check_zip
 from zoo.flow import image_sets
 from zoo.flow.comparison import Samples
 from zoo.flow.extractors import read_features
@@ -82,6 +83,7 @@ def read_digits(val_every: int, split_seed: int | None, resolution: int, channel
 
 def _read_npz(path: Path, resolution: int | None, channels: int | None) -> Samples:
     try:
+        check_zip(path)
         with np.load(path, allow_pickle=False) as file:
             keys = set(file.files)
             bare = file["images"] if keys >= {"images"} and "labels" not in keys else None

@@ -17,6 +17,8 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from zoo.atomic import write_atomic
+from zoo.common.archives import check_zip
+from zoo.common.errors import UnsafeFileError
 from zoo.flow.images import checksum, to_values
 
 BATCH = 64
@@ -138,9 +140,12 @@ def _load_script(path: Path) -> nn.Module:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; expected a feature net saved with torch.jit.save")
     try:
+        check_zip(path)
         with zipfile.ZipFile(path) as archive:
             script = any(name.endswith("/constants.pkl") for name in archive.namelist())
-    except zipfile.BadZipFile:
+    except UnsafeFileError as error:
+        raise UnsafeFileError(f"{path}: {error}") from error
+    except ValueError:
         script = False
     if not script or path.suffix == ".pt2":
         raise ValueError(
@@ -248,6 +253,7 @@ def read_features(path: Path) -> tuple[Tensor, list[int] | None]:
         ValueError: when it holds something else.
     """
     try:
+        check_zip(path)
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in ("features", "labels") if key in file}
     except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from zoo.common.archives import check_zip
 from zoo.flow.images import ArrayPictures, FilePictures, Pictures
 
 log = logging.getLogger(__name__)
@@ -145,6 +146,7 @@ def npz(path: Path, limit: int = 0) -> ImageSet:
         ValueError: when the file is broken or holds something else.
     """
     try:
+        check_zip(path)
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in ("images", "labels", "classes") if key in file}
     except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
