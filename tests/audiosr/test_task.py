@@ -70,10 +70,10 @@ def test_dropped_condition_is_the_originals_constant(tmp_path: Path) -> None:
 
 
 def test_condition_is_dropped_item_by_item() -> None:
-    drawn = draws(range(4000), (1,), 1000, 0.1, torch.device("cpu"))
+    drawn = draws(range(4000), (1,), 1000, 0.1)
     assert float(drawn.kept.float().mean()) == pytest.approx(0.9, abs=0.02)
     assert drawn.t.min() >= 0 and drawn.t.max() <= 999 and float(drawn.t.float().mean()) == pytest.approx(500, abs=20)
-    alone = draws([17], (1,), 1000, 0.1, torch.device("cpu"))
+    alone = draws([17], (1,), 1000, 0.1)
     for whole, one in zip(drawn, alone, strict=True):
         assert torch.equal(whole[17:18], one)
 

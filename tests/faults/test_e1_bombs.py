@@ -87,7 +87,9 @@ def test_arrays_that_unpack_to_much(tmp_path: Path) -> None:
     path = tmp_path / "features.npz"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         with archive.open("features.npy", "w") as file:
-            np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (2**15, 2**11)})
+            np.lib.format.write_array_header_1_0(
+                file, {"descr": "<f4", "fortran_order": False, "shape": (2**15, 2**11)}
+            )
             for _ in range(2**8):
                 file.write(bytes(MEBIBYTE))
     for read in (read_features, from_npz):

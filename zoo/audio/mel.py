@@ -69,6 +69,10 @@ class LogMel(nn.Module):
         self.register_buffer("window", torch.hann_window(win_length), persistent=False)
         self.register_buffer("mel_basis", basis.T.contiguous(), persistent=False)
 
+    def frames(self, samples: int) -> int:
+        """Frames of a waveform of so many samples."""
+        return (max(samples, self.min_samples) + 2 * self.padding_samples - self.n_fft) // self.hop_length + 1
+
     def forward(self, waveform: Tensor) -> Tensor:
         """Compute the log-mel spectrogram.
 

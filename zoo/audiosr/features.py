@@ -53,6 +53,12 @@ class MelFeatures(nn.Module):
         self.n_mels = n_mels
         self.mel = LogMel(sample_rate, n_fft, hop_length, n_fft, n_mels, f_min, f_max)
 
+    def frames(self, samples: int) -> int:
+        """Frames F of a waveform of so many samples."""
+        if self.kind == "audiosr":
+            return self.mel.frames(samples)
+        return max(samples, self.n_fft // 2 + 1) // self.hop_length + 1
+
     def forward(self, waveform: Tensor) -> Tensor:
         """Compute log-mel images.
 

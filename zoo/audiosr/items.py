@@ -147,6 +147,8 @@ class Grid(Dataset[Item]):
         blank: what is silent.
         simulation: its filter types; neither noise nor codecs.
         cutoffs_hz: Hz; where the data has twins they are taken as they are, one item a clip.
+
+    Rows carry the number of the `item` besides.
     """
 
     def __init__(
@@ -177,11 +179,10 @@ class Grid(Dataset[Item]):
         starts = np.unique(np.linspace(0, room, OWN_TRIES + OTHER_TRIES).astype(int))
         high, low = choose(self.recordings, [(index, int(start)) for start in starts], self.samples, self.blank)
         if low is not None:
-            return as_item(high, low, band_end(low, self.sample_rate))
+            return as_item(high, low, band_end(low, self.sample_rate)) | {"item": torch.tensor(item)}
         cutoff_hz = self.cutoffs_hz[column]
-        return as_item(
-            high, self.simulation.limited(high, self.sample_rate, cutoff_hz, number=clip + column), cutoff_hz
-        )
+        low = self.simulation.limited(high, self.sample_rate, cutoff_hz, number=clip + column)
+        return as_item(high, low, cutoff_hz) | {"item": torch.tensor(item)}
 
 
 def as_item(high: np.ndarray, low: np.ndarray, cutoff_hz: float) -> Item:

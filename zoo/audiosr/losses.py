@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -18,6 +20,8 @@ from zoo.audiosr.parts import FrozenAutoencoder, FrozenVocoder
 from zoo.audiosr.vae import kl
 
 Distance = Literal["l1", "l2"]
+Known = Sequence[tuple[int, float]]
+"""Diffusion step and place of the crop of each item."""
 _DISTANCES = {"l1": functional.l1_loss, "l2": functional.mse_loss}
 
 
@@ -37,6 +41,7 @@ class Step:
         autoencoder: decodes latents.
         features: waveforms to mels.
         vocoder: mels to waveforms; None without one.
+        known: `t` and `place` on the host; None asks the device for them.
     """
 
     output: Tensor
@@ -50,6 +55,7 @@ class Step:
     autoencoder: FrozenAutoencoder
     features: MelFeatures
     vocoder: FrozenVocoder | None = None
+    known: Known | None = None
     _waveforms: dict[tuple[float, int], tuple[Tensor, Tensor] | None] = field(default_factory=dict)
 
     @cached_property
@@ -72,17 +78,20 @@ class Step:
         """
         key = (most_time, crop_frames)
         if key not in self._waveforms:
-            rows = (self.t < most_time * self.diffusion.steps).nonzero().flatten().tolist()
-            self._waveforms[key] = self._decoded(rows, crop_frames) if rows else None
+            limit = np.float32(most_time * self.diffusion.steps)
+            known = self.known or list(zip(self.t.tolist(), self.place.tolist(), strict=True))
+            places = {row: place for row, (t, place) in enumerate(known) if t < limit}
+            self._waveforms[key] = self._decoded(places, crop_frames) if places else None
         return self._waveforms[key]
 
-    def _decoded(self, rows: list[int], crop_frames: int) -> tuple[Tensor, Tensor]:
+    def _decoded(self, places: dict[int, float], crop_frames: int) -> tuple[Tensor, Tensor]:
         if self.vocoder is None:
             raise ValueError("a loss on waveforms needs model.init_args.vocoder")
         length = max(1, min(crop_frames // self.autoencoder.factor, self.latent.shape[2]))
-        starts = (self.place * (self.latent.shape[2] - length + 1)).long().tolist()
+        choices = np.float32(self.latent.shape[2] - length + 1)
+        starts = {row: int(np.float32(place) * choices) for row, place in places.items()}
         found, wanted = (
-            self.vocoder(self._mels(torch.stack([latents[row, :, starts[row] : starts[row] + length] for row in rows])))
+            self.vocoder(self._mels(torch.stack([latents[row, :, a : a + length] for row, a in starts.items()])))
             for latents in (self.predicted_latent, self.latent)
         )
         return found.float(), wanted.float().detach()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from zoo.audiosr.denoiser import Denoiser, concat
 from zoo.audiosr.diffusion import CosineDiffusion
 from zoo.audiosr.features import MelFeatures
-from zoo.audiosr.losses import Step
+from zoo.audiosr.losses import Known, Step
 from zoo.audiosr.parts import FrozenAutoencoder, FrozenVocoder
 from zoo.audiosr.samplers import row_noise
 from zoo.training.draws import seeded_uniforms
@@ -38,25 +38,18 @@ class Draws(NamedTuple):
     place: Tensor
 
 
-def draws(seeds: Sequence[int], shape: Sequence[int], steps: int, dropout: float, device: torch.device) -> Draws:
-    """Draw what one training step needs.
+def draws(seeds: Sequence[int], shape: Sequence[int], steps: int, dropout: float) -> Draws:
+    """Draw what one training step needs, on the CPU.
 
     Args:
         seeds: of the items.
         shape: of an item's latents.
         steps: of the diffusion.
         dropout: probability that the condition is dropped.
-        device: of the result.
     """
     time, drop, place = seeded_uniforms(seeds, 3)
-    noises = row_noise(seeds, shape, device)
-    return Draws(
-        (time * steps).long().to(device),
-        next(noises),
-        next(noises),
-        (drop >= dropout).to(device),
-        place.float().to(device),
-    )
+    noises = row_noise(seeds, shape)
+    return Draws((time * steps).long(), next(noises), next(noises), drop >= dropout, place.float())
 
 
 class Objective(nn.Module):
@@ -89,7 +82,14 @@ class Objective(nn.Module):
         self.vocoder = vocoder
 
     def forward(
-        self, latent: Tensor, condition: Tensor, t: Tensor, noise: Tensor, place: Tensor, full_audio: Tensor | None
+        self,
+        latent: Tensor,
+        condition: Tensor,
+        t: Tensor,
+        noise: Tensor,
+        place: Tensor,
+        full_audio: Tensor | None,
+        known: Known | None = None,
     ) -> dict[str, Tensor]:
         """Run the net and compare.
 
@@ -100,6 +100,7 @@ class Objective(nn.Module):
             noise: (B, C, H, W).
             place: of crops (B,).
             full_audio: log-mel (B, 1, F, n_mels) for the global encoder; None without one.
+            known: `t` and `place` on the host; None asks the device for them.
 
         Returns:
             Sums over the items of each term, (1,): those of several devices can be joined and added.
@@ -118,6 +119,7 @@ class Objective(nn.Module):
             autoencoder=self.autoencoder,
             features=self.features,
             vocoder=self.vocoder,
+            known=known,
         )
         return {name: (term(step) * len(latent)).reshape(1) for name, term in self.losses.items()}
 

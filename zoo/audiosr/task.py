@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Literal, Self
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from zoo.audiosr.cutoff import CONFIDENCE
 from zoo.audiosr.denoiser import Denoiser
 from zoo.audiosr.diffusion import CosineDiffusion
 from zoo.audiosr.features import MelFeatures
-from zoo.audiosr.losses import DiffusionTerm, checked, weighted_sum
+from zoo.audiosr.losses import DiffusionTerm, Known, checked, weighted_sum
 from zoo.audiosr.objective import Objective, check_parts, draws, replicated
 from zoo.audiosr.parts import FrozenAutoencoder, FrozenVocoder
 from zoo.audiosr.reconstruct import whole_mel
@@ -33,7 +33,7 @@ from zoo.training.types import OptimizerCallable, SchedulerCallable
 
 log = logging.getLogger(__name__)
 
-Batch = dict[str, Tensor]
+Batch = dict[str, Any]
 
 VALIDATION_TIMES = 8
 VALIDATION_STEPS = 8  # of the sampler, where the recipe names none
@@ -199,6 +199,22 @@ class DiffusionTask(SingleOptimizerTask):
                 if module is not None:
                     compile_in_place(module, *self.compile_options)
 
+    def drawn(self, batch: Batch) -> Batch:
+        """Add what is random (`draws`), with the diffusion steps and places of crops that the host must know."""
+        if "draws" in batch:
+            return batch
+        number = self.trainer.fit_loop.epoch_loop.total_batch_idx
+        rank, world = self.trainer.global_rank, self.trainer.world_size
+        seeds = [item_seed(self.seed, number, row * world + rank) for row in range(len(batch["high"]))]
+        drawn = draws(seeds, self._latent_shape(batch), self.diffusion.steps, self.condition_dropout)
+        return {**batch, "draws": drawn, "known": list(zip(drawn.t.tolist(), drawn.place.tolist(), strict=True))}
+
+    def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        """Complete a batch before it goes to the device: what training draws, the noise of validation."""
+        if self.trainer.training or "item" not in batch:
+            return super().on_before_batch_transfer(batch, dataloader_idx)
+        return {**batch, "noise": self._validation_noise(batch, batch["item"].tolist())}
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss at one diffusion step per item, some conditions dropped.
 
@@ -206,18 +222,16 @@ class DiffusionTask(SingleOptimizerTask):
             batch: `high` and its band-limited twin `low` (B, 1, T), at the features' rate.
             batch_idx: its number in the epoch.
         """
-        number = self.trainer.fit_loop.epoch_loop.total_batch_idx
-        rank, world = self.trainer.global_rank, self.trainer.world_size
-        seeds = [item_seed(self.seed, number, row * world + rank) for row in range(len(batch["high"]))]
+        batch = self.drawn(batch)
+        drawn = batch["draws"]
         high, low = self._mels(batch)
         target, condition = self._moments(high), self._moments(low, self.condition_autoencoder)
-        shape = (self.autoencoder.latent_channels, *target.shape[2:])
-        drawn = draws(seeds, shape, self.diffusion.steps, self.condition_dropout, target.device)
         scale = self.net.latent_scale
         condition = torch.where(drawn.kept[:, None, None, None], split(condition)[0], UNCONDITIONAL) * scale
         terms = self._compare(
-            draw(target, drawn.posterior) * scale, condition, drawn.t, drawn.noise, drawn.place, self._heard(high, low)
-        )
+            draw(target, drawn.posterior) * scale, condition, drawn.t, drawn.noise, drawn.place,
+            self._heard(high, low), known=batch["known"],
+        )  # fmt: skip
         self.log_terms("train", terms, batch_size=len(high))
         return terms["loss"]
 
@@ -225,17 +239,17 @@ class DiffusionTask(SingleOptimizerTask):
         """The terms at fixed diffusion steps of each item's own noise, and what restoring the first clips gives."""
         high, low = self._mels(batch)
         count, device = len(high), high.device
-        first = (batch_idx * self.trainer.world_size + self.trainer.global_rank) * count
-        seeds = [item_seed(self.seed, _NO_EPOCH, first + row) for row in range(count)]
         pairs = ((high, None), (low, self.condition_autoencoder))
         latent, condition = (split(self._moments(mel, own))[0] * self.net.latent_scale for mel, own in pairs)
-        noise = next(row_noise(seeds, latent.shape[1:], device))
+        first = (batch_idx * self.trainer.world_size + self.trainer.global_rank) * count
+        noise = batch["noise"] if "noise" in batch else self._validation_noise(batch, range(first, first + count))
         times = (torch.arange(VALIDATION_TIMES, device=device) + 0.5) / VALIDATION_TIMES * self.diffusion.steps
+        known = [(int((i + 0.5) / VALIDATION_TIMES * self.diffusion.steps), 0.5) for i in range(VALIDATION_TIMES)]
         heard = self._heard(high, low)
         place = torch.full((count * VALIDATION_TIMES,), 0.5, device=device)
         terms = self._compare(
-            _repeated(latent), _repeated(condition), times.long().repeat(count), _repeated(noise), place,
-            None if heard is None else _repeated(heard),
+            _repeated(latent), _repeated(condition), times.long().repeat(count), _repeated(noise.to(device)),
+            place, None if heard is None else _repeated(heard), known=known * count,
         )  # fmt: skip
         if self.vocoder is not None and batch_idx < self.restore_items:
             restorer = self._few_steps()
@@ -245,10 +259,14 @@ class DiffusionTask(SingleOptimizerTask):
             return {**terms, **values}, count
         return terms, count
 
-    def _compare(self, latent: Tensor, *others: Tensor | None) -> dict[str, Tensor]:
+    def _compare(self, latent: Tensor, *others: Tensor | None, known: Known) -> dict[str, Tensor]:
         """Means of the terms over the items, and their weighted sum as `loss`."""
         objective = self._spread[0] if self._spread and self.training else self._objective()
-        terms = {name: sums.sum() / len(latent) for name, sums in objective(latent, *others).items()}
+        if isinstance(objective, nn.DataParallel):  # cuts tensors alone
+            sums = objective(latent, *others)
+        else:
+            sums = objective(latent, *others, known=known)
+        terms = {name: each.sum() / len(latent) for name, each in sums.items()}
         return {"loss": weighted_sum(terms, self.losses), **terms}
 
     def _few_steps(self) -> Restorer:
@@ -259,6 +277,16 @@ class DiffusionTask(SingleOptimizerTask):
 
     def _objective(self) -> Objective:
         return Objective(self.net, self.diffusion, self.losses, self.autoencoder, self.features, self.vocoder)
+
+    def _latent_shape(self, batch: Batch) -> tuple[int, int, int]:
+        """Shape of an item's latents."""
+        multiple, factor = self.autoencoder.factor * self.net.unet.factor, self.autoencoder.factor
+        frames = self.features.frames(batch["high"].shape[-1]) // multiple * multiple
+        return self.autoencoder.latent_channels, frames // factor, self.features.n_mels // factor
+
+    def _validation_noise(self, batch: Batch, items: Iterable[int]) -> Tensor:
+        """Noise of the items with these numbers, the same in every validation."""
+        return next(row_noise([item_seed(self.seed, _NO_EPOCH, item) for item in items], self._latent_shape(batch)))
 
     @torch.no_grad()
     def _mels(self, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -8,11 +8,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from zoo.ci_llm.backbone import Backbone
-from zoo.training.draws import seeded_uniforms
+from zoo.training.draws import host_uniforms, seeded_uniforms
 
 LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PEFT_PREFIX = "base_model.model."  # of peft's key names; what follows is the layer's name in the causal LM
@@ -134,8 +135,8 @@ class Agents(nn.Module):
         if not self.training or self.dropout == self.dropconnect == 0:
             return None
         key = int(torch.randint(2**62, (), device="cpu"))
-        draws = seeded_uniforms([key], self.count * len(self.names) * _STREAMS)[:, 0]
-        return (draws * _SEEDS).long().tolist()
+        draws = host_uniforms([key], self.count * len(self.names) * _STREAMS)[:, 0]
+        return (draws * _SEEDS).astype(np.int64).tolist()
 
     @contextmanager
     def using(self, active: Active | None) -> Iterator[None]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
+from zoo.training.attention import keep_masks_on_the_device
 from zoo.training.frozen import FrozenModule, newest_backbone, quiet_loading
 
 Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
@@ -67,6 +68,7 @@ class Backbone(FrozenModule):
             self.model = _build(self.source, revision, config, seed, how)
         self._logits_at: Tensor | None = None  # of the running pass
         self.model.get_output_embeddings().register_forward_pre_hook(self._select)
+        keep_masks_on_the_device(self.model)
         self.recompute_contexts: Contexts = noop_context_fn
         self.gradient_checkpointing = gradient_checkpointing
         if gradient_checkpointing:

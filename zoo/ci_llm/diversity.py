@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.nn.functional import all_gather
 
-from zoo.ci_llm.distances import pairwise_divergences, sliced_wasserstein
-from zoo.training.draws import seeded_uniforms
+from zoo.ci_llm.distances import pairwise_divergences, random_directions, sliced_wasserstein
+from zoo.training.draws import host_uniforms
 
 Strategy = Literal["last_token", "mean_pool", "first_token", "answer_mean", "answer_tokens"]
 Space = Literal["hidden", "logits", "probs"]
@@ -29,6 +29,7 @@ def representations(
     labels: Tensor | None = None,
     strategy: Strategy = "last_token",
     mask: bool = True,
+    places: Tensor | None = None,
 ) -> Tensor:
     """One point per text and agent (or several) from values per position.
 
@@ -41,6 +42,7 @@ def representations(
             (mean over the positions that predict the answer) or `answer_tokens` (each of those is a point).
         mask: heed the mask; otherwise the ends and the mean include padding, as in the original. The answer strategies
             heed the labels in any case.
+        places: of `answer_tokens` in the flattened (B, T), where they were found before; see `zoo.ci_llm.losses.places`.
 
     Returns:
         (K, B, D); (K, N, D) for the N positions of `answer_tokens`.
@@ -126,7 +128,10 @@ def gather_clouds(clouds: Tensor, gather: Gather = all_ranks) -> Tensor:
     Returns:
         (K, sum of B, D).
     """
-    sizes = gather(torch.tensor([clouds.shape[1]], device=clouds.device)).flatten().tolist()
+    ranks = gather(torch.tensor([clouds.shape[1]], device=clouds.device)).flatten()
+    if len(ranks) == 1:
+        return clouds
+    sizes = ranks.tolist()
     padded = F.pad(clouds, (0, 0, 0, max(sizes) - clouds.shape[1]))
     parts = gather(padded).reshape(len(sizes), *padded.shape)
     return torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], dim=1)
@@ -261,7 +266,9 @@ class Diversity:
         pooled = self.strategy in _POOLED
         if probabilities and pooled:
             values = values.float().softmax(-1)
-        if positions is None or values is hidden:
+        if values is hidden and positions is not None:
+            points = values.flatten(1, 2)[:, positions].float()
+        elif positions is None:
             points = representations(values, attention_mask, labels, self.strategy, self.mask).float()
         elif pooled:
             points = _mean_of_texts(values, positions, _chosen(attention_mask, labels, self.strategy, self.mask))
@@ -273,13 +280,31 @@ class Diversity:
             points = points.softmax(-1)
         return F.normalize(points, dim=-1, eps=_TINY) if self.normalize else points
 
-    def value(self, points: Tensor, step: int = 0, gather: Gather = all_ranks) -> Tensor:
+    def directions(self, dims: int, agents: int, step: int) -> Tensor | None:
+        """The directions of batch `step` on the CPU, see `random_directions`; None where nothing is projected.
+
+        Args:
+            dims: D of what is compared.
+            agents: K.
+            step: batch number.
+        """
+        if self.kind != "swd" or agents < 2:
+            return None
+        # torch's generator heeds 32 bits of its seed
+        mixed = int(host_uniforms([(self.seed << 32) + step], 1)[0, 0] * 2**32)
+        pairs = None if self.shared else agents * (agents - 1) // 2
+        return random_directions(dims, self.projections, torch.Generator().manual_seed(mixed), pairs)
+
+    def value(
+        self, points: Tensor, step: int = 0, gather: Gather = all_ranks, directions: Tensor | None = None
+    ) -> Tensor:
         """R: the diversity of the agents' representations, at least 0.
 
         Args:
             points: of `represent`, all agents.
             step: batch number, of which the directions depend.
             gather: joins ranks where `gather` is on, see `gather_clouds`.
+            directions: of `directions`, where they were drawn before.
 
         Returns:
             A scalar, float32; 0 for a single agent or no points.
@@ -290,10 +315,9 @@ class Diversity:
             return points.sum() * 0
         if self.kind != "swd":
             return pairwise_divergences(points, self.kind).mean()
-        # torch's generator heeds 32 bits of its seed
-        mixed = int(seeded_uniforms([(self.seed << 32) + step], 1) * 2**32)
-        generator = torch.Generator().manual_seed(mixed)
-        return sliced_wasserstein(points, self.projections, generator, shared=self.shared)
+        if directions is None:
+            directions = self.directions(points.shape[-1], len(points), step)
+        return sliced_wasserstein(points, directions=directions)
 
     def factor(self, step: int) -> float:
         """Weight of the term in batch `step` (from 0)."""

@@ -31,7 +31,7 @@ def token_scores(log_probs: Tensor, ensemble: Tensor, labels: Tensor) -> dict[st
         labels: right tokens (N,), int64.
 
     Returns:
-        float32 on the CPU. (K, N): `agent_nll`, `agent_correct`. (N,): `nll`, `correct`, `confidence`, `brier` of the
+        float32 on the same device. (K, N): `agent_nll`, `agent_correct`. (N,): `nll`, `correct`, `confidence`, `brier` of the
         ensemble; `kl`, `js`, `disagreement` (of the likeliest token), each a mean over pairs of agents;
         `mutual_information` H(mean p) - mean H(p). (G, N): `scaled_nll` and `scaled_confidence` of the ensemble at
         each of `TEMPERATURES`.
@@ -44,7 +44,7 @@ def token_scores(log_probs: Tensor, ensemble: Tensor, labels: Tensor) -> dict[st
     mean = log_probs.logsumexp(0) - math.log(len(log_probs))
     pairs = list(combinations(range(len(log_probs)), 2))
     differ = [(tops[i] != tops[j]).float() for i, j in pairs]
-    none = torch.zeros(len(labels))
+    none = torch.zeros(len(labels), device=labels.device)
     right = _taken(ensemble, labels)
     norms = torch.stack([(ensemble / temperature).logsumexp(-1) for temperature in TEMPERATURES])
     heats = torch.tensor(TEMPERATURES, device=ensemble.device)[:, None]
@@ -62,7 +62,7 @@ def token_scores(log_probs: Tensor, ensemble: Tensor, labels: Tensor) -> dict[st
         "scaled_nll": norms - right / heats,
         "scaled_confidence": (ensemble.amax(-1) / heats - norms).exp(),
     }
-    return {name: values.detach().float().cpu() for name, values in scores.items()}
+    return {name: values.detach().float() for name, values in scores.items()}
 
 
 def _taken(log_probs: Tensor, labels: Tensor) -> Tensor:
@@ -78,7 +78,8 @@ class CrowdScores:
 
     def add(self, log_probs: Tensor, ensemble: Tensor, labels: Tensor, texts: Tensor) -> None:
         """Add tokens, see `token_scores`; `texts` (N,), int64, tells which text each belongs to."""
-        self.restore(token_scores(log_probs, ensemble, labels), texts.cpu())
+        found = token_scores(log_probs, ensemble, labels)
+        self.restore({name: values.cpu() for name, values in found.items()}, texts.cpu())
 
     def restore(self, scores: Mapping[str, Tensor], texts: Tensor) -> None:
         """Add tokens whose scores were computed before: what `state` or `token_scores` gave, and their texts (N,)."""

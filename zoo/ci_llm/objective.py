@@ -45,13 +45,14 @@ def targets(batch: Batch, shift: bool = True) -> tuple[Tensor, Tensor]:
     """Where a batch has labels, and which.
 
     Args:
-        batch: `labels`, (B, T) or (K, B, T); `label_positions` of these, where they are known.
+        batch: `labels`, (B, T) or (K, B, T); `label_positions` of these, or `loss_positions` for a loss that does not
+            shift, where they are known.
         shift: as in `zoo.ci_llm.losses.token_losses`.
 
     Returns:
         Positions and labels, int64, (M,) or (K, M), see `zoo.ci_llm.losses.label_positions`.
     """
-    known = batch.get("label_positions") if shift else None
+    known = batch.get("label_positions" if shift else "loss_positions")
     positions = label_positions(batch["labels"], shift) if known is None else known
     return positions, targets_at(batch["labels"], positions, shift)
 
@@ -62,8 +63,9 @@ class Objective:
     Logits are computed where a label is foretold and where the diversity term compares predictions, and nowhere else.
 
     Args:
-        batch: `input_ids`, `attention_mask` and `labels`, (B, T) or (K, B, T); packed also `segment_ids`;
-            `label_positions`, where they are known.
+        batch: `input_ids`, `attention_mask` and `labels`, (B, T) or (K, B, T); packed also `segment_ids`; where they were
+            found before: `label_positions`, `loss_positions` (those of a loss that does not shift) and `directions`
+            (see `Diversity`).
         diversity: the term; None or weight 0 for none.
         step: number of the optimizer step, of which directions and warm-up depend.
         normaliser: what the losses are divided by, see `zoo.ci_llm.losses.losses`; each agent's labels by default.
@@ -88,12 +90,12 @@ class Objective:
         self.step, self.normaliser, self.share, self.shift = step, normaliser, share, shift
         self.value: Tensor | None = None
         self.positions, self.targets = targets(batch, shift)
-        self.compared: Tensor | None = None  # positions of the predictions that diversity compares
+        self.compared: Tensor | None = None  # positions of the predictions or answers that diversity compares
         self._asked = self.positions
-        if self.diversity is not None and self.diversity.needs_logits:
-            foretelling = self.positions if shift else label_positions(batch["labels"])
+        if self.diversity is not None and (self.diversity.needs_logits or self.diversity.strategy == "answer_tokens"):
+            foretelling = self.positions if shift else targets(batch)[0]
             self.compared = self.diversity.positions(batch["attention_mask"], foretelling)
-            if self.compared is not self.positions:
+            if self.diversity.needs_logits and self.compared is not self.positions:
                 self._asked = torch.cat([self.positions, self.compared], -1)
 
     def of(self, crowd: Crowd, grad_scale: float = 1.0) -> CrowdLoss:
@@ -128,7 +130,7 @@ class Objective:
 
     def _penalty(self, points: Tensor) -> Tensor:
         assert self.diversity is not None
-        value = self.diversity.value(points, self.step)
+        value = self.diversity.value(points, self.step, directions=self.batch.get("directions"))
         self.value = value.detach()
         return self.share * self.diversity.loss(value, self.step)
 

@@ -114,7 +114,8 @@ def score(
             before = rule.along(weights, foretold, heard)[:-1].transpose(0, 1)[chosen]
         else:
             before = weights[:, None].expand(-1, ids.shape[1], -1)[chosen]
-        tokens[name] = token_scores(log_probs, rule.combine(log_probs, before), goals[chosen])
+        found = token_scores(log_probs, rule.combine(log_probs, before), goals[chosen])
+        tokens[name] = {key: values.cpu() for key, values in found.items()}
     clouds = {}
     for layer in layers:
         hidden = output.hidden if layer == layers[0] else crowd.outputs(ids, mask, hidden=True, layer=layer).hidden

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from zoo.ci_llm.aggregator import Aggregator, aggregate, uniform_log_weights
+from zoo.ci_llm.aggregator import Aggregator, aggregate
 from zoo.ci_llm.crowd import Crowd
 from zoo.ci_llm.data import TextData
 from zoo.ci_llm.diversity import Diversity
+from zoo.ci_llm.losses import label_positions
 from zoo.ci_llm.metrics import token_scores
 from zoo.ci_llm.objective import Batch, Objective, label_count, mean_over_ranks, targets
 from zoo.ci_llm.sampling import Sampling
@@ -121,6 +123,26 @@ class CrowdTask(SingleOptimizerTask):
                 "set packing to false, or diversity.init_args.weight to 0"
             )
 
+    def drawn(self, batch: Batch) -> Batch:
+        """Add `directions` of the diversity term and the positions of the losses, where it has none yet."""
+        batch = self._located(batch)
+        term = self.diversity
+        if term is None or not term.enabled or "directions" in batch:
+            return batch
+        dims = self.crowd.backbone.dim if term.needs_hidden else self.crowd.backbone.vocab_size
+        directions = term.directions(dims, self.crowd.count, self.batches_done)
+        return batch if directions is None else {**batch, "directions": directions}
+
+    def _located(self, batch: Batch) -> Batch:
+        """Look for labels while the batch lies on the CPU, where that costs no wait for a device."""
+        places = {"label_positions": True} if self.loss_shift else {"label_positions": True, "loss_positions": False}
+        missing = {name: shift for name, shift in places.items() if name not in batch}
+        return {**batch, **{name: label_positions(batch["labels"], shift) for name, shift in missing.items()}}
+
+    def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        """Complete a batch before it goes to the device."""
+        return self.drawn(batch) if self.trainer.training else self._located(batch)
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Loss of all agents on a batch.
 
@@ -129,6 +151,7 @@ class CrowdTask(SingleOptimizerTask):
                 `segment_ids`.
             batch_idx: its number in the epoch.
         """
+        batch = self.drawn(batch)
         normaliser, share = self._portion(batch["labels"])
         objective = Objective(batch, self.diversity, self.batches_done, normaliser, share, self.loss_shift)
         result = objective.of(self.crowd, self._grad_scale())
@@ -166,7 +189,7 @@ class CrowdTask(SingleOptimizerTask):
         parts = []
         for some, labels in zip(logits.split(block, 1), wanted.split(block), strict=True):
             log_probs = some.float().log_softmax(-1)
-            weights = uniform_log_weights(len(log_probs), 1)[0].to(log_probs.device)
+            weights = log_probs.new_full((len(log_probs),), -math.log(len(log_probs)))
             parts.append(token_scores(log_probs, aggregate(log_probs, weights), labels))
         return _means_of({name: torch.cat([part[name] for part in parts], -1) for name in parts[0]}), len(wanted)
 

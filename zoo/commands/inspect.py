@@ -122,9 +122,7 @@ def _ours(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
         else "none",
         "EMA": f"after {ema.get('updates')} updates" if isinstance(ema, Mapping) else "none",
         **_frozen(content.get("frozen", {}), path.parent),
-        "sound": "yes (zip directory, sha256)"
-        if hashed
-        else "yes (its own checksums; no sha256 file beside it)",
+        "sound": "yes (zip directory, sha256)" if hashed else "yes (its own checksums; no sha256 file beside it)",
     }
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from zoo.atomic import write_atomic
 from zoo.flow import rendering
-from zoo.flow.guidance import Guidance, velocity_field
+from zoo.flow.guidance import Guidance, check_labels, velocity_field
 from zoo.flow.paths import AffinePath, Prediction
 from zoo.flow.request_files import number_of, read_requests
 from zoo.flow.sampling import noise
@@ -130,6 +130,7 @@ class Sampler(Inference):
         """
         label = None
         if labels is not None and self.net.num_classes:
+            check_labels(labels, self.net.num_classes)
             label = torch.tensor(list(labels), dtype=torch.int64, device=self.device)
         return velocity_field(self.net, self.path, label, self.guidance, self.prediction)
 

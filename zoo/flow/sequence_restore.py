@@ -122,10 +122,8 @@ class SequenceRestorer(Inference):
             (B, channels, T) float32 on the same device, zero beyond the lengths.
 
         Raises:
-            ValueError: when there is no noise, or the normaliser has no statistics yet.
+            ValueError: when there is no noise.
         """
-        if not self.normaliser.is_fitted:
-            raise ValueError("the normaliser has no statistics: a training sets them, a checkpoint brings them")
         batch, _, frames = condition.shape
         start = condition.new_zeros(batch, self.net.channels, frames)
         if self.temperature:
@@ -276,7 +274,12 @@ class SequenceRestorer(Inference):
 
         Yields:
             Pieces (channels, n) float32.
+
+        Raises:
+            ValueError: when the normaliser has no statistics yet.
         """
+        if not self.normaliser.is_fitted:
+            raise ValueError("the normaliser has no statistics: a training sets them, a checkpoint brings them")
         values = self.net.condition_channels if mel is None else mel.hop_length
         noise_values = self.net.channels if self.temperature else 0
         rng = np.random.default_rng(self.seed)

@@ -150,6 +150,13 @@ class SequenceTask(SingleOptimizerTask):
         target = self.path.target(x0, x1, t, self.prediction)
         return masked_mean((output - target).float().square(), lengths)
 
+    def drawn(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Add times `t` (B,) and `given` (B,), 0 where the condition is dropped."""
+        if "t" in batch:
+            return batch
+        t, given = seeded_draws(self.times, self.condition_drop, batch["seeds"])
+        return {**batch, "t": t, "given": given}
+
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """The loss at one time per item, some conditions dropped.
 
@@ -158,9 +165,9 @@ class SequenceTask(SingleOptimizerTask):
                 `lengths` (B,) in frames, `seeds` of the items.
             batch_idx: its number in the epoch.
         """
+        batch = self.drawn(batch)
         x1, condition = self._normalised(batch)
-        t, given = seeded_draws(self.times, self.condition_drop, batch["seeds"])
-        loss = self.loss(x1, batch["x0"], t.to(x1), condition, batch["lengths"], given.to(x1.device))
+        loss = self.loss(x1, batch["x0"], batch["t"].to(x1), condition, batch["lengths"], batch["given"])
         self.log_terms("train", {"loss": loss}, batch_size=len(x1))
         return loss
 

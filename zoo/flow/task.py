@@ -143,13 +143,21 @@ class FlowTask(SingleOptimizerTask):
         output = self.net(x, t, label)
         return (output - self.path.target(x0, x1, t, self.prediction)).float().square().mean()
 
-    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        """The loss at one time per item, some labels dropped."""
+    def drawn(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Pair noise and data; add times `t` (B,) and `kept` (B,), 0 where the label is dropped."""
+        if "t" in batch:
+            return batch
         x1, x0, label = batch["x1"], batch["x0"], batch["label"]
         if self.coupling is not None:
             x0 = self.coupling(x0, x1, label if self.net.num_classes else None)
         t, kept = seeded_draws(self.times, self.label_drop, batch["seeds"])
-        loss = self.loss(x1, x0, t.to(x1), label * kept.to(label.device))
+        return {**batch, "x0": x0, "t": t, "kept": kept}
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+        """The loss at one time per item, some labels dropped."""
+        batch = self.drawn(batch)
+        x1 = batch["x1"]
+        loss = self.loss(x1, batch["x0"], batch["t"].to(x1), batch["label"] * batch["kept"])
         self.log_terms("train", {"loss": loss}, batch_size=len(x1))
         return loss
 

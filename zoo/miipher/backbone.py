@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.miipher.families import FAMILIES, SAMPLE_RATE, Family, WaveformFamily, model_class, valid
+from zoo.training.attention import keep_masks_on_the_device
 from zoo.training.frozen import FrozenModule, newest_backbone, quiet_loading
 
 FamilyName = Literal["auto", "hubert", "wavlm", "wav2vec2", "wav2vec2-bert", "gemma3n_audio", "wavlm_as_hubert"]
@@ -83,6 +84,7 @@ class Backbone(FrozenModule):
         self.pad = pad
         self.front: Family = kind(settings, pad, normalize)
         self.model = _build(model_class(self.family), settings, self.source, revision, seed)
+        keep_masks_on_the_device(self.model)
         if kind is WaveformFamily and settings.do_stable_layer_norm and not final_norm:
             self.model.encoder.layer_norm = nn.Identity()  # the feature is what enters it
         self.dim: int = settings.hidden_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from zoo.audio.degrade import Degrader
 from zoo.miipher.families import SAMPLE_RATE
 from zoo.training.resume import Key, item_seed
 
-Item = dict[str, Tensor]
+Item = dict[str, Any]
 Twins = tuple[Corpus, list[list[int]]]  # degraded clips, and for each clean clip the numbers of its twins
 
 
@@ -140,8 +141,8 @@ class Segments(Dataset[Item]):
             "lengths": torch.tensor(len(twin)),
             "audio": _padded(target, self.frames * audio_hop),
             "first": torch.tensor(start - first),
-            "frames": torch.tensor(self.frames),
-            "is_clean": torch.tensor(is_clean),
+            "frames": self.frames,
+            "is_clean": is_clean,
         }
 
 

@@ -174,7 +174,7 @@ class SpeechData(ZooDataModule):
         return np.flatnonzero(~chosen), np.flatnonzero(chosen)
 
     def collate(self, items: Sequence[Item]) -> Item:
-        """Join items, shorter ones padded with zeros."""
+        """Join items, shorter ones padded with zeros; plain values become lists, which no device has to be asked for."""
         return {key: _joined([item[key] for item in items]) for key in items[0]}
 
     def _build(self, paths: list[Path], root: Path, sample_rate: int) -> None:
@@ -262,5 +262,7 @@ class VocoderSegments(SpeechData):
         self.val_set = Pairs(Clips(speech, val.indices, val.degradation, self.val_samples, self.seed), audio, self.hops)
 
 
-def _joined(values: Sequence[Tensor]) -> Tensor:
+def _joined(values: Sequence[Any]) -> Any:
+    if not isinstance(values[0], Tensor):
+        return list(values)
     return pad_sequence(list(values), batch_first=True) if values[0].ndim else torch.stack(list(values))

@@ -233,8 +233,17 @@ def _standardise(waveform: Tensor, lengths: Tensor | None) -> Tensor:
 
 
 def _masked_group_norm(x: Tensor, norm: nn.GroupNorm, lengths: Tensor) -> Tensor:
-    """Group norm over the valid frames of (B, C, F) alone, clip by clip: faster than with masks, and without copies."""
-    result = torch.zeros_like(x)
-    for number, end in enumerate(lengths.tolist()):
-        result[number : number + 1, :, :end] = norm(x[number : number + 1, :, :end])
-    return result
+    """Group norm over the valid frames of (B, C, F) alone, zero elsewhere; no length has to be known on the host."""
+    mask = valid(lengths, x.shape[2])[:, None]
+    values = lengths[:, None, None] * (norm.num_channels // norm.num_groups)
+
+    def mean(channels: Tensor) -> Tensor:
+        """Means (B, C, 1) over groups, of sums over frames (B, C)."""
+        sums = channels.unflatten(1, (norm.num_groups, -1)).sum(2, keepdim=True) / values
+        return sums.expand(-1, -1, norm.num_channels // norm.num_groups).flatten(1)[..., None]
+
+    centred = (x - mean((x * mask).sum(2))) * mask
+    scale = (mean(centred.square().sum(2)) + norm.eps).rsqrt()
+    if norm.affine:
+        return torch.where(mask, centred * (scale * norm.weight[:, None]) + norm.bias[:, None], 0)
+    return centred * scale

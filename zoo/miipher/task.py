@@ -25,7 +25,7 @@ from zoo.training.run import run_folder
 from zoo.training.task import SingleOptimizerTask
 from zoo.training.types import OptimizerCallable, SchedulerCallable
 
-Batch = dict[str, Tensor]
+Batch = dict[str, Any]
 
 
 class AdapterTask(SingleOptimizerTask):
@@ -173,24 +173,24 @@ class VocoderTask(HiFiGANTask):
         """Frozen features of a batch.
 
         Args:
-            batch: `input` (B, T) at 16 kHz and, where they are known, its `lengths` (B,); `first` and `frames` (B,):
-                the frames of each item that are wanted, the others being context; `is_clean` (B,) where a cleaner's
-                data mixes clean items in.
+            batch: `input` (B, T) at 16 kHz and, where they are known, its `lengths` (B,); `first` (B,) and `frames`:
+                where the frames of each item begin that are wanted, the others being context, and how many they are;
+                `is_clean` where a cleaner's data mixes clean items in. The last two are lists of B plain values.
 
         Returns:
             (B, C, F).
         """
         lengths = batch.get("lengths")
-        clean = batch.get("is_clean")
-        if not isinstance(self.encoder, Cleaner) or clean is None or not clean.any():
+        clean = batch.get("is_clean", [])
+        if not isinstance(self.encoder, Cleaner) or not any(clean):
             features = self.encoder(batch["input"], lengths)
-        elif clean.all():
+        elif all(clean):
             features = self.encoder.target(batch["input"], lengths)
         else:
-            pair = self.encoder.target(batch["input"], lengths), self.encoder(batch["input"], lengths)
-            features = torch.where(clean[:, None, None], *pair)
+            plain, cleaned = self.encoder.target(batch["input"], lengths), self.encoder(batch["input"], lengths)
+            features = torch.stack([plain[row] if kept else cleaned[row] for row, kept in enumerate(clean)])
         if "first" in batch:
-            wanted = batch["first"][:, None] + torch.arange(int(batch["frames"][0]), device=features.device)
+            wanted = batch["first"][:, None] + torch.arange(batch["frames"][0], device=features.device)
             features = features.gather(1, wanted[..., None].expand(-1, -1, features.shape[2]))
         return features.transpose(1, 2)
 

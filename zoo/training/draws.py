@@ -12,6 +12,11 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # step of the generator's state: 2**64 b
 
 
 def seeded_uniforms(seeds: Sequence[int], count: int) -> Tensor:
+    """`host_uniforms` as a tensor (count, B), float64 on the CPU."""
+    return torch.from_numpy(host_uniforms(seeds, count))
+
+
+def host_uniforms(seeds: Sequence[int], count: int) -> np.ndarray:
     """Random numbers that belong to the items of a batch: the same for any batch size and number of processes.
 
     Args:
@@ -19,7 +24,7 @@ def seeded_uniforms(seeds: Sequence[int], count: int) -> Tensor:
         count: numbers for each item.
 
     Returns:
-        (count, B), float64 on the CPU, evenly spread over (0, 1).
+        (count, B), float64, evenly spread over (0, 1).
 
     Source: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators" (2014); one generator per seed, all
     in one go.
@@ -28,4 +33,4 @@ def seeded_uniforms(seeds: Sequence[int], count: int) -> Tensor:
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     state ^= state >> np.uint64(31)
-    return torch.from_numpy(((state >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52)
+    return ((state >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52

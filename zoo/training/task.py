@@ -87,6 +87,21 @@ class ZooTask(L.LightningModule):
         """Whether further batches belong to this step; Lightning writes what the last of them logs."""
         return self.automatic_optimization and self.trainer.fit_loop.epoch_loop._should_accumulate()
 
+    def drawn(self, batch: Any) -> Any:
+        """Add what the host draws and decides for a training batch, while the batch lies on the CPU.
+
+        So a training step neither makes tensors on the CPU nor asks the device for values. A batch that has it already
+        comes back as it is.
+
+        Args:
+            batch: as the training loader gives it.
+        """
+        return batch
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Complete a training batch before it goes to the device; see `drawn`."""
+        return self.drawn(batch) if self.trainer.training else batch
+
     def evaluate(self, batch: Any, batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
         """Evaluate one batch.
 
