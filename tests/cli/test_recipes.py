@@ -42,7 +42,7 @@ def without_downloads(recipe: dict[str, Any]) -> dict[str, Any]:
         path, arguments = value.get("class_path"), value.get("init_args", {})
         if path == "zoo.ci_llm.backbone.Backbone" and arguments.get("source"):
             config = {"model_type": "llama", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
-            config |= {"num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 300}
+            config |= {"num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 400}
             return {"init_args": {"source": None, "quantization": "none", "config": config}}
         if path == "zoo.miipher.backbone.Backbone" and arguments.get("source"):
             layers = value["init_args"]["layer"]

@@ -63,6 +63,7 @@ class GlobalEncoder(nn.Module):
         layer = nn.TransformerEncoderLayer(
             channels, heads, 2 * channels, dropout, activation="gelu", batch_first=True, norm_first=False
         )
+        layer.activation_relu_or_gelu = 0  # leaves out the fused kernel of inference, which torch.compile cannot trace
         self.transformer = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.output_proj = nn.Sequential(
             nn.Linear(channels, channels), nn.ReLU(), nn.Dropout(dropout), nn.Linear(channels, context_channels)

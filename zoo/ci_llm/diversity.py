@@ -29,7 +29,6 @@ def representations(
     labels: Tensor | None = None,
     strategy: Strategy = "last_token",
     mask: bool = True,
-    places: Tensor | None = None,
 ) -> Tensor:
     """One point per text and agent (or several) from values per position.
 
@@ -42,7 +41,6 @@ def representations(
             (mean over the positions that predict the answer) or `answer_tokens` (each of those is a point).
         mask: heed the mask; otherwise the ends and the mean include padding, as in the original. The answer strategies
             heed the labels in any case.
-        places: of `answer_tokens` in the flattened (B, T), where they were found before; see `zoo.ci_llm.losses.places`.
 
     Returns:
         (K, B, D); (K, N, D) for the N positions of `answer_tokens`.

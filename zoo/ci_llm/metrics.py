@@ -31,8 +31,8 @@ def token_scores(log_probs: Tensor, ensemble: Tensor, labels: Tensor) -> dict[st
         labels: right tokens (N,), int64.
 
     Returns:
-        float32 on the same device. (K, N): `agent_nll`, `agent_correct`. (N,): `nll`, `correct`, `confidence`, `brier` of the
-        ensemble; `kl`, `js`, `disagreement` (of the likeliest token), each a mean over pairs of agents;
+        float32 on the same device. (K, N): `agent_nll`, `agent_correct`. (N,): `nll`, `correct`, `confidence`,
+        `brier` of the ensemble; `kl`, `js`, `disagreement` (of the likeliest token), each a mean over pairs of agents;
         `mutual_information` H(mean p) - mean H(p). (G, N): `scaled_nll` and `scaled_confidence` of the ensemble at
         each of `TEMPERATURES`.
 

@@ -245,6 +245,18 @@ class ReconstructionDecoder(nn.Module):
         self.layers = nn.ModuleList(QueryLayer(dim, heads, hidden, dropout) for _ in range(depth))
         self.final_norm = nn.LayerNorm(dim)
 
+    def check_tokens(self, count: int) -> None:
+        """See that there is a query for each of so many positions.
+
+        Raises:
+            ValueError: when there is not.
+        """
+        if count > self.position_queries.shape[1]:
+            raise ValueError(
+                f"the reconstruction decoder knows {self.position_queries.shape[1]} positions; "
+                f"position {count - 1} needs a larger max_tokens"
+            )
+
     def forward(self, latents: Tensor, positions: Tensor) -> Tensor:
         """Reconstruct.
 
@@ -254,15 +266,7 @@ class ReconstructionDecoder(nn.Module):
 
         Returns:
             (B, N, dim).
-
-        Raises:
-            ValueError: when a position has no query.
         """
-        if len(positions) and int(positions.max()) >= self.position_queries.shape[1]:
-            raise ValueError(
-                f"the reconstruction decoder knows {self.position_queries.shape[1]} positions; "
-                f"position {int(positions.max())} needs a larger max_tokens"
-            )
         x = self.position_queries[:, positions].expand(len(latents), -1, -1)
         for layer in self.layers:
             x = layer(x, latents)

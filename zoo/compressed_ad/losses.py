@@ -12,7 +12,11 @@ from zoo.compressed_ad.reconstruction import FieldDecoder
 
 
 def reconstruction_loss(
-    policy: InContextPolicy, compression: Compression, reward_weight: float = 1.0, seed: int | None = None
+    policy: InContextPolicy,
+    compression: Compression,
+    reward_weight: float = 1.0,
+    seed: int | None = None,
+    asked: Tensor | None = None,
 ) -> Tensor:
     """How badly the policy's decoder tells back, from the latents, what was compressed.
 
@@ -24,20 +28,22 @@ def reconstruction_loss(
         compression: one call of its compressor.
         reward_weight: of a rewarded transition, others having 1.
         seed: of the positions that a `FieldDecoder` is asked for, the same on every process; all by default.
+        asked: these positions (n,), where they were drawn before.
 
     Returns:
         A scalar.
 
     Raises:
-        ValueError: when the policy has no decoder.
+        ValueError: when the policy has no decoder, or one that knows fewer positions.
     """
     decoder = policy.decoder
     if decoder is None:
         raise ValueError("a policy without decoder reconstructs nothing: give policy.decoder, or recon_weight 0")
     tokens, steps, latents = compression
+    decoder.check_tokens(tokens.shape[1])
     old = tokens.shape[1] - steps.length
     if isinstance(decoder, FieldDecoder):
-        chosen = decoder.chosen(steps.length, seed, tokens.device)
+        chosen = decoder.chosen(steps.length, seed, tokens.device) if asked is None else asked
         steps = Steps(*(field[:, chosen] for field in steps))
         told = zip(decoder.field_logits(latents, chosen + old), decoder.field_values(steps), strict=True)
         errors = torch.stack([cross_entropy(logits, values) for logits, values in told]).mean(0)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from zoo.compressed_ad.envs import Env
 from zoo.compressed_ad.histories import Steps
 from zoo.compressed_ad.losses import cross_entropy, reconstruction_loss
 from zoo.compressed_ad.policy import Compression, InContextPolicy, Output
+from zoo.compressed_ad.reconstruction import FieldDecoder
 from zoo.compressed_ad.rollout import check_fit, rollout
 from zoo.training.freezing import freeze
 from zoo.training.lr_scaling import LrScaling
@@ -61,6 +63,14 @@ class PolicyTask(SingleOptimizerTask):
         if env is not None and env.describe() != self.env.describe():
             raise ValueError(f"model.env is {self.env.describe()}, the data's is {env.describe()}: make them the same")
         super().setup(stage)
+
+    def _asked(self, lengths: Sequence[int]) -> list[Tensor]:
+        """The positions that a `FieldDecoder` is asked for in compressions of so many transitions; none of others."""
+        decoder = self.policy.decoder
+        if not isinstance(decoder, FieldDecoder):
+            return []
+        seeds = [item_seed(SEED, self.global_step, number) for number in range(len(lengths))]
+        return [decoder.chosen(*each, torch.device("cpu")) for each in zip(lengths, seeds, strict=True)]
 
 
 class DistillationTask(PolicyTask):
@@ -139,6 +149,12 @@ class DistillationTask(PolicyTask):
         self.episodes = episodes
         self.greedy = greedy
 
+    def drawn(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Add the positions that the decoder is `asked` for, in each compression."""
+        if not self.recon_weight or "asked" in batch:
+            return batch
+        return {**batch, "asked": self._asked(self.policy.segments(batch["steps"].length)[:-1])}
+
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """The actions' cross-entropy, and how badly the latents tell what was compressed.
 
@@ -146,14 +162,15 @@ class DistillationTask(PolicyTask):
             batch: `steps`, B histories of one length.
             batch_idx: its number in the epoch.
         """
+        batch = self.drawn(batch)
         steps: Steps = batch["steps"]
         output = self.policy(steps, self.gradient_rounds, self.gradient_decay, last_only=not self.dense)
         terms = self._action_terms(output, steps, self.label_smoothing)
         loss = terms["loss_action"]
         if self.recon_weight:
             losses = [
-                reconstruction_loss(self.policy, each, self.reward_weight, item_seed(SEED, self.global_step, number))
-                for number, each in enumerate(output.compressions)
+                reconstruction_loss(self.policy, each, self.reward_weight, asked=asked)
+                for each, asked in zip_longest(output.compressions, batch["asked"])
             ]
             terms["loss_recon"] = torch.stack(losses).mean() if losses else torch.zeros_like(loss)
             loss = loss + self.recon_weight * terms["loss_recon"]
@@ -217,6 +234,10 @@ class PretrainTask(PolicyTask):
         freeze(policy, [name for name, _ in policy.named_parameters() if not name.startswith(PRETRAINED)])
         self.reward_weight = reward_weight
 
+    def drawn(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Add the positions that the decoder is `asked` for."""
+        return batch if "asked" in batch else {**batch, "asked": self._asked([batch["steps"].length])}
+
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """The loss of one compression of `steps`.
 
@@ -224,7 +245,8 @@ class PretrainTask(PolicyTask):
             batch: `steps`, B histories of one length.
             batch_idx: its number in the epoch.
         """
-        loss = self._loss(batch["steps"], item_seed(SEED, self.global_step, 0))
+        batch = self.drawn(batch)
+        loss = self._loss(batch["steps"], next(iter(batch["asked"]), None))
         self.log_terms("train", {"loss": loss}, batch_size=len(batch["steps"].actions))
         return loss
 
@@ -232,8 +254,8 @@ class PretrainTask(PolicyTask):
         """The same loss on held-out tasks; nothing is acted."""
         return {"loss": self._loss(batch["steps"])}, len(batch["steps"].actions)
 
-    def _loss(self, steps: Steps, seed: int | None = None) -> Tensor:
+    def _loss(self, steps: Steps, asked: Tensor | None = None) -> Tensor:
         assert self.policy.compressor is not None
         tokens = self.policy.embedding.transitions(steps)
         compression = Compression(tokens, steps, self.policy.compressor(tokens))
-        return reconstruction_loss(self.policy, compression, self.reward_weight, seed)
+        return reconstruction_loss(self.policy, compression, self.reward_weight, asked=asked)

@@ -122,9 +122,8 @@ def velocity_field(
     """
     if guidance is not None and (label is None or not net.num_classes):
         raise ValueError(f"guidance needs labels and a net with classes; found {label} and {net.num_classes} classes")
-    if (
-        label is not None and label.device.type == "cpu"
-    ):  # a device is not asked: whoever sends labels there checks them
+    # a device is not asked: whoever sends labels there checks them
+    if label is not None and label.device.type == "cpu":
         check_labels(label.tolist(), net.num_classes)
 
     def field(t: float, x: Tensor) -> Tensor:

@@ -174,7 +174,7 @@ class SpeechData(ZooDataModule):
         return np.flatnonzero(~chosen), np.flatnonzero(chosen)
 
     def collate(self, items: Sequence[Item]) -> Item:
-        """Join items, shorter ones padded with zeros; plain values become lists, which no device has to be asked for."""
+        """Join items, shorter ones padded with zeros; plain values stay on the host, as lists."""
         return {key: _joined([item[key] for item in items]) for key in items[0]}
 
     def _build(self, paths: list[Path], root: Path, sample_rate: int) -> None:

@@ -1,0 +1,174 @@
+"""Every net that a recipe names compiles into one graph, whatever the sizes of its inputs."""
+
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import Tensor, nn
+
+from tests.audiosr import task_parts as audiosr
+from tests.ci_llm import crowd_parts
+from tests.cli.test_recipes import FRAGMENTS, RECIPES
+from tests.compressed_ad.test_losses import histories
+from tests.miipher.parts import backbone, cleaner
+from zoo.audio.mel import LogMel
+from zoo.audiosr.discriminator import PatchDiscriminator
+from zoo.audiosr.parts import FrozenAutoencoder, FrozenVocoder
+from zoo.audiosr.vae import Autoencoder
+from zoo.ci_llm.pretrain import LearningBackbone
+from zoo.compressed_ad.compression import EncoderCompressor, QueryCompressor, ReconstructionDecoder
+from zoo.compressed_ad.embedding import FactoredEmbedding
+from zoo.compressed_ad.policy import InContextPolicy
+from zoo.compressed_ad.reconstruction import FieldDecoder
+from zoo.compressed_ad.transformer import Transformer
+from zoo.flow.mlp import ToyNet
+from zoo.flow.sequence_net import SequenceNet
+from zoo.flow.unet import UNet
+from zoo.hifigan.discriminators import MultiPeriodDiscriminator, MultiScaleDiscriminator
+from zoo.hifigan.generator import Generator
+
+Inputs = Callable[[int], tuple[Any, ...]]
+"""Inputs by a size, so that two sizes show that nothing was specialised away."""
+
+
+class Call(nn.Module):
+    """A function of modules as a module."""
+
+    def __init__(self, function: Callable[..., Any], **parts: nn.Module) -> None:
+        super().__init__()
+        self.parts = nn.ModuleDict(parts)
+        self.function = function
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.function(*self.parts.values(), *inputs)
+
+
+def noise(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def ones(*shape: int) -> Tensor:
+    return torch.ones(*shape, dtype=torch.int64)
+
+
+def policy(decoder: ReconstructionDecoder | None, compressor: Any = None) -> InContextPolicy:
+    parts = FactoredEmbedding(16, 5), Transformer(16, 1, 2, 12, dropout=0.0)
+    return InContextPolicy(*parts, compressor or QueryCompressor(16, 3, 1, 2, dropout=0.0), decoder=decoder)
+
+
+def denoiser(fusion: str) -> tuple[nn.Module, Inputs]:
+    def inputs(size: int) -> tuple[Any, ...]:
+        latents, t = noise(2, 4, 4 * size, 16), torch.tensor([3, 5])
+        return (latents, t) if fusion == "none" else (latents, t, noise(2, 1, 8 * size, 32))
+
+    return audiosr.denoiser(fusion), inputs
+
+
+def encoder(kind: str) -> tuple[nn.Module, Inputs]:
+    return backbone(kind), lambda size: (noise(2, 640 * size), torch.tensor([640 * size, 640 * size - 100]))
+
+
+def language_model(name: str) -> tuple[nn.Module, Inputs]:
+    crowd = crowd_parts.crowd(name)
+    call = Call(lambda crowd, ids, mask: crowd(ids, mask), crowd=crowd)
+    return call, lambda size: (ones(2, 2 * size), torch.cat([ones(2, 2 * size - 1), ones(2, 1) * 0], 1))
+
+
+NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
+    "Generator": lambda: (
+        Generator(4, 8, (2, 2), (4, 4), resblock_kernel_sizes=(3,), resblock_dilation_sizes=((1,),)),
+        lambda size: (noise(2, 4, size),),
+    ),
+    "MultiPeriodDiscriminator": lambda: (
+        MultiPeriodDiscriminator([2, 3], channel_mult=1 / 32), lambda size: (noise(2, 1, 90 * size),)
+    ),
+    "MultiScaleDiscriminator": lambda: (
+        MultiScaleDiscriminator(1, channel_mult=1 / 32), lambda size: (noise(2, 1, 90 * size),)
+    ),
+    "LogMel": lambda: (LogMel(16000, 256, 64, 256, 20, 0.0, None), lambda size: (noise(2, 500 * size),)),
+    "MelFeatures": lambda: (audiosr.features(), lambda size: (noise(2, 1, 500 * size),)),
+    **{f"Denoiser-{fusion}": (lambda fusion=fusion: denoiser(fusion)) for fusion in ("none", "film", "sequence")},
+    "FrozenAutoencoder": lambda: (
+        Call(lambda net, mel: net.decode(net.encode(mel)[:, :2]), net=FrozenAutoencoder(config=audiosr.AUTOENCODER)),
+        lambda size: (noise(2, 1, 4 * size, 32),),
+    ),
+    "Autoencoder": lambda: (
+        Call(lambda net, mel: net.decode(net.encode(mel)[:, :2]), net=Autoencoder(**audiosr.AUTOENCODER)),
+        lambda size: (noise(2, 1, 4 * size, 32),),
+    ),
+    "FrozenVocoder": lambda: (FrozenVocoder(config=audiosr.VOCODER), lambda size: (noise(2, 1, size, 32),)),
+    "PatchDiscriminator": lambda: (PatchDiscriminator(4, 2), lambda size: (noise(2, 1, 8 * size, 32),)),
+    "UNet": lambda: (
+        UNet(8, 1, 8, channel_mult=[1, 2], attention_levels=[1], res_blocks=1, num_classes=3),
+        lambda size: (noise(size, 1, 8, 8), torch.linspace(0, 1, size), ones(size)),
+    ),
+    "ToyNet": lambda: (ToyNet(), lambda size: (noise(size, 2), torch.linspace(0, 1, size))),
+    "SequenceNet": lambda: (
+        SequenceNet(4, 4, 16, 2, 2),
+        lambda size: (noise(2, 4, size), torch.tensor([0.1, 0.9]), noise(2, 4, size), torch.tensor([size, 3]), ones(2)),
+    ),
+    **{f"Backbone-{kind}": (lambda kind=kind: encoder(kind)) for kind in ("hubert", "hubert_preln", "wav2vec2", "wavlm")},
+    "Cleaner": lambda: (cleaner(), encoder("hubert")[1]),
+    **{f"Crowd-{name}": (lambda name=name: language_model(name)) for name in ("llama", "gemma2")},
+    "LearningBackbone": lambda: (
+        Call(
+            lambda net, ids, mask: net(input_ids=ids, attention_mask=mask, use_cache=False).logits,
+            net=LearningBackbone(config=crowd_parts.CONFIGS["llama"]),
+        ),
+        language_model("llama")[1],
+    ),
+    "InContextPolicy": lambda: (policy(None), lambda size: (histories(size, 7),)),
+    "EncoderCompressor": lambda: (policy(None, EncoderCompressor(16, 3, 1, 2)), lambda size: (histories(size, 14),)),
+    "ReconstructionDecoder": lambda: (
+        ReconstructionDecoder(16, 1, 2), lambda size: (noise(2, 3, 16), torch.arange(size))
+    ),
+    "FieldDecoder": lambda: (FieldDecoder(16, 5, heads=2), lambda size: (noise(2, 3, 16), torch.arange(size))),
+}  # fmt: skip
+PARTS_OF = {
+    "UNet": "Denoiser-none", "GlobalEncoder": "Denoiser-film", "Agents": "Crowd-llama", "ParallelAdapters": "Cleaner",
+    "FactoredEmbedding": "InContextPolicy", "Transformer": "InContextPolicy", "QueryCompressor": "InContextPolicy",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_net_is_one_graph(name: str) -> None:
+    torch.manual_seed(0)
+    net, inputs = NETS[name]()
+    compiled = torch.compile(net.eval(), backend="eager", fullgraph=True, dynamic=True)
+    with torch.no_grad():
+        for size in (6, 9):
+            wanted, found = (torch.utils._pytree.tree_leaves(call(*inputs(size))) for call in (net, compiled))
+            for ours, theirs in zip(found, wanted, strict=True):
+                torch.testing.assert_close(ours, theirs)
+
+
+def test_every_net_of_the_recipes_is_there() -> None:
+    known = {name.partition("-")[0] for name in NETS} | set(PARTS_OF)
+    for recipe in RECIPES:
+        if recipe not in FRAGMENTS:
+            assert nets(yaml.safe_load(recipe.read_text())["model"]) <= known, recipe
+
+
+def nets(description: Any) -> set[str]:
+    """Names of the modules with weights or buffers that a recipe's model names."""
+    found = set()
+    if isinstance(description, dict):
+        path = description.get("class_path", "")
+        if path.startswith("zoo."):
+            module, _, name = path.rpartition(".")
+            cls = getattr(importlib.import_module(module), name)
+            if issubclass(cls, nn.Module) and not hasattr(cls, "training_step"):
+                found.add(name)
+        for value in description.values():
+            found |= nets(value)
+    return found
