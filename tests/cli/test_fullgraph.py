@@ -110,7 +110,7 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
         SequenceNet(4, 4, 16, 2, 2),
         lambda size: (noise(2, 4, size), torch.tensor([0.1, 0.9]), noise(2, 4, size), torch.tensor([size, 3]), ones(2)),
     ),
-    **{f"Backbone-{kind}": (lambda kind=kind: encoder(kind)) for kind in ("hubert", "hubert_preln", "wav2vec2", "wavlm")},
+    **{f"Backbone-{k}": (lambda k=k: encoder(k)) for k in ("hubert", "hubert_preln", "wav2vec2", "wavlm")},
     "Cleaner": lambda: (cleaner(), encoder("hubert")[1]),
     **{f"Crowd-{name}": (lambda name=name: language_model(name)) for name in ("llama", "gemma2")},
     "LearningBackbone": lambda: (

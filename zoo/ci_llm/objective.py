@@ -63,9 +63,8 @@ class Objective:
     Logits are computed where a label is foretold and where the diversity term compares predictions, and nowhere else.
 
     Args:
-        batch: `input_ids`, `attention_mask` and `labels`, (B, T) or (K, B, T); packed also `segment_ids`; where they were
-            found before: `label_positions`, `loss_positions` (those of a loss that does not shift) and `directions`
-            (see `Diversity`).
+        batch: `input_ids`, `attention_mask` and `labels`, (B, T) or (K, B, T); packed also `segment_ids`; found
+            before: `label_positions`, `loss_positions` (those of a loss that does not shift), `directions` of the term.
         diversity: the term; None or weight 0 for none.
         step: number of the optimizer step, of which directions and warm-up depend.
         normaliser: what the losses are divided by, see `zoo.ci_llm.losses.losses`; each agent's labels by default.
