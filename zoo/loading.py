@@ -109,6 +109,5 @@ def read_parts(path: Path, ema: bool = True) -> tuple[dict[str, Any], dict[str, 
     state = dict(checkpoint["state_dict"])
     if ema and "ema" in checkpoint:
         state.update(checkpoint["ema"]["shadow"])
-    described = registry.renamed(checkpoint["zoo"])
-    specs = {**described, "step": checkpoint.get("global_step"), "frozen": checkpoint.get("frozen", {})}
+    specs = {**checkpoint["zoo"], "step": checkpoint.get("global_step"), "frozen": checkpoint.get("frozen", {})}
     return specs, state, []

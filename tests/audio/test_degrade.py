@@ -200,10 +200,10 @@ def test_missing_material_and_bad_audio_are_named():
     "slot",
     [
         {
-            "class_path": "zoo.audio.degrade.Degrader",
+            "class_path": "zoo.audio.Degrader",
             "init_args": {"steps": ["reverb", "noise"], "snr_db": [0, 9], "probabilities": {"reverb": 0.5}},
         },
-        {"class_path": "zoo.audio.degrade.Degrader.open_miipher"},
+        {"class_path": "zoo.audio.Degrader.open_miipher"},
     ],
 )
 def test_a_recipe_can_name_it_and_a_worker_can_receive_it(slot):

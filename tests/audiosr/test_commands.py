@@ -85,9 +85,9 @@ def test_cache_before_training(tmp_path: Path, capsys: pytest.CaptureFixture[str
         write(tmp_path / "in" / f"{name}.wav", hiss(4000))
     recipe = tmp_path / "recipe.yaml"
     text = (
-        "data:\n  class_path: zoo.audiosr.data.SuperResolutionData\n  init_args:\n"
+        "data:\n  class_path: zoo.audiosr.SuperResolutionData\n  init_args:\n"
         f"    root: {tmp_path / 'in'}\n    cache: {tmp_path / 'cache'}\n    sample_rate: {RATE}\n"
-        "    simulation: {class_path: zoo.audiosr.simulate.Simulation, init_args: {cutoff_hz: [2000, 4000]}}\n"
+        "    simulation: {class_path: zoo.audiosr.Simulation, init_args: {cutoff_hz: [2000, 4000]}}\n"
     )
     recipe.write_text(text)
     assert cli.main(["cache", str(recipe)]) == 0

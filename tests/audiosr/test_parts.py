@@ -49,7 +49,7 @@ def test_vocoder_is_folded_once_whatever_its_source(tmp_path: Path) -> None:
     copy, exported = tmp_path / "copy", tmp_path / "exported"
     copy.mkdir()
     frozen.save_source(copy)
-    spec = {"class_path": "zoo.hifigan.generator.Generator", "init_args": VOCODER}
+    spec = {"class_path": "zoo.hifigan.Generator", "init_args": VOCODER}
     write_export(exported, {"inference": "zoo.x.y.Z", "parts": {"generator": spec}}, {"generator": net}, "test")
     for source in (copy, exported):
         assert FrozenVocoder(str(source)).fingerprint() == frozen.fingerprint()

@@ -38,7 +38,7 @@ def make_run(folder: Path, weight: float = 0.03, strategy: str = "answer_mean", 
         "crowd.Crowd", backbone=spec("backbone.Backbone", config=LLAMA), agents=spec("agents.Agents", **settings)
     )
     tokenizer = spec("tokenizers.ByteTokenizer")
-    specs = {"inference": "zoo.ci_llm.writer.Writer", "parts": {"crowd": described, "tokenizer": tokenizer}}
+    specs = {"inference": "zoo.ci_llm.Writer", "parts": {"crowd": described, "tokenizer": tokenizer}}
     write_export(folder, {**specs, "options": {"max_new_tokens": 2}}, {"crowd": crowd}, "test")
     data = {
         "tokenizer": tokenizer,

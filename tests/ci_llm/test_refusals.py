@@ -8,9 +8,9 @@ from tests.ci_llm.task_parts import loader, task, texts, trainer
 
 def described(count: int, seed: int = 0):
     made = task(crowd_parts.crowd(count=count, backbone={"seed": seed}))
-    backbone = {"class_path": "zoo.ci_llm.backbone.Backbone", "init_args": {"source": f"folder {seed}"}}
-    agents = {"class_path": "zoo.ci_llm.agents.Agents", "init_args": {"count": count}}
-    crowd = {"class_path": "zoo.ci_llm.crowd.Crowd", "init_args": {"backbone": backbone, "agents": agents}}
+    backbone = {"class_path": "zoo.ci_llm.Backbone", "init_args": {"source": f"folder {seed}"}}
+    agents = {"class_path": "zoo.ci_llm.Agents", "init_args": {"count": count}}
+    crowd = {"class_path": "zoo.ci_llm.Crowd", "init_args": {"backbone": backbone, "agents": agents}}
     made.specs = {"parts": {"crowd": crowd, "tokenizer": None}}
     return made
 

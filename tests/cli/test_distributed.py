@@ -167,8 +167,8 @@ DISTILLATION = [
     "--data.init_args.curriculum.init_args.max_compressions=[9, 9]",
     "--data.init_args.curriculum.init_args.shares=[[0, 1], [0, 1]]",
 ]
-ROOM = "{class_path: zoo.compressed_ad.envs.Darkroom, init_args: {grid_size: 5, horizon: 6}}"
-DEMONSTRATOR = "zoo.compressed_ad.demonstrator.EpsilonCurriculum"
+ROOM = "{class_path: zoo.compressed_ad.Darkroom, init_args: {grid_size: 5, horizon: 6}}"
+DEMONSTRATOR = "zoo.compressed_ad.EpsilonCurriculum"
 PRETRAINING = [
     "--config",
     REPOSITORY / "configs" / "compressed_ad" / "pretrain_darkroom.yaml",

@@ -40,25 +40,25 @@ def without_downloads(recipe: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(value, dict):
             return None
         path, arguments = value.get("class_path"), value.get("init_args", {})
-        if path == "zoo.ci_llm.backbone.Backbone" and arguments.get("source"):
+        if path == "zoo.ci_llm.Backbone" and arguments.get("source"):
             config = {"model_type": "llama", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
             config |= {"num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 400}
             return {"init_args": {"source": None, "quantization": "none", "config": config}}
-        if path == "zoo.miipher.backbone.Backbone" and arguments.get("source"):
+        if path == "zoo.miipher.Backbone" and arguments.get("source"):
             layers = value["init_args"]["layer"]
             config = {"model_type": "hubert", "hidden_size": width, "num_attention_heads": 4, "intermediate_size": 8}
             config |= {"num_hidden_layers": layers, "conv_dim": [8] * 7, "num_conv_pos_embedding_groups": 4}
             return {"init_args": {"source": None, "config": config}}
-        if path == "zoo.audiosr.parts.FrozenAutoencoder" and arguments.get("source"):
+        if path == "zoo.audiosr.FrozenAutoencoder" and arguments.get("source"):
             latents = net["init_args"]["unet"]["init_args"]["out_channels"]
             config = {"channels": 4, "multipliers": [1, 1], "blocks": 1, "latent_channels": latents, "norm_groups": 2}
             return {"init_args": {"source": None, "config": config}}
-        if path == "zoo.audiosr.parts.FrozenVocoder" and arguments.get("source"):
+        if path == "zoo.audiosr.FrozenVocoder" and arguments.get("source"):
             hop = mel["init_args"]["hop_length"]
             config = {"in_channels": mel["init_args"]["n_mels"], "initial_channels": 2, "upsample_rates": [hop]}
             config |= {"upsample_kernel_sizes": [hop], "resblock_kernel_sizes": [3], "resblock_dilation_sizes": [[1]]}
             return {"init_args": {"source": None, "config": config}}
-        if path in ("zoo.audiosr.unet.UNet", "zoo.audiosr.vae.Autoencoder") and arguments["channels"] > 64:
+        if path in ("zoo.audiosr.UNet", "zoo.audiosr.Autoencoder") and arguments["channels"] > 64:
             return {"init_args": {"channels": 32}}  # the original's sizes take seconds to build
         found = {key: small(each) for key, each in value.items()}
         return {key: each for key, each in found.items() if each} or None

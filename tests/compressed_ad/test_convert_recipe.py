@@ -48,7 +48,7 @@ def test_a_configuration_becomes_a_recipe(tmp_path):
     assert (trainer["max_steps"], trainer["accumulate_grad_batches"], trainer["precision"]) == (250, 4, "32-true")
     assert recipe["checkpoints"]["every_n_batches"] == 25
     assert data["env"] == {
-        "class_path": "zoo.compressed_ad.envs.DarkKeyToDoor",
+        "class_path": "zoo.compressed_ad.DarkKeyToDoor",
         "init_args": {"grid_size": 7, "horizon": 30},
     }
     assert (arguments["recon_weight"], arguments["reward_weight"], arguments["dense"]) == (0.2, 1.0, False)

@@ -26,23 +26,23 @@ from zoo.training.export import write_export
 ENV = Darkroom(5, 6)
 PARTS: dict[str, Any] = {
     "policy": {
-        "class_path": "zoo.compressed_ad.policy.InContextPolicy",
+        "class_path": "zoo.compressed_ad.InContextPolicy",
         "init_args": {
             "embedding": {
-                "class_path": "zoo.compressed_ad.embedding.FactoredEmbedding",
+                "class_path": "zoo.compressed_ad.FactoredEmbedding",
                 "init_args": {"dim": 16, "grid_size": 5},
             },
             "transformer": {
-                "class_path": "zoo.compressed_ad.transformer.Transformer",
+                "class_path": "zoo.compressed_ad.Transformer",
                 "init_args": {"dim": 16, "depth": 1, "heads": 2, "context": 12},
             },
             "compressor": {
-                "class_path": "zoo.compressed_ad.compression.QueryCompressor",
+                "class_path": "zoo.compressed_ad.QueryCompressor",
                 "init_args": {"dim": 16, "num_latents": 3, "depth": 1, "heads": 2},
             },
         },
     },
-    "env": {"class_path": "zoo.compressed_ad.envs.Darkroom", "init_args": {"grid_size": 5, "horizon": 6}},
+    "env": {"class_path": "zoo.compressed_ad.Darkroom", "init_args": {"grid_size": 5, "horizon": 6}},
 }
 
 
@@ -51,7 +51,7 @@ def make_run(folder: Path, broken: bool = False) -> Path:
     net = InContextPolicy(FactoredEmbedding(16, 5), Transformer(16, 1, 2, 12), QueryCompressor(16, 3, 1, 2))
     if broken:
         net.head.bias.data[0] = torch.nan
-    write_export(folder, {"inference": "zoo.compressed_ad.agent.Agent", "parts": PARTS}, {"policy": net}, "test")
+    write_export(folder, {"inference": "zoo.compressed_ad.Agent", "parts": PARTS}, {"policy": net}, "test")
     return folder
 
 

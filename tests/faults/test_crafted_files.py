@@ -31,7 +31,7 @@ from tests.harness import forked, good, in_fork
 from zoo import load
 
 Node = Callable[[Place], Any]
-NET = {"class_path": "zoo.flow.mlp.ToyNet", "init_args": {"widths": [16, 16], "time_scale": 1.0}}
+NET = {"class_path": "zoo.flow.ToyNet", "init_args": {"widths": [16, 16], "time_scale": 1.0}}
 
 
 def part(path: Any, /, **arguments: Any) -> Node:
@@ -101,9 +101,9 @@ NODES: dict[str, Node] = {
     "class path that is a number": part(3),
     "class path that is empty": part(""),
     "relative class path": part(".mlp.ToyNet"),
-    "method of a class": part("zoo.flow.mlp.ToyNet.load_state_dict", state_dict={}),
-    "attribute of a class": part("zoo.flow.mlp.ToyNet.__class__"),
-    "constructor of a class": part("zoo.flow.mlp.ToyNet.__init__"),
+    "method of a class": part("zoo.flow.ToyNet.load_state_dict", state_dict={}),
+    "attribute of a class": part("zoo.flow.ToyNet.__class__"),
+    "constructor of a class": part("zoo.flow.ToyNet.__init__"),
     "private name": part("zoo.flow.mlp.__builtins__"),
     "underscored class": part("zoo.audio.cache._Journal", partial="ELSEWHERE", key="a"),
     "name with a space": part(" subprocess.Popen", args=TOUCH),
@@ -114,7 +114,7 @@ NODES: dict[str, Node] = {
     "argument named __class__": lambda place: {**NET, "init_args": {"__class__": "os.system"}},
     "arguments beyond the signature": lambda place: {**NET, "dict_kwargs": {"command": "touch marker"}, "x": 1},
     "arguments that are a list": lambda place: {**NET, "init_args": [part("os.system")(place)]},
-    "backbone from elsewhere": part("zoo.ci_llm.backbone.Backbone", source="ELSEWHERE"),
+    "backbone from elsewhere": part("zoo.ci_llm.Backbone", source="ELSEWHERE"),
     "TorchScript from elsewhere": part("zoo.flow.extractors.TorchScriptExtractor", path="ELSEWHERE/secret.yaml"),
 }
 

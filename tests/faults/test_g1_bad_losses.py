@@ -18,14 +18,14 @@ FAULTS = [
 ]  # fmt: skip
 GAN = [
     "--config", SMOKE, "--data.init_args.batch_size=2",
-    *callback("zoo.training.ema.EMA", modules=["generator"], decay=0.9),
+    *callback("zoo.training.EMA", modules=["generator"], decay=0.9),
 ]  # fmt: skip
 FLOW = ["--config", REPOSITORY / "configs" / "flow" / "smoke.yaml", "--data.init_args.batch_size=36"]  # has an EMA
 WATCH = callback("Watch")
 
 
 def guard(action: str) -> list[str]:
-    return callback("zoo.training.guard.LossGuard", action=action, window=20, snapshot_every=4)
+    return callback("zoo.training.LossGuard", action=action, window=20, snapshot_every=4)
 
 
 def fit(folder: Path, *options: object, recipe: Sequence[object] = GAN) -> tuple[str, dict[int, dict[str, str]]]:

@@ -8,7 +8,7 @@ from tests.harness import REPOSITORY, SMOKE, TOY_ARGS, TOY_RECIPE, fingerprint, 
 
 KILL = "--trainer.callbacks+=toy_wing.faults.KillAt"
 STEP = "--trainer.callbacks.step={}"
-EMA = ["--trainer.callbacks+=zoo.training.ema.EMA", "--trainer.callbacks.decay=0.9"]
+EMA = ["--trainer.callbacks+=zoo.training.EMA", "--trainer.callbacks.decay=0.9"]
 HIFIGAN = [
     "--config", str(SMOKE), *TOY_ARGS, "--trainer.max_steps=60", "--trainer.limit_train_batches=20",
     "--checkpoints.every_n_batches=5", "--trainer.log_every_n_steps=1", "--data.init_args.embedded_utterances=26",

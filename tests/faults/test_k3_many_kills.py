@@ -10,12 +10,12 @@ import pytest
 
 from tests.harness import SMOKE, TOY_ARGS, TOY_FIT, bests, callback, fingerprint, forked, good, newest, record
 
-FIT = [*TOY_FIT, *callback("zoo.training.ema.EMA", modules=["net"], decay=0.9)]
+FIT = [*TOY_FIT, *callback("zoo.training.EMA", modules=["net"], decay=0.9)]
 HIFIGAN = [
     "fit", "--config", SMOKE, *TOY_ARGS, "--trainer.max_steps=60", "--trainer.limit_train_batches=20",
     "--checkpoints.every_n_batches=5", "--trainer.log_every_n_steps=1", "--data.init_args.embedded_utterances=26",
     "--trainer.val_check_interval=10", "--data.init_args.batch_size=1",
-    *callback("zoo.training.ema.EMA", modules=["generator"], decay=0.9),
+    *callback("zoo.training.EMA", modules=["generator"], decay=0.9),
 ]  # fmt: skip
 LARGEST_FOLDER = 4  # checkpoints: the last two, the best one, and the one being written
 SAVE_EVERY, VALIDATE_EVERY = 5, 10

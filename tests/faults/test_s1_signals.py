@@ -8,7 +8,7 @@ import pytest
 
 from tests.harness import TOY_FIT, bests, callback, fingerprint, forked, good, newest, record, zoo
 
-FIT = [*TOY_FIT, *callback("zoo.training.ema.EMA", modules=["net"], decay=0.9)]
+FIT = [*TOY_FIT, *callback("zoo.training.EMA", modules=["net"], decay=0.9)]
 TERM, INT, USR1, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP
 CODES = {TERM: 143, USR1: 143, HUP: 143, INT: 130}
 LAST = 60

@@ -130,12 +130,12 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
 
 def test_a_run_is_loaded_with_what_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     specs = {
-        "inference": "zoo.flow.sampler.Sampler",
+        "inference": "zoo.flow.Sampler",
         "parts": {
-            "net": {"class_path": "zoo.flow.mlp.ToyNet", "init_args": {"widths": [4]}},
-            "path": {"class_path": "zoo.flow.paths.ConditionalOT", "init_args": {"sigma_min": 0.0}},
+            "net": {"class_path": "zoo.flow.ToyNet", "init_args": {"widths": [4]}},
+            "path": {"class_path": "zoo.flow.ConditionalOT", "init_args": {"sigma_min": 0.0}},
         },
-        "options": {"solver": {"class_path": "zoo.flow.solvers.Solver", "init_args": {"method": "rk4"}}},
+        "options": {"solver": {"class_path": "zoo.flow.Solver", "init_args": {"method": "rk4"}}},
     }
     write_export(tmp_path / "run", specs, {"net": ToyNet(widths=(4,))}, "test")
     assert load_sampler(tmp_path / "run").solver.method == "rk4"
@@ -221,10 +221,10 @@ def test_points_have_a_legend_of_their_classes() -> None:
 
 def test_an_export_names_its_classes(tmp_path: Path) -> None:
     specs = {
-        "inference": "zoo.flow.sampler.Sampler",
+        "inference": "zoo.flow.Sampler",
         "parts": {
-            "net": {"class_path": "zoo.flow.unet.UNet", "init_args": TINY_UNET},
-            "path": {"class_path": "zoo.flow.paths.ConditionalOT", "init_args": {"sigma_min": 0.0}},
+            "net": {"class_path": "zoo.flow.UNet", "init_args": TINY_UNET},
+            "path": {"class_path": "zoo.flow.ConditionalOT", "init_args": {"sigma_min": 0.0}},
         },
         "options": {"classes": NAMES},
     }

@@ -161,10 +161,10 @@ def test_a_teacher_that_diverged_leaves_no_shard(tmp_path: Path) -> None:
 @pytest.fixture
 def exported(tmp_path: Path) -> Path:
     specs = {
-        "inference": "zoo.flow.sampler.Sampler",
+        "inference": "zoo.flow.Sampler",
         "parts": {
-            "net": {"class_path": "zoo.flow.mlp.ToyNet", "init_args": {"widths": [4]}},
-            "path": {"class_path": "zoo.flow.paths.ConditionalOT", "init_args": {"sigma_min": 0.0}},
+            "net": {"class_path": "zoo.flow.ToyNet", "init_args": {"widths": [4]}},
+            "path": {"class_path": "zoo.flow.ConditionalOT", "init_args": {"sigma_min": 0.0}},
         },
     }
     write_export(tmp_path / "teacher", specs, {"net": ToyNet(widths=(4,))}, "test")

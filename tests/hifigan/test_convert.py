@@ -318,7 +318,7 @@ def test_convert_config(folder):
     assert unmapped == ["num_gpus", "num_freq", "dist_config"]
     assert recipe["seed_everything"] == 1234
     model = recipe["model"]["init_args"]
-    assert recipe["model"]["class_path"] == "zoo.hifigan.task.HiFiGANTask"
+    assert recipe["model"]["class_path"] == "zoo.hifigan.HiFiGANTask"
     assert model["generator"]["init_args"]["initial_channels"] == 8
     assert model["mel"]["init_args"]["f_max"] == 3000.0 and model["loss_mel"]["init_args"]["f_max"] is None
     assert model["optimizer_g"]["init_args"] == {"lr": 0.0002, "betas": [0.8, 0.99]}

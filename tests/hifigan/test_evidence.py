@@ -15,7 +15,7 @@ from zoo.training.checkpoint_files import save_checkpoint
 
 PARTS = {
     "generator": {
-        "class_path": "zoo.hifigan.generator.Generator",
+        "class_path": "zoo.hifigan.Generator",
         "init_args": {
             "in_channels": 8,
             "initial_channels": 4,
@@ -27,7 +27,7 @@ PARTS = {
         },
     },
     "mel": {
-        "class_path": "zoo.audio.mel.LogMel",
+        "class_path": "zoo.audio.LogMel",
         "init_args": {
             "sample_rate": 8000,
             "n_fft": 256,
@@ -47,11 +47,11 @@ def run(tmp_path):
     clips = write_corpus(tmp_path / "corpus", 3, 8000, seconds=(0.5, 0.6))
     torch.manual_seed(1)
     state = {f"generator.{key}": value for key, value in build(PARTS["generator"]).state_dict().items()}
-    specs = {"version": "0", "inference": "zoo.hifigan.vocoder.Vocoder", "parts": PARTS}
+    specs = {"version": "0", "inference": "zoo.hifigan.Vocoder", "parts": PARTS}
     save_checkpoint({"state_dict": state, "zoo": specs, "global_step": 40}, folder / "step_00000040.ckpt")
     data = {"root": str(clips[0].parent), "sample_rate": 8000, "val_items": 1, "batch_size": 1}
     data["cache"] = str(tmp_path / "cache")
-    config = {"data": {"class_path": "zoo.hifigan.data.VocoderData", "init_args": data}}
+    config = {"data": {"class_path": "zoo.hifigan.VocoderData", "init_args": data}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     (folder / "metrics.csv").write_text(
         "step,epoch,val/mel_l1,train/g/mel\n0,,2.0,\n9,0,,1.5\n19,0,0.4,\n29,0,,0.9\n39,0,0.5,\n"

@@ -46,9 +46,9 @@ def test_what_describes_no_trained_encoder_is_refused(tmp_path):
         read_encoder(tmp_path / "missing.yaml")
     with pytest.raises(ValueError, match=r"no model\.init_args\.encoder"):
         read_encoder(recipe(tmp_path / "none.yaml", None))
-    adapters = {"class_path": "zoo.miipher.adapters.ParallelAdapters", "init_args": {"hidden_dim": 4}}
+    adapters = {"class_path": "zoo.miipher.ParallelAdapters", "init_args": {"hidden_dim": 4}}
     cleaner = {
-        "class_path": "zoo.miipher.cleaner.Cleaner",
+        "class_path": "zoo.miipher.Cleaner",
         "init_args": {"backbone": described(), "adapters": adapters},
     }
     with pytest.raises(ValueError, match="name its run instead"):

@@ -102,7 +102,7 @@ def test_both_optimizers_of_the_gan_are_set() -> None:
         assert found[f"model.init_args.optimizer_{side}.init_args.lr"] == "1e-5"
         assert found[f"model.init_args.optimizer_{side}.init_args.betas"] == "[0.9, 0.95]"
         assert found[f"model.init_args.clip_{side}"] == "2"
-    assert found["trainer.callbacks+"] == "zoo.training.ema.EMA"
+    assert found["trainer.callbacks+"] == "zoo.training.EMA"
     assert found["trainer.callbacks.decay"] == "0.99"
 
 

@@ -79,7 +79,7 @@ def test_checkpoints_hold_what_inference_and_training_need(folder, tmp_path):
     assert facts["notes"] == []
     checkpoint = load_checkpoint(tmp_path / "ours.ckpt")
     assert checkpoint["zoo"]["parts"]["env"] == {
-        "class_path": "zoo.compressed_ad.envs.Darkroom",
+        "class_path": "zoo.compressed_ad.Darkroom",
         "init_args": {"grid_size": 5, "horizon": 6, "start": None, "hard": False, "random_start": False},
     }
     (schedule,) = checkpoint["lr_schedulers"]

@@ -137,7 +137,7 @@ def test_a_recipe_can_name_optimizer_and_schedule():
         {
             "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 1.0}},
             "scheduler": {
-                "class_path": "zoo.training.schedules.WarmupCosine",
+                "class_path": "zoo.training.WarmupCosine",
                 "init_args": {"warmup_steps": 1, "total_steps": 10, "min_factor": 0.1},
             },
         }

@@ -148,7 +148,7 @@ def test_the_page(server: tuple[subprocess.Popen[str], str], browser: Any, tmp_p
     assert len(files.read(tmp_path / "heard.wav")[0].reshape(-1)) > 10000
     shown(page, tmp_path, "predict")
     page.get_by_role("tab", name="Inspect").click()
-    assert "zoo.hifigan.task.HiFiGANTask" in page.locator("#report pre").inner_text()
+    assert "zoo.hifigan.HiFiGANTask" in page.locator("#report pre").inner_text()
     shown(page, tmp_path, "inspect")
     assert problems == []
     assert process.poll() is None

@@ -16,7 +16,7 @@ from zoo.ui.forms import Form
 from zoo.ui.places import Places
 from zoo.ui.processes import Trainings
 
-EMA = "zoo.training.ema.EMA"
+EMA = "zoo.training.EMA"
 CALLBACKS = {"trainer": {"callbacks": [{"class_path": EMA, "init_args": {"decay": 0.9}}]}}
 
 
@@ -106,7 +106,7 @@ def test_honest_lines_pass(rules: Rules) -> None:
         "checkpoints.monitor": "val/mel",
         "model.init_args.loss_weights": {"g/mel": 30, "d/mpd": 1.0e-3},
         "model.init_args.template": "*Q*: {question} & more!\n",
-        "model.init_args.net": {"class_path": "zoo.flow.unet.UNet", "init_args": {"channels": [1, None, True]}},
+        "model.init_args.net": {"class_path": "zoo.flow.UNet", "init_args": {"channels": [1, None, True]}},
         "model.init_args.since": "2001-01-01",
     }
     lines = "\n".join(f"{key}={json.dumps(value)}" for key, value in honest.items())
@@ -127,7 +127,7 @@ def test_controls_hold_their_own_kind(value: Any, rules: Rules) -> None:
 
 NAMES = st.sampled_from(["a", "b", "init_args", "g/mel", "net", "optimizer", "items"])
 WORDS = st.sampled_from(["full", "val/mel", "x y", "1e-3", "on", "ä", "", "data/mine", "*b*", "!x", "a: b", "100 %"])
-GOOD_CLASSES = st.sampled_from([EMA, "zoo.flow.unet.UNet"])
+GOOD_CLASSES = st.sampled_from([EMA, "zoo.flow.UNet"])
 POISON = st.sampled_from(
     [
         "/etc/passwd",

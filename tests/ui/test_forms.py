@@ -12,7 +12,7 @@ from zoo.ui.forms import Form, flatten, parse_lines
 RECIPE = {
     "trainer": {
         "max_steps": 20,
-        "callbacks": [{"class_path": "zoo.training.ema.EMA", "init_args": {"decay": 0.9, "modules": ["net"]}}],
+        "callbacks": [{"class_path": "zoo.training.EMA", "init_args": {"decay": 0.9, "modules": ["net"]}}],
     },
     "checkpoints": {"monitor": "val/mel"},
     "model": {"init_args": {"trains": "full", "compile": False, "optimizer": {"init_args": {"lr": 0.001}}}},
@@ -74,7 +74,7 @@ def test_other_guards_are_shown_and_taken_away(name: str, rules: Rules) -> None:
 def test_loss_scale_and_full_graph(rules: Rules) -> None:
     form = Form({"model": {"init_args": {"compile_fullgraph": False}}})
     given = shown(form) | {"Own loss scale": True, "Initial loss scale": 1024, "Compile the full graph": True}
-    scale = {"class_path": "zoo.training.amp.LossScale", "init_args": {"init_scale": 1024}}
+    scale = {"class_path": "zoo.training.LossScale", "init_args": {"init_scale": 1024}}
     changes = {"model": {"init_args": {"compile_fullgraph": True}}, "trainer": {"callbacks": [scale]}}
     assert form.changes(given, "", rules) == changes
 

@@ -86,7 +86,7 @@ MIDDLE: dict[str, Any] = {
             "segment_samples": CROP_SAMPLES,
             "batch_size": 2,
             "simulation": {
-                "class_path": "zoo.audiosr.simulate.Simulation",
+                "class_path": "zoo.audiosr.Simulation",
                 "init_args": {"filter_types": ["butter"], "order": [8, 8], "resampling": 1.0, "codec": 0.0},
             },
         }

@@ -127,7 +127,7 @@ def evaluate(
 
     if steps is not None and sampler is None:
         raise ValueError("--steps belongs to --sampler: name one of ddim and dpm")
-    named = {"ddim": "zoo.audiosr.samplers.DDIM", "dpm": "zoo.audiosr.samplers.DPMSolver"}
+    named = {"ddim": "zoo.audiosr.DDIM", "dpm": "zoo.audiosr.DPMSolver"}
     options = {
         "sampler": sampler and {"class_path": named[sampler], "init_args": {} if steps is None else {"steps": steps}},
         "guidance_scale": guidance_scale,

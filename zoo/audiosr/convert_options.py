@@ -20,8 +20,8 @@ HINTS = {
     "train.use_ddp": "the original's script ignores it; for several processes set model.init_args.parallel: none, take "
     "configs/trainer/ddp.yaml and RobustGuard in place of LossMonitor",
     "train.adaptive_lr": "the original ignores it: LossMonitor always looks for a rise",
-    "train.stft_loss_weight": "never active in the original: add zoo.audiosr.losses.MultiResolutionSTFT to the losses",
-    "train.mel_loss_weight": "never active in the original: add zoo.audiosr.losses.MelL1 to the losses",
+    "train.stft_loss_weight": "never active in the original: add zoo.audiosr.MultiResolutionSTFT to the losses",
+    "train.mel_loss_weight": "never active in the original: add zoo.audiosr.MelL1 to the losses",
     "train.unfreeze_if_no_pretrained": "without a pretrained file nothing is frozen in any case",
     "model.scale_by_std": "set model.init_args.latent_scale: auto for AudioSR's meaning of it",
     "inference.guidance_scale": "no net that is trained without dropping the condition can be guided",
@@ -96,14 +96,14 @@ def model_section(settings: Settings, params: Mapping[str, Any], layout: Layout)
     latents = int(sizes.get("z_channels", 16))
     return {
         "net": _denoiser(settings, _params(params, "unet_config"), latents, layout),
-        "autoencoder": ours("parts.FrozenAutoencoder", {"source": None, "config": _autoencoder(sizes)}),
+        "autoencoder": ours("FrozenAutoencoder", {"source": None, "config": _autoencoder(sizes)}),
         "vocoder": None,
         "features": features_spec({"data": data}, kind, sizes.get("mel_bins")),
         "diffusion": ours(
             "diffusion.CosineDiffusion",
             {"steps": settings.number("model.timesteps", 1000, int), "prediction": PREDICTIONS[prediction]},
         ),
-        "losses": {"latent": ours("losses.Latent", {"distance": str(settings.take("model.loss_type", "l2"))})},
+        "losses": {"latent": ours("Latent", {"distance": str(settings.take("model.loss_type", "l2"))})},
         "latent_scale": "auto" if layout == "audiosr" else settings.number("model.scale_factor", 1.0),
         "condition_dropout": 0.1 if layout == "audiosr" else 0.0,
         "global_input": "lowres",
@@ -164,10 +164,10 @@ def _denoiser(settings: Settings, unet: Mapping[str, Any], latents: int, layout:
         "checkpointing": settings.flag("train.use_gradient_checkpointing", False),
     }
     parts = {
-        "unet": ours("unet.UNet", net),
-        "global_encoder": ours("global_encoder.GlobalEncoder", encoder) if uses_encoder else None,
+        "unet": ours("UNet", net),
+        "global_encoder": ours("GlobalEncoder", encoder) if uses_encoder else None,
     }
-    return ours("denoiser.Denoiser", parts)
+    return ours("Denoiser", parts)
 
 
 def _inference(settings: Settings) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def _inference(settings: Settings) -> dict[str, Any]:
     if settings.values.get("inference.sampler") == "ddim":
         settings.take("inference.sampler")
         steps = settings.number("inference.sample_steps", 100, int)
-        found["sampler"] = ours("samplers.DDIM", {"steps": steps})
+        found["sampler"] = ours("DDIM", {"steps": steps})
     if settings.values.get("inference.chunk_seconds") is not None:
         seconds = settings.number("inference.chunk_seconds", 10.24)
         found["chunk_seconds"] = seconds

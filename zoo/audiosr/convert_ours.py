@@ -24,8 +24,8 @@ from zoo.training.converted import write_converted
 from zoo.training.export import write_export
 from zoo.training.loop_state import loop_state
 
-TASK = "zoo.audiosr.task.DiffusionTask"
-INFERENCE = "zoo.audiosr.restore.Restorer"
+TASK = "zoo.audiosr.DiffusionTask"
+INFERENCE = "zoo.audiosr.Restorer"
 CONDITION = "condition_autoencoder"  # our part
 STEPS = 1000  # of the diffusion
 PREDICTIONS = {"v": "v", "eps": "noise"}

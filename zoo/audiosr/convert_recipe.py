@@ -49,8 +49,8 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
             "every_n_batches": settings.number("train.save_interval_steps", 25, int),
             "monitor": "val/loss",
         },
-        "model": {"class_path": "zoo.audiosr.task.DiffusionTask", "init_args": arguments},
-        "data": {"class_path": "zoo.audiosr.data.SuperResolutionData", "init_args": _data(settings)},
+        "model": {"class_path": "zoo.audiosr.DiffusionTask", "init_args": arguments},
+        "data": {"class_path": "zoo.audiosr.SuperResolutionData", "init_args": _data(settings)},
     }
     _schedule(settings, recipe)
     _start(settings, recipe)
@@ -61,9 +61,9 @@ def _trainer(settings: Settings) -> dict[str, Any]:
     accumulated = settings.number("train.gradient_accumulation_steps", 1, int)
     mixed = settings.flag("train.use_mixed_precision", False)
     scale = settings.number("train.amp_init_scale", 65536.0)
-    callbacks = [_callback("ema.EMA", {"modules": ["net"], "decay": settings.number("train.ema_decay", 0.999)})]
+    callbacks = [_callback("EMA", {"modules": ["net"], "decay": settings.number("train.ema_decay", 0.999)})]
     if mixed:
-        callbacks.append(_callback("amp.LossScale", {"init_scale": scale}))
+        callbacks.append(_callback("LossScale", {"init_scale": scale}))
     callbacks += _monitor(settings)
     return {
         "devices": 1,
@@ -94,7 +94,7 @@ def _monitor(settings: Settings) -> list[dict[str, Any]]:
         "factor": factor,
         "patience": patience if stops else None,
     }
-    return [_callback("loss_monitor.LossMonitor", arguments)]
+    return [_callback("LossMonitor", arguments)]
 
 
 def _data(settings: Settings) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def _schedule(settings: Settings, recipe: dict[str, Any]) -> None:
         settings.notes.append(f"train.min_lr_ratio: {found}: no cosine; set model.init_args.scheduler")
     name, arguments = scheduler
     recipe["model"]["init_args"]["scheduler"] = {
-        "class_path": f"zoo.training.schedules.{name}",
+        "class_path": f"zoo.training.{name}",
         "init_args": {"warmup_steps": warmup, **arguments},
     }
 

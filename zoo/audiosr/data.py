@@ -47,7 +47,7 @@ class SuperResolutionData(ZooDataModule):
         train_list: files to train on: lines `id|anything` or paths, or JSONL with `path`; all when null.
         val_list: files to validate on, likewise.
         val_ratio: share of the clips for validation where neither folder nor list names them, 0 to 1, chosen at random;
-            null takes the last `val_items` by name, as `zoo.hifigan.data.VocoderData` does.
+            null takes the last `val_items` by name, as `zoo.hifigan.VocoderData` does.
         split_seed: of that choice.
         sample_rate: Hz.
         segment_samples: length of a training crop; shorter clips are padded with zeros at the end.

@@ -19,8 +19,8 @@ STAGES = ("demo_vae", "demo_vocoder", "demo")
 PARTS = "model.init_args.autoencoder.init_args.source", "model.init_args.vocoder.init_args.source"
 LEAST_SI_SDR_DB = 30.0
 SAMPLERS: dict[str, dict[str, Any]] = {
-    "ddim": {"class_path": "zoo.audiosr.samplers.DDIM", "init_args": {"steps": 100}},
-    "dpm": {"class_path": "zoo.audiosr.samplers.DPMSolver", "init_args": {"steps": 15}},
+    "ddim": {"class_path": "zoo.audiosr.DDIM", "init_args": {"steps": 100}},
+    "dpm": {"class_path": "zoo.audiosr.DPMSolver", "init_args": {"steps": 15}},
 }
 
 

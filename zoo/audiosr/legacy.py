@@ -20,9 +20,9 @@ CONFIG = "config.yaml"  # that the original reads when none is named
 TRAIN = ("--headless", "--term", "--distributed")
 WINDOW = ("--gui", "--legacy-gui")
 TEST = "--test-model"
-FILES = "zoo.audiosr.original_files.OriginalFiles"
-MONITOR = "zoo.training.loss_monitor.LossMonitor"
-GUARD = "zoo.training.guard_robust.RobustGuard"
+FILES = "zoo.audiosr.OriginalFiles"
+MONITOR = "zoo.training.LossMonitor"
+GUARD = "zoo.training.RobustGuard"
 
 
 def command(arguments: Sequence[str] | None = None) -> list[str]:

@@ -39,7 +39,7 @@ class OriginalFiles(L.Callback):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Refuse a net that the files cannot hold."""
         if not isinstance(pl_module, DiffusionTask):
-            raise ValueError(f"OriginalFiles is for zoo.audiosr.task.DiffusionTask, not {type(pl_module).__name__}")
+            raise ValueError(f"OriginalFiles is for zoo.audiosr.DiffusionTask, not {type(pl_module).__name__}")
         if pl_module.latent_scale == "auto":
             raise ValueError("OriginalFiles: ProjectLily's files hold no latent_scale; train with latent_scale: 1.0")
         layout_of(pl_module.net, pl_module.autoencoder.net, ".pt")

@@ -107,7 +107,7 @@ class FrozenAutoencoder(_FrozenNet):
         ValueError: when the source holds no autoencoder, or neither source nor config is given.
     """
 
-    inference = "zoo.audiosr.reconstruct.Reconstructor"
+    inference = "zoo.audiosr.Reconstructor"
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class FrozenVocoder(_FrozenNet):
         ValueError: when the source holds no vocoder, or neither source nor config is given.
     """
 
-    inference = "zoo.hifigan.vocoder.Vocoder"
+    inference = "zoo.hifigan.Vocoder"
 
     def __init__(
         self,

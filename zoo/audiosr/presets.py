@@ -23,14 +23,14 @@ UNETS: dict[str, dict[str, Any]] = {
     "small": {"channels": 64},
     "audiosr": {},
 }
-"""Arguments of `zoo.audiosr.unet.UNet`, fusion left out."""
+"""Arguments of `zoo.audiosr.UNet`, fusion left out."""
 
 AUTOENCODERS: dict[str, dict[str, Any]] = {
     "tiny": {"channels": 16, "multipliers": (1, 2, 2), "blocks": 1, "latent_channels": 8, "norm_groups": 4},
     "small": {"channels": 64},
     "audiosr": {},
 }
-"""Arguments of `zoo.audiosr.vae.Autoencoder`."""
+"""Arguments of `zoo.audiosr.Autoencoder`."""
 
 GLOBAL_ENCODERS: dict[str, dict[str, Any]] = {
     "tiny": {"channels": 32, "heads": 4, "layers": 1, "context_channels": 32},
@@ -38,4 +38,4 @@ GLOBAL_ENCODERS: dict[str, dict[str, Any]] = {
     "v1": {},
     "v2": {"channels": 256, "heads": 8, "layers": 4},
 }
-"""Arguments of `zoo.audiosr.global_encoder.GlobalEncoder`; v1 and v2 are ProjectLily's modelV1 and model.py."""
+"""Arguments of `zoo.audiosr.GlobalEncoder`; v1 and v2 are ProjectLily's modelV1 and model.py."""

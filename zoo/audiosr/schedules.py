@@ -11,7 +11,7 @@ class OriginalWarmupCosine(WarmupCosine):
     """Warm-up and cosine with the original's two faults: the first batch has the base rate, and the end rises again.
 
     The original calls its schedule after each step, so batch s (from 0) trains with its value number s - 1. Past
-    `total_steps` the cosine goes on. `zoo.training.schedules.WarmupCosine` has neither fault.
+    `total_steps` the cosine goes on. `zoo.training.WarmupCosine` has neither fault.
 
     Args:
         optimizer: whose groups' rates are the base rates.

@@ -72,7 +72,7 @@ class DiffusionTask(SingleOptimizerTask):
             collective back end; "none" leaves parallel work to the Trainer's strategy.
         restore_items: validation clips that are restored.
         restore_sampler: the sampler of that; 8 steps of DPM-Solver++ when null.
-        sampler: of inference; see `zoo.audiosr.restore.Restorer`, as for the following.
+        sampler: of inference; see `zoo.audiosr.Restorer`, as for the following.
         guidance_scale: see there.
         guidance_rescale: see there.
         cutoff_hz: see there; validation takes the data's.
@@ -97,7 +97,7 @@ class DiffusionTask(SingleOptimizerTask):
     Source: Liu et al., "AudioSR" (2023), section 2; v: Salimans and Ho (2022).
     """
 
-    inference_class = "zoo.audiosr.restore.Restorer"
+    inference_class = "zoo.audiosr.Restorer"
     inference_parts = ("net", "autoencoder", "vocoder", "features", "diffusion", "condition_autoencoder")
     inference_options = (
         "sampler", "guidance_scale", "guidance_rescale", "cutoff_hz", "chunk_seconds", "overlap_seconds", "seed",

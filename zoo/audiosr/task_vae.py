@@ -27,7 +27,7 @@ Batch = dict[str, Tensor]
 class _Stage(ZooTask):
     """What both ways of training share: the losses, and a validation that decodes the means of the latents."""
 
-    inference_class = "zoo.audiosr.reconstruct.Reconstructor"
+    inference_class = "zoo.audiosr.Reconstructor"
     inference_parts = ("autoencoder", "features")
     inference_options = ("chunk_seconds",)
 

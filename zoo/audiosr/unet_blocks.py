@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Fusion = Literal["none", "replace", "residual", "film", "sequence"]
-"""How the global context enters the UNet, see `zoo.audiosr.unet.UNet`."""
+"""How the global context enters the UNet, see `zoo.audiosr.UNet`."""
 
 MAX_PERIOD = 10000.0
 TRANSFORMER_NORM_EPS = 1e-6  # the residual blocks have PyTorch's 1e-5
@@ -202,7 +202,7 @@ class SpatialTransformer(nn.Module):
         channels: width.
         heads: of the attentions.
         groups: of the norm.
-        fusion: see `zoo.audiosr.unet.UNet`; "film" does nothing here.
+        fusion: see `zoo.audiosr.UNet`; "film" does nothing here.
         context_channels: width of the global context.
     """
 

@@ -84,7 +84,7 @@ class AdapterFolders(L.Callback):
 
     def _writes(self, trainer: L.Trainer, pl_module: L.LightningModule) -> bool:
         if not isinstance(pl_module, CrowdTask):
-            raise ValueError(f"AdapterFolders is for zoo.ci_llm.task.CrowdTask, not {type(pl_module).__name__}")
+            raise ValueError(f"AdapterFolders is for zoo.ci_llm.CrowdTask, not {type(pl_module).__name__}")
         if type(trainer.strategy).__name__ in SHARDING_STRATEGIES:
             return False
         return trainer.is_global_zero and not is_trial(trainer)

@@ -22,8 +22,8 @@ from zoo.training.converted import read_ours, write_converted
 from zoo.training.foreign import load_foreign
 from zoo.training.loop_state import loop_state
 
-TASK = "zoo.ci_llm.task.CrowdTask"
-INFERENCE = "zoo.ci_llm.writer.Writer"
+TASK = "zoo.ci_llm.CrowdTask"
+INFERENCE = "zoo.ci_llm.Writer"
 FORMATS = (
     "known are checkpoint folders of CI-LLM (ci_llm_meta_config.json) and PEFT folders (adapter_config.json, or "
     "agent0, agent1, ... with one)"

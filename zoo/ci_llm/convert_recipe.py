@@ -14,8 +14,8 @@ from zoo.common.bounded_yaml import safe_load
 
 PRECISIONS = {"no": "32-true", "fp32": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed"}
 SCHEDULES = {
-    "cosine": "zoo.training.schedules.RampedCosine",
-    "linear": "zoo.training.schedules.WarmupLinear",
+    "cosine": "zoo.training.RampedCosine",
+    "linear": "zoo.training.WarmupLinear",
 }
 # read by the original's script alone, or the same here without being said
 IMPLIED = ("parallel_mode", "dataset_subset", "tokenizer_name")
@@ -69,8 +69,8 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
         "seed_everything": settings.number("seed", 42, int),
         "trainer": _trainer(settings),
         "checkpoints": {"every_n_batches": settings.number("save_steps", 100, int), "monitor": "val/loss"},
-        "model": {"class_path": "zoo.ci_llm.task.CrowdTask", "init_args": _model(settings)},
-        "data": {"class_path": "zoo.ci_llm.data.TextData", "init_args": _data(settings)},
+        "model": {"class_path": "zoo.ci_llm.CrowdTask", "init_args": _model(settings)},
+        "data": {"class_path": "zoo.ci_llm.TextData", "init_args": _data(settings)},
     }
     return recipe, settings.left()
 
@@ -122,7 +122,7 @@ def _trainer(settings: _Settings) -> dict[str, Any]:
         "accumulate_grad_batches": _accumulated(settings),
         "gradient_clip_val": 1.0,  # the original's DeepSpeed file alone has it
         "log_every_n_steps": settings.number("logging_steps", 10, int),
-        "callbacks": [{"class_path": "zoo.ci_llm.adapter_folders.AdapterFolders"}],
+        "callbacks": [{"class_path": "zoo.ci_llm.AdapterFolders"}],
     }
 
 
@@ -166,12 +166,12 @@ def _model(settings: _Settings) -> dict[str, Any]:
         "projections": settings.number("swd_num_projections", 50, int),
     }
     optimizer = {"lr": settings.number("lr", 5e-5), "weight_decay": settings.number("weight_decay", 0.01)}
-    crowd = {"backbone": _spec("backbone.Backbone", backbone), "agents": _spec("agents.Agents", agents)}
+    crowd = {"backbone": _spec("Backbone", backbone), "agents": _spec("Agents", agents)}
     return {
-        "crowd": _spec("crowd.Crowd", crowd),
+        "crowd": _spec("Crowd", crowd),
         "tokenizer": "${data.init_args.tokenizer}",
         "template": "${data.init_args.template}",
-        "diversity": _spec("diversity.Diversity", diversity),
+        "diversity": _spec("Diversity", diversity),
         "optimizer": {"class_path": "torch.optim.AdamW", "init_args": optimizer},
         "scheduler": _schedule(settings),
     }
@@ -190,7 +190,7 @@ def _data(settings: _Settings) -> dict[str, Any]:
     name = str(settings.take("dataset_name", "gsm8k"))
     return {
         "root": name if name.startswith((".", "/")) else f"{DATA}/{Path(name).name}",
-        "tokenizer": _spec("tokenizers.PretrainedTokenizer", {"source": settings.take("model_name")}),
+        "tokenizer": _spec("PretrainedTokenizer", {"source": settings.take("model_name")}),
         "template": "{prompt}",  # the original's text is question, space, answer
         "max_length": settings.number("max_seq_length", 512, int),
         "batch_size": settings.number("batch_size", 1, int),

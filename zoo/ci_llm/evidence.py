@@ -136,7 +136,7 @@ def _row(run: Path, group: str) -> Row:
     config = safe_load(find_config(run).read_text(encoding="utf-8"))
     described = config["model"]["init_args"]
     if "crowd" not in described:
-        raise ValueError(f"{run} was not trained by zoo.ci_llm.task.CrowdTask")
+        raise ValueError(f"{run} was not trained by zoo.ci_llm.CrowdTask")
     agents = described["crowd"]["init_args"]["agents"]["init_args"]
     diversity = (described.get("diversity") or {}).get("init_args") or {"weight": 0.0}
     facts = evaluate(run, run / FOLDER / "evaluation", progress=False)

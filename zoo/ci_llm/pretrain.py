@@ -62,7 +62,7 @@ class PretrainTask(SingleOptimizerTask):
         lr_scaling: of the rates with the effective batch.
     """
 
-    inference_class = "zoo.ci_llm.pretrain.Speaker"
+    inference_class = "zoo.ci_llm.Speaker"
     inference_parts = ("backbone", "tokenizer")
     inference_options = ("template", "max_new_tokens")
 

@@ -56,7 +56,7 @@ class CrowdTask(SingleOptimizerTask):
     Source: specification of CI-LLM, section 2.
     """
 
-    inference_class = "zoo.ci_llm.writer.Writer"
+    inference_class = "zoo.ci_llm.Writer"
     inference_parts = ("crowd", "tokenizer")
     inference_options = ("template", "aggregator", "max_new_tokens", "sampling", "prompt_batch", "answer_seed")
 

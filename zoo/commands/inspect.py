@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zoo.common.bounded_yaml import load_json
-from zoo.common.registry import renamed
 from zoo.systems import systems
 
 
@@ -106,7 +105,7 @@ def _ours(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     """Facts of a checkpoint that this project wrote."""
     from zoo.training.checkpoint_files import HASH_SUFFIX
 
-    specs = renamed(content["zoo"])
+    specs = content["zoo"]
     hashed = path.with_name(path.name + HASH_SUFFIX).is_file()
     optimizers = content.get("optimizer_states") or []
     ema = content.get("ema")

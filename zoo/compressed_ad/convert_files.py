@@ -18,7 +18,6 @@ from zoo.compressed_ad.policy import InContextPolicy
 from zoo.training.build import build_whole
 from zoo.training.foreign import load_foreign
 
-PACKAGE = "zoo.compressed_ad"
 # What shapes cannot tell: the original's key, and its value where a file does not say.
 HEADS: dict[Kind, dict[str, int]] = {
     "AD": {"tf_n_head": 4},
@@ -136,7 +135,7 @@ def env_spec(config: Mapping[str, Any], grid_size: int) -> dict[str, Any]:
         raise ValueError(f"env is one of {', '.join(ENVIRONMENTS)}, found {name!r}")
     cls, horizon, others = ENVIRONMENTS[name]
     arguments = {"grid_size": grid_size, "horizon": int(config.get("horizon", horizon)), **others}
-    return _spec("envs", cls, arguments)
+    return _spec(cls, arguments)
 
 
 def policy_spec(original: Original, path: Path) -> dict[str, Any]:
@@ -153,7 +152,7 @@ def policy_spec(original: Original, path: Path) -> dict[str, Any]:
             f"{path} holds a pre-trained compressor without a policy; start a training from it with init_from"
         )
     try:
-        return _spec("policy", "InContextPolicy", _policy_arguments(original))
+        return _spec("InContextPolicy", _policy_arguments(original))
     except (KeyError, IndexError, ValueError) as error:
         raise ValueError(f"{path}: the sizes of its model cannot be told from its tensors ({error})") from error
 
@@ -202,10 +201,10 @@ def _policy_arguments(original: Original) -> dict[str, Any]:
         if "decoder.position_queries" in state:
             arguments = _layers(state, "decoder.layers.", dim, heads["compress_n_heads"], "ffn.0")
             positions = state["decoder.position_queries"].shape[1]
-            decoder = _spec("compression", "ReconstructionDecoder", {**arguments, "max_tokens": positions})
+            decoder = _spec("ReconstructionDecoder", {**arguments, "max_tokens": positions})
     return {
-        "embedding": _spec("embedding", "LinearEmbedding", embedding),
-        "transformer": _spec("transformer", "Transformer", transformer),
+        "embedding": _spec("LinearEmbedding", embedding),
+        "transformer": _spec("Transformer", transformer),
         "compressor": compressor,
         "arrangement": "separate",
         "latent_mask": "full",
@@ -220,7 +219,7 @@ def _query_spec(state: State, dim: int, heads: int) -> dict[str, Any]:
         "max_tokens": state["compressor.context_pos_embedding"].shape[1],
     }
     arguments = _layers(state, "compressor.layers.", dim, heads, "ffn.0")
-    return _spec("compression", "QueryCompressor", {**arguments, **sizes})
+    return _spec("QueryCompressor", {**arguments, **sizes})
 
 
 def _encoder_spec(state: State, dim: int, heads: int) -> dict[str, Any]:
@@ -229,7 +228,7 @@ def _encoder_spec(state: State, dim: int, heads: int) -> dict[str, Any]:
         "max_tokens": state["compressor.pos_embedding"].shape[1],
     }
     arguments = _layers(state, "compressor.transformer_encoder.layers.", dim, heads, "linear1")
-    return _spec("compression", "EncoderCompressor", {**arguments, **sizes})
+    return _spec("EncoderCompressor", {**arguments, **sizes})
 
 
 def _layers(state: State, prefix: str, dim: int, heads: int, hidden: str) -> dict[str, Any]:
@@ -247,8 +246,8 @@ def _count(state: State, prefix: str) -> int:
     return len({key.removeprefix(prefix).partition(".")[0] for key in state if key.startswith(prefix)})
 
 
-def _spec(module: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    return {"class_path": f"{PACKAGE}.{module}.{name}", "init_args": arguments}
+def _spec(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"class_path": f"zoo.compressed_ad.{name}", "init_args": arguments}
 
 
 def build_policy(original: Original, path: Path) -> InContextPolicy:

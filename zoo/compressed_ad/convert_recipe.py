@@ -9,14 +9,14 @@ from typing import Any
 
 import yaml
 
-from zoo.compressed_ad.convert_files import DROPOUT, PACKAGE, env_spec, grid_size, policy_spec, read, read_config
+from zoo.compressed_ad.convert_files import DROPOUT, env_spec, grid_size, policy_spec, read, read_config
 from zoo.compressed_ad.convert_names import Kind
 from zoo.compressed_ad.curriculum import CATEGORIES
 from zoo.systems import recipe_root
 from zoo.training.launch import PRECISIONS, read_accelerate
 
-TASK = f"{PACKAGE}.task.DistillationTask"
-INFERENCE = f"{PACKAGE}.agent.Agent"
+TASK = "zoo.compressed_ad.DistillationTask"
+INFERENCE = "zoo.compressed_ad.Agent"
 
 MODEL, DATA = "model.init_args", "data.init_args"
 POLICY = f"{MODEL}.policy.init_args"
@@ -204,7 +204,7 @@ def _make_earlier(arguments: dict[str, Any], data: dict[str, Any]) -> None:
     policy = arguments["policy"]["init_args"]
     encoder = {"dim": policy["compressor"]["init_args"]["dim"], "num_latents": 40, "depth": 3, "heads": 8}
     policy["compressor"] = {
-        "class_path": f"{PACKAGE}.compression.EncoderCompressor",
+        "class_path": "zoo.compressed_ad.EncoderCompressor",
         "init_args": {**encoder, "dropout": DROPOUT},
     }
     del policy["decoder"]
@@ -213,7 +213,7 @@ def _make_earlier(arguments: dict[str, Any], data: dict[str, Any]) -> None:
     policy["transformer"]["init_args"] |= {"input_norm": True, "final_norm": False}
     arguments |= {"recon_weight": 0.0, "reward_weight": 1.0}
     arguments["scheduler"] = {
-        "class_path": "zoo.training.schedules.RampedCosine",
+        "class_path": "zoo.training.RampedCosine",
         "init_args": {"warmup_steps": 0, "total_steps": "${trainer.max_steps}"},
     }
     stage = {"starts": [0], "max_compressions": [3], "shares": [EARLIER_SHARES]}

@@ -216,7 +216,7 @@ def _data_of(run: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"no run at {run}")
     arguments = safe_load(find_config(Path(run)).read_text(encoding="utf-8"))["data"]["init_args"]
     if not {"root", "demonstrator", "shuffle_episodes"} <= arguments.keys():
-        raise ValueError(f"{run} was not trained on histories (zoo.compressed_ad.data.HistoryData)")
+        raise ValueError(f"{run} was not trained on histories (zoo.compressed_ad.HistoryData)")
     return arguments
 
 

@@ -40,7 +40,7 @@ class PolicyTask(SingleOptimizerTask):
         ValueError: when policy and environment do not fit.
     """
 
-    inference_class = "zoo.compressed_ad.agent.Agent"
+    inference_class = "zoo.compressed_ad.Agent"
     inference_parts = ("policy", "env")
 
     def __init__(

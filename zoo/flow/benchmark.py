@@ -71,7 +71,7 @@ class PlainStep:
         labels: of them (N,), int64.
         batch_size: images of a step.
         clip: largest norm of the gradients.
-        decay: of the average of the weights, with the warm-up of `zoo.training.ema.EMA`.
+        decay: of the average of the weights, with the warm-up of `zoo.training.EMA`.
     """
 
     def __init__(

@@ -158,7 +158,7 @@ def convert(source: Path | str | nn.Module, target: Path | str) -> dict[str, Any
 def _to_ours(source: Path, target: Path) -> dict[str, Any]:
     original = read(source)
     net = build_net(original, source)
-    path = {"class_path": "zoo.flow.paths.ConditionalOT", "init_args": {"sigma_min": original.setting("sigma_min")}}
+    path = {"class_path": "zoo.flow.ConditionalOT", "init_args": {"sigma_min": original.setting("sigma_min")}}
     parts = {PART: net_spec(original, source), "path": path}
     specs = {
         "version": zoo.__version__,

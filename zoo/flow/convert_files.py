@@ -137,13 +137,13 @@ def net_spec(original: Original, path: Path, image_resolution: int | None = None
     try:
         if "head.weight" not in state:
             arguments = _toy_arguments(state)
-            return {"class_path": "zoo.flow.mlp.ToyNet", "init_args": arguments}
+            return {"class_path": "zoo.flow.ToyNet", "init_args": arguments}
         arguments = _unet_arguments(state)
     except (KeyError, IndexError, ValueError) as error:
         raise ValueError(f"{path}: the sizes of its net cannot be told from its tensors ({error})") from error
     resolution = image_resolution if image_resolution is not None else original.setting("image_resolution")
     known = {"image_resolution": resolution, "dropout": original.setting("dropout")}
-    return {"class_path": "zoo.flow.unet.UNet", "init_args": {**arguments, **known}}
+    return {"class_path": "zoo.flow.UNet", "init_args": {**arguments, **known}}
 
 
 def _toy_arguments(state: State) -> dict[str, Any]:

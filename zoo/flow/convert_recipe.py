@@ -13,8 +13,8 @@ from zoo.common.bounded_yaml import safe_load
 from zoo.systems import recipe_root
 from zoo.training.launch import PRECISIONS, read_accelerate
 
-TASK = "zoo.flow.task.FlowTask"
-INFERENCE = "zoo.flow.sampler.Sampler"
+TASK = "zoo.flow.FlowTask"
+INFERENCE = "zoo.flow.Sampler"
 RECIPE = "base_parity"
 
 # The flags of the lineage's train.py with their defaults; configs/flow/base_parity.yaml has the same.

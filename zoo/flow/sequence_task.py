@@ -60,7 +60,7 @@ class SequenceTask(SingleOptimizerTask):
     "Matcha-TTS" (2024).
     """
 
-    inference_class = "zoo.flow.sequence_restore.SequenceRestorer"
+    inference_class = "zoo.flow.SequenceRestorer"
     inference_parts = ("net", "path", "normaliser", "mel", "prediction")
     inference_options = (
         "solver", "guidance", "temperature", "seed", "chunk_frames", "overlap_frames", "chunk_batch",

@@ -52,7 +52,7 @@ class FlowTask(SingleOptimizerTask):
     Source: Lipman et al., "Flow Matching for Generative Modeling" (2023), equation 9.
     """
 
-    inference_class = "zoo.flow.sampler.Sampler"
+    inference_class = "zoo.flow.Sampler"
     inference_parts = ("net", "path", "prediction")
     inference_options = ("solver", "guidance", "chunk", "images", "trajectory", "classes")
 

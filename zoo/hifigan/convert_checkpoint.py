@@ -48,8 +48,8 @@ from zoo.training.export import write_export
 from zoo.training.loop_state import loop_state
 
 Config = Mapping[str, Any] | Path | str | None
-TASK = "zoo.hifigan.task.HiFiGANTask"
-INFERENCE = "zoo.hifigan.vocoder.Vocoder"
+TASK = "zoo.hifigan.HiFiGANTask"
+INFERENCE = "zoo.hifigan.Vocoder"
 
 
 def to_original(module: nn.Module, path: Path | str) -> None:

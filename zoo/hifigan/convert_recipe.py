@@ -101,7 +101,7 @@ def generator_spec(config: Mapping[str, Any], in_channels: int | None = None) ->
     arguments: dict[str, Any] = {ours: given[theirs] for theirs, ours in GENERATOR_KEYS.items()}
     arguments["resblock"] = str(arguments["resblock"])
     arguments |= {"conditioner": None, "padding_mode": "zeros", "init": "default"}
-    return {"class_path": "zoo.hifigan.generator.Generator", "init_args": arguments}
+    return {"class_path": "zoo.hifigan.Generator", "init_args": arguments}
 
 
 def mel_spec(config: Mapping[str, Any], f_max: float | None) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def mel_spec(config: Mapping[str, Any], f_max: float | None) -> dict[str, Any]:
     arguments = {ours: config.get(theirs) for theirs, ours in MEL_KEYS.items()}
     arguments["f_min"] = float(config["fmin"])
     arguments["f_max"] = None if f_max is None else float(f_max)
-    return {"class_path": "zoo.audio.mel.LogMel", "init_args": arguments}
+    return {"class_path": "zoo.audio.LogMel", "init_args": arguments}
 
 
 def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
@@ -146,8 +146,8 @@ def recipe_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     }
     scheduler = {"class_path": "torch.optim.lr_scheduler.ExponentialLR", "init_args": {"gamma": settings["lr_decay"]}}
     discriminators = {
-        "mpd": {"class_path": "zoo.hifigan.discriminators.MultiPeriodDiscriminator", "init_args": {}},
-        "msd": {"class_path": "zoo.hifigan.discriminators.MultiScaleDiscriminator", "init_args": {}},
+        "mpd": {"class_path": "zoo.hifigan.MultiPeriodDiscriminator", "init_args": {}},
+        "msd": {"class_path": "zoo.hifigan.MultiScaleDiscriminator", "init_args": {}},
     }
     model = {
         "generator": generator_spec(config),
@@ -165,8 +165,8 @@ def recipe_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     recipe = {
         "seed_everything": settings["seed"],
         "trainer": {"max_epochs": MAX_EPOCHS},
-        "model": {"class_path": "zoo.hifigan.task.HiFiGANTask", "init_args": model},
-        "data": {"class_path": "zoo.hifigan.data.VocoderData", "init_args": data},
+        "model": {"class_path": "zoo.hifigan.HiFiGANTask", "init_args": model},
+        "data": {"class_path": "zoo.hifigan.VocoderData", "init_args": data},
     }
     mapped = {
         *GENERATOR_KEYS,

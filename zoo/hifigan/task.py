@@ -41,7 +41,7 @@ class HiFiGANTask(GANTask):
     Source: Kong et al., "HiFi-GAN" (2020), section 2.
     """
 
-    inference_class = "zoo.hifigan.vocoder.Vocoder"
+    inference_class = "zoo.hifigan.Vocoder"
     inference_parts = ("generator", "mel", "sample_rate")
 
     def __init__(

@@ -21,9 +21,9 @@ from zoo.training.converted import write_converted
 from zoo.training.export import AUDIO_USAGE, FEATURES_USAGE, write_export
 from zoo.training.loop_state import loop_state
 
-TASKS = {"adapter": "zoo.miipher.task.AdapterTask", "vocoder": "zoo.miipher.task.VocoderTask"}
-LONE_VOCODER = "zoo.hifigan.vocoder.Vocoder"  # of features, without an encoder
-INFERENCES = {"adapter": "zoo.miipher.restore.FeatureExtractor", "vocoder": "zoo.miipher.restore.Restorer"}
+TASKS = {"adapter": "zoo.miipher.AdapterTask", "vocoder": "zoo.miipher.VocoderTask"}
+LONE_VOCODER = "zoo.hifigan.Vocoder"  # of features, without an encoder
+INFERENCES = {"adapter": "zoo.miipher.FeatureExtractor", "vocoder": "zoo.miipher.Restorer"}
 
 
 def to_ours(source: Path, target: Path, backbone: Path | str | None) -> dict[str, Any]:

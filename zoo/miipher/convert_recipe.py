@@ -52,16 +52,16 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
             "keep_last": settings.take("checkpoint.keep_last_n", 2),
             "monitor": "val/loss",
         },
-        "model": {"class_path": "zoo.miipher.task.AdapterTask", "init_args": _model(settings)},
+        "model": {"class_path": "zoo.miipher.AdapterTask", "init_args": _model(settings)},
         "data": {
-            "class_path": "zoo.miipher.data.SpeechData",
+            "class_path": "zoo.miipher.SpeechData",
             "init_args": {
                 "root": f"{DATA}/libritts_r",
                 "noise": f"{DATA}/noise",
                 "rir": f"{DATA}/rir",
                 "batch_size": settings.take("batch_size"),
                 "num_workers": settings.take("loader.num_workers", 0),
-                "degrader": {"class_path": "zoo.audio.degrade.Degrader", "init_args": {}},
+                "degrader": {"class_path": "zoo.audio.Degrader", "init_args": {}},
             },
         },
     }
@@ -129,11 +129,11 @@ def _model(settings: _Settings) -> dict[str, Any]:
     }
     return {
         "encoder": {
-            "class_path": "zoo.miipher.cleaner.Cleaner",
+            "class_path": "zoo.miipher.Cleaner",
             "init_args": {
-                "backbone": {"class_path": "zoo.miipher.backbone.Backbone", "init_args": backbone},
+                "backbone": {"class_path": "zoo.miipher.Backbone", "init_args": backbone},
                 "adapters": {
-                    "class_path": "zoo.miipher.adapters.ParallelAdapters",
+                    "class_path": "zoo.miipher.ParallelAdapters",
                     "init_args": {"hidden_dim": settings.take("model.adapter_hidden_dim")},
                 },
             },
@@ -149,7 +149,7 @@ def _schedule(settings: _Settings) -> dict[str, Any]:
     name = settings.take("optim.scheduler.name", "constant_with_warmup")
     if name == "constant_with_warmup":
         arguments = {"warmup_steps": settings.take("optim.scheduler.warmup_steps", 0)}
-        return {"class_path": "zoo.training.schedules.WarmupConstant", "init_args": arguments}
+        return {"class_path": "zoo.training.WarmupConstant", "init_args": arguments}
     if name == "cosine_with_restarts":
         arguments = {
             "T_0": settings.take("optim.scheduler.first_cycle_steps"),

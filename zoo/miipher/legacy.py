@@ -210,7 +210,7 @@ def _extras(given: dict[str, str], notes: list[str]) -> list[str]:
         notes.append("W&B is offline unless --wandb.mode=online; send a run later by `wandb sync`")
     decay = given.pop("optim.ema_decay", given.pop("ema_decay", "null"))
     if not _is_null(decay):
-        flags += ["--trainer.callbacks+=zoo.training.ema.EMA", "--trainer.callbacks.modules=[generator]"]
+        flags += ["--trainer.callbacks+=zoo.training.EMA", "--trainer.callbacks.modules=[generator]"]
         flags.append(f"--trainer.callbacks.decay={decay}")
     weight = given.pop("lambda_fm", None)
     if weight is not None:  # the original's feature matching holds a factor 2 that is a part of our weight

@@ -106,8 +106,8 @@ WITHOUT_COUNTERPART = {
 }
 SCHEDULES = {
     "constant": None,
-    "constant_with_warmup": "zoo.training.schedules.WarmupConstant",
-    "linear": "zoo.training.schedules.WarmupLinear",
-    "cosine": "zoo.training.schedules.WarmupCosine",
+    "constant_with_warmup": "zoo.training.WarmupConstant",
+    "linear": "zoo.training.WarmupLinear",
+    "cosine": "zoo.training.WarmupCosine",
     "cosine_with_restarts": "torch.optim.lr_scheduler.CosineAnnealingWarmRestarts",
 }

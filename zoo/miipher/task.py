@@ -47,7 +47,7 @@ class AdapterTask(SingleOptimizerTask):
     Source: Miipher-2, section 3.2.
     """
 
-    inference_class = "zoo.miipher.restore.FeatureExtractor"
+    inference_class = "zoo.miipher.FeatureExtractor"
     inference_parts = ("encoder",)
 
     def __init__(
@@ -125,7 +125,7 @@ class VocoderTask(HiFiGANTask):
     Source: Miipher-2, section 3.3, with HiFi-GAN in place of WaveFit as in its reproduction.
     """
 
-    inference_class = "zoo.miipher.restore.Restorer"
+    inference_class = "zoo.miipher.Restorer"
     inference_parts = ("encoder", "generator", "sample_rate")
     inference_options = (
         "output_sample_rate", "stereo", "loudness", "chunk_seconds", "overlap_seconds", "chunk_batch",
@@ -232,7 +232,7 @@ class BackboneTask(SingleOptimizerTask):
         ValueError: when mel and encoder do not fit.
     """
 
-    inference_class = "zoo.miipher.restore.FeatureExtractor"
+    inference_class = "zoo.miipher.FeatureExtractor"
     inference_parts = ("encoder",)
 
     @property

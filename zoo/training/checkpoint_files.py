@@ -16,6 +16,7 @@ import torch
 from zoo.atomic import TEMPORARY_MARK, replacing, write_atomic
 from zoo.common.archives import open_checked
 from zoo.common.errors import UnsafeFileError
+from zoo.common.registry import renamed
 from zoo.training.foreign import load_foreign, strange_types
 
 log = logging.getLogger(__name__)
@@ -97,6 +98,8 @@ def _noted(hash_file: Path) -> list[str]:
 def load_checkpoint(path: Path, map_location: Any = "cpu", mapped: bool = False) -> dict[str, Any]:
     """Read one of our checkpoints; holds tensors and primitives only, so nothing in it can execute.
 
+    Parts are described under their public names, also in a file that has former ones.
+
     Args:
         path: the file.
         map_location: device of the tensors.
@@ -113,6 +116,8 @@ def load_checkpoint(path: Path, map_location: Any = "cpu", mapped: bool = False)
         content = load_foreign(path, map_location, mapped)
         if strange := strange_types(content):
             raise UnsafeFileError(", ".join(strange))
+        if isinstance(content, dict) and "zoo" in content:
+            content["zoo"] = renamed(content["zoo"])
         return content
     except ValueError as error:
         reason = str(error).removeprefix(f"{path}: ")[:300]

@@ -127,7 +127,7 @@ class RobustGuard(LossGuard):
         if type(trainer.strategy).__name__ in SHARDING_STRATEGIES:
             raise ValueError(
                 f"RobustGuard: {type(trainer.strategy).__name__} shards the weights, and its snapshot holds whole "
-                "ones: use zoo.training.guard.LossGuard, or another strategy"
+                "ones: use zoo.training.LossGuard, or another strategy"
             )
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -115,7 +115,7 @@ _STATE = ("best", "since_best", "reductions", "nonfinite", "finite", "short", "l
 
 
 class LossMonitor(L.Callback):
-    """Applies `OriginalMonitor`. For parity with the original; `zoo.training.guard_robust.RobustGuard` is better.
+    """Applies `OriginalMonitor`. For parity with the original; `zoo.training.RobustGuard` is better.
 
     Like the original it judges each micro-batch before its backward pass, lets an exploded one train with lowered
     rates, and lowers the optimizer's own rates, which the schedule's next step overwrites.
@@ -162,7 +162,7 @@ class LossMonitor(L.Callback):
         if not pl_module.automatic_optimization or trainer.world_size > 1:
             raise ValueError(
                 "LossMonitor: the original's monitor works in one process, with one optimizer that the Trainer steps; "
-                "use zoo.training.guard_robust.RobustGuard"
+                "use zoo.training.RobustGuard"
             )
 
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:

@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 
-from zoo.common.registry import find, renamed
+from zoo.common.registry import find
 from zoo.training import frozen
 from zoo.training.build import completed
 from zoo.training.inference import Inference
@@ -228,7 +228,7 @@ class ZooTask(L.LightningModule):
         """
         if saved is None or self.specs is None:
             return
-        theirs, ours = renamed(saved["parts"]), renamed(self.specs["parts"])
+        theirs, ours = copy.deepcopy(saved["parts"]), copy.deepcopy(self.specs["parts"])
         for parts in (theirs, ours):
             for path in frozen_paths:
                 for key in ("source", "revision", "config", "gradient_checkpointing"):

@@ -126,9 +126,9 @@ CONTROLS = (
     Control("Sounds and pictures kept", "Intervals", "int", (f"{_MODEL}media_items",), info="per validation"),
 )
 
-GUARD_CLASS = "zoo.training.guard.LossGuard"
+GUARD_CLASS = "zoo.training.LossGuard"
 EARLY_CLASS = "lightning.pytorch.callbacks.EarlyStopping"
-SCALE_CLASS = "zoo.training.amp.LossScale"
+SCALE_CLASS = "zoo.training.LossScale"
 # switch -> what the names of its classes end with, and the callback that the switch adds to a recipe without one
 OPTIONAL: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "guard.on": (
