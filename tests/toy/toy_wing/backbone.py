@@ -72,7 +72,7 @@ class Louder(Amplifier):
 
 
 class FrozenTask(SingleOptimizerTask):
-    inference_class = "toy_wing.backbone.Louder"
+    inference_class = "toy_wing.Louder"
     inference_parts = ("net",)
     inference_options = ("offset",)
 

@@ -34,8 +34,8 @@ def convert(source: Path, target: Path) -> dict[str, Any]:
     from zoo.training.export import write_export
 
     specs = {
-        "inference": "toy_wing.restore.Amplifier",
-        "parts": {"net": {"class_path": "toy_wing.nets.Gain", "init_args": {"start": 0.0}}},
+        "inference": "toy_wing.Amplifier",
+        "parts": {"net": {"class_path": "toy_wing.Gain", "init_args": {"start": 0.0}}},
     }
     write_export(target, specs, {"net": from_original(source)}, source=source.name)
     return {"target": str(target)}

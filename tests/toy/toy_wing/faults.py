@@ -152,7 +152,7 @@ class DyingAmplifier(Amplifier):
 
 
 class DyingTask(GainTask):
-    inference_class = "toy_wing.faults.DyingAmplifier"
+    inference_class = "toy_wing.DyingAmplifier"
 
 
 class BadBatches(L.Callback):

@@ -10,7 +10,7 @@ from zoo.training.types import OptimizerCallable, SchedulerCallable
 
 
 class GainTask(SingleOptimizerTask):
-    inference_class = "toy_wing.restore.Amplifier"
+    inference_class = "toy_wing.Amplifier"
     inference_parts = ("net",)
 
     def __init__(self, net: Gain, optimizer: OptimizerCallable, scheduler: SchedulerCallable | None = None) -> None:
