@@ -25,7 +25,7 @@ GAIN = {"toy-0.1.0": 0.9931838}  # 2 seen through a dropout of one half
 FORMER = DATA / "checkpoints_8e52760"
 MAKE = runpy.run_path(str(FORMER / "make.py"))
 STAGES = sorted(str(path.parent.relative_to(FORMER)) for path in FORMER.glob("*/*/expected.json"))
-# Two batches on SSE, AVX2 and AVX-512, with one and two threads, differed by at most 1.2e-5 in a logged value, and by
+# Two batches on SSE and AVX-512, with one and two threads, differed by at most 1.2e-5 in a logged value, and by
 # 3.6e-5 of its kind's largest in the sum of a tensor (Adam turns a gradient of rounding noise into a whole step).
 ROUNDING = 1e-4
 

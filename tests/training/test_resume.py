@@ -234,7 +234,7 @@ def test_a_resume_under_other_circumstances_says_so_in_one_line(
 
 @pytest.mark.parametrize("recipe", ["flow/demo_swissroll", "hifigan/smoke", "ci_llm/smoke", "compressed_ad/smoke"])
 def test_contents_tell_data_apart(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    change = {"flow": "kind=moons", "hifigan": "embedded_utterances=7", "ci_llm": "max_length=50"}
+    change = {"flow": "kind=moons", "hifigan": "embedded_utterances=7", "ci_llm": "max_items=20"}
     monkeypatch.chdir(tmp_path)
 
     def contents(*options: str) -> str:
