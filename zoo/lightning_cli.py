@@ -245,6 +245,7 @@ def run(command: str, args: list[str]) -> int:
     warnings.filterwarnings("ignore", message=".*dataloader is not resumable.*|.*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*sync_dist=True.*")
     warnings.filterwarnings("ignore", message=".*in eval mode at the start of training.*")  # frozen backbones rest
+    warnings.filterwarnings("ignore", message=".*overridden `on_before_batch_transfer`.*")  # by the tasks, and meant
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_no_advertisement)
     limit_names()
     with contextlib.ExitStack() as held:

@@ -17,7 +17,6 @@ from tests.miipher.parts import backbone, cleaner
 from zoo.audio.mel import LogMel
 from zoo.audiosr.discriminator import PatchDiscriminator
 from zoo.audiosr.parts import FrozenAutoencoder, FrozenVocoder
-from zoo.audiosr.vae import Autoencoder
 from zoo.ci_llm.pretrain import LearningBackbone
 from zoo.compressed_ad.compression import EncoderCompressor, QueryCompressor, ReconstructionDecoder
 from zoo.compressed_ad.embedding import FactoredEmbedding
@@ -77,6 +76,7 @@ def language_model(name: str) -> tuple[nn.Module, Inputs]:
     return call, lambda size: (ones(2, 2 * size), torch.cat([ones(2, 2 * size - 1), ones(2, 1) * 0], 1))
 
 
+WAVEFORM = ("hubert", "hubert_preln", "wav2vec2", "wavlm")
 NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
     "Generator": lambda: (
         Generator(4, 8, (2, 2), (4, 4), resblock_kernel_sizes=(3,), resblock_dilation_sizes=((1,),)),
@@ -90,13 +90,9 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
     ),
     "LogMel": lambda: (LogMel(16000, 256, 64, 256, 20, 0.0, None), lambda size: (noise(2, 500 * size),)),
     "MelFeatures": lambda: (audiosr.features(), lambda size: (noise(2, 1, 500 * size),)),
-    **{f"Denoiser-{fusion}": (lambda fusion=fusion: denoiser(fusion)) for fusion in ("none", "film", "sequence")},
+    **{f"Denoiser-{fusion}": (lambda fusion=fusion: denoiser(fusion)) for fusion in ("none", "film")},
     "FrozenAutoencoder": lambda: (
         Call(lambda net, mel: net.decode(net.encode(mel)[:, :2]), net=FrozenAutoencoder(config=audiosr.AUTOENCODER)),
-        lambda size: (noise(2, 1, 4 * size, 32),),
-    ),
-    "Autoencoder": lambda: (
-        Call(lambda net, mel: net.decode(net.encode(mel)[:, :2]), net=Autoencoder(**audiosr.AUTOENCODER)),
         lambda size: (noise(2, 1, 4 * size, 32),),
     ),
     "FrozenVocoder": lambda: (FrozenVocoder(config=audiosr.VOCODER), lambda size: (noise(2, 1, size, 32),)),
@@ -110,7 +106,7 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
         SequenceNet(4, 4, 16, 2, 2),
         lambda size: (noise(2, 4, size), torch.tensor([0.1, 0.9]), noise(2, 4, size), torch.tensor([size, 3]), ones(2)),
     ),
-    **{f"Backbone-{k}": (lambda k=k: encoder(k)) for k in ("hubert", "hubert_preln", "wav2vec2", "wavlm")},
+    **{f"Backbone-{kind}": (lambda kind=kind: encoder(kind)) for kind in WAVEFORM},
     "Cleaner": lambda: (cleaner(), encoder("hubert")[1]),
     **{f"Crowd-{name}": (lambda name=name: language_model(name)) for name in ("llama", "gemma2")},
     "LearningBackbone": lambda: (
@@ -128,7 +124,8 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
     "FieldDecoder": lambda: (FieldDecoder(16, 5, heads=2), lambda size: (noise(2, 3, 16), torch.arange(size))),
 }  # fmt: skip
 PARTS_OF = {
-    "UNet": "Denoiser-none", "GlobalEncoder": "Denoiser-film", "Agents": "Crowd-llama", "ParallelAdapters": "Cleaner",
+    "Autoencoder": "FrozenAutoencoder", "UNet": "Denoiser-none", "GlobalEncoder": "Denoiser-film",
+    "Agents": "Crowd-llama", "ParallelAdapters": "Cleaner",
     "FactoredEmbedding": "InContextPolicy", "Transformer": "InContextPolicy", "QueryCompressor": "InContextPolicy",
 }  # fmt: skip
 

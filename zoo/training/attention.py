@@ -25,9 +25,9 @@ def keep_masks_on_the_device(model: Any) -> None:
     model.set_attn_implementation(NAME)
 
 
-def _mask(*args: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
+def _mask(attention_mask: Any = None, **kwargs: Any) -> Any:
     from transformers.masking_utils import sdpa_mask
 
     if attention_mask is not None:
         kwargs |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-    return sdpa_mask(*args, attention_mask=attention_mask, **kwargs)
+    return sdpa_mask(attention_mask=attention_mask, **kwargs)
