@@ -112,6 +112,7 @@ def test_the_page(server: tuple[subprocess.Popen[str], str], browser: Any, tmp_p
     page.get_by_label("Any other key").fill("data.init_args.val_items=1")
     shown(page, tmp_path, "train")
     page.get_by_role("button", name="Start training").click()
+    page.locator("#answer .good").wait_for(state="attached")  # the complete config has been read and checked
     state(page, "running")
     wait_for_step(page, 1)
 

@@ -192,11 +192,10 @@ def _title(cls: type) -> str:
     return f"a {public_name(cls)}"
 
 
-def is_registered(name: str) -> bool:
-    """Whether a name stands for a registered part; imports no module of it (layers of torch.nn are not looked up)."""
-    package, listed = _listed(name)
-    name = current_name(name)
-    return bool(package) and name.rpartition(".")[2] in listed and name.rpartition(".")[0] == package
+def is_part(name: str) -> bool:
+    """Whether a name stands for a part of the zoo or of an admitted package; the part's module is not imported."""
+    package, _, attribute = current_name(name).rpartition(".")
+    return package == _owner(name) and attribute in (_table(package) or {})
 
 
 def _listed(name: str) -> tuple[str, Mapping[str, str]]:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import yaml
 
-from zoo.common.registry import is_registered
+from zoo.common.registry import is_part
 
 MAX_DEPTH = 32
 MAX_NODES = 20_000
@@ -86,7 +86,7 @@ def check_class(name: Any) -> None:
     Raises:
         ValueError: it is no registered part.
     """
-    if not isinstance(name, str) or not is_registered(name):
+    if not isinstance(name, str) or not is_part(name):
         raise ValueError(f"{str(name)[:80]!r} is no part of the zoo")
 
 

@@ -11,7 +11,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -219,14 +220,16 @@ class Trainings:
             child.wait()
         self._helpers.discard(child)
 
-    def check(self, configs: Sequence[Path], changes: Mapping[str, Any], rules: Rules, known: Iterable[str]) -> str:
+    def check(
+        self, configs: Sequence[Path], changes: Mapping[str, Any], rules: Rules, known: Callable[[], Iterable[str]]
+    ) -> str:
         """Parse a training's command line without running it, and check the complete config that comes of it.
 
         Args:
             configs: as for `start`.
             changes: as for `start`.
             rules: what the config may hold.
-            known: strings that the server itself put into configs and changes.
+            known: tells the strings that the server itself put into configs and changes; asked while the parser works.
 
         Returns:
             The complete config.
@@ -234,9 +237,11 @@ class Trainings:
         Raises:
             ValueError: what the parser says against it, or the first key or value that the rules refuse.
         """
-        text = self.parse(configs, changes)
-        rules.check_config(safe_load(text), set(known))
-        return text
+        with ThreadPoolExecutor(1) as pool:
+            parsing = pool.submit(self.parse, configs, changes)
+            own = set(known())
+        rules.check_config(safe_load(parsing.result()), own)
+        return parsing.result()
 
     def parse(self, configs: Sequence[Path], changes: Mapping[str, Any]) -> str:
         """The complete config of a training's command line.

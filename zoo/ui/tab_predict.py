@@ -106,7 +106,7 @@ class PredictTab:
             raise ValueError(f"this run has no {CONFIG_NAME}, so other keys have nothing to change")
         config = safe_load(file.read_text(encoding="utf-8"))
         changes = Form(config).changes({}, lines, self.places.rules())
-        self.trainings.check([file], changes, self.places.rules(), strings(config))
+        self.trainings.check([file], changes, self.places.rules(), lambda: strings(config))
         return changes
 
     def _outcome(self, session: str, job: str, code: int | None, console: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from html import escape
 from pathlib import Path
@@ -56,7 +57,7 @@ class TrainTab:
         self.places = places
         self.trainings = trainings
         self._complete: dict[Marks, dict[str, Any]] = {}
-        self._reading = threading.Lock()
+        self._reading: defaultdict[Marks, threading.Lock] = defaultdict(threading.Lock)
         self._shown: dict[str | None, Path] = {}
         systems = places.systems()
         system = next(iter(systems))
@@ -160,7 +161,7 @@ class TrainTab:
             ValueError: what the parser says against them.
         """
         marks = _marks(configs)
-        with self._reading:  # one at a time; a second page waits for what the first one reads
+        with self._reading[marks]:  # a second page waits for what the first one reads
             if marks not in self._complete:
                 # whatever they hold is the server's own
                 self._complete[marks] = safe_load(self.trainings.parse(configs, {})) or {}
@@ -199,7 +200,10 @@ class TrainTab:
     def _checked(self, *inputs: Any) -> tuple[list[Path], dict[str, Any], str]:
         """Config files, changes, and the complete config of them after every key and value has passed."""
         configs, changes, chosen = self._wanted(*inputs)
-        known = {*chosen, *strings(self._read(configs))}
+
+        def known() -> list[str]:
+            return [*chosen, *strings(self._read(configs))]
+
         return configs, changes, self.trainings.check(configs, changes, self.places.rules(), known)
 
     def _check(self, *inputs: Any) -> Iterator[list[Any]]:
