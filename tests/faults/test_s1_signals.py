@@ -95,7 +95,7 @@ def test_a_hang_up_that_nohup_ignores_stays_ignored(whole, tmp_path):
     root = f"--trainer.default_root_dir={tmp_path / 'run'}"
     before = signal.signal(HUP, signal.SIG_IGN)
     try:
-        good(forked(*FIT, *kill(HUP, "train"), root, cwd=tmp_path))
+        good(zoo(*FIT, *kill(HUP, "train"), root, cwd=tmp_path))
     finally:
         signal.signal(HUP, before)
     assert_same(tmp_path / "run", whole)
