@@ -13,7 +13,7 @@ from tests.faults.bombs import MEBIBYTE, Cost, costs
 from tests.harness import SMOKE, TOY_ARGS, TOY_RECIPE, in_fork
 from zoo.cli import main
 from zoo.flow.extractors import read_features
-from zoo.flow.image_sets import from_npz
+from zoo.flow.image_sets import npz
 
 SECONDS = 10  # of computing
 
@@ -92,7 +92,7 @@ def test_arrays_that_unpack_to_much(tmp_path: Path) -> None:
             )
             for _ in range(2**8):
                 file.write(bytes(MEBIBYTE))
-    for read in (read_features, from_npz):
+    for read in (read_features, npz):
         with pytest.raises(ValueError, match="zip bomb"):
             read(path)
 
