@@ -122,8 +122,10 @@ class SequenceRestorer(Inference):
             (B, channels, T) float32 on the same device, zero beyond the lengths.
 
         Raises:
-            ValueError: when there is no noise.
+            ValueError: when there is no noise, or, on the CPU, the normaliser has no statistics yet.
         """
+        if condition.device.type == "cpu":  # a device is not asked for every batch
+            self._check_fitted()
         batch, _, frames = condition.shape
         start = condition.new_zeros(batch, self.net.channels, frames)
         if self.temperature:
@@ -221,6 +223,10 @@ class SequenceRestorer(Inference):
         write_atomic(path, lambda file: np.save(file, features.astype(np.float32)))
         return path
 
+    def _check_fitted(self) -> None:
+        if not self.normaliser.is_fitted:
+            raise ValueError("the normaliser has no statistics: a training sets them, a checkpoint brings them")
+
     def _chunker(self, values: int) -> Chunker:
         """Chunks of frames that are so many values each."""
         return Chunker(self.chunk_frames, self.overlap_frames, values, self.chunk_batch)
@@ -278,8 +284,7 @@ class SequenceRestorer(Inference):
         Raises:
             ValueError: when the normaliser has no statistics yet.
         """
-        if not self.normaliser.is_fitted:
-            raise ValueError("the normaliser has no statistics: a training sets them, a checkpoint brings them")
+        self._check_fitted()
         values = self.net.condition_channels if mel is None else mel.hop_length
         noise_values = self.net.channels if self.temperature else 0
         rng = np.random.default_rng(self.seed)
