@@ -4,6 +4,7 @@ import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 import yaml
@@ -15,16 +16,19 @@ from tests.cli.test_recipes import FRAGMENTS, RECIPES
 from tests.compressed_ad.test_losses import histories
 from tests.miipher.parts import backbone, cleaner
 from zoo.audio.mel import LogMel
+from zoo.audiosr.diffusion import CosineDiffusion
 from zoo.audiosr.discriminator import PatchDiscriminator
+from zoo.audiosr.losses import LossTerm
 from zoo.audiosr.parts import FrozenAutoencoder, FrozenVocoder
 from zoo.ci_llm.pretrain import LearningBackbone
 from zoo.compressed_ad.compression import EncoderCompressor, QueryCompressor, ReconstructionDecoder
-from zoo.compressed_ad.embedding import FactoredEmbedding
+from zoo.compressed_ad.embedding import FactoredEmbedding, LinearEmbedding
 from zoo.compressed_ad.policy import InContextPolicy
 from zoo.compressed_ad.reconstruction import FieldDecoder
 from zoo.compressed_ad.transformer import Transformer
 from zoo.flow.mlp import ToyNet
 from zoo.flow.sequence_net import SequenceNet
+from zoo.flow.sequence_normaliser import Normaliser
 from zoo.flow.unet import UNet
 from zoo.hifigan.discriminators import MultiPeriodDiscriminator, MultiScaleDiscriminator
 from zoo.hifigan.generator import Generator
@@ -53,9 +57,10 @@ def ones(*shape: int) -> Tensor:
     return torch.ones(*shape, dtype=torch.int64)
 
 
-def policy(decoder: ReconstructionDecoder | None, compressor: Any = None) -> InContextPolicy:
-    parts = FactoredEmbedding(16, 5), Transformer(16, 1, 2, 12, dropout=0.0)
-    return InContextPolicy(*parts, compressor or QueryCompressor(16, 3, 1, 2, dropout=0.0), decoder=decoder)
+def policy(embedding: Any, compressor: Any) -> InContextPolicy:
+    return InContextPolicy(
+        embedding(16, 5), Transformer(16, 1, 2, 12, dropout=0.0), compressor(16, 3, 1, 2, dropout=0.0)
+    )
 
 
 def denoiser(fusion: str) -> tuple[nn.Module, Inputs]:
@@ -102,6 +107,9 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
         lambda size: (noise(size, 1, 8, 8), torch.linspace(0, 1, size), ones(size)),
     ),
     "ToyNet": lambda: (ToyNet(), lambda size: (noise(size, 2), torch.linspace(0, 1, size))),
+    "Normaliser": lambda: (
+        Call(lambda net, x: net.restore(net.normalise(x)), net=Normaliser(4, 4)), lambda size: (noise(2, 4, size),)
+    ),
     "SequenceNet": lambda: (
         SequenceNet(4, 4, 16, 2, 2),
         lambda size: (noise(2, 4, size), torch.tensor([0.1, 0.9]), noise(2, 4, size), torch.tensor([size, 3]), ones(2)),
@@ -116,8 +124,8 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
         ),
         language_model("llama")[1],
     ),
-    "InContextPolicy": lambda: (policy(None), lambda size: (histories(size, 7),)),
-    "EncoderCompressor": lambda: (policy(None, EncoderCompressor(16, 3, 1, 2)), lambda size: (histories(size, 14),)),
+    "InContextPolicy": lambda: (policy(FactoredEmbedding, QueryCompressor), lambda size: (histories(size, 14),)),
+    "EncoderCompressor": lambda: (policy(LinearEmbedding, EncoderCompressor), lambda size: (histories(size, 14),)),
     "ReconstructionDecoder": lambda: (
         ReconstructionDecoder(16, 1, 2), lambda size: (noise(2, 3, 16), torch.arange(size))
     ),
@@ -127,6 +135,7 @@ PARTS_OF = {
     "Autoencoder": "FrozenAutoencoder", "UNet": "Denoiser-none", "GlobalEncoder": "Denoiser-film",
     "Agents": "Crowd-llama", "ParallelAdapters": "Cleaner",
     "FactoredEmbedding": "InContextPolicy", "Transformer": "InContextPolicy", "QueryCompressor": "InContextPolicy",
+    "LinearEmbedding": "EncoderCompressor",
 }  # fmt: skip
 
 
@@ -157,14 +166,14 @@ def test_every_net_of_the_recipes_is_there() -> None:
 
 
 def nets(description: Any) -> set[str]:
-    """Names of the modules with weights or buffers that a recipe's model names."""
+    """Names of the nets and front ends that a recipe's model names."""
     found = set()
     if isinstance(description, dict):
         path = description.get("class_path", "")
         if path.startswith("zoo."):
             module, _, name = path.rpartition(".")
             cls = getattr(importlib.import_module(module), name)
-            if issubclass(cls, nn.Module) and not hasattr(cls, "training_step"):
+            if issubclass(cls, nn.Module) and not issubclass(cls, (L.LightningModule, LossTerm, CosineDiffusion)):
                 found.add(name)
         for value in description.values():
             found |= nets(value)

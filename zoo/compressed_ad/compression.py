@@ -208,6 +208,7 @@ class EncoderCompressor(Compressor):
         layer = nn.TransformerEncoderLayer(
             dim, heads, feedforward or 4 * dim, dropout, "gelu", batch_first=True, norm_first=True
         )
+        layer.activation_relu_or_gelu = 0  # leaves out the fused kernel of inference, which torch.compile cannot trace
         self.transformer_encoder = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
         self.output_ln = nn.LayerNorm(dim)
 

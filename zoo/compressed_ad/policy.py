@@ -134,7 +134,7 @@ class InContextPolicy(nn.Module):
         """Cut a history of `length` steps where it is compressed."""
         cuts: list[int] = []
         while length > 0:
-            room = self.capacity(bool(cuts)) if self.compressor is not None else self.window
+            room = self.capacity(len(cuts) > 0) if self.compressor is not None else self.window
             cuts.append(min(length, room))
             length -= cuts[-1]
         return cuts

@@ -57,7 +57,7 @@ class Attention(nn.Module):
         q, k, v = self.split(x)
         if cache is not None:
             k, v = cache.extend(layer, k, v)
-        causal = mask is None and x.shape[1] > 1
+        causal = True if mask is None and x.shape[1] > 1 else False  # a branch: a size is a symbol to torch.compile
         dropout = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=causal)
         y = self.out_proj(y.transpose(1, 2).reshape(x.shape))
