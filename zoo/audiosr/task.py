@@ -209,11 +209,9 @@ class DiffusionTask(SingleOptimizerTask):
         drawn = draws(seeds, self._latent_shape(batch), self.diffusion.steps, self.condition_dropout)
         return {**batch, "draws": drawn, "known": list(zip(drawn.t.tolist(), drawn.place.tolist(), strict=True))}
 
-    def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        """Complete a batch before it goes to the device: what training draws, the noise of validation."""
-        if self.trainer.training or "item" not in batch:
-            return super().on_before_batch_transfer(batch, dataloader_idx)
-        return {**batch, "noise": self._validation_noise(batch, batch["item"].tolist())}
+    def located(self, batch: Batch) -> Batch:
+        """Add the `noise` of items that have a number."""
+        return {**batch, "noise": self._validation_noise(batch, batch["item"].tolist())} if "item" in batch else batch
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss at one diffusion step per item, some conditions dropped.

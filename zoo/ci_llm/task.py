@@ -125,7 +125,7 @@ class CrowdTask(SingleOptimizerTask):
 
     def drawn(self, batch: Batch) -> Batch:
         """Add `directions` of the diversity term and the positions of the losses, where it has none yet."""
-        batch = self._located(batch)
+        batch = self.located(batch)
         term = self.diversity
         if term is None or not term.enabled or "directions" in batch:
             return batch
@@ -133,15 +133,11 @@ class CrowdTask(SingleOptimizerTask):
         directions = term.directions(dims, self.crowd.count, self.batches_done)
         return batch if directions is None else {**batch, "directions": directions}
 
-    def _located(self, batch: Batch) -> Batch:
+    def located(self, batch: Batch) -> Batch:
         """Look for labels while the batch lies on the CPU, where that costs no wait for a device."""
         places = {"label_positions": True} if self.loss_shift else {"label_positions": True, "loss_positions": False}
         missing = {name: shift for name, shift in places.items() if name not in batch}
         return {**batch, **{name: label_positions(batch["labels"], shift) for name, shift in missing.items()}}
-
-    def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        """Complete a batch before it goes to the device."""
-        return self.drawn(batch) if self.trainer.training else self._located(batch)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Loss of all agents on a batch.

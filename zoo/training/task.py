@@ -99,9 +99,15 @@ class ZooTask(L.LightningModule):
         """
         return batch
 
+    def located(self, batch: Any) -> Any:
+        """The same for a batch of validation or test."""
+        return batch
+
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Complete a training batch before it goes to the device; see `drawn`."""
-        return self.drawn(batch) if self.trainer.training else batch
+        """Complete a batch before it goes to the device; see `drawn` and `located`."""
+        if self.trainer.predicting:
+            return batch
+        return self.drawn(batch) if self.trainer.training else self.located(batch)
 
     def evaluate(self, batch: Any, batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
         """Evaluate one batch.
