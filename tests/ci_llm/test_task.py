@@ -27,7 +27,7 @@ def diversity(**arguments) -> Diversity:
 def logged(made) -> dict[str, torch.Tensor]:
     """Let a task keep what it logs."""
     kept: dict[str, torch.Tensor] = {}
-    made.log_terms = lambda stage, terms, batch_size=None: kept.update({f"{stage}/{k}": v for k, v in terms.items()})
+    made.log_terms = lambda stage, terms, **_: kept.update({f"{stage}/{k}": v for k, v in terms.items()})
     return kept
 
 
@@ -277,7 +277,8 @@ def test_tokenizer_of_another_backbone_is_refused(tmp_path):
 )
 def test_data_that_do_not_fit_are_refused(settings, said):
     made = byte_task(diversity=diversity())
-    made.trainer = SimpleNamespace(datamodule=TextData(ByteTokenizer(), **settings), checkpoint_callbacks=[])
+    data = TextData(ByteTokenizer(), **settings)
+    made.trainer = SimpleNamespace(datamodule=data, checkpoint_callbacks=[], strategy=None)
     with pytest.raises(ValueError, match=said):
         made.setup("fit")
 

@@ -130,7 +130,8 @@ class ZooTask(L.LightningModule):
         """
         super().setup(stage)
         if isinstance(self.trainer.strategy, DDPStrategy):
-            self.trainer.strategy._ddp_kwargs.setdefault("find_unused_parameters", self.find_unused_parameters)
+            settings = self.trainer.strategy._ddp_kwargs
+            settings["find_unused_parameters"] = settings.get("find_unused_parameters") or self.find_unused_parameters
         for path, module in frozen.frozen_modules({"": self}).items():
             if not module.is_frozen:
                 continue
