@@ -37,7 +37,7 @@ def fail(prog: str, message: str) -> NoReturn:
     """Exit with code 2 and one line on standard error."""
     message = message.replace(
         "Add the import path to import_path_allowlist in set_parsing_settings to allow it.",
-        "Classes of your own package are admitted by --allow-import PACKAGE.",
+        "It is no registered part; those that a package of yours registers are admitted by --allow-import PACKAGE.",
     )
     prog = prog if prog.startswith("zoo") else "zoo"  # jsonargparse names its inner parsers after the script
     print(f"{prog}: error: {' '.join(message.split())}", file=sys.stderr)
