@@ -78,7 +78,11 @@ def test_two_processes_equal_one(ranks, case, tmp_path):
     for key, value in whole.items():
         assert torch.equal(ranks[0][case][key], ranks[1][case][key])
         torch.testing.assert_close(
-            ranks[0][case][key].double(), value.double(), atol=1e-6, rtol=1e-5, msg=lambda said, key=key: f"{key}: {said}"
+            ranks[0][case][key].double(),
+            value.double(),
+            atol=1e-6,
+            rtol=1e-5,
+            msg=lambda said, key=key: f"{key}: {said}",
         )
     assert all(float((whole[key] - start[key]).abs().max()) > 1e-4 for key in start)
 

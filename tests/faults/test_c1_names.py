@@ -7,6 +7,7 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -56,10 +57,11 @@ def watched(events: list[str]) -> None:
             return
         if event == "open" and isinstance(args[1], str) and not set(args[1]) & set("wax+"):
             return
-        if event == "import" and args[0].partition(".")[0] in sys.modules:
+        if event == "import" and args[0].partition(".")[0] in installed:
             return
         events.append(f"{event} {args[:2]!r}")
 
+    installed = {*packages_distributions(), *sys.stdlib_module_names, *sys.modules}
     watching[0] = True
     sys.addaudithook(note)
 

@@ -117,7 +117,7 @@ def load_checkpoint(path: Path, map_location: Any = "cpu", mapped: bool = False)
         if strange := strange_types(content):
             raise UnsafeFileError(", ".join(strange))
         if isinstance(content, dict) and "zoo" in content:
-            content["zoo"] = renamed(content["zoo"])
+            content["zoo"] = _description(content["zoo"])
         return content
     except ValueError as error:
         reason = str(error).removeprefix(f"{path}: ")[:300]
@@ -127,6 +127,14 @@ def load_checkpoint(path: Path, map_location: Any = "cpu", mapped: bool = False)
             f"{path} cannot be read as a checkpoint of tensors and plain values ({reason}); "
             "for a file of another project use `zoo convert`"
         ) from error
+
+
+def _description(found: Any) -> dict[str, Any]:
+    """What a checkpoint says of its system, its parts under their public names."""
+    kinds = {"inference": str, "parts": dict, "options": dict}
+    if not isinstance(found, dict) or not all(isinstance(found.get(key, kind()), kind) for key, kind in kinds.items()):
+        raise ValueError("its description of the parts is not inference: NAME, parts: {...}, options: {...}")
+    return renamed(found)
 
 
 def is_sound(path: Path, warn: bool = False) -> bool:
