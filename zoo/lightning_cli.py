@@ -30,7 +30,15 @@ from zoo.common.configs import check_places
 from zoo.common.locks import locked
 from zoo.loading import load
 from zoo.options import files_first
-from zoo.parsing import PARSER_MODE, ConfigError, check_config, explain_build, limit_names
+from zoo.parsing import (
+    PARSER_MODE,
+    SECTIONS,
+    ConfigError,
+    check_config,
+    explain_build,
+    limit_names,
+    read_no_other_files,
+)
 from zoo.predictor import Loaded, NoData
 from zoo.run_options import complete, config_files, recipe_of, settle
 from zoo.trainer_parser import ZooParser, config_text
@@ -150,6 +158,7 @@ class ZooCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse, then settle where this command writes."""
+        read_no_other_files(parser)
         for file in config_files(args):
             check_config(Path(file))
         try:
@@ -158,7 +167,7 @@ class ZooCLI(LightningCLI):
             raise ConfigError(str(error) or type(error).__name__) from error
         if self.brought is not None:
             check_places(self.config.as_dict(), self.brought, args)
-        for section in ("trainer", "checkpoints", "wandb"):
+        for section in SECTIONS:
             if not isinstance(self.config[section], Namespace):  # jsonargparse takes anything for a group of options
                 parser.error(f'Parser key "{section}": expected a mapping, not {self.config[section]!r}')
         seed = self.config["seed_everything"]

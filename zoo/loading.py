@@ -17,6 +17,7 @@ from zoo.common import registry
 from zoo.training import export, frozen
 from zoo.training.build import build
 from zoo.training.checkpoint_files import load_checkpoint
+from zoo.training.descriptions import check_whole
 from zoo.training.inference import Inference
 from zoo.training.run import find_checkpoint
 
@@ -55,6 +56,7 @@ def load(
     if unknown := options.keys() - known:
         said = f"its options: {', '.join(sorted(known))}" if known else "it has none"
         raise ValueError(f"{cls.__name__} has no option {', '.join(sorted(unknown))}; {said}")
+    check_whole(specs, options)
     parts = build_parts(specs, path if path.is_dir() else path.parent)
     for name, part in parts.items():
         if not isinstance(part, nn.Module):
@@ -84,6 +86,9 @@ def build_parts(specs: dict[str, Any], folder: Path) -> dict[str, Any]:
     used = frozen.use_copies(described, recorded, folder)
     slots = registry.slots(registry.find(specs["inference"], Inference))
     parts = {name: build(spec, slots.get(name, Any)) for name, spec in described.items()}
+    for name, part in parts.items():
+        if isinstance(part, str) and registry.takes_parts_only(slots.get(name, str)):
+            raise ValueError(f"{name} is {part!r:.60}, expected a part: class_path and init_args")
     modules = frozen.frozen_modules({name: part for name, part in parts.items() if isinstance(part, nn.Module)})
     frozen.note_sources(modules, specs["parts"], used)
     frozen.check(modules, recorded, str(folder))

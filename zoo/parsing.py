@@ -16,6 +16,7 @@ from zoo.common.bounded_yaml import check_yaml, safe_load
 from zoo.common.configs import limit_resolvers
 
 PARSER_MODE = "omegaconf+"
+SECTIONS = ("trainer", "checkpoints", "wandb")  # groups of options
 
 _jsonargparse: Any = _loaders_dumpers  # it has no public place for the loader of texts within values
 
@@ -60,6 +61,14 @@ def limit_names() -> None:
     set_loader(PARSER_MODE, lambda text: registry.renamed(load(text)), (yaml.YAMLError,))
 
 
+def read_no_other_files(parser: ArgumentParser) -> None:
+    """Let no text in a config stand for another file: jsonargparse would read any path in the place of a class."""
+    for action in parser._actions:
+        if hasattr(action, "_enable_path"):
+            action._enable_path = False
+            action.sub_add_kwargs = {**action.sub_add_kwargs, "sub_configs": False}
+
+
 class ConfigError(ValueError):
     """A config that parses and still cannot be built."""
 
@@ -90,9 +99,9 @@ def explain_build(error: Exception, config: Mapping[str, Any]) -> Exception:
 
 
 def check_config(file: Path) -> None:
-    """Find keys that stand beside a `class_path` and belong below its `init_args`.
+    """Find what jsonargparse would misread or report as something else.
 
-    jsonargparse refuses them, but says that it is `class_path` that it does not know.
+    Keys that stand beside a `class_path` and belong below its `init_args`; other files in the place of a section.
 
     Raises:
         ConfigError: naming the key.
@@ -101,6 +110,9 @@ def check_config(file: Path) -> None:
         content = safe_load(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         return  # the parser says what is wrong with the file
+    for key in (*SECTIONS, "config"):
+        if isinstance(content, Mapping) and isinstance(content.get(key), str):
+            raise ConfigError(f'{file}: "{key}" is {content[key]!r}, expected a mapping; name other files by --config')
     pending: list[tuple[str, Any]] = [("", content)]
     seen = set()  # an alias may lead back to where it stands
     while pending:

@@ -29,7 +29,7 @@ def test_converts_and_loads(original: Path, tmp_path: Path, monkeypatch: pytest.
     assert main(["predict", "--ckpt_path", str(tmp_path / "ours"), *args]) == 0
     np.testing.assert_allclose(files.read(tmp_path / "out" / "in.wav")[0], 0.375, atol=1e-4)
     monkeypatch.setattr(registry, "_admitted", [])
-    with pytest.raises(ValueError, match=r"toy_wing\.restore\.Amplifier is no part of the zoo"):
+    with pytest.raises(ValueError, match=r"toy_wing\.Amplifier is no part of the zoo"):
         load(tmp_path / "ours")
 
 

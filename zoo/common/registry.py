@@ -14,6 +14,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
@@ -164,6 +165,12 @@ def allowed_paths() -> list[str]:
 def fits(cls: type, slot: Any) -> bool:
     """Whether a class may stand in a slot with this annotation; Any takes no class, `object` takes all."""
     return slot is object or any(issubclass(cls, each) for each in _classes(slot))
+
+
+def takes_parts_only(slot: Any) -> bool:
+    """Whether nothing but a part, or None, may stand in a slot with this annotation."""
+    options = typing.get_args(slot) if typing.get_origin(slot) in (typing.Union, types.UnionType) else (slot,)
+    return all(option is type(None) or any(option is each for each in _classes(option)) for option in options)
 
 
 def slots(cls: type) -> dict[str, Any]:

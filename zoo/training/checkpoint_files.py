@@ -16,7 +16,7 @@ import torch
 from zoo.atomic import TEMPORARY_MARK, replacing, write_atomic
 from zoo.common.archives import open_checked
 from zoo.common.errors import UnsafeFileError
-from zoo.common.registry import renamed
+from zoo.training.descriptions import check_weights, described
 from zoo.training.foreign import load_foreign, strange_types
 
 log = logging.getLogger(__name__)
@@ -117,7 +117,8 @@ def load_checkpoint(path: Path, map_location: Any = "cpu", mapped: bool = False)
         if strange := strange_types(content):
             raise UnsafeFileError(", ".join(strange))
         if isinstance(content, dict) and "zoo" in content:
-            content["zoo"] = _description(content["zoo"])
+            content["zoo"] = described(content["zoo"])
+            check_weights(content)
         return content
     except ValueError as error:
         reason = str(error).removeprefix(f"{path}: ")[:300]
@@ -127,14 +128,6 @@ def load_checkpoint(path: Path, map_location: Any = "cpu", mapped: bool = False)
             f"{path} cannot be read as a checkpoint of tensors and plain values ({reason}); "
             "for a file of another project use `zoo convert`"
         ) from error
-
-
-def _description(found: Any) -> dict[str, Any]:
-    """What a checkpoint says of its system, its parts under their public names."""
-    kinds = {"inference": str, "parts": dict, "options": dict}
-    if not isinstance(found, dict) or not all(isinstance(found.get(key, kind()), kind) for key, kind in kinds.items()):
-        raise ValueError("its description of the parts is not inference: NAME, parts: {...}, options: {...}")
-    return renamed(found)
 
 
 def is_sound(path: Path, warn: bool = False) -> bool:

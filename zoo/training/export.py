@@ -15,6 +15,7 @@ from zoo.atomic import replacing
 from zoo.common.bounded_yaml import load_json
 from zoo.common.registry import current_name, renamed
 from zoo.training import frozen
+from zoo.training.descriptions import described
 
 WEIGHTS_NAME = "model.safetensors"
 CONFIG_NAME = "config.json"
@@ -140,7 +141,7 @@ def self_contained(parts: dict[str, Any], recorded: dict[str, dict[str, Any]]) -
 
 def export_config(folder: Path) -> dict[str, Any]:
     """Read an export's description, its parts under their public names."""
-    return renamed(load_json((folder / CONFIG_NAME).read_text(encoding="utf-8")))
+    return described(load_json((folder / CONFIG_NAME).read_text(encoding="utf-8")))
 
 
 def is_export(path: Path) -> bool:
