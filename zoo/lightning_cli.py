@@ -246,8 +246,17 @@ def describe(model: ZooTask, config: Namespace) -> dict[str, Any]:
     }
 
 
-def run(command: str, args: list[str]) -> int:
-    """Run one of the four commands; returns the exit code."""
+def run(command: str, args: list[str], brought: Path | None = None) -> int:
+    """Run one of the four commands.
+
+    Args:
+        command: fit, validate, test or predict.
+        args: its arguments.
+        brought: the run that a config among them came with; that of `--ckpt_path` is known without.
+
+    Returns:
+        The exit code.
+    """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning's use of torch, nothing a user can change
     # said of loaders that do resume, and of values that are reduced already
@@ -258,7 +267,8 @@ def run(command: str, args: list[str]) -> int:
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_no_advertisement)
     limit_names()
     with contextlib.ExitStack() as held:
-        return _execute(command, ZooCLI(command, *complete(command, args), held))
+        args, own = complete(command, args)
+        return _execute(command, ZooCLI(command, args, brought or own, held))
 
 
 def _execute(command: str, cli: ZooCLI) -> int:
@@ -323,12 +333,13 @@ def dry_run(config: Path) -> list[tuple[str, bool, str]]:
         (check, passed, detail) for each stage that was reached.
     """
     results: list[tuple[str, bool, str]] = []
+    brought = config.parent if runs.has_config(config) and any(config.parent.glob("*.ckpt")) else None
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "run"
         limits = ["--trainer.max_steps=1", "--trainer.limit_val_batches=1", "--trainer.num_sanity_val_steps=0"]
         stages = {
             "build, one step, save": lambda: run(
-                "fit", ["--config", str(config), f"--trainer.default_root_dir={root}", *limits]
+                "fit", ["--config", str(config), f"--trainer.default_root_dir={root}", *limits], brought
             ),
             "load": lambda: type(load(root)).__name__,
             "predict": lambda: load(root).dry_run(),

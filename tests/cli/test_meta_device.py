@@ -33,7 +33,7 @@ from zoo.flow.sampler import Sampler
 from zoo.flow.sequence_restore import SequenceRestorer
 from zoo.flow.solvers import METHODS, Solver
 from zoo.hifigan.vocoder import Vocoder
-from zoo.lightning_cli import ZooCLI, allow_imports
+from zoo.lightning_cli import ZooCLI, limit_names
 from zoo.miipher.restore import FeatureExtractor, Restorer
 from zoo.training.build import build
 from zoo.training.task import ZooTask
@@ -88,7 +88,7 @@ def built(recipe: Path, folder: Path) -> tuple[ZooTask, L.LightningDataModule]:
     overlay["data"] = {"init_args": {**overlay.get("data", {}).get("init_args", {}), **small}}
     (folder / "small.yaml").write_text(yaml.safe_dump(overlay))
     options = ["--trainer.accelerator=cpu", "--trainer.precision=32-true", f"--trainer.default_root_dir={folder}/run"]
-    allow_imports()
+    limit_names()
     with weightless():
         cli = ZooCLI("fit", ["--config", str(recipe), "--config", str(folder / "small.yaml"), *options])
     model, spec = cli.model, cli.config["data"].as_dict()

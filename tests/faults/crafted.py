@@ -93,7 +93,7 @@ class Outcome(NamedTuple):
             size: of the crafted file in bytes.
             refuses: whether it has to fail.
         """
-        errors = [line for line in self.said.splitlines() if "error: " in line]
+        errors = [line for line in self.said.splitlines() if "error: " in line or line.startswith("failed: ")]
         found = list(self.touched)
         if refuses and self.code == 0:
             found.append("accepted it")

@@ -126,6 +126,9 @@ def files(folder: Path, path: str) -> Iterator[tuple[Path, str]]:
 
 def through_files(arguments: tuple[Path, list[str]]) -> list[tuple[str, str, str]]:
     """(path, file, what went wrong) of every file that was not refused in one line, without an act."""
+    import toy_wing.task  # its package is admitted below
+
+    assert toy_wing.task
     from zoo.cli import main
     from zoo.loading import load
 

@@ -155,7 +155,7 @@ def test_fragment_and_flags_mean_the_same(parser, tmp_path):
     from_flags.trainer.devices = int(from_flags.trainer.devices)
     assert from_file.trainer == from_flags.trainer
     strategy = parser.instantiate(from_flags).trainer.strategy
-    assert "find_unused_parameters" not in strategy._ddp_kwargs  # the task says whether it needs that
+    assert not strategy._ddp_kwargs.get("find_unused_parameters")  # the task says whether it needs that
     assert strategy._ddp_kwargs["broadcast_buffers"] is False
 
 

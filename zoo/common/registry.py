@@ -98,6 +98,13 @@ def admitted() -> tuple[str, ...]:
     return tuple(_admitted)
 
 
+def package_of(cls: type) -> str:
+    """The package that a class belongs to: the one that registers parts, else that of its module."""
+    module = cls.__module__
+    own = [package for package in _modules if f"{module}.".startswith(f"{package}.")]
+    return max(own, key=len, default=module.rpartition(".")[0])
+
+
 def find(name: str, base: Any = object) -> type:
     """The class of a public or former name; the only way from a text to a class.
 

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from zoo.common.registry import public_name
+from zoo.common.registry import package_of
 from zoo.training import checkpoint_files, export, frozen
 from zoo.training.run import find_checkpoint
 
@@ -145,4 +145,4 @@ def read_weights(path: Path, task: type) -> tuple[dict[str, Tensor], Records]:
 
 def _converter(task: type) -> Any:
     """The converter of the system that a task belongs to."""
-    return importlib.import_module(f"{public_name(task).rpartition('.')[0]}.convert")
+    return importlib.import_module(f"{package_of(task)}.convert")
