@@ -63,7 +63,8 @@ def limit_names() -> None:
 
 def read_no_other_files(parser: ArgumentParser) -> None:
     """Let no text in a config stand for another file: jsonargparse would read any path in the place of a class."""
-    for action in parser._actions:
+    actions: list[Any] = parser._actions
+    for action in actions:
         if hasattr(action, "_enable_path"):
             action._enable_path = False
             action.sub_add_kwargs = {**action.sub_add_kwargs, "sub_configs": False}

@@ -156,6 +156,7 @@ COMPRESSED_AD = [
     "--allow-import=witness",
     "--trainer.max_steps=6",
     "--trainer.val_check_interval=6",
+    "--trainer.log_every_n_steps=1",
     "--trainer.callbacks+=witness.Witness",
     *(f"{POLICY}.{part}.init_args.dropout=0" for part in ("transformer", "compressor", "decoder")),
     "--model.init_args.optimizer={class_path: torch.optim.SGD, init_args: {lr: 0.1}}",

@@ -184,7 +184,7 @@ def _(inference: SuperResolver) -> None:
     mel = whole_mel(mel, inference.autoencoder.factor * inference.net.unet.factor)
     condition = split(inference.autoencoder.encode(mel))[0]
     encoded = inference.net.encode_clip(mel)
-    copied = copied_bands(inference.features, 4000.0)
+    copied = copied_bands(inference.features, np.array([4000.0]))
     parts = inference.net, inference.autoencoder, inference.features, inference.diffusion
     chunks = Chunks(*parts, inference.settings, copied, encoded)
     predict = chunks._predict(condition * inference.net.latent_scale, torch.zeros(2, dtype=torch.int64, device=META))

@@ -128,3 +128,8 @@ def test_names_twice_and_names_that_are_none() -> None:
         registry.public("pairs", {"a": "X", "b": "X"})
     with pytest.raises(ValueError, match="dotted name of a package"):
         registry.admit(["../evil"])
+
+
+def test_slots_of_arguments_that_are_handed_on() -> None:
+    degrader = registry.slots(registry.find("zoo.miipher.VocoderSegments"))["degrader"]
+    assert registry.fits(registry.find("zoo.audio.Degrader"), degrader)

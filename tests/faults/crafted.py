@@ -337,6 +337,7 @@ def meet(entry: str, kind: str, cases: Sequence[Case], folder: str, sound: str) 
     sys.path.insert(0, str(decoys))
     sys.dont_write_bytecode = True
     os.environ[VARIABLE] = SECRET
+    _prepare()
     builds, watch, found = kind in ENTRIES[entry][1], Watch(), []
     with limited_memory():
         usual = _usual(watch, entry, kind, Path(folder), Path(sound))
@@ -352,6 +353,13 @@ def meet(entry: str, kind: str, cases: Sequence[Case], folder: str, sound: str) 
             found.append((case.name, faults))
             shutil.rmtree(place.root)
     return found
+
+
+def _prepare() -> None:
+    """Let jsonargparse look for its stubs, for which it asks another Python for its path, once."""
+    from jsonargparse._stubs_resolver import get_stubs_resolver
+
+    get_stubs_resolver()
 
 
 def _usual(watch: Watch, entry: str, kind: str, folder: Path, sound: Path) -> set[str]:

@@ -203,7 +203,8 @@ class DiffusionTask(SingleOptimizerTask):
         """Add what is random (`draws`), with the diffusion steps and places of crops that the host must know."""
         if "draws" in batch:
             return batch
-        number = self.trainer.fit_loop.epoch_loop.batch_progress.total.processed  # also before the step begins
+        progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress
+        number = progress.total.processed  # of the batches before this one, also while it is on its way to the device
         rank, world = self.trainer.global_rank, self.trainer.world_size
         seeds = [item_seed(self.seed, number, row * world + rank) for row in range(len(batch["high"]))]
         drawn = draws(seeds, self._latent_shape(batch), self.diffusion.steps, self.condition_dropout)

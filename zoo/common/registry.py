@@ -187,7 +187,15 @@ def slots(cls: type) -> dict[str, Any]:
 
 @cache
 def _hints(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(inspect.getattr_static(cls, "__init__"))
+    """Annotations of the constructor, and of those of base classes that it hands its keywords on to."""
+    found: dict[str, Any] = {}
+    for base in cls.__mro__:
+        if "__init__" in vars(base):
+            found = {**typing.get_type_hints(vars(base)["__init__"]), **found}
+            parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
+            if not any(each.kind is each.VAR_KEYWORD for each in parameters):
+                break
+    return found
 
 
 def _classes(annotation: Any) -> Iterator[type]:
