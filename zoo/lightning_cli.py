@@ -96,7 +96,7 @@ class ZooCLI(LightningCLI):
         self.recipe = recipe_of(config_files(args))
         self.folder = Path()
         self.checkpoint: Path | None = None
-        described = command == "predict" and args[:1] != [] and args[0].startswith("--model.path=")
+        described = bool(args) and args[0].startswith("--model.path=")  # what is loaded describes itself
         super().__init__(
             Loaded if described else ZooTask,
             NoData if described else L.LightningDataModule,
