@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map
 
-DRAWS = 3  # of random roundings
+# Draws of random roundings: few, and many where an evaluation comes near to the bound that the few give: the largest of
+# few responses says little of a gradient that almost vanishes.
+FEW, MANY = 3, 10
 # A kernel's sum of n terms rounds n times, the measurement moves each term once. Errors seen were 0.1 to 1.5 of it.
 MULTIPLE = 4
 UNIT = torch.finfo(torch.float32).eps
@@ -109,20 +111,28 @@ def assert_agrees(
         What the formula gives in float64.
     """
     result = exactly(formula, *inputs)
-    exact = _leaves(result)
-    bounds = {key: float(UNIT * value.abs().max()) for key, value in exact.items()}
-    for seed in range(DRAWS):
-        for key, value in _leaves(exactly(formula, *inputs, seed=seed)).items():
-            bounds[key] = max(bounds[key], _distance(value, exact[key]))
-    bounds = {key: MULTIPLE * response for key, response in bounds.items()}
+    exact, ours = _leaves(result), _leaves(formula(*inputs))
+    responses = {key: float(UNIT * value.abs().max()) for key, value in exact.items()}
+    expected = {} if recorded is None else _leaves(recorded)
+    stated = not atol is rtol is None
     if recorded is not None:
-        expected = _leaves(recorded)
         assert expected.keys() == exact.keys()
-        for key, value in expected.items():
-            stated = None if atol is rtol is None else ((rtol or 0) * value.abs()).clamp(min=atol or 0)
-            _assert_within(exact[key], value, bounds[key] if stated is None else stated, f"recorded{key}")
-    for key, value in _leaves(formula(*inputs)).items():
-        _assert_within(value, exact[key], bounds[key], f"float32{key}")
+    for seed in range(MANY):
+        for key, value in _leaves(exactly(formula, *inputs, seed=seed)).items():
+            responses[key] = max(responses[key], _distance(value, exact[key]))
+        compared = [ours] if stated or not expected else [ours, expected]
+        near = any(
+            _distance(value, exact[key]) > MULTIPLE / 2 * responses[key]
+            for each in compared
+            for key, value in each.items()
+        )
+        if seed + 1 >= FEW and not near:
+            break
+    for key, value in expected.items():
+        bound = ((rtol or 0) * value.abs()).clamp(min=atol or 0) if stated else MULTIPLE * responses[key]
+        _assert_within(exact[key], value, bound, f"recorded{key}")
+    for key, value in ours.items():
+        _assert_within(value, exact[key], MULTIPLE * responses[key], f"float32{key}")
     return result
 
 

@@ -170,7 +170,7 @@ def copied_bands(features: MelFeatures, cutoffs_hz: np.ndarray) -> Tensor:
     """Bands (U, n_mels) bool that lie below frequencies (U,) in Hz with all that they hear; all of them for NaN."""
     basis = features.mel.mel_basis
     bins = torch.arange(basis.shape[1], device=basis.device) * (features.sample_rate / features.n_fft)
-    limits = torch.from_numpy(np.nan_to_num(cutoffs_hz, nan=np.inf)).to(bins)
+    limits = torch.stack([bins.new_full((), limit) for limit in np.nan_to_num(cutoffs_hz, nan=np.inf).tolist()])
     return (basis > 0).mul(bins).amax(dim=1) <= limits[:, None]
 
 
