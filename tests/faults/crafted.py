@@ -93,7 +93,11 @@ class Outcome(NamedTuple):
             size: of the crafted file in bytes.
             refuses: whether it has to fail.
         """
-        errors = [line for line in self.said.splitlines() if "error: " in line or line.startswith("failed: ")]
+        lines = self.said.splitlines()
+        # what doctor's table says of a recipe is summed up in its last line
+        errors = [line for line in lines if "error: " in line] or [
+            line for line in lines if line.startswith("failed: ")
+        ]
         found = list(self.touched)
         if refuses and self.code == 0:
             found.append("accepted it")
