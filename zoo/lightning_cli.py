@@ -36,6 +36,7 @@ from zoo.parsing import (
     ConfigError,
     check_config,
     explain_build,
+    inlined,
     limit_names,
     read_no_other_files,
 )
@@ -162,7 +163,7 @@ class ZooCLI(LightningCLI):
         for file in config_files(args):
             check_config(Path(file))
         try:
-            self.config = parser.parse_args(files_first(args))
+            self.config = parser.parse_args(inlined(files_first(args)))
         except Exception as error:  # jsonargparse leaves some of what YAML and interpolation raise to the caller
             raise ConfigError(str(error) or type(error).__name__) from error
         if self.brought is not None:

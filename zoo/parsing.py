@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,9 +15,11 @@ from jsonargparse import ArgumentParser, _loaders_dumpers, get_loader, set_loade
 from zoo.common import registry
 from zoo.common.bounded_yaml import check_yaml, safe_load
 from zoo.common.configs import limit_resolvers
+from zoo.options import SETTINGS_SUFFIXES
 
 PARSER_MODE = "omegaconf+"
 SECTIONS = ("trainer", "checkpoints", "wandb")  # groups of options
+CLASS_SECTIONS = ("model", "data")  # a class and its arguments
 
 _jsonargparse: Any = _loaders_dumpers  # it has no public place for the loader of texts within values
 
@@ -62,12 +65,45 @@ def limit_names() -> None:
 
 
 def read_no_other_files(parser: ArgumentParser) -> None:
-    """Let no text in a config stand for another file: jsonargparse would read any path in the place of a class."""
+    """Let no text in a config stand for another file: jsonargparse would read any path in the place of a class.
+
+    Files that the command line names are laid into it by `inlined`.
+    """
     actions: list[Any] = parser._actions
     for action in actions:
         if hasattr(action, "_enable_path"):
             action._enable_path = False
             action.sub_add_kwargs = {**action.sub_add_kwargs, "sub_configs": False}
+
+
+def inlined(args: Sequence[str]) -> list[str]:
+    """Replace the files given as `--model FILE` and `--data FILE` by what they say.
+
+    Raises:
+        ConfigError: naming a file that is no mapping.
+    """
+    laid, options = [], [f"--{section}" for section in CLASS_SECTIONS]
+    pending = iter(args)
+    for argument in pending:
+        option, joined, value = argument.partition("=")
+        if option in options:
+            value = value if joined else next(pending, "")
+            if value.endswith(SETTINGS_SUFFIXES) and Path(value).is_file():
+                value = json.dumps(_settings(Path(value)), default=str)
+            laid.append(f"{option}={value}")
+        else:
+            laid.append(argument)
+    return laid
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    try:
+        content = safe_load(file.read_text(encoding="utf-8"))
+    except (ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{file}: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file}: expected a mapping of keys, found {type(content).__name__}")
+    return content
 
 
 class ConfigError(ValueError):
