@@ -135,7 +135,7 @@ def described(kind: str, name: str, *keys: str, value: Node, refused: bool = Tru
         _second(place)
         at(*keys)(content, value(place))
 
-    return Case(name, kind, edited(kind, edit), refused)
+    return Case(name, kind, edited(kind, edit), refused, ".".join(keys))
 
 
 def _second(place: Place) -> None:
