@@ -12,8 +12,8 @@ import shlex
 import sys
 from pathlib import Path
 
-from zoo.atomic import write_atomic
-from zoo.training.launch import read_accelerate
+from zoo.common.atomic import write_atomic
+from zoo.convert.old_calls import read_accelerate
 
 
 def main(args: list[str] | None = None) -> int:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import sys
 
-from zoo.cli import main
-from zoo.miipher.legacy import command
+from zoo.cli.main import main
+from zoo.miipher.convert.legacy import command
 
 if __name__ == "__main__":
     sys.exit(main(command("finetune")))

@@ -10,8 +10,8 @@ import argparse
 import logging
 from pathlib import Path
 
-from zoo.flow.afhq import prepare
-from zoo.flow.image_cache import CACHES
+from zoo.flow.data.afhq import prepare
+from zoo.flow.data.image_cache import CACHES
 
 
 def main() -> None:

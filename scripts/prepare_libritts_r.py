@@ -6,7 +6,7 @@ Nothing is downloaded here, and the zoo's tests use made-up corpora of this layo
 
 from __future__ import annotations
 
-from zoo.audio.prepare import main
+from zoo.audio.corpora.prepare import main
 
 if __name__ == "__main__":
     main(

@@ -6,8 +6,8 @@ import argparse
 import logging
 from pathlib import Path
 
-from zoo.audio.corpus import CACHES
-from zoo.audio.ljspeech import FULL_COUNT, prepare
+from zoo.audio.corpora.corpus import CACHES
+from zoo.audio.corpora.ljspeech import FULL_COUNT, prepare
 
 
 def main() -> None:

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import sys
 
-from zoo.audiosr.legacy import command
-from zoo.cli import main
+from zoo.audiosr.convert.legacy import command
+from zoo.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main(command()))

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import sys
 
-from zoo.ci_llm.legacy import command
-from zoo.cli import main
+from zoo.ci_llm.convert.legacy import command
+from zoo.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main(command()))

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from zoo.training.checkpoint_files import find_checkpoints, load_checkpoint
+from zoo.runs.checkpoints import find_checkpoints, load_checkpoint
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 TOY = REPOSITORY / "tests" / "toy"
@@ -110,7 +110,7 @@ def bests(run: Path) -> dict[str, dict[str, str]]:
 
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["zoo.lightning_cli"])
+SERVER.set_forkserver_preload(["zoo.cli.trainer"])
 
 
 class Forked:
@@ -172,7 +172,7 @@ def _call_in_child(connection: Any, function: Callable[..., Any], args: Sequence
 
 
 def _zoo_in_child(args: Sequence[str], cwd: str, variables: dict[str, str], out: str, err: str) -> None:
-    from zoo.cli import main
+    from zoo.cli.main import main
 
     os.setpgrp()
     os.chdir(cwd)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from zoo.loading import load
+    from zoo.runs.load import load
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "load"]
@@ -14,7 +14,7 @@ __all__ = ["__version__", "load"]
 def __getattr__(name: str) -> Any:
     """Import `load` on first use, so that `import zoo` and `zoo --help` do not import torch."""
     if name == "load":
-        from zoo.loading import load
+        from zoo.runs.load import load
 
         return load
     raise AttributeError(f"module 'zoo' has no attribute {name!r}")

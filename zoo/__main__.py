@@ -1,6 +1,6 @@
 """`python -m zoo`."""
 
-from zoo.cli import entry
+from zoo.cli.main import entry
 
 if __name__ == "__main__":
     entry()

@@ -2,12 +2,277 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
-from zoo.compressed_ad.benchmark import BENCHMARKS
-from zoo.lightning_cli import ZooCLI
-from zoo.training.benchmark import command
-from zoo.training.benchmark_settings import Settings, in_folders
+import torch
+from torch import Tensor, nn
+
+from scripts.bench.compressed_ad_originals import LastActionPolicy, PythonDarkroom, PythonWorlds
+from scripts.bench.tools import Cost, Finding, Settings, command, cost_of, in_folders, interleave, median, ratios
+from zoo.cli.trainer import ZooCLI
+from zoo.common.systems import recipe_root
+from zoo.compressed_ad.collecting.collect import best_returns, collect, last_returns
+from zoo.compressed_ad.collecting.ppo import PPO
+from zoo.compressed_ad.data.datamodule import HistoryData
+from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
+from zoo.compressed_ad.data.history import HistoryStore
+from zoo.compressed_ad.envs.grids import Darkroom, Worlds
+from zoo.compressed_ad.inference import pairs, tasks_of
+from zoo.compressed_ad.losses import cross_entropy
+from zoo.compressed_ad.nets.compression import QueryCompressor
+from zoo.compressed_ad.nets.embedding import LinearEmbedding
+from zoo.compressed_ad.nets.policy import InContextPolicy
+from zoo.compressed_ad.nets.steps import Steps
+from zoo.compressed_ad.nets.transformer import Transformer
+from zoo.compressed_ad.rollout import Rollout, rollout
+
+COPIES = 100  # of the original's environment
+ORIGINAL_STEPS = 145_000  # a second, of the original's environments where the spec was written
+EXAMPLE_GOAL, EXAMPLE_RETURN = [5, 6], 14.4  # and what the original's PPO ends with there
+# That act together. The original evaluates 8, where Python's own time is most of a cached step.
+PAIRS = {160: 3.0, 8: None}
+WINDOW, BATCH = 240, 32  # of the original's algorithm distillation
+BUDGET = 120.0  # seconds of processor time of a demo
+WARMUP_STEPS = 100
+CLIP = 1.0
+
+
+def stepping(settings: Settings) -> list[Finding]:
+    """Random steps in dark rooms of one tensor, against Python objects in a loop."""
+    env = Darkroom()
+    tasks, length = env.tasks(), settings.few(400, 40)
+    loop = PythonWorlds([PythonDarkroom(tasks[number % len(tasks)].tolist()) for number in range(COPIES)])
+    original = partial(_walk, loop, list(torch.randint(env.num_actions, (length, COPIES)).numpy()))
+    findings = []
+    for count in (10_000, 1_000):
+        worlds = env.start(tasks[torch.arange(count) % len(tasks)])
+        runs = {
+            "ours": partial(_walk, worlds, torch.randint(env.num_actions, (length, count)).unbind()),
+            "original": original,
+        }
+        costs = interleave(runs, settings.few(15, 2))
+        name = f"{count} worlds at once: times as many steps as in a loop over {COPIES}"
+        units = {"ours": length * count, "original": length * COPIES}
+        findings.append(_times_as_many(name, costs, units, "steps", at_least=100.0))
+        rate = findings[-1].details["ours, steps/s"]
+        findings.append(
+            Finding(f"{count} worlds at once", rate / 1e6, "M steps/s", at_least=100 * ORIGINAL_STEPS / 1e6)
+        )
+    return findings
+
+
+def ppo(settings: Settings) -> list[Finding]:
+    """All goals of the dark room learned by PPO, with the original's streams and episodes."""
+    env, folder = Darkroom(), settings.folder / "histories"
+    example = env.tasks().tolist().index(EXAMPLE_GOAL)
+    goals = [example] if settings.quick else None
+    sizes = settings.few(52, 8), settings.few(100, 10)
+    cost = cost_of(partial(collect, env, folder, PPO(), *sizes, goals, progress=False))
+    store = HistoryStore(folder)
+    returns, best = last_returns(store), best_returns(store)
+    learned = float(returns[store.task_indices.tolist().index(example)])
+    told = {"by wall time, min": cost.wall / 60, "goals": len(store), "streams": store.streams, "steps": store.steps}
+    means = {"the best possible": float(best.mean()), "lowest of a goal": float(returns.min())}
+    return [
+        Finding("PPO on all goals, processor time", cost.cpu / 60, "min", at_most=10.0, details=told),
+        Finding("last episode, goal (5, 6)", learned, "", at_least=13.0, details={"the original": EXAMPLE_RETURN}),
+        Finding("last episode, mean over goals", float(returns.mean()), "", details=means),
+    ]
+
+
+def acting(settings: Settings) -> list[Finding]:
+    """In-context evaluation of the base recipe's net, a window of 60 with 16 latents: cached, and computed anew."""
+    torch.manual_seed(0)
+    env = Darkroom()
+    compressor = QueryCompressor(64, 16, 3, 4)
+    policy = InContextPolicy(LinearEmbedding(64), Transformer(64, 4, 4, 60), compressor, "separate")
+    nn.init.normal_(policy.head.weight, std=1.0)  # an untrained net would act the same whatever it saw
+    goals = tasks_of(env, "test")
+    findings = []
+    for count, at_least in PAIRS.items():
+        tasks, seeds = pairs(env, goals, range(count // len(goals)))
+        found: dict[str, Rollout] = {}
+        play = partial(rollout, policy, env, tasks, seeds, settings.few(6, 3), record=True)
+        runs = {
+            name: partial(_play, found, name, partial(play, cached=cached))
+            for name, cached in {"cached": True, "anew": False}.items()
+        }
+        costs = interleave(runs, settings.few(5, 1), warmup=settings.few(1, 0))
+        one, other = found.values()
+        assert one.steps is not None and other.steps is not None
+        units = dict.fromkeys(runs, one.steps.actions.numel())
+        name = f"{count} pairs: times as fast with a cache"
+        findings.append(_times_as_many(name, costs, units, "steps", at_least))
+        same = float((one.steps.actions == other.steps.actions).float().mean())
+        told = {"steps of a pair": one.steps.length, "compressions": len(one.compressions)}
+        findings.append(Finding(f"{count} pairs: share of the same actions", same, "", at_least=1.0, details=told))
+    return findings
+
+
+def training(settings: Settings) -> list[Finding]:
+    """Actions that have a loss, per second: each of a window, against the original's last one, at equal net."""
+    torch.manual_seed(0)
+    env, batch = Darkroom(), settings.few(BATCH, 2)
+    tasks = env.tasks()[torch.arange(batch)]
+    steps = EpsilonCurriculum(env, WINDOW // env.horizon).histories(tasks, range(batch))
+    findings = []
+    for fused in (True, False):
+        net = Transformer(32, 4, 4, WINDOW)
+        policy = InContextPolicy(LinearEmbedding(32), net, arrangement="fused" if fused else "separate")
+        original = LastActionPolicy(policy)
+        runs = {
+            "ours": Training(policy, partial(every_action, policy), itertools.repeat(steps)),
+            "original": Training(original, original, itertools.repeat(steps)),
+        }
+        costs = interleave(runs, settings.few(7, 1), warmup=settings.few(1, 0))
+        name = f"window of {WINDOW}, {policy.arrangement} tokens: times as many actions trained"
+        units = {"ours": batch * WINDOW, "original": batch}
+        findings.append(_times_as_many(name, costs, units, "actions", at_least=20.0))
+    return findings
+
+
+def equal_time(settings: Settings) -> list[Finding]:
+    """The demo's net trained for as long on every action of a history as on one of each, which is the original's."""
+    recipe = recipe_root() / "compressed_ad" / "demo.yaml"
+    fit = settings.build_fit([f"--config={recipe}", f"--trainer.default_root_dir={settings.folder / 'run'}"])
+    data: HistoryData = fit.datamodule
+    data.setup("fit")
+    budget = 0.1 if settings.quick else BUDGET
+    arms = {}
+    # Full windows alone, the original's, would leave "one action" helpless in its first episodes: these end anywhere.
+    for name, predict, found in (
+        ("one action", last_action, cut(histories(data))),
+        ("every action", every_action, histories(data)),
+    ):
+        policy = copy.deepcopy(fit.model.policy)
+        optimizer = fit.model.optimizer(policy.parameters())
+        arms[name] = policy, Training(policy, partial(predict, policy), found, optimizer, budget)
+    while owing := [arm for _, arm in arms.values() if arm.used < budget]:
+        min(owing, key=_used)()  # by turns: both meet the same machine
+    tasks, seeds = pairs(data.env, data.test_tasks, range(settings.few(20, 1)))
+    findings: list[Finding] = []
+    for name, (policy, arm) in arms.items():
+        curve = rollout(policy, data.env, tasks, seeds, fit.model.episodes).returns.mean(0).tolist()
+        details = {"first episode": curve[0], "steps": arm.steps, "cpu s": arm.used, "pairs": len(seeds)}
+        other = findings[0].value if findings else None
+        title = f"loss on {name}: held-out return of the last episode"
+        findings.append(Finding(title, curve[-1], "", at_least=other, details=details))
+    return findings
+
+
+BENCHMARKS: dict[str, Callable[[Settings], list[Finding]]] = {
+    each.__name__: each for each in (stepping, ppo, acting, training, equal_time)
+}
+
+
+class Training:
+    """A plain training loop: cross-entropy, clipping, AdamW.
+
+    Args:
+        net: that is trained.
+        predict: its logits (B, n, actions) of the last n steps of histories.
+        batches: of histories.
+        optimizer: of the net; AdamW as in the original by default.
+        budget: seconds of processor time after which a cosine, which begins with a warm-up, has ended; None for a
+            constant rate.
+
+    Attributes:
+        steps: taken so far.
+        used: seconds of processor time in them; making batches is left out.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        predict: Callable[[Steps], Tensor],
+        batches: Iterator[Steps],
+        optimizer: torch.optim.Optimizer | None = None,
+        budget: float | None = None,
+    ) -> None:
+        self.net, self.predict, self.batches, self.budget = net.train(), predict, batches, budget
+        self.optimizer = optimizer or torch.optim.AdamW(net.parameters(), 3e-4, (0.9, 0.99), weight_decay=0.01)
+        self.rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.steps, self.used = 0, 0.0
+
+    def __call__(self) -> None:
+        """Train on a batch."""
+        self.used += cost_of(partial(self._train, next(self.batches))).cpu
+        self.steps += 1
+
+    def factor(self) -> float:
+        """On the learning rate."""
+        if self.budget is None:
+            return 1.0
+        fall = 0.5 * (1 + math.cos(math.pi * min(1.0, self.used / self.budget)))
+        return min(1.0, (self.steps + 1) / WARMUP_STEPS) * fall
+
+    def _train(self, steps: Steps) -> None:
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * self.factor()
+        logits = self.predict(steps)
+        loss = cross_entropy(logits, steps.actions[:, -logits.shape[1] :]).mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.net.parameters(), CLIP)
+        self.optimizer.step()
+
+
+def every_action(policy: InContextPolicy, steps: Steps) -> Tensor:
+    """Logits (B, L, actions)."""
+    return policy(steps).logits
+
+
+def last_action(policy: InContextPolicy, steps: Steps) -> Tensor:
+    """Logits (B, 1, actions)."""
+    return policy(steps, last_only=True).logits
+
+
+def histories(data: HistoryData) -> Iterator[Steps]:
+    """Batches of a training, epoch after epoch."""
+    batches = data.train_batches(0, 1)
+    for epoch in itertools.count():
+        batches.set_epoch(epoch)
+        for keys in batches:
+            yield data.train_set.__getitems__(keys)["steps"]
+
+
+def cut(batches: Iterator[Steps], seed: int = 0) -> Iterator[Steps]:
+    """Cut each batch of histories to a length that is drawn from 1 to the whole."""
+    generator = torch.Generator().manual_seed(seed)
+    for steps in batches:
+        yield steps.slice(0, int(torch.randint(1, steps.length + 1, (), generator=generator)))
+
+
+def _walk(worlds: Worlds | PythonWorlds, actions: Sequence[Any]) -> None:
+    """Take one step after the other."""
+    step = worlds.step
+    for each in actions:
+        step(each)
+
+
+def _play(found: dict[str, Rollout], name: str, play: Callable[[], Rollout]) -> None:
+    found[name] = play()
+
+
+def _used(arm: Training) -> float:
+    return arm.used
+
+
+def _times_as_many(
+    name: str, costs: dict[str, list[Cost]], units: dict[str, int], what: str, at_least: float | None
+) -> Finding:
+    """How much the first of two contestants does in the time of the second, by processor time."""
+    ours, other = ([cost / units[key] for cost in found] for key, found in costs.items())
+    ratio = ratios(other, ours)
+    rates = {f"{key}, {what}/s": units[key] / median(found).cpu for key, found in costs.items()}
+    details = {"by wall time, x": ratio.wall, **rates, "rounds": len(ours)}
+    return Finding(name, ratio.cpu, "x", at_least=at_least, details=details)
+
 
 if __name__ == "__main__":
     command("compressed_ad", in_folders(BENCHMARKS, partial(Settings, partial(ZooCLI, "fit"))))

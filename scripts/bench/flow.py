@@ -2,15 +2,326 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
-from zoo.flow.benchmark import BENCHMARKS, RunSettings
-from zoo.lightning_cli import ZooCLI
-from zoo.options import take_option
-from zoo.training.benchmark import command
-from zoo.training.benchmark_settings import in_folders
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from scripts.bench.tools import (
+    Cost,
+    Finding,
+    Fit,
+    Settings,
+    command,
+    in_folders,
+    interleave,
+    interleave_with_trainer,
+    median,
+    ratios,
+    read_clocks,
+)
+from scripts.evidence.flow import digits_of
+from zoo.cli.trainer import ZooCLI
+from zoo.common.options import take_option
+from zoo.common.systems import recipe_root
+from zoo.flow.data.datamodule import FlowData
+from zoo.flow.data.items import Items
+from zoo.flow.evaluation import tables
+from zoo.flow.inference.drawing import load_sampler, requests
+from zoo.flow.nets.velocity import NULL_LABEL, VectorField
+from zoo.flow.process.coupling import Coupling, WithinClassTransport
+from zoo.flow.process.guidance import Guidance, velocity_field
+from zoo.flow.process.paths import ConditionalOT
+from zoo.flow.process.sampling import noise
+from zoo.flow.process.solvers import Solver
+from zoo.flow.task import FlowTask
+from zoo.training.callbacks.ema import EMA
+from zoo.training.data import ResumableBatches
+
+RECIPE = "demo_digits"
+ROUND_EPOCHS = 2  # whole epochs, so that each round has as many pairings, and long enough for a logged step
+UNPAIRED = "--data.init_args.pooled=null"
+SCALE = 2.0  # of guidance
+SHOWN = ("frechet", "accuracy", "std_ratio")
+QUICK_BUDGETS, QUICK_TOLERANCES = (1, 5, 20), (1e-2,)
+
+
+@dataclass(frozen=True)
+class RunSettings(Settings):
+    """What every benchmark of flow matching is given.
+
+    Args:
+        run: folder of a trained run of `demo_digits`, for those that judge samples.
+    """
+
+    run: Path | None = None
+
+
+class PlainStep:
+    """The recipe's training as a plain loop: images by index, noise of the batch, loss, clipping, AdamW, rate, EMA.
+
+    Noise, times and dropped labels come from torch's global generator, nothing is logged, and no noise is paired.
+
+    Args:
+        task: whose net, optimizer, rate and path are taken; its own net stays as it is.
+        images: (N, C, H, W), float32.
+        labels: of them (N,), int64.
+        batch_size: images of a step.
+        clip: largest norm of the gradients.
+        decay: of the average of the weights, with the warm-up of `zoo.training.EMA`.
+    """
+
+    def __init__(
+        self, task: FlowTask, images: Tensor, labels: Tensor, batch_size: int, clip: float, decay: float
+    ) -> None:
+        assert isinstance(task.path, ConditionalOT) and task.scheduler is not None
+        self.net = copy.deepcopy(task.net).train()
+        self.slope = 1 - task.path.sigma_min
+        self.label_drop = task.label_drop
+        self.images, self.labels, self.batch_size = images, labels, batch_size
+        self.optimizer = task.optimizer(self.net.parameters())
+        self.scheduler = task.scheduler(self.optimizer)
+        self.clip, self.decay = clip, decay
+        self.average = [parameter.detach().clone() for parameter in self.net.parameters()]
+        self.updates = 0
+        self._rows: list[Tensor] = []
+
+    def __call__(self) -> None:
+        """Train on one batch."""
+        x1, label = self.batch()
+        t = torch.rand(len(x1))
+        label = torch.where(torch.rand(len(x1)) < self.label_drop, NULL_LABEL, label)
+        loss = self.loss(x1, torch.randn_like(x1), t, label)
+        self.optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.net.parameters(), self.clip)
+        self.optimizer.step()
+        self.scheduler.step()
+        self._update()
+
+    @property
+    def epoch_steps(self) -> int:
+        """Batches of an epoch; an incomplete one is left out."""
+        return len(self.images) // self.batch_size
+
+    def batch(self) -> tuple[Tensor, Tensor]:
+        """The next images and labels, each at most once an epoch."""
+        if not self._rows:
+            self._rows = list(torch.randperm(len(self.images)).split(self.batch_size))[: self.epoch_steps]
+        rows = self._rows.pop()
+        return self.images[rows], self.labels[rows]
+
+    def loss(self, x1: Tensor, x0: Tensor, t: Tensor, label: Tensor) -> Tensor:
+        """What `FlowTask.loss` computes, for straight lines and velocities."""
+        at = t[:, None, None, None]
+        x = at * x1 + (1 - self.slope * at) * x0
+        return F.mse_loss(self.net(x, t, label), x1 - self.slope * x0)
+
+    @torch.no_grad()
+    def _update(self) -> None:
+        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
+        for average, parameter in zip(self.average, self.net.parameters(), strict=True):
+            average.lerp_(parameter, 1 - decay)
+        self.updates += 1
+
+
+def step(settings: RunSettings) -> list[Finding]:
+    """A step of `zoo fit` on the digits recipe, from its items on, against a plain loop of an equal net."""
+    findings = []
+    for name, extra in {"independent noise": [UNPAIRED], "paired within classes over the epoch": []}.items():
+        fit = _fit(settings, extra)
+        plain = plain_step(fit)
+        steps = settings.few(ROUND_EPOCHS * plain.epoch_steps, 5)
+        warmup = settings.few(plain.epoch_steps, 2)
+        # single steps by turns, summed over a round: what else runs on the machine changes within seconds
+        singles = interleave_with_trainer(fit, plain, settings.few(15, 2) * steps, steps=1, warmup=warmup)
+        costs = {key: _means(each, steps) for key, each in singles.items()}
+        findings.append(_times_as_fast(f"training step, {name}: times as fast as a plain loop", costs, 0.97))
+    return findings
+
+
+def plain_step(fit: Fit) -> PlainStep:
+    """The plain loop that is equal to a training of `demo_digits`."""
+    fit.datamodule.setup("fit")
+    items: Items = fit.datamodule.train_set
+    average = next(each for each in fit.trainer.callbacks if isinstance(each, EMA))  # type: ignore[attr-defined]
+    clip = float(fit.trainer.gradient_clip_val or 0)
+    images = items.data(range(len(items)))
+    return PlainStep(fit.model, images, items.labels, fit.datamodule.batch_size, clip, average.decay)
+
+
+def guidance(settings: RunSettings) -> list[Finding]:
+    """Both branches of guidance as one forward pass of twice the batch against two passes: 20 steps of Euler."""
+    task: FlowTask = _fit(settings, []).model
+    task.eval()
+    findings = []
+    for count in (16, 1, 64):
+        x0 = noise(range(count), task.net.sample_shape)
+        label = torch.arange(count) % task.net.num_classes + 1
+        fields = {
+            "joint": velocity_field(task.net, task.path, label, Guidance(SCALE)),
+            "two passes": two_passes(task, label),
+        }
+        solver = Solver("euler", settings.few(20, 2))
+        runs = {name: _Solve(solver, field, x0) for name, field in fields.items()}
+        costs = interleave(runs, settings.few(10, 1))
+        name = f"joint guidance, {count} image{'s' if count > 1 else ''}: times as fast as two passes"
+        findings.append(_times_as_fast(name, costs))
+    return findings
+
+
+def two_passes(task: FlowTask, label: Tensor) -> VectorField:
+    """The guided field of a net that predicts velocities, by one pass for each branch."""
+    null = torch.full_like(label, NULL_LABEL)
+
+    def field(t: float, x: Tensor) -> Tensor:
+        conditional, unconditional = task.net(x, t, label), task.net(x, t, null)
+        return unconditional + SCALE * (conditional - unconditional)
+
+    return field
+
+
+def coupling(settings: RunSettings) -> list[Finding]:
+    """All batches of an epoch of the digits, read and paired, with each coupling; no net runs."""
+    data: FlowData = _fit(settings, []).datamodule
+    data.setup("fit")
+    pooled = data.train_set
+    assert isinstance(pooled, Items)
+    unpaired = copy.copy(pooled)
+    unpaired.pooled = None
+    batches = data.train_batches(0, 1)
+    runs = {
+        "independent": _Epochs(unpaired, batches),
+        "within classes of a batch": _Epochs(unpaired, batches, WithinClassTransport()),
+        "within classes of the epoch": _Epochs(pooled, batches),
+    }
+    costs = interleave(runs, settings.few(21, 2))
+    base = costs.pop("independent")
+    size = {"items": len(pooled), "batch size": data.batch_size, "rounds": len(base)}
+    findings = [_milliseconds("an epoch's batches, noise as drawn", base, len(batches), **size)]
+    for name, each in costs.items():
+        added = [one - other for one, other in zip(each, base, strict=True)]
+        findings.append(_milliseconds(f"added by pairing {name}, an epoch", added, len(batches)))
+    return findings
+
+
+def solvers(settings: RunSettings) -> list[Finding]:
+    """Quality of a trained run's samples by solver and evaluations of the field, with the time of a sample."""
+    if settings.run is None:
+        raise ValueError(
+            "solvers judges a trained run: python -m zoo fit --config configs/flow/demo_digits.yaml, "
+            "then --run with its folder"
+        )
+    judge, sampler = digits_of(settings.run), load_sampler(settings.run)
+    labels = judge.labels[:: settings.few(1, 10)]
+    _, seeds = requests(len(labels), 0, sampler.net.num_classes)
+    timed = Timed(judge.comparison)
+    budgets, tolerances = (QUICK_BUDGETS, QUICK_TOLERANCES) if settings.quick else (tables.BUDGETS, tables.TOLERANCES)
+    rows = tables.solver_table(sampler, labels, seeds, timed, budgets=budgets, tolerances=tolerances)
+    tables.show(rows, f"{len(labels)} samples")
+    findings = []
+    for row in rows:
+        rest = dict(row["quality"])
+        limit = f"tolerance {row['tolerance']:.0e}" if row["budget"] is None else f"at most {row['budget']} NFE"
+        value = rest.pop("frechet")
+        findings.append(Finding(f"Fréchet, {row['series']}, {limit}", value, "", details={"NFE": row["nfe"], **rest}))
+    return findings
+
+
+BENCHMARKS: dict[str, Callable[[RunSettings], list[Finding]]] = {
+    each.__name__: each for each in (step, guidance, coupling, solvers)
+}
+
+
+class Timed:
+    """Adds to the figures of samples the processor time that passed since the last samples were judged.
+
+    Args:
+        quality: tells the figures.
+    """
+
+    def __init__(self, quality: tables.Quality) -> None:
+        self.quality = quality
+        self._began = read_clocks()
+
+    def __call__(self, samples: Tensor, labels: list[int] | None) -> dict[str, float]:
+        """Judge samples, and take the time from here on for the next."""
+        cost = (read_clocks() - self._began) / len(samples)
+        found = self.quality(samples, labels)
+        figures = {**{name: found[name] for name in SHOWN}, "cpu ms a sample": 1000 * cost.cpu}
+        self._began = read_clocks()
+        return figures
+
+
+class _Solve:
+    """Integrates one field from one noise."""
+
+    def __init__(self, solver: Solver, field: VectorField, x0: Tensor) -> None:
+        self.solver, self.field, self.x0 = solver, field, x0
+
+    def __call__(self) -> Tensor:
+        return self.solver.solve(self.field, self.x0).x
+
+
+class _Epochs:
+    """Reads and pairs the batches of the next epoch."""
+
+    def __init__(self, items: Items, batches: ResumableBatches, paired: Coupling | None = None) -> None:
+        self.items, self.batches, self.paired = items, batches, paired
+        self.numbers = itertools.count()
+
+    def __call__(self) -> None:
+        self.batches.set_epoch(next(self.numbers))
+        for keys in self.batches:
+            batch = self.items.__getitems__(keys)
+            if self.paired is not None:
+                self.paired(batch["x0"], batch["x1"], batch["label"])
+
+
+def _fit(settings: Settings, extra: Sequence[str]) -> Fit:
+    """The training of the recipe, without validation and checkpoints."""
+    return settings.build_fit(
+        [
+            f"--config={recipe_root() / 'flow' / RECIPE}.yaml",
+            f"--trainer.default_root_dir={settings.folder / 'run'}",
+            "--trainer.limit_val_batches=0",
+            "--trainer.num_sanity_val_steps=0",
+            "--checkpoints.every_n_batches=1000000",
+            *extra,
+        ]
+    )
+
+
+def _means(costs: Sequence[Cost], steps: int) -> list[Cost]:
+    """Mean costs of so many neighbours each."""
+    parts = [costs[start : start + steps] for start in range(0, len(costs), steps)]
+    return [Cost(fmean(each.wall for each in part), fmean(each.cpu for each in part)) for part in parts]
+
+
+def _times_as_fast(name: str, costs: dict[str, list[Cost]], at_least: float | None = None) -> Finding:
+    """How often the first of two contestants runs while the second runs once, by processor time."""
+    ours, other = costs.values()
+    ratio = ratios(other, ours)
+    times = {f"{key}, cpu ms": 1000 * median(each).cpu for key, each in costs.items()}
+    details = {"by wall time, x": ratio.wall, **times, "rounds": len(ours)}
+    return Finding(name, ratio.cpu, "x", at_least=at_least, details=details)
+
+
+def _milliseconds(name: str, costs: Sequence[Cost], batches: int, **more: Any) -> Finding:
+    """Median milliseconds of processor time of an epoch."""
+    cost = median(costs)
+    details = {"a batch, ms": 1000 * cost.cpu / batches, "by wall time, ms": 1000 * cost.wall, **more}
+    return Finding(name, 1000 * cost.cpu, "ms", details=details)
+
 
 if __name__ == "__main__":
     runs, sys.argv[1:] = take_option(sys.argv[1:], "--run")

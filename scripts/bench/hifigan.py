@@ -1,17 +1,300 @@
-"""Benchmarks of HiFi-GAN: python scripts/bench/hifigan.py overhead|order|loader|streaming|inference|all."""
+"""Benchmarks of HiFi-GAN: python -m scripts.bench.hifigan overhead|order|loader|streaming|inference|all."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
+from typing import Any
 
-from zoo.hifigan.benchmark import BENCHMARKS
-from zoo.training.benchmark import Fit, command
-from zoo.training.benchmark_settings import Settings, in_folders
+import numpy as np
+import torch
+import yaml
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from scripts.bench.hifigan_baselines import OriginalClips, OriginalStep, PlainStep, Step
+from scripts.bench.tools import (
+    Cost,
+    Finding,
+    Fit,
+    Settings,
+    command,
+    in_folders,
+    interleave,
+    interleave_with_trainer,
+    median,
+    peak_memory,
+    ratios,
+)
+from zoo.audio.analysis.mel import LogMel
+from zoo.audio.corpora.synthetic import SpeechLike, write_corpus
+from zoo.audio.io import files
+from zoo.common.build import build
+from zoo.common.systems import recipe_root
+from zoo.hifigan.data import VocoderData
+from zoo.hifigan.inference.onnx_export import export_onnx
+from zoo.hifigan.inference.vocoder import Vocoder
+from zoo.hifigan.nets.generator import Generator
+
+SAMPLE_RATE = 22050
+HOP_SAMPLES = 256
+VARIANTS = {"V1": "base", "V2": "v2", "V3": "v3"}  # the paper's generators and the recipes that hold them
+
+
+def overhead(settings: Settings) -> list[Finding]:
+    """The Trainer with the command line's callbacks against a plain loop with equal nets and order of passes."""
+    costs = _against_trainer(settings, "v3", PlainStep, rounds=settings.few(6, 2), steps=1, extra=_FULL_SIZE)
+    ratio = ratios(costs["trainer"], costs["other"])
+    findings = [
+        Finding(
+            "framework overhead, V3, batch 2",
+            100 * (ratio.cpu - 1),
+            "%",
+            at_most=5.0,
+            details={
+                "by wall time, %": 100 * (ratio.wall - 1),
+                **_times(costs, "plain loop"),
+                "rounds": len(costs["other"]),
+            },
+        )
+    ]
+    steps, rounds = settings.few(20, 10), settings.few(9, 3)
+    costs = _against_trainer(settings, "smoke", PlainStep, rounds, steps, warmup=10)
+    added = median([ours - plain for ours, plain in zip(costs["trainer"], costs["other"], strict=True)])
+    details = {"by wall time, ms": 1000 * added.wall, **_times(costs, "plain loop"), "steps": rounds * steps}
+    return [*findings, Finding("added processor time a step, smoke", 1000 * added.cpu, "ms", details=details)]
+
+
+def order(settings: Settings) -> list[Finding]:
+    """Our default step under the Trainer against the original's order of passes as a plain loop."""
+    rounds = settings.few(6, 2)
+    costs = _against_trainer(settings, "v3", OriginalStep, rounds, steps=1, extra=_FULL_SIZE)
+    ratio = ratios(costs["other"], costs["trainer"])
+    details = {"by wall time, x": ratio.wall, **_times(costs, "original"), "rounds": rounds}
+    return [Finding("default step, V3, batch 2: times as fast", ratio.cpu, "x", at_least=1.4, details=details)]
+
+
+def loader(settings: Settings) -> list[Finding]:
+    """Our crops with batched mels against the original's items, 16 crops a batch; real clips too where ZOO_DATA is."""
+    corpora = {
+        "made clips of 6 s": write_corpus(
+            settings.folder / "made", settings.few(49, 17), SAMPLE_RATE, seconds=(6.0, 6.0)
+        )
+    }
+    real = Path(os.environ.get("ZOO_DATA", "")) / "ljspeech"
+    if "ZOO_DATA" in os.environ and real.is_dir():
+        corpora["real clips"] = _as_wavs(files.walk(real)[:64], settings.folder / "real" / "wavs")
+    return [_loader(settings, name, paths) for name, paths in corpora.items()]
+
+
+def streaming(settings: Settings) -> list[Finding]:
+    """Streamed against whole-file output, and memory of a long against a short file."""
+    findings = []
+    for name, seconds in {"V3": settings.few(30, 8), "V1": settings.few(10, 8)}.items():
+        findings += _exactness(settings.folder, name, seconds)
+    minutes = {"short": 1, "long": settings.few(60, 3)}
+    peaks = {}
+    for name, count in minutes.items():
+        source = settings.folder / f"{name}.wav"
+        _write_long(source, count)
+        peaks[name] = peak_memory(_vocode, source, settings.folder / f"{name}-out.wav")
+    (idle, short), (_, long) = peaks["short"], peaks["long"]
+    details = {"MiB, 1 min": short, f"MiB, {minutes['long']} min": long, "MiB of the imports alone": idle}
+    name = f"peak memory, {minutes['long']} min to 1 min"
+    return [*findings, Finding(name, long / short, "x", at_most=1.3, details=details)]
+
+
+def inference(settings: Settings) -> list[Finding]:
+    """Seconds of computation for a second of audio: V1, V2, V3 in torch (folded weights) and onnxruntime."""
+    findings = []
+    for name, recipe in VARIANTS.items():
+        rounds = settings.few(2 if name == "V1" else 7, 1)
+        frames = settings.few(10, 2) * SAMPLE_RATE // HOP_SAMPLES
+        seconds = frames * HOP_SAMPLES / SAMPLE_RATE
+        costs = interleave(_runners(_generator(recipe), settings.folder / f"{name}.onnx", frames), rounds)
+        for runner, each in costs.items():
+            cost = median(each) / seconds
+            details = {"by processor time": cost.cpu, "times real time": 1 / cost.wall, "rounds": rounds}
+            findings.append(Finding(f"real-time factor, {name}, {runner}", cost.wall, "", details=details))
+    return findings
+
+
+BENCHMARKS: dict[str, Callable[[Settings], list[Finding]]] = {
+    "overhead": overhead,
+    "order": order,
+    "loader": loader,
+    "streaming": streaming,
+    "inference": inference,
+}
+
+# every step is logged, which no recipe of full size asks for: the overhead is an upper bound
+_FULL_SIZE = ("--data.init_args.batch_size=2", "--trainer.log_every_n_steps=1")
+
+
+def _against_trainer(
+    settings: Settings,
+    recipe: str,
+    step: type[Step],
+    rounds: int,
+    steps: int,
+    warmup: int = 1,
+    extra: tuple[str, ...] = (),
+) -> dict[str, list[Cost]]:
+    """Costs of a step of a recipe's `trainer` and of a plain loop, `other`."""
+    fit = settings.build_fit(
+        [
+            f"--config={recipe_root() / 'hifigan' / recipe}.yaml",
+            f"--trainer.default_root_dir={settings.folder / f'{recipe}-{step.__name__}'}",
+            "--trainer.accelerator=cpu",
+            "--trainer.devices=1",
+            "--trainer.max_steps=1000000",
+            "--trainer.limit_val_batches=0",
+            "--trainer.num_sanity_val_steps=0",
+            "--checkpoints.every_n_batches=1000000",
+            "--data.init_args.root=null",
+            "--data.init_args.embedded_utterances=12",
+            "--data.init_args.val_items=2",
+            "--data.init_args.num_workers=0",
+            *extra,
+        ]
+    )
+    other = step(fit.model, _endless(fit.datamodule))
+    return interleave_with_trainer(fit, other, rounds, steps, warmup)
+
+
+def _endless(data: VocoderData) -> Iterator[dict[str, Tensor]]:
+    batches = data.train_dataloader()
+    epoch = 0
+    while True:
+        batches.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
+        yield from batches
+        epoch += 1
+
+
+def _times(costs: dict[str, list[Cost]], other: str) -> dict[str, float]:
+    """Seconds of a step of ours and of the other."""
+    ours, others = median(costs["trainer"]), median(costs["other"])
+    return {
+        "ours, cpu s": ours.cpu,
+        "ours, wall s": ours.wall,
+        f"{other}, cpu s": others.cpu,
+        f"{other}, wall s": others.wall,
+    }
+
+
+def _loader(settings: Settings, name: str, paths: list[Path], batch: int = 16) -> Finding:
+    cache = settings.folder / "cache"
+    data = VocoderData(str(paths[0].parent), SAMPLE_RATE, cache=str(cache), val_items=1, batch_size=batch)
+    data.prepare_data()
+    data.setup("fit")
+    ours, mels = _endless(data), [LogMel(SAMPLE_RATE, f_max=f_max) for f_max in (8000.0, None)]
+    original = _repeated(DataLoader(OriginalClips(paths), batch_size=data.batch_size, drop_last=True))
+
+    def our_batch() -> list[Tensor]:
+        audio = next(ours)["audio"]
+        return [mel(audio) for mel in mels]
+
+    rounds = settings.few(30, 3)
+    costs = interleave({"ours": our_batch, "original": lambda: next(original)}, rounds, warmup=3)
+    ratio = ratios(costs["original"], costs["ours"])
+    items = {f"{key}, cpu ms a crop": 1000 * median(each).cpu / data.batch_size for key, each in costs.items()}
+    details = {"by wall time, x": ratio.wall, **items, "rounds": rounds}
+    return Finding(f"loader, {name}: times as fast", ratio.cpu, "x", at_least=5.0, details=details)
+
+
+def _repeated(batches: DataLoader[Any]) -> Iterator[Any]:
+    while True:
+        yield from batches
+
+
+def _as_wavs(sources: list[Path], folder: Path) -> list[Path]:
+    """The original reads wav files only."""
+    targets = []
+    for source in sources:
+        targets.append(folder / f"{source.stem}.wav")
+        files.write(targets[-1], files.read_mono(source, SAMPLE_RATE), SAMPLE_RATE)
+    return targets
+
+
+def _generator(recipe: str) -> Generator:
+    """The generator of a recipe with fresh weights, folded."""
+    config = yaml.safe_load((recipe_root() / "hifigan" / f"{recipe}.yaml").read_text(encoding="utf-8"))
+    torch.manual_seed(0)
+    return build(config["model"]["init_args"]["generator"]).eval().fuse_()
+
+
+def _exactness(folder: Path, name: str, seconds: int) -> list[Finding]:
+    vocoder = Vocoder(_generator(VARIANTS[name]), LogMel(SAMPLE_RATE))
+    length = seconds * SAMPLE_RATE // HOP_SAMPLES * HOP_SAMPLES
+    source, target = folder / f"{name}.wav", folder / f"{name}-out.wav"
+    files.write(source, SpeechLike(SAMPLE_RATE, seconds=(seconds, seconds)).utterance(0)[:length], SAMPLE_RATE)
+    audio = files.read_mono(source)
+    with torch.inference_mode():
+        padded = torch.nn.functional.pad(torch.from_numpy(audio), (0, -len(audio) % HOP_SAMPLES))
+        whole = vocoder.generator(vocoder.front_end(padded[None]))[0, 0, : len(audio)].numpy()
+    streamed = vocoder(audio, SAMPLE_RATE)
+    vocoder.process_file(source, target)
+    # the file holds 16-bit samples: what exceeds their rounding is a difference of the computation
+    rounding = 0.5 / 32768
+    written = float(np.abs(files.read_mono(target).astype(np.float64) - whole).max()) - rounding
+    details = {
+        "of the written file beyond rounding": max(written, 0.0),
+        "peak of the output": float(np.abs(whole).max()),
+    }
+    value = max(float(np.abs(streamed - whole).max()), written)
+    return [Finding(f"streamed to whole output, {name}, {seconds} s", value, "", at_most=1e-6, details=details)]
+
+
+def _write_long(path: Path, minutes: int) -> None:
+    block = np.concatenate([SpeechLike(SAMPLE_RATE).utterance(index) for index in range(4)])
+    left = minutes * 60 * SAMPLE_RATE
+    with files.Writer(path, SAMPLE_RATE, 1) as writer:
+        while left > 0:
+            writer.write(block[:left])
+            left -= len(block)
+
+
+def _vocode(source: Path, target: Path) -> None:
+    """In a fresh process: vocode a file with the nets of the smoke recipe."""
+    config = yaml.safe_load((recipe_root() / "hifigan" / "smoke.yaml").read_text(encoding="utf-8"))
+    spec = config["model"]["init_args"]["mel"]["init_args"] | {"sample_rate": SAMPLE_RATE}
+    Vocoder(_generator("smoke"), LogMel(**spec)).process_file(source, target)
+
+
+def _runners(generator: Generator, path: Path, frames: int) -> dict[str, Callable[[], object]]:
+    """Torch and onnxruntime on one and two threads, on the same random mel."""
+    import onnxruntime
+
+    export_onnx(generator, path)
+    mel = torch.randn(1, generator.in_channels, frames)
+    threads_before = torch.get_num_threads()
+
+    def in_torch(threads: int) -> None:
+        torch.set_num_threads(threads)
+        with torch.inference_mode():
+            generator(mel)
+        torch.set_num_threads(threads_before)
+
+    def session(threads: int) -> Callable[[], object]:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        # threads that spin while they wait would count as work, in the next runner's time too
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        opened = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        return lambda: opened.run(["audio"], {"frames": mel.numpy()})
+
+    runners: dict[str, Callable[[], object]] = {}
+    for threads in (1, 2):
+        runners[f"torch, {threads} thread(s)"] = partial(in_torch, threads)
+        runners[f"onnxruntime, {threads} thread(s)"] = session(threads)
+    return runners
 
 
 def build_fit(args: list[str]) -> Fit:
     """What `zoo fit` builds; imported here so that the fresh processes of the memory benchmark stay small."""
-    from zoo.lightning_cli import ZooCLI
+    from zoo.cli.trainer import ZooCLI
 
     return ZooCLI("fit", args)
 

@@ -1,14 +1,298 @@
-"""What in-context policies have learned: python scripts/evidence/compressed_ad.py demo|demo_9x9|memory --help."""
+"""What in-context policies have learned: python -m scripts.evidence.compressed_ad demo|demo_9x9|memory --help."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
-from zoo.compressed_ad.evidence import gather_demo, gather_demo_9x9, gather_memory
-from zoo.training.benchmark import show
+import numpy as np
+
+from scripts.bench.tools import Finding, save, show
+from zoo.common.build import build
+from zoo.common.reading.text import safe_load
+from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
+from zoo.compressed_ad.envs.grids import Darkroom
+from zoo.compressed_ad.evaluation import plots
+from zoo.compressed_ad.evaluation.evaluate import RETURNS_NAME, evaluate, load_agent, split_of
+from zoo.compressed_ad.evaluation.report import source_curve
+from zoo.compressed_ad.evaluation.summary import summarise
+from zoo.compressed_ad.inference import pairs
+from zoo.runs.folder import find_config
+
+SEEDS = 20  # agents for each held-out goal
+SMALL, LARGE = Darkroom(5, 10), Darkroom(9, 20)
+SHUFFLED, MIXED = "control, shuffled episodes", "control, episodes of many goals"
+FOLDER, NAME, PICTURE = "evidence", "evidence.json", "curves.png"
+
+
+class Arm(NamedTuple):
+    """Runs of one kind, each with a split of its own.
+
+    facts: what `evaluate` found, of each run.
+    returns: (goals, seeds, episodes) float32, of each run.
+    """
+
+    facts: list[dict[str, Any]]
+    returns: list[np.ndarray]
+
+    def curves(self) -> list[list[float]]:
+        """Mean return of each episode, of each run."""
+        return [each.mean(axis=(0, 1), dtype=np.float64).tolist() for each in self.returns]
+
+    def first(self) -> list[float]:
+        """Return of the first episode, of each run."""
+        return [curve[0] for curve in self.curves()]
+
+    def last(self) -> list[float]:
+        """Return of the last episode, of each run."""
+        return [curve[-1] for curve in self.curves()]
+
+    def after_gap(self) -> list[float]:
+        """Return after the memory gap, of each run.
+
+        Raises:
+            ValueError: when no agent of a run had found its goal, so that there was nothing to remember.
+        """
+        for facts in self.facts:
+            if facts["gap"]["after"] is None:
+                raise ValueError(
+                    f"{facts['run']}: no agent found its goal, so there is no memory to probe; train longer"
+                )
+        return [facts["gap"]["after"] for facts in self.facts]
+
+    def pooled(self) -> dict[str, Any]:
+        """Facts of all runs together, for pictures."""
+        tasks = [row for facts in self.facts for row in facts["tasks"]]
+        random, oracle = (np.array([row[key] for row in tasks]) for key in ("random", "oracle"))
+        baselines = {
+            key: np.mean([facts["baselines"][key] for facts in self.facts], axis=0).tolist()
+            for key in ("random", "oracle", "explorer")
+        }
+        summary = summarise(np.concatenate(self.returns), random, oracle)
+        return {**self.facts[0], "tasks": tasks, "baselines": baselines, "summary": summary}
+
+
+def gather_demo(runs: Sequence[Path], shuffled: Sequence[Path] = (), mixed: Sequence[Path] = ()) -> list[Finding]:
+    """Judge runs of `demo` on held-out goals; the figures and the curves go into `evidence/` of the first.
+
+    Args:
+        runs: of the recipe as it is, one per seed.
+        shuffled: of the control with `shuffle_episodes`: a task, and no learning.
+        mixed: of the control with `shuffle_episodes` and `mix_tasks`: neither.
+
+    Returns:
+        The figures.
+
+    Raises:
+        FileNotFoundError: when a run is missing.
+        ValueError: when a run is of something else.
+    """
+    groups = {"held-out goals": runs, SHUFFLED: shuffled, MIXED: mixed}
+    for label, group in groups.items():
+        for run in group:
+            data = _data_of(run)
+            for key, controls in (("shuffle_episodes", (SHUFFLED, MIXED)), ("mix_tasks", (MIXED,))):
+                found, expected = data.get(key, False), label in controls
+                if found is not expected:
+                    raise ValueError(f"{run}: data.init_args.{key} is {found}, expected {expected} here")
+    arms = {label: play(group, SMALL) for label, group in groups.items() if group}
+    findings = []
+    for label, arm in arms.items():
+        ratios = _ratios(arm.last(), arm.first())
+        if label in (SHUFFLED, MIXED):
+            findings += _each(f"{label}: last episode to the first", ratios, "x", at_most=1.5)
+        else:
+            findings += _each("last episode", arm.last(), at_least=5.0)
+            findings += _each("last episode to the first", ratios, "x", at_least=4.0)
+    return _keep(runs[0], "demo", findings, arms)
+
+
+def gather_demo_9x9(runs: Sequence[Path]) -> list[Finding]:
+    """Judge runs of `demo_9x9` on held-out goals, beside the histories that they learned from.
+
+    Args:
+        runs: one per seed.
+
+    Returns:
+        The figures; they and the curves lie in `evidence/` of the first run.
+
+    Raises:
+        FileNotFoundError: when a run is missing.
+        ValueError: when a run is of something else.
+    """
+    arm = play(runs, LARGE)
+    findings = [*_each("first episode", arm.first(), at_most=1.0), *_each("last episode", arm.last(), at_least=7.0)]
+    source = np.mean([demonstrated(run, facts) for run, facts in zip(runs, arm.facts, strict=True)], axis=0)
+    sources = {"histories learned from": source.tolist()}
+    findings.append(Finding("histories learned from, last episode", float(source[-1]), ""))
+    return _keep(runs[0], "demo_9x9", findings, {"held-out goals": arm}, sources)
+
+
+def gather_memory(latents: Sequence[Path], none: Sequence[Path], sliding: Sequence[Path] = ()) -> list[Finding]:
+    """Judge the arms of `demo_memory`: the same window, and what lies before it compressed, forgotten, or slid out.
+
+    Args:
+        latents: runs of the recipe as it is, one per seed.
+        none: with the same seeds, in the same order, without memory.
+        sliding: likewise, with a sliding window.
+
+    Returns:
+        The figures; they and the curves lie in `evidence/` of the first run.
+
+    Raises:
+        FileNotFoundError: when a run is missing.
+        ValueError: when groups differ in size, goals or window, or a run is of something else.
+    """
+    groups = {"latents": latents, "none": none, "sliding window": sliding}
+    arms = {name: play(runs, SMALL, gap=True) for name, runs in groups.items() if runs}
+    _compare_arms(arms)
+    findings = []
+    for name, arm in arms.items():
+        findings += [_mean(f"{name}, last episode", arm.last()), _mean(f"{name}, after the gap", arm.after_gap())]
+    compressed = arms.pop("latents")
+    for name, arm in arms.items():
+        for title, one, other, target in (
+            ("last episode", compressed.last(), arm.last(), 1.5),
+            ("after the gap", compressed.after_gap(), arm.after_gap(), 2.0),
+        ):
+            (ratio,) = _ratios([fmean(one)], [fmean(other)])
+            at_least = target if name == "none" else None
+            details = _told(_ratios(one, other))
+            findings.append(Finding(f"latents to {name}, {title}", ratio, "x", at_least=at_least, details=details))
+    return _keep(latents[0], "demo_memory", findings, {"latents": compressed, **arms})
+
+
+def play(runs: Sequence[Path], env: Darkroom, gap: bool = False) -> Arm:
+    """Evaluate runs on their held-out goals, for as many episodes as they were trained for.
+
+    Args:
+        runs: run folders; each keeps its evaluation in `evidence/`.
+        env: where they must have been trained.
+        gap: probe the memory besides.
+
+    Raises:
+        FileNotFoundError: when a run is missing.
+        ValueError: when a run is of another environment, or was evaluated with other weights before.
+    """
+    facts, returns = [], []
+    for run in map(Path, runs):
+        agent = load_agent(run)
+        if agent.env.describe() != env.describe():
+            raise ValueError(f"{run} was trained in {agent.env.describe()}, expected {env.describe()}")
+        output = run / FOLDER / "evaluation"
+        facts.append(evaluate(run, output, agent.episodes, SEEDS, gap=gap, progress=False))
+        returns.append(np.load(output / RETURNS_NAME, allow_pickle=False))
+    if len({each.shape[2] for each in returns}) > 1:
+        raise ValueError(f"expected runs of one length, found {[each.shape[2] for each in returns]} episodes")
+    return Arm(facts, returns)
+
+
+def demonstrated(run: Path, facts: Mapping[str, Any]) -> list[float]:
+    """What the histories that a run learned from return in each episode, for the held-out goals.
+
+    Args:
+        run: with its config.
+        facts: of its evaluation.
+
+    Raises:
+        FileNotFoundError: when there is no config, or the histories are gone.
+        ValueError: when the histories are of something else.
+    """
+    data = _data_of(run)
+    if data["root"] is not None:
+        return source_curve(Path(data["root"]), facts)
+    demonstrator: EpsilonCurriculum = build(data["demonstrator"])
+    tasks, seeds = pairs(demonstrator.env, split_of(run, demonstrator.env, facts["split"])[0], range(SEEDS))
+    rewards = demonstrator.histories(tasks, seeds).rewards
+    return rewards.unflatten(1, (demonstrator.episodes, -1)).sum(2).double().mean(0).tolist()
+
+
+def _data_of(run: Path) -> dict[str, Any]:
+    """Arguments of the data that a run was trained on."""
+    if not Path(run).exists():
+        raise FileNotFoundError(f"no run at {run}")
+    arguments = safe_load(find_config(Path(run)).read_text(encoding="utf-8"))["data"]["init_args"]
+    if not {"root", "demonstrator", "shuffle_episodes"} <= arguments.keys():
+        raise ValueError(f"{run} was not trained on histories (zoo.compressed_ad.HistoryData)")
+    return arguments
+
+
+def _compare_arms(arms: Mapping[str, Arm]) -> None:
+    """Refuse arms that are not what they are called, or differ in more than their memory."""
+    reference = arms["latents"].facts
+    for name, arm in arms.items():
+        if len(arm.facts) != len(reference):
+            raise ValueError(f"expected as many runs in each group, found {len(reference)} and {len(arm.facts)}")
+        for facts, other in zip(arm.facts, reference, strict=True):
+            kind = _kind(facts["policy"])
+            if kind != name:
+                raise ValueError(f"{facts['run']} has {kind}, expected {name}")
+            window, expected = facts["policy"]["window"], other["policy"]["window"]
+            if window != expected:
+                raise ValueError(f"{facts['run']} has a window of {window}, {other['run']} one of {expected}")
+            if [row["task"] for row in facts["tasks"]] != [row["task"] for row in other["tasks"]]:
+                raise ValueError(f"{facts['run']} and {other['run']} hold out other goals; give runs of the same seeds")
+
+
+def _kind(policy: Mapping[str, Any]) -> str:
+    if policy["compressor"] is None:
+        return "sliding window"
+    return "latents" if policy["num_latents"] else "none"
+
+
+def _keep(
+    run: Path,
+    name: str,
+    findings: Sequence[Finding],
+    arms: Mapping[str, Arm],
+    sources: Mapping[str, Sequence[float]] | None = None,
+) -> list[Finding]:
+    """Add what the figures are compared with, and write all of it and the curves into a run."""
+    pooled = {label: arm.pooled() for label, arm in arms.items()}
+    baselines = next(iter(pooled.values()))["baselines"]
+    kept = [*findings, *(Finding(f"{key} actions", baselines[key], "") for key in ("random", "oracle"))]
+    figure = plots.curves(pooled, sources)
+    lines = {line.get_label(): line for line in figure.axes[0].lines}
+    for label, arm in arms.items():
+        if arm.facts[0]["gap"] is not None:
+            place = arm.facts[0]["episodes"] + 1
+            colour = lines[label].get_color()
+            figure.axes[0].plot(place, fmean(arm.after_gap()), "D", color=colour, label=f"{label}, after the gap")
+    plots.legend_beside(figure.axes[0])
+    plots.save(figure, Path(run) / FOLDER / PICTURE)
+    runs = {label: [facts["run"] for facts in arm.facts] for label, arm in arms.items()}
+    curves = {label: arm.curves() for label, arm in arms.items()}
+    save(Path(run) / FOLDER / NAME, kept, evidence=name, runs=runs, curves=curves, sources=dict(sources or {}))
+    return kept
+
+
+def _each(
+    name: str, values: Sequence[float], unit: str = "", at_least: float | None = None, at_most: float | None = None
+) -> list[Finding]:
+    """A figure's mean over runs, and where there are several that of the worst run."""
+    limits: dict[str, Any] = {"at_least": at_least, "at_most": at_most}
+    found = [_mean(name, values, unit, **limits)]
+    if len(values) > 1:
+        worst = max(values) if at_least is None else min(values)
+        found.append(Finding(f"{name}, the worst run", worst, unit, **limits))
+    return found
+
+
+def _mean(name: str, values: Sequence[float], unit: str = "", **limits: Any) -> Finding:
+    return Finding(name, fmean(values), unit, **limits, details=_told(values))
+
+
+def _told(values: Sequence[float]) -> dict[str, str]:
+    return {"runs": " ".join(f"{value:.3g}" for value in values)}
+
+
+def _ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[float]:
+    """Quotients, infinite where something is divided by nothing."""
+    return [one / other if other else float("inf") for one, other in zip(numerators, denominators, strict=True)]
+
 
 SETS: dict[str, tuple[Callable[..., Any], list[str]]] = {
     "demo": (gather_demo, ["runs", "shuffled", "mixed"]),

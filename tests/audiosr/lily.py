@@ -9,10 +9,10 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from zoo.audiosr.global_encoder import GlobalEncoder
-from zoo.audiosr.unet import UNet
-from zoo.audiosr.vae import Autoencoder
-from zoo.hifigan.generator import Generator
+from zoo.audiosr.nets.global_encoder import GlobalEncoder
+from zoo.audiosr.nets.unet import UNet
+from zoo.audiosr.nets.vae import Autoencoder
+from zoo.hifigan.nets.generator import Generator
 
 MELS, HEAD, CONTEXT = 32, 16, 16
 VOCODER: dict[str, Any] = {

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from scipy.signal import butter, fftconvolve, sosfilt
 
-from zoo.audio import files
-from zoo.audio.synthetic import SpeechLike
+from zoo.audio.corpora.synthetic import SpeechLike
+from zoo.audio.io import files
 
 SECONDS = 5
 

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from zoo.audiosr.denoiser import Denoiser
-from zoo.audiosr.diffusion import CosineDiffusion
-from zoo.audiosr.features import MelFeatures
-from zoo.audiosr.global_encoder import GlobalEncoder
+from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.losses import Latent
-from zoo.audiosr.parts import FrozenAutoencoder
+from zoo.audiosr.nets.denoiser import Denoiser
+from zoo.audiosr.nets.features import MelFeatures
+from zoo.audiosr.nets.frozen import FrozenAutoencoder
+from zoo.audiosr.nets.global_encoder import GlobalEncoder
+from zoo.audiosr.nets.unet import UNet
 from zoo.audiosr.task import DiffusionTask
-from zoo.audiosr.unet import UNet
-from zoo.training.resume import ZooDataModule, item_seed
+from zoo.training.data import ZooDataModule, item_seed
 
 RATE = 16000
 AUTOENCODER: dict[str, Any] = {

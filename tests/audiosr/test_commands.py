@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from zoo import cli
-from zoo.audio import files
+from zoo.audio.io import files
+from zoo.cli import main as cli
 
 RATE = 16000
 

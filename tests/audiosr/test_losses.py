@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.audiosr.task_parts import AUTOENCODER, VOCODER, features
-from zoo.audio.spectral import multi_resolution_stft
-from zoo.audiosr.diffusion import CosineDiffusion
+from zoo.audio.analysis.spectral import multi_resolution_stft
+from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.losses import (
     KL,
     AutoencoderStep,
@@ -19,7 +19,7 @@ from zoo.audiosr.losses import (
     checked,
     weighted_sum,
 )
-from zoo.audiosr.parts import FrozenAutoencoder, FrozenVocoder
+from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 
 
 def step(t: list[int], error: float = 0.0, vocoder: bool = True, **changes: Any) -> Step:

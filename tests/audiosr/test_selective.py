@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.audiosr.task_parts import Data, denoiser, task, trainer
-from zoo.audiosr.selective import train_only
+from zoo.audiosr.task import train_only
 
 UNET = ["time_embed", "input_blocks", "middle_block", "output_blocks", "out", "global_fusion"]
 CUSTOM = ["middle_block", "global_fusion"]

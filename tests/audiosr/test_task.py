@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from tests.audiosr.task_parts import AUTOENCODER, VOCODER, Clips, Data, denoiser, features, task, trainer
-from zoo.audiosr.diffusion import CosineDiffusion
-from zoo.audiosr.objective import Objective, draws
-from zoo.audiosr.parts import FrozenAutoencoder, FrozenVocoder
-from zoo.audiosr.reconstruct import whole_mel
-from zoo.audiosr.vae import split
-from zoo.training.checkpoint_files import load_checkpoint
+from zoo.audiosr.diffusion.schedule import CosineDiffusion
+from zoo.audiosr.losses import Objective, draws
+from zoo.audiosr.nets.features import whole_mel
+from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
+from zoo.audiosr.nets.vae import split
+from zoo.runs.checkpoints import load_checkpoint
 
 
 def test_scale_of_the_latents_is_taken_once_and_saved(tmp_path: Path) -> None:

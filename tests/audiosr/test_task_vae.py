@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from tests.audiosr.task_parts import AUTOENCODER, Data, features, trainer
-from zoo.audiosr.discriminator import PatchDiscriminator
 from zoo.audiosr.losses import KL, Reconstruction
+from zoo.audiosr.nets.discriminator import PatchDiscriminator
+from zoo.audiosr.nets.vae import Autoencoder
 from zoo.audiosr.task_vae import AdversarialAutoencoderTask, AutoencoderTask
-from zoo.audiosr.vae import Autoencoder
 
 
 def adam(parameters: Any) -> torch.optim.Optimizer:

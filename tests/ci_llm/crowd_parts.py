@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from zoo.ci_llm.agents import Agents
-from zoo.ci_llm.backbone import Backbone
-from zoo.ci_llm.crowd import Crowd
+from zoo.ci_llm.nets.agents import Agents
+from zoo.ci_llm.nets.backbone import Backbone
+from zoo.ci_llm.nets.crowd import Crowd
 
 _COMMON = {"num_hidden_layers": 2, "vocab_size": 40, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _LLAMA_LIKE = {

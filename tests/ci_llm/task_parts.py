@@ -11,9 +11,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from tests.ci_llm import crowd_parts
-from zoo.ci_llm.pretrain import LearningBackbone, PretrainTask
+from zoo.ci_llm.data.tokenizers import ByteTokenizer, Tokenizer
+from zoo.ci_llm.nets.backbone import LearningBackbone
+from zoo.ci_llm.pretrain import PretrainTask
 from zoo.ci_llm.task import CrowdTask
-from zoo.ci_llm.tokenizers import ByteTokenizer, Tokenizer
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 COUNTS = (5, 2, 1, 4)  # labelled tokens of the texts

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from tests.ci_llm.task_parts import loader, pretrain_task, rows, texts, trainer
-from zoo.ci_llm.backbone import Backbone
-from zoo.ci_llm.losses import losses
-from zoo.ci_llm.tokenizers import PretrainedTokenizer
+from zoo.ci_llm.data.tokenizers import PretrainedTokenizer
+from zoo.ci_llm.losses.likelihood import losses
+from zoo.ci_llm.nets.backbone import Backbone
 
 
 def test_the_whole_model_trains_and_is_saved(tmp_path):

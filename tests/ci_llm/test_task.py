@@ -9,13 +9,13 @@ import torch
 
 from tests.ci_llm import crowd_parts
 from tests.ci_llm.task_parts import byte_task, loader, pretrain_task, rows, task, texts, trainer, weights
-from zoo.ci_llm.aggregator import aggregate, uniform_log_weights
-from zoo.ci_llm.data import TextData
-from zoo.ci_llm.diversity import Diversity
-from zoo.ci_llm.losses import losses
-from zoo.ci_llm.objective import Objective, attended, label_count
-from zoo.ci_llm.tokenizers import ByteTokenizer
-from zoo.training.means import WeightedMeans
+from zoo.ci_llm.aggregation.aggregator import aggregate, uniform_log_weights
+from zoo.ci_llm.data.datamodule import TextData
+from zoo.ci_llm.data.tokenizers import ByteTokenizer
+from zoo.ci_llm.losses.diversity import Diversity
+from zoo.ci_llm.losses.likelihood import losses
+from zoo.ci_llm.losses.objective import Objective, attended, label_count
+from zoo.training.task import WeightedMeans
 
 LAMBDA = 0.5
 

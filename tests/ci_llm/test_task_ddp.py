@@ -12,7 +12,7 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from tests.ci_llm import crowd_parts
 from tests.ci_llm.task_parts import loader, rows, task, texts, trainer, weights
-from zoo.ci_llm.diversity import Diversity
+from zoo.ci_llm.losses.diversity import Diversity
 
 CASES = ("plain", "accumulated", "gathered", "chunked")
 BATCH, STEPS = 4, 2

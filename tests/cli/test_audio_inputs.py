@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 import soundfile
 
+from tests.audiosr.inference.test_restore import restorer as audiosr_restorer
 from tests.audiosr.task_parts import AUTOENCODER, features
-from tests.audiosr.test_restore import restorer as audiosr_restorer
-from tests.flow.test_sequence_restore import Copy
-from tests.flow.test_sequence_restore import build as sequence_restorer
-from tests.hifigan.test_vocoder import build as vocoder
+from tests.flow.sequence.test_restore import Copy
+from tests.flow.sequence.test_restore import build as sequence_restorer
+from tests.hifigan.inference.test_vocoder import build as vocoder
 from tests.miipher.stand_ins import LocalEncoder
 from tests.miipher.stand_ins import restorer as miipher_restorer
-from zoo.audio import files
-from zoo.audiosr.reconstruct import Reconstructor
-from zoo.audiosr.vae import Autoencoder
-from zoo.miipher.restore import FeatureExtractor
-from zoo.training.export import AUDIO_USAGE
-from zoo.training.inference import Inference, as_audio
+from zoo.audio.io import files
+from zoo.audiosr.inference.reconstruct import Reconstructor
+from zoo.audiosr.nets.vae import Autoencoder
+from zoo.miipher.inference.restore import FeatureExtractor
+from zoo.runs.export import AUDIO_USAGE
+from zoo.runs.inference import Inference, as_audio
 
 SYSTEMS: dict[str, Callable[[], Inference]] = {
     "vocoder": vocoder,

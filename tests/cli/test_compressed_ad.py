@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.harness import REPOSITORY, Forked, forked, good
-from zoo.training.build import build
+from zoo.common.build import build
 
 SMOKE = REPOSITORY / "configs" / "compressed_ad" / "smoke.yaml"
 ROOM = ("--env", "Darkroom", "--env.grid_size", "5", "--env.horizon", "6")

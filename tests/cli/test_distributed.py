@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tests.harness import REPOSITORY, SMOKE, environment, good, newest, zoo
-from zoo.flow.data import ImageData
-from zoo.flow.time_samplers import UniformTimes, seeded_draws
-from zoo.training.checkpoint_files import load_checkpoint
+from zoo.flow.data.datamodule import ImageData
+from zoo.flow.process.time_samplers import UniformTimes, seeded_draws
+from zoo.runs.checkpoints import load_checkpoint
 
 DDP = REPOSITORY / "configs" / "trainer" / "ddp_2.yaml"
 SGD = [f"--model.init_args.optimizer_{side}={{class_path: torch.optim.SGD, init_args: {{lr: 0.001}}}}" for side in "gd"]

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from tests.harness import forked, good
-from zoo import cli
-from zoo.audio import files
-from zoo.audio.synthetic import SpeechLike
+from zoo.audio.corpora.synthetic import SpeechLike
+from zoo.audio.io import files
+from zoo.cli import main as cli
 
 RATE = 22050
 VOICES = SpeechLike(RATE, seconds=(0.5, 0.5))

@@ -15,23 +15,22 @@ from tests.ci_llm import crowd_parts
 from tests.cli.test_recipes import FRAGMENTS, RECIPES
 from tests.compressed_ad.test_losses import histories
 from tests.miipher.parts import backbone, cleaner
-from zoo.audio.mel import LogMel
-from zoo.audiosr.diffusion import CosineDiffusion
-from zoo.audiosr.discriminator import PatchDiscriminator
+from zoo.audio.analysis.mel import LogMel
+from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.losses import LossTerm
-from zoo.audiosr.parts import FrozenAutoencoder, FrozenVocoder
-from zoo.ci_llm.pretrain import LearningBackbone
-from zoo.compressed_ad.compression import EncoderCompressor, QueryCompressor, ReconstructionDecoder
-from zoo.compressed_ad.embedding import FactoredEmbedding, LinearEmbedding
-from zoo.compressed_ad.policy import InContextPolicy
-from zoo.compressed_ad.reconstruction import FieldDecoder
-from zoo.compressed_ad.transformer import Transformer
-from zoo.flow.mlp import ToyNet
-from zoo.flow.sequence_net import SequenceNet
-from zoo.flow.sequence_normaliser import Normaliser
-from zoo.flow.unet import UNet
-from zoo.hifigan.discriminators import MultiPeriodDiscriminator, MultiScaleDiscriminator
-from zoo.hifigan.generator import Generator
+from zoo.audiosr.nets.discriminator import PatchDiscriminator
+from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
+from zoo.ci_llm.nets.backbone import LearningBackbone
+from zoo.compressed_ad.nets.compression import EncoderCompressor, FieldDecoder, QueryCompressor, ReconstructionDecoder
+from zoo.compressed_ad.nets.embedding import FactoredEmbedding, LinearEmbedding
+from zoo.compressed_ad.nets.policy import InContextPolicy
+from zoo.compressed_ad.nets.transformer import Transformer
+from zoo.flow.nets.mlp import ToyNet
+from zoo.flow.nets.unet import UNet
+from zoo.flow.sequence.net import SequenceNet
+from zoo.flow.sequence.normaliser import Normaliser
+from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator, MultiScaleDiscriminator
+from zoo.hifigan.nets.generator import Generator
 
 Inputs = Callable[[int], tuple[Any, ...]]
 """Inputs by a size, so that two sizes show that nothing was specialised away."""

@@ -10,7 +10,7 @@ from tests.harness import REPOSITORY, environment
 
 @pytest.mark.parametrize("args", [["--help"], ["list"], ["doctor", "--help"], ["convert", "--help"]])
 def test_answers_without_torch(args: list[str]) -> None:
-    code = f"import sys; from zoo.cli import main; code = main({args!r}); sys.exit(code or 'torch' in sys.modules)"
+    code = f"import sys; from zoo.cli.main import main; code = main({args!r}); sys.exit(code or 'torch' in sys.modules)"
     result = subprocess.run(
         [sys.executable, "-c", code], cwd=REPOSITORY, env=environment(), capture_output=True, text=True
     )

@@ -19,23 +19,24 @@ import zoo.hifigan.data
 import zoo.hifigan.task
 from tests.cli.meta_device import META, HostWork, prepared, train, validate, weightless, without_autocast
 from tests.cli.test_recipes import FRAGMENTS, RECIPES, name, without_downloads
-from zoo.audiosr.chunks import Chunks, copied_bands
-from zoo.audiosr.reconstruct import Reconstructor, whole_mel
-from zoo.audiosr.restore import Restorer as SuperResolver
-from zoo.audiosr.vae import split
-from zoo.ci_llm.generate import _reader
-from zoo.ci_llm.sampling import Sampling
-from zoo.ci_llm.tokenizers import ByteTokenizer, PretrainedTokenizer
-from zoo.ci_llm.writer import Writer
-from zoo.compressed_ad.agent import Agent
-from zoo.compressed_ad.histories import Steps
-from zoo.flow.sampler import Sampler
-from zoo.flow.sequence_restore import SequenceRestorer
-from zoo.flow.solvers import METHODS, Solver
-from zoo.hifigan.vocoder import Vocoder
-from zoo.lightning_cli import ZooCLI, limit_names
-from zoo.miipher.restore import FeatureExtractor, Restorer
-from zoo.training.build import build
+from zoo.audiosr.inference.chunks import Chunks, copied_bands
+from zoo.audiosr.inference.reconstruct import Reconstructor
+from zoo.audiosr.inference.restore import Restorer as SuperResolver
+from zoo.audiosr.nets.features import whole_mel
+from zoo.audiosr.nets.vae import split
+from zoo.ci_llm.data.tokenizers import ByteTokenizer, PretrainedTokenizer
+from zoo.ci_llm.inference.generate import _reader
+from zoo.ci_llm.inference.writer import Writer
+from zoo.ci_llm.nets.sampling import Sampling
+from zoo.cli.trainer import ZooCLI, limit_names
+from zoo.common.build import build
+from zoo.compressed_ad.inference import Agent
+from zoo.compressed_ad.nets.steps import Steps
+from zoo.flow.inference.sampler import Sampler
+from zoo.flow.process.solvers import METHODS, Solver
+from zoo.flow.sequence.restore import SequenceRestorer
+from zoo.hifigan.inference.vocoder import Vocoder
+from zoo.miipher.inference.restore import FeatureExtractor, Restorer
 from zoo.training.task import ZooTask
 
 SMALL = {

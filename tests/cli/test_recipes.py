@@ -11,11 +11,11 @@ import yaml
 
 from tests.harness import REPOSITORY, TOY_ARGS, TOY_RECIPE, newest
 from tests.harness import SMOKE as VOCODER
-from zoo.audio import files
-from zoo.audio.synthetic import SpeechLike
-from zoo.cli import main
-from zoo.loading import load
-from zoo.training.monitor import GradNorm
+from zoo.audio.corpora.synthetic import SpeechLike
+from zoo.audio.io import files
+from zoo.cli.main import main
+from zoo.runs.load import load
+from zoo.training.callbacks.monitor import GradNorm
 from zoo.training.task import ZooTask
 
 RECIPES = sorted((REPOSITORY / "configs").glob("*/*.yaml"))
@@ -107,7 +107,7 @@ def test_smoke_recipe_runs_through_all_stages(
 
 @pytest.mark.parametrize("recipe", OTHERS, ids=name)
 def test_recipe_parses_and_builds(recipe: Path, tmp_path: Path) -> None:
-    from zoo.lightning_cli import ZooCLI, limit_names
+    from zoo.cli.trainer import ZooCLI, limit_names
 
     limit_names()
     overrides = ["--trainer.accelerator=cpu", f"--trainer.default_root_dir={tmp_path}"]

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from tests.harness import TOY_ARGS, TOY_RECIPE
-from zoo.audio import files
-from zoo.cli import main
+from zoo.audio.io import files
+from zoo.cli.main import main
 from zoo.common import registry
-from zoo.loading import load
+from zoo.runs.load import load
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ def test_nothing_else_is_resolved(text: str, tmp_path: Path) -> None:
 
 
 def test_former_names_become_public_ones(tmp_path: Path) -> None:
-    config = written(tmp_path, net={"class_path": "zoo.flow.unet.UNet"}, other="torch.optim.AdamW")
+    config = written(tmp_path, net={"class_path": "zoo.flow.nets.unet.UNet"}, other="torch.optim.AdamW")
     assert read_config(config) == {"net": {"class_path": "zoo.flow.UNet"}, "other": "torch.optim.AdamW"}
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.harness import TOY_ARGS, TOY_FIT, environment, good, newest, zoo
-from zoo.cli import main
+from zoo.cli.main import main
 from zoo.common.locks import LOCK_NAME, is_rank_zero, locked
-from zoo.loading import load
+from zoo.runs.load import load
 
 HOLD = """
 import os, sys, time

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from zoo.common import registry
+from zoo.common.build import build
 from zoo.common.former_names import FORMER_NAMES
-from zoo.training.build import build
 
 
 @pytest.mark.parametrize("package", registry.PACKAGES)
@@ -38,18 +38,18 @@ def test_lists_of_other_projects_name_classes_that_exist(package: str) -> None:
     "name",
     [
         "os.system",
-        "zoo.atomic.os.system",
+        "zoo.common.atomic.os.system",
         "zoo.flow",
         "zoo.flow.UNet.load_state_dict",
-        "zoo.flow.unet.Attention",
+        "zoo.flow.nets.unet.Attention",
         "zoo.flow.task.ZooTask",  # imported there, not defined
         "zoo.flow._UNet",
         "zoo.flow.__getattr__",
-        "zoo.predictor.Loaded",
-        "zoo.lightning_cli.LightningCLI",
-        "zoo.lightning_cli.ZooCLI",
-        "zoo.audio.decoding._Sequential",
-        "zoo.training.bulk.BulkData",
+        "zoo.cli.trainer.Loaded",
+        "zoo.cli.trainer.LightningCLI",
+        "zoo.cli.trainer.ZooCLI",
+        "zoo.audio.io.decoding._Sequential",
+        "zoo.runs.bulk.BulkData",
         "torch.nn.Module.load_state_dict",
         "torch.nn.functional.relu",
         "torch.nn.parallel.DistributedDataParallel",

@@ -3,13 +3,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from zoo.compressed_ad.compression import QueryCompressor, ReconstructionDecoder
-from zoo.compressed_ad.embedding import FactoredEmbedding
-from zoo.compressed_ad.histories import Steps
 from zoo.compressed_ad.losses import cross_entropy, reconstruction_loss
-from zoo.compressed_ad.policy import InContextPolicy
-from zoo.compressed_ad.reconstruction import FieldDecoder
-from zoo.compressed_ad.transformer import Transformer
+from zoo.compressed_ad.nets.compression import FieldDecoder, QueryCompressor, ReconstructionDecoder
+from zoo.compressed_ad.nets.embedding import FactoredEmbedding
+from zoo.compressed_ad.nets.policy import InContextPolicy
+from zoo.compressed_ad.nets.steps import Steps
+from zoo.compressed_ad.nets.transformer import Transformer
 
 DIM, GRID = 16, 5
 

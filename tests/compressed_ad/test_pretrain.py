@@ -5,19 +5,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from zoo.compressed_ad.compression import Forget, QueryCompressor, ReconstructionDecoder
-from zoo.compressed_ad.data import HistoryData
-from zoo.compressed_ad.demonstrator import EpsilonCurriculum
-from zoo.compressed_ad.embedding import FactoredEmbedding, LinearEmbedding
-from zoo.compressed_ad.envs import Darkroom
+from zoo.compressed_ad.data.datamodule import HistoryData
+from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
+from zoo.compressed_ad.envs.grids import Darkroom
 from zoo.compressed_ad.losses import reconstruction_loss
-from zoo.compressed_ad.policy import Compression, InContextPolicy
-from zoo.compressed_ad.reconstruction import FieldDecoder
+from zoo.compressed_ad.nets.compression import FieldDecoder, Forget, QueryCompressor, ReconstructionDecoder
+from zoo.compressed_ad.nets.embedding import FactoredEmbedding, LinearEmbedding
+from zoo.compressed_ad.nets.policy import Compression, InContextPolicy
+from zoo.compressed_ad.nets.transformer import Transformer
 from zoo.compressed_ad.task import DistillationTask, PretrainTask
-from zoo.compressed_ad.transformer import Transformer
-from zoo.training.checkpoint_files import save_checkpoint
+from zoo.runs.checkpoints import save_checkpoint
+from zoo.runs.init_from import init_from
 from zoo.training.freezing import trainable_parameters
-from zoo.training.init_from import init_from
 
 DIM, ENV = 16, Darkroom(3, 4)
 DECODERS = {

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from zoo.compressed_ad import rollout as module
-from zoo.compressed_ad.compression import Forget, QueryCompressor
-from zoo.compressed_ad.embedding import FactoredEmbedding
-from zoo.compressed_ad.envs import DarkKeyToDoor, Darkroom, DarkroomPermuted, Env
-from zoo.compressed_ad.policy import InContextPolicy
+from zoo.compressed_ad.envs.grids import DarkKeyToDoor, Darkroom, DarkroomPermuted, Env
+from zoo.compressed_ad.nets.compression import Forget, QueryCompressor
+from zoo.compressed_ad.nets.embedding import FactoredEmbedding
+from zoo.compressed_ad.nets.policy import InContextPolicy
+from zoo.compressed_ad.nets.transformer import Transformer
 from zoo.compressed_ad.rollout import Player, draw, goalless_actions, rollout
-from zoo.compressed_ad.transformer import Transformer
 
 DIM = 16
 ENV = Darkroom(5, 6)

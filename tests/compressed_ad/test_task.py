@@ -6,18 +6,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from zoo.compressed_ad.compression import QueryCompressor, ReconstructionDecoder
-from zoo.compressed_ad.curriculum import Curriculum
-from zoo.compressed_ad.data import HistoryData
-from zoo.compressed_ad.demonstrator import EpsilonCurriculum
-from zoo.compressed_ad.embedding import FactoredEmbedding, LinearEmbedding
-from zoo.compressed_ad.envs import Darkroom
+from zoo.compressed_ad.data.curriculum import Curriculum
+from zoo.compressed_ad.data.datamodule import HistoryData
+from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
+from zoo.compressed_ad.envs.grids import Darkroom
 from zoo.compressed_ad.losses import reconstruction_loss
-from zoo.compressed_ad.policy import InContextPolicy
+from zoo.compressed_ad.nets.compression import QueryCompressor, ReconstructionDecoder
+from zoo.compressed_ad.nets.embedding import FactoredEmbedding, LinearEmbedding
+from zoo.compressed_ad.nets.policy import InContextPolicy
+from zoo.compressed_ad.nets.transformer import Transformer
 from zoo.compressed_ad.rollout import rollout
 from zoo.compressed_ad.task import DistillationTask
-from zoo.compressed_ad.transformer import Transformer
-from zoo.training.means import WeightedMeans
+from zoo.training.task import WeightedMeans
 
 DIM, ENV = 16, Darkroom(3, 4)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
-from zoo.cli import main
+from zoo.cli.main import main
 
 MEMORY = 8 * 2**30  # more than any recipe's nets take
 
@@ -42,9 +42,9 @@ def parse_and_build(configs: Sequence[str], build: bool, bait: str = "") -> list
     sys.path.insert(0, bait)
     found = []
     stop = contextlib.ExitStack()
-    stop.enter_context(mock.patch("zoo.lightning_cli.fit"))
+    stop.enter_context(mock.patch("zoo.cli.trainer.fit"))
     if not build:
-        stop.enter_context(mock.patch("zoo.lightning_cli.ZooCLI.instantiate_classes"))
+        stop.enter_context(mock.patch("zoo.cli.trainer.ZooCLI.instantiate_classes"))
     with limited_memory(), tempfile.TemporaryDirectory() as folder, stop:
         os.chdir(folder)
         for text in configs:

@@ -385,7 +385,7 @@ def _usual(watch: Watch, entry: str, kind: str, folder: Path, sound: Path) -> se
 
 
 def _call(watch: Watch, args: list[str], entry: str, place: Place, usual: set[str]) -> Outcome:
-    from zoo.cli import main
+    from zoo.cli.main import main
 
     said, code, before = io.StringIO(), 0, _memory("VmRSS")
     os.chdir(place.work)

@@ -10,10 +10,10 @@ from toy_wing.faults import PlainData
 
 from tests.faults.bad_audio import RATE
 from tests.harness import SMOKE, TOY_FIT, fingerprint, forked, good, newest, record
-from zoo.audio.synthetic import write_corpus
-from zoo.flow.data import ImageData
+from zoo.audio.corpora.synthetic import write_corpus
+from zoo.flow.data.datamodule import ImageData
 from zoo.hifigan.data import VocoderData
-from zoo.training.resume import ZooDataModule
+from zoo.training.data import ZooDataModule
 
 WAYS = [
     (0, None),

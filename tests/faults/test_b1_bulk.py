@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.harness import TOY_ARGS, TOY_FIT, forked, good
-from zoo.audio import files
-from zoo.training.bulk import read_manifest
+from zoo.audio.io import files
+from zoo.runs.bulk import read_manifest
 
 
 def killed_and_rerun(folder: Path, count: int, dies_at: list[int]) -> None:

@@ -84,7 +84,7 @@ def wrong_types(recipe: dict[str, Any]) -> list[tuple[Path_, str]]:
 
 def missing_classes(recipe: dict[str, Any]) -> list[tuple[str, str]]:
     classes = [path for path, _ in walk(recipe) if path[-1] == "class_path"]
-    wrong = ("zoo.hifigan.generator.Absent", "zoo.absent.Thing", "bait.Thing", "no_such_package.Thing")
+    wrong = ("zoo.hifigan.nets.generator.Absent", "zoo.absent.Thing", "bait.Thing", "no_such_package.Thing")
     return [(name, changed(recipe, path, name)) for path in classes for name in wrong]
 
 

@@ -129,8 +129,8 @@ def through_files(arguments: tuple[Path, list[str]]) -> list[tuple[str, str, str
     import toy_wing.task  # its package is admitted below
 
     assert toy_wing.task
-    from zoo.cli import main
-    from zoo.loading import load
+    from zoo.cli.main import main
+    from zoo.runs.load import load
 
     folder, paths = arguments
     wrong: list[tuple[str, str, str]] = []

@@ -17,8 +17,8 @@ import yaml
 
 from tests.faults.attempts import Attempt, attempts
 from tests.harness import SMOKE, TOY_ARGS, TOY_FIT, TOY_RECIPE, forked, good, in_fork, newest
-from zoo.audio import files
-from zoo.training.checkpoint_files import load_checkpoint, save_checkpoint
+from zoo.audio.io import files
+from zoo.runs.checkpoints import load_checkpoint, save_checkpoint
 
 COMMANDS = ("fit", "validate", "test", "predict")
 
@@ -60,7 +60,11 @@ class Traps:
 
     def nodes(self) -> list[dict[str, Any]]:
         """What a config would name, also by way of modules that it may import."""
-        detours = ("zoo.training.bulk.os.system", "zoo.audio.cache.os.system", "torch.nn.modules.module.torch.hub.load")
+        detours = (
+            "zoo.runs.bulk.os.system",
+            "zoo.audio.corpora.cache.os.system",
+            "torch.nn.modules.module.torch.hub.load",
+        )
         named = {path: kwargs for path, (_, _, kwargs) in self.calls.items()}
         named |= {detour: named[".".join(detour.split(".")[-2 - ("hub" in detour) :])] for detour in detours}
         return [{"class_path": path, "init_args": kwargs} for path, kwargs in named.items()]

@@ -58,32 +58,32 @@ NODES: dict[str, Node] = {
     "pathlib.Path": part("pathlib.Path"),
     "module of nobody": part(f"{DECOY}.Thing"),
     "module of nobody, short": lambda place: f"{DECOY}.Thing",
-    "Loaded": part("zoo.predictor.Loaded", **LOADS),
-    "Loaded without admission": part("zoo.predictor.Loaded", path="ELSEWHERE/second"),
+    "Loaded": part("zoo.cli.trainer.Loaded", **LOADS),
+    "Loaded without admission": part("zoo.cli.trainer.Loaded", path="ELSEWHERE/second"),
     "LightningCLI of the zoo": part(
-        "zoo.lightning_cli.LightningCLI", args=[f"--model={DECOY}.Thing"], run=False, save_config_callback=None
+        "zoo.cli.trainer.LightningCLI", args=[f"--model={DECOY}.Thing"], run=False, save_config_callback=None
     ),
     "LightningCLI": part("lightning.pytorch.cli.LightningCLI", args=[f"--model={DECOY}.Thing"], run=False),
-    "ZooCLI": part("zoo.lightning_cli.ZooCLI", command="fit", args=["--config", "ELSEWHERE/second.yaml"]),
+    "ZooCLI": part("zoo.cli.trainer.ZooCLI", command="fit", args=["--config", "ELSEWHERE/second.yaml"]),
     "a sound file to write": part(
-        "zoo.audio.decoding._Sequential", file="ELSEWHERE/sound.wav", mode="w", samplerate=16000, channels=1
+        "zoo.audio.io.decoding._Sequential", file="ELSEWHERE/sound.wav", mode="w", samplerate=16000, channels=1
     ),
-    "imported module's function": part("zoo.training.build.importlib.import_module", name=DECOY),
-    "imported module": part("zoo.training.build.importlib", name=DECOY),
-    "os by way of ours": part("zoo.atomic.os.system", command="touch ELSEWHERE/marker"),
-    "Popen by way of ours": part("zoo.commands.ui.subprocess.Popen", args=TOUCH),
-    "soundfile by way of ours": part("zoo.audio.decoding.soundfile.SoundFile", file="ELSEWHERE/a.wav", mode="w"),
-    "function that builds": part("zoo.training.build.build", spec={"class_path": "os.system"}, allow=["os"]),
-    "function that admits": part("zoo.parsing.allow_imports", packages=["subprocess", DECOY]),
-    "parser": part("zoo.parsing.OneLineParser", default_config_files=["ELSEWHERE/secret.yaml"]),
-    "command line": part("zoo.cli.main", args=["convert", "flow", "a", "b"]),
-    "Path by way of ours": part("zoo.cli.Path"),
+    "imported module's function": part("zoo.common.build.importlib.import_module", name=DECOY),
+    "imported module": part("zoo.common.build.importlib", name=DECOY),
+    "os by way of ours": part("zoo.common.atomic.os.system", command="touch ELSEWHERE/marker"),
+    "Popen by way of ours": part("zoo.cli.commands.ui.subprocess.Popen", args=TOUCH),
+    "soundfile by way of ours": part("zoo.audio.io.decoding.soundfile.SoundFile", file="ELSEWHERE/a.wav", mode="w"),
+    "function that builds": part("zoo.common.build.build", spec={"class_path": "os.system"}, allow=["os"]),
+    "function that admits": part("zoo.cli.parsing.allow_imports", packages=["subprocess", DECOY]),
+    "parser": part("zoo.cli.parsing.OneLineParser", default_config_files=["ELSEWHERE/secret.yaml"]),
+    "command line": part("zoo.cli.main.main", args=["convert", "flow", "a", "b"]),
+    "Path by way of ours": part("zoo.cli.main.Path"),
     "user interface": part("zoo.ui.store.Store", path="ELSEWHERE/marker"),
     "user interface's processes": part("zoo.ui.processes.Trainings", runs="ELSEWHERE", jobs="ELSEWHERE"),
-    "log file": part("zoo.training.monitor._LogFile", filename="ELSEWHERE/marker"),
-    "rows": part("zoo.training.csv_log.RunCSV", save_dir="ELSEWHERE/rows"),
-    "shards": part("zoo.audio.shards.ShardWriter", folder="ELSEWHERE/shards"),
-    "bulk": part("zoo.training.bulk.BulkData", source="ELSEWHERE", target="ELSEWHERE/out"),
+    "log file": part("zoo.training.callbacks.monitor._LogFile", filename="ELSEWHERE/marker"),
+    "rows": part("zoo.runs.csv_log.RunCSV", save_dir="ELSEWHERE/rows"),
+    "shards": part("zoo.audio.io.shards.ShardWriter", folder="ELSEWHERE/shards"),
+    "bulk": part("zoo.runs.bulk.BulkData", source="ELSEWHERE", target="ELSEWHERE/out"),
     "pickle by way of torch": part("torch.nn.modules.module.torch.load", f="ELSEWHERE/secret.yaml", weights_only=False),
     "torch.hub.load": part("torch.hub.load", repo_or_dir="ELSEWHERE", model="model", source="local"),
     "torch.jit.load": part("torch.jit.load", f="ELSEWHERE/secret.yaml"),
@@ -104,8 +104,8 @@ NODES: dict[str, Node] = {
     "method of a class": part("zoo.flow.ToyNet.load_state_dict", state_dict={}),
     "attribute of a class": part("zoo.flow.ToyNet.__class__"),
     "constructor of a class": part("zoo.flow.ToyNet.__init__"),
-    "private name": part("zoo.flow.mlp.__builtins__"),
-    "underscored class": part("zoo.audio.cache._Journal", partial="ELSEWHERE", key="a"),
+    "private name": part("zoo.flow.nets.mlp.__builtins__"),
+    "underscored class": part("zoo.audio.corpora.cache._Journal", partial="ELSEWHERE", key="a"),
     "name with a space": part(" subprocess.Popen", args=TOUCH),
     "full-width dots": part("subprocess\uff0ePopen", args=TOUCH),
     "nested in a part": lambda place: {**NET, "init_args": {"dim": part("os.system", command="true")(place)}},
@@ -115,7 +115,9 @@ NODES: dict[str, Node] = {
     "arguments beyond the signature": lambda place: {**NET, "dict_kwargs": {"command": "touch marker"}, "x": 1},
     "arguments that are a list": lambda place: {**NET, "init_args": [part("os.system")(place)]},
     "backbone from elsewhere": part("zoo.ci_llm.Backbone", source="ELSEWHERE"),
-    "TorchScript from elsewhere": part("zoo.flow.extractors.TorchScriptExtractor", path="ELSEWHERE/secret.yaml"),
+    "TorchScript from elsewhere": part(
+        "zoo.flow.evaluation.extractors.TorchScriptExtractor", path="ELSEWHERE/secret.yaml"
+    ),
 }
 
 
@@ -158,7 +160,15 @@ def descriptions(kind: str) -> list[Case]:
         cases.append(described(kind, f"{name} as option", "options", "solver", value=NODES[name]))
         cases.append(described(kind, f"{name} in a list of options", "options", "chunk", value=_listed(NODES[name])))
         cases.append(described(kind, f"{name} as path", "parts", "path", value=NODES[name]))
-    for name in ("subprocess.Popen", "zoo.predictor.Loaded", f"{DECOY}.Thing", "zoo.flow.sampler.Path", "", 3, None):
+    for name in (
+        "subprocess.Popen",
+        "zoo.cli.trainer.Loaded",
+        f"{DECOY}.Thing",
+        "zoo.flow.inference.sampler.Path",
+        "",
+        3,
+        None,
+    ):
         cases.append(described(kind, f"inference {name}", "inference", value=lambda place, name=name: name))
     frozen = {"sha256": "0", "source": None, "revision": None, "folder": "ELSEWHERE"}
     if kind == "export":
@@ -194,7 +204,7 @@ CALLBACKS: dict[str, Node] = {
     "LambdaCallback": part("lightning.pytorch.callbacks.LambdaCallback", on_fit_start="os.system"),
     "SaveConfigCallback": part("lightning.pytorch.cli.SaveConfigCallback", parser=None, config=None),
     "callback by way": part("lightning.pytorch.callbacks.model_checkpoint.os.system", command="true"),
-    "Loaded as callback": part("zoo.predictor.Loaded", **LOADS),
+    "Loaded as callback": part("zoo.cli.trainer.Loaded", **LOADS),
     "decoy as callback": part(f"{DECOY}.Thing"),
     "sound file as callback": NODES["a sound file to write"],
     "rows as callback": NODES["rows"],

@@ -9,10 +9,10 @@ import pytest
 from toy_wing.faults import fill
 
 from tests.harness import TOY_ARGS, TOY_FIT, bests, callback, fingerprint, forked, good, newest, record
-from zoo.atomic import TEMPORARY_MARK
-from zoo.audio import files
-from zoo.training.bulk import read_manifest
-from zoo.training.checkpoint_files import load_checkpoint
+from zoo.audio.io import files
+from zoo.common.atomic import TEMPORARY_MARK
+from zoo.runs.bulk import read_manifest
+from zoo.runs.checkpoints import load_checkpoint
 
 
 @pytest.fixture

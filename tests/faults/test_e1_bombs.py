@@ -11,9 +11,9 @@ import yaml
 from tests.faults import bombs
 from tests.faults.bombs import MEBIBYTE, Cost, costs
 from tests.harness import SMOKE, TOY_ARGS, TOY_RECIPE, in_fork
-from zoo.cli import main
-from zoo.flow.extractors import read_features
-from zoo.flow.image_sets import npz
+from zoo.cli.main import main
+from zoo.flow.data.image_sets import npz
+from zoo.flow.evaluation.extractors import read_features
 
 SECONDS = 10  # of computing
 
@@ -137,7 +137,7 @@ def test_an_unforeseen_recursion_ends_in_one_line(
     def deeper() -> None:
         deeper()
 
-    monkeypatch.setattr("zoo.cli.run_tool", lambda *_: deeper())
+    monkeypatch.setattr("zoo.cli.main.run_tool", lambda *_: deeper())
     assert main(["inspect", str(tmp_path)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "nests too deeply" in line

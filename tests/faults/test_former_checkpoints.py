@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from tests.faults.attempts import attempts
 from tests.harness import REPOSITORY, TOY_ARGS, fingerprint, forked, good, in_fork, losses, newest
-from zoo.loading import load
+from zoo.runs.load import load
 
 DATA = REPOSITORY / "tests" / "data"
 RUNS = sorted(DATA.glob("toy-*"))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.harness import REPOSITORY, SMOKE, TOY_ARGS, callback, forked, good, newest
-from zoo.training.checkpoint_files import load_checkpoint
+from zoo.runs.checkpoints import load_checkpoint
 
 FAULTS = [
     *TOY_ARGS, "--trainer.max_steps=44", "--trainer.log_every_n_steps=1", "--trainer.limit_val_batches=0",

@@ -22,8 +22,8 @@ from tests.harness import (
     newest,
     record,
 )
-from zoo.atomic import TEMPORARY_MARK
-from zoo.training.checkpoint_files import is_sound, load_checkpoint
+from zoo.common.atomic import TEMPORARY_MARK
+from zoo.runs.checkpoints import is_sound, load_checkpoint
 
 FIT = [*TOY_FIT, "--checkpoints.every_n_batches=1", "--checkpoints.monitor=null"]
 SHARED_MEMORY = Path("/dev/shm")

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from zoo.audio import files
-from zoo.audio.mel import LogMel
-from zoo.audio.synthetic import SpeechLike
-from zoo.hifigan import vocoder
-from zoo.hifigan.generator import Generator
-from zoo.training.benchmark import peak_memory
+from scripts.bench.tools import peak_memory
+from zoo.audio.analysis.mel import LogMel
+from zoo.audio.corpora.synthetic import SpeechLike
+from zoo.audio.io import files
+from zoo.hifigan.inference import vocoder
+from zoo.hifigan.nets.generator import Generator
 
 RATE = 22050
 

@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from zoo.flow.coupling import WithinClassTransport
-from zoo.flow.data import ImageData
-from zoo.flow.guidance import Guidance
-from zoo.flow.paths import ConditionalOT
+from zoo.flow.data.datamodule import ImageData
+from zoo.flow.nets.unet import UNet
+from zoo.flow.nets.velocity import VelocityNet
+from zoo.flow.process.coupling import WithinClassTransport
+from zoo.flow.process.guidance import Guidance
+from zoo.flow.process.paths import ConditionalOT
+from zoo.flow.process.time_samplers import UniformTimes
 from zoo.flow.task import FlowTask
-from zoo.flow.time_samplers import UniformTimes
-from zoo.flow.unet import UNet
-from zoo.flow.velocity import VelocityNet
 
 
 class Spy(VelocityNet):

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from zoo.audio import files
-from zoo.audio.corpus import EmbeddedCorpus, read_list
-from zoo.audio.synthetic import SpeechLike
+from zoo.audio.corpora.corpus import EmbeddedCorpus, read_list
+from zoo.audio.corpora.synthetic import SpeechLike
+from zoo.audio.io import files
 from zoo.hifigan.data import VocoderData
 
 RATE = 8000

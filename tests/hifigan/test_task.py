@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from zoo.audio.mel import LogMel
-from zoo.hifigan.discriminators import MultiPeriodDiscriminator
-from zoo.hifigan.generator import Generator
+from zoo.audio.analysis.mel import LogMel
+from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator
+from zoo.hifigan.nets.generator import Generator
 from zoo.hifigan.task import HiFiGANTask, compare
 
 GENERATOR = {"in_channels": 8, "initial_channels": 8, "upsample_rates": (8, 8), "upsample_kernel_sizes": (16, 16),

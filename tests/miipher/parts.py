@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from zoo.miipher.adapters import ParallelAdapters
-from zoo.miipher.backbone import Backbone
-from zoo.miipher.cleaner import Cleaner
+from zoo.miipher.nets.adapters import ParallelAdapters
+from zoo.miipher.nets.backbone import Backbone
+from zoo.miipher.nets.cleaner import Cleaner
 
 SMALL = {
     "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 40,

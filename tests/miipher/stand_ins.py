@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.hifigan.generator import Generator
-from zoo.miipher.families import valid
-from zoo.miipher.restore import Restorer
+from zoo.hifigan.nets.generator import Generator
+from zoo.miipher.inference.restore import Restorer
+from zoo.miipher.nets.families import valid
 
 HOP = 320
 

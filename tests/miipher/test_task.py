@@ -10,11 +10,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from tests.miipher.parts import backbone, cleaner
-from zoo.audio.mel import LogMel
-from zoo.hifigan.discriminators import MultiPeriodDiscriminator
-from zoo.hifigan.generator import Generator
-from zoo.miipher.backbone import Backbone
+from zoo.audio.analysis.mel import LogMel
+from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator
+from zoo.hifigan.nets.generator import Generator
 from zoo.miipher.losses import feature_loss
+from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.task import AdapterTask, BackboneTask, VocoderTask
 
 WEIGHTS = {"mae": 1.0, "mse": 1.0, "sc": 1.0}

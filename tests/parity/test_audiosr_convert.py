@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from tests.numeric import assert_agrees, exactly
 from zoo.audiosr.convert import convert, describe, from_original, is_original
-from zoo.audiosr.vae import split
-from zoo.loading import build_parts
-from zoo.training.checkpoint_files import load_checkpoint
-from zoo.training.export import parts_state
-from zoo.training.foreign import load_foreign
+from zoo.audiosr.nets.vae import split
+from zoo.common.reading.foreign import load_foreign
+from zoo.runs.checkpoints import load_checkpoint
+from zoo.runs.export import parts_state
+from zoo.runs.load import build_parts
 
 pytestmark = pytest.mark.shared
 

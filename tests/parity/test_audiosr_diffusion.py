@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from tests.numeric import assert_agrees
-from zoo.audiosr.cutoff import detect
-from zoo.audiosr.diffusion import CosineDiffusion
-from zoo.audiosr.features import MelFeatures
-from zoo.audiosr.filters import FILTER_TYPES, lowpass
-from zoo.audiosr.samplers import DDIM, guided, time_grid
-from zoo.audiosr.unet import UNet
-from zoo.hifigan.generator import Generator
-from zoo.training.foreign import load_foreign
+from zoo.audiosr.data.cutoff import detect
+from zoo.audiosr.data.simulate import FILTER_TYPES, lowpass
+from zoo.audiosr.diffusion.samplers import DDIM, guided, time_grid
+from zoo.audiosr.diffusion.schedule import CosineDiffusion
+from zoo.audiosr.nets.features import MelFeatures
+from zoo.audiosr.nets.unet import UNet
+from zoo.common.reading.foreign import load_foreign
+from zoo.hifigan.nets.generator import Generator
 
 pytestmark = pytest.mark.shared
 STATED = {"atol": 1e-4, "rtol": 1e-3}  # the wider one holds

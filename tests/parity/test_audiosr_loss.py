@@ -10,15 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from tests.numeric import assert_agrees
-from zoo.audiosr.denoiser import Denoiser
-from zoo.audiosr.diffusion import CosineDiffusion
-from zoo.audiosr.features import MelFeatures
-from zoo.audiosr.global_encoder import GlobalEncoder
-from zoo.audiosr.losses import Latent
-from zoo.audiosr.objective import Objective
-from zoo.audiosr.parts import FrozenAutoencoder
-from zoo.audiosr.unet import UNet
-from zoo.training.foreign import load_foreign
+from zoo.audiosr.diffusion.schedule import CosineDiffusion
+from zoo.audiosr.losses import Latent, Objective
+from zoo.audiosr.nets.denoiser import Denoiser
+from zoo.audiosr.nets.features import MelFeatures
+from zoo.audiosr.nets.frozen import FrozenAutoencoder
+from zoo.audiosr.nets.global_encoder import GlobalEncoder
+from zoo.audiosr.nets.unet import UNet
+from zoo.common.reading.foreign import load_foreign
 
 pytestmark = pytest.mark.shared
 PREFIX = "model.diffusion_model."

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from tests.numeric import assert_agrees, exactly
-from zoo.audiosr.denoiser import Denoiser, concat
-from zoo.audiosr.global_encoder import GlobalEncoder
-from zoo.audiosr.unet import UNet
-from zoo.audiosr.unet_blocks import timestep_embedding
-from zoo.audiosr.vae import Autoencoder, draw, kl, split
-from zoo.training.foreign import load_foreign
+from zoo.audiosr.nets.denoiser import Denoiser, concat
+from zoo.audiosr.nets.global_encoder import GlobalEncoder
+from zoo.audiosr.nets.unet import UNet, timestep_embedding
+from zoo.audiosr.nets.vae import Autoencoder, draw, kl, split
+from zoo.common.reading.foreign import load_foreign
 
 pytestmark = pytest.mark.shared
 

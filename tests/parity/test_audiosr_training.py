@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from zoo.audiosr.schedules import OriginalWarmupCosine
-from zoo.training.ema import EMA
-from zoo.training.loss_monitor import LossMonitor, OriginalMonitor
+from zoo.audiosr.convert.schedules import OriginalWarmupCosine
+from zoo.training.callbacks.ema import EMA
+from zoo.training.callbacks.loss_monitor import LossMonitor, OriginalMonitor
 
 pytestmark = pytest.mark.shared
 

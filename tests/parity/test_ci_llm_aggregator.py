@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.numeric import assert_agrees
-from zoo.ci_llm.aggregator import Dirichlet, Mean, aggregate, mixture
+from zoo.ci_llm.aggregation.aggregator import Dirichlet, Mean, aggregate, mixture
 
 pytestmark = pytest.mark.shared
 ALPHAS = ["0.5", "1.0"]

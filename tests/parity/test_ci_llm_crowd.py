@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from zoo.ci_llm.agents import Agents
-from zoo.ci_llm.backbone import Backbone
-from zoo.ci_llm.crowd import Crowd, CrowdOutput
-from zoo.ci_llm.losses import losses
+from zoo.ci_llm.losses.likelihood import losses
+from zoo.ci_llm.nets.agents import Agents
+from zoo.ci_llm.nets.backbone import Backbone
+from zoo.ci_llm.nets.crowd import Crowd, CrowdOutput
 
 pytestmark = pytest.mark.shared
 

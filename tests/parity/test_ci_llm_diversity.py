@@ -6,8 +6,8 @@ import torch
 from safetensors.torch import load_file
 
 from tests.numeric import assert_agrees
-from zoo.ci_llm.distances import pairwise_sliced_wasserstein, random_directions
-from zoo.ci_llm.diversity import Diversity, representations, sliced_wasserstein
+from zoo.ci_llm.losses.distances import pairwise_sliced_wasserstein, random_directions
+from zoo.ci_llm.losses.diversity import Diversity, representations, sliced_wasserstein
 
 pytestmark = pytest.mark.shared
 STRATEGIES = ["last_token", "mean_pool", "first_token"]

@@ -5,11 +5,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from zoo.ci_llm.agents import Agents
-from zoo.ci_llm.aggregator import Mean
-from zoo.ci_llm.backbone import Backbone
-from zoo.ci_llm.crowd import Crowd
-from zoo.ci_llm.generate import generate
+from zoo.ci_llm.aggregation.aggregator import Mean
+from zoo.ci_llm.inference.generate import generate
+from zoo.ci_llm.nets.agents import Agents
+from zoo.ci_llm.nets.backbone import Backbone
+from zoo.ci_llm.nets.crowd import Crowd
 
 pytestmark = pytest.mark.shared
 

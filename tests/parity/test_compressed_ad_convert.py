@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from zoo.common.reading.foreign import load_foreign
 from zoo.compressed_ad.convert import convert, describe, from_original, is_original, original_state, to_original
-from zoo.compressed_ad.convert_names import to_theirs
-from zoo.training.checkpoint_files import load_checkpoint
-from zoo.training.foreign import load_foreign
+from zoo.compressed_ad.convert.read import to_theirs
+from zoo.runs.checkpoints import load_checkpoint
 
 pytestmark = pytest.mark.shared
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from zoo.compressed_ad.curriculum import Curriculum
-from zoo.compressed_ad.envs import Darkroom
-from zoo.compressed_ad.history import HistoryStore
-from zoo.compressed_ad.windows import HistoryItems, StoredSource
+from zoo.compressed_ad.data.curriculum import Curriculum
+from zoo.compressed_ad.data.history import HistoryStore
+from zoo.compressed_ad.data.windows import HistoryItems, StoredSource
+from zoo.compressed_ad.envs.grids import Darkroom
 
 pytestmark = pytest.mark.shared
 STREAMS, STEPS, WINDOW = 3, 70, 12  # of the original's loader: 24 histories of 8 tasks
@@ -26,7 +26,7 @@ def golden(shared: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def store(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> HistoryStore:
     pytest.importorskip("h5py")
-    from zoo.compressed_ad.hdf5 import import_hdf5
+    from zoo.compressed_ad.convert.hdf5 import import_hdf5
 
     path = shared / "golden" / "compressed_ad" / "env" / "history_darkroom_PPO_alg-seed42.hdf5"
     return import_hdf5(path, tmp_path_factory.mktemp("store"), Darkroom(3, 5), "shuffled")

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from zoo.compressed_ad.envs import PERMUTATIONS, DarkKeyToDoor, Darkroom, DarkroomPermuted, Env
-from zoo.training.foreign import load_foreign
+from zoo.common.reading.foreign import load_foreign
+from zoo.compressed_ad.envs.grids import PERMUTATIONS, DarkKeyToDoor, Darkroom, DarkroomPermuted, Env
 
 pytestmark = pytest.mark.shared
 

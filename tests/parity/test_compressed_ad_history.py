@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from zoo.compressed_ad.envs import Darkroom
-from zoo.compressed_ad.hdf5 import export_hdf5, import_hdf5
-from zoo.compressed_ad.history import to_steps
-from zoo.training.foreign import load_foreign
+from zoo.common.reading.foreign import load_foreign
+from zoo.compressed_ad.convert.hdf5 import export_hdf5, import_hdf5
+from zoo.compressed_ad.data.history import to_steps
+from zoo.compressed_ad.envs.grids import Darkroom
 
 h5py = pytest.importorskip("h5py")
 

@@ -8,19 +8,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo.compressed_ad.compression import EncoderCompressor, QueryCompressor, ReconstructionDecoder
+from zoo.common.reading.foreign import load_foreign
 from zoo.compressed_ad.convert import from_original
-from zoo.compressed_ad.convert_files import read
-from zoo.compressed_ad.convert_names import to_theirs
-from zoo.compressed_ad.embedding import LinearEmbedding
-from zoo.compressed_ad.envs import Darkroom
-from zoo.compressed_ad.histories import Steps
-from zoo.compressed_ad.legacy import LegacyCAD, LegacyEncoder
+from zoo.compressed_ad.convert.legacy import LegacyCAD, LegacyEncoder
+from zoo.compressed_ad.convert.read import read, to_theirs
+from zoo.compressed_ad.envs.grids import Darkroom
 from zoo.compressed_ad.losses import reconstruction_loss
-from zoo.compressed_ad.policy import Compression, InContextPolicy
+from zoo.compressed_ad.nets.compression import EncoderCompressor, QueryCompressor, ReconstructionDecoder
+from zoo.compressed_ad.nets.embedding import LinearEmbedding
+from zoo.compressed_ad.nets.policy import Compression, InContextPolicy
+from zoo.compressed_ad.nets.steps import Steps
+from zoo.compressed_ad.nets.transformer import Transformer
 from zoo.compressed_ad.rollout import rollout
-from zoo.compressed_ad.transformer import Transformer
-from zoo.training.foreign import load_foreign
 from zoo.training.schedules import RampedCosine
 
 pytestmark = pytest.mark.shared

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from zoo.flow.metrics import FeatureStatistics, chamfer, frechet_distance
-from zoo.training.foreign import load_foreign
+from zoo.common.reading.foreign import load_foreign
+from zoo.flow.evaluation.metrics import FeatureStatistics, chamfer, frechet_distance
 
 pytestmark = pytest.mark.shared
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from tests.numeric import assert_agrees
+from zoo.common.reading.foreign import load_foreign
 from zoo.flow.convert import convert, convert_config, describe, from_original, is_original, original_state, to_original
-from zoo.flow.guidance import Guidance, velocity_field
-from zoo.flow.paths import ConditionalOT
-from zoo.flow.solvers import Solver
-from zoo.flow.unet import UNet
-from zoo.training.foreign import load_foreign
+from zoo.flow.nets.unet import UNet
+from zoo.flow.process.guidance import Guidance, velocity_field
+from zoo.flow.process.paths import ConditionalOT
+from zoo.flow.process.solvers import Solver
 from zoo.training.schedules import WarmupConstant
 
 pytestmark = pytest.mark.shared

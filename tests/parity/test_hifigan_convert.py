@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
+from zoo.common.reading.foreign import load_foreign
 from zoo.hifigan.convert import convert, convert_config, describe
-from zoo.training.foreign import load_foreign
 
 pytestmark = pytest.mark.shared
 

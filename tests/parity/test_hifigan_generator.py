@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from zoo.hifigan.conditioners import PrenetConditioner
+from zoo.common.reading.foreign import load_foreign
 from zoo.hifigan.convert import from_original
-from zoo.hifigan.generator import Generator
-from zoo.training.foreign import load_foreign
+from zoo.hifigan.nets.conditioners import PrenetConditioner
+from zoo.hifigan.nets.generator import Generator
 
 pytestmark = pytest.mark.shared
 

@@ -14,12 +14,12 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from tests.numeric import exactly
-from zoo.audio.mel import LogMel
+from zoo.audio.analysis.mel import LogMel
+from zoo.common.reading.foreign import load_foreign
 from zoo.hifigan.convert import from_original
-from zoo.hifigan.convert_names import to_legacy_keys, to_our_keys
-from zoo.hifigan.discriminators import MultiPeriodDiscriminator, MultiScaleDiscriminator
+from zoo.hifigan.convert.read import to_legacy_keys, to_our_keys
+from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator, MultiScaleDiscriminator
 from zoo.training.adversarial import adversarial_loss, discriminator_loss, feature_matching_loss
-from zoo.training.foreign import load_foreign
 
 pytestmark = pytest.mark.shared
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from tests.numeric import assert_agrees
-from zoo.miipher.cleaner import Cleaner
+from zoo.common.reading.foreign import load_foreign, plain
 from zoo.miipher.convert import convert, describe, from_original, is_original, to_original, vocoder_from_original
 from zoo.miipher.losses import feature_loss
-from zoo.training.foreign import load_foreign, plain
+from zoo.miipher.nets.cleaner import Cleaner
 
 pytestmark = pytest.mark.shared
 

@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from zoo.training.adversarial import Discriminator
+from zoo.training.callbacks.guard import LossGuard
 from zoo.training.gan import GANTask
-from zoo.training.guard import LossGuard
 
 CASES = ("adam", "sgd", "chunks", "nan")
 BATCH, STEPS = 8, 3

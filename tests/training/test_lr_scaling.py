@@ -4,8 +4,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from zoo.training.lr_scaling import LrScaling
-from zoo.training.schedules import WarmupLinear
+from zoo.training.schedules import LrScaling, WarmupLinear
 from zoo.training.task import SingleOptimizerTask
 
 

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from zoo.training.means import WeightedMeans
+from zoo.training.task import WeightedMeans
 
 
 def test_weights_count_items() -> None:

@@ -14,7 +14,7 @@ from zoo.training.schedules import (
     WarmupExponential,
     WarmupLinear,
 )
-from zoo.training.types import OptimizerCallable, SchedulerCallable
+from zoo.training.task import OptimizerCallable, SchedulerCallable
 
 
 def curve(build, steps, lr=2.0):

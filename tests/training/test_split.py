@@ -4,7 +4,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from zoo.training.split import split_batch
+from zoo.training.gan import split_batch
 
 
 class Pair(NamedTuple):

@@ -259,8 +259,8 @@ def test_uploads_of_a_session_are_counted(client: Any, server: Server) -> None:
 @pytest.mark.parametrize(
     "lines",
     [
-        "model.class_path=zoo.predictor.Loaded\nmodel.init_args.path=x",
-        "model={class_path: zoo.predictor.Loaded, init_args: {path: x, allow_import: [subprocess]}}",
+        "model.class_path=zoo.cli.trainer.Loaded\nmodel.init_args.path=x",
+        "model={class_path: zoo.cli.trainer.Loaded, init_args: {path: x, allow_import: [subprocess]}}",
         "trainer.callbacks='[{class_path: subprocess.Popen, init_args: {args: [touch, hacked]}}]'",
         "data.init_args.root=${ oc.env:SERVER_SECRET}",
         "init_from+=[x]",

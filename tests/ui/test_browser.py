@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.harness import environment
-from zoo.audio import files
+from zoo.audio.io import files
 
 pytest.importorskip("gradio", reason="needs the extra `ui`")
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")

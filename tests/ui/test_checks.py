@@ -74,10 +74,10 @@ AROUND = {
     "chained schemes": "a=simplecache::file:///etc/passwd",
     "a home": "a=[~root/x]",
     "a foreign class": "a.class_path=subprocess.Popen",
-    "an imported name": "a.class_path=zoo.training.ema.torch.hub.load",
-    "a private class": "a.class_path=zoo.audio.decoding._Sequential",
-    "a class of the command line": "a.class_path=zoo.lightning_cli.ZooCLI",
-    "a class that loads files": "a={class_path: zoo.predictor.Loaded, init_args: {allow_import: [subprocess]}}",
+    "an imported name": "a.class_path=zoo.training.callbacks.ema.torch.hub.load",
+    "a private class": "a.class_path=zoo.audio.io.decoding._Sequential",
+    "a class of the command line": "a.class_path=zoo.cli.trainer.ZooCLI",
+    "a class that loads files": "a={class_path: zoo.cli.trainer.Loaded, init_args: {allow_import: [subprocess]}}",
     "a class of the page": "a.class_path=zoo.ui.processes.Trainings",
     "Lightning's writers": "a=[{class_path: lightning.pytorch.loggers.CSVLogger, init_args: {save_dir: x}}]",
     "a class behind a dotted key": "a={'b.class_path': os.system}",
@@ -138,7 +138,9 @@ POISON = st.sampled_from(
         "secret.txt",
     ]
 )
-FOREIGN = st.sampled_from(["subprocess.Popen", "os.system", "zoo.cli.main", "lightning.pytorch.Trainer", "torch.load"])
+FOREIGN = st.sampled_from(
+    ["subprocess.Popen", "os.system", "zoo.cli.main.main", "lightning.pytorch.Trainer", "torch.load"]
+)
 LEAVES = st.one_of(st.none(), st.booleans(), st.integers(), st.integers(-99, 99).map(lambda n: n / 8), WORDS)
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from zoo.cli import main
-from zoo.commands import ui
+from zoo.cli.commands import ui
+from zoo.cli.main import main
 
 
 def test_without_the_extra_one_line_names_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:

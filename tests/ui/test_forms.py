@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from zoo.systems import systems
+from zoo.common.systems import systems
 from zoo.ui import charts, readings
 from zoo.ui.checks import Rules
 from zoo.ui.controls import CONTROLS

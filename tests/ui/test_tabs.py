@@ -15,10 +15,10 @@ from zoo.ui.page import Page
 from zoo.ui.places import Places
 from zoo.ui.processes import Trainings
 from zoo.ui.store import Store
-from zoo.ui.tab_inspect import InspectTab
-from zoo.ui.tab_predict import NEWEST, PredictTab
-from zoo.ui.tab_train import AS_RECIPE, TrainTab
-from zoo.ui.tab_watch import WatchTab
+from zoo.ui.tabs.inspect import InspectTab
+from zoo.ui.tabs.predict import NEWEST, PredictTab
+from zoo.ui.tabs.train import AS_RECIPE, TrainTab
+from zoo.ui.tabs.watch import WatchTab
 
 ME = SimpleNamespace(session_hash="me")
 MINE = "0123456789abcdef"

@@ -5,8 +5,8 @@ from zoo.common.registry import public
 __getattr__, __all__ = public(
     __name__,
     {
-        "corpus": "EmbeddedCorpus",
-        "degrade": "Degrader",
-        "mel": "LogMel",
+        "analysis.mel": "LogMel",
+        "augment.degrade": "Degrader",
+        "corpora.corpus": "EmbeddedCorpus",
     },
 )

@@ -35,7 +35,7 @@ def preprocess(
     Returns:
         1 when a file failed, else 0.
     """
-    from zoo.audiosr import preparing
+    from zoo.audiosr.data import preparing
 
     return _report(
         out_high, preparing.preprocess(in_dir, out_high, out_low, sample_rate, low_sample_rate, mp3_lpf_hz, workers)
@@ -55,7 +55,7 @@ def splice(folder: Path, output: Path, each: bool = False, overwrite: bool = Fal
     Returns:
         1 when a folder failed, else 0.
     """
-    from zoo.audiosr import preparing
+    from zoo.audiosr.data import preparing
 
     return _report(output, preparing.splice(folder, output, each, overwrite, workers))
 
@@ -66,7 +66,7 @@ def cache(config: Path) -> None:
     Args:
         config: a recipe whose data is AudioSR's.
     """
-    from zoo.audiosr.data import read_data
+    from zoo.audiosr.data.datamodule import read_data
 
     data = read_data(config)
     data.prepare_data()
@@ -122,8 +122,8 @@ def evaluate(
         FileNotFoundError: a folder is missing.
         ValueError: the run restores nothing, there is nothing to restore, or --steps comes without --sampler.
     """
-    from zoo.audiosr import evaluate as evaluating
-    from zoo.audiosr.evaluation_clips import Settings
+    from zoo.audiosr.evaluation import evaluate as evaluating
+    from zoo.audiosr.evaluation.evaluate import Settings
 
     if steps is not None and sampler is None:
         raise ValueError("--steps belongs to --sampler: name one of ddim and dpm")
@@ -171,14 +171,14 @@ def compare(
         ema: compare averaged weights, where they are there.
         output: JSON file for all findings.
     """
-    from zoo.audiosr import compare as comparing
+    from zoo.audiosr.evaluation import compare as comparing
 
     found = comparing.compare(first, second, tolerance, depth, ema)
     print(comparing.summary(found, most))
     if output is not None:
         import json
 
-        from zoo.atomic import write_atomic
+        from zoo.common.atomic import write_atomic
 
         text = json.dumps(comparing.plain(found), indent=1)
         write_atomic(output, lambda file: file.write(text.encode()))

@@ -3,33 +3,103 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal, Self
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
 
-from zoo.audiosr.chunks import UNCONDITIONAL
-from zoo.audiosr.compiling import Mode as CompileMode
-from zoo.audiosr.compiling import compile_in_place
-from zoo.audiosr.cutoff import CONFIDENCE
-from zoo.audiosr.denoiser import Denoiser
-from zoo.audiosr.diffusion import CosineDiffusion
-from zoo.audiosr.features import MelFeatures
-from zoo.audiosr.losses import DiffusionTerm, Known, checked, weighted_sum
-from zoo.audiosr.objective import Objective, check_parts, draws, replicated
-from zoo.audiosr.parts import FrozenAutoencoder, FrozenVocoder
-from zoo.audiosr.reconstruct import whole_mel
-from zoo.audiosr.restore import Restorer
-from zoo.audiosr.samplers import DPMSolver, Sampler, row_noise
-from zoo.audiosr.selective import Mode, train_only
-from zoo.audiosr.vae import draw, split
-from zoo.audiosr.validation import compare_restored, log_signals
-from zoo.training.lr_scaling import LrScaling
-from zoo.training.means import WeightedMeans
-from zoo.training.resume import ZooDataModule, item_seed
-from zoo.training.task import SingleOptimizerTask
-from zoo.training.types import OptimizerCallable, SchedulerCallable
+from zoo.audio.evaluation import metrics
+from zoo.audiosr.data.cutoff import CONFIDENCE
+from zoo.audiosr.diffusion.samplers import DPMSolver, Sampler, row_noise
+from zoo.audiosr.diffusion.schedule import CosineDiffusion
+from zoo.audiosr.inference.restore import Restorer
+from zoo.audiosr.losses import DiffusionTerm, Known, Objective, check_parts, checked, draws, replicated, weighted_sum
+from zoo.audiosr.nets.denoiser import UNCONDITIONAL, Denoiser
+from zoo.audiosr.nets.features import MelFeatures, whole_mel
+from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
+from zoo.audiosr.nets.vae import draw, split
+from zoo.training.callbacks.media import log_audio, log_figure, mel_figure
+from zoo.training.compiling import Mode as CompileMode
+from zoo.training.compiling import compile_in_place
+from zoo.training.data import ZooDataModule, item_seed
+from zoo.training.freezing import freeze
+from zoo.training.schedules import LrScaling
+from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask, WeightedMeans, ZooTask
+
+
+def compare_restored(restorer: Restorer, batch: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """Restore the first clip of a batch.
+
+    Args:
+        restorer: at the batch's sample rate.
+        batch: `high`, `low` (B, 1, T), `cutoff_hz` (B,).
+
+    Returns:
+        Signals (T,) on the CPU: `restored`, `input`, `target`, `ceiling`; and values: `lsd`, `lsd_hf` (above the
+        cut-off), `lsd_lf`, the same of the input as `unprocessed_...` and of the ceiling as `ceiling_...`.
+    """
+    high, low = (batch[key][0, 0].float().cpu() for key in ("high", "low"))
+    rate, cutoff_hz = restorer.sample_rate, float(batch["cutoff_hz"][0])
+    signals = {
+        "restored": torch.from_numpy(restorer(low.numpy(), rate, cutoff_hz=cutoff_hz)),
+        "input": low,
+        "target": high,
+        "ceiling": torch.from_numpy(restorer.ceiling(low.numpy(), high.numpy(), rate, cutoff_hz)),
+    }
+    values: dict[str, float] = {}
+    for name, prefix in {"restored": "", "input": "unprocessed_", "ceiling": "ceiling_"}.items():
+        below, above = metrics.lsd_bands(signals[name], high, rate, cutoff_hz)
+        values |= {f"{prefix}lsd": float(metrics.lsd(signals[name], high))}
+        values |= {f"{prefix}lsd_lf": float(below), f"{prefix}lsd_hf": float(above)}
+    return signals, values
+
+
+def log_signals(task: ZooTask, name: str, signals: dict[str, Tensor], restorer: Restorer) -> None:
+    """Keep the signals of `compare_restored` as sounds, and target and result as a picture."""
+    for kind, audio in signals.items():
+        log_audio(task, f"{name}_{kind}", audio, restorer.sample_rate)
+    pair = torch.stack([signals["target"], signals["restored"]])[:, None].to(restorer.device)
+    target, restored = restorer.features(pair)[:, 0].mT
+    log_figure(task, f"{name}_mel", mel_figure(target, restored))
+
+
+Mode = Literal["full", "global_encoder", "unet_only"]
+_ENCODER = "global_encoder"
+
+
+def train_only(net: Denoiser, trains: Mode | Sequence[str]) -> dict[str, int]:
+    """Freeze all groups of a denoiser but those that train; parts that are frozen as a whole go to evaluation mode.
+
+    Args:
+        net: in place.
+        trains: "full": all of it; "global_encoder": the encoder alone; "unet_only": all but the encoder; or a list of
+            names from `Denoiser.groups`.
+
+    Returns:
+        Number of weights in each group that trains.
+
+    Raises:
+        ValueError: when a mode or group is unknown, or this net has no such group.
+    """
+    groups = net.groups()
+    if trains == "full":
+        chosen = list(groups)
+    elif trains == "global_encoder":
+        chosen = [_ENCODER]
+    elif trains == "unet_only":
+        chosen = [name for name in groups if name != _ENCODER]
+    elif isinstance(trains, str):
+        raise ValueError(f"trains is one of {', '.join(get_args(Mode))}, or a list of groups; found {trains!r}")
+    else:
+        chosen = list(trains)
+    unknown = [name for name in chosen if name not in groups]
+    if unknown or not chosen:
+        raise ValueError(f"trains: this net has the groups {', '.join(groups)}; found {', '.join(unknown) or 'none'}")
+    parameters = dict(net.named_parameters())
+    freeze(net, [name for group, names in groups.items() if group not in chosen for name in names])
+    return {group: sum(parameters[name].numel() for name in groups[group]) for group in chosen}
+
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +137,7 @@ class DiffusionTask(SingleOptimizerTask):
             It is taken once and saved with the weights; weights that bring one keep theirs.
         condition_dropout: probability that an item is trained without its condition, for guidance.
         global_input: what the global encoder hears: "lowres", as in inference, or, as the original, the "target".
-        trains: which parts train, see `zoo.audiosr.selective.train_only`.
+        trains: which parts train, see `zoo.audiosr.task.train_only`.
         parallel: "dp" spreads the loss over all GPUs of this process by `nn.DataParallel`, for machines without a
             collective back end; "none" leaves parallel work to the Trainer's strategy.
         restore_items: validation clips that are restored.

@@ -9,17 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from zoo.audiosr.compiling import compile_in_place
-from zoo.audiosr.features import MelFeatures
 from zoo.audiosr.losses import AutoencoderStep, AutoencoderTerm, checked, weighted_sum
-from zoo.audiosr.reconstruct import whole_mel
-from zoo.audiosr.vae import Autoencoder, draw, kl, split
+from zoo.audiosr.nets.features import MelFeatures, whole_mel
+from zoo.audiosr.nets.vae import Autoencoder, draw, kl, split
 from zoo.training.adversarial import Discriminator
+from zoo.training.callbacks.media import log_figure, mel_figure
+from zoo.training.compiling import compile_in_place
 from zoo.training.gan import GANTask
-from zoo.training.lr_scaling import LrScaling
-from zoo.training.media import log_figure, mel_figure
-from zoo.training.task import SingleOptimizerTask, ZooTask
-from zoo.training.types import OptimizerCallable, SchedulerCallable
+from zoo.training.schedules import LrScaling
+from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask, ZooTask
 
 Batch = dict[str, Tensor]
 

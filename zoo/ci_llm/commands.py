@@ -51,8 +51,8 @@ def evaluate(
         seed: of the sampled answers.
         device: torch device.
     """
-    from zoo.ci_llm import evaluation
-    from zoo.training.processes import own_device, processes
+    from zoo.ci_llm.evaluation import evaluate as evaluation
+    from zoo.common.hardware import own_device, processes
 
     rank, world_size = processes()
     result = evaluation.evaluate(

@@ -2,48 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from zoo.atomic import replacing
-from zoo.ci_llm.agents import Agents
-from zoo.ci_llm.backbone import Backbone
-from zoo.ci_llm.crowd import Crowd
-from zoo.ci_llm.losses import IGNORED, losses, target_losses
-from zoo.ci_llm.objective import Batch, attended, targets
-from zoo.ci_llm.positions import positions
-from zoo.ci_llm.text_data import Template
-from zoo.ci_llm.tokenizers import Tokenizer
-from zoo.ci_llm.writer import Writer
-from zoo.training.lr_scaling import LrScaling
-from zoo.training.run import run_folder
-from zoo.training.task import SingleOptimizerTask
-from zoo.training.types import OptimizerCallable, SchedulerCallable
+from zoo.ci_llm.data.text_data import Template
+from zoo.ci_llm.data.tokenizers import Tokenizer
+from zoo.ci_llm.losses.likelihood import IGNORED, losses, target_losses
+from zoo.ci_llm.losses.objective import Batch, attended, targets
+from zoo.ci_llm.nets.backbone import Backbone, LearningBackbone
+from zoo.ci_llm.nets.positions import positions
+from zoo.common.atomic import replacing
+from zoo.runs.folder import run_folder
+from zoo.training.schedules import LrScaling
+from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask
 
 FOLDER = "backbone"
-
-
-class LearningBackbone(Backbone):
-    """A causal LM of random weights, all of which train.
-
-    Args:
-        config: `model_type` and what else transformers' configuration takes.
-        seed: of the weights.
-        gradient_checkpointing: recompute the blocks' activations in the backward pass.
-    """
-
-    def __init__(self, config: dict[str, Any], seed: int = 0, gradient_checkpointing: bool = False) -> None:
-        super().__init__(config=config, seed=seed, gradient_checkpointing=gradient_checkpointing)
-        self.requires_grad_(True)
-        self.train()
-
-    def frozen_state(self) -> dict[str, Tensor]:
-        """Nothing."""
-        return {}
 
 
 class PretrainTask(SingleOptimizerTask):
@@ -116,34 +92,6 @@ class PretrainTask(SingleOptimizerTask):
         return self.backbone(
             at, input_ids=batch["input_ids"], attention_mask=mask, position_ids=position_ids, use_cache=False
         ).logits
-
-
-class Speaker(Writer):
-    """Lets a language model without agents answer prompts.
-
-    Args:
-        backbone: the model.
-        tokenizer: of its texts.
-        template: what turns a prompt into the text that the model continues, with `{prompt}`.
-        max_new_tokens: most tokens of an answer, >= 1.
-        targets: a linear layer of its blocks. One agent that adds nothing sits there, so that it is a crowd of one.
-    """
-
-    def __init__(
-        self,
-        backbone: Backbone,
-        tokenizer: Tokenizer,
-        template: str = Template.prompt,
-        max_new_tokens: int = 128,
-        targets: Sequence[str] = ("q_proj",),
-    ) -> None:
-        self.backbone = backbone
-        crowd = Crowd(backbone, Agents(1, rank=1, targets=tuple(targets))).to(next(backbone.parameters()).device)
-        super().__init__(crowd, tokenizer, template, max_new_tokens=max_new_tokens)
-
-    def _answers(self, rows: Sequence[Sequence[int]], numbers: Sequence[int]) -> list[str]:
-        with self.crowd.without_agents():
-            return super()._answers(rows, numbers)
 
 
 def save_backbone(backbone: Backbone, tokenizer: Tokenizer, folder: Path) -> None:

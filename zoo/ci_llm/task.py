@@ -9,20 +9,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from zoo.ci_llm.aggregator import Aggregator, aggregate
-from zoo.ci_llm.crowd import Crowd
-from zoo.ci_llm.data import TextData
-from zoo.ci_llm.diversity import Diversity
-from zoo.ci_llm.losses import label_positions
-from zoo.ci_llm.metrics import token_scores
-from zoo.ci_llm.objective import Batch, Objective, label_count, mean_over_ranks, targets
-from zoo.ci_llm.sampling import Sampling
-from zoo.ci_llm.text_data import Template
-from zoo.ci_llm.tokenizers import Tokenizer
-from zoo.training.lr_scaling import LrScaling
-from zoo.training.means import WeightedMeans
-from zoo.training.task import SingleOptimizerTask
-from zoo.training.types import OptimizerCallable, SchedulerCallable
+from zoo.ci_llm.aggregation.aggregator import Aggregator, aggregate
+from zoo.ci_llm.data.datamodule import TextData
+from zoo.ci_llm.data.text_data import Template
+from zoo.ci_llm.data.tokenizers import Tokenizer
+from zoo.ci_llm.losses.diversity import Diversity
+from zoo.ci_llm.losses.likelihood import label_positions
+from zoo.ci_llm.losses.metrics import token_scores
+from zoo.ci_llm.losses.objective import Batch, Objective, label_count, mean_over_ranks, targets
+from zoo.ci_llm.nets.crowd import Crowd
+from zoo.ci_llm.nets.sampling import Sampling
+from zoo.training.schedules import LrScaling
+from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask, WeightedMeans
 
 BLOCK_VALUES = 2**26  # of predictions that are scored at once
 

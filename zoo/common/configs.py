@@ -15,7 +15,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from zoo.common.bounded_yaml import safe_load
+from zoo.common.reading.text import safe_load
 from zoo.common.registry import renamed
 
 # Arguments of Lightning's callbacks, loggers, profilers and strategies, and of our data, that are written to.

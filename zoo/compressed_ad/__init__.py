@@ -5,20 +5,19 @@ from zoo.common.registry import public
 __getattr__, __all__ = public(
     __name__,
     {
-        "agent": "Agent",
-        "attention_maps": "AttentionMaps",
-        "compression": (
-            "Compressor EncoderCompressor Forget KeepAttended KeepRecent KeepUniform QueryCompressor "
+        "data.curriculum": "Curriculum",
+        "data.datamodule": "HistoryData",
+        "data.demonstrator": "EpsilonCurriculum",
+        "envs.grids": "DarkKeyToDoor Darkroom DarkroomPermuted Env",
+        "evaluation.attention_maps": "AttentionMaps",
+        "inference": "Agent",
+        "nets.compression": (
+            "Compressor EncoderCompressor FieldDecoder Forget KeepAttended KeepRecent KeepUniform QueryCompressor "
             "ReconstructionDecoder"
         ),
-        "curriculum": "Curriculum",
-        "data": "HistoryData",
-        "demonstrator": "EpsilonCurriculum",
-        "embedding": "FactoredEmbedding LinearEmbedding StepEmbedding",
-        "envs": "DarkKeyToDoor Darkroom DarkroomPermuted Env",
-        "policy": "InContextPolicy",
-        "reconstruction": "FieldDecoder",
+        "nets.embedding": "FactoredEmbedding LinearEmbedding StepEmbedding",
+        "nets.policy": "InContextPolicy",
+        "nets.transformer": "Transformer",
         "task": "DistillationTask PolicyTask PretrainTask",
-        "transformer": "Transformer",
     },
 )

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Literal
 from zoo.common.locks import writes_into
 
 if TYPE_CHECKING:
-    from zoo.compressed_ad.collect import Epsilon
-    from zoo.compressed_ad.envs import Env
-    from zoo.compressed_ad.ppo import PPO
-    from zoo.compressed_ad.q_learning import QLearning
+    from zoo.compressed_ad.collecting.collect import Epsilon
+    from zoo.compressed_ad.collecting.ppo import PPO
+    from zoo.compressed_ad.collecting.q_learning import QLearning
+    from zoo.compressed_ad.envs.grids import Env
 
 
 @writes_into("output")
@@ -49,8 +49,8 @@ def evaluate(
         chunk: agents that act together.
         device: torch device.
     """
-    from zoo.compressed_ad import evaluation
-    from zoo.training.processes import own_device, processes
+    from zoo.common.hardware import own_device, processes
+    from zoo.compressed_ad.evaluation import evaluate as evaluation
 
     rank, world_size = processes()
     result = evaluation.evaluate(
@@ -73,7 +73,7 @@ def report(
         labels: of the evaluations; the folders' names when not given.
         source: a folder of histories, whose own curve is drawn besides.
     """
-    from zoo.compressed_ad.report import report as write_report
+    from zoo.compressed_ad.evaluation.report import report as write_report
 
     write_report(evaluations, output, labels, source)
     print(output / "report.md")
@@ -115,10 +115,10 @@ def collect(
         train_share: share of the tasks that are to be trained on.
         shard_size: tasks that are learned together and saved as one file.
     """
-    from zoo.compressed_ad import collect as collecting
-    from zoo.compressed_ad.envs import Darkroom
-    from zoo.compressed_ad.history import HistoryStore
-    from zoo.training.processes import processes
+    from zoo.common.hardware import processes
+    from zoo.compressed_ad.collecting import collect as collecting
+    from zoo.compressed_ad.data.history import HistoryStore
+    from zoo.compressed_ad.envs.grids import Darkroom
 
     source = {"ppo": ppo, "q_learning": q_learning, "epsilon": epsilon}[algorithm] or collecting.SOURCES[algorithm]()
     rank, world_size = processes()
@@ -155,8 +155,8 @@ def import_histories(
         train_share: share of the tasks that are to be trained on.
         shard_size: tasks in one file.
     """
-    from zoo.compressed_ad.envs import Darkroom
-    from zoo.compressed_ad.hdf5 import import_hdf5
+    from zoo.compressed_ad.convert.hdf5 import import_hdf5
+    from zoo.compressed_ad.envs.grids import Darkroom
 
     store = import_hdf5(source, output, env or Darkroom(), order, split_seed, train_share, shard_size)
     print(f"{output}: {len(store)} tasks, {store.streams} streams, {store.steps} steps")
@@ -173,8 +173,8 @@ def export_histories(
         order: of the tasks in the file.
         allow_missing: leave out tasks whose files are missing or damaged.
     """
-    from zoo.compressed_ad.hdf5 import export_hdf5
-    from zoo.compressed_ad.history import HistoryStore
+    from zoo.compressed_ad.convert.hdf5 import export_hdf5
+    from zoo.compressed_ad.data.history import HistoryStore
 
     export_hdf5(HistoryStore(source, allow_missing), output, order)
     print(output)

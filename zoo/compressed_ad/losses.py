@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo.compressed_ad.histories import Steps
-from zoo.compressed_ad.policy import Compression, InContextPolicy
-from zoo.compressed_ad.reconstruction import FieldDecoder
+from zoo.compressed_ad.nets.compression import FieldDecoder
+from zoo.compressed_ad.nets.policy import Compression, InContextPolicy
+from zoo.compressed_ad.nets.steps import Steps
 
 
 def reconstruction_loss(

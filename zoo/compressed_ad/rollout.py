@@ -10,11 +10,10 @@ import torch
 from rich.progress import track
 from torch import Tensor
 
-from zoo.compressed_ad.envs import Env
-from zoo.compressed_ad.histories import Steps
-from zoo.compressed_ad.policy import InContextPolicy
-from zoo.compressed_ad.worlds import MOVES, Worlds
-from zoo.training.draws import GOLDEN, seeded_uniforms
+from zoo.common.draws import GOLDEN, seeded_uniforms
+from zoo.compressed_ad.envs.grids import MOVES, Env, Worlds
+from zoo.compressed_ad.nets.policy import InContextPolicy
+from zoo.compressed_ad.nets.steps import Steps
 
 DRAWN_STEPS = 256  # whose random numbers are made at once
 

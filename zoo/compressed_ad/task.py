@@ -9,17 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.compressed_ad.envs import Env
-from zoo.compressed_ad.histories import Steps
+from zoo.compressed_ad.envs.grids import Env
 from zoo.compressed_ad.losses import cross_entropy, reconstruction_loss
-from zoo.compressed_ad.policy import Compression, InContextPolicy, Output
-from zoo.compressed_ad.reconstruction import FieldDecoder
+from zoo.compressed_ad.nets.compression import FieldDecoder
+from zoo.compressed_ad.nets.policy import Compression, InContextPolicy, Output
+from zoo.compressed_ad.nets.steps import Steps
 from zoo.compressed_ad.rollout import check_fit, rollout
+from zoo.training.data import item_seed
 from zoo.training.freezing import freeze
-from zoo.training.lr_scaling import LrScaling
-from zoo.training.resume import item_seed
-from zoo.training.task import SingleOptimizerTask
-from zoo.training.types import OptimizerCallable, SchedulerCallable
+from zoo.training.schedules import LrScaling
+from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask
 
 PRETRAINED = ("compressor.", "decoder.", "embedding.context.", "embedding.norm.")
 SEED = 0  # of the positions that are reconstructed in a step

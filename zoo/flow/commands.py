@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 from zoo.common.locks import writes_into
 
 if TYPE_CHECKING:
-    from zoo.flow.guidance import Guidance
-    from zoo.flow.solvers import Solver
+    from zoo.flow.process.guidance import Guidance
+    from zoo.flow.process.solvers import Solver
 
 
 @writes_into("output")
@@ -45,9 +45,9 @@ def sample(
         trajectory: none, gif or mp4: the way of the first 64 from noise to data.
         device: torch device.
     """
-    from zoo.flow.drawing import load_sampler
-    from zoo.flow.generate import generate
-    from zoo.training.processes import processes
+    from zoo.common.hardware import processes
+    from zoo.flow.inference.drawing import load_sampler
+    from zoo.flow.inference.generate import generate
 
     sampler = load_sampler(run, solver, guidance, chunk, device)
     result = generate(sampler, output, count, labels, seed, *processes(), grid, trajectory)
@@ -98,9 +98,9 @@ def sweep(
         split_seed: of the digits' split, as in training.
         device: torch device.
     """
-    from zoo.flow import tables
-    from zoo.flow.drawing import load_sampler
-    from zoo.flow.quality import build_quality
+    from zoo.flow.evaluation import tables
+    from zoo.flow.evaluation.quality import build_quality
+    from zoo.flow.inference.drawing import load_sampler
 
     sampler = load_sampler(run, None, guidance, device=device)
     quality = build_quality(
@@ -151,9 +151,9 @@ def make_pairs(
         classes: names of the classes, to be noted; those of the run when not given.
         device: torch device.
     """
-    from zoo.flow import pairs
-    from zoo.flow.drawing import load_sampler
-    from zoo.training.processes import processes
+    from zoo.common.hardware import processes
+    from zoo.flow.inference import pairs
+    from zoo.flow.inference.drawing import load_sampler
 
     sampler = load_sampler(run, solver, guidance, chunk, device)
     rank, world_size = processes()
@@ -181,8 +181,8 @@ def straightness(
         guidance: the run's when not given.
         device: torch device.
     """
-    from zoo.flow.drawing import load_sampler, requests
-    from zoo.flow.straightness import evaluate_straightness
+    from zoo.flow.evaluation.tables import evaluate_straightness
+    from zoo.flow.inference.drawing import load_sampler, requests
 
     sampler = load_sampler(run, solver, guidance, device=device)
     labels, seeds = requests(count, seed, sampler.net.num_classes)
@@ -234,7 +234,7 @@ def evaluate(
         device: torch device of the extractor.
         cache: folder for features of the reference and trained classifiers.
     """
-    from zoo.flow import evaluation
+    from zoo.flow.evaluation import evaluate as evaluation
 
     evaluation.evaluate(
         generated, output, reference, train, extractor, weights, weights_resolution, resolution, metrics, controls,

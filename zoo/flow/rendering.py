@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from torch import Tensor
 
-from zoo.atomic import replacing, write_atomic
+from zoo.common.atomic import replacing, write_atomic
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -8,16 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.flow.coupling import Coupling
-from zoo.flow.guidance import Guidance
-from zoo.flow.paths import PREDICTIONS, AffinePath, Prediction
+from zoo.flow.nets.velocity import VelocityNet
+from zoo.flow.process.coupling import Coupling
+from zoo.flow.process.guidance import Guidance
+from zoo.flow.process.paths import PREDICTIONS, AffinePath, Prediction
+from zoo.flow.process.solvers import Solver
+from zoo.flow.process.time_samplers import TimeSampler, seeded_draws
 from zoo.flow.rendering import Animation
-from zoo.flow.solvers import Solver
-from zoo.flow.time_samplers import TimeSampler, seeded_draws
-from zoo.flow.velocity import VelocityNet
-from zoo.training.lr_scaling import LrScaling
-from zoo.training.task import SingleOptimizerTask
-from zoo.training.types import OptimizerCallable, SchedulerCallable
+from zoo.training.schedules import LrScaling
+from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask
 
 EVALUATION_TIMES = 10
 

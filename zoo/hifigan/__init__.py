@@ -5,11 +5,11 @@ from zoo.common.registry import public
 __getattr__, __all__ = public(
     __name__,
     {
-        "conditioners": "Conditioner ConformerConditioner LinearConditioner PrenetConditioner",
         "data": "VocoderData",
-        "discriminators": "MultiPeriodDiscriminator MultiScaleDiscriminator",
-        "generator": "Generator",
+        "inference.vocoder": "Vocoder",
+        "nets.conditioners": "Conditioner ConformerConditioner LinearConditioner PrenetConditioner",
+        "nets.discriminators": "MultiPeriodDiscriminator MultiScaleDiscriminator",
+        "nets.generator": "Generator",
         "task": "HiFiGANTask",
-        "vocoder": "Vocoder",
     },
 )

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from zoo.audio import files
-from zoo.audio.cache import CorpusCache, build
-from zoo.audio.corpus import CACHES, Corpus, EmbeddedCorpus, cache_folder, read_list, scaled
-from zoo.audio.features import open_features
-from zoo.training.resume import Key, ZooDataModule, item_seed
+from zoo.audio.analysis.features import open_features
+from zoo.audio.corpora.cache import CorpusCache, build
+from zoo.audio.corpora.corpus import CACHES, Corpus, EmbeddedCorpus, cache_folder, read_list, scaled
+from zoo.audio.io import files
+from zoo.training.data import Key, ZooDataModule, item_seed
 
 log = logging.getLogger(__name__)
 

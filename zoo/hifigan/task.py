@@ -8,15 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.audio import metrics, pitch
-from zoo.audio.mel import LogMel
-from zoo.audio.spectral import multi_resolution_stft
-from zoo.common.dtypes import at_least_float32
-from zoo.hifigan.generator import Generator
+from zoo.audio.analysis import pitch
+from zoo.audio.analysis.mel import LogMel
+from zoo.audio.analysis.spectral import multi_resolution_stft
+from zoo.audio.evaluation import metrics
+from zoo.common.reading.unpickle import at_least_float32
+from zoo.hifigan.nets.generator import Generator
 from zoo.training.adversarial import Discriminator
+from zoo.training.callbacks.media import log_audio, log_figure, mel_figure
 from zoo.training.gan import GANTask
-from zoo.training.media import log_audio, log_figure, mel_figure
-from zoo.training.types import OptimizerCallable
+from zoo.training.task import OptimizerCallable
 
 Batch = dict[str, Tensor]
 

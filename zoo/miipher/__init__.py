@@ -5,11 +5,11 @@ from zoo.common.registry import public
 __getattr__, __all__ = public(
     __name__,
     {
-        "adapters": "AdapterStyle LoraAdapters OpenMiipherAdapters ParallelAdapters",
-        "backbone": "Backbone",
-        "cleaner": "Cleaner",
-        "data": "SpeechData VocoderSegments",
-        "restore": "FeatureExtractor Restorer",
+        "data.datamodule": "SpeechData VocoderSegments",
+        "inference.restore": "FeatureExtractor Restorer",
+        "nets.adapters": "AdapterStyle LoraAdapters OpenMiipherAdapters ParallelAdapters",
+        "nets.backbone": "Backbone",
+        "nets.cleaner": "Cleaner",
         "task": "AdapterTask BackboneTask VocoderTask",
     },
 )

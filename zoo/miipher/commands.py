@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from zoo.common.locks import writes_into
 
 if TYPE_CHECKING:
-    from zoo.audio.degrade import Degrader
+    from zoo.audio.augment.degrade import Degrader
 
 
 @writes_into("output")
@@ -55,12 +55,12 @@ def degrade(
     Returns:
         1 when a file failed, else 0.
     """
-    from zoo.audio import rooms
-    from zoo.audio.cache import build
-    from zoo.audio.corpus import Corpus, cache_folder
-    from zoo.audio.degrade import Degrader
-    from zoo.audio.files import walk
-    from zoo.miipher.degrade_corpus import degrade_corpus
+    from zoo.audio.augment import rooms
+    from zoo.audio.augment.degrade import Degrader
+    from zoo.audio.corpora.cache import build
+    from zoo.audio.corpora.corpus import Corpus, cache_folder
+    from zoo.audio.io.files import walk
+    from zoo.miipher.data.degrade_corpus import degrade_corpus
 
     noises: Corpus = (
         rooms.SyntheticNoise(clips=24, sample_rate=sample_rate)
@@ -124,8 +124,9 @@ def evaluate(
         FileNotFoundError: a folder or model file is missing.
         ValueError: the trees do not match, a name is unknown, or a recogniser is given without texts.
     """
-    from zoo.audio import evaluation, judges, measures
-    from zoo.audio.dnsmos import DNSMOS
+    from zoo.audio.evaluation import judges, measures
+    from zoo.audio.evaluation import run as evaluation
+    from zoo.audio.evaluation.dnsmos import DNSMOS
 
     if (asr_model is None) != (texts is None):
         raise ValueError("--asr_model and --texts belong together: error rates need a recogniser and what was said")
@@ -177,7 +178,7 @@ def cache_features(
     Returns:
         1 when a file failed, else 0.
     """
-    from zoo.miipher.feature_cache import cache_folder, read_encoder
+    from zoo.miipher.inference.feature_cache import cache_folder, read_encoder
 
     counts = cache_folder(input, output, read_encoder(encoder), overwrite, device)
     print(f"{output}: {', '.join(f'{key} {value}' for key, value in counts.items())}")
@@ -195,7 +196,7 @@ def assemble(cleaner: Path, vocoder: Path, output: Path) -> None:
     Raises:
         ValueError: when one of them holds something else, or the two have different backbones.
     """
-    from zoo.miipher.assembling import assemble as write
+    from zoo.miipher.inference.assemble import assemble as write
 
     write(cleaner, vocoder, output)
     print(f"wrote {output}")

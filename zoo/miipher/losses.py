@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from zoo.miipher.families import valid
+from zoo.miipher.nets.families import valid
 
 EPSILON = 1e-9  # of the original's spectral convergence
 TERMS = ("mae", "mse", "sc")

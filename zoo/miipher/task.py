@@ -9,21 +9,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from zoo.atomic import replacing
-from zoo.audio.mel import LogMel
-from zoo.hifigan.generator import Generator
+from zoo.audio.analysis.mel import LogMel
+from zoo.common.atomic import replacing
+from zoo.hifigan.nets.generator import Generator
 from zoo.hifigan.task import HiFiGANTask
-from zoo.miipher.backbone import Backbone
-from zoo.miipher.chunks import check_fit
-from zoo.miipher.cleaner import Cleaner
-from zoo.miipher.families import valid
 from zoo.miipher.losses import Reduction, check_weights, feature_loss, weighted
+from zoo.miipher.nets.backbone import Backbone
+from zoo.miipher.nets.cleaner import Cleaner, check_fit
+from zoo.miipher.nets.families import valid
+from zoo.runs.folder import run_folder
 from zoo.training.adversarial import Discriminator
-from zoo.training.lr_scaling import LrScaling
-from zoo.training.media import log_audio, log_figure, mel_figure
-from zoo.training.run import run_folder
-from zoo.training.task import SingleOptimizerTask
-from zoo.training.types import OptimizerCallable, SchedulerCallable
+from zoo.training.callbacks.media import log_audio, log_figure, mel_figure
+from zoo.training.schedules import LrScaling
+from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask
 
 Batch = dict[str, Any]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from zoo.common.dtypes import at_least_float32
+from zoo.common.reading.unpickle import at_least_float32
 
 Verdict = tuple[Tensor, list[Tensor]]
 """What one sub-discriminator returns: scores (B, N) and its feature maps, the post-convolution output last."""

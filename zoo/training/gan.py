@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
@@ -15,7 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.checkpoint import checkpoint
 
-from zoo.common.dtypes import at_least_float32
+from zoo.common.reading.unpickle import at_least_float32
 from zoo.training.adversarial import (
     Discriminator,
     Verdict,
@@ -23,10 +25,92 @@ from zoo.training.adversarial import (
     discriminator_loss,
     feature_matching_loss,
 )
-from zoo.training.loss_weights import check_loss_weights
-from zoo.training.split import split_batch
-from zoo.training.task import ZooTask
-from zoo.training.types import OptimizerCallable, SchedulerCallable
+from zoo.training.task import OptimizerCallable, SchedulerCallable, ZooTask
+
+
+def check_loss_weights(weights: Mapping[str, float], names: Sequence[str], discriminator_start: int) -> list[str]:
+    """Check the weights that the discriminators need.
+
+    Args:
+        weights: weight by term.
+        names: of the discriminators; each needs `d/<name>`, `g/adv_<name>` and `g/fm_<name>`.
+        discriminator_start: number of batches trained without adversarial terms.
+
+    Returns:
+        The other keys, those of reconstruction terms; the first batch shows whether the task knows them.
+
+    Raises:
+        ValueError: naming the key that is missing or unknown.
+    """
+    known = [f"{prefix}{name}" for prefix in ("d/", "g/adv_", "g/fm_") for name in names]
+    for key in known:
+        if key not in weights:
+            raise ValueError(f"loss_weights lacks {key!r}; give 0 to leave the term out")
+    others = [key for key in weights if key not in known]
+    for key in others:
+        if key.startswith(("g/adv_", "g/fm_")) or not key.startswith("g/"):
+            raise ValueError(f"loss_weights: unknown term {key!r}; the discriminators are {list(names)}")
+    usable = [
+        key for key in weights if key.startswith("g/") and weights[key] and (key in others or not discriminator_start)
+    ]
+    if not usable:
+        raise ValueError("loss_weights: no term of the generator has a weight before batch discriminator_start")
+    return others
+
+
+def split_batch(batch: Any, chunks: int) -> list[Any]:
+    """Cut a batch along its items.
+
+    Args:
+        batch: a tensor (B, ...), or tuples, lists, mappings and dataclasses of them. Lists of B plain values (names)
+            are cut too; everything else goes into each chunk as it is.
+        chunks: how many; fewer when the batch holds fewer items.
+
+    Returns:
+        Chunks of the same structure, in order, of sizes that differ by at most one.
+
+    Raises:
+        ValueError: when no tensor tells the batch size.
+    """
+    size = _size(batch)
+    if not size:
+        raise ValueError(f"accumulate: a {type(batch).__name__} without a tensor (B, ...) and B > 0 cannot be split")
+    count = min(chunks, size)
+    bounds = [size * i // count for i in range(count + 1)]
+    return [_cut(batch, size, slice(first, last)) for first, last in pairwise(bounds)]
+
+
+def _children(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return list(value.values())
+    if isinstance(value, tuple | list):
+        return list(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [getattr(value, field.name) for field in dataclasses.fields(value)]
+    return []
+
+
+def _size(value: Any) -> int | None:
+    if isinstance(value, Tensor):
+        return len(value) if value.dim() else None
+    return next((size for size in map(_size, _children(value)) if size is not None), None)
+
+
+def _cut(value: Any, size: int, part: slice) -> Any:
+    if isinstance(value, Tensor):
+        return value[part] if value.dim() and len(value) == size else value
+    children = _children(value)
+    if isinstance(value, tuple | list) and len(value) == size and _size(value) is None:
+        return value[part]
+    pieces = [_cut(child, size, part) for child in children]
+    if isinstance(value, Mapping):
+        return dict(zip(value, pieces, strict=True))
+    if isinstance(value, tuple | list):
+        return type(value)(*pieces) if hasattr(value, "_fields") else type(value)(pieces)
+    if children:
+        return dataclasses.replace(value, **{f.name: p for f, p in zip(dataclasses.fields(value), pieces, strict=True)})
+    return value
+
 
 __all__ = ["Discriminator", "GANTask"]
 

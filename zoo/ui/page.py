@@ -12,10 +12,10 @@ from zoo.ui.places import Places
 from zoo.ui.processes import Trainings
 from zoo.ui.readings import machine_load
 from zoo.ui.store import Store
-from zoo.ui.tab_inspect import InspectTab
-from zoo.ui.tab_predict import PredictTab
-from zoo.ui.tab_train import TrainTab
-from zoo.ui.tab_watch import WatchTab
+from zoo.ui.tabs.inspect import InspectTab
+from zoo.ui.tabs.predict import PredictTab
+from zoo.ui.tabs.train import TrainTab
+from zoo.ui.tabs.watch import WatchTab
 
 TICK_SECONDS = 2.0
 HEAD = '<div class="zoo-head"><h1>zoo</h1><p>train, watch, inspect, predict</p></div>'

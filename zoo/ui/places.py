@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from zoo.systems import System, recipe_root, systems
+from zoo.common.systems import System, recipe_root, systems
 from zoo.ui.checks import Rules
 
 # what `zoo.training` calls them; its modules import torch, which the page does without

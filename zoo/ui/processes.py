@@ -20,8 +20,8 @@ from typing import Any
 import psutil
 import yaml
 
-from zoo.atomic import write_atomic
-from zoo.common.bounded_yaml import load_json, safe_load
+from zoo.common.atomic import write_atomic
+from zoo.common.reading.text import load_json, safe_load
 from zoo.common.registry import admitted
 from zoo.ui.checks import Rules
 from zoo.ui.places import CHANGES_NAME, CONSOLE_NAME, CSV_NAME, LOG_NAME, Places

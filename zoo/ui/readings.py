@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from zoo.training.hardware import total_memory_bytes, usable_cores
+from zoo.common.hardware import total_memory_bytes, usable_cores
 from zoo.ui.places import CONSOLE_NAME, CSV_NAME, LOG_NAME, check_name
 
 GIB = 2**30

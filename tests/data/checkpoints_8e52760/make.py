@@ -265,7 +265,6 @@ def _work():
 
 if __name__ == "__main__":
     import torch
-
     import zoo.lightning_cli  # noqa: F401  imported before the forks
 
     torch.set_num_threads(1)

@@ -10,9 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from toy_wing.restore import Amplifier
-from zoo.training.frozen import FrozenModule
-from zoo.training.task import SingleOptimizerTask
-from zoo.training.types import OptimizerCallable
+from zoo.runs.frozen import FrozenModule
+from zoo.training.task import OptimizerCallable, SingleOptimizerTask
 
 
 def draw(seed: int) -> Tensor:

@@ -31,7 +31,7 @@ def to_original(module: nn.Module, path: Path) -> None:
 
 
 def convert(source: Path, target: Path) -> dict[str, Any]:
-    from zoo.training.export import write_export
+    from zoo.runs.export import write_export
 
     specs = {
         "inference": "toy_wing.Amplifier",

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from toy_wing.nets import Gain
-from zoo.audio import files
-from zoo.training.inference import Inference
+from zoo.audio.io import files
+from zoo.runs.inference import Inference
 
 
 class Amplifier(Inference):

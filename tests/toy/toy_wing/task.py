@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from toy_wing.nets import Gain
-from zoo.training.task import SingleOptimizerTask
-from zoo.training.types import OptimizerCallable, SchedulerCallable
+from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask
 
 
 class GainTask(SingleOptimizerTask):

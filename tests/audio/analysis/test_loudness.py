@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from zoo.audio.analysis.loudness import LoudnessMeter, _k_weighting
+
+
+def measured(audio: np.ndarray, sample_rate: int, pieces: int = 7) -> np.ndarray:
+    meter = LoudnessMeter(sample_rate, len(audio))
+    for block in np.array_split(audio, pieces, axis=1):
+        meter.push(block)
+    return meter.loudness()
+
+
+def sine(seconds: float, sample_rate: int, hz: float = 997.0, level: float = 1.0) -> np.ndarray:
+    return level * np.sin(2 * np.pi * hz * np.arange(round(seconds * sample_rate)) / sample_rate)
+
+
+@pytest.mark.parametrize("sample_rate", [16000, 22050, 44100, 48000])
+def test_a_full_scale_sine_of_997_hz_has_minus_3_lufs(sample_rate):
+    found = measured(np.stack([sine(2, sample_rate), sine(2, sample_rate, level=0.1)]), sample_rate)
+    np.testing.assert_allclose(found, [-3.01, -23.01], atol=0.06)
+
+
+def test_the_filters_are_those_of_the_standard_at_48_khz():
+    shelf, high_pass = _k_weighting(48000)
+    expected = [1.53512485958697, -2.69169618940638, 1.19839281085285, 1.0, -1.69065929318241, 0.73248077421585]
+    np.testing.assert_allclose(shelf, expected, atol=1e-7)
+    np.testing.assert_allclose(high_pass[4:], [-1.99004745483398, 0.99007225036621], atol=1e-7)
+
+
+def test_pauses_do_not_count():
+    voice = sine(2, 16000, level=0.1)
+    pauses = np.concatenate([voice, np.zeros(160000)])
+    assert abs(measured(pauses[None], 16000)[0] - measured(voice[None], 16000)[0]) < 0.4
+
+
+def test_silence_short_clips_and_low_rates():
+    assert measured(np.zeros((1, 16000)), 16000)[0] == -np.inf
+    assert measured(np.zeros((1, 1)), 16000)[0] == -np.inf
+    np.testing.assert_allclose(measured(sine(0.15, 16000)[None], 16000), [-3.01], atol=0.5)
+    np.testing.assert_allclose(measured(sine(2, 16000, level=1e-5)[None], 16000), [-103.01], atol=0.1)
+    with pytest.raises(ValueError, match="8000 Hz and more"):
+        LoudnessMeter(4000, 1)

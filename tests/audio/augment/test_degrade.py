@@ -1,0 +1,226 @@
+import json
+import pickle
+
+import jsonargparse
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zoo.audio.augment.degrade import Degrader
+from zoo.audio.augment.effects import power
+from zoo.audio.augment.rooms import SyntheticNoise, read_rirs, synthetic_rirs
+from zoo.audio.io import files
+
+RATE = 16000
+CHEAP = ("noise", "reverb", "clipping", "lowpass", "packet_loss")
+NOISES = SyntheticNoise(6, RATE, seconds=0.5)
+RIRS = synthetic_rirs(3, RATE)
+
+
+class Clips:
+    """A corpus of given arrays."""
+
+    def __init__(self, *clips):
+        self.clips = [np.asarray(clip, np.float32) for clip in clips]
+        self.names = [f"clip{index}" for index in range(len(clips))]
+        self.lengths = np.array([len(clip) for clip in self.clips])
+        self.peaks = np.array([np.abs(clip).max() for clip in self.clips])
+
+    def read(self, index, start=0, samples=-1):
+        return self.clips[index][start : None if samples < 0 else start + samples]
+
+
+def white(samples, seed=0, peak=0.5):
+    return np.random.default_rng(seed).uniform(-peak, peak, samples).astype(np.float32)
+
+
+def run(degrader, clean, seed=0, noises=NOISES, rirs=RIRS, rate=RATE):
+    return degrader.degrade(clean, rate, np.random.default_rng(seed), noises, rirs)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    samples=st.integers(1, 9000),
+    seed=st.integers(0, 10**6),
+    peak=st.sampled_from([0.0, 1e-6, 0.3, 1.0, 8.0]),
+    order=st.sampled_from(["as_listed", "random"]),
+    rate=st.sampled_from([8000, 16000, 22050]),
+)
+def test_finite_of_equal_length_bounded_and_deterministic(samples, seed, peak, order, rate):
+    degrader = Degrader(CHEAP, order=order, gain=(0.25, 1.0), polarity=0.5)
+    clean = white(samples, seed, peak)
+    kept = clean.copy()
+    first, second = (run(degrader, clean, seed, rate=rate) for _ in range(2))
+    assert first.audio.shape == clean.shape and first.audio.dtype == np.float32
+    assert np.isfinite(first.audio).all() and np.abs(first.audio).max() <= 1
+    np.testing.assert_array_equal(first.audio, second.audio)
+    assert json.loads(json.dumps(first.facts)) == first.facts == second.facts
+    assert sorted(first.facts["steps"] + first.facts["skipped"]) == sorted(CHEAP)
+    np.testing.assert_array_equal(clean, kept)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), samples=st.integers(200, 20000))
+def test_snr_is_what_the_facts_say(seed, samples):
+    clean = white(samples, seed)
+    degraded = run(Degrader(["noise"], gain=(0.25, 1.0), polarity=0.5), clean, seed)
+    noise = degraded.audio.astype(np.float64) - degraded.level * clean.astype(np.float64)
+    found = 10 * np.log10(power(degraded.level * clean) / power(noise))
+    assert -5 <= degraded.facts["snr_db"] <= 30
+    assert abs(found - degraded.facts["snr_db"]) < 0.1
+
+
+@pytest.mark.parametrize("step", [*CHEAP, "codec"])
+def test_each_step_changes_the_signal_and_leaves_it_in_place(step):
+    clean = white(RATE)
+    degraded = run(Degrader([step], codecs={"mp3": [16], "vorbis": [0], "alaw": [8000]}), clean, seed=1)
+    spectrum = np.fft.rfft(degraded.audio, 2 * RATE) * np.conj(np.fft.rfft(clean, 2 * RATE))
+    assert degraded.facts["steps"] == [step]
+    assert int(np.argmax(np.fft.irfft(spectrum))) == 0
+    assert np.abs(degraded.audio - clean).max() > 1e-3
+
+
+def test_silent_noise_is_passed_over_and_never_gives_nan():
+    clean = white(4000)
+    for silent in (np.zeros(8000), np.full(100, 2e-5), np.full(8000, np.nan)):
+        degraded = run(Degrader(["noise"]), clean, noises=Clips(silent))
+        assert degraded.facts["skipped"] == ["noise"] and "snr_db" not in degraded.facts
+        np.testing.assert_array_equal(degraded.audio, clean)
+    half = Clips(np.concatenate([np.zeros(8000), white(8000)]))  # some crops are silent, further ones are drawn
+    outcomes = [run(Degrader(["noise"]), clean, seed, noises=half) for seed in range(40)]
+    assert all(np.isfinite(each.audio).all() for each in outcomes)
+    assert sum(each.facts["steps"] == ["noise"] for each in outcomes) > 30
+
+
+def test_noise_before_the_reverb_gets_the_room_and_behind_it_not():
+    clean, click = np.zeros(8000, np.float32), np.zeros(8000, np.float32)
+    clean[100], click[3000] = 0.5, 0.5
+    first, last = (
+        run(Degrader(steps, snr_db=(0, 0)), clean, noises=Clips(click)).audio[3100:3400]
+        for steps in (["noise", "reverb"], ["reverb", "noise"])
+    )
+    dry = run(Degrader(["reverb"]), clean).audio[3100:3400]
+    assert np.abs(first).max() > 10 * np.abs(last).max() and np.abs(last - dry).max() < 0.01
+
+
+def test_steps_follow_their_list_or_a_random_order():
+    listed = {tuple(run(Degrader(CHEAP), white(900), seed).facts["steps"]) for seed in range(5)}
+    assert {tuple(step for step in order if step != "packet_loss") for order in listed} == {CHEAP[:4]}
+    mixed = {tuple(run(Degrader(CHEAP[:3], order="random"), white(900), seed).facts["steps"]) for seed in range(60)}
+    assert len(mixed) == 6
+
+
+def test_probabilities_limits_and_untouched_items_have_their_share():
+    clean = white(400)
+    half = [run(Degrader(["noise", "clipping"], {"noise": 0.5}), clean, seed).facts["steps"] for seed in range(400)]
+    assert all("clipping" in steps for steps in half)
+    assert sum("noise" in steps for steps in half) / 400 == pytest.approx(0.5, abs=0.08)
+    recipe = Degrader.open_miipher(untouched=0.25)
+    found = [run(recipe, clean, seed) for seed in range(400)]
+    counts = np.bincount([len(each.facts["steps"]) for each in found], minlength=4) / 400
+    assert len(counts) == 4 and counts[0] == pytest.approx(0.25, abs=0.07)
+    assert counts[1:] == pytest.approx(0.25, abs=0.07)
+    for each in found:
+        if not each.facts["steps"]:
+            np.testing.assert_array_equal(each.audio, clean)
+
+
+def test_gain_polarity_and_peak_limit_make_the_level():
+    clean = white(2000, peak=1.0)
+    flips = set()
+    for seed in range(20):
+        degraded = run(Degrader([], gain=(0.25, 1.0), polarity=0.5), clean, seed)
+        assert 0.25 <= degraded.facts["gain"] <= 1
+        np.testing.assert_allclose(degraded.audio, degraded.level * clean, atol=1e-6)
+        flips.add(degraded.facts["polarity"])
+    assert flips == {-1, 1}
+    loud = run(Degrader([]), 4 * clean)
+    assert loud.facts["peak_scale"] == pytest.approx(1 / np.abs(4 * clean).max())
+    np.testing.assert_allclose(loud.audio, loud.level * 4 * clean, atol=1e-6)
+
+
+def test_cutoffs_above_the_band_are_skipped_or_not_drawn():
+    assert run(Degrader(["lowpass"], cutoff_hz=(5000, 7000)), white(800), rate=8000).facts["skipped"] == ["lowpass"]
+    drawn = [run(Degrader(["lowpass"]), white(800), seed, rate=8000).facts["cutoff_hz"] for seed in range(20)]
+    assert max(drawn) < 4000
+
+
+def test_offline_recipe_always_codes_and_has_half_the_reverb():
+    found = [run(Degrader.a2(codecs={"alaw": []}), white(800), seed).facts for seed in range(100)]
+    assert all(facts["steps"][0] == "noise" and facts["steps"][-1] == "codec" for facts in found)
+    assert sum("reverb" in facts["steps"] for facts in found) == pytest.approx(50, abs=15)
+    assert set(Degrader.a2().codecs) == {"mp3", "vorbis", "alaw"}
+
+
+def test_codecs_and_settings_are_drawn_from_the_table():
+    degrader = Degrader(["codec"], codecs={"alaw": [4000, 8000], "mulaw": []})
+    found = {
+        tuple(run(degrader, white(300), seed).facts[key] for key in ("codec", "codec_setting")) for seed in range(40)
+    }
+    assert found == {("alaw", 4000.0), ("alaw", 8000.0), ("mulaw", None)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"steps": ["noise", "echo"]}, "unknown steps echo, expected some of noise"),
+        ({"steps": ["noise", "noise"]}, "steps must differ"),
+        ({"steps": ["noise"], "probabilities": {"reverb": 0.5}}, "name reverb, which `steps` does not list"),
+        ({"probabilities": {"noise": 1.5}}, r"probabilities.noise must lie in 0..1, got 1.5"),
+        ({"order": "reversed"}, "order must be"),
+        ({"max_steps": 0}, "max_steps must be >= 1"),
+        ({"untouched": float("nan")}, "untouched must lie in"),
+        ({"snr_db": (30, 5)}, r"snr_db must be lowest, highest within -100..100, got \(30, 5\)"),
+        ({"drive": (0.5, 2)}, "drive must be"),
+        ({"packet_loss": (0.1, 1.0)}, "packet_loss must be"),
+        ({"burst_packets": 0.5}, "burst_packets must be >= 1"),
+        ({"codecs": {}}, "at least one entry"),
+        ({"codecs": {"mp3": [1000]}}, "kb/s from 8 to 320"),
+        ({"codecs": {"speex": []}}, "unknown codec 'speex'"),
+    ],
+)
+def test_impossible_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Degrader(**arguments)
+
+
+def test_missing_material_and_bad_audio_are_named():
+    with pytest.raises(ValueError, match="'noise' needs noises"):
+        run(Degrader(["noise"]), white(10), noises=None)
+    with pytest.raises(ValueError, match="'reverb' needs rirs"):
+        run(Degrader(["reverb"]), white(10), rirs=[])
+    run(Degrader(["reverb", "noise"], {"noise": 0.0, "reverb": 0.0}), white(10), noises=None, rirs=None)
+    for bad in (np.zeros(0), np.array([np.inf]), np.zeros((1, 10))):
+        with pytest.raises(ValueError, match="finite audio"):
+            run(Degrader([]), bad)
+
+
+@pytest.mark.parametrize(
+    "slot",
+    [
+        {
+            "class_path": "zoo.audio.Degrader",
+            "init_args": {"steps": ["reverb", "noise"], "snr_db": [0, 9], "probabilities": {"reverb": 0.5}},
+        },
+        {"class_path": "zoo.audio.Degrader.open_miipher"},
+    ],
+)
+def test_a_recipe_can_name_it_and_a_worker_can_receive_it(slot):
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_argument("--degrader", type=Degrader)
+    degrader = parser.instantiate(parser.parse_object({"degrader": slot})).degrader
+    copy = pickle.loads(pickle.dumps(degrader))
+    np.testing.assert_array_equal(run(copy, white(500)).audio, run(degrader, white(500)).audio)
+
+
+@pytest.mark.shared
+def test_real_speech_noise_and_rooms(shared):
+    data = shared / "data"
+    speech = files.read_mono(data / "ljspeech" / "wavs" / "LJ001-0002.flac", RATE)
+    noises = Clips(*(files.read_mono(path, RATE) for path in files.walk(data / "noise")))
+    rirs = read_rirs(data / "rir", RATE)
+    for seed in range(3):
+        degraded = run(Degrader.a2(snr_db=(-5.0, 20.0)), speech, seed, noises, rirs)
+        likeness = np.corrcoef(degraded.audio, speech)[0, 1]
+        assert len(degraded.audio) == len(speech) and 0.1 < likeness < 0.9999

@@ -1,0 +1,145 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zoo.audio.augment import effects
+from zoo.audio.augment.effects import (
+    add_noise,
+    clip,
+    direct_path,
+    lose_packets,
+    lowpass,
+    packet_losses,
+    power,
+    reverberate,
+)
+
+RATES = [8000, 16000, 22050, 44100]
+
+
+def white(samples, seed=0, peak=0.5):
+    return np.random.default_rng(seed).uniform(-peak, peak, samples).astype(np.float32)
+
+
+def peak_lag(found, wanted):
+    size = len(found) + len(wanted)
+    correlation = np.fft.irfft(np.fft.rfft(found, size) * np.conj(np.fft.rfft(wanted, size)), size)
+    best = int(np.argmax(correlation))
+    return best if best < size // 2 else best - size
+
+
+def sparse_rir(delay, sign=1.0, tail=4000):
+    rir = np.zeros(delay + tail, dtype=np.float32)
+    rng = np.random.default_rng(delay)
+    rir[delay:] = 0.1 * rng.standard_normal(tail) * np.exp(-np.arange(tail) / 800)
+    rir[delay] = sign
+    return rir
+
+
+@settings(max_examples=50, deadline=None)
+@given(snr_db=st.floats(-30, 60), samples=st.integers(2, 4000), seed=st.integers(0, 99), level=st.floats(1e-3, 1))
+def test_noise_has_the_snr_asked_for(snr_db, samples, seed, level):
+    speech, noise = white(samples, seed, level), white(samples, seed + 1)
+    mixed = add_noise(speech, noise, snr_db)
+    found = 10 * np.log10(power(speech) / power(mixed.astype(np.float64) - speech))
+    assert mixed.dtype == np.float32 and abs(found - snr_db) < 0.1
+
+
+def test_silent_noise_is_refused_and_silent_speech_stays():
+    speech = white(100)
+    with pytest.raises(ValueError, match="silent"):
+        add_noise(speech, np.zeros(100, np.float32), 10)
+    with pytest.raises(ValueError, match="equal shapes"):
+        add_noise(speech, speech[:50], 10)
+    np.testing.assert_array_equal(add_noise(np.zeros(100, np.float32), speech, 10), 0)
+
+
+@settings(max_examples=50, deadline=None)
+@given(delay=st.integers(0, 3000), sign=st.sampled_from([-1.0, 1.0]), samples=st.integers(2000, 8000))
+def test_reverb_leaves_the_direct_sound_where_the_speech_was(delay, sign, samples):
+    speech, rir = white(samples, delay), sparse_rir(delay, sign)
+    assert direct_path(rir, 16000) == delay
+    wet = reverberate(speech, rir, 16000)
+    assert wet.shape == speech.shape and wet.dtype == np.float32
+    assert peak_lag(wet, speech) == 0
+    assert power(wet) == pytest.approx(power(speech), rel=1e-3)
+
+
+def test_reverb_is_the_convolution_behind_the_delay():
+    speech, rir = white(500), sparse_rir(40, tail=200)
+    wanted = np.convolve(speech, rir)[40:540]
+    wanted *= np.sqrt(power(speech) / power(wanted))
+    # The tail is cut at -60 dB of energy, and the 2 ms kept before the direct sound are zeros here.
+    assert np.abs(reverberate(speech, rir, 16000) - wanted).max() < 3e-3 * np.abs(wanted).max()
+
+
+def test_direct_sound_weaker_than_a_reflection_is_found():
+    rir = np.zeros(1000, np.float32)
+    rir[100], rir[400] = 0.7, 1.0
+    assert direct_path(rir, 16000) == 100
+
+
+@pytest.mark.parametrize("rir", [np.zeros(10), np.array([np.nan, 1.0]), np.ones((2, 5)), np.zeros(0)])
+def test_unusable_response_is_refused(rir):
+    with pytest.raises(ValueError, match="room impulse response"):
+        reverberate(white(100), rir, 16000)
+
+
+def test_speech_that_only_ends_in_a_click_stays_finite_under_reverb():
+    silent = np.zeros(300, np.float32)
+    np.testing.assert_array_equal(reverberate(silent, sparse_rir(10), 16000), 0)
+
+
+def test_clipping_keeps_soft_sounds_and_limits_the_peak():
+    speech = np.array([0.0, 0.01, -0.01, 0.8, -0.4], np.float32)
+    np.testing.assert_allclose(clip(speech, 2.0, soft=False), [0, 0.01, -0.01, 0.4, -0.4], atol=1e-7)
+    np.testing.assert_allclose(clip(speech, 2.0, soft=True), 0.4 * np.tanh(speech / 0.4), atol=1e-7)
+    np.testing.assert_array_equal(clip(np.zeros(5, np.float32), 2.0, soft=True), 0)
+
+
+@pytest.mark.parametrize("how", ["filter", "resample"])
+@pytest.mark.parametrize("rate", [16000, 22050, 37801])
+def test_lowpass_passes_below_and_stops_above(how, rate):
+    seconds = np.arange(rate // 2) / rate
+    low, high = (np.sin(2 * np.pi * f * seconds).astype(np.float32) for f in (1000, 6000))
+    inner = slice(rate // 20, -rate // 20)
+    assert np.abs(lowpass(low, rate, 3000, how) - low)[inner].max() < 1e-3
+    assert np.abs(lowpass(high, rate, 3000, how))[inner].max() < 6e-3
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    samples=st.integers(1, 3000),
+    rate=st.sampled_from(RATES),
+    cutoff=st.integers(5, 39),
+    how=st.sampled_from(["filter", "resample"]),
+)
+def test_lowpass_keeps_length_and_place(samples, rate, cutoff, how):
+    click = np.zeros(samples, np.float32)
+    click[samples // 2] = 0.5
+    out = lowpass(click, rate, 100 * cutoff, how)
+    assert out.shape == click.shape and out.dtype == np.float32 and np.isfinite(out).all()
+    if samples > 500:
+        assert int(np.argmax(out)) == samples // 2
+
+
+def test_packet_losses_have_the_rate_and_the_bursts():
+    lost = packet_losses(200_000, 0.1, 3.0, np.random.default_rng(0))
+    runs = np.diff(np.flatnonzero(np.diff(np.concatenate([[0], lost, [0]]))))[::2]
+    assert lost.mean() == pytest.approx(0.1, abs=0.005)
+    assert runs.mean() == pytest.approx(3.0, abs=0.1)
+    assert not packet_losses(1000, 0.0, 1.0, np.random.default_rng(0)).any()
+
+
+def test_lost_packets_are_zero_or_repeat_the_last_that_arrived():
+    speech = np.arange(1, 11, dtype=np.float32)
+    lost = np.array([True, False, True, True, False])
+    np.testing.assert_array_equal(lose_packets(speech[:9], 100, lost, "zero"), [0, 0, 3, 4, 0, 0, 0, 0, 9])
+    np.testing.assert_array_equal(lose_packets(speech, 100, lost, "repeat"), [0, 0, 3, 4, 3, 4, 3, 4, 9, 10])
+    assert effects.packet_samples(16000) == 320
+
+
+def test_fit_cuts_and_extends():
+    np.testing.assert_array_equal(effects.fit(np.arange(3.0), 2), [0, 1])
+    np.testing.assert_array_equal(effects.fit(np.arange(3.0), 5), [0, 1, 2, 0, 0])

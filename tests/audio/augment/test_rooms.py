@@ -1,0 +1,99 @@
+import numpy as np
+import pytest
+
+from zoo.audio.augment.effects import direct_path, reverberate
+from zoo.audio.augment.rooms import SyntheticNoise, crop_noise, read_rirs, synthetic_rirs
+from zoo.audio.corpora.corpus import Corpus
+from zoo.audio.io import files
+
+RATE = 16000
+
+
+def decay_seconds(rir):
+    """RT60 from the slope of Schroeder's integral between -5 and -25 dB."""
+    energy = np.cumsum(rir[::-1].astype(np.float64) ** 2)[::-1]
+    decibels = 10 * np.log10(energy / energy[0])
+    return 3 * (np.argmax(decibels < -25) - np.argmax(decibels < -5)) / RATE
+
+
+def test_synthetic_responses_are_rooms_with_a_delay():
+    rirs = synthetic_rirs(20, RATE, seed=3)
+    arrivals = np.array([direct_path(rir, RATE) for rir in rirs])
+    assert all(rir.dtype == np.float32 and rir.ndim == 1 and np.abs(rir).max() == 1 for rir in rirs)
+    assert arrivals.min() >= 0.3 / 343 * RATE - 1 and arrivals.max() < 0.045 * RATE  # 0.3 m to the diagonal of the room
+    assert len(set(arrivals)) > 10
+    assert 0.15 < min(map(decay_seconds, rirs)) and max(map(decay_seconds, rirs)) < 0.6
+    for rir, arrival in zip(rirs, arrivals, strict=True):
+        assert np.abs(rir[: max(0, arrival - 20)]).max(initial=0) < 0.05  # nothing sounds before the direct sound
+        assert np.count_nonzero(np.abs(rir[arrival + 20 : arrival + 480]) > 0.02) > 20  # early reflections
+
+
+def test_synthetic_responses_are_deterministic_and_independent_of_count():
+    first, more = synthetic_rirs(2, RATE, seed=1), synthetic_rirs(4, RATE, seed=1)
+    for a, b in zip(first, more, strict=False):
+        np.testing.assert_array_equal(a, b)
+    assert not np.array_equal(more[0][:500], synthetic_rirs(1, RATE, seed=2)[0][:500])
+    assert synthetic_rirs(0, RATE) == []
+    with pytest.raises(ValueError, match="sample_rate >= 1000"):
+        synthetic_rirs(1, 500)
+
+
+def test_read_rirs_resamples_in_order_and_names_the_silent_one(tmp_path):
+    rir = synthetic_rirs(1, RATE)[0]
+    files.write(tmp_path / "b.wav", rir, RATE)
+    files.write(tmp_path / "deep" / "a.wav", np.stack([rir, rir]), RATE)
+    first, second = read_rirs(tmp_path, 8000)
+    assert abs(len(first) - len(rir) / 2) <= 1
+    np.testing.assert_allclose(first, second, atol=1e-4)
+    files.write(tmp_path / "c.wav", np.zeros(100), RATE)
+    with pytest.raises(ValueError, match=r"c\.wav: silent"):
+        read_rirs(tmp_path, RATE)
+
+
+def test_read_rirs_of_an_empty_folder(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no room impulse responses"):
+        read_rirs(tmp_path, RATE)
+
+
+@pytest.mark.shared
+def test_recorded_responses_do_not_delay(shared):
+    white = np.random.default_rng(0).uniform(-0.5, 0.5, 8000).astype(np.float32)
+    for rir in read_rirs(shared / "data" / "rir", RATE):
+        wet = reverberate(white, rir, RATE)
+        lag = int(np.argmax(np.correlate(wet, white, mode="full"))) - (len(white) - 1)
+        assert lag in (0, 1)  # the direct sound of one of them lies half-way between two samples
+
+
+def test_synthetic_noise_is_a_corpus_that_is_never_silent():
+    noises: Corpus = SyntheticNoise(7, RATE, seed=2, seconds=0.5)
+    again = SyntheticNoise(7, RATE, seed=2, seconds=0.5)
+    assert len(noises.names) == len(set(noises.names)) == len(noises.lengths) == len(noises.peaks) == 7
+    for index in range(7):
+        clip = noises.read(index)
+        assert clip.shape == (8000,) and clip.dtype == np.float32 and np.isfinite(clip).all()
+        assert np.abs(clip).max() == pytest.approx(noises.peaks[index]) and clip.std() > 0.02
+        np.testing.assert_array_equal(clip, again.read(index))
+        np.testing.assert_array_equal(clip[100:300], noises.read(index, 100, 200))
+    assert not np.array_equal(noises.read(0), noises.read(6))  # both white
+
+
+@pytest.mark.parametrize(("index", "slope"), [(0, 0), (1, -3), (2, -6)])
+def test_colours_have_their_slope_per_octave(index, slope):
+    spectrum = np.abs(np.fft.rfft(SyntheticNoise(3, RATE).read(index))) ** 2
+    hz = len(spectrum) / 8000
+    low, high = (spectrum[int(f * hz) : int(2 * f * hz)].mean() for f in (500, 2000))
+    assert 10 * np.log10(high / low) / 2 == pytest.approx(slope, abs=0.5)
+
+
+def test_bad_arguments_are_named():
+    with pytest.raises(ValueError, match="clips must be >= 1"):
+        SyntheticNoise(0, RATE)
+
+
+def test_a_crop_lies_inside_and_a_short_noise_goes_round():
+    noises = SyntheticNoise(1, RATE, seconds=0.5)
+    whole = noises.read(0)
+    crop, start = crop_noise(noises, 0, 3000, np.random.default_rng(1))
+    np.testing.assert_array_equal(crop, whole[start : start + 3000])
+    tiled, start = crop_noise(noises, 0, 20000, np.random.default_rng(1))
+    np.testing.assert_array_equal(tiled, np.tile(whole, 4)[start : start + 20000])

@@ -1,0 +1,222 @@
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zoo.audio.corpora import cache
+from zoo.audio.corpora.cache import CorpusCache, build
+from zoo.audio.io import files
+
+RATE = 16000
+
+
+def corpus(folder, count=5, rate=RATE, samples=1000):
+    rng = np.random.default_rng(0)
+    paths = [folder / "in" / f"sub{i % 2}" / f"é{i:03d}.wav" for i in range(count)]
+    for i, path in enumerate(paths):
+        files.write(path, rng.uniform(-0.8, 0.8, samples + 10 * i), rate)
+    return paths
+
+
+def entries(folder):
+    return sorted(name for name in os.listdir(folder) if not name.endswith(".lock"))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cache")
+    paths = corpus(folder)
+    return paths, build(paths, folder / "out", RATE, progress=False)
+
+
+def test_index(built):
+    paths, found = built
+    assert len(found) == 5 and found.sample_rate == RATE and found.bad == {}
+    assert list(found.names) == [path.relative_to(paths[0].parents[1]).as_posix() for path in paths]
+    assert found.names[-1] == "sub0/é004.wav" and found.names[1:3] == ["sub1/é001.wav", "sub0/é002.wav"]
+    assert found.lengths.tolist() == [1000, 1010, 1020, 1030, 1040]
+    for i, path in enumerate(paths):
+        assert found.peaks[i] == np.abs(files.read_mono(path)).max()
+    assert entries(found.folder.parent) == ["in", "out"]
+
+
+@given(data=st.data())
+def test_read_equals_the_slice_of_the_source(built, data):
+    paths, found = built
+    index = data.draw(st.integers(0, 4))
+    source = files.read_mono(paths[index])
+    start = data.draw(st.integers(0, len(source) - 1))
+    samples = data.draw(st.integers(-1, 2000))
+    piece = found.read(index, start, samples)
+    assert piece.dtype == np.float32
+    np.testing.assert_array_equal(piece, source[start:] if samples == -1 else source[start : start + samples])
+
+
+def test_wrong_requests(built):
+    for index in (-1, 5):
+        with pytest.raises(IndexError):
+            built[1].read(index)
+    for start, samples in ((1000, 1), (-1, 1), (0, -2)):
+        with pytest.raises(ValueError, match="cannot read"):
+            built[1].read(0, start, samples)
+
+
+def test_pickles_small_and_reads_after_fork(built):
+    data = pickle.dumps(built[1])
+    assert len(data) < 1000
+    np.testing.assert_array_equal(pickle.loads(data).read(2), built[1].read(2))
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if len(built[1].read(1)) == 1010 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_resamples_mixes_down_and_never_clips(tmp_path):
+    tone = np.sin(2 * np.pi * 440 * np.arange(48000) / 48000)
+    files.write(tmp_path / "a.wav", np.stack([4 * tone, 2 * tone]), 48000, "FLOAT")
+    found = build([tmp_path / "a.wav"], tmp_path / "out", RATE, progress=False)
+    assert found.lengths.tolist() == [16000] and found.names[0] == "a.wav"
+    assert 0.999 < found.peaks[0] <= 1
+    assert np.abs(found.read(0) - np.sin(2 * np.pi * 440 * np.arange(16000) / RATE))[500:-500].max() < 0.01
+
+
+def test_built_once_and_again_when_something_changes(tmp_path, monkeypatch):
+    paths = corpus(tmp_path)
+    first = build(paths, tmp_path / "out", RATE, progress=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "read_mono", lambda *_: pytest.fail("decoded again"))
+        assert build(paths, tmp_path / "out", RATE, progress=False).key == first.key
+    assert build(paths, tmp_path / "out", 8000, progress=False).sample_rate == 8000
+    files.write(paths[0], np.full(7, 0.25), RATE)
+    os.utime(paths[0], ns=(1, 1))
+    assert build(paths, tmp_path / "out", RATE, progress=False).lengths[0] == 7
+    (tmp_path / "out" / "audio.i16").write_bytes(b"")
+    with pytest.raises(ValueError):
+        CorpusCache(tmp_path / "out")
+    assert build(paths, tmp_path / "out", RATE, progress=False).lengths[0] == 7
+
+
+def test_killed_build_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    paths = corpus(tmp_path)
+    expected = [files.read_mono(path) for path in paths]
+    read = cache.read_mono
+    seen = []
+
+    def interrupted(path, rate):
+        seen.append(path)
+        if len(seen) == 4:
+            raise KeyboardInterrupt
+        return read(path, rate)
+
+    monkeypatch.setattr(cache, "read_mono", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        build(paths, tmp_path / "out", RATE, progress=False)
+    assert not (tmp_path / "out").exists()
+    partial = tmp_path / ".out.partial"
+    with (partial / "audio.i16").open("ab") as handle:
+        handle.write(b"half a file")  # samples whose journal line was never written
+    with (partial / "journal.jsonl").open("a") as handle:
+        handle.write("[10")
+    found = build(paths, tmp_path / "out", RATE, progress=False)
+    assert len(seen) == 6  # four, then only the two that were missing
+    for index, audio in enumerate(expected):
+        np.testing.assert_array_equal(found.read(index), audio)
+    assert entries(tmp_path) == ["in", "out"]
+
+
+def test_kill_9_leaves_nothing_and_the_next_build_is_whole(tmp_path):
+    paths = corpus(tmp_path, 40, samples=20000)
+    code = f"""
+import sys, time
+from pathlib import Path
+from zoo.audio.corpora import cache
+read = cache.read_mono
+cache.read_mono = lambda *a: (time.sleep(0.02), read(*a))[1]
+cache.build(sorted(Path({str(tmp_path / "in")!r}).rglob("*.wav")), {str(tmp_path / "out")!r}, {RATE}, progress=False)
+"""
+    child = subprocess.Popen([sys.executable, "-c", code])
+    deadline = time.time() + 60
+    journal = tmp_path / ".out.partial" / "journal.jsonl"
+    while not (journal.is_file() and journal.read_text().count("\n") > 5) and time.time() < deadline:
+        time.sleep(0.01)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    assert not (tmp_path / "out").exists()
+    found = build(sorted((tmp_path / "in").rglob("*.wav")), tmp_path / "out", RATE, progress=False)
+    for index, path in enumerate(sorted(paths)):
+        np.testing.assert_array_equal(found.read(index), files.read_mono(path))
+
+
+def test_bad_files_are_left_out_and_listed(tmp_path, caplog):
+    paths = corpus(tmp_path, 20)
+    paths[3].write_bytes(paths[3].read_bytes()[:500])
+    found = build(paths, tmp_path / "out", RATE, progress=False)
+    assert len(found) == 19 and list(found.bad) == ["sub1/é003.wav"] and "cut" in found.bad["sub1/é003.wav"]
+    assert "é003.wav" in caplog.text
+    np.testing.assert_array_equal(found.read(3), files.read_mono(paths[4]))
+
+
+def test_too_many_bad_files_abort(tmp_path):
+    paths = corpus(tmp_path, 6)
+    paths[2].write_bytes(b"")
+    with pytest.raises(ValueError, match=r"1 of 6 .*é002\.wav: is empty"):
+        build(paths, tmp_path / "out", RATE, progress=False)
+    assert entries(tmp_path) == ["in"]
+    assert len(build(paths, tmp_path / "out", RATE, progress=False, max_bad_share=0.5)) == 5
+    for path in paths:
+        path.write_bytes(b"")
+    with pytest.raises(ValueError, match="none of 6"):
+        build(paths, tmp_path / "none", RATE, progress=False, max_bad_share=1.0)
+
+
+def test_refusals(tmp_path):
+    paths = corpus(tmp_path, 2)
+    with pytest.raises(ValueError, match="at least one"):
+        build([], tmp_path / "out", RATE)
+    with pytest.raises(ValueError, match="not a corpus cache"):
+        build(paths, tmp_path / "in", RATE)
+    with pytest.raises(FileNotFoundError):
+        build([tmp_path / "missing.wav"], tmp_path / "out", RATE)
+    with pytest.raises(FileNotFoundError, match="no corpus cache"):
+        CorpusCache(tmp_path)
+    found = build(paths, tmp_path / "out", RATE, progress=False)
+    meta = json.loads((found.folder / "meta.json").read_text())
+    (found.folder / "meta.json").write_text(json.dumps(meta | {"version": 99}))
+    with pytest.raises(ValueError, match="expected cache version"):
+        CorpusCache(found.folder)
+
+
+def test_full_disk_leaves_nothing(tmp_path):
+    resource = pytest.importorskip("resource")
+    paths = corpus(tmp_path, 5, samples=20000)
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        try:
+            build(paths, tmp_path / "out", RATE, progress=False)
+        except OSError:
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert entries(tmp_path) == ["in"]
+
+
+def test_a_million_files_open_at_once(tmp_path):
+    count = 1_000_000
+    np.zeros(count, dtype="<i2").tofile(tmp_path / "audio.i16")
+    names = [f"wavs/LJ{i:09d}.wav" for i in range(count)]
+    facts = {"key": "", "sample_rate": RATE, "bad": {}}
+    cache.write_index(tmp_path, names, np.ones(count, np.int64), np.zeros(count, np.float32), facts)
+    start = time.perf_counter()
+    found = CorpusCache(tmp_path)
+    assert found.names[123_456] == "wavs/LJ000123456.wav" and found.read(count - 1).shape == (1,)
+    assert time.perf_counter() - start < 0.2

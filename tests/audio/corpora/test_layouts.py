@@ -1,0 +1,204 @@
+import json
+import subprocess
+import sys
+import tarfile
+import zipfile
+
+import numpy as np
+import pytest
+
+from zoo.audio.corpora.layouts import FLEURS_LOCALES, LIBRITTS_SPLITS, Utterance, detect, read_corpus
+from zoo.audio.corpora.prepare import prepare
+from zoo.audio.corpora.synthetic import write_corpus
+from zoo.audio.io import files
+
+
+def wav(path, samples=240):
+    files.write(path, np.linspace(-0.5, 0.5, samples), 24000)
+    return path
+
+
+def text(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content, encoding="utf-8")
+
+
+@pytest.fixture
+def jvs(tmp_path):
+    root = tmp_path / "jvs_ver1"
+    for speaker in ("jvs001", "jvs002"):
+        for subset in ("parallel100", "whisper10"):
+            wav(root / speaker / subset / "wav24kHz16bit" / "VOICEACTRESS100_001.wav")
+            text(root / speaker / subset / "transcripts_utf8.txt", "VOICEACTRESS100_001:また、東寺のように、:五大\n")
+        wav(root / speaker / "parallel100" / "wav24kHz16bit" / "VOICEACTRESS100_002.wav")
+    return root
+
+
+@pytest.fixture
+def libritts(tmp_path):
+    root = tmp_path / "LibriTTS_R"
+    chapter = root / "dev-clean" / "84" / "121123"
+    for number in (1, 2):
+        wav(chapter / f"84_121123_000007_00000{number}.wav")
+    text(chapter / "84_121123.trans.tsv", '84_121123_000007_000001\t"Go, 1."\t"Go, one."\n')
+    wav(root / "train-clean-100" / "19" / "198" / "19_198_000000_000000.flac")
+    return root
+
+
+@pytest.fixture
+def fleurs(tmp_path):
+    root = tmp_path / "fleurs-r"
+    for locale, inner in (("ja_jp", "train"), ("en_us", "")):
+        folder = root / "data" / locale
+        wav(folder / "audio" / "train" / inner / "123.wav")
+        rows = f'7\t123.wav\tsay "{locale}\tnormalised\tc h\t240\tMALE\n8\tgone.wav\tlost\tx\ty\t1\tMALE\n'
+        text(folder / "train.tsv", rows)
+    wav(root / "data" / "ja_jp" / "audio" / "test" / "test" / "9.wav")
+    text(root / "data" / "ja_jp" / "test.tsv", "1\t9.wav\ttext\n")
+    return root
+
+
+def test_constants():
+    assert len(FLEURS_LOCALES) == len(set(FLEURS_LOCALES)) == 102 and len(LIBRITTS_SPLITS) == 7
+
+
+def test_jvs(jvs):
+    found = read_corpus(jvs)
+    assert detect(jvs) == "jvs" and detect(jvs.parent) == "jvs"
+    assert [u.name for u in found] == [
+        f"{speaker}/{name}"
+        for speaker in ("jvs001", "jvs002")
+        for name in (
+            "parallel100/VOICEACTRESS100_001",
+            "parallel100/VOICEACTRESS100_002",
+            "whisper10/VOICEACTRESS100_001",
+        )
+    ]
+    assert found[0] == Utterance(
+        jvs / "jvs001" / "parallel100" / "wav24kHz16bit" / "VOICEACTRESS100_001.wav",
+        "jvs001",
+        "また、東寺のように、:五大",
+        "jvs001/parallel100/VOICEACTRESS100_001",
+        "ja",
+    )
+    assert found[1].text == ""
+
+
+def test_libritts_r(libritts):
+    found = read_corpus(libritts)
+    assert detect(libritts) == "libritts_r"
+    assert [(u.speaker, u.name, u.text, u.language) for u in found] == [
+        ("19", "19/198/19_198_000000_000000", "", "en"),
+        ("84", "84/121123/84_121123_000007_000001", '"Go, one."', "en"),
+        ("84", "84/121123/84_121123_000007_000002", "", "en"),
+    ]
+
+
+def test_fleurs_r(fleurs, caplog):
+    found = read_corpus(fleurs)
+    assert detect(fleurs) == "fleurs_r"
+    assert [(u.name, u.text, u.language, u.speaker) for u in found] == [
+        ("en_us/train/123", 'say "en_us', "en_us", ""),
+        ("ja_jp/test/9", "text", "ja_jp", ""),
+        ("ja_jp/train/123", 'say "ja_jp', "ja_jp", ""),
+    ]
+    assert all(u.path.is_file() for u in found) and "2 listed files are missing: en_us/train/gone.wav" in caplog.text
+    text(fleurs / "data" / "ja_jp" / "dev.tsv", "1\tonly.wav\n")
+    with pytest.raises(ValueError, match=r"dev\.tsv:1: expected 3 fields"):
+        read_corpus(fleurs)
+
+
+def test_ljspeech(tmp_path, caplog):
+    write_corpus(tmp_path, 4, 16000, seconds=(0.2, 0.3))
+    (tmp_path / "wavs" / "SP004-0004.wav").rename(tmp_path / "wavs" / "unlisted.wav")
+    found = read_corpus(tmp_path)
+    assert detect(tmp_path) == "ljspeech" and [u.name for u in found] == [
+        *("SP001-0001", "SP002-0002", "SP003-0003", "unlisted")
+    ]
+    assert found[3].text == "" and "1 listed files are missing: SP004-0004" in caplog.text
+    assert found[0].text == "Utterance 1 of speaker 1." and (found[0].speaker, found[0].language) == ("LJ", "en")
+
+
+def test_tree_names_are_unique_keys(tmp_path):
+    for name in ("ann/a.wav", "ann/a.flac", "bob/x/12.30 h.wav", "top.wav", "ann/.hidden.wav"):
+        wav(tmp_path / name)
+    found = read_corpus(tmp_path)
+    assert [(u.name, u.speaker) for u in found] == [
+        ("ann/a_flac", "ann"),
+        ("ann/a_wav", "ann"),
+        ("bob/x/12_30 h", "bob"),
+        ("top", ""),
+    ]
+    wav(tmp_path / "ann" / "a_wav.wav")
+    with pytest.raises(ValueError, match="both called 'ann/a_wav'"):
+        read_corpus(tmp_path)
+
+
+def test_wrong_folders_are_named(tmp_path, jvs):
+    with pytest.raises(FileNotFoundError, match="no such folder"):
+        read_corpus(tmp_path / "missing")
+    with pytest.raises(FileNotFoundError, match="not laid out like libritts_r, expected <split>"):
+        read_corpus(jvs, "libritts_r")
+    with pytest.raises(ValueError, match="expected auto, ljspeech"):
+        read_corpus(jvs, "vctk")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "a.tar").touch()
+    with pytest.raises(ValueError, match=r"no audio.*a\.tar is a shard"):
+        read_corpus(tmp_path / "empty")
+
+
+def test_a_folder_beside_another_corpus_is_not_dropped(tmp_path, jvs):
+    wav(tmp_path / "own" / "a.wav")
+    assert detect(tmp_path) == "tree" and len(read_corpus(tmp_path)) == 7
+
+
+def test_prepare_checks_and_writes_a_manifest(jvs, tmp_path, caplog):
+    bad = jvs / "jvs002" / "parallel100" / "wav24kHz16bit" / "VOICEACTRESS100_001.wav"
+    bad.write_bytes(bad.read_bytes()[:100])
+    facts = prepare("jvs", [jvs], tmp_path / "out", progress=False)
+    assert (facts["utterances"], facts["speakers"], facts["languages"], facts["bad"]) == (5, 2, 1, 1)
+    assert facts["without_text"] == 2 and str(bad) in caplog.text
+    row = json.loads((tmp_path / "out" / "manifest.jsonl").read_text(encoding="utf-8").splitlines()[0])
+    assert (tmp_path / "out" / row["path"]).is_file() and (row["samples"], row["sample_rate"]) == (240, 24000)
+    with pytest.raises(ValueError, match="1 of 6 files are damaged"):
+        prepare("jvs", [jvs], tmp_path / "out", strict=True, progress=False)
+
+
+def test_prepare_unpacks_archives(jvs, fleurs, tmp_path):
+    with zipfile.ZipFile(tmp_path / "jvs_ver1.zip", "w") as archive:
+        for path in files.walk(jvs):
+            archive.write(path, path.relative_to(jvs.parent))
+    facts = prepare("jvs", [tmp_path / "jvs_ver1.zip"], tmp_path / "jvs", progress=False)
+    assert facts["utterances"] == 6 and facts["corpus"] == str(tmp_path / "jvs" / "jvs_ver1")
+    audio = fleurs / "data" / "ja_jp" / "audio"
+    with tarfile.open(audio / "dev.tar.gz", "w:gz") as packed:
+        packed.add(audio / "test" / "test" / "9.wav", "dev/5.wav")
+    text(fleurs / "data" / "ja_jp" / "dev.tsv", "1\t5.wav\tdev text\n")
+    assert prepare("fleurs_r", [fleurs], progress=False)["utterances"] == 4
+    with pytest.raises(ValueError, match="archives and --output"):
+        prepare("jvs", [tmp_path / "jvs_ver1.zip"])
+
+
+@pytest.mark.parametrize("name", ["jvs", "libritts_r", "fleurs_r"])
+def test_scripts(name, request, repository, tmp_path):
+    corpus = request.getfixturevalue({"libritts_r": "libritts", "fleurs_r": "fleurs"}.get(name, name))
+    command = [sys.executable, str(repository / "scripts" / f"prepare_{name}.py")]
+    done = subprocess.run([*command, str(corpus)], capture_output=True, text=True, check=True)
+    assert "utterances: " in done.stdout and (corpus / "manifest.jsonl").is_file()
+    failed = subprocess.run([*command, str(tmp_path / "nothing.zip")], capture_output=True, text=True)
+    assert failed.returncode == 1 and "error: " in failed.stderr and "Traceback" not in failed.stderr
+
+
+def test_transcripts_beside_a_tree_are_found(tmp_path, caplog):
+    wavs = tmp_path / "corpus" / "wavs"
+    for name in ("a", "b", "c", "d"):
+        files.write(wavs / f"{name}.wav", np.zeros(8), 8000)
+    (wavs.parent / "metadata.csv").write_text("a|raw|listed a\nb|raw|listed b\n")
+    (wavs / "b.txt").write_text("beside\nb \n")
+    (wavs / "c.lab").write_text("\ufeffbeside c")
+    assert {each.name: each.text for each in read_corpus(wavs)} == {
+        "a": "listed a", "b": "beside b", "c": "beside c", "d": "",
+    }  # fmt: skip
+    (wavs.parent / "metadata.csv").write_text("file_name,text\n")
+    assert {each.text for each in read_corpus(wavs)} == {"", "beside b", "beside c"}
+    assert "no transcripts taken" in caplog.text

@@ -1,0 +1,179 @@
+import json
+import math
+import pickle
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+from zoo.audio.corpora.synthetic import SpeechLike
+from zoo.audio.evaluation.dnsmos import _BAK, _OVR, _SIG, DNSMOS, _mel, _windows
+from zoo.audio.evaluation.judges import ASR, MOSPredictor, SpeakerSimilarity, parts_of
+
+RATE = 16000
+VOICE = SpeechLike(RATE, seconds=(1.0, 1.0)).utterance(0)
+SIZES = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "conv_dim": (8,) * 7,
+    "num_conv_pos_embeddings": 16,
+    "num_conv_pos_embedding_groups": 2,
+}
+
+
+def write_onnx(path, nodes, shape, outputs):
+    """A model with the given input shape."""
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
+    results = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
+    graph = helper.make_graph(nodes, "stand-in", inputs, results)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, path)
+    return path
+
+
+def mean_model(path, shape, axes, keep=0):
+    node = helper.make_node("ReduceMean", ["x"], ["y"], axes=axes, keepdims=keep)
+    return write_onnx(path, [node], shape, ["y"])
+
+
+@pytest.fixture(scope="module")
+def speaker_model(tmp_path_factory):
+    from transformers import Wav2Vec2FeatureExtractor, WavLMConfig, WavLMForXVector
+
+    folder = tmp_path_factory.mktemp("speaker")
+    torch.manual_seed(0)
+    sizes = SIZES | {"tdnn_dim": (8, 8), "tdnn_kernel": (3, 1), "tdnn_dilation": (1, 1), "xvector_output_dim": 6}
+    WavLMForXVector(WavLMConfig(**sizes)).save_pretrained(folder)
+    Wav2Vec2FeatureExtractor(do_normalize=True).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def asr_model(tmp_path_factory):
+    from transformers import Wav2Vec2Config, Wav2Vec2CTCTokenizer, Wav2Vec2FeatureExtractor, Wav2Vec2ForCTC
+
+    folder = tmp_path_factory.mktemp("asr")
+    letters = ["<pad>", "<s>", "</s>", "<unk>", "|", *"abcdefgh"]
+    (folder / "vocab.json").write_text(json.dumps({letter: index for index, letter in enumerate(letters)}))
+    Wav2Vec2CTCTokenizer(str(folder / "vocab.json")).save_pretrained(folder)
+    Wav2Vec2FeatureExtractor().save_pretrained(folder)
+    torch.manual_seed(1)
+    model = Wav2Vec2ForCTC(Wav2Vec2Config(**SIZES, vocab_size=len(letters)))
+    torch.nn.init.normal_(model.lm_head.weight, std=2.0)
+    model.save_pretrained(folder)
+    return folder
+
+
+def test_speaker_similarity(speaker_model):
+    judge = SpeakerSimilarity(str(speaker_model))
+    judge.load()
+    assert judge(VOICE, VOICE, None)["speaker_similarity"] == pytest.approx(1.0, abs=1e-5)
+    noise = np.random.default_rng(0).standard_normal(RATE).astype(np.float32)
+    assert judge(noise, VOICE, None)["speaker_similarity"] < 0.9999
+    assert judge(VOICE, None, None) == {}
+
+
+def test_models_stay_out_of_pickles(speaker_model):
+    judge = SpeakerSimilarity(str(speaker_model))
+    judge.load()
+    assert len(pickle.dumps(judge)) < 1000 and pickle.loads(pickle.dumps(judge)) == judge
+
+
+def test_torchscript_is_refused(tmp_path):
+    path = tmp_path / "speaker.pt"
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"speaker\.pt: expected a folder"):
+        SpeakerSimilarity(str(path))
+
+
+def test_speaker_similarity_of_a_missing_model(tmp_path):
+    with pytest.raises(OSError, match="nowhere"):
+        SpeakerSimilarity(str(tmp_path / "nowhere")).load()
+
+
+@pytest.mark.parametrize("shape", [[1, "t"], [1, "f", 80]])
+def test_speaker_similarity_of_an_onnx_model(tmp_path, shape):
+    # The waveform itself, or the energy of each band, as the embedding.
+    if len(shape) == 2:
+        path = write_onnx(tmp_path / "e.onnx", [helper.make_node("Identity", ["x"], ["y"])], shape, ["y"])
+    else:
+        nodes = [helper.make_node("Abs", ["x"], ["a"]), helper.make_node("ReduceMean", ["a"], ["y"], axes=[1])]
+        path = write_onnx(tmp_path / "e.onnx", nodes, shape, ["y"])
+    judge = SpeakerSimilarity(str(path))
+    judge.load()
+    assert judge(0.5 * VOICE, VOICE, None)["speaker_similarity"] == pytest.approx(1.0, abs=1e-3)
+    if len(shape) == 2:
+        assert judge(-VOICE, VOICE, None)["speaker_similarity"] == pytest.approx(-1.0, abs=1e-5)
+
+
+def test_error_rates(asr_model):
+    judge = ASR(str(asr_model))
+    judge.load()
+    heard = judge.transcribe(VOICE)
+    assert heard.strip() and not set(heard) - set("abcdefgh ")  # without special tokens
+    perfect = judge(VOICE, None, heard.upper() + "!")
+    assert perfect["wer"] == 0 and perfect["cer"] == 0 and perfect["words"] == len(heard.split())
+    wrong = judge(VOICE, None, "x y z")
+    assert wrong["wer"] > 0 and wrong["characters"] == 5
+    unspaced = judge(VOICE, None, "世界。")
+    assert "wer" not in unspaced and unspaced["characters"] == 2
+    assert judge(VOICE, None, None) == judge(VOICE, None, "...") == {}
+
+
+def test_long_audio_is_heard_in_parts(asr_model):
+    parts = parts_of(np.zeros(65 * RATE), RATE)
+    assert [len(part) for part in parts] == [346667, 346667, 346666]
+    assert parts_of(np.zeros(0), RATE)[0].shape == (0,)
+
+
+def test_mos(tmp_path):
+    judge = MOSPredictor(mean_model(tmp_path / "mos.onnx", [1, "t"], [1]))
+    judge.load()
+    assert judge(np.full(RATE, 3.5), None, None)["mos"] == pytest.approx(3.5)
+    # the mean over parts of 30 s at most
+    assert judge(np.concatenate([np.ones(30 * RATE), np.full(30 * RATE, 2.0)]), None, None)["mos"] == pytest.approx(1.5)
+
+
+def test_files_that_are_no_models(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"none\.onnx"):
+        MOSPredictor(tmp_path / "none.onnx").load()
+    (tmp_path / "bad.onnx").write_bytes(b"pickle?")
+    with pytest.raises(ValueError, match=r"bad\.onnx: no ONNX model"):
+        MOSPredictor(tmp_path / "bad.onnx").load()
+    with pytest.raises(ValueError, match=r"takes .* got"):
+        MOSPredictor(mean_model(tmp_path / "other.onnx", [1, 1, "t"], [2]))(VOICE, None, None)
+
+
+def test_dnsmos(tmp_path):
+    # Stand-ins: three times the mean of the window, and the mean of the mel.
+    nodes = [
+        helper.make_node("ReduceMean", ["x"], ["m"], axes=[1], keepdims=1),
+        helper.make_node("Concat", ["m", "m", "m"], ["y"], axis=1),
+    ]
+    write_onnx(tmp_path / "sig_bak_ovr.onnx", nodes, [1, 144160], ["y"])
+    judge = DNSMOS(tmp_path)
+    judge.load()
+    values = judge(np.full(RATE, 0.5, dtype=np.float32), None, None)
+    assert values == pytest.approx(
+        {f"dnsmos_{name}": np.polyval(curve, 0.5) for name, curve in (("sig", _SIG), ("bak", _BAK), ("ovr", _OVR))}
+    )
+    mean_model(tmp_path / "model_v8.onnx", [1, 900, 120], [1, 2])
+    values = DNSMOS(tmp_path)(VOICE, None, None)
+    assert -1 <= values["dnsmos_p808"] <= 1
+
+
+def test_dnsmos_windows():
+    assert [len(_windows(np.zeros(seconds * RATE), RATE)) for seconds in (4, 9, 10, 11)] == [7, 9, 1, 2]
+    assert {len(window) for window in _windows(np.zeros(30 * RATE), RATE)} == {144160}
+    assert len(_windows(np.zeros(int(9.5 * RATE)), RATE)) == 1
+
+
+def test_dnsmos_mel():
+    time = np.arange(144160) / RATE
+    mel = _mel(np.sin(2 * np.pi * 1000 * time).astype(np.float32))
+    assert mel.shape == (900, 120) and mel.max() == pytest.approx(1.0) and mel.min() == pytest.approx(-1.0)
+    assert math.isclose(np.median(mel.argmax(1)), 38, abs_tol=3)  # 1 kHz is 15 of 45.2 mel (Slaney)

@@ -1,0 +1,112 @@
+import math
+
+import pytest
+import torch
+
+from zoo.audio.analysis.pitch import Pitch
+from zoo.audio.evaluation import metrics
+
+RATE = 22050
+
+
+def noise(seed=0, samples=RATE, batch=2):
+    return 0.1 * torch.randn(batch, samples, generator=torch.Generator().manual_seed(seed))
+
+
+def test_lsd_of_a_gain():
+    x = noise()
+    assert metrics.lsd(x, x) == 0
+    # A factor 10 in amplitude is a factor 100 in power: 2 in log10, in every bin.
+    assert torch.allclose(metrics.lsd(10 * x, x), torch.tensor(2.0), atol=1e-3)
+    assert torch.allclose(metrics.lsd(10 * x[0], x[0]), torch.tensor(2.0), atol=1e-3)
+
+
+def test_lsd_bands_see_only_their_band():
+    x = noise()
+    spectrum = torch.fft.rfft(x)
+    frequency = torch.fft.rfftfreq(x.shape[-1], 1 / RATE)
+    louder = torch.fft.irfft(torch.where(frequency > 6000, 10 * spectrum, spectrum), n=x.shape[-1])
+    low, high = metrics.lsd_bands(louder, x, RATE, 6000.0)
+    assert low < 0.1 and abs(high - 2.0) < 0.1
+    for split in (0.0, 12000.0):
+        with pytest.raises(ValueError, match="split_hz"):
+            metrics.lsd_bands(x, x, RATE, split)
+
+
+def test_mcd_ignores_level_and_measures_a_cepstral_ripple():
+    x = noise(samples=4 * RATE, batch=1)
+    assert metrics.mcd(x, x, RATE) == 0
+    assert metrics.mcd(3 * x, x, RATE) < 1e-3
+    mel = metrics._mel_for(RATE, torch.device("cpu"))
+    # Shift the log-mel by a * cos(pi * m * (n + .5) / N): the distortion is the RMS of that curve in dB.
+    bands = torch.arange(80) + 0.5
+    ripple = 0.2 * torch.cos(torch.pi * 3 * bands / 80)
+    centres = (mel.mel_basis * torch.linspace(0, RATE / 2, 513)).sum(1) / mel.mel_basis.sum(1)
+    frequency = torch.fft.rfftfreq(x.shape[-1], 1 / RATE)
+    upper = torch.bucketize(frequency, centres).clamp(1, 79)
+    weight = ((frequency - centres[upper - 1]) / (centres[upper] - centres[upper - 1])).clamp(0, 1)
+    gain = ripple[upper - 1] * (1 - weight) + ripple[upper] * weight
+    shaped = torch.fft.irfft(torch.fft.rfft(x) * gain.exp(), n=x.shape[-1])
+    expected = 20 / math.log(10) * 0.2 / math.sqrt(2)
+    assert abs(metrics.mcd(shaped, x, RATE) - expected) < 0.05 * expected
+
+
+def test_dtw_forgives_a_pause():
+    x = noise(samples=RATE // 2, batch=1)
+    shaped = torch.cumsum(x, -1) * torch.linspace(0, 1, x.shape[-1])
+    late = torch.cat([shaped[:, :4096], shaped[:, 3840:]], dim=-1)
+    assert metrics.mcd(late, shaped, RATE, dtw=True) < 0.5 * metrics.mcd(late[:, : x.shape[-1]], shaped, RATE)
+    assert metrics.mcd(shaped, shaped, RATE, dtw=True) == 0
+
+
+def test_warped_cost_by_hand():
+    distance = torch.tensor([[0.0, 3.0, 9.0], [3.0, 2.0, 4.0]]).numpy()
+    # Cheapest path (0,0) -> (1,1) -> (1,2): 0 + 2 + 4 over three cells.
+    assert metrics._warped_cost(distance) == pytest.approx(2.0)
+
+
+def test_si_sdr():
+    target = torch.sin(2 * torch.pi * 100 * torch.arange(RATE) / RATE)
+    other = torch.cos(2 * torch.pi * 100 * torch.arange(RATE) / RATE)  # orthogonal and of equal energy
+    assert torch.allclose(metrics.si_sdr(target + 0.1 * other, target), torch.tensor(20.0), atol=1e-2)
+    assert torch.allclose(metrics.si_sdr(5 * (target + 0.1 * other) + 1, target), torch.tensor(20.0), atol=1e-2)
+    assert metrics.si_sdr(target, target) > 60
+
+
+def pitch(f0, periodicity=None):
+    f0 = torch.tensor(f0)
+    return Pitch(f0, f0 > 0, torch.ones_like(f0) if periodicity is None else torch.tensor(periodicity))
+
+
+def test_pitch_metrics_by_hand():
+    found, wanted = pitch([0.0, 200.0, 220.0, 100.0]), pitch([100.0, 100.0, 220.0, 0.0])
+    assert metrics.f0_rmse_cents(found, wanted) == pytest.approx(math.sqrt(1200**2 / 2), rel=1e-5)
+    assert metrics.f0_rmse_hz(found, wanted) == pytest.approx(math.sqrt(100**2 / 2), rel=1e-5)
+    assert metrics.vuv_f1(found, wanted) == pytest.approx(2 * 2 / 6)
+    assert metrics.vuv_error(found, wanted) == 0.5
+    assert metrics.periodicity_rmse(pitch([0.0, 0.0], [0.5, 1.0]), pitch([0.0, 0.0], [0.5, 0.4])) == pytest.approx(
+        0.6 / math.sqrt(2)
+    )
+
+
+def test_pitch_metrics_without_voice():
+    silent = pitch([0.0, 0.0])
+    assert metrics.f0_rmse_cents(silent, silent).isnan() and metrics.vuv_f1(silent, silent) == 1
+    assert metrics.vuv_f1(silent, pitch([0.0, 90.0])) == 0
+
+
+def test_pitch_metrics_of_waveforms():
+    time = torch.arange(RATE // 2, dtype=torch.float64) / RATE
+    low, high = (0.5 * torch.sin(2 * torch.pi * f * time).float() for f in (200.0, 206.0))
+    values = metrics.pitch_metrics(high, low, RATE)
+    assert values["f0_rmse_hz"] == pytest.approx(6.0, abs=0.2)
+    assert values["f0_rmse_cents"] == pytest.approx(1200 * math.log2(206 / 200), abs=1.5)
+    assert values["vuv_f1"] > 0.95 and values["vuv_error"] < 0.1 and values["periodicity_rmse"] < 0.05
+
+
+def test_shapes_are_checked():
+    for function in (metrics.lsd, metrics.si_sdr):
+        with pytest.raises(ValueError, match="equal shape"):
+            function(torch.zeros(5000), torch.zeros(5001))
+    with pytest.raises(ValueError, match="equal shape"):
+        metrics.mcd(torch.zeros(5000), torch.zeros(5001), RATE)

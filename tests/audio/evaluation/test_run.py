@@ -1,0 +1,248 @@
+import json
+import math
+import os
+import time
+
+import numpy as np
+import pytest
+
+from zoo.audio.corpora.synthetic import SpeechLike
+from zoo.audio.evaluation import run as evaluation
+from zoo.audio.evaluation.judges import Judge
+from zoo.audio.evaluation.run import Settings, evaluate, read_texts
+from zoo.audio.io import files
+from zoo.common.statistics import Measure
+
+RATE = 16000
+FAST = Settings(("si_sdr", "lsd"), RATE)
+VOICES = SpeechLike(RATE, seconds=(0.5, 0.5))
+
+
+class Words(Judge):
+    """Needs no reference; sees the text."""
+
+    measures = (Measure("letters", True),)
+
+    def load(self):
+        pass
+
+    def __call__(self, restored, clean, text):
+        return {"letters": float(len(text))} if text else {}
+
+
+class Broken(Words):
+    def load(self):
+        raise OSError("no such model")
+
+
+def trees(root, count=4):
+    rng = np.random.default_rng(0)
+    for index in range(count):
+        clean = VOICES.utterance(index)
+        noise = rng.standard_normal(len(clean)).astype(np.float32)
+        for tree, level, suffix in (("clean", 0.0, "flac"), ("degraded", 0.03, "wav"), ("restored", 0.01, "wav")):
+            files.write(root / tree / f"s{index % 2}" / f"{index}.{suffix}", clean + level * noise, RATE)
+    return {name: root / name for name in ("clean", "degraded", "restored")}
+
+
+def run(paths, output, settings=FAST, **options):
+    restored = {"restored": paths["restored"]}
+    return evaluate(paths["clean"], restored, output, paths["degraded"], settings, progress=False, **options)
+
+
+def computed(monkeypatch):
+    """The jobs that are measured from now on."""
+    seen, original = [], evaluation.measure
+
+    def measure(job, settings):
+        seen.append((job.system, job.name))
+        return original(job, settings)
+
+    monkeypatch.setattr(evaluation, "measure", measure)
+    return seen
+
+
+def test_report_shows_the_gain(tmp_path):
+    result = run(trees(tmp_path), tmp_path / "out")
+    assert not result.failed and len(result.rows) == 8
+    found = {(row["system"], row["measure"]): row for row in result.summary}
+    # A third of the noise is 9.54 dB less.
+    assert found["restored", "si_sdr"]["gain"] == pytest.approx(20 * math.log10(3), abs=0.05)
+    assert found["restored", "lsd"]["gain_low"] > 0 and math.isnan(found["degraded", "lsd"]["gain"])
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "per_file.csv",
+        "summary.csv",
+        "summary.json",
+        "report.md",
+        "boxplots.png",
+    }
+    content = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert content["sample_rates"] == {"si_sdr": RATE, "lsd": RATE} and content["failed"] == []
+    assert [row["gain"] for row in content["summary"] if row["system"] == "degraded"] == [None, None]
+    head, *lines = (tmp_path / "out" / "per_file.csv").read_text().splitlines()
+    assert head == "name,system,status,reason,seconds,length_difference_seconds,level_db,si_sdr,lsd,key"
+    assert lines[0].startswith("s0/0,degraded,done,,0.5,0,")
+    assert (tmp_path / "out" / "boxplots.png").read_bytes().startswith(b"\x89PNG")
+    assert "| restored | 4 |" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_workers_give_the_same(tmp_path):
+    paths = trees(tmp_path, 2)
+    alone, many = run(paths, tmp_path / "0"), run(paths, tmp_path / "2", workers=1)
+    assert alone.rows == many.rows
+    assert (tmp_path / "0" / "per_file.csv").read_bytes() == (tmp_path / "2" / "per_file.csv").read_bytes()
+
+
+def test_a_second_run_does_what_is_missing(tmp_path, monkeypatch):
+    paths, output = trees(tmp_path), tmp_path / "out"
+    first = run(paths, output)
+    seen = computed(monkeypatch)
+    report = (output / "report.md").read_text()
+    again = run(paths, output)
+    assert seen == [] and (output / "report.md").read_text() == report
+    assert [row["key"] for row in again.rows] == [row["key"] for row in first.rows]
+
+    table = output / "per_file.csv"
+    table.write_bytes(table.read_bytes()[:-8])  # as a kill leaves it: the last row is torn
+    run(paths, output)
+    assert seen == [("restored", "s1/3")]
+
+    seen.clear()
+    path = paths["restored"] / "s0" / "0.wav"
+    os.utime(path, (time.time() + 10,) * 2)
+    files.write(paths["clean"] / "s9" / "extra.wav", VOICES.utterance(0), RATE)
+    result = run(paths, output)
+    assert seen == [("restored", "s0/0")] and result.unpaired == 1
+
+    seen.clear()
+    run(paths, output, Settings(("lsd",), RATE))
+    assert len(seen) == 8
+
+
+def test_rows_are_kept_when_the_run_is_cut(tmp_path, monkeypatch):
+    paths, output = trees(tmp_path), tmp_path / "out"
+    original, seen = evaluation.measure, []
+
+    def stop(job, settings):
+        if len(seen) == 5:
+            raise KeyboardInterrupt
+        seen.append(job.name)
+        return original(job, settings)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(evaluation, "measure", stop)
+        run(paths, output)
+    assert not (output / "report.md").exists()
+    rest = computed(monkeypatch)
+    assert len(run(paths, output).rows) == 8 and len(rest) == 3
+
+
+def test_bad_files_are_named(tmp_path):
+    paths, output = trees(tmp_path, 6), tmp_path / "out"
+    broken = paths["restored"]
+    (broken / "s0" / "0.wav").write_bytes(b"no audio")
+    (broken / "s1" / "1.wav").unlink()
+    files.write(broken / "s0" / "2.wav", VOICES.utterance(2)[: RATE // 3], RATE)
+    files.write(broken / "s5" / "stray.wav", VOICES.utterance(2), RATE)
+    result = run(paths, output)
+    reasons = {(row["system"], row["name"]): row["reason"] for row in result.failed}
+    assert set(reasons) == {
+        ("restored", "s0/0"),
+        ("restored", "s1/1"),
+        ("restored", "s0/2"),
+        ("restored", "s5/stray"),
+        ("degraded", "s5/stray"),
+    }
+    assert "no restored file" in reasons["restored", "s1/1"] and "-0.167 s" in reasons["restored", "s0/2"]
+    assert "no clean file" in reasons["restored", "s5/stray"] and "0.wav" in reasons["restored", "s0/0"]
+    assert "5 of 14 rows failed" in (output / "report.md").read_text()
+    assert {row["name"] for row in json.loads((output / "summary.json").read_text())["failed"]} >= {"s0/0", "s1/1"}
+
+    files.write(broken / "s0" / "0.wav", VOICES.utterance(0), RATE)
+    assert len(run(paths, output).failed) == 4
+
+
+def test_length_differences_are_trimmed_and_reported(tmp_path):
+    paths = trees(tmp_path, 1)
+    files.write(paths["restored"] / "s0" / "0.wav", VOICES.utterance(0)[:-800], RATE)
+    row = run(paths, tmp_path / "out").rows[1]
+    assert row["status"] == "done" and row["length_difference_seconds"] == pytest.approx(-0.05)
+    assert row["si_sdr"] > 40
+
+
+def test_undefined_values_are_counted(tmp_path):
+    paths = trees(tmp_path, 3)
+    length = len(VOICES.utterance(0))
+    files.write(paths["clean"] / "s0" / "0.flac", np.zeros(length), RATE)
+    result = run(paths, tmp_path / "out")
+    assert not result.failed and math.isnan(result.rows[0]["si_sdr"])
+    assert {row["count"] for row in result.summary} == {2} and {row["files"] for row in result.summary} == {3}
+    assert "(n=2)" in (tmp_path / "out" / "report.md").read_text()
+    assert ",nan," in (tmp_path / "out" / "per_file.csv").read_text()
+
+
+def test_several_systems_without_a_degraded_tree(tmp_path):
+    paths = trees(tmp_path, 2)
+    named = {"ours": paths["restored"], "theirs": paths["degraded"]}
+    result = evaluate(paths["clean"], named, tmp_path / "out", settings=FAST, progress=False)
+    assert [row["system"] for row in result.summary] == ["ours", "ours", "theirs", "theirs"]
+    assert "Gains" not in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_judges_hear_the_clean_files_too(tmp_path):
+    settings = Settings(("lsd",), RATE, judges=(Words(),))
+    result = run(trees(tmp_path, 2), tmp_path / "out", settings, texts={"s0/0": "four", "1": "letters"})
+    assert [row["letters"] for row in result.rows] == [4.0, 7.0] * 3
+    clean = {row["measure"]: row for row in result.summary if row["system"] == "clean"}
+    assert clean["letters"]["mean"] == 5.5 and clean["lsd"]["count"] == 0
+    assert result.rows[0]["system"] == "clean" and "lsd" not in result.rows[0]
+
+
+def test_a_judge_that_cannot_load_stops_the_run(tmp_path):
+    with pytest.raises(OSError, match="no such model"):
+        run(trees(tmp_path, 1), tmp_path / "out", Settings((), RATE, judges=(Broken(),)))
+
+
+def test_sample_rate_above_the_clean_files(tmp_path):
+    result = run(trees(tmp_path, 1), tmp_path / "out", Settings(("lsd",), 22050))
+    assert len(result.failed) == 2 and "16000 Hz, below sample_rate 22050" in result.failed[0]["reason"]
+
+
+def test_wrong_trees(tmp_path):
+    paths = trees(tmp_path, 2)
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        run(paths | {"degraded": tmp_path / "nowhere"}, tmp_path / "out")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"empty: no file ends in \.wav"):
+        run(paths | {"restored": tmp_path / "empty"}, tmp_path / "out")
+    with pytest.raises(ValueError, match="no file has a clean counterpart"):
+        run(paths | {"clean": tmp_path / "clean" / "s0"}, tmp_path / "out")
+    with pytest.raises(ValueError, match="none called clean or degraded"):
+        evaluate(paths["clean"], {"clean": paths["restored"]}, tmp_path / "out", settings=FAST)
+    files.write(paths["clean"] / "s0" / "0.wav", VOICES.utterance(0), RATE)
+    with pytest.raises(ValueError, match="have one name"):
+        run(paths, tmp_path / "out")
+
+
+def test_read_texts(tmp_path):
+    path = tmp_path / "texts"
+    path.write_text("a|raw 1|one\nb|two\n\nc/d\tthree | four\n")
+    assert read_texts(path) == {"a": "one", "b": "two", "c/d": "three | four"}
+    path.write_text("no separator\n")
+    with pytest.raises(ValueError, match="texts:1: expected"):
+        read_texts(path)
+
+
+@pytest.mark.shared
+def test_real_speech_in_real_noise(shared, tmp_path):
+    noise = files.read_mono(shared / "data" / "noise" / "noise1.flac", 22050)
+    for path in sorted((shared / "data" / "ljspeech" / "wavs").glob("*.flac"))[1:2]:
+        clean = files.read_mono(path)
+        files.write(tmp_path / "clean" / path.name, clean, 22050)
+        for tree, snr_db in (("degraded", 0), ("restored", 20)):
+            heard = np.resize(noise, len(clean))
+            heard = heard * np.sqrt(np.mean(clean**2) / np.mean(heard**2)) * 10 ** (-snr_db / 20)
+            files.write(tmp_path / tree / f"{path.stem}.wav", clean + heard, 22050)
+    result = run({name: tmp_path / name for name in ("clean", "degraded", "restored")}, tmp_path / "out", None)
+    assert not result.failed
+    assert all(row["gain"] > 0 for row in result.summary if row["system"] == "restored")

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from zoo.audio.io.chunking import Chunker, crossfade, cut, fit
+
+UNIT, REACH = 4, 3  # samples per unit, units that the stand-in net sees on each side
+
+
+def noise(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+class Smooth:
+    """Mean over the neighbouring units, zeros beyond the ends; two values per unit. Notes the batches it was given."""
+
+    def __init__(self) -> None:
+        self.shapes: list[tuple[int, ...]] = []
+        self.valid: list[int] = []
+
+    def __call__(self, rows: np.ndarray, valid) -> np.ndarray:
+        self.shapes.append(rows.shape)
+        self.valid += valid
+        units = rows.reshape(len(rows), -1, UNIT).sum(2)
+        padded = np.pad(units, ((0, 0), (REACH, REACH)))
+        means = sum(padded[:, i : i + units.shape[1]] for i in range(2 * REACH + 1))
+        return np.repeat(means, 2, axis=1).astype(np.float32)
+
+
+def whole(signal: np.ndarray) -> np.ndarray:
+    padded = np.pad(signal, ((0, 0), (0, -signal.shape[1] % UNIT)))
+    return Smooth()(padded, [signal.shape[1]] * len(signal))
+
+
+def joined(chunker: Chunker, signal: np.ndarray, compute, pieces: int = 5, shift: int = 0) -> np.ndarray:
+    blocks = np.array_split(signal, pieces, axis=1)
+    return np.concatenate(list(chunker.run(blocks, signal.shape[1], compute, shift)), axis=-1)
+
+
+@pytest.mark.parametrize("samples", [1, 3, 4, 79, 80, 81, 84, 160, 161, 400, 1001])
+@pytest.mark.parametrize("overlap", [8, 10])
+def test_a_net_that_sees_no_further_than_the_context_gives_the_whole(samples, overlap):
+    chunker = Chunker(window=20, overlap=overlap, unit_samples=UNIT, batch=3)
+    assert chunker.context >= REACH
+    signal = noise(2, samples)
+    for shift in (0, 5, 9):
+        result = joined(chunker, signal, Smooth(), shift=shift)
+        np.testing.assert_allclose(result, whole(signal), atol=1e-5)
+
+
+def test_a_net_that_sees_further_does_not():
+    signal = noise(1, 1000)
+    result = joined(Chunker(20, 4, UNIT), signal, Smooth())
+    assert np.abs(result - whole(signal)).max() > 1e-2
+
+
+def test_chunks_are_batched_with_their_valid_lengths():
+    net = Smooth()
+    joined(Chunker(window=10, overlap=4, unit_samples=UNIT, batch=4), noise(2, 107), net)
+    assert net.shapes == [(4, 40)] * 2  # two channels of 0-10, 6-16, 12-22 and 17-27
+    assert net.valid == [40] * 6 + [39] * 2
+
+
+def test_spans_end_with_the_signal_and_share_the_overlap():
+    chunker = Chunker(window=10, overlap=4, unit_samples=UNIT)
+    assert chunker.spans(40) == [(0, 10)]
+    assert chunker.spans(41) == [(0, 10), (1, 11)]
+    assert chunker.spans(4 * 22) == [(0, 10), (6, 16), (12, 22)]
+    assert chunker.spans(4 * 22, shift=3) == [(0, 7), (3, 13), (9, 19), (12, 22)]
+    assert chunker.spans(1) == [(0, 1)]
+
+
+def test_equal_signals_stay_equal_and_others_meet_half_way():
+    signal = noise(2, 101)
+    assert np.array_equal(crossfade(signal, signal.copy()), signal)
+    ramp = crossfade(np.ones(100, np.float32), np.zeros(100, np.float32))
+    np.testing.assert_allclose(ramp, (np.arange(100, 0, -1) - 0.5) / 100, atol=1e-7)
+
+
+def test_cut_pads_the_end_and_fit_gives_the_length():
+    signal = noise(2, 10)
+    windows = list(cut(np.array_split(signal, 3, axis=1), [(0, 4), (3, 7), (8, 12)]))
+    np.testing.assert_array_equal(windows[1], signal[:, 3:7])
+    np.testing.assert_array_equal(windows[2], np.pad(signal[:, 8:], ((0, 0), (0, 2))))
+    for samples in (1, 9, 10, 13):
+        fitted = np.concatenate(list(fit(np.array_split(signal, 3, axis=1), samples)), axis=1)
+        np.testing.assert_array_equal(fitted, np.pad(signal, ((0, 0), (0, 3)))[:, :samples])
+
+
+def test_wrong_numbers_are_refused():
+    with pytest.raises(ValueError, match="at most half a chunk: 6 and 10 units"):
+        Chunker(10, 6, UNIT)
+    with pytest.raises(ValueError, match="at least 1, found 0"):
+        Chunker(10, 4, UNIT, batch=0)
+    with pytest.raises(ValueError, match="shift must be 0 to 5"):
+        Chunker(10, 4, UNIT).spans(100, shift=6)
+    with pytest.raises(ValueError, match="at least one block"):
+        list(Chunker(10, 4, UNIT).run([], 100, Smooth()))

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import wave
+from pathlib import Path
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from tests.audiosr.lily import MELS, config
+from zoo.audiosr.convert import convert_config
+from zoo.common.build import build
+
+TRAIN = {
+    "batch_size": 2,
+    "num_workers": 3,
+    "epochs": 60,
+    "warmup_steps": 20,
+    "ema_decay": 0.99,
+    "gradient_accumulation_steps": 4,
+    "save_interval_steps": 5,
+    "log_interval": 3,
+    "valid_interval_steps": 7,
+    "weight_decay": "1e-3",
+    "use_mixed_precision": True,
+    "amp_init_scale": 1024.0,
+    "use_torch_compile": True,
+    "compile_mode": "max-autotune",
+    "compile_fullgraph": True,
+    "use_gradient_checkpointing": True,
+    "preload_data_to_ram": True,
+    "explosion_threshold": 5.0,
+    "early_stopping": True,
+    "patience": 30,
+    "use_jit_compile": True,
+    "mel_loss_weight": 1.0,
+    "strange": 1,
+}
+
+
+def written(folder: Path, layout: str, **train: object) -> Path:
+    values = config(layout, **train)
+    values["data"]["dataset_root"] = str(folder / "data")
+    values["experiment"] = {"seed": 7, "out_dir": "out"}
+    values["inference"] = {"sampler": "ddim", "sample_steps": 5, "chunk_seconds": 4.0, "chunk_hop_seconds": 3.0}
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+def test_all_that_the_window_wrote(tmp_path: Path) -> None:
+    high = tmp_path / "data" / "train" / "high"
+    high.mkdir(parents=True)
+    for number in range(10):
+        with wave.open(str(high / f"{number}.wav"), "wb") as file:
+            file.setparams((1, 2, 16000, 0, "NONE", ""))
+    recipe, unmapped = convert_config(written(tmp_path, "modelV1", **TRAIN))
+    trainer, model, data = recipe["trainer"], recipe["model"]["init_args"], recipe["data"]["init_args"]
+    callbacks = {each["class_path"].rpartition(".")[2]: each["init_args"] for each in trainer.pop("callbacks")}
+    assert callbacks == {
+        "EMA": {"modules": ["net"], "decay": 0.99},
+        "LossScale": {"init_scale": 1024.0},
+        "LossMonitor": {"threshold": 5.0, "factor": 0.5, "patience": 30},
+    }
+    assert trainer == {
+        "devices": 1,
+        "precision": "16-mixed",
+        "accumulate_grad_batches": 4,
+        "gradient_clip_val": 1.0,
+        "log_every_n_steps": 3,
+        "val_check_interval": 28,
+        "check_val_every_n_epoch": None,
+        "default_root_dir": "out",
+        "max_steps": 75,  # 60 epochs of 5 batches, 4 a step
+    }
+    assert recipe["checkpoints"]["every_n_batches"] == 5
+    assert model["optimizer"]["init_args"] == {"lr": 0.0002, "betas": [0.9, 0.99], "weight_decay": 0.001}
+    assert model["scheduler"]["init_args"]["warmup_steps"] == 20
+    assert (model["compile"], model["compile_mode"], model["compile_fullgraph"]) == (True, "max-autotune", True)
+    assert model["net"]["init_args"]["unet"]["init_args"]["checkpointing"]
+    assert (model["parallel"], model["overlap_seconds"]) == ("dp", 1.0)
+    assert (data["cache_mode"], data["batch_size"], data["num_workers"]) == ("ram", 2, 3)
+    assert {line.partition(":")[0] for line in unmapped} == {
+        "train.no pretrained_path",
+        "vocoder",
+        "train.use_jit_compile",
+        "train.mel_loss_weight",
+        "train.strange",
+        "model.scale_by_std",
+    }
+
+
+@pytest.mark.parametrize("layout", ["modelV1", "model.py"])
+def test_the_nets_that_it_names(tmp_path: Path, layout: str) -> None:
+    recipe, unmapped = convert_config(written(tmp_path, layout, epochs=3))
+    model = OmegaConf.to_container(OmegaConf.create(recipe), resolve=True)["model"]["init_args"]
+    net = build(model["net"])
+    assert net.unet.fusion == {"modelV1": "replace", "model.py": "residual"}[layout]
+    assert net.global_encoder.n_mels == MELS
+    assert net.global_encoder.pos_encoding.shape[2] == {"modelV1": 128, "model.py": 32}[layout]
+    assert build(model["features"]).kind == "projectlily"
+    assert build(model["autoencoder"]).latent_channels == 4
+    assert recipe["trainer"]["max_epochs"] == 3
+    assert model["scheduler"]["class_path"].endswith("WarmupConstant")
+    assert any("no audio in" in line for line in unmapped)
+
+
+def test_weights_to_start_from(tmp_path: Path) -> None:
+    (tmp_path / "step_1.pt").touch()
+    start = {"pretrained_path": str(tmp_path / "step_1.pt"), "key_filter_contains": "first_stage_model."}
+    names = ["model.diffusion_model.global_encoder.", "input_blocks", "norm"]
+    recipe, unmapped = convert_config(written(tmp_path, "modelV1", **start, freeze_substrings=names))
+    assert recipe["init_from"] == start["pretrained_path"]
+    left = ["time_embed", "middle_block", "output_blocks", "out", "global_fusion"]
+    assert recipe["model"]["init_args"]["trains"] == left
+    assert any(line.startswith("train.key_filter_contains") for line in unmapped)
+    assert any("'norm' names no group" in line for line in unmapped)
+    recipe, unmapped = convert_config(written(tmp_path, "modelV1", pretrained_path="gone.pt", freeze_substrings=names))
+    assert "init_from" not in recipe
+    assert "trains" not in recipe["model"]["init_args"]  # unfreeze_if_no_pretrained
+    assert "no file at gone.pt" in unmapped[1]
+
+
+def test_refusals(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no configuration at"):
+        convert_config(tmp_path / "none.yaml")
+    (tmp_path / "other.yaml").write_text("trainer: {max_steps: 3}")
+    with pytest.raises(ValueError, match=r"expected model\.params\.unet_config, found trainer"):
+        convert_config(tmp_path / "other.yaml")
+    with pytest.raises(ValueError, match=r"train\.patience is a number, not 'long'"):
+        convert_config(written(tmp_path, "modelV1", patience="long"))
+    with pytest.raises(ValueError, match=r"train\.early_stopping is true or false, not 1"):
+        convert_config(written(tmp_path, "modelV1", early_stopping=1))

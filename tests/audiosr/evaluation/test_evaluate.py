@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.audiosr.task_parts import AUTOENCODER, RATE, VOCODER, denoiser, features
+from zoo.audio.corpora.synthetic import SpeechLike
+from zoo.audio.io import files
+from zoo.audiosr import commands
+from zoo.audiosr.diffusion.schedule import CosineDiffusion
+from zoo.audiosr.evaluation.evaluate import Settings, evaluate, level_factor, low_band_si_sdr
+from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
+from zoo.runs.export import write_export
+
+UNET = {
+    "in_channels": 4, "out_channels": 2, "channels": 8, "multipliers": [1, 2], "blocks": 1, "attention_factors": [2],
+    "head_channels": 8, "norm_groups": 4,
+}  # fmt: skip
+
+
+@pytest.fixture
+def export(tmp_path: Path) -> Path:
+    """An export of random nets."""
+    front: dict[str, Any] = {"sample_rate": RATE, "n_fft": 512, "hop_length": 160, "n_mels": 32}
+
+    def spec(name: str, **arguments: Any) -> dict[str, Any]:
+        return {"class_path": f"zoo.audiosr.{name}", "init_args": arguments}
+
+    parts = {
+        "net": spec("denoiser.Denoiser", unet=spec("unet.UNet", **UNET)),
+        "autoencoder": spec("parts.FrozenAutoencoder", config=AUTOENCODER),
+        "vocoder": spec("parts.FrozenVocoder", config=VOCODER),
+        "features": spec("features.MelFeatures", **front),
+        "diffusion": spec("diffusion.CosineDiffusion"),
+    }
+    built = {
+        "net": denoiser(),
+        "autoencoder": FrozenAutoencoder(config=AUTOENCODER),
+        "vocoder": FrozenVocoder(config=VOCODER),
+        "features": features(),
+        "diffusion": CosineDiffusion(),
+    }
+    specs = {"inference": "zoo.audiosr.Restorer", "parts": parts, "options": {"overlap_seconds": 0.32}}
+    write_export(tmp_path / "export", specs, built, "a test")
+    for index in range(3):
+        speech = SpeechLike(sample_rate=RATE).utterance(index)[: RATE // 2]
+        files.write(tmp_path / ("train" if index else "data") / f"{index}.wav", speech, RATE)
+    return tmp_path / "export"
+
+
+def test_the_command_writes_all_and_goes_on(export, tmp_path, capsys):
+    output = tmp_path / "out"
+    arguments: dict[str, Any] = {
+        "data": tmp_path / "data", "train": tmp_path / "train", "cutoffs": [2000.0, 4000.0], "sampler": "dpm",
+        "steps": 2, "seconds": 0.4,
+    }  # fmt: skip
+    assert commands.evaluate(export, output, **arguments, keep=0) == 0
+    shown = capsys.readouterr().out
+    assert "## 2000 Hz" in shown and "| lsd_hf | shaped_noise |" in shown
+    summary = json.loads((output / "summary.json").read_text())
+    means = {(row["cutoff"], row["system"], row["measure"]): row["mean"] for row in summary["summary"]}
+    systems = {"unprocessed", "linear", "shaped_noise", "ceiling", "restored"}
+    assert {key[1] for key in means} == systems and {key[0] for key in means} == {"all", "2000 Hz", "4000 Hz"}
+    assert all(means["all", system, "lsd_hf"] > 0 for system in systems)
+    assert means["all", "restored", "si_sdr_low"] > 30 and means["all", "restored", "real_time_factor"] > 0
+    assert means["all", "shaped_noise", "lsd_hf"] < means["all", "unprocessed", "lsd_hf"]
+    assert {row["over"] for row in summary["margins"]} == systems - {"restored"}
+    table = (output / "per_item.csv").read_text()
+    whole = table.splitlines()
+    (output / "per_item.csv").write_text("\n".join(whole[:8]))  # as a kill leaves it
+    assert commands.evaluate(export, output, **arguments, keep=1) == 0
+    again = (output / "per_item.csv").read_text().splitlines()
+    assert again[:6] == whole[:6] and len(again) == len(whole) == 11
+    kept = {path.name for path in (output / "samples").iterdir()}  # of what was computed now
+    assert kept == {f"0.wav@4000{end}" for end in (".png", *(f"_{name}.wav" for name in (*systems, "target")))}
+
+
+def test_without_training_audio_a_row_is_missing_and_a_bad_file_is_named(export, tmp_path):
+    files.write(tmp_path / "data" / "short.wav", np.ones(40, np.float32) / 9, RATE)
+    (tmp_path / "data" / "0.wav").write_bytes((tmp_path / "data" / "0.wav").read_bytes()[:-900])
+    settings = Settings(data=tmp_path / "data", cutoffs_hz=(3000.0,), seconds=0.2, match_level=True, keep=0)
+    with pytest.raises(ValueError, match=r"0\.wav"):
+        evaluate(export, tmp_path / "out", settings)
+
+
+def test_what_cannot_be_evaluated_is_refused(export, tmp_path):
+    with pytest.raises(FileNotFoundError, match="--data"):
+        evaluate(export, tmp_path / "out", Settings())
+    with pytest.raises(ValueError, match="nothing to restore"):
+        evaluate(export, tmp_path / "out", Settings(data=tmp_path / "data", cutoffs_hz=(7900.0,)))
+    with pytest.raises(ValueError, match="--sampler"):
+        commands.evaluate(export, tmp_path / "out", steps=3)
+
+
+def test_the_low_band_alone_is_compared():
+    rng = np.random.default_rng(0)
+    low = np.sin(2 * np.pi * 300 * np.arange(8000) / RATE)
+    high = np.sin(2 * np.pi * 3000 * np.arange(8000) / RATE)
+    for level in (1.0, 1e-4):
+        assert low_band_si_sdr(level * (low + 9 * high), level * low, RATE, 1000.0) > 60
+    worse = low_band_si_sdr(low + 0.1 * rng.standard_normal(8000), low, RATE, 1000.0)
+    assert worse == pytest.approx(10 * np.log10(0.5 / 0.01 * 8), abs=1.5)
+    assert level_factor(low + high, 3 * low) == pytest.approx(3, rel=1e-3)

@@ -1,0 +1,44 @@
+"""Log-mels through the autoencoder: chunks, lengths, files."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.audiosr.task_parts import AUTOENCODER, RATE, features
+from zoo.audio.analysis.features import open_features
+from zoo.audio.io import files
+from zoo.audiosr.inference.reconstruct import Reconstructor
+from zoo.audiosr.nets.features import whole_mel
+from zoo.audiosr.nets.vae import Autoencoder, split
+
+
+def test_one_chunk_is_the_autoencoder_itself() -> None:
+    net = Autoencoder(**AUTOENCODER).eval()
+    audio = np.random.default_rng(0).normal(0, 0.1, 6400).astype(np.float32)
+    mel = features()(torch.from_numpy(audio)[None, None])
+    with torch.no_grad():
+        expected = net.decode(split(net.encode(mel))[0])[0, 0].T.numpy()
+    np.testing.assert_allclose(Reconstructor(net, features())(audio, RATE), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("samples", [100, 6401, 20000])
+def test_files_of_any_length_and_rate(samples: int, tmp_path: Path) -> None:
+    model = Reconstructor(Autoencoder(**AUTOENCODER).eval(), features(), chunk_seconds=0.32)
+    audio = np.random.default_rng(0).normal(0, 0.1, (2, samples)).astype(np.float32)
+    files.write(tmp_path / "a.wav", audio, 8000)
+    facts = model.process_file(tmp_path / "a.wav", tmp_path / "a.npy")
+    written = open_features(tmp_path / "a.npy")
+    assert written.shape == (32, -(-2 * samples // 160)) and facts["frames"] == written.shape[1]
+    np.testing.assert_allclose(written, model(files.read(tmp_path / "a.wav")[0], 8000), atol=1e-6)
+
+
+def test_mels_are_cut_to_whole_latents() -> None:
+    assert whole_mel(torch.zeros(1, 1, 11, 32), 4).shape == (1, 1, 8, 32)
+    with pytest.raises(ValueError, match="3 frames and 32 bands: the nets need at least 4 frames"):
+        whole_mel(torch.zeros(1, 1, 3, 32), 4)
+    with pytest.raises(ValueError, match="a multiple of 64 bands"):
+        whole_mel(torch.zeros(1, 1, 64, 32), 64)
+    with pytest.raises(ValueError, match="chunk_seconds"):
+        Reconstructor(Autoencoder(**AUTOENCODER), features(), chunk_seconds=0.01)

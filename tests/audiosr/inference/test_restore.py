@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from scripts.bench.tools import peak_memory
+from tests.audiosr.task_parts import AUTOENCODER, RATE, VOCODER, denoiser, features
+from zoo.audio.corpora.synthetic import SpeechLike
+from zoo.audio.io import files
+from zoo.audiosr.data.simulate import lowpass
+from zoo.audiosr.diffusion.samplers import DDIM, DPMSolver
+from zoo.audiosr.diffusion.schedule import CosineDiffusion
+from zoo.audiosr.evaluation.evaluate import low_band_si_sdr
+from zoo.audiosr.inference.chunks import clip_mel
+from zoo.audiosr.inference.restore import Restorer
+from zoo.audiosr.nets.denoiser import UNCONDITIONAL
+from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
+
+SHORT = {"chunk_seconds": 0.8, "overlap_seconds": 0.32}
+WHOLE = {"chunk_seconds": 1000.0, "overlap_seconds": 0.32}
+
+
+class LocalAutoencoder(nn.Module):
+    """Means of 2 x 2; what it decodes knows nothing but its own latent."""
+
+    factor, latent_channels = 2, 2
+
+    def encode(self, mel: Tensor) -> Tensor:
+        mean = nn.functional.avg_pool2d(mel, 2)
+        return torch.cat([mean, -mean, 0 * mean, 0 * mean], dim=1)
+
+    def decode(self, z: Tensor) -> Tensor:
+        return nn.functional.interpolate(z[:, :1], scale_factor=2)
+
+
+class LocalNet(nn.Module):
+    """A net that sees one latent frame on each side."""
+
+    global_encoder = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.unet = SimpleNamespace(factor=2)
+        self.conv = nn.Conv2d(4, 2, 3, padding=1)
+        self.register_buffer("latent_scale", torch.tensor(0.25))
+        self.calls: list[tuple[int, ...]] = []
+
+    def forward(self, x: Tensor, t: Tensor, encoded: Any = None) -> Tensor:
+        self.calls.append(tuple(x.shape))
+        return torch.tanh(self.conv(x)) + 0.1 * t[:, None, None, None] / 1000
+
+
+def restorer(net: Any = None, autoencoder: Any = None, **options: Any) -> Restorer:
+    options = {"sampler": DPMSolver(2), "batch_size": 2, "cutoff_hz": 3000.0, "pictures": False, **SHORT, **options}
+    parts = (FrozenVocoder(config=VOCODER), features(), CosineDiffusion())
+    return Restorer(net or LocalNet(), autoencoder or LocalAutoencoder(), *parts, **options).eval()
+
+
+def noise(*shape: int, level: float = 0.1) -> np.ndarray:
+    return (level * np.random.default_rng(0).standard_normal(shape)).astype(np.float32)
+
+
+@pytest.mark.parametrize("samples", [1, 639, 640, 641, 30_001])
+@pytest.mark.parametrize("rate", [RATE, 44100, 7919])
+def test_the_length_is_exact(samples, rate):
+    assert restorer()(noise(samples), rate).shape == (math.ceil(samples * RATE / rate),)
+
+
+@pytest.mark.parametrize("sampler", [DPMSolver(2), DDIM(2, eta=1.0)])
+@pytest.mark.parametrize("samples", [12_000, 40_000, 66_001])
+def test_chunks_equal_the_whole(samples, sampler):
+    audio = noise(2, samples)
+    chunked, whole = (restorer(**cut, sampler=sampler)(audio, RATE) for cut in (SHORT, WHOLE))
+    assert np.abs(whole).max() > 0.1
+    np.testing.assert_allclose(chunked, whole, atol=1e-5)
+
+
+def test_a_moved_grid_and_another_batch_change_nothing():
+    audio = noise(40_000)
+    model = restorer()
+    expected = model(audio, RATE)
+    np.testing.assert_allclose(model(audio, RATE, grid_shift=6), expected, atol=1e-5)
+    np.testing.assert_allclose(restorer(batch_size=5)(audio, RATE), expected, atol=1e-6)
+    assert np.abs(restorer(seed=1)(audio, RATE) - expected).max() > 1e-4
+
+
+def test_real_nets_have_no_seam_from_their_noise():
+    """With attention and group norm chunks differ a little; the same noise in both keeps them together."""
+    net = denoiser()
+    generator = torch.Generator().manual_seed(0)
+    for parameter in net.parameters():
+        parameter.data += 0.02 * torch.randn(parameter.shape, generator=generator)
+    model = restorer(net, FrozenAutoencoder(config=AUTOENCODER), guidance_scale=1.0)
+    audio = SpeechLike(sample_rate=RATE).utterance(0)[: 3 * RATE // 2]
+    expected = model(audio, RATE)
+    model.settings = replace(model.settings, seed=1)
+    others = np.abs(model(audio, RATE) - expected).mean()
+    model.settings = replace(model.settings, seed=0)
+    assert np.abs(model(audio, RATE, grid_shift=6) - expected).mean() < 0.1 * others
+
+
+def test_the_low_band_and_the_level_stay():
+    speech = SpeechLike(sample_rate=RATE).utterance(0)
+    for level in (1.0, 0.003):
+        audio = level * np.stack([speech, 0.3 * speech[::-1]])
+        audio = np.stack([lowpass(channel, RATE, 3000.0) for channel in audio])
+        result = restorer()(audio, RATE)
+        for found, wanted in zip(result, audio, strict=True):
+            assert low_band_si_sdr(found, wanted, RATE, 3000) > 50
+            low_level, wanted_level = (np.std(lowpass(each, RATE, 1500.0)) for each in (found, wanted))
+            assert low_level == pytest.approx(wanted_level, rel=1e-3)
+            assert np.abs(found - wanted).max() > 0.01 * level  # and something was generated
+
+
+def test_generation_follows_the_level():
+    audio = lowpass(noise(20_000), RATE, 3000.0)
+    np.testing.assert_allclose(100 * restorer()(audio / 100, RATE), restorer()(audio, RATE), atol=1e-5)
+
+
+def test_channels_of_a_stereo_file_share_the_noise():
+    audio = noise(20_000)
+    result = restorer()(np.stack([audio, audio]), RATE)
+    np.testing.assert_array_equal(result[0], result[1])
+    np.testing.assert_allclose(result[0], restorer()(audio, RATE), atol=1e-6)
+    silent = restorer()(np.stack([audio, 0 * audio]), RATE)
+    np.testing.assert_allclose(silent[0], result[0], atol=1e-6)
+    assert np.abs(silent[1]).max() < 1e-6
+
+
+def test_silence_and_full_bands_pass():
+    net = LocalNet()
+    assert not restorer(net)(np.zeros(5000, np.float32), RATE).any()
+    audio = noise(9000)
+    for options in ({"cutoff_hz": 8000.0}, {"cutoff_hz": 30_000.0}, {"cutoff_hz": None}):
+        np.testing.assert_allclose(restorer(net, **options)(audio, RATE), audio, atol=1e-7)
+    assert not net.calls
+
+
+def test_a_result_beyond_full_scale_is_lowered_as_a_whole():
+    audio = lowpass(0.4 * noise(20_000, level=1.0), RATE, 3000.0)
+    audio *= 1.5 / np.abs(audio).max()
+    result = restorer()(audio, RATE)
+    assert np.abs(result).max() == pytest.approx(1, abs=1e-6)
+    assert low_band_si_sdr(result, audio, RATE, 3000) > 50
+
+
+def test_guidance_is_one_call_with_the_scaled_empty_condition():
+    net = LocalNet()
+    seen: list[Tensor] = []
+    net.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    audio = noise(5000)
+    guided = restorer(net, guidance_scale=3.0, guidance_rescale=0.7)(audio, RATE)
+    assert all(shape[0] == 2 for shape in net.calls) and len(net.calls) == 2
+    assert torch.unique(seen[0][1, 2:]).tolist() == pytest.approx([0.25 * UNCONDITIONAL])
+    plain = restorer(net, guidance_scale=1.0)(audio, RATE)
+    assert net.calls[-1][0] == 1 and np.abs(guided - plain).max() > 1e-4
+
+
+def test_the_cutoff_is_found_and_mp3_residue_ignored(tmp_path):
+    speech = np.concatenate([SpeechLike(sample_rate=RATE).utterance(index) for index in range(2)])
+    audio = lowpass(speech, RATE, 4000.0)
+    files.write(tmp_path / "in.wav", audio, RATE)
+    found = restorer(cutoff_hz=None).process_file(tmp_path / "in.wav", tmp_path / "out.wav")
+    assert 2000 < found["cutoff_hz"] < 4100 and (found["cutoff"], found["restored"]) == ("found", True)
+    residue = audio + (noise(len(audio), level=0.01) - lowpass(noise(len(audio), level=0.01), RATE, 5000.0))
+    files.write(tmp_path / "mp3.wav", residue, RATE)
+    model = restorer(cutoff_hz=None, input_lowpass_hz=4500.0)
+    limited = model.process_file(tmp_path / "mp3.wav", tmp_path / "out.wav")
+    assert limited["cutoff_hz"] == pytest.approx(found["cutoff_hz"], rel=0.05)
+
+
+def test_a_full_band_passes_untouched_and_the_share_is_an_option():
+    """Noise whose upper half is quiet: the share of the magnitude cuts it where there is no edge."""
+    net = LocalNet()
+    audio = 0.01 * noise(9 * RATE) + lowpass(noise(9 * RATE), RATE, 1000.0, order=1)
+    np.testing.assert_array_equal(restorer(net, cutoff_hz=None)(audio, RATE), audio)
+    assert not net.calls
+    assert np.abs(restorer(net, cutoff_hz=None, cutoff_rule="share")(audio, RATE) - audio).max() > 1e-3
+    with pytest.raises(ValueError, match="cutoff_rule edge or share"):
+        restorer(cutoff_rule="guess")
+
+
+def test_a_part_whose_band_is_full_stays_in_a_limited_recording(tmp_path):
+    full = noise(15 * RATE)
+    audio = np.concatenate([lowpass(full, RATE, 3000.0, "ellip"), full])
+    files.write(tmp_path / "in.wav", audio, RATE, "FLOAT")
+    facts = restorer(cutoff_hz=None, pictures=True).process_file(tmp_path / "in.wav", tmp_path / "out.wav")
+    segments = facts["segments"]
+    assert [start for start, _, _ in segments] == [0, 5, 10, 15, 20, 25]
+    assert [hz for _, hz, _ in segments[:3]] == pytest.approx([3000] * 3, rel=0.05)
+    assert [hz for _, hz, _ in segments[3:]] == [None] * 3 and segments[0][2] > 0.9
+    result = files.read(tmp_path / "out.wav")[0][0]
+    change = np.abs(result - audio / max(1, np.abs(audio).max()))
+    assert change[15 * RATE + 4096 :].max() < 1e-4 < 1e-2 < change[: 14 * RATE].max()
+
+
+def test_the_rate_of_the_input_tells_where_its_band_ends():
+    model = restorer(cutoff_hz=None)
+    result = model(noise(6 * RATE // 2), RATE // 2)
+    assert np.abs(np.fft.rfft(result))[len(result) * 5 // 16 :].max() > 1  # above 5 kHz
+    net = LocalNet()
+    restorer(net, cutoff_hz=None)(noise(6 * RATE), round(0.92 * RATE))
+    assert not net.calls
+
+
+def test_a_file_gives_what_its_array_gives(tmp_path):
+    audio = noise(2, 50_001)
+    files.write(tmp_path / "in.wav", audio, 22050, "FLOAT")
+    model = restorer(pictures=True)
+    facts = model.process_file(tmp_path / "in.wav", tmp_path / "out.wav")
+    written, rate = files.read(tmp_path / "out.wav")
+    np.testing.assert_allclose(written, model(audio, 22050), atol=2.0**-22)
+    assert (rate, facts["sample_rate"], facts["channels"], facts["cutoff"]) == (RATE, RATE, 2, "given")
+    assert facts["audio_seconds"] == written.shape[1] / RATE and facts["cutoff_hz"] == 3000
+    assert facts["real_time_factor"] > 0 and facts["chunks"] > 3 and facts["picture"] == "out.png"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.wav", "out.png", "out.wav"]
+
+
+def test_the_whole_clip_is_pooled_evenly():
+    front = features()
+    audio = noise(1, 100_000)
+    (exact,) = clip_mel(front, [audio], 100_000, torch.device("cpu"))
+    whole = front(torch.from_numpy(audio)[:, None])[0]
+    torch.testing.assert_close(exact, whole, atol=1e-4, rtol=0)
+    (pooled,) = clip_mel(front, [audio[:, :60_000], audio[:, 60_000:]], 100_000, torch.device("cpu"), most=100)
+    torch.testing.assert_close(pooled[:, :89], whole[:, :623].unflatten(1, (89, 7)).mean(2), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("fusion", ["film", "sequence"])
+def test_every_chunk_hears_the_whole_clip(fusion):
+    net = denoiser(fusion)
+    heard: list[tuple[int, ...]] = []
+    net.global_encoder.register_forward_hook(lambda module, inputs, outputs: heard.append(tuple(inputs[0].shape)))
+    result = restorer(net, FrozenAutoencoder(config=AUTOENCODER))(noise(2, 24_000), RATE)
+    assert result.shape == (2, 24_000) and heard == [(2, 1, 32, 150)]
+
+
+def test_the_ceiling_resynthesises_the_target():
+    high = noise(20_000)
+    low = lowpass(high, RATE, 3000.0)
+    net = LocalNet()
+    result = restorer(net).ceiling(low, high, RATE, 3000.0)
+    assert result.shape == high.shape and not net.calls
+    assert low_band_si_sdr(result, low, RATE, 3000) > 50
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"overlap_seconds": 0.01}, "overlap_seconds 0.01"),
+        ({"overlap_seconds": 0.6}, "at most half a chunk"),
+        ({"cutoff_hz": -1.0}, "cutoff_hz"),
+        ({"guidance_scale": -1.0}, "guidance_scale"),
+    ],
+)
+def test_bad_options_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        restorer(**options)
+
+
+def test_bad_input_is_refused():
+    model = restorer()
+    for audio in (np.zeros((0,)), np.zeros((1, 2, 3)), np.array([0.0, np.nan])):
+        with pytest.raises(ValueError, match="expected finite audio"):
+            model(audio, RATE)
+    with pytest.raises(ValueError, match="vocoder"):
+        Restorer(LocalNet(), LocalAutoencoder(), None, features(), CosineDiffusion())
+
+
+def process(source: Path, target: Path) -> None:
+    restorer(cutoff_hz=None, pictures=True, guidance_scale=1.0, sampler=DPMSolver(1), chunk_seconds=4.0).process_file(
+        source, target
+    )
+
+
+@pytest.mark.slow
+def test_an_hour_takes_no_more_memory_than_a_minute(tmp_path):
+    peaks = {}
+    for minutes in (1, 60):
+        with files.Writer(tmp_path / "in.wav", RATE, 1) as writer:
+            for index in range(minutes):
+                writer.write(lowpass(noise(60 * RATE), RATE, 3000.0 + index))
+        _, peaks[minutes] = peak_memory(process, tmp_path / "in.wav", tmp_path / "out.wav")
+        assert files.info(tmp_path / "out.wav").samples == minutes * 60 * RATE
+    assert peaks[60] <= 1.3 * peaks[1], peaks

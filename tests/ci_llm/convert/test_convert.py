@@ -1,0 +1,248 @@
+"""Converters between CI-LLM's folders, PEFT folders and our checkpoints."""
+
+import json
+
+import pytest
+import torch
+import yaml
+
+from tests.ci_llm.convert.test_folders import change, same
+from zoo.ci_llm.convert import (
+    convert,
+    convert_config,
+    describe,
+    from_original,
+    is_original,
+    original_state,
+    to_original,
+    to_peft,
+)  # fmt: skip
+from zoo.ci_llm.convert.folders import META, read_original
+from zoo.ci_llm.convert.peft import read_peft
+from zoo.ci_llm.convert.read import original_order
+from zoo.ci_llm.nets.agents import Agents
+from zoo.ci_llm.nets.backbone import Backbone
+from zoo.ci_llm.nets.crowd import Crowd
+from zoo.cli.main import main
+from zoo.runs.checkpoints import load_checkpoint
+from zoo.runs.frozen import FOLDER
+
+CONFIG = {
+    "model_type": "llama", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "vocab_size": 32,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 32,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "backbone"
+    folder.mkdir()
+    Backbone(config=CONFIG).save_source(folder)
+    return folder
+
+
+def made(backbone, count=12, **options):
+    return Crowd(Backbone(str(backbone)), Agents(count, rank=2, alpha=4, init="normal", std=0.1, **options)).eval()
+
+
+def logits(crowd):
+    ids = torch.arange(12).reshape(2, 6) + 3
+    with torch.no_grad():
+        return crowd(ids, torch.ones_like(ids))
+
+
+def weights_of(crowd):
+    return [crowd.agents.adapter(k) for k in range(crowd.agents.count)]
+
+
+def test_all_directions_are_bit_exact(backbone, tmp_path):
+    crowd = made(backbone)
+    first = tmp_path / "checkpoint_step_5"
+    to_original(crowd, first, {"epoch": 0, "global_step": 5, "config": {"model_name": str(backbone)}})
+    convert(first, tmp_path / "peft")
+    same(read_peft(tmp_path / "peft").weights, weights_of(crowd))
+    convert(tmp_path / "peft", tmp_path / "back")
+    same(read_original(tmp_path / "back").weights, weights_of(crowd))
+    assert (tmp_path / "back/training_progress.json").read_bytes() == (first / "training_progress.json").read_bytes()
+    for source in (first, tmp_path / "peft"):
+        ours = tmp_path / f"{source.name}_run" / "step_00000005.ckpt"
+        report = convert(source, ours, backbone=backbone)
+        assert report["agents"] == 12
+        for target, read in (("final_checkpoint", read_original), ("peft_again", read_peft)):
+            convert(ours, ours.parent / target)
+            same(read(ours.parent / target).weights, weights_of(crowd))
+    assert torch.equal(logits(from_original(tmp_path / "back", backbone)), logits(crowd))
+    assert torch.equal(logits(from_original(tmp_path / "peft")), logits(crowd))
+
+
+def test_allow_partial_on_the_command_line(backbone, tmp_path, capsys):
+    to_original(made(backbone, 3), tmp_path / "final_checkpoint")
+    (tmp_path / "final_checkpoint/agent1_weights.pth").unlink()
+    call = ["convert", "ci_llm", str(tmp_path / "final_checkpoint"), str(tmp_path / "peft")]
+    assert main(call) == 1 and "agent1_weights.pth is missing" in capsys.readouterr().err
+    assert main([*call, "--allow_partial", "true"]) == 0
+    assert len(read_peft(tmp_path / "peft").weights) == 2
+
+
+def test_our_checkpoint_holds_adapters_only(backbone, tmp_path):
+    to_original(made(backbone, 3), tmp_path / "original", {"epoch": 2, "global_step": 9, "config": {}})
+    target = tmp_path / "run" / "step.ckpt"
+    convert(tmp_path / "original", target, backbone=backbone)
+    checkpoint = load_checkpoint(target)
+    assert all(key.startswith("crowd.agents.adapters.") for key in checkpoint["state_dict"])
+    assert (checkpoint["global_step"], checkpoint["epoch"]) == (9, 2)
+    record = checkpoint["frozen"]["crowd.backbone"]
+    assert (target.parent / record["folder"] / "config.json").is_file() and record["folder"].startswith(FOLDER)
+    assert checkpoint["zoo"]["parts"]["crowd"]["init_args"]["agents"]["init_args"]["count"] == 3
+    state = original_state(tmp_path / "original")
+    assert state.keys() == checkpoint["state_dict"].keys()
+    assert all(torch.equal(state[key], value) for key, value in checkpoint["state_dict"].items())
+
+
+def test_top_layers(backbone, tmp_path):
+    crowd = made(backbone, 2, top_layers=1)
+    to_peft(crowd, tmp_path / "peft")
+    again = from_original(tmp_path / "peft", backbone)
+    assert again.agents.top_layers == 1 and torch.equal(logits(again), logits(crowd))
+
+
+def test_optimizer_by_name(backbone, tmp_path):
+    crowd = made(backbone, 3)
+    original = tmp_path / "checkpoint_step_5"
+    to_original(crowd, original, {"epoch": 0, "global_step": 5, "config": {}})
+    order = original_order(crowd.backbone, crowd.agents.names, 3)
+    shapes = {f"crowd.{name}": weight.shape[1:] for name, weight in crowd.named_parameters() if weight.requires_grad}
+    state = {
+        number: {"step": torch.tensor(5.0), "exp_avg": torch.randn(shapes[owner[0]])}
+        for number, owner in enumerate(order)
+        if owner is not None
+    }
+    theirs = {"state": state, "param_groups": [{"lr": 0.1, "params": list(range(len(order)))}]}
+    torch.save(theirs, original / "optimizer.bin")
+    convert(original, tmp_path / "run/a.ckpt", backbone)
+    (ours,) = load_checkpoint(tmp_path / "run/a.ckpt")["optimizer_states"]
+    for number, name in enumerate(shapes):
+        assert ours["state"][number]["exp_avg"].shape == (3, *shapes[name])
+    convert(tmp_path / "run/a.ckpt", tmp_path / "final_checkpoint")
+    again = torch.load(tmp_path / "final_checkpoint/optimizer.bin", weights_only=True)
+    assert again["state"].keys() == state.keys() and again["param_groups"] == theirs["param_groups"]
+    assert all(torch.equal(again["state"][n]["exp_avg"], entry["exp_avg"]) for n, entry in state.items())
+    last = {n: entry for n, entry in state.items() if order[n][1] == 2}
+    torch.save({**theirs, "state": last}, original / "optimizer.bin")
+    report = convert(original, tmp_path / "run/b.ckpt", backbone)
+    assert "agents 0, 1 have no state" in report["notes"][0]
+    torch.save({**theirs, "state": {}}, original / "optimizer.bin")
+    assert "left out" in convert(original, tmp_path / "run/c.ckpt", backbone)["notes"][0]
+
+
+def test_order_of_the_original_is_that_of_peft(backbone):
+    import peft
+    from transformers import AutoModelForCausalLM
+
+    crowd = made(backbone, 2)
+    config = peft.LoraConfig(r=2, target_modules=list(crowd.agents.targets))
+    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(backbone), config, "agent0")
+    model.add_adapter("agent1", config)
+    expected = [
+        None if ".lora_" not in name else (name.partition(".lora_")[0].removeprefix("base_model.model."), name[-15:-7])
+        for name, _ in model.named_parameters()
+    ]
+    found = [
+        None
+        if owner is None
+        else (owner[0].removeprefix("crowd.agents.adapters.")[:-7], f"{owner[0][-1]}.agent{owner[1]}")
+        for owner in original_order(crowd.backbone, crowd.agents.names, 2)
+    ]
+    assert found == expected
+
+
+def test_wrong_backbone(backbone, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    Backbone(config=CONFIG, seed=1).save_source(other)
+    to_original(made(backbone, 2), tmp_path / "original")
+    with pytest.raises(ValueError, match=r"trained on a backbone with sha256 \w{16}, .* has \w{16}"):
+        from_original(tmp_path / "original", other)
+    convert(tmp_path / "original", tmp_path / "run/a.ckpt", backbone)
+    with pytest.raises(ValueError, match=r"belongs to crowd\.backbone"):
+        convert(tmp_path / "run/a.ckpt", tmp_path / "back", other)
+    wide = tmp_path / "wide"
+    wide.mkdir()
+    Backbone(config={**CONFIG, "hidden_size": 32}).save_source(wide)
+    to_peft(made(backbone, 2), tmp_path / "peft")
+    with pytest.raises(ValueError, match="does not fit the backbone"):
+        from_original(tmp_path / "peft", wide)
+
+
+def test_no_backbone(backbone, tmp_path):
+    to_original(made(backbone, 1), tmp_path / "original")
+    with pytest.raises(FileNotFoundError, match="names no backbone"):
+        from_original(tmp_path / "original")
+    to_peft(made(backbone, 1), tmp_path / "peft")
+    change(tmp_path / "peft/agent0/adapter_config.json", base_model_name_or_path="elsewhere")
+    with pytest.raises(FileNotFoundError, match="names the backbone 'elsewhere'"):
+        from_original(tmp_path / "peft")
+
+
+def test_what_is_ours_and_what_not(backbone, tmp_path):
+    to_original(made(backbone, 2), tmp_path / "original", {"global_step": 3})
+    facts = describe(tmp_path / "original")
+    assert (facts["agents"], facts["global_step"], facts["blocks"], facts["tokenizer"]) == (2, 3, "all", False)
+    (tmp_path / "stranger").mkdir()
+    (tmp_path / "stranger/file").write_text("x")
+    for path in (tmp_path / "stranger", tmp_path / "stranger/file", tmp_path / "none", tmp_path / "original" / META):
+        assert not is_original(path)
+    with pytest.raises(ValueError, match="holds something else"):
+        convert(tmp_path / "original", tmp_path / "stranger")
+    with pytest.raises(ValueError, match="unknown layout"):
+        from_original(tmp_path / "stranger")
+    with pytest.raises(ValueError, match="expected a Crowd, found Linear"):
+        to_original(torch.nn.Linear(1, 1), tmp_path / "out")
+    with pytest.raises(FileNotFoundError, match="nothing at"):
+        from_original(tmp_path / "none")
+
+
+MAIN = {
+    "model_name": "google/gemma-2-2b", "num_agents": 4, "lora_rank": 16, "lora_alpha": 32, "lora_dropout": 0.05,
+    "lora_target_modules": None, "initialize_adapters_rand": True, "lambda_sw": 0.01, "swd_num_projections": 64,
+    "use_gradient_checkpointing": True, "epochs": 3, "max_train_steps": None, "batch_size": 1, "lr": "3e-5",
+    "gradient_accumulation_steps": 8, "lr_scheduler_type": "cosine", "num_warmup_steps_ratio": 0.03,
+    "max_seq_length": 768, "dataset_name": "gsm8k", "dataset_subset": "main", "mixed_precision": "bf16",
+    "parallel_mode": "parallel", "save_steps": 200, "logging_steps": 10, "seed": 42, "use_deepspeed": True,
+    "output_dir": "out", "resume_from_checkpoint": None, "eval_batch_size": 2,
+}  # fmt: skip
+
+
+def test_configuration(tmp_path):
+    path = tmp_path / "configs.yaml"
+    path.write_text(yaml.safe_dump(MAIN))
+    recipe, left = convert_config(path)
+    json.dumps(recipe)
+    arguments = recipe["model"]["init_args"]
+    agents = arguments["crowd"]["init_args"]["agents"]["init_args"]
+    assert [agents[key] for key in ("count", "rank", "alpha", "init")] == [4, 16, 32, "normal"]
+    assert len(agents["targets"]) == 7
+    assert arguments["diversity"]["init_args"] == {"weight": 0.01, "projections": 64}
+    assert arguments["optimizer"]["init_args"] == {"lr": 3e-5, "weight_decay": 0.01}
+    assert recipe["trainer"]["max_steps"] == 3 * 935 and recipe["trainer"]["precision"] == "bf16-mixed"
+    assert arguments["scheduler"]["init_args"]["warmup_steps"] == 84
+    assert recipe["data"]["init_args"]["max_length"] == 768 and recipe["data"]["init_args"]["root"].endswith("/gsm8k")
+    assert {each.partition(":")[0] for each in left} == {"use_deepspeed", "output_dir", "eval_batch_size"}
+
+
+def test_configuration_that_cannot_be(tmp_path):
+    path = tmp_path / "configs.yaml"
+    path.write_text(yaml.safe_dump({**MAIN, "dataset_name": "./texts", "mixed_precision": False}))
+    recipe, left = convert_config(path)
+    assert recipe["trainer"]["max_epochs"] == 3 and recipe["model"]["init_args"]["scheduler"] is None
+    assert recipe["trainer"]["precision"] == "32-true" and any(each.startswith("lr_scheduler_type") for each in left)
+    for values, said in (
+        ({"lr": "fast"}, "lr is a number"),
+        ({"mixed_precision": "int4"}, "mixed_precision is one of"),
+    ):
+        path.write_text(yaml.safe_dump({**MAIN, **values}))
+        with pytest.raises(ValueError, match=said):
+            convert_config(path)
+    path.write_text("a: 1")
+    with pytest.raises(ValueError, match="no configuration of CI-LLM"):
+        convert_config(path)

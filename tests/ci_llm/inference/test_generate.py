@@ -1,0 +1,145 @@
+import pytest
+import torch
+
+from zoo.ci_llm.aggregation.aggregator import BayesianAverage, Dirichlet, Fitted, Geometric, Mean, SampleMember, Vote
+from zoo.ci_llm.inference.generate import generate
+from zoo.ci_llm.nets.agents import Agents
+from zoo.ci_llm.nets.backbone import Backbone
+from zoo.ci_llm.nets.crowd import Crowd
+from zoo.ci_llm.nets.sampling import Sampling
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 40,
+    "max_position_embeddings": 32,
+    "initializer_range": 0.3,
+}
+GPT2 = {
+    "model_type": "gpt2",
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "vocab_size": 40,
+    "n_positions": 32,
+    "initializer_range": 0.3,
+}
+IDS = torch.tensor([[0, 0, 5, 6, 7], [0, 9, 11, 12, 13], [20, 21, 22, 23, 24]])
+MASK = torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 1, 1], [1, 1, 1, 1, 1]])
+NEW = 6
+
+
+def crowd(config=LLAMA, targets=("q_proj", "down_proj"), **settings):
+    agents = Agents(3, rank=4, alpha=8, targets=targets, init="normal", std=0.2, **settings)
+    return Crowd(Backbone(config=config), agents).train()
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return crowd()
+
+
+@torch.no_grad()
+def uncached(crowd, ids, mask, rule, steps=NEW):
+    """All K forwards over the whole text for every token, as the original does."""
+    crowd.agents.eval()
+    for _ in range(steps):
+        log_probs = crowd(ids, mask).log_softmax(-1)
+        weights = rule.start(3, len(ids))
+        given = log_probs[:, :, :-1].gather(-1, ids[:, 1:].expand(3, -1, -1)[..., None]).squeeze(-1)
+        weights = rule.along(weights, given, mask[:, :-1])[-1]
+        chosen = rule.combine(log_probs[:, :, -1], weights).argmax(-1)
+        ids = torch.cat([ids, chosen[:, None]], dim=1)
+        mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
+    return ids
+
+
+@pytest.mark.parametrize(
+    "rule", [Mean(), Fitted([3, 1, 1]), Geometric(), BayesianAverage()], ids=lambda rule: type(rule).__name__
+)
+def test_the_cache_changes_nothing(llama, rule):
+    found = generate(llama, IDS, MASK, rule, NEW)
+    assert torch.equal(found, uncached(llama, IDS, MASK, rule))
+
+
+@pytest.mark.parametrize("made", [{"config": GPT2, "targets": ("c_attn",)}, {"top_layers": 1}], ids=["gpt2", "trunk"])
+def test_other_backbones_and_a_shared_trunk(made):
+    other = crowd(**made)
+    assert torch.equal(generate(other, IDS, MASK, Mean(), NEW), uncached(other, IDS, MASK, Mean()))
+    apart = generate(other, IDS, MASK, Vote(), NEW)
+    with other.only(1):
+        assert torch.equal(generate(other, IDS, MASK, Mean(), NEW), apart[1])
+
+
+def test_one_agent_alone_and_each_agent_on_its_own(llama):
+    apart = generate(llama, IDS, MASK, Vote(), NEW)
+    assert apart.shape == (3, 3, 5 + NEW)
+    assert not torch.equal(apart[0], apart[1])
+    for agent in range(3):
+        alone = [0.0] * 3
+        alone[agent] = 1.0
+        assert torch.equal(generate(llama, IDS, MASK, Fitted(alone), NEW), apart[agent])
+        with llama.only(agent):
+            assert torch.equal(generate(llama, IDS, MASK, Mean(), NEW), apart[agent])
+
+
+def test_rows_end_by_themselves(llama):
+    free = generate(llama, IDS, MASK, Mean(), NEW)
+    ends = [int(free[0, 6]), int(free[1, 8])]
+    found = generate(llama, IDS, MASK, Mean(), NEW, eos=ends, pad=39)
+    for row in range(3):
+        stop = next((at for at in range(5, 5 + NEW) if int(free[row, at]) in ends), 5 + NEW - 1)
+        assert torch.equal(found[row, : stop + 1], free[row, : stop + 1])
+        assert (found[row, stop + 1 :] == 39).all()
+    assert found[0].tolist().count(39) >= 1
+
+
+def test_it_stops_when_all_rows_have_ended(llama):
+    first = generate(llama, IDS, MASK, Mean(), 1)[:, -1].tolist()
+    assert generate(llama, IDS, MASK, Mean(), NEW, eos=first).shape == (3, 6)
+    row = generate(llama, IDS[:1], MASK[:1], Mean(), NEW, eos=first[0])
+    assert row.shape == (1, 6)
+
+
+@pytest.mark.parametrize("rule", [Mean(), SampleMember(), Dirichlet(0.3), Vote()], ids=lambda rule: type(rule).__name__)
+def test_a_text_depends_on_its_seed_and_not_on_the_batch(llama, rule):
+    warm = Sampling(temperature=1.0, top_p=0.95)
+    whole = generate(llama, IDS, MASK, rule, NEW, sampling=warm, seeds=[4, 5, 6])
+    again = generate(llama, IDS, MASK, rule, NEW, sampling=warm, seeds=[4, 5, 7])
+    single = generate(llama, IDS[1:2, 1:], MASK[1:2, 1:], rule, NEW, sampling=warm, seeds=[5])
+    assert torch.equal(whole[..., 1, 5:], single[..., 0, 4:])
+    assert torch.equal(whole[..., :2, :], again[..., :2, :])
+    assert not torch.equal(whole[..., 2, :], again[..., 2, :])
+
+
+def test_agents_of_a_vote_draw_apart():
+    alike = Crowd(Backbone(config=LLAMA), Agents(3, rank=4, targets=("q_proj",)))
+    found = generate(alike, IDS[:1], MASK[:1], Vote(), NEW, sampling=Sampling(temperature=1.0), seeds=[1])
+    assert len({tuple(text) for text in found[:, 0].tolist()}) == 3
+
+
+def test_dropout_is_off_and_the_mode_stays(llama):
+    first, second = (generate(llama, IDS, MASK, Mean(), NEW) for _ in range(2))
+    assert torch.equal(first, second)
+    llama.agents.train()
+    generate(llama, IDS, MASK, Mean(), 1)
+    assert llama.agents.training
+
+
+def test_bad_prompts_are_refused(llama):
+    with pytest.raises(ValueError, match="padded on the right"):
+        generate(llama, IDS, MASK.flip(1), Mean(), NEW)
+    with pytest.raises(ValueError, match="padded on the right"):
+        generate(llama, IDS[:, :0], MASK[:, :0], Mean(), NEW)
+    with pytest.raises(ValueError, match="5 tokens and 28 new ones do not fit"):
+        generate(llama, IDS, MASK, Mean(), 28)
+    with pytest.raises(ValueError, match="one shape"):
+        generate(llama, IDS, MASK[:, 1:], Mean(), NEW)
+    with pytest.raises(ValueError, match="2 seeds for 3 prompts"):
+        generate(llama, IDS, MASK, Mean(), NEW, seeds=[1, 2])
+    with pytest.raises(ValueError, match="max_new_tokens"):
+        generate(llama, IDS, MASK, Mean(), 0)

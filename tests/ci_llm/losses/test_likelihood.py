@@ -1,0 +1,46 @@
+"""Task losses against the definition."""
+
+import pytest
+import torch
+
+from zoo.ci_llm.losses.likelihood import losses, sequence_losses, token_losses
+
+LOGITS = torch.randn(2, 2, 4, 5, generator=torch.Generator().manual_seed(0))
+LABELS = torch.tensor([[-100, -100, 3, 1], [-100, 2, -100, -100]])
+
+
+def expected(agent: int, places: list[tuple[int, int, int]]) -> torch.Tensor:
+    return torch.stack([-LOGITS[agent, b, t].log_softmax(-1)[label] for b, t, label in places])
+
+
+def test_each_position_foretells_the_next_label():
+    for agent in range(2):
+        terms = expected(agent, [(0, 1, 3), (0, 2, 1), (1, 0, 2)])
+        torch.testing.assert_close(losses(LOGITS, LABELS)[agent], terms.mean())
+        torch.testing.assert_close(losses(LOGITS, LABELS, normaliser=6)[agent], terms.sum() / 6)
+        per_text = torch.stack([terms[:2].mean(), terms[2]])
+        torch.testing.assert_close(sequence_losses(LOGITS, LABELS)[agent], per_text)
+        old = expected(agent, [(0, 2, 3), (0, 3, 1), (1, 1, 2)])
+        torch.testing.assert_close(losses(LOGITS, LABELS, shift=False)[agent], old.mean())
+    assert (token_losses(LOGITS, LABELS) != 0).sum() == 6
+    assert token_losses(LOGITS.bfloat16(), LABELS).dtype == torch.float32
+
+
+def test_agents_may_have_labels_of_their_own():
+    own = torch.stack([LABELS, LABELS.flip(0)])
+    torch.testing.assert_close(losses(LOGITS, own)[0], losses(LOGITS, LABELS)[0])
+    torch.testing.assert_close(losses(LOGITS, own)[1], losses(LOGITS.flip(1), LABELS)[1])
+    assert torch.equal(sequence_losses(LOGITS, own)[0], sequence_losses(LOGITS, LABELS)[0])
+
+
+def test_no_label_gives_zero():
+    x = LOGITS.clone().requires_grad_()
+    nothing = losses(x, torch.full((2, 4), -100))
+    nothing.sum().backward()
+    assert nothing.tolist() == [0, 0]
+    assert not x.grad.any()
+
+
+def test_shapes_that_do_not_fit():
+    with pytest.raises(ValueError, match=r"labels have shape \(2, 3\)"):
+        losses(LOGITS, LABELS[:, 1:])

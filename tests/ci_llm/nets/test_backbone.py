@@ -1,0 +1,94 @@
+"""Backbones: frozen, from configs or folders, recomputed blocks without dropout, 4 bits."""
+
+import pytest
+import torch
+
+from tests.ci_llm.crowd_parts import CONFIGS, HOW, batch, crowd
+from zoo.ci_llm.losses.likelihood import losses
+from zoo.ci_llm.nets.backbone import Backbone
+
+
+def test_random_weights_depend_on_the_seed_alone():
+    state = torch.get_rng_state()
+    one, same, other = (Backbone(config=CONFIGS["llama"], seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert one.fingerprint() == same.fingerprint() != other.fingerprint()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_saved_backbone_is_the_same(name, tmp_path):
+    net = Backbone(**HOW[name])
+    net.save_source(tmp_path)
+    again = Backbone(source=str(tmp_path), attention=HOW[name]["attention"])
+    assert again.fingerprint() == net.fingerprint()
+    assert again.is_local and again.is_frozen
+    assert (net.dim, net.vocab_size, len(net.blocks)) == (32, 40, 2)
+
+
+def test_it_stays_frozen_and_in_evaluation_mode():
+    net = crowd(checkpointing=True).train()
+    assert not any(p.requires_grad for p in net.backbone.parameters())
+    assert not any(module.training for module in net.backbone.modules())
+    assert net.agents.training
+
+
+def test_targets():
+    net = Backbone(config=CONFIGS["llama"])
+    assert list(net.targets(["q_proj", "down_proj"])) == [
+        f"model.layers.{block}.{name}" for block in (0, 1) for name in ("self_attn.q_proj", "mlp.down_proj")
+    ]
+    assert [net.block_of(name) for name in net.targets(["q_proj"], 1)] == [1]
+    assert net.sizes(net.targets(["down_proj"])["model.layers.0.mlp.down_proj"]) == (48, 32)
+    other = Backbone(config=CONFIGS["gpt2"])
+    assert other.sizes(other.targets(["c_attn"])["transformer.h.1.attn.c_attn"]) == (32, 96)
+
+
+def test_checkpointing_recomputes_blocks_in_the_backward_pass():
+    passes = []
+    net = crowd(count=2, checkpointing=True)
+    net.backbone.blocks[0].self_attn.register_forward_hook(lambda *_: passes.append(1))
+    ids, mask, labels = batch()
+    loss = losses(net(ids, mask), labels).mean()
+    assert len(passes) == 1
+    loss.backward()
+    assert len(passes) == 2
+    with torch.no_grad():
+        net(ids, mask)
+    assert len(passes) == 3
+
+
+def test_bfloat16_keeps_float32_agents():
+    net = crowd(backbone={"dtype": "bfloat16"}, checkpointing=True)
+    ids, mask, labels = batch()
+    logits = net(ids, mask)
+    assert logits.dtype == torch.bfloat16
+    losses(logits, labels).mean().backward()
+    assert all(p.dtype == p.grad.dtype == torch.float32 and p.grad.any() for p in net.agents.parameters())
+    torch.testing.assert_close(logits.float(), crowd()(ids, mask), atol=0.05, rtol=0.05)
+
+
+def test_no_source_and_no_model(tmp_path):
+    with pytest.raises(ValueError, match="give source"):
+        Backbone()
+    with pytest.raises(ValueError, match="model_type"):
+        Backbone(config={"hidden_size": 8})
+    with pytest.raises(FileNotFoundError, match="no folder"):
+        Backbone(source=str(tmp_path / "absent"))
+    with pytest.raises(FileNotFoundError, match=r"nor a run below it holds config\.json"):
+        Backbone(source=str(tmp_path))
+
+
+@pytest.mark.parametrize("mode", [("batched", None), ("chunked", 1)], ids=str)
+def test_four_bits_train_and_reload(mode, tmp_path):
+    how = {"quantization": "nf4"}
+    config = {**CONFIGS["llama"], "hidden_size": 64, "intermediate_size": 64, "head_dim": 16}
+    net = crowd(mode=mode[0], chunk=mode[1], checkpointing=True, backbone={"config": config, **how})
+    ids, mask, labels = batch()
+    net.objective(ids, mask, lambda logits, agents: losses(logits, labels)).total.backward()
+    assert all(p.grad.flatten(1).norm(dim=1).min() > 0 for p in net.agents.parameters())
+    assert net.backbone.targets(["q_proj"])["model.layers.0.self_attn.q_proj"].weight.dtype == torch.uint8
+    net.backbone.save_source(tmp_path)
+    again = Backbone(source=str(tmp_path), **how)
+    assert again.fingerprint() == net.backbone.fingerprint()
+    state = {key: value for key, value in net.state_dict().items() if key.startswith("agents.")}
+    net.load_state_dict(state)

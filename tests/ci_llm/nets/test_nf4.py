@@ -1,0 +1,49 @@
+"""A backbone in 4 bits: it trains, goes on and writes on the CPU, and nobody else pays for it."""
+
+import sys
+from functools import partial
+from itertools import pairwise
+
+import pytest
+import torch
+
+from tests.ci_llm import crowd_parts
+from tests.ci_llm.task_parts import loader, task, texts, trainer, weights
+from zoo.ci_llm.aggregation.aggregator import Mean
+from zoo.ci_llm.inference.generate import generate
+
+CONFIG = {**crowd_parts.CONFIGS["llama"], "hidden_size": 64, "intermediate_size": 64, "head_dim": 16}
+
+
+def made():
+    crowd = crowd_parts.crowd(count=2, backbone={"config": CONFIG, "quantization": "nf4"})
+    return task(crowd, optimizer=partial(torch.optim.Adam, lr=0.01))
+
+
+def test_it_trains_resumes_and_writes(tmp_path):
+    batches, whole = [texts()] * 6, made()
+    # who keeps checkpoints hashes the backbone at the start: on the CPU bitsandbytes packs it anew when it is used
+    first = trainer(tmp_path, max_steps=4, enable_checkpointing=True)
+    first.fit(whole, loader(batches))
+    first.save_checkpoint(tmp_path / "a.ckpt", weights_only=False)
+    saved = torch.load(tmp_path / "a.ckpt", weights_only=True)
+    assert saved["state_dict"].keys() == {f"crowd.agents.{name}" for name in weights(whole)}
+    straight, resumed, losses = made(), made(), []
+    step = straight.training_step
+    straight.training_step = lambda *args: losses.append(step(*args)) or losses[-1]
+    trainer(tmp_path, max_steps=6).fit(straight, loader(batches))
+    trainer(tmp_path, max_steps=6).fit(resumed, loader(batches), ckpt_path=tmp_path / "a.ckpt", weights_only=True)
+    assert all(later < earlier for earlier, later in pairwise(losses))
+    assert all(torch.equal(value, weights(straight)[name]) for name, value in weights(resumed).items())
+    ids = torch.arange(3, 9).view(2, 3)
+    written = generate(resumed.crowd, ids, torch.ones_like(ids), Mean(), 4)
+    with torch.no_grad():
+        log_probs = resumed.crowd(ids, torch.ones_like(ids))[:, :, -1].float().log_softmax(-1)
+    assert torch.equal(written[:, 3], log_probs.exp().mean(0).argmax(-1))
+
+
+def test_nothing_else_imports_bitsandbytes(monkeypatch):
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)  # importing it fails
+    crowd_parts.crowd()(*crowd_parts.batch()[:2])
+    with pytest.raises(ValueError, match=r"nf4 needs bitsandbytes; pip install 'zoo\[llm\]'"):
+        made()

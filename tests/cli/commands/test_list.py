@@ -1,0 +1,74 @@
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from zoo.cli.main import main
+from zoo.common.registry import admit
+from zoo.common.systems import find_system, first_comment, recipe_root, systems
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package of a user with one recipe; importing it fails."""
+    folder = tmp_path / "colours"
+    (folder / "configs").mkdir(parents=True)
+    (folder / "__init__.py").write_text('"""Colours: red and green.\n\nMore."""\nraise RuntimeError("imported")\n')
+    (folder / "configs" / "smoke.yaml").write_text("# Seconds on a CPU.\nmodel: {}\n")
+    (folder / "configs" / "bare.yaml").write_text("model: {}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    return folder
+
+
+def test_lists_systems_and_recipes(capsys):
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("hifigan: HiFi-GAN: GAN vocoder") for line in lines)
+    assert not any(line.startswith(("audio:", "training:", "commands:", "trainer:")) for line in lines)
+    for recipe in recipe_root().glob("*/*.yaml"):
+        if recipe.parent.name != "trainer":
+            assert sum(f"{recipe.parent.name}/{recipe.name}" in line for line in lines) == 1
+
+
+def test_lists_a_users_package_without_importing_it(package, capsys):
+    assert main(["--allow-import", "colours", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    start = lines.index("colours: Colours: red and green.")
+    assert lines[start + 1].endswith("bare.yaml")
+    assert lines[start + 2].endswith("smoke.yaml  Seconds on a CPU.")
+
+
+def test_a_package_below_another(package, tmp_path):
+    (tmp_path / "outer").mkdir()
+    package.rename(tmp_path / "outer" / "colours")
+    (tmp_path / "outer" / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    admit(["outer.colours"])
+    assert find_system("colours").package == "outer.colours"
+
+
+def test_unknown_names(package, capsys):
+    admit(["colours"])
+    with pytest.raises(ValueError, match=r"no system 'nothing'; systems: .*hifigan.*colours"):
+        find_system("nothing")
+    assert main(["--allow-import", "no_such_package", "list"]) == 1
+    assert "no package 'no_such_package'" in capsys.readouterr().err
+
+
+def test_first_comment(tmp_path):
+    path = tmp_path / "r.yaml"
+    path.write_text("\na: 1\n#  Title here \n# second\n")
+    assert first_comment(path) == "Title here"
+
+
+def test_takes_under_a_second_and_no_torch():
+    code = "import sys; from zoo.cli.main import main; main(['list']); assert 'torch' not in sys.modules"
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # Processor time: the wall clock of a shared machine says little.
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
+
+
+def test_every_system_has_a_title():
+    assert all(system.title for system in systems())

@@ -1,0 +1,144 @@
+"""Collecting: the same histories however the work is divided, interrupted or repeated."""
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from zoo.compressed_ad.collecting.collect import SOURCES, Epsilon, best_returns, collect, last_returns
+from zoo.compressed_ad.collecting.ppo import PPO
+from zoo.compressed_ad.collecting.q_learning import QLearning
+from zoo.compressed_ad.data.history import HistoryStore, HistoryWriter
+from zoo.compressed_ad.envs.grids import Darkroom
+
+ENV = Darkroom(3, 5)
+SMALL_PPO = PPO(rollout_steps=10, minibatch=40, epochs=1)
+SMALL = {"episodes": 4, "streams": 6, "progress": False}
+
+
+def content(folder):
+    store = HistoryStore(folder)
+    return {task: store.read(i, slice(None)).tobytes() for i, task in enumerate(store.task_indices.tolist())}
+
+
+@pytest.mark.parametrize("source", [SMALL_PPO, QLearning(), Epsilon()], ids=list(SOURCES))
+def test_division_of_the_work_does_not_matter(tmp_path, source):
+    assert collect(ENV, tmp_path / "one", source, **SMALL) == {"made": 9, "skipped": 0}
+    for rank, made in ((1, 4), (0, 5)):
+        counts = collect(ENV, tmp_path / "two", source, shard_size=2, rank=rank, world_size=2, **SMALL)
+        assert counts == {"made": made, "skipped": 0}
+    some = [7, 2]
+    collect(ENV, tmp_path / "some", source, tasks=some, **SMALL)
+    assert content(tmp_path / "one") == content(tmp_path / "two")
+    assert content(tmp_path / "some") == {task: content(tmp_path / "one")[task] for task in some}
+    collect(ENV, tmp_path / "other", source, seed=43, **SMALL)
+    assert content(tmp_path / "one") != content(tmp_path / "other")
+
+
+class Killed(Epsilon):
+    """Epsilon histories; the second shard's kills the process."""
+
+    calls = 0
+
+    def histories(self, *args, **kwargs):
+        Killed.calls += 1
+        if Killed.calls == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().histories(*args, **kwargs)
+
+
+def test_goes_on_after_a_kill(tmp_path):
+    folder = tmp_path / "store"
+    child = os.fork()
+    if child == 0:
+        try:
+            collect(ENV, folder, Killed(), shard_size=3, **SMALL)
+        finally:
+            os._exit(1)  # not reached: the signal comes first
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    with pytest.raises(ValueError, match=r"2 shard\(s\) cannot be used.*shard_00001.*shard_00002"):
+        HistoryStore(folder)
+    # What a process leaves that is killed while it writes.
+    (folder / ".shard_00001.npy.tmp-1").write_bytes(b"half")
+    (folder / "shard_00002.npy").write_bytes(b"without checksum")
+    written = (folder / "shard_00000.npy").stat().st_mtime_ns
+    assert collect(ENV, folder, Epsilon(), shard_size=3, **SMALL) == {"made": 6, "skipped": 3}
+    assert (folder / "shard_00000.npy").stat().st_mtime_ns == written
+    assert not list(folder.glob(".*"))
+    collect(ENV, tmp_path / "whole", Epsilon(), **SMALL)
+    assert content(folder) == content(tmp_path / "whole")
+    assert collect(ENV, folder, Epsilon(), shard_size=3, **SMALL) == {"made": 0, "skipped": 9}
+
+
+def test_damaged_shard_is_made_anew(tmp_path, caplog):
+    collect(ENV, tmp_path / "store", Epsilon(), shard_size=3, **SMALL)
+    before = content(tmp_path / "store")
+    path = tmp_path / "store" / "shard_00001.npy"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x07")
+    assert collect(ENV, tmp_path / "store", Epsilon(), shard_size=3, **SMALL) == {"made": 3, "skipped": 6}
+    assert "shard_00001.npy is damaged" in caplog.text
+    assert content(tmp_path / "store") == before
+
+
+def test_other_settings_are_refused(tmp_path):
+    collect(ENV, tmp_path / "store", Epsilon(), **SMALL)
+    with pytest.raises(ValueError, match=r"source\.best 1\.0 \(now 0\.5\)"):
+        collect(ENV, tmp_path / "store", Epsilon(best=0.5), **SMALL)
+    with pytest.raises(ValueError, match="rank"):
+        collect(ENV, tmp_path / "store", Epsilon(), rank=2, world_size=2, **SMALL)
+
+
+class Unnamed(Darkroom):
+    name = "an_environment_that_the_store_does_not_know"
+
+
+class Disguised(Darkroom):
+    """Named like its base class, with other goals."""
+
+    def tasks(self):
+        return super().tasks().flip(0)
+
+
+class Unwritable(Darkroom):
+    def arguments(self):
+        return {"start": torch.tensor(self.start_cell)}
+
+
+@pytest.mark.parametrize("family", [Unnamed, Disguised, Unwritable])
+def test_what_cannot_be_read_back_is_refused_before_it_begins(tmp_path, family):
+    with pytest.raises(ValueError, match=f"histories of {family.__name__} could not be read back"):
+        collect(family(3, 5), tmp_path / "store", Epsilon(), **SMALL)
+    assert not (tmp_path / "store").exists()
+
+
+def test_returns_beside_what_is_possible(tmp_path):
+    collect(ENV, tmp_path / "store", Epsilon(), **SMALL | {"episodes": 20})
+    store = HistoryStore(tmp_path / "store")
+    assert best_returns(store).tolist() == [4, 5, 4, 5, 5, 5, 4, 5, 4]
+    assert last_returns(store).tolist() == best_returns(store).tolist()
+
+
+def test_possible_returns_with_random_starts(tmp_path):
+    env = Darkroom(3, 5, random_start=True)
+    writer = HistoryWriter(tmp_path / "store", env, [4], 1, 5, 1, {})
+    writer.write(0, np.zeros((1, 1, 5, 7), dtype=np.int8))
+    assert best_returns(HistoryStore(tmp_path / "store")).tolist() == pytest.approx([(5 + 4 * 5 + 4 * 4) / 9])
+
+
+@pytest.mark.slow
+def test_all_goals_in_time(tmp_path):
+    """81 goals in 10 CPU-minutes, goal (5, 6) at 13.0 or more in the last episode."""
+    began = time.process_time()
+    collect(Darkroom(), tmp_path / "store", PPO(), progress=False)
+    spent = time.process_time() - began
+    store = HistoryStore(tmp_path / "store")
+    returns, best = last_returns(store), best_returns(store)
+    print(f"{spent:.0f} CPU-s, (5, 6): {returns[51]:.2f}, all: {returns.mean():.2f} of {best.mean():.2f}")
+    assert store.tasks[51].tolist() == [5, 6]
+    assert spent < 600
+    assert returns[51] >= 13.0
+    assert best.mean() == pytest.approx(16.543, abs=1e-3)
+    assert returns.mean() >= 0.8 * best.mean()

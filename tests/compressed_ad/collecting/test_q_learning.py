@@ -1,0 +1,75 @@
+"""Tabular Q-learning learns, and each stream by itself."""
+
+import numpy as np
+import pytest
+import torch
+
+from zoo.compressed_ad.collecting.q_learning import QLearning
+from zoo.compressed_ad.envs.grids import DarkKeyToDoor, Darkroom
+
+SETTINGS = [QLearning(), QLearning(rate=1.0, epsilon=0.1, last_epsilon=0.0, bonus=0.1)]
+NAMES = ["epsilon", "bonus"]
+
+
+def returns(histories, horizon):
+    return histories[..., 3].reshape(*histories.shape[:2], -1, horizon).sum(axis=-1, dtype=int).mean(axis=1)
+
+
+@pytest.mark.parametrize("learner", SETTINGS, ids=NAMES)
+def test_finds_goals(learner):
+    env = Darkroom(5, 10)
+    tasks = torch.tensor([[0, 1], [3, 3]])
+    curve = returns(learner.histories(env, tasks, [1, 2], streams=20, steps=400), 10)
+    best = env.best_return(tasks, torch.full((2, 2), 2)).numpy()
+    assert (curve[:, 0] < 0.4 * best).all()
+    assert (curve[:, -3:].mean(axis=1) > 0.7 * best).all()
+
+
+def test_needs_to_know_what_was_found():
+    env = DarkKeyToDoor(3, 10)
+    curve = returns(QLearning().histories(env, torch.tensor([[0, 0, 2, 2]]), [1], streams=20, steps=800), 10)
+    assert curve[0, -5:].mean() > 1.7
+
+
+@pytest.mark.parametrize("learner", SETTINGS, ids=NAMES)
+@pytest.mark.parametrize("env", [Darkroom(3, 4), Darkroom(3, 4, random_start=True), DarkKeyToDoor(3, 4)])
+def test_history_depends_on_its_own_seed_alone(env, learner):
+    tasks, seeds = env.tasks()[[1, 5, 7]], [11, 12, 13]
+    together = learner.histories(env, tasks, seeds, streams=3, steps=40)
+    alone = [learner.histories(env, tasks[i : i + 1], seeds[i : i + 1], streams=2, steps=40) for i in range(3)]
+    assert np.array_equal(together[:, :2], np.concatenate(alone))
+    assert not np.array_equal(together[0, 0], together[0, 1])
+
+
+def test_history_is_what_happened():
+    env = Darkroom(3, 4)
+    tasks = env.tasks()[[1, 5]]
+    told = []
+    histories = QLearning().histories(env, tasks, [1, 2], streams=3, steps=20, advance=told.append)
+    assert sum(told) == 2 * 3 * 20
+    worlds = env.start(tasks.repeat_interleave(3, dim=0))
+    for step in histories.reshape(6, 20, 7).swapaxes(0, 1):
+        assert np.array_equal(step[:, :2], worlds.states)
+        taken = worlds.step(torch.from_numpy(step[:, 2]))
+        assert np.array_equal(step[:, 3], taken.rewards)
+        assert np.array_equal(step[:, 4:6], taken.next_states)
+        assert (step[:, 6] == taken.done).all()
+
+
+def test_first_values_by_hand():
+    """In a 2 x 2 grid the table after each step follows from the rule alone, and so does the greedy action."""
+    env = Darkroom(2, 4)
+    learner = QLearning(rate=0.5, discount=0.5, epsilon=0.0, last_epsilon=0.0)
+    history = learner.histories(env, torch.tensor([[1, 0]]), [3], streams=1, steps=60)[0, 0].astype(int)
+    table = np.zeros((2, 2, 5))
+    for row, column, action, reward, next_row, next_column, _ in history:
+        assert table[row, column, action] == table[row, column].max()
+        target = reward + 0.5 * table[next_row, next_column].max()
+        table[row, column, action] += 0.5 * (target - table[row, column, action])
+    assert table.max() > 1
+
+
+@pytest.mark.parametrize("change", [{"rate": 1.5}, {"discount": 1.0}, {"explored": 0.0}, {"bonus": -1.0}])
+def test_values_out_of_range(change):
+    with pytest.raises(ValueError, match="found QLearning"):
+        QLearning(**change)

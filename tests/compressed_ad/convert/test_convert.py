@@ -1,0 +1,270 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from torch import nn
+
+from zoo.common.build import build
+from zoo.compressed_ad.convert import (
+    convert,
+    convert_config,
+    describe,
+    from_original,
+    is_original,
+    original_state,
+    to_original,
+)
+from zoo.compressed_ad.convert.legacy import LegacyEncoder
+from zoo.compressed_ad.convert.read import to_theirs
+from zoo.compressed_ad.nets import compression
+from zoo.compressed_ad.nets.embedding import FactoredEmbedding, LinearEmbedding
+from zoo.compressed_ad.nets.policy import InContextPolicy
+from zoo.compressed_ad.nets.transformer import Transformer
+from zoo.runs.checkpoints import load_checkpoint
+
+DIM, GRID, WINDOW, K = 12, 4, 11, 3
+KINDS = ("AD", "CAD", "v1")
+CONFIG = {"env": "dark_key_to_door", "horizon": 7, "tf_n_head": 2, "compress_n_heads": 3, "encoder_n_head": 6}
+
+
+def policy_of(kind: str, **changes: Any) -> InContextPolicy:
+    """A policy that the original has as well; sizes differ from its defaults and from one another."""
+    torch.manual_seed(0)
+    earlier = kind == "v1"
+    arguments: dict[str, Any] = {
+        "embedding": LinearEmbedding(DIM, GRID, 5, norm=earlier),
+        "transformer": Transformer(DIM, 3, 2, WINDOW, 20, 0.0, input_norm=earlier, final_norm=not earlier),
+        "arrangement": "separate",
+        "latent_mask": "full",
+    }
+    if kind == "CAD":
+        arguments["compressor"] = compression.QueryCompressor(DIM, K, 2, 3, 28, max_tokens=50)
+        arguments["decoder"] = compression.ReconstructionDecoder(DIM, 2, 3, 28, max_tokens=30)
+    elif earlier:
+        arguments |= {"compressor": compression.EncoderCompressor(DIM, K, 2, 6, 28, max_tokens=50)}
+        arguments |= {"type_embedding": False}
+    return InContextPolicy(**{**arguments, **changes}).eval()
+
+
+def content_of(policy: InContextPolicy, kind: str, prefix: str = "") -> dict[str, Any]:
+    """A checkpoint as the original writes it."""
+    model = {prefix + key: value for key, value in to_theirs(policy.state_dict(), kind).items()}
+    config = {**CONFIG, "device": torch.device("cpu"), "max_reward": np.int64(20)}
+    return {"step": 40, "config": config, "model": model}
+
+
+def trained(policy: InContextPolicy, names: list[str]) -> dict[str, Any]:
+    """State of an AdamW that numbers parameters in this order, each remembering its number in ours."""
+    ours = {name: number for number, (name, _) in enumerate(policy.named_parameters())}
+    parameters = dict(policy.named_parameters())
+    state = {
+        number: {"step": torch.tensor(3.0), "exp_avg": torch.full_like(parameters[name], ours[name])}
+        for number, name in enumerate(names)
+    }
+    return {"state": state, "param_groups": [{"lr": 0.1, "params": list(range(len(names)))}]}
+
+
+def same(a: nn.Module, b: nn.Module) -> bool:
+    x, y = a.state_dict(), b.state_dict()
+    return list(x) == list(y) and all(torch.equal(x[key], y[key]) for key in x)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("prefix", ["", "module.", "module._orig_mod."])
+def test_sizes_and_names(tmp_path, kind, prefix):
+    policy = policy_of(kind)
+    torch.save(content_of(policy, kind, prefix), tmp_path / "ckpt-40.pt")
+    again = from_original(tmp_path / "ckpt-40.pt")
+    assert same(policy, again) and not again.training
+    batch = torch.randint(0, GRID, (2, 9, 2)), torch.eye(5)[torch.randint(0, 5, (2, 9))], torch.ones(2, 9)
+    arguments = (*batch, torch.randint(0, GRID, (2, 9, 2)), torch.randint(0, GRID, (2, 2)))
+    assert torch.equal(policy.logits(*arguments), again.logits(*arguments))
+    facts = describe(tmp_path / "ckpt-40.pt")
+    assert facts["format"] == kind and facts["step"] == 40 and facts["settings in the file"]["max_reward"] == 20
+    assert set(original_state(tmp_path / "ckpt-40.pt")) == {f"policy.{key}" for key in policy.state_dict()}
+
+
+def test_best_model(tmp_path):
+    content = {**content_of(policy_of("CAD"), "CAD"), "eval_reward": np.float64(12.5)}
+    torch.save(content, tmp_path / "best-model.pt")
+    assert describe(tmp_path / "best-model.pt")["eval_reward"] == 12.5
+    assert same(from_original(tmp_path / "best-model.pt"), policy_of("CAD"))
+
+
+def test_without_a_decoder(tmp_path):
+    policy = policy_of("CAD", decoder=None)
+    torch.save(content_of(policy, "CAD"), tmp_path / "a.pt")
+    assert from_original(tmp_path / "a.pt").decoder is None
+
+
+def test_pretrained_compressor(tmp_path):
+    content = content_of(policy_of("CAD"), "CAD")
+    content["model"] = {
+        key: value
+        for key, value in content["model"].items()
+        if key.startswith(("compression_transformer.", "reconstruction_decoder.", "embed_context."))
+    }
+    torch.save(content, tmp_path / "pretrain-final.pt")
+    assert is_original(tmp_path / "pretrain-final.pt")
+    assert describe(tmp_path / "pretrain-final.pt")["format"] == "pre-trained compressor of CAD"
+    state = original_state(tmp_path / "pretrain-final.pt")
+    ours = policy_of("CAD").state_dict()
+    parts = {key.split(".")[1] for key in state}
+    assert parts == {"compressor", "decoder", "embedding"}
+    assert all(torch.equal(value, ours[key.removeprefix("policy.")]) for key, value in state.items())
+    with pytest.raises(ValueError, match="start a training from it with init_from"):
+        from_original(tmp_path / "pretrain-final.pt")
+
+
+def test_heads_come_from_the_configuration(tmp_path):
+    torch.save(content_of(policy_of("CAD"), "CAD")["model"], tmp_path / "state.pt")
+    with pytest.raises(ValueError, match="5 heads do not divide 12 channels"):
+        from_original(tmp_path / "state.pt", {"tf_n_head": 5})
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(CONFIG))
+    for config in (CONFIG, tmp_path / "config.yaml"):
+        policy = from_original(tmp_path / "state.pt", config)
+        assert policy.transformer.blocks[0].attn.heads == 2
+        assert policy.compressor.layers[0].self_attn.num_heads == 3
+        assert policy.decoder.layers[0].self_attn.num_heads == 3
+    facts = convert(tmp_path / "state.pt", tmp_path / "export")
+    assert facts["notes"] == [
+        "tf_n_head is not in the file: 4 assumed",
+        "compress_n_heads is not in the file: 4 assumed",
+        "env is not in the file: darkroom assumed",
+    ]
+    parts = json.loads((tmp_path / "export" / "config.json").read_text())["parts"]
+    assert build(parts["env"]).grid_size == GRID
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_checkpoint_there_and_back_with_its_optimizer(tmp_path, kind):
+    policy = policy_of(kind)
+    ours = [name for name, _ in policy.named_parameters()]
+    theirs = list(to_theirs({name: name for name in ours}, kind).values())
+    assert theirs != ours and sorted(theirs) == sorted(ours)
+    content = content_of(policy, kind) | {"optimizer": trained(policy, theirs)}
+    common = {"base_lrs": [0.1], "last_epoch": 40, "_step_count": 41, "_last_lr": [0.05]}
+    content["lr_sched"] = {**common, "lr_lambdas": [{}]}
+    content["config"] |= {"num_warmup_steps": 3, "train_timesteps": 80}
+    torch.save(content, tmp_path / "ckpt-40.pt")
+    facts = convert(tmp_path / "ckpt-40.pt", tmp_path / "ours.ckpt")
+    checkpoint = load_checkpoint(tmp_path / "ours.ckpt")
+    assert facts["notes"] == [] and checkpoint["global_step"] == 40
+    (optimizer,) = checkpoint["optimizer_states"]
+    for number, name in enumerate(ours):
+        average = optimizer["state"][number]["exp_avg"]
+        assert average.shape == dict(policy.named_parameters())[name].shape and (average == number).all()
+    assert checkpoint["lr_schedulers"] == [{**common, "warmup_steps": 3, "total_steps": 80}]
+    assert build(checkpoint["zoo"]["parts"]["env"]).describe() == {
+        "name": "dark_key_to_door",
+        "grid_size": GRID,
+        "horizon": 7,
+    }
+    assert not is_original(tmp_path / "ours.ckpt")
+    convert(tmp_path / "ours.ckpt", tmp_path / "back.pt")
+    back = torch.load(tmp_path / "back.pt", weights_only=True)
+    assert back["step"] == 40 and back["lr_sched"] == content["lr_sched"]
+    for number, entry in content["optimizer"]["state"].items():
+        assert torch.equal(back["optimizer"]["state"][number]["exp_avg"], entry["exp_avg"])
+    assert list(back["model"]) == list(content["model"])
+    assert all(torch.equal(back["model"][key], value) for key, value in content["model"].items())
+
+
+def test_an_optimizer_of_other_parameters_is_left_out(tmp_path):
+    policy = policy_of("AD")
+    content = content_of(policy, "AD") | {"optimizer": trained(policy, ["head.bias"])}
+    torch.save(content, tmp_path / "a.pt")
+    assert "optimizer left out" in convert(tmp_path / "a.pt", tmp_path / "ours.ckpt")["notes"][0]
+    assert load_checkpoint(tmp_path / "ours.ckpt")["optimizer_states"] == []
+    assert convert(tmp_path / "ours.ckpt", tmp_path / "b.pt")["notes"] == [
+        "no optimizer of all parameters: none written"
+    ]
+
+
+def test_averaged_weights_are_what_goes_back(tmp_path):
+    torch.save(content_of(policy_of("AD"), "AD"), tmp_path / "a.pt")
+    convert(tmp_path / "a.pt", tmp_path / "ours.ckpt")
+    checkpoint = load_checkpoint(tmp_path / "ours.ckpt")
+    checkpoint["ema"] = {"shadow": {"policy.head.bias": torch.ones(5)}, "updates": 5}
+    torch.save(checkpoint, tmp_path / "ema.ckpt")
+    assert "averaged (EMA) weights" in convert(tmp_path / "ema.ckpt", tmp_path / "back.pt")["notes"]
+    assert torch.equal(from_original(tmp_path / "back.pt").head.bias, torch.ones(5))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"latent_mask": "causal"}, "latent_mask causal, theirs full"),
+        ({"compressor": compression.KeepRecent(2)}, "no compressor like KeepRecent"),
+        ({"type_embedding": False}, "type_embedding False"),
+        (
+            {"embedding": FactoredEmbedding(DIM, GRID), "arrangement": "fused", "latent_mask": "causal"},
+            "embedding FactoredEmbedding, theirs LinearEmbedding; arrangement fused",
+        ),
+        ({"transformer": Transformer(DIM, 1, 2, WINDOW, activation="relu")}, "activation relu"),
+    ],
+)
+def test_policies_that_the_original_does_not_have_are_refused(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        to_original(policy_of("CAD", **changes), tmp_path / "a.pt")
+    assert not (tmp_path / "a.pt").exists()
+
+
+def test_strange_nets_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="found Linear"):
+        to_original(nn.Linear(1, 1), tmp_path / "a.pt")
+    with pytest.raises(ValueError, match="found FactoredEmbedding and NoneType"):
+        LegacyEncoder(policy_of("AD", embedding=FactoredEmbedding(DIM, GRID)))
+
+
+def test_damaged_states_are_refused(tmp_path):
+    def read(kind: str, change) -> None:
+        content = content_of(policy_of(kind), kind)
+        change(content["model"])
+        torch.save(content, tmp_path / "bad.pt")
+        from_original(tmp_path / "bad.pt")
+
+    with pytest.raises(ValueError, match=r"1 tensors do not fit a whole InContextPolicy: missing head\.bias"):
+        read("CAD", lambda model: model.pop("pred_action.bias"))
+    with pytest.raises(ValueError, match=r"head\.bias is \(4,\), expected \(5,\)"):
+        read("AD", lambda model: model.update({"pred_action.bias": torch.zeros(4)}))
+    with pytest.raises(ValueError, match=r"1 tensors belong to no v1 model: transformer_decoder\.layers\.0\.extra"):
+        read("v1", lambda model: model.update({"transformer_decoder.layers.0.extra": torch.zeros(1)}))
+    with pytest.raises(ValueError, match="15 query states are those of no square grid"):
+        read("AD", lambda model: model.update({"embed_query_state.weight": torch.zeros(15, DIM)}))
+
+
+@pytest.mark.parametrize("content", [[1, 2], {"a": 1}, {"model": {"head": torch.zeros(1)}}, {}])
+def test_strangers_are_no_originals(tmp_path: Path, content):
+    torch.save(content, tmp_path / "strange.pt")
+    assert not is_original(tmp_path / "strange.pt")
+    assert not is_original(tmp_path / "absent.pt") and not is_original(tmp_path)
+    with pytest.raises(ValueError, match=r"strange\.pt"):
+        describe(tmp_path / "strange.pt")
+
+
+def test_only_our_own_checkpoints_go_back(tmp_path):
+    torch.save({"state_dict": {}, "zoo": {"inference": "zoo.hifigan.Vocoder"}}, tmp_path / "other.ckpt")
+    with pytest.raises(ValueError, match=r"expected a checkpoint for zoo\.compressed_ad"):
+        convert(tmp_path / "other.ckpt", tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_converted_checkpoint_and_its_recipe_agree(tmp_path, kind):
+    content = content_of(policy_of(kind), kind)
+    content["config"] |= {"model": "AD" if kind == "AD" else "CompressedAD", "train_timesteps": 70}
+    if kind == "v1":
+        content["config"] |= {"n_latent": K}
+    torch.save(content, tmp_path / "ckpt-40.pt")
+    convert(tmp_path / "ckpt-40.pt", tmp_path / "ours.ckpt")
+    recipe, _ = convert_config(tmp_path / "ckpt-40.pt")
+    parts = load_checkpoint(tmp_path / "ours.ckpt")["zoo"]["parts"]
+    assert recipe["model"]["init_args"]["policy"] == parts["policy"]
+    assert recipe["data"]["init_args"]["env"] == parts["env"]
+    assert recipe["trainer"]["max_steps"] == 70

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from zoo.compressed_ad.data.curriculum import Curriculum, CurriculumBatches
+from zoo.compressed_ad.nets.policy import InContextPolicy
+
+STARTS = [0, 30_000, 50_000, 75_000]
+LIMITS = [1, 3, 6, None]
+SHARES = [[0.60, 0.35, 0.05], [0.35, 0.40, 0.20, 0.05], [0.25, 0.30, 0.30, 0.15], [0.25] * 4]
+ORIGINAL = Curriculum(60, 16, STARTS, LIMITS, SHARES)
+SMALL = Curriculum(12, 3, [0, 4], [0, None], [[1.0], [0.5, 0.5]], shortest=4)
+
+
+def test_stages_begin_where_they_should() -> None:
+    assert [ORIGINAL.stage(step) for step in (0, 29_999, 30_000, 74_999, 75_000, 10**6)] == [0, 0, 1, 2, 3, 3]
+
+
+def test_lengths_of_the_categories() -> None:
+    assert ORIGINAL.ranges(999) == [(20, 50), (60, 150), (200, 400), (500, 999), (800, 999)]
+    # what is too long becomes the longest that is not
+    assert ORIGINAL.ranges(300) == [(20, 50), (60, 150), (200, 300), (200, 300), (200, 300)]
+    assert ORIGINAL.ranges(55) == [(20, 50)] * 5
+    assert SMALL.ranges(8) == [(4, 8)] * 5
+
+
+def test_compressions_stay_below_the_limit() -> None:
+    def cuts(steps: int) -> list[int]:
+        return InContextPolicy.segments(Sized(60, 16), steps)
+
+    for stage, allowed in enumerate([1, 3, 6]):
+        limit = ORIGINAL.limit(stage, 1000)
+        assert len(cuts(limit)) - 1 == allowed
+        assert len(cuts(limit + 1)) - 1 == allowed + 1
+    assert ORIGINAL.limit(3, 1000) == 1000
+    assert max(ORIGINAL.steps(100, seed, 1000) for seed in range(500)) <= ORIGINAL.limit(0, 1000) == 102
+
+
+class Sized:
+    """The policy's arithmetic alone."""
+
+    def __init__(self, window: int, num_latents: int) -> None:
+        self.window, self.num_latents, self.compressor = window, num_latents, object()
+
+    capacity = InContextPolicy.capacity
+
+
+def test_categories_come_as_often_as_asked() -> None:
+    lengths = [ORIGINAL.steps(80_000, seed, 1000) - 1 for seed in range(4000)]
+    found = Counter(next(i for i, (low, high) in enumerate(ORIGINAL.ranges(999)) if low <= n <= high) for n in lengths)
+    assert all(abs(found[i] / 4000 - 0.25) < 0.03 for i in range(4))
+    assert min(lengths) == 20 and max(lengths) > 980
+
+
+def test_a_batch_has_one_length_on_all_ranks_and_a_stage_begins_at_its_step() -> None:
+    ranks = [CurriculumBatches(32, 4, SMALL, 30, 7, rank, 2) for rank in (0, 1)]
+    one = CurriculumBatches(32, 8, SMALL, 30, 7)
+    lengths = []
+    for epoch in range(20):
+        for sampler in (*ranks, one):
+            sampler.set_epoch(epoch)
+        for halves in zip(*ranks, one, strict=True):
+            assert {key[2] for keys in halves for key in keys} == {halves[0][0][2]}
+            assert sorted(halves[0] + halves[1]) == sorted(halves[2])
+            lengths.append(halves[0][0][2])
+    assert len(set(lengths[:4])) > 1 and max(lengths[:4]) <= 11  # no compression in a window of 12
+    assert max(lengths[4:]) > 12
+
+
+def test_lengths_go_on_where_a_resume_begins() -> None:
+    whole, resumed = (CurriculumBatches(64, 4, SMALL, 30, 7) for _ in range(2))
+    whole.set_epoch(1)
+    resumed.resume_at(1, 5)
+    assert list(resumed) == list(whole)[5:]
+
+
+def test_accumulated_batches_are_one_step() -> None:
+    batches = CurriculumBatches(24, 4, Curriculum(12, 3, [0, 3], [0, 9], [[1.0], [0.0, 1.0]], 4), 30, accumulated=4)
+    assert len(batches) == 6  # hence two steps an epoch
+    long = [batches.steps(epoch, number) > 12 for epoch in range(3) for number in range(6)]
+    assert long == [False] * 10 + [True] * 8
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"starts": [0, 5]}, "as many starts"),
+        ({"starts": [1]}, r"starts rise from 0, found \[1\]"),
+        ({"shares": [[0.5, 0.4]]}, r"sum to 1, found \[0.5, 0.4\]"),
+        ({"num_latents": 11}, "window of 12 has no room for 11 latents"),
+        ({"shortest": 0}, "shortest is at least 1"),
+        ({"max_compressions": [-1]}, "at least 0 or null"),
+    ],
+)
+def test_what_makes_no_sense_is_named(change: dict[str, object], message: str) -> None:
+    sound = {"window": 12, "num_latents": 3, "starts": [0], "max_compressions": [1], "shares": [[1.0]]}
+    with pytest.raises(ValueError, match=message):
+        Curriculum(**{**sound, **change})

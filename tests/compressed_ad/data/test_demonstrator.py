@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
+from zoo.compressed_ad.envs.grids import DarkKeyToDoor, Darkroom, DarkroomPermuted
+from zoo.compressed_ad.evaluation.baselines import random_return
+
+
+@pytest.mark.parametrize(
+    "env", [Darkroom(5, 10), Darkroom(5, 10, random_start=True), DarkroomPermuted(3, 9), DarkKeyToDoor(4, 12)]
+)
+def test_a_history_obeys_the_world(env):
+    tasks = env.tasks()[:16]
+    seeds = list(range(16))
+    steps = EpsilonCurriculum(env, 3).histories(tasks, seeds)
+    assert steps.length == 3 * env.horizon
+    worlds = env.start(tasks, seeds)
+    for moment in range(steps.length):
+        assert torch.equal(steps.states[:, moment], worlds.states)
+        step = worlds.step(steps.actions[:, moment])
+        assert torch.equal(steps.next_states[:, moment], step.next_states)
+        assert torch.equal(steps.rewards[:, moment], step.rewards)
+        assert steps.dones[:, moment].tolist() == [step.done] * 16
+
+
+def test_a_history_depends_on_its_task_and_seed_alone():
+    curriculum = EpsilonCurriculum(DarkKeyToDoor(5, 12), 4)
+    tasks = curriculum.env.tasks()[::50]
+    seeds = [item * 2**40 for item in range(len(tasks))]
+    together = curriculum.histories(tasks, seeds)
+    alone = curriculum.histories(tasks[5:7], seeds[5:7])
+    assert all(torch.equal(a[5:7], b) for a, b in zip(together, alone, strict=True))
+    other = curriculum.histories(tasks[5:6], [1])
+    assert not torch.equal(other.actions, alone.actions[:1])
+
+
+def test_from_random_to_optimal():
+    env = Darkroom(5, 10)
+    tasks = env.tasks().repeat(80, 1)
+    steps = EpsilonCurriculum(env, 10, greedy_after=0.8).histories(tasks, range(len(tasks)))
+    returns = steps.rewards.view(len(tasks), 10, 10).sum(dim=2).double()
+    best = env.start(tasks).best_return().double()
+    assert torch.equal(returns[:, 8], best)
+    assert torch.equal(returns[:, 9], best)
+    curve = returns.mean(dim=0)
+    assert bool((curve.diff()[:8] > 0).all())
+    shares = torch.bincount(steps.actions[:, 0], minlength=5) / len(tasks)  # the first step is always random
+    assert (shares - 0.2).abs().max() < 0.05  # standard deviation 0.009
+
+
+def test_a_demonstrator_that_knows_nothing_walks_at_random():
+    env = Darkroom(3, 6)
+    tasks = env.tasks().repeat(1000, 1)
+    steps = EpsilonCurriculum(env, 2, best=0.0).histories(tasks, range(len(tasks)))
+    for episode in steps.rewards.view(len(tasks), 2, 6).sum(dim=2).double().T:
+        assert episode.mean().item() == pytest.approx(random_return(env).mean().item(), abs=0.06)
+
+
+def test_epsilons_fall_linearly():
+    curriculum = EpsilonCurriculum(Darkroom(5, 10), 10, best=0.7, greedy_after=0.5)
+    epsilons = curriculum.epsilons()
+    assert epsilons[[0, 25, 50, 99]].tolist() == pytest.approx([1.0, 0.65, 0.3, 0.3])
+
+
+@pytest.mark.parametrize("arguments", [{"episodes": 0}, {"best": 1.1}, {"greedy_after": 0.0}])
+def test_wrong_arguments_are_refused(arguments):
+    with pytest.raises(ValueError, match="expected at least 1 episode"):
+        EpsilonCurriculum(Darkroom(), **{"episodes": 2, **arguments})
+
+
+def test_each_history_needs_a_seed():
+    with pytest.raises(ValueError, match="2 tasks need as many seeds, found 1"):
+        EpsilonCurriculum(Darkroom(), 2).histories(torch.zeros(2, 2, dtype=torch.int64), [1])
+
+
+def test_histories_are_made_on_the_fly():
+    curriculum = EpsilonCurriculum(Darkroom(), 16)
+    tasks = curriculum.env.tasks()[:64]
+    best = float("inf")
+    for _ in range(8):
+        begin = time.perf_counter()
+        curriculum.histories(tasks, range(64))
+        best = min(best, time.perf_counter() - begin)
+    assert best < 0.05  # 64 histories of 320 steps; 10 ms on an idle core

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
+from zoo.compressed_ad.envs.grids import Darkroom
+from zoo.compressed_ad.evaluation.attention_maps import AttentionMaps, attention, draw, figures
+from zoo.compressed_ad.nets.compression import Compressor, QueryCompressor
+from zoo.compressed_ad.nets.embedding import FactoredEmbedding
+from zoo.compressed_ad.nets.policy import InContextPolicy
+from zoo.compressed_ad.nets.steps import Steps
+from zoo.compressed_ad.nets.transformer import Transformer
+
+ENV = Darkroom(5, 10)
+WINDOW, LATENTS = 12, 3
+
+
+def policy(learned: bool = True, arrangement: Any = "fused", mask: Any = "causal") -> InContextPolicy:
+    torch.manual_seed(0)
+    compressor: Compressor | None = QueryCompressor(16, LATENTS, 1, 2) if learned else None
+    return InContextPolicy(
+        FactoredEmbedding(16, 5), Transformer(16, 2, 2, WINDOW), compressor, arrangement, mask
+    ).eval()
+
+
+def histories(episodes: int) -> Steps:
+    return EpsilonCurriculum(ENV, episodes).histories(ENV.tasks()[:3], [1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("learned", "arrangement", "mask", "tokens"),
+    [
+        (True, "fused", "causal", WINDOW - 1),  # a full segment of 8 steps behind 3 latents
+        (True, "separate", "causal", WINDOW - 2 + 1),
+        (True, "separate", "full", WINDOW - 2 + 1),
+        (False, "separate", "causal", WINDOW),
+    ],
+)
+def test_weights_are_those_of_the_last_block(learned: bool, arrangement: str, mask: str, tokens: int) -> None:
+    net = policy(learned, arrangement, mask)
+    weights, latents = attention(net, histories(4))
+    assert weights.shape == (3, 2, tokens, tokens) and latents == (LATENTS if learned else 0)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(3, 2, tokens))
+    later = weights.triu(1)
+    assert (later[:, :, :latents].sum() > 0) == (mask == "full")
+    assert later[:, :, latents:].abs().sum() == 0
+
+
+def test_the_querys_row_is_what_the_transformer_tells() -> None:
+    net, steps, given = policy(), histories(1), []
+    net.transformer.register_forward_pre_hook(lambda module, arguments: given.append(arguments[0]))
+    weights, latents = attention(net, steps)
+    assert latents == 0 and not net.training
+    torch.testing.assert_close(weights[:, :, -1].mean(1), net.transformer.last_attention(given[-1]))
+
+
+def test_figures_of_known_attention() -> None:
+    weights = torch.zeros(2, 2, 8, 8)
+    weights[:, :, -1] = 1 / 8
+    facts = figures(weights, 2)
+    assert facts == {
+        "entropy": pytest.approx(math.log(8)),
+        "recent": pytest.approx(1.0),
+        "latents": pytest.approx(0.25),
+    }
+    weights[:, :, -1] = torch.tensor([0.0, 0.25, 0, 0, 0, 0, 0, 0.75])
+    facts = figures(weights, 0)
+    assert facts["recent"] == pytest.approx(3.0) and facts["latents"] == 0
+    assert facts["entropy"] == pytest.approx(-0.25 * math.log(0.25) - 0.75 * math.log(0.75))
+    assert figures(torch.ones(1, 1, 1, 1), 0) == {"entropy": 0.0, "recent": 1.0, "latents": 0.0}
+    assert len(draw(weights[0], 2).axes) == 4
+
+
+class Task(L.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.policy = policy().train()
+
+    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+        return torch.zeros(())
+
+
+def first(items: list[dict[str, Any]]) -> dict[str, Any]:
+    return items[0]
+
+
+def test_the_callback_leaves_a_picture_and_metrics(tmp_path: Path) -> None:
+    batches = [{"tasks": ENV.tasks()}, {"steps": histories(4)}, {"steps": histories(1)}]
+    trainer = L.Trainer(
+        default_root_dir=tmp_path, accelerator="cpu", logger=False, callbacks=[AttentionMaps(2)],
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    task = Task()
+    (metrics,) = trainer.validate(task, DataLoader(batches, batch_size=1, collate_fn=first), verbose=False)
+    assert set(metrics) == {"val/attention_entropy", "val/attention_recent", "val/attention_latents"}
+    weights, latents = attention(task.policy, Steps(*(field[:2] for field in histories(4))))
+    assert metrics["val/attention_entropy"] == pytest.approx(figures(weights, latents)["entropy"], rel=1e-5)
+    assert [path.name for path in (tmp_path / "media").rglob("*.png")] == ["val_attention.png"]
+    with pytest.raises(ValueError, match="histories is at least 1"):
+        AttentionMaps(0)

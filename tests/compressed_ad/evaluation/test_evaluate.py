@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+import zoo
+from zoo.compressed_ad.data.history import HistoryWriter
+from zoo.compressed_ad.envs.grids import Darkroom, DarkroomPermuted
+from zoo.compressed_ad.evaluation import evaluate as module
+from zoo.compressed_ad.evaluation.evaluate import baselines_of, evaluate, load_agent, split_of
+from zoo.compressed_ad.evaluation.memory_gap import memory_gap
+from zoo.compressed_ad.inference import Agent, tasks_of
+from zoo.compressed_ad.nets.compression import QueryCompressor
+from zoo.compressed_ad.nets.embedding import FactoredEmbedding
+from zoo.compressed_ad.nets.policy import InContextPolicy
+from zoo.compressed_ad.nets.transformer import Transformer
+from zoo.runs.export import write_export
+
+ENV = Darkroom(5, 6)
+PARTS: dict[str, Any] = {
+    "policy": {
+        "class_path": "zoo.compressed_ad.InContextPolicy",
+        "init_args": {
+            "embedding": {
+                "class_path": "zoo.compressed_ad.FactoredEmbedding",
+                "init_args": {"dim": 16, "grid_size": 5},
+            },
+            "transformer": {
+                "class_path": "zoo.compressed_ad.Transformer",
+                "init_args": {"dim": 16, "depth": 1, "heads": 2, "context": 12},
+            },
+            "compressor": {
+                "class_path": "zoo.compressed_ad.QueryCompressor",
+                "init_args": {"dim": 16, "num_latents": 3, "depth": 1, "heads": 2},
+            },
+        },
+    },
+    "env": {"class_path": "zoo.compressed_ad.Darkroom", "init_args": {"grid_size": 5, "horizon": 6}},
+}
+
+
+def make_run(folder: Path, broken: bool = False) -> Path:
+    torch.manual_seed(0)
+    net = InContextPolicy(FactoredEmbedding(16, 5), Transformer(16, 1, 2, 12), QueryCompressor(16, 3, 1, 2))
+    if broken:
+        net.head.bias.data[0] = torch.nan
+    write_export(folder, {"inference": "zoo.compressed_ad.Agent", "parts": PARTS}, {"policy": net}, "test")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("agent") / "run")
+
+
+def play(run: Path, output: Path, **changes: Any) -> dict[str, Any]:
+    arguments: dict[str, Any] = {"episodes": 4, "seeds": 3, "chunk": 4, "gap": True, "progress": False}
+    return evaluate(run, output, **{**arguments, **changes})
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_files_hold_what_the_agent_does(run: Path, tmp_path: Path) -> None:
+    facts = play(run, tmp_path / "out")
+    tasks = tasks_of(ENV, "test")
+    agent = zoo.load(run)
+    assert isinstance(agent, Agent)
+    returns = np.load(tmp_path / "out" / "returns.npy")
+    assert returns.shape == (3, 3, 4)
+    request = tmp_path / "request.json"
+    request.write_text(json.dumps({"tasks": tasks.tolist(), "seeds": 3, "episodes": 4}))
+    agent.process_file(request, tmp_path / "result.npy")
+    result = np.load(tmp_path / "out" / "eval_result.npy")
+    np.testing.assert_array_equal(result, np.load(tmp_path / "result.npy"))
+    np.testing.assert_allclose(result, returns.mean(1))
+    assert facts == json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    assert facts["summary"]["mean"]["mean"] == pytest.approx(returns.mean())
+    assert facts["summary"]["oracle"] == facts["baselines"]["oracle"]
+    assert len(facts["baselines"]["explorer"]) == 4
+    assert facts["compressions_per_episode"] == 2 / 4  # after 11 and after 19 of 24 steps
+    assert facts["policy"]["window"] == 12 and facts["policy"]["num_latents"] == 3
+    lines = (tmp_path / "out" / "evaluation.csv").read_text().splitlines()
+    assert len(lines) == 4 and lines[1].startswith(" ".join(map(str, tasks[0].tolist())) + ",")
+    assert (tmp_path / "out" / "evaluation.png").read_bytes().startswith(b"\x89PNG")
+    probed = np.load(tmp_path / "out" / "gap.npy")
+    pairs = module.pairs(ENV, tasks, range(3))
+    found = memory_gap(agent.policy, ENV, *pairs, episodes=4)
+    np.testing.assert_array_equal(probed.reshape(9, 3)[:, 0], found.found.float())
+    np.testing.assert_array_equal(probed.reshape(9, 3)[:, 2], found.after)
+    assert facts["gap"]["steps"] == 12 and facts["gap"]["pairs"] == 9
+
+
+def test_two_processes_a_kill_and_other_seeds_change_nothing(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play(run, tmp_path / "one")
+    one = contents(tmp_path / "one")
+    assert play(run, tmp_path / "two", rank=1, world_size=2) == {"missing": 2}
+    assert not (tmp_path / "two" / "eval_result.npy").exists()
+    play(run, tmp_path / "two", rank=0, world_size=2)
+    assert contents(tmp_path / "two") == one
+
+    once, played = module._play, []
+
+    def killed(*args: Any) -> Any:
+        if len(played) == 2:
+            raise KeyboardInterrupt
+        played.append(args)
+        return once(*args)
+
+    monkeypatch.setattr(module, "_play", killed)
+    with pytest.raises(KeyboardInterrupt):
+        play(run, tmp_path / "killed")
+    assert len(list((tmp_path / "killed" / "parts").iterdir())) == 2
+    played.pop()
+    play(run, tmp_path / "killed")
+    assert len(played) == 2 and contents(tmp_path / "killed") == one
+    played.clear()
+    play(run, tmp_path / "killed")  # only joins
+    assert not played
+    monkeypatch.undo()
+    play(run, tmp_path / "few", seeds=2, gap=False)
+    np.testing.assert_array_equal(
+        np.load(tmp_path / "few" / "returns.npy"), np.load(tmp_path / "one" / "returns.npy")[:, :2]
+    )
+
+
+def test_the_split_is_the_runs(run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        tasks, told = split_of(run, ENV, "test")
+    assert torch.equal(tasks, tasks_of(ENV, "test", 0, 0.9)) and told == "seed 0, share 0.9"
+    assert "does not tell how its tasks were divided" in caplog.text
+    assert len(split_of(run, ENV, "all")[0]) == 25
+    assert torch.equal(split_of(run, ENV, "test", split_seed=3)[0], tasks_of(ENV, "test", 3, 0.9))
+
+    folder = tmp_path / "run"
+    folder.mkdir()
+    data: dict[str, Any] = {"split_seed": 1, "train_share": 0.8, "root": None}
+
+    def configure(**changes: Any) -> Path:
+        text = yaml.safe_dump({"data": {"class_path": "HistoryData", "init_args": {**data, **changes}}})
+        (folder / "config.yaml").write_text(text)
+        return folder
+
+    assert torch.equal(split_of(configure(), ENV, "test")[0], tasks_of(ENV, "test", 1, 0.8))
+    with pytest.raises(FileNotFoundError, match="give split_seed and train_share"):
+        split_of(configure(root=str(tmp_path / "gone")), ENV, "test")
+    embedded = configure(root=str(tmp_path / "gone"), embedded_if_missing=True)
+    assert torch.equal(split_of(embedded, ENV, "test")[0], tasks_of(ENV, "test", 1, 0.8))
+    HistoryWriter(tmp_path / "store", ENV, range(25), 1, 6, 25, {"name": "test"}, split_seed=7, train_share=0.6)
+    stored, told = split_of(configure(root=str(tmp_path / "store")), ENV, "train")
+    assert torch.equal(stored, tasks_of(ENV, "train", 7, 0.6)) and "store" in told
+    for path in (folder, configure()):
+        with pytest.raises(ValueError, match="split is one of"):
+            split_of(path, ENV, "validation")
+
+
+def test_what_cannot_be_is_refused(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="found rank 2 of 2"):
+        play(run, tmp_path / "out", rank=2, world_size=2)
+    with pytest.raises(ValueError, match="at least 1 is needed"):
+        play(run, tmp_path / "out", seeds=0)
+    with pytest.raises(ValueError, match="gap of 3 steps"):
+        play(run, tmp_path / "out", gap_steps=3)
+    assert not (tmp_path / "out").exists()
+    play(run, tmp_path / "out", episodes=1, seeds=1, gap=False)
+    with pytest.raises(ValueError, match="other settings: seeds 1"):
+        play(run, tmp_path / "out", episodes=1, seeds=2, gap=False)
+    with pytest.raises(ValueError, match="weights are not finite"):
+        load_agent(make_run(tmp_path / "broken", broken=True))
+
+
+def test_baselines_have_no_explorer_where_nothing_is_hidden() -> None:
+    env = DarkroomPermuted(4, 9)
+    facts = baselines_of(env, env.tasks()[:5], 3)
+    assert facts["explorer"] is None and facts["oracle"] == 4
+    moving = Darkroom(5, 6, random_start=True)
+    assert len(baselines_of(moving, moving.tasks()[:5], 3)["explorer"]) == 3

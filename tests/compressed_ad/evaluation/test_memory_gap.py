@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from zoo.compressed_ad.envs.grids import DarkKeyToDoor, Darkroom
+from zoo.compressed_ad.evaluation.memory_gap import Gap, memory_gap, summarise_gap
+from zoo.compressed_ad.nets.compression import Compressor, Forget
+from zoo.compressed_ad.nets.embedding import FactoredEmbedding
+from zoo.compressed_ad.nets.policy import InContextPolicy, State
+from zoo.compressed_ad.nets.steps import Steps
+from zoo.compressed_ad.nets.transformer import Transformer
+from zoo.compressed_ad.rollout import Player
+
+ENV = Darkroom(5, 8)
+
+
+class Remembers(InContextPolicy):
+    """Acts at random until it has seen a reward, then walks to the cell that gave it: down or up, then across."""
+
+    def __init__(self, compressor: Compressor | None = None, forgets: bool = False) -> None:
+        super().__init__(FactoredEmbedding(16, 5), Transformer(16, 1, 2, 12), compressor)
+        self.forgets = forgets
+        self.goal: Tensor | None = None
+        self.dry = 0
+
+    def act(self, state: State, queries: Tensor) -> Tensor:
+        if self.goal is None:
+            self.goal = torch.full_like(queries, -1)
+        way = self.goal - queries
+        best = torch.where(
+            way[:, 0] != 0, (way[:, 0] < 0).long(), torch.where(way[:, 1] != 0, 2 + (way[:, 1] < 0).long(), 4)
+        )
+        logits = torch.nn.functional.one_hot(best, 5) * 100.0
+        return torch.where(self.goal[:, :1] >= 0, logits, torch.zeros_like(logits))
+
+    def observe(self, state: State, step: Steps) -> None:
+        assert self.goal is not None
+        self.goal = torch.where(step.rewards > 0, step.next_states[:, 0], self.goal)
+        self.dry = 0 if step.rewards.any() else self.dry + 1
+        if self.forgets and self.dry >= 12:
+            self.goal = torch.full_like(self.goal, -1)
+
+
+def test_who_remembers_is_told_from_who_forgets() -> None:
+    tasks = ENV.tasks().repeat(20, 1)
+    seeds = list(range(len(tasks)))
+    kept = memory_gap(Remembers(), ENV, tasks, seeds, 4)
+    lost = memory_gap(Remembers(forgets=True), ENV, tasks, seeds, 4)
+    best = ENV.best_return(tasks, torch.tensor([[2, 2]]).expand(len(tasks), 2)).float()
+    assert torch.equal(kept.after[kept.found], best[kept.found])
+    assert torch.equal(kept.found, lost.found)
+    facts = summarise_gap(kept, ENV, tasks), summarise_gap(lost, ENV, tasks)
+    assert facts[0]["pairs"] == len(tasks) and 0 < facts[0]["count"] < len(tasks)
+    assert facts[0]["after"] == facts[0]["oracle"]
+    assert facts[1]["random"] < facts[1]["after"] < facts[0]["after"] / 2
+
+
+def test_the_gap_is_at_least_a_window_and_ends_with_an_episode() -> None:
+    torch.manual_seed(0)
+    net = InContextPolicy(FactoredEmbedding(16, 5), Transformer(16, 1, 2, 12), Forget())
+    with Player(net, ENV, ENV.tasks(), range(25)) as player:
+        player.play(2)
+        player.play(2, aimless=True)
+        after = player.play(1)[:, 0]
+    found = memory_gap(net, ENV, ENV.tasks(), range(25), 2, gap_steps=13)
+    assert torch.equal(found.after, after)
+    with pytest.raises(ValueError, match="gap of 11 steps does not empty the window of 12"):
+        memory_gap(net, ENV, ENV.tasks(), range(25), 2, gap_steps=11)
+    with pytest.raises(ValueError, match="at least 1 episode"):
+        memory_gap(net, ENV, ENV.tasks(), range(25), 0)
+
+
+def test_a_door_counts_as_found_with_the_key_and_none_found_has_no_mean() -> None:
+    env = DarkKeyToDoor(5, 8)
+    torch.manual_seed(0)
+    net = InContextPolicy(FactoredEmbedding(16, 5), Transformer(16, 1, 2, 12), Forget())
+    tasks = torch.tensor([[2, 3, 2, 3], [0, 0, 4, 4]]).repeat(50, 1)
+    found = memory_gap(net, env, tasks, range(100), 3)
+    assert found.found[::2].any() and not found.found[1::2].any()
+    none = Gap(torch.zeros(2, dtype=torch.bool), torch.zeros(2), torch.zeros(2))
+    facts = {"pairs": 2, "count": 0, "before": None, "after": None, "random": None, "oracle": None}
+    assert summarise_gap(none, env, tasks[:2]) == facts

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zoo.compressed_ad.envs.grids import Darkroom
+from zoo.compressed_ad.evaluation import plots
+from zoo.compressed_ad.evaluation.baselines import oracle_return, random_return
+from zoo.compressed_ad.evaluation.evaluate import baselines_of, task_rows, write_report
+from zoo.compressed_ad.evaluation.report import report, training_curves
+from zoo.compressed_ad.evaluation.summary import summarise
+
+ENV = Darkroom(5, 10)
+TASKS = ENV.tasks()[[3, 8, 20]]
+
+
+def make(
+    folder: Path, final: float, latents: int = 4, window: int = 20, compressor: str | None = "QueryCompressor",
+    episodes: int = 10, run: str = "nowhere", gap: bool = False, env: Darkroom = ENV,
+) -> Path:  # fmt: skip
+    """An evaluation whose return rises from 0 to `final`."""
+    rng = np.random.default_rng(int(10 * final))
+    curve = np.linspace(0, final, episodes)
+    returns = (curve + rng.normal(0, 0.3, (len(TASKS), 4, episodes))).astype(np.float32)
+    random, oracle = random_return(env, TASKS).numpy(), oracle_return(env, TASKS).numpy()
+    facts: dict[str, Any] = {
+        "version": "0",
+        "run": run,
+        "split": "test",
+        "split_from": "seed 0, share 0.9",
+        "env": env.describe(),
+        "seeds": 4,
+        "episodes": episodes,
+        "greedy": False,
+        "weights": "0",
+        "policy": {"window": window, "num_latents": latents, "compressor": compressor, "parameters": 100},
+        "compressions_per_episode": 0.5,
+        "baselines": baselines_of(env, TASKS, episodes),
+        "summary": summarise(returns, random, oracle),
+        "gap": {"steps": 20, "pairs": 12, "count": 9, "before": 6.0, "after": 5.0, "random": 0.4, "oracle": 8.0}
+        if gap
+        else None,
+        "tasks": task_rows(TASKS, returns, random, oracle),
+    }
+    write_report(folder, facts, returns)
+    return folder
+
+
+def test_a_report_on_arms_and_a_sweep(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "metrics.csv").write_text(
+        "step,epoch,train/loss,val/return_last,lr\n0,0,1.6,,1\n9,0,1.2,2.0,1\n19,1,0.9,4.0,1\n"
+    )
+    folders = [
+        make(tmp_path / "none", 2.0, latents=0, compressor="Forget"),
+        make(tmp_path / "few", 4.0, latents=2, run=str(run), gap=True),
+        make(tmp_path / "many", 6.0, latents=8, run=str(run / "last.ckpt")),
+    ]
+    result = report(folders, tmp_path / "out")
+    assert result == json.loads((tmp_path / "out" / "report.json").read_text())
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "report.md", "report.json", "curves.png", "running.png", "tasks.png", "sweep.png", "training.png",
+    }  # fmt: skip
+    rows = {row["label"]: row for row in result["evaluations"]}
+    assert list(rows) == ["none", "few", "many"]
+    assert rows["none"]["over_first"] is None and rows["none"]["ratio"] is None
+    assert rows["few"]["ratio"] == 10 and rows["few"]["free"] == 17
+    gain = rows["many"]["over_first"]
+    assert gain["low"] < gain["mean"] < gain["high"] and gain["mean"] == pytest.approx(4 * 7 / 9, abs=0.3)
+    # a third of the way at the same slope times three
+    assert rows["many"]["episodes_to_reach"]["90%"] < rows["none"]["episodes_to_reach"]["90%"]
+    page = (tmp_path / "out" / "report.md").read_text()
+    assert "| many | " in page and "## Memory gap" in page and "![sweep](sweep.png)" in page
+    assert set(training_curves(run)) == {"train/loss", "val/return_last"}
+    assert training_curves(run)["val/return_last"] == ([9, 19], [2.0, 4.0])
+
+
+def test_one_plain_evaluation_has_no_sweep_and_no_training(tmp_path: Path) -> None:
+    folder = make(tmp_path / "plain", 3.0, compressor=None, episodes=60)
+    result = report([folder], tmp_path / "out", ["mine"])
+    assert result["pictures"] == ["curves.png", "running.png", "tasks.png"]
+    assert result["evaluations"][0]["free"] is None
+    assert "Memory gap" not in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_unlike_evaluations_are_told_apart(tmp_path: Path) -> None:
+    folders = [make(tmp_path / "a", 3.0), make(tmp_path / "b", 3.5, episodes=12)]
+    result = report(folders, tmp_path / "out")
+    assert result["evaluations"][1]["over_first"] is None
+    assert result["notes"] == ["The evaluations have different numbers of episodes (episodes): a 10, b 12."]
+    with pytest.raises(ValueError, match="2 different labels"):
+        report(folders, tmp_path / "out", ["a", "a"])
+    with pytest.raises(ValueError, match="at least one evaluation"):
+        report([], tmp_path / "out")
+    with pytest.raises(FileNotFoundError, match="holds no finished evaluation"):
+        report([tmp_path], tmp_path / "out")
+    with pytest.raises(ValueError, match="different environments"):
+        report([folders[0], make(tmp_path / "c", 1.0, env=Darkroom(5, 11))], tmp_path / "out")
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "evaluation.json").write_text("{}")
+    with pytest.raises(ValueError, match="is not of `zoo evaluate compressed_ad`"):
+        report([tmp_path / "d"], tmp_path / "out")
+
+
+def test_many_tasks_are_a_line(tmp_path: Path) -> None:
+    rows = [{"task": str(number), "last": float(number % 7), "oracle": 8.0} for number in range(100)]
+    axes = plots.tasks({"all": {"tasks": rows}}).axes[0]
+    drawn = axes.lines[0].get_ydata()
+    assert len(drawn) == 100 and list(drawn) == sorted(drawn, reverse=True)

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from zoo.compressed_ad.evaluation.summary import (
+    bootstrap,
+    episodes_to_reach,
+    interval,
+    last_episodes,
+    smoothed,
+    speed,
+    summarise,
+)
+
+
+def test_the_interval_has_the_width_of_theory() -> None:
+    rng = np.random.default_rng(0)
+    tasks, seeds = 40, 30
+    values = rng.normal(0, 2, (tasks, 1, 1)) + rng.normal(0, 1, (tasks, seeds, 1))
+    low, high = bootstrap(values)
+    by_task = values[..., 0].mean(1).std()
+    error = (by_task**2 / tasks + values[..., 0].var(1).mean() / (tasks * seeds)) ** 0.5
+    assert high[0] - low[0] == pytest.approx(2 * 1.96 * error, rel=0.08)
+    assert low[0] < values.mean() < high[0]
+    assert bootstrap(values)[0] == low
+
+
+def test_one_task_leaves_the_seeds_and_one_pair_no_interval() -> None:
+    values = np.random.default_rng(0).normal(size=(1, 200, 1))
+    low, high = bootstrap(values)
+    assert high[0] - low[0] == pytest.approx(2 * 1.96 / 200**0.5, rel=0.15)
+    assert interval(np.ones((1, 1))) == {"mean": 1.0, "low": None, "high": None}
+    assert interval(np.ones((3, 2))) == {"mean": 1.0, "low": 1.0, "high": 1.0}
+
+
+def test_levels_are_reached_when_the_moving_average_is_there() -> None:
+    curve = np.concatenate([np.zeros(40), np.full(60, 10.0)])
+    assert len(smoothed(curve)) == 81  # of 20 episodes each
+    assert speed(curve, 10.0) == {"50%": 50, "75%": 55, "90%": 58}
+    assert episodes_to_reach(curve, 11.0) is None
+    assert episodes_to_reach(curve, 0.0) == 20
+    short = np.array([0.0, 1.0, 2.0, 3.0, 4.0])
+    assert smoothed(short).tolist() == short.tolist()
+    assert episodes_to_reach(short, 2.0) == 3
+    assert [last_episodes(count) for count in (1, 2, 9, 100, 500)] == [1, 1, 5, 50, 50]
+
+
+def test_the_summary_of_a_known_curve() -> None:
+    curve = np.concatenate([np.zeros(40), np.full(60, 10.0)])
+    returns = np.stack([curve, curve + 2])[:, None].repeat(3, 1)
+    facts = summarise(returns, np.array([1.0, 1.0]), np.array([14.0, 16.0]))
+    assert facts["mean"]["mean"] == pytest.approx(7.0)
+    assert facts["first"]["mean"] == pytest.approx(1.0)
+    assert facts["last"] == {"mean": pytest.approx(11.0), "low": pytest.approx(10.0), "high": pytest.approx(12.0)}
+    assert facts["last_episodes"] == 50
+    assert facts["regret"]["mean"] == pytest.approx(15 - 7)
+    assert facts["gain"] == pytest.approx((11 - 1) / (15 - 1))
+    assert facts["std_tasks"] == pytest.approx(1.0)
+    assert facts["std"] == pytest.approx(np.stack([curve, curve + 2]).std())
+    assert facts["after_episodes"] == {
+        "20": pytest.approx(1.0),
+        "50": pytest.approx(6.0),
+        "100": pytest.approx(11.0),
+    }
+    assert facts["curve"]["cumulative"][-1] == pytest.approx(7.0)
+    assert len(facts["curve"]["low"]) == 100
+    assert summarise(returns, np.ones(2), np.ones(2))["gain"] is None

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from zoo.compressed_ad.nets import compression
+from zoo.compressed_ad.nets.embedding import FactoredEmbedding, LinearEmbedding
+from zoo.compressed_ad.nets.policy import InContextPolicy
+from zoo.compressed_ad.nets.steps import Steps
+from zoo.compressed_ad.nets.transformer import Transformer
+
+DIM, GRID, WINDOW, K = 16, 5, 12, 3
+COMPRESSORS = {
+    "learned": lambda: compression.QueryCompressor(DIM, K, 1, 2),
+    "encoder": lambda: compression.EncoderCompressor(DIM, K, 1, 2),
+    "forget": compression.Forget,
+    "recent": lambda: compression.KeepRecent(K),
+    "uniform": lambda: compression.KeepUniform(K),
+    "attended": lambda: compression.KeepAttended(K),
+}
+
+
+def histories(batch: int, length: int) -> Steps:
+    generator = torch.Generator().manual_seed(length)
+
+    def draw(high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(high, (batch, length, *shape), generator=generator)
+
+    return Steps(draw(GRID, 2), draw(5), draw(2), draw(GRID, 2), draw(2).bool())
+
+
+def policy(compressor: str | None = None, arrangement: str = "fused", mask: str = "causal") -> InContextPolicy:
+    torch.manual_seed(0)
+    embedding = (FactoredEmbedding if arrangement == "fused" else LinearEmbedding)(DIM, GRID)
+    parts = None if compressor is None else COMPRESSORS[compressor]()
+    transformer = Transformer(DIM, 2, 2, WINDOW)
+    return InContextPolicy(embedding, transformer, parts, arrangement, mask).eval()
+
+
+def act_through(net: InContextPolicy, steps: Steps, cached: bool) -> tuple[torch.Tensor, list[int]]:
+    state, logits, compressed = net.begin(cached), [], []
+    for t in range(steps.length):
+        logits.append(net.act(state, steps.states[:, t]))
+        before = state.compressions
+        net.observe(state, steps.slice(t, t + 1))
+        compressed += [t] * (state.compressions - before)
+    return torch.stack(logits, 1), compressed
+
+
+@pytest.mark.parametrize("arrangement", ["fused", "separate"])
+@pytest.mark.parametrize("compressor", COMPRESSORS)
+@torch.no_grad()
+def test_training_and_acting_compute_the_same(compressor: str, arrangement: str) -> None:
+    net, steps = policy(compressor, arrangement), histories(2, 40)
+    output = net(steps)
+    for cached in (True, False):
+        logits, compressed = act_through(net, steps, cached)
+        torch.testing.assert_close(logits, output.logits, atol=1e-5, rtol=1e-5)
+        assert compressed == [10 + n * (11 - net.num_latents) for n in range(len(compressed))]
+    assert (
+        len(output.compressions) == len(compressed) == (3 if net.num_latents == 0 else 4) - (net.num_latents == 0) * 0
+    )
+
+
+@pytest.mark.parametrize("arrangement", ["fused", "separate"])
+@torch.no_grad()
+def test_without_a_compressor_the_window_slides(arrangement: str) -> None:
+    net, steps = policy(None, arrangement), histories(2, 30)
+    logits, _ = act_through(net, steps, True)
+    torch.testing.assert_close(logits[:, :WINDOW], net(steps.slice(0, WINDOW)).logits, atol=1e-5, rtol=1e-5)
+    for end in (13, 30):
+        window = net(steps.slice(end - WINDOW, end)).logits[:, -1]
+        torch.testing.assert_close(logits[:, end - 1], window, atol=1e-5, rtol=1e-5)
+    with pytest.raises(ValueError, match="13 steps do not fit the window of 12"):
+        net(steps.slice(0, 13))
+
+
+@torch.no_grad()
+def test_the_full_mask_computes_the_last_step_alone() -> None:
+    net, steps = policy("learned", "separate", "full"), histories(2, 25)
+    last = net(steps, last_only=True).logits[:, 0]
+    torch.testing.assert_close(last, act_through(net, steps, True)[0][:, -1], atol=1e-5, rtol=1e-5)
+    causal = policy("learned", "separate")
+    causal.load_state_dict(net.state_dict())
+    assert not torch.equal(causal(steps, last_only=True).logits[:, 0], last)
+    with pytest.raises(ValueError, match="only the last step trains"):
+        net(steps)
+
+
+@pytest.mark.parametrize("rounds", [None, 0, 1, 2])
+def test_gradients_flow_through_so_many_compressions(rounds: int | None) -> None:
+    net, steps = policy("learned"), histories(1, 11 + 3 * 8)
+    net.embedding.requires_grad_(False)
+    output = net(steps, rounds)
+    for compression_ in output.compressions:
+        compression_.latents.retain_grad()
+    output.logits[:, -1].sum().backward()
+    reached = [each.latents.grad is not None and bool(each.latents.grad.any()) for each in output.compressions]
+    expected = {None: [True] * 3, 0: [False] * 3, 1: [False] * 3, 2: [False, False, True]}
+    assert reached == expected[rounds]
+
+
+def test_gradients_decay_with_each_compression() -> None:
+    grads = []
+    for decay in (1.0, 0.5):
+        net, steps = policy("learned"), histories(1, 11 + 2 * 8)
+        output = net(steps, gradient_decay=decay)
+        for each in output.compressions:
+            each.latents.retain_grad()
+        output.logits[:, -1].sum().backward()
+        grads.append([each.latents.grad for each in output.compressions])
+    torch.testing.assert_close(grads[1][1], grads[0][1] * 0.5)
+    torch.testing.assert_close(grads[1][0], grads[0][0] * 0.25)
+
+
+def test_parts_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="16 channels, the transformer has 8"):
+        InContextPolicy(FactoredEmbedding(16), Transformer(8, 1, 2, 10))
+    with pytest.raises(ValueError, match="no room for 9 latents"):
+        InContextPolicy(FactoredEmbedding(16), Transformer(16, 1, 2, 10), compression.KeepRecent(9))
+    with pytest.raises(ValueError, match="heads do not divide"):
+        Transformer(16, 1, 3)

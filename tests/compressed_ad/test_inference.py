@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from zoo.compressed_ad import inference as module
+from zoo.compressed_ad.envs.grids import DarkKeyToDoor, Darkroom
+from zoo.compressed_ad.inference import Agent, pairs, tasks_of
+from zoo.compressed_ad.nets.compression import QueryCompressor
+from zoo.compressed_ad.nets.embedding import FactoredEmbedding
+from zoo.compressed_ad.nets.policy import InContextPolicy
+from zoo.compressed_ad.nets.transformer import Transformer
+from zoo.compressed_ad.rollout import rollout
+
+ENV = Darkroom(5, 6)
+
+
+def build(**options: Any) -> Agent:
+    torch.manual_seed(0)
+    net = InContextPolicy(FactoredEmbedding(16, 5), Transformer(16, 1, 2, 12), QueryCompressor(16, 3, 1, 2))
+    return Agent(net, ENV, **options).eval()
+
+
+def ask(folder: Path, request: Any, **options: Any) -> tuple[np.ndarray, dict[str, Any]]:
+    source = folder / "request.json"
+    source.write_text(request if isinstance(request, str) else json.dumps(request), encoding="utf-8")
+    facts = build(**options).process_file(source, folder / "result.npy")
+    return np.load(folder / "result.npy"), facts
+
+
+def test_a_call_is_a_rollout_whatever_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, tasks, seeds = build(episodes=3), [[0, 1], [2, 3], [4, 4]], [7, 8, 9]
+    expected = rollout(agent.policy, ENV, torch.tensor(tasks), seeds, 3).returns.numpy()
+    monkeypatch.setattr(module, "CHUNK", 2)
+    found = agent(tasks, seeds)
+    np.testing.assert_array_equal(found, expected)
+    assert found.shape == (3, 3) and found.dtype == np.float32
+    np.testing.assert_array_equal(agent(np.array(tasks), seeds, 2), expected[:, :2])
+
+
+def test_pairs_depend_on_task_and_seed_alone() -> None:
+    tasks, seeds = pairs(ENV, torch.tensor([[0, 1], [3, 2]]), [0, 5])
+    assert tasks.tolist() == [[0, 1], [0, 1], [3, 2], [3, 2]]
+    assert len(set(seeds)) == 4
+    assert pairs(ENV, torch.tensor([[3, 2]]), [5])[1] == seeds[3:]
+    door = DarkKeyToDoor(3)
+    assert len(set(pairs(door, door.tasks(), [0])[1])) == 81
+
+
+def test_a_request_of_tasks(tmp_path: Path) -> None:
+    result, facts = ask(tmp_path, {"tasks": [[0, 1], [2, 2]], "seeds": 3, "episodes": 4})
+    agent = build()
+    one = agent(*pairs(ENV, torch.tensor([[0, 1], [2, 2]]), [0, 1, 2]), 4).reshape(2, 3, 4)
+    np.testing.assert_array_equal(result, one.mean(1))
+    assert facts["tasks"] == 2 and facts["seeds"] == 3 and facts["episodes"] == 4
+    assert facts["last_return"] == pytest.approx(result[:, -1].mean())
+    listed, _ = ask(tmp_path, {"tasks": [[2, 2]], "seeds": [2, 0, 1], "episodes": 4})
+    np.testing.assert_allclose(listed[0], result[1], rtol=1e-6)
+
+
+def test_a_request_of_a_split_takes_the_agents_episodes(tmp_path: Path) -> None:
+    assert ask(tmp_path, {"split": "test"}, episodes=2)[0].shape == (3, 2)
+    assert ask(tmp_path, {"split": "train", "train_share": 0.2, "split_seed": 1}, episodes=1)[0].shape == (5, 1)
+    train, test = (tasks_of(ENV, split).tolist() for split in ("train", "test"))
+    assert sorted(train + test) == tasks_of(ENV, "all").tolist() == ENV.tasks().tolist()
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ("{", "not a JSON file"),
+        ([1], "expected an object with keys of tasks, split, .* found list"),
+        ({"tasks": [[0, 0]], "goal": 1}, "found tasks, goal"),
+        ({"seeds": 2}, "expected either tasks or split"),
+        ({"tasks": [[0, 0]], "split": "test"}, "expected either tasks or split"),
+        ({"tasks": [[0, 5]]}, r"lists of 2 numbers below \[5, 5\], found \[0, 5\]"),
+        ({"tasks": [[0, -1]]}, r"found \[0, -1\]"),
+        ({"tasks": [[0, 1, 2]]}, r"found \[0, 1, 2\]"),
+        ({"tasks": [[0, 1.5]]}, r"found \[0, 1.5\]"),
+        ({"tasks": []}, r"found \[\]"),
+        ({"tasks": 3}, "found 3"),
+        ({"split": "validation"}, "split is one of train, test, all, not 'validation'"),
+        ({"split": "test", "train_share": 1.0}, "is empty"),
+        ({"split": "test", "train_share": "much"}, "are numbers"),
+        ({"split": "test", "train_share": 2}, "train_share is from 0 to 1"),
+        ({"split": "all", "seeds": 0}, "seeds .* is at least 1, found 0"),
+        ({"split": "all", "seeds": ["a"]}, r"seeds .* found \['a'\]"),
+        ({"split": "all", "episodes": True}, "episodes is at least 1, found True"),
+    ],
+)
+def test_what_is_wrong_in_a_request_is_named(tmp_path: Path, request_: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=r"request\.json: .*" + message):
+        ask(tmp_path, request_)
+
+
+def test_the_example_works_and_options_are_checked(tmp_path: Path) -> None:
+    agent = build()
+    path = agent.write_example(tmp_path / "example")
+    agent.process_file(path, tmp_path / "out.npy")
+    assert np.load(tmp_path / "out.npy").shape == (2, 2)
+    assert "one episode" in agent.dry_run()
+    with pytest.raises(ValueError, match="episodes is at least 1"):
+        build(episodes=0)
+    with pytest.raises(ValueError, match="grid of 5 rows"):
+        Agent(agent.policy, Darkroom(9))

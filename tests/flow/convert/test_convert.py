@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from omegaconf import OmegaConf
+from torch import nn
+
+from zoo.common.build import build
+from zoo.flow.convert import convert, convert_config, describe, from_original, is_original, original_state, to_original
+from zoo.flow.nets.mlp import ToyNet
+from zoo.flow.nets.unet import UNet
+from zoo.runs.checkpoints import load_checkpoint
+
+SIZES = [
+    {"channel_mult": (1, 2, 2), "attention_levels": (1,), "res_blocks": 2, "num_classes": 3},
+    {"channel_mult": (1, 1), "attention_levels": (0, 1), "res_blocks": 1, "num_classes": 0},
+    {"channel_mult": (2,), "attention_levels": (), "res_blocks": 3, "num_classes": 10, "in_channels": 1},
+]
+
+
+def lineage_net(**sizes) -> UNet:
+    """A net that computes as the lineage's do."""
+    torch.manual_seed(0)
+    return UNet(image_resolution=16, channels=32, time_scale=1.0, norm_groups=32, **sizes).eval()
+
+
+def state_of(net: nn.Module, prefix: str = "network.") -> dict[str, torch.Tensor]:
+    return {prefix + key: value for key, value in net.state_dict().items()}
+
+
+@pytest.fixture
+def net() -> UNet:
+    return lineage_net(**SIZES[0])
+
+
+def same(a: nn.Module, b: nn.Module) -> bool:
+    x, y = a.state_dict(), b.state_dict()
+    return list(x) == list(y) and all(torch.equal(x[key], y[key]) for key in x)
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_sizes_come_from_the_tensors(tmp_path, sizes):
+    net = lineage_net(**sizes)
+    torch.save(state_of(net), tmp_path / "flat.ckpt")
+    again = from_original(tmp_path / "flat.ckpt", image_resolution=16)
+    assert same(net, again) and not again.training
+    for name in ("channel_mult", "attention_levels", "res_blocks", "num_classes", "sample_shape"):
+        assert getattr(again, name) == getattr(net, name), name
+    x, t = torch.randn(2, *net.sample_shape), torch.rand(2)
+    assert torch.equal(net(x, t), again(x, t))
+    assert from_original(tmp_path / "flat.ckpt").sample_shape[1:] == (64, 64)
+
+
+@pytest.mark.parametrize("prefix", ["module.network.", "module._orig_mod.network.", "network._orig_mod."])
+def test_wrapped_names(tmp_path, net, prefix):
+    torch.save(state_of(net, prefix), tmp_path / "last.ckpt")
+    assert same(net, from_original(tmp_path / "last.ckpt"))
+    facts = describe(tmp_path / "last.ckpt")
+    assert facts["format"] == ("accelerate" if prefix.startswith("module.") else "state dict")
+    assert set(original_state(tmp_path / "last.ckpt")) == {f"net.{key}" for key in net.state_dict()}
+
+
+def test_perceptual_loss_is_left_out(tmp_path, net):
+    state = state_of(net) | {"lpips_fn.net.slice1.0.weight": torch.zeros(2)}
+    torch.save({"hparams": {}, "state_dict": state}, tmp_path / "student.ckpt")
+    assert same(net, from_original(tmp_path / "student.ckpt"))
+    assert describe(tmp_path / "student.ckpt")["left out"] == "1 tensors of a perceptual loss"
+
+
+def test_written_files_say_what_they_know(tmp_path, net):
+    to_original(net, tmp_path / "a.pt", {"sigma_min": 0.0})
+    assert torch.load(tmp_path / "a.pt", weights_only=True)["hparams"] == {
+        "sigma_min": 0.0,
+        "num_train_timesteps": 1000,
+        "image_resolution": 16,
+        "use_cfg": True,
+        "cfg_dropout": 0.1,
+        "dropout": 0.1,
+    }
+    assert from_original(tmp_path / "a.pt").sample_shape == (3, 16, 16)
+    toy = ToyNet(2, (8, 4), time_scale=1.0)
+    assert convert(toy, tmp_path / "toy.pt")["tensors"] == len(toy.state_dict())
+    assert same(toy, from_original(tmp_path / "toy.pt"))
+
+
+def test_checkpoint_there_and_back(tmp_path, net):
+    to_original(net, tmp_path / "a.pt", {"sigma_min": 0.01, "cfg_dropout": 0.2})
+    facts = convert(tmp_path / "a.pt", tmp_path / "ours.ckpt")
+    assert facts["notes"] == ["no training state: start from it with init_from"]
+    checkpoint = load_checkpoint(tmp_path / "ours.ckpt")
+    parts = checkpoint["zoo"]["parts"]
+    assert build(parts["path"]).sigma_min == 0.01
+    ours = build(parts["net"])
+    ours.load_state_dict({key.removeprefix("net."): value for key, value in checkpoint["state_dict"].items()})
+    assert same(ours, net)
+    convert(tmp_path / "ours.ckpt", tmp_path / "back.pt")
+    before, after = (torch.load(tmp_path / name, weights_only=True) for name in ("a.pt", "back.pt"))
+    assert before["hparams"] == after["hparams"]
+    assert all(torch.equal(before["state_dict"][key], after["state_dict"][key]) for key in before["state_dict"])
+    assert not is_original(tmp_path / "ours.ckpt")
+
+
+def test_averaged_weights_are_what_goes_back(tmp_path, net):
+    to_original(net, tmp_path / "a.pt")
+    convert(tmp_path / "a.pt", tmp_path / "ours.ckpt")
+    checkpoint = load_checkpoint(tmp_path / "ours.ckpt")
+    checkpoint["ema"] = {"shadow": {"net.head.bias": torch.ones(32)}, "updates": 5}
+    torch.save(checkpoint, tmp_path / "ema.ckpt")
+    assert convert(tmp_path / "ema.ckpt", tmp_path / "back.pt")["notes"] == ["averaged (EMA) weights"]
+    assert torch.equal(from_original(tmp_path / "back.pt").head.bias, torch.ones(32))
+
+
+def test_export_and_what_was_assumed(tmp_path, net):
+    torch.save(state_of(net, "module.network."), tmp_path / "last.ckpt")
+    facts = convert(tmp_path / "last.ckpt", tmp_path / "export")
+    assert facts["notes"] == [
+        "image_resolution is not in the file: 64 assumed",
+        "sigma_min is not in the file: 0.001 assumed",
+    ]
+    config = json.loads((tmp_path / "export" / "config.json").read_text())
+    assert same(build(config["parts"]["net"]), net) is False  # random weights; the sizes are the point
+    assert list(build(config["parts"]["net"]).state_dict()) == list(net.state_dict())
+
+
+def test_nets_that_the_lineage_would_compute_otherwise_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"time_scale 1000\.0"):
+        to_original(ToyNet(), tmp_path / "a.pt")
+    net = UNet(8, channels=32, channel_mult=(1,), attention_levels=(), res_blocks=1, time_scale=1.0)
+    with pytest.raises(ValueError, match=r"groups \[8, 16\]"):
+        to_original(net, tmp_path / "a.pt")
+    with pytest.raises(ValueError, match="found Linear"):
+        to_original(nn.Linear(1, 1), tmp_path / "a.pt")
+    assert not (tmp_path / "a.pt").exists()
+
+
+def test_damaged_states_are_refused(tmp_path, net):
+    def read(change) -> None:
+        state = state_of(net)
+        change(state)
+        torch.save(state, tmp_path / "bad.ckpt")
+        from_original(tmp_path / "bad.ckpt")
+
+    with pytest.raises(ValueError, match=r"1 tensors do not fit a whole UNet: missing tail\.2\.bias"):
+        read(lambda state: state.pop("network.tail.2.bias"))
+    with pytest.raises(ValueError, match=r"unexpected extra"):
+        read(lambda state: state.update({"network.extra": torch.zeros(1)}))
+    with pytest.raises(ValueError, match=r"tail\.2\.bias is \(4,\), expected \(3,\)"):
+        read(lambda state: state.update({"network.tail.2.bias": torch.zeros(4)}))
+    with pytest.raises(ValueError, match="equal numbers"):
+        read(lambda state: [state.pop(key) for key in list(state) if key.startswith("network.downblocks.7.")])
+    with pytest.raises(ValueError, match="unknown layout with keys other"):
+        read(lambda state: state.update({"other": torch.zeros(1)}))
+
+
+@pytest.mark.parametrize("content", [[1, 2], {"a": 1}, {"state_dict": {"net.gain": torch.zeros(1)}}, {}])
+def test_strangers_are_no_originals(tmp_path: Path, content):
+    torch.save(content, tmp_path / "strange.pt")
+    assert not is_original(tmp_path / "strange.pt")
+    assert not is_original(tmp_path / "absent.pt") and not is_original(tmp_path)
+    with pytest.raises(ValueError, match=r"strange\.pt"):
+        describe(tmp_path / "strange.pt")
+
+
+def test_only_flow_checkpoints_go_back(tmp_path):
+    torch.save({"state_dict": {}, "zoo": {"inference": "zoo.hifigan.Vocoder"}}, tmp_path / "other.ckpt")
+    with pytest.raises(ValueError, match=r"expected a checkpoint for zoo\.flow"):
+        convert(tmp_path / "other.ckpt", tmp_path / "a.pt")
+
+
+def test_training_flags_become_a_recipe(tmp_path):
+    flags = {
+        "use_cfg": True,
+        "batch_size": 16,
+        "train_num_steps": 1001,
+        "warmup_steps": 200,
+        "gradient_accumulation_steps": 2,
+        "mixed_precision": "fp16",
+        "sigma_min": 0.01,
+        "seed": 5,
+        "gpu": 0,
+        "device": "cuda:0",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(flags))
+    recipe, unmapped = convert_config(tmp_path / "config.json")
+    assert unmapped == ["gpu", "device"]
+    assert recipe["seed_everything"] == 5
+    trainer = {key: recipe["trainer"][key] for key in ("max_steps", "accumulate_grad_batches", "precision")}
+    assert trainer == {"max_steps": 501, "accumulate_grad_batches": 2, "precision": "16-mixed"}
+    model = OmegaConf.to_container(OmegaConf.create(recipe), resolve=True)["model"]["init_args"]
+    for part in ("path", "times", "solver", "guidance"):
+        build(model[part])
+    with torch.device("meta"):
+        assert sum(p.numel() for p in build(model["net"]).parameters()) == 58_755_331
+    assert build(model["path"]).sigma_min == 0.01
+    assert model["scheduler"]["init_args"] == {"warmup_steps": 199}
+    assert recipe["data"]["init_args"]["batch_size"] == 16
+    (tmp_path / "config.json").write_text(json.dumps(flags | {"use_cfg": False}))
+    model = convert_config(tmp_path / "config.json")[0]["model"]["init_args"]
+    assert model["net"]["init_args"]["num_classes"] == 0 and model["guidance"] is None and model["label_drop"] == 0
+
+
+def test_launch_configuration_becomes_a_trainer_section(tmp_path):
+    (tmp_path / "accelerate_config.yaml").write_text(
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nmixed_precision: fp16\n"
+        "num_machines: 1\nnum_processes: 4\ngpu_ids: all\n"
+    )
+    recipe, unmapped = convert_config(tmp_path / "accelerate_config.yaml")
+    assert list(recipe) == ["trainer"] and unmapped == []
+    assert recipe["trainer"]["devices"] == 4 and recipe["trainer"]["precision"] == "16-mixed"
+    assert recipe["trainer"]["strategy"]["class_path"].endswith("DDPStrategy")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[1, 2]", "must hold a table of settings, found list"),
+        ("{a: 1}", "it lacks train_num_steps and batch_size and has a"),
+        ("a: b: c", "neither JSON nor YAML"),
+        (yaml.safe_dump({"train_num_steps": 1, "batch_size": 1, "mixed_precision": "fp8"}), "not 'fp8'"),
+        (yaml.safe_dump({"train_num_steps": 1, "batch_size": "many"}), "config.yaml: batch_size is a whole number"),
+        (yaml.safe_dump({"train_num_steps": 1, "batch_size": 1, "use_cfg": "yes"}), "use_cfg is true or false"),
+        (yaml.safe_dump({"distributed_type": "NO", "num_processes": 0}), "num_processes: expected a number from 1"),
+    ],
+)
+def test_other_configurations_are_refused(tmp_path, content, message):
+    (tmp_path / "config.yaml").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        convert_config(tmp_path / "config.yaml")
+    with pytest.raises(FileNotFoundError):
+        convert_config(tmp_path / "absent.yaml")

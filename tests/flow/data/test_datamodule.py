@@ -1,0 +1,252 @@
+import logging
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from zoo.flow.data.datamodule import FlowData, ImageData, PointData
+from zoo.flow.data.image_cache import ImageCache
+from zoo.flow.data.images import DecodedPictures
+from zoo.flow.process.coupling import PooledTransport
+
+
+def digits(**kwargs: object) -> ImageData:
+    data = ImageData(**{"image_resolution": 8, "channels": 1, "batch_size": 4, "max_per_class": 20, **kwargs})
+    data.setup("fit")
+    return data
+
+
+def folder(root: Path, cache: Path | None = None, **kwargs: object) -> ImageData:
+    caches = None if cache is None else str(cache)
+    return ImageData(str(root), **{"image_resolution": 4, "batch_size": 2, "cache": caches, **kwargs})
+
+
+def write(folder: Path, count: int, value: int, size: tuple[int, int] = (10, 6)) -> None:
+    folder.mkdir(parents=True)
+    for i in range(count):
+        Image.new("RGB", size, (value, i, 255)).save(folder / f"{i:02d}.png")
+
+
+def afhq(root: Path, held: str = "val") -> None:
+    for part, count in (("train", 3), (held, 2)):
+        for name in ("cat", "dog"):
+            write(root / part / name, count, 9)
+
+
+def test_digits_are_scaled_labelled_and_split() -> None:
+    data = digits()
+    assert (len(data.train_set), len(data.val_set), len(data.classes)) == (180, 20, 10)
+    assert data.sample_shape == (1, 8, 8)
+    batch = data.train_set.__getitems__([(0, i) for i in range(180)])
+    assert batch["label"].unique().tolist() == list(range(1, 11))
+    assert batch["x1"].shape == (180, 1, 8, 8)
+    assert float(batch["x1"].min()) == -1 and float(batch["x1"].max()) == 1
+    assert not set(data.train_set.indices) & set(data.val_set.indices)
+
+
+def test_digits_show_the_number_that_they_are_labelled_with() -> None:
+    from sklearn.datasets import load_digits
+
+    item = digits(max_per_class=0).train_set[0, 3]
+    original = load_digits()
+    np.testing.assert_allclose((item["x1"][0] + 1) * 8, original.images[3], atol=8 / 255 + 1e-5)
+    assert item["label"] == original.target[3] + 1
+
+
+def test_a_seed_gives_a_fresh_stratified_split() -> None:
+    splits = [digits(split_seed=seed, val_every=4).val_set for seed in (None, 0, 1, 1)]
+    assert splits[2].indices == splits[3].indices
+    assert len({tuple(split.indices) for split in splits}) == 3
+    for split in splits:
+        assert split.labels.bincount().tolist() == [0] + [5] * 10
+    fresh = digits(split_seed=0, val_every=4)
+    assert sorted(fresh.train_set.indices + fresh.val_set.indices) == list(range(200))
+
+
+def test_noise_is_centred_and_the_same_in_each_validation() -> None:
+    data = digits()
+    noise = data.train_set.__getitems__([(0, i) for i in range(180)])["x0"]
+    assert abs(float(noise.mean())) < 0.05 and abs(float(noise.std()) - 1) < 0.05
+    assert torch.equal(data.val_set[2]["x0"], digits().val_set[2]["x0"])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_hold_tensors_and_plain_seeds(workers: int) -> None:
+    data = digits(num_workers=workers, batch_size=20)
+    batch = next(iter(data.train_dataloader()))
+    assert batch["x1"].shape == batch["x0"].shape == (20, 1, 8, 8)
+    assert batch["label"].dtype == torch.int64
+    assert [type(seed) for seed in batch["seeds"]] == [int] * 20
+    batches = list(data.val_dataloader())
+    assert [len(batch["x1"]) for batch in batches] == [2] * 10
+    assert torch.equal(torch.cat([batch["x1"] for batch in batches]), data.val_set.data(range(20)))
+
+
+def test_single_items_are_joined_to_the_same_batch() -> None:
+    data = digits()
+    keys = [(0, 3), (0, 8)]
+    joined, whole = data.collate([data.train_set[key] for key in keys]), data.train_set.__getitems__(keys)
+    assert joined.keys() == whole.keys() and joined["seeds"] == whole["seeds"]
+    assert all(torch.equal(joined[key], whole[key]) for key in ("x0", "x1", "label"))
+
+
+def test_pooled_noise_is_for_training_alone() -> None:
+    plain, pooled = digits(), digits(pooled=PooledTransport())
+    assert torch.equal(plain.val_set[3]["x0"], pooled.val_set[3]["x0"])
+    keys = [(0, i) for i in range(180)]
+    costs = []
+    for data in (plain, pooled):
+        batch = data.train_set.__getitems__(keys)
+        costs.append(float((batch["x1"] - batch["x0"]).square().mean()))
+    assert costs[1] < 0.95 * costs[0]
+
+
+def test_flips_are_for_training_alone() -> None:
+    plain, flipped = digits(), digits(flips=True)
+    keys = [(0, i) for i in range(180)]
+    a, b = (data.train_set.__getitems__(keys)["x1"] for data in (plain, flipped))
+    assert 60 < int((a != b).flatten(1).any(1).sum()) < 120
+    assert torch.equal(plain.val_set[0]["x1"], flipped.val_set[0]["x1"])
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_folders_are_classes(tmp_path: Path, cached: bool) -> None:
+    write(tmp_path / "set" / "dog", 10, 0)
+    write(tmp_path / "set" / "cat" / "deep", 12, 255)
+    (tmp_path / "set" / "stray").mkdir()
+    data = folder(tmp_path / "set", tmp_path / "cache" if cached else None, max_per_class=10)
+    data.prepare_data()
+    data.setup("fit")
+    assert type(data.train_set.read) is (ImageCache if cached else DecodedPictures)
+    assert data.classes == ["cat", "dog"]
+    assert (len(data.train_set), len(data.val_set)) == (18, 2)
+    item = data.train_set[0, 0]
+    assert item["x1"].shape == (3, 4, 4) and item["label"] == 1
+    assert [float(channel.mean()) for channel in item["x1"]] == [1, -1, 1]
+    assert data.val_set[1]["label"] == 2
+    again = pickle.loads(pickle.dumps(data.train_set))  # as a spawned worker gets it
+    assert torch.equal(again[0, 17]["x1"], data.train_set[0, 17]["x1"])
+
+
+@pytest.mark.parametrize("held", ["val", "test"])
+def test_train_and_val_folders_are_the_sets(tmp_path: Path, held: str, caplog: pytest.LogCaptureFixture) -> None:
+    afhq(tmp_path / "afhq", held)
+    data = folder(tmp_path / "afhq", tmp_path / "cache")
+    with caplog.at_level(logging.INFO):
+        data.setup("fit")
+    assert (len(data.train_set), len(data.val_set)) == (6, 4)
+    assert "6 images (cat 3, dog 3), checksum" in caplog.text and "4 images (cat 2, dog 2), checksum" in caplog.text
+    assert len(list((tmp_path / "cache").glob("afhq-*.npy"))) == 2
+    assert torch.equal(data.val_set[3]["x1"], folder_without_cache(tmp_path / "afhq").val_set[3]["x1"])
+    write(tmp_path / "afhq" / held / "wild", 1, 9)
+    with pytest.raises(ValueError, match=r"has the classes .*'dog'\], .*'wild'\]"):
+        data.setup("fit")
+
+
+def folder_without_cache(root: Path) -> ImageData:
+    data = folder(root)
+    data.setup("fit")
+    return data
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_broken_images_stop_the_preparation(tmp_path: Path, cached: bool) -> None:
+    afhq(tmp_path / "set")
+    for name in ("cat/01.png", "dog/02.png"):
+        (tmp_path / "set" / "train" / name).write_bytes(b"x")
+    with pytest.raises(ValueError, match=r"2 of 6 images cannot be read, .*cat/01\.png.*dog/02\.png"):
+        folder(tmp_path / "set", tmp_path / "cache" if cached else None).prepare_data()
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_share_of_broken_images_is_left_out(tmp_path: Path, cached: bool, caplog: pytest.LogCaptureFixture) -> None:
+    afhq(tmp_path / "set")
+    whole = folder_without_cache(tmp_path / "set")
+    (tmp_path / "set" / "train" / "cat" / "01.png").write_bytes(b"x")
+    for _ in range(2):  # the second time from the cache
+        caplog.clear()
+        data = folder(tmp_path / "set", tmp_path / "cache" if cached else None, max_bad_share=0.2)
+        data.prepare_data()
+        assert "cat/01.png" in caplog.text
+        data.setup("fit")
+        assert data.train_set.labels.tolist() == [1, 1, 2, 2, 2] and len(data.val_set) == len(whole.val_set)
+        expected = [whole.train_set[0, item]["x1"] for item in (0, 2, 3, 4, 5)]
+        assert torch.equal(torch.stack([data.train_set[0, item]["x1"] for item in range(5)]), torch.stack(expected))
+    with pytest.raises(ValueError, match=r"1 of 6 images cannot be read.*0\.1 \(max_bad_share\)"):
+        folder(tmp_path / "set", tmp_path / "cache" if cached else None).prepare_data()
+
+
+def test_crop_and_background_make_another_cache(tmp_path: Path) -> None:
+    pixels = np.zeros((4, 8, 4), dtype=np.uint8)
+    pixels[:, 2:6] = (200, 200, 200, 255)
+    for name in ("a", "b"):
+        (tmp_path / "set" / name).mkdir(parents=True)
+        for number in range(2):
+            Image.fromarray(pixels).save(tmp_path / "set" / name / f"{number}.png")
+    found = {}
+    for resize in ("squash", "crop"):
+        given = {"val_every": 2, "resize": resize, "background": (0, 0, 0)}
+        data = folder(tmp_path / "set", tmp_path / "cache", **given)
+        data.prepare_data()
+        data.setup("fit")
+        found[resize] = data.train_set[0, 0]["x1"]
+    assert float(found["crop"].min()) == pytest.approx(200 / 127.5 - 1) and float(found["squash"].min()) < 0
+    assert len(list((tmp_path / "cache").glob("*.npy"))) == 2
+
+
+def test_npz_files_are_one_set_or_two(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (12, 4, 4), dtype=np.uint8)
+    np.savez(tmp_path / "train.npz", images=images, labels=[0, 1] * 6)
+    data = ImageData(str(tmp_path / "train.npz"), image_resolution=4, channels=1, batch_size=2, val_every=3)
+    data.setup("fit")
+    assert (len(data.train_set), len(data.val_set)) == (8, 4)
+    torch.testing.assert_close(data.train_set[0, 1]["x1"][0], torch.from_numpy(images[1]) / 127.5 - 1)
+    np.savez(tmp_path / "val.npz", images=images[:4], labels=[0, 1] * 2)
+    data = ImageData(str(tmp_path), image_resolution=4, channels=1, batch_size=2)
+    data.prepare_data()
+    data.setup("fit")
+    assert (len(data.train_set), len(data.val_set)) == (12, 4)
+
+
+def test_points_have_no_classes() -> None:
+    data = PointData("moons", train_points=400, val_points=50, batch_size=40)
+    data.setup("fit")
+    assert data.classes == [] and data.sample_shape == (2,) and isinstance(data, FlowData)
+    batch = next(iter(data.train_dataloader()))
+    assert batch["x1"].shape == batch["x0"].shape == (40, 2) and batch["label"].tolist() == [0] * 40
+    assert [len(batch["x1"]) for batch in data.val_dataloader()] == [4] * 12 + [2]
+    again = PointData("moons", train_points=400, val_points=50)
+    again.setup("fit")
+    assert torch.equal(again.train_set[0, 7]["x1"], data.train_set[0, 7]["x1"])
+
+
+def test_points_of_training_and_validation_are_independent_draws() -> None:
+    data = PointData("checkerboard", train_points=50, val_points=50)
+    data.setup("fit")
+    train, val = data.train_set.data(range(50)), data.val_set.data(range(50))
+    assert not bool((train[:, None] == val[None]).all(2).any())
+    other = PointData("checkerboard", train_points=50, seed=1)
+    other.setup("fit")
+    assert not torch.equal(other.train_set.data(range(50)), train)
+
+
+def test_what_cannot_be_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"scikit-learn's digits"):
+        ImageData(str(tmp_path / "none"))
+    assert ImageData(str(tmp_path / "none"), embedded_if_missing=True).root is None
+    with pytest.raises(ValueError, match="channels is 1 or 3"):
+        ImageData(channels=2)
+    with pytest.raises(ValueError, match="val_every"):
+        ImageData(val_every=1)
+    with pytest.raises(ValueError, match=r"one of root \(a\) and hub \(b/c\) must be null"):
+        ImageData("a", "b/c")
+    with pytest.raises(ValueError, match="train_points"):
+        PointData(train_points=0)
+    with pytest.raises(ValueError, match="no folder with images"):
+        folder(tmp_path).setup("fit")
+    write(tmp_path / "cat", 3, 1)
+    with pytest.raises(ValueError, match="so none is for validation"):
+        folder(tmp_path).setup("fit")

@@ -1,0 +1,132 @@
+import json
+import multiprocessing
+import os
+import pickle
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from zoo.flow.data.image_cache import STALE_SECONDS, ImageCache, build
+from zoo.flow.data.image_sets import ImageSet
+from zoo.flow.data.images import DecodedPictures, FilePictures
+
+
+def pictures(folder: Path, count: int = 5) -> FilePictures:
+    folder.mkdir(exist_ok=True)
+    rng = np.random.default_rng(0)
+    for i in range(count):
+        Image.fromarray(rng.integers(0, 256, (9, 7, 3), dtype=np.uint8)).save(folder / f"{i}.png")
+    return FilePictures(folder, sorted(folder.iterdir()))
+
+
+def as_set(source: FilePictures) -> ImageSet:
+    return ImageSet("deep/some set/train", ["a"], [1] * len(source), source)
+
+
+def make(tmp_path: Path, source: FilePictures) -> ImageCache:
+    return build(as_set(source), tmp_path / "cache", 4, 3, progress=False)
+
+
+def test_cache_serves_what_decoding_gives(tmp_path: Path) -> None:
+    source = pictures(tmp_path / "a")
+    cache = make(tmp_path, source)
+    assert torch.equal(cache([4, 0, 4]), DecodedPictures(source, 4, 3)([4, 0, 4])) and len(cache) == 5
+    assert cache([1]).shape == (1, 3, 4, 4)
+    assert torch.equal(pickle.loads(pickle.dumps(cache))([2]), cache([2]))
+    assert len(pickle.dumps(cache)) < 500
+    index = json.loads(cache.path.with_suffix(".json").read_text())
+    assert (index["count"], index["resolution"], index["images"][0]) == (5, 4, "0.png")
+    assert cache.path.name.startswith("some-set-train-4x3-") and cache.path.stat().st_size == 128 + 5 * 48
+
+
+def test_unchanged_images_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = pictures(tmp_path / "a")
+    first = make(tmp_path, source)
+    monkeypatch.setattr(FilePictures, "open", lambda *args: pytest.fail("was decoded again"))
+    assert make(tmp_path, source).checksum == first.checksum
+
+
+def test_changed_images_make_another_cache(tmp_path: Path) -> None:
+    source = pictures(tmp_path / "a")
+    first = make(tmp_path, source)
+    Image.new("RGB", (9, 7)).save(source.paths[2])
+    second = make(tmp_path, source)
+    assert second.path != first.path and second.checksum != first.checksum
+    assert float(second([2]).max()) == -1 and float(first([2]).max()) > -1
+    assert build(as_set(source), tmp_path / "cache", 8, 1, progress=False)([0]).shape == (1, 1, 8, 8)
+
+
+@pytest.mark.parametrize("damage", ["cut", "no index", "no json", "empty", "other"])
+def test_a_damaged_cache_is_built_anew(tmp_path: Path, damage: str) -> None:
+    source = pictures(tmp_path / "a")
+    first = make(tmp_path, source)
+    index = first.path.with_suffix(".json")
+    wanted = first([0, 1, 2, 3, 4])
+    if damage == "cut":
+        first.path.write_bytes(first.path.read_bytes()[:-10])
+    elif damage == "empty":
+        first.path.write_bytes(b"")
+    elif damage == "no index":
+        index.unlink()
+    elif damage == "no json":
+        index.write_text("{")
+    else:
+        np.save(first.path, np.zeros((5, 4, 4), dtype=np.uint8))
+    with pytest.raises((ValueError, OSError, EOFError)):
+        ImageCache(first.path)
+    assert torch.equal(make(tmp_path, source)([0, 1, 2, 3, 4]), wanted)
+
+
+def test_broken_images_leave_nothing(tmp_path: Path) -> None:
+    source = pictures(tmp_path / "a")
+    source.paths[1].write_bytes(b"x")
+    source.paths[3].write_bytes(b"x")
+    with pytest.raises(ValueError, match=r"2 of 5 images cannot be read, .*1\.png.*3\.png"):
+        make(tmp_path, source)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = pictures(tmp_path / "a")
+
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("zoo.flow.data.image_cache._write", full)
+    with pytest.raises(OSError, match="image cache not built, nothing kept"):
+        make(tmp_path, source)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def die_halfway(folder: Path) -> None:
+    source = pictures(folder / "a")
+    opened = FilePictures.pixels
+
+    def pixels(self: FilePictures, index: int, *how: object) -> np.ndarray:
+        if index == 3:
+            time.sleep(0.2)  # until the others are written
+            os._exit(9)
+        return opened(self, index, *how)
+
+    FilePictures.pixels = pixels
+    make(folder, source)
+
+
+def test_a_killed_build_is_no_cache_and_is_swept(tmp_path: Path) -> None:
+    process = multiprocessing.get_context("fork").Process(target=die_halfway, args=(tmp_path,))
+    process.start()
+    process.join()
+    (left,) = (tmp_path / "cache").iterdir()
+    assert process.exitcode == 9 and left.name.startswith(".some-set-")
+    source = FilePictures(tmp_path / "a", sorted((tmp_path / "a").iterdir()))
+    cache = make(tmp_path, source)
+    assert torch.equal(cache([3]), DecodedPictures(source, 4, 3)([3]))
+    assert left.exists()  # as long as it may belong to another process that builds
+    cache.path.unlink()
+    os.utime(left, (0, time.time() - 2 * STALE_SECONDS))
+    make(tmp_path, source)
+    assert not left.exists()

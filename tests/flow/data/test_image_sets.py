@@ -1,0 +1,149 @@
+import logging
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from zoo.flow.data import image_sets
+
+
+def touch(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (4, 4)).save(path)
+
+
+def test_folders_are_classes_in_sorted_order(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("dog/b.JPG", "dog/a.png", "cat/deep/er/x.jpeg", "dog/._a.png", "dog/notes/y.webp"):
+        touch(tmp_path / name) if not name.endswith("._a.png") else (tmp_path / name).write_bytes(b"resource fork")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / "readme.txt").write_text("x")
+    with caplog.at_level(logging.WARNING):
+        found = image_sets.folder(tmp_path)
+    assert found.classes == ["cat", "dog"] and found.labels == [1, 2, 2, 2]
+    assert [found.pictures.name(i) for i in range(4)] == ["cat/deep/er/x.jpeg", "dog/a.png", "dog/b.JPG",
+                                                           "dog/notes/y.webp"]  # fmt: skip
+    assert found.counts() == {"cat": 1, "dog": 3}
+    assert "skipped folders without images: .hidden, empty" in caplog.text
+    assert image_sets.folder(tmp_path, limit=1).counts() == {"cat": 1, "dog": 1}
+
+
+def test_missing_and_empty_folders_are_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        image_sets.folder(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="no folder with images"):
+        image_sets.folder(tmp_path)
+
+
+def test_digits_are_scikit_learns() -> None:
+    found = image_sets.digits()
+    assert len(found.labels) == 1797 and found.classes == [str(k) for k in range(10)]
+    pixels = found.pictures.pixels(0, 8, 1)
+    assert pixels.max() <= 255 and found.labels[0] == 1
+    assert set(image_sets.digits(5).counts().values()) == {5}
+
+
+def test_npz_files(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (6, 5, 4, 3), dtype=np.uint8)
+    path = tmp_path / "a.npz"
+    np.savez(path, images=images, labels=[7, 3, 3, 7, 3, 7])
+    found = image_sets.npz(path, limit=2)
+    assert found.classes == ["3", "7"] and found.labels == [2, 1, 1, 2]
+    assert np.array_equal(found.pictures.images, images[:4])
+    np.savez(path, images=images[..., 0], labels=np.array([0, 2, 2, 0, 0, 0], dtype=np.uint8), classes=["a", "b", "c"])
+    found = image_sets.npz(path)
+    assert found.classes == ["a", "b", "c"] and found.labels == [1, 3, 3, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"labels": [1, 2]}, "found none"),
+        ({"images": np.zeros((2, 4, 4)), "labels": [1, 2]}, r"found \(2, 4, 4\) float64"),
+        ({"images": np.zeros((2, 4, 4, 2), dtype=np.uint8), "labels": [1, 2]}, r"\(2, 4, 4, 2\)"),
+        ({"images": np.zeros((2, 4, 4), dtype=np.uint8)}, "labels with one whole number per image, found none"),
+        ({"images": np.zeros((2, 4, 4), dtype=np.uint8), "labels": [1.0, 2.0]}, "float64"),
+        ({"images": np.zeros((2, 4, 4), dtype=np.uint8), "labels": [1]}, r"found \(1,\)"),
+        ({"images": np.zeros((1, 4, 4), dtype=np.uint8), "labels": [3], "classes": ["a"]}, "labels run from 3 to 3"),
+        ({"images": np.array([[["x", object]]], dtype=object), "labels": [3]}, "cannot be read as npz"),
+    ],
+)
+def test_wrong_npz_files_are_explained(tmp_path: Path, arrays: dict, message: str) -> None:
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(ValueError, match=rf"a\.npz: .*{message}"):
+        image_sets.npz(tmp_path / "a.npz")
+
+
+def test_broken_npz_files_are_named(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", images=np.zeros((2, 4, 4), dtype=np.uint8), labels=[1, 2])
+    whole = (tmp_path / "a.npz").read_bytes()
+    for content in (b"", b"nothing", whole[: len(whole) // 2]):
+        (tmp_path / "a.npz").write_bytes(content)
+        with pytest.raises(ValueError, match=r"a\.npz: cannot be read"):
+            image_sets.npz(tmp_path / "a.npz")
+    np.save(tmp_path / "b.npy", np.zeros(3))
+    (tmp_path / "b.npy").rename(tmp_path / "b.npz")
+    with pytest.raises(ValueError, match=r"b\.npz"):
+        image_sets.npz(tmp_path / "b.npz")
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_held_out_items_are_as_many_of_each_class(seed: int | None) -> None:
+    labels = [1 + (i % 3) for i in range(300)]
+    chosen = image_sets.held_out(labels, 5, seed)
+    assert [sum(c for c, label in zip(chosen, labels, strict=True) if label == k) for k in (1, 2, 3)] == [20, 20, 20]
+    assert chosen == image_sets.held_out(labels, 5, seed)
+    assert (chosen == image_sets.held_out(labels, 5, 2)) is False
+    if seed is None:
+        assert [i for i, c in enumerate(chosen) if c][:4] == [12, 13, 14, 27]
+
+
+class ClassLabel:
+    names = ("cat", "dog")
+
+
+class Rows:
+    """Stands in for a Dataset of the package datasets."""
+
+    def __init__(self, labels: list[int], label: object) -> None:
+        self.features = {"image": type("Image", (), {})(), "label": label}
+        self.labels = labels
+
+    def __getitem__(self, key: int | str) -> object:
+        if isinstance(key, str):
+            return self.labels
+        return {"image": Image.new("RGB", (5, 5), (key, 0, 0)), "label": self.labels[key]}
+
+
+def install(monkeypatch: pytest.MonkeyPatch, splits: dict[str, Rows]) -> None:
+    module = types.ModuleType("datasets")
+    module.load_dataset = lambda name: splits
+    monkeypatch.setitem(sys.modules, "datasets", module)
+
+
+def test_sets_of_the_hub_have_two_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, {"train": Rows([0, 1, 1, 1], ClassLabel()), "test": Rows([1, 0], ClassLabel())})
+    train, held = image_sets.hub("user/name", limit=2)
+    assert train.classes == ["cat", "dog"] and train.labels == [1, 2, 2] and held.labels == [2, 1]
+    assert train.pictures.pixels(2, 4, 3)[0, 0].tolist() == [2, 0, 0]
+    assert len(image_sets.hub("user/name")[0].pictures) == 4
+    install(monkeypatch, {"train": Rows([0], ClassLabel())})
+    assert len(image_sets.hub("user/name")) == 1
+
+
+def test_what_the_hub_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ImportError, match=r"pip install zoo\[images\]"):
+        image_sets.hub("user/name")
+    install(monkeypatch, {"all": Rows([0], ClassLabel())})
+    with pytest.raises(ValueError, match="no split train, but all"):
+        image_sets.hub("user/name")
+    install(monkeypatch, {"train": Rows([0], 3)})
+    with pytest.raises(ValueError, match=r"found image \(Image\), label \(int\)"):
+        image_sets.hub("user/name")
+    install(monkeypatch, {"train": Rows([0, -1], ClassLabel())})
+    with pytest.raises(ValueError, match="images without class"):
+        image_sets.hub("user/name")

@@ -1,0 +1,64 @@
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+
+from zoo.flow.data import points
+from zoo.flow.evaluation.metrics import chamfer
+
+KINDS = get_args(points.PointSet)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_draws_are_seeded_and_of_the_wanted_size(kind: points.PointSet) -> None:
+    first = points.draw(kind, 500, 3)
+    assert first.shape == (500, 2) and first.dtype == torch.float32 and bool(first.isfinite().all())
+    assert torch.equal(first, points.draw(kind, 500, 3))
+    assert not torch.equal(first, points.draw(kind, 500, 2**40 + 4))
+    assert points.draw(kind, 1, 0).shape == (1, 2)
+
+
+@pytest.mark.parametrize("kind", points.STANDARDISED)
+def test_one_mean_and_deviation_for_both_axes(kind: points.PointSet) -> None:
+    sample = points.draw(kind, 20_000, 1)
+    assert abs(float(sample.mean())) < 0.05
+    assert float(sample.std()) == pytest.approx(2, rel=0.02)
+
+
+def test_swiss_roll_is_that_of_the_source_but_for_its_scale() -> None:
+    from sklearn.datasets import make_swiss_roll
+
+    raw = make_swiss_roll(5000, random_state=7, hole=True)[0][:, [0, 2]]
+    wanted = (raw - raw.mean()) / raw.std() * 2
+    np.testing.assert_allclose(points.draw("swiss_roll", 5000, 7).numpy(), wanted, atol=0.15)
+
+
+def test_two_draws_of_the_swiss_roll_are_as_near_as_was_measured() -> None:
+    floor = float(chamfer(points.draw("swiss_roll", 2048, 1), points.draw("swiss_roll", 2048, 2)))
+    assert 0.1 < floor < 0.6  # 0.3 where each draw is standardised by itself with a million points
+
+
+def test_gaussians_and_circles() -> None:
+    centred, shifted = points.draw("gaussian", 20_000, 1), points.draw("shifted_gaussian", 20_000, 1)
+    torch.testing.assert_close(shifted, centred + 1.5)
+    assert float(centred.std()) == pytest.approx(1, rel=0.02)
+    radii = points.draw("circles", 100, 0).norm(dim=1)
+    assert sorted({round(float(radius), 3) for radius in radii}) == [2.0, 4.0]
+
+
+def test_checkerboard_has_eight_equal_cells() -> None:
+    mean, deviation = points._moments("checkerboard")
+    raw = points.draw("checkerboard", 8000, 1).double().numpy() / 2 * deviation + mean
+    assert np.abs(raw).max() <= 2 * np.pi + 1e-4
+    inner = np.abs(np.sin(raw)).min(axis=1) > 1e-3
+    assert (np.sin(raw[inner]).prod(axis=1) < 0).all()
+    _, counts = np.unique(np.floor(raw / np.pi), axis=0, return_counts=True)
+    assert len(counts[counts > 10]) == 8 and counts[counts > 10].min() > 850
+
+
+def test_errors() -> None:
+    with pytest.raises(ValueError, match=r"expected one of gaussian, .* found 'square'"):
+        points.draw("square", 10, 0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="at least 1 point, not 0"):
+        points.draw("moons", 0, 0)

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from zoo.flow.evaluation.comparison import METRICS, Comparison, Samples, compare, samples_of
+from zoo.flow.evaluation.extractors import Classifier, Pixels
+from zoo.flow.evaluation.metrics import frechet_distance
+
+
+class Bright(Classifier):
+    """Label 2 where the mean is above 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.dims, self.num_classes = 1, 2
+        self.sign = nn.Parameter(torch.tensor([[-1.0, 1.0]]))
+
+    def forward(self, images):
+        return images.flatten(1).mean(dim=1, keepdim=True)
+
+    def logits(self, features):
+        return features @ self.sign
+
+
+LABELS = [1, 2] * 30
+
+
+def images(seed, labels=LABELS, contrast=0.2):
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.tensor(labels).reshape(-1, 1, 1, 1) - 1.5
+    return centres + contrast * torch.randn(len(labels), 1, 2, 2, generator=generator)
+
+
+def test_real_against_real_is_near_and_all_figures_are_there():
+    figures = compare(images(1), LABELS, images(0), LABELS, Bright(), images(2), METRICS)
+    assert list(figures) == [
+        "frechet", "accuracy", "std_ratio", "nearest", "nearest_ratio", "kid", "kid_std", "precision", "recall",
+        "density", "coverage", "sliced_wasserstein",
+    ]  # fmt: skip
+    assert figures["frechet"] < 0.01 and figures["accuracy"] == 1 and figures["precision"] > 0.8
+    assert figures["std_ratio"] == pytest.approx(1, abs=0.3) and figures["nearest_ratio"] == pytest.approx(1, abs=0.3)
+
+
+def test_frechet_is_that_of_the_rounded_images():
+    fake, real = images(1), images(0)
+    found = compare(fake, None, real, None, Pixels(4))
+    rounded = [((x.clamp(-1, 1) + 1) * 127.5).round() / 127.5 - 1 for x in (real, fake)]
+    assert list(found) == ["frechet"]
+    assert found["frechet"] == pytest.approx(frechet_distance(*(x.flatten(1) for x in rounded)), rel=1e-5)
+    assert compare(3 * torch.ones(4, 1, 2, 2), None, torch.ones(4, 1, 2, 2), None, Pixels(4))["frechet"] == 0
+
+
+def test_copies_collapse_and_wrong_labels_show():
+    comparison = Comparison(samples_of(images(0), LABELS), Bright(), samples_of(images(2)))
+    copied = comparison(images(2), LABELS)
+    assert copied["nearest"] == 0 and copied["nearest_ratio"] == 0
+    means = comparison(images(1, contrast=0.0), LABELS)
+    assert means["std_ratio"] == pytest.approx(0, abs=1e-6) and means["accuracy"] == 1
+    assert comparison(images(1), [3 - label for label in LABELS])["accuracy"] == 0
+
+
+def test_classes_stand_in_a_table():
+    comparison = Comparison(samples_of(images(0), LABELS), Bright(), samples_of(images(2)))
+    samples = samples_of(images(1, [2, 2, 2]), [2, 2, 1])
+    rows = comparison.by_class(samples, comparison.features(samples))
+    assert [(row["label"], row["samples"], row["reference"], row["accuracy"]) for row in rows] == [
+        (1, 1, 30, 0.0),
+        (2, 2, 30, 1.0),
+    ]
+    assert math.isnan(rows[0]["std_ratio"]) and rows[0]["mean_distance"] == pytest.approx(1, abs=0.3)
+    assert comparison.by_class(samples_of(images(1)), comparison.features(samples)) == []
+
+
+def test_features_need_no_extractor():
+    torch.manual_seed(0)
+    real = torch.randn(30, 3)
+    comparison = Comparison(Samples(None, [1] * 30, real), None)
+    figures = comparison.figures(Samples(None, [1] * 30, 2 * real))
+    assert figures["std_ratio"] == pytest.approx(2, rel=1e-6) and "nearest" not in figures
+    with pytest.raises(ValueError, match="need an extractor"):
+        comparison(torch.zeros(3, 1, 2, 2), None)
+
+
+def test_the_reference_is_computed_once(tmp_path):
+    calls = []
+
+    class Counting(Bright):
+        def forward(self, x):
+            calls.append(len(x))
+            return super().forward(x)
+
+    real = samples_of(images(0), LABELS)
+    for _ in range(2):
+        comparison = Comparison(real, Counting(), cache=tmp_path)
+    assert calls == [60]
+    comparison(images(1), LABELS)
+    assert calls == [60, 60]
+
+
+def test_mistakes_are_named():
+    real = samples_of(images(0), LABELS)
+    with pytest.raises(ValueError, match="unknown metrics fid; there are frechet"):
+        Comparison(real, Bright(), metrics=["fid"])
+    with pytest.raises(ValueError, match="found 60 images and 2 labels"):
+        samples_of(images(0), [1, 2])
+    with pytest.raises(ValueError, match="only features are known"):
+        Samples(None, None, torch.zeros(2, 2)).images()
+    assert np.array_equal(samples_of(real.images()).pixels, real.pixels)

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from zoo.flow.evaluation.controls import controls, copies, gaussian, matching_labels
+
+
+def images(count=40, size=2):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(count, 1, size, size, generator=generator)
+
+
+LABELS = [1, 2, 2, 2] * 10
+
+
+def test_matching_labels_keep_the_shares():
+    assert matching_labels([1, 2, 2, 2], 8) == [1, 1, 2, 2, 2, 2, 2, 2]
+    assert matching_labels([3, 1], 3) in ([1, 1, 3], [1, 3, 3])
+    assert len(matching_labels([1, 1, 1, 2, 2, 3], 1000)) == 1000
+    with pytest.raises(ValueError, match="found 0 and 1 labels"):
+        matching_labels([1], 0)
+
+
+def test_the_gaussian_has_mean_and_covariance_of_the_images():
+    source = images(30)
+    drawn = gaussian(source, 200_000, torch.Generator().manual_seed(1)).flatten(1).double()
+    flat = source.flatten(1).double()
+    assert torch.allclose(drawn.mean(dim=0), flat.mean(dim=0), atol=0.02)
+    assert torch.allclose(torch.cov(drawn.T), torch.cov(flat.T), atol=0.03)
+    with pytest.raises(ValueError, match="at least 2 images of a class, found 1"):
+        gaussian(source[:1], 3, torch.Generator())
+
+
+def test_copies_are_images_of_the_set():
+    source = images(5)
+    drawn = copies(source, 20, torch.Generator().manual_seed(0))
+    assert all(any(torch.equal(image, known) for known in source) for image in drawn)
+
+
+def test_every_control_has_the_wanted_labels_and_follows_the_seed():
+    source, wanted = images(), [2, 1, 2]
+    made = controls(source, LABELS, wanted, seed=3)
+    assert list(made) == ["train", "copier", "gaussian", "class means"]
+    assert torch.equal(made["train"][0], source) and made["train"][1] == LABELS
+    for name in ("copier", "gaussian", "class means"):
+        assert made[name][0].shape == (3, 1, 2, 2) and made[name][1] == [1, 2, 2]
+    means = made["class means"][0]
+    assert torch.allclose(means[0], source[[label == 1 for label in LABELS]].mean(dim=0))
+    assert torch.equal(means[1], means[2])
+    again, other = (controls(source, LABELS, wanted, seed)["gaussian"][0] for seed in (3, 4))
+    assert torch.equal(again, made["gaussian"][0]) and not torch.equal(other, again)
+
+
+def test_wrong_labels_are_named():
+    with pytest.raises(ValueError, match=r"labels \[3\] are wanted, the training images have \[1, 2\]"):
+        controls(images(), LABELS, [1, 3])
+    with pytest.raises(ValueError, match="40 images and 3 labels"):
+        controls(images(), LABELS[:3], [1])

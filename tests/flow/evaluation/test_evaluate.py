@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from zoo.flow.evaluation import classifier
+from zoo.flow.evaluation import evaluate as evaluation
+from zoo.flow.evaluation.comparison import Samples
+from zoo.flow.evaluation.evaluate import evaluate, frechet_interval
+from zoo.flow.evaluation.extractors import write_features
+from zoo.flow.evaluation.metrics import frechet_distance
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """One pass over the digits instead of forty."""
+    monkeypatch.setattr(classifier.train_digits_classifier, "__defaults__", (0, 2, None))
+
+
+def digits_file(path, count=60, side=8):
+    generator = np.random.default_rng(0)
+    names = [str(digit) for digit in range(10)]
+    pixels = generator.integers(0, 256, (count, side, side), dtype=np.uint8)
+    np.savez(path, images=pixels, labels=np.arange(count) % 10, classes=names)
+    return path
+
+
+def values(report):
+    return {(row["system"], row["figure"]): row for row in report["rows"]}
+
+
+def test_digits_with_controls_leave_a_report(tmp_path, quick, capsys, caplog):
+    source = digits_file(tmp_path / "g.npz")
+    report = evaluate(source, tmp_path / "out", controls=True, cache=tmp_path / "cache", metrics=evaluation.METRICS[:4])
+    rows = values(report)
+    systems = ["generated", "train", "copier", "gaussian", "class means"]
+    assert list(dict.fromkeys(row["system"] for row in report["rows"])) == systems
+    assert rows["generated", "frechet"]["samples"] == 60 and rows["train", "frechet"]["samples"] == 1621
+    assert rows["generated", "frechet"]["value"] > rows["copier", "frechet"]["value"] > 0
+    assert rows["train", "frechet"]["value"] < rows["copier", "frechet"]["value"]
+    assert rows["copier", "nearest_ratio"]["value"] == 0 < rows["generated", "nearest_ratio"]["value"]
+    assert rows["class means", "std_ratio"]["value"] == pytest.approx(0, abs=1e-3)
+    low, high = (rows["generated", "accuracy"][end] for end in ("low", "high"))
+    assert low <= rows["generated", "accuracy"]["value"] <= high
+    assert len(report["notes"]) == 1 and "60 samples and 176 real images in 64 dimensions" in caplog.text
+    assert json.loads((tmp_path / "out" / "evaluation.json").read_text())["rows"] == report["rows"]
+    with (tmp_path / "out" / "evaluation.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == len(report["rows"])
+    with (tmp_path / "out" / "classes.csv").open() as file:
+        assert [row["class"] for row in csv.DictReader(file)] == [str(digit) for digit in range(10)]
+    assert (tmp_path / "out" / "evaluation.png").read_bytes().startswith(b"\x89PNG")
+    assert "copier" in capsys.readouterr().out
+    assert list((tmp_path / "cache" / "classifiers").iterdir()) and list((tmp_path / "cache" / "features").iterdir())
+
+
+def test_folders_in_pixels_without_labels(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (30, 4, 4, 3), dtype=np.uint8)
+    np.savez(tmp_path / "a.npz", images=pixels)
+    np.savez(tmp_path / "b.npz", images=pixels[:20])
+    report = evaluate(
+        tmp_path / "a.npz", tmp_path / "out", tmp_path / "b.npz", tmp_path / "b.npz", extractor="pixels", cache=None
+    )
+    rows = values(report)
+    assert rows["generated", "nearest"]["samples"] == 30 and rows["generated", "nearest"]["reference"] == 20
+    assert ("generated", "accuracy") not in rows and report["classes"] == []
+    assert not (tmp_path / "out" / "classes.csv").exists()
+
+
+def test_feature_files_need_nothing_else(tmp_path):
+    torch.manual_seed(0)
+    real = torch.randn(50, 1)
+    write_features(tmp_path / "a.npz", real + 1)
+    write_features(tmp_path / "b.npz", real)
+    report = evaluate(tmp_path / "a.npz", tmp_path / "out", tmp_path / "b.npz", cache=None)
+    row = values(report)["generated", "frechet"]
+    assert row["value"] == pytest.approx(1, rel=1e-4) and row["low"] < 1 < row["high"] and report["notes"] == []
+
+
+def test_interval_covers_other_draws_about_as_often_as_it_says():
+    generator = torch.Generator().manual_seed(0)
+    real = torch.randn(400, 2, generator=generator)
+    truth = 1.0  # a shift by (1, 0), whose noise is larger than bias and the real set's own draw
+    hits = 0
+    for _ in range(40):
+        fake = torch.randn(200, 2, generator=generator) + torch.tensor([1.0, 0.0]) + real.mean(dim=0)
+        value, low, high = frechet_interval(real, fake)
+        assert value == pytest.approx(frechet_distance(real, fake))
+        hits += low <= truth <= high
+    assert 32 <= hits <= 40
+    assert all(np.isnan(frechet_interval(real, real[:19])[1:]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"extractor": "fid"}, "extractor is one of digits, pixels, inception, script, not 'fid'"),
+        ({"extractor": "script"}, "needs its file: give --weights"),
+        ({"train": "g.npz"}, "--train without --reference"),
+        ({"reference": "g.npz"}, "give --train, or another extractor"),
+        ({"reference": "g.npz", "extractor": "pixels", "controls": True}, "--controls needs labelled images"),
+        ({"reference": "f.npz"}, "one holds images, the other features"),
+        ({"reference": "other.npz", "extractor": "pixels"}, "different classes"),
+        ({"resolution": 32}, "at most 16 pixels, found 32"),
+    ],
+)
+def test_mistakes_are_named(tmp_path, options, message):
+    digits_file(tmp_path / "g.npz")
+    np.savez(tmp_path / "other.npz", images=np.zeros((4, 8, 8), np.uint8), labels=[0, 0, 1, 1])
+    write_features(tmp_path / "f.npz", torch.randn(5, 2))
+    options = {key: tmp_path / value if str(value).endswith("npz") else value for key, value in options.items()}
+    with pytest.raises(ValueError, match=message):
+        evaluate(tmp_path / "g.npz", tmp_path / "out", **options, cache=None)
+    assert not (tmp_path / "out").exists()
+
+
+def test_features_without_reference_are_refused(tmp_path):
+    write_features(tmp_path / "f.npz", torch.randn(5, 2))
+    with pytest.raises(ValueError, match="features were given: give --reference"):
+        evaluate(tmp_path / "f.npz", tmp_path / "out")
+
+
+def test_notes_tell_of_uneven_classes():
+    one, other = (Samples(None, labels, torch.zeros(100, 1)) for labels in ([1, 2] * 50, [1] * 60 + [2] * 40))
+    assert evaluation.notes(one, one, 1) == []
+    assert "differs by 10.0%" in evaluation.notes(other, one, 1)[0]

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from zoo.flow import rendering
+from zoo.flow.data.datamodule import ImageData
+from zoo.flow.evaluation.extractors import write_features
+from zoo.flow.evaluation.files import read_digits, read_samples
+
+
+def pictures(count=4, size=3, channels=1):
+    return np.random.default_rng(0).integers(0, 256, (count, size, size, channels), dtype=np.uint8)
+
+
+def write(folder, pixels, names=None):
+    folder.mkdir(parents=True, exist_ok=True)
+    for index, image in enumerate(pixels):
+        rendering.write_png(folder / (names[index] if names else f"{index}.png"), image)
+    return folder
+
+
+def test_a_sampled_folder_keeps_the_order_of_its_labels(tmp_path):
+    pixels = pictures(12)
+    folder = write(tmp_path / "s", pixels)
+    lines = [f"{index}.png,{1 + index % 3},7" for index in range(12)]
+    (folder / "labels.csv").write_text("\n".join(["file,label,seed", *lines]))
+    samples = read_samples(folder)
+    assert np.array_equal(samples.pixels, pixels) and samples.labels == [1 + index % 3 for index in range(12)]
+    (folder / "labels.csv").write_text("file,label,seed\n0.png,0,1\n")
+    assert read_samples(folder).labels is None
+    (folder / "labels.csv").write_text("file,label,seed\n0.png,1,1\n90.png,1,1\n")
+    with pytest.raises(ValueError, match=r"1 of the 2 pictures of labels.csv are missing \(90.png\)"):
+        read_samples(folder)
+    (folder / "labels.csv").write_text("file,seed\n0.png,1\n")
+    with pytest.raises(ValueError, match=r"expected the columns file and label"):
+        read_samples(folder)
+    (folder / "labels.csv").write_text("file,label,seed\n0.png,1,1\n1.png,0,1\n")
+    with pytest.raises(ValueError, match=r"some labels are 0"):
+        read_samples(folder)
+
+
+def test_flat_and_class_folders(tmp_path):
+    pixels = pictures(2, channels=3)
+    flat = read_samples(write(tmp_path / "flat", pixels))
+    assert np.array_equal(flat.pixels, pixels) and flat.labels is None
+    write(tmp_path / "classes" / "b", pixels[:1])
+    write(tmp_path / "classes" / "a", pixels[1:])
+    sorted_ = read_samples(tmp_path / "classes", resolution=6, channels=1)
+    assert sorted_.pixels.shape == (2, 6, 6, 1) and sorted_.labels == [1, 2] and sorted_.classes == ["a", "b"]
+
+
+def test_npz_of_images_and_of_features(tmp_path):
+    pixels = pictures(3)
+    np.savez(tmp_path / "bare.npz", images=pixels)
+    assert np.array_equal(read_samples(tmp_path / "bare.npz").pixels, pixels)
+    np.savez(tmp_path / "full.npz", images=pixels, labels=[0, 1, 0])
+    assert read_samples(tmp_path / "full.npz").labels == [1, 2, 1]
+    write_features(tmp_path / "f.npz", torch.ones(3, 5), [1, 2, 2])
+    found = read_samples(tmp_path / "f.npz")
+    assert found.pixels is None and found.features.shape == (3, 5) and found.labels == [1, 2, 2]
+    np.savez(tmp_path / "wrong.npz", images=pixels.astype(float))
+    with pytest.raises(ValueError, match=r"wrong.npz: expected images .* found \(3, 3, 3, 1\) float64"):
+        read_samples(tmp_path / "wrong.npz")
+    with pytest.raises(FileNotFoundError, match="nothing: expected a folder"):
+        read_samples(tmp_path / "nothing")
+
+
+def test_the_digits_are_split_as_in_training():
+    data = ImageData(image_resolution=8, channels=1, val_every=3, split_seed=4)
+    data.setup("fit")
+    train, held = read_digits(3, 4, 8, 1)
+    assert len(train) == len(data.train_set) and len(held) == len(data.val_set) and held.classes == data.classes
+    items = [data.val_set[index] for index in (0, 100)]
+    assert all(torch.equal(held.images()[index], item["x1"]) for index, item in zip((0, 100), items, strict=True))
+    with pytest.raises(ValueError, match="at least 2, not 1"):
+        read_digits(1, None, 8, 1)

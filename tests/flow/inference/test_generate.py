@@ -1,0 +1,233 @@
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from zoo.common.hardware import processes
+from zoo.flow import rendering
+from zoo.flow.inference.drawing import load_sampler, requests
+from zoo.flow.inference.generate import generate
+from zoo.flow.inference.pairs import make_pairs
+from zoo.flow.inference.requests import read_requests
+from zoo.flow.inference.sampler import Sampler
+from zoo.flow.nets.mlp import ToyNet
+from zoo.flow.nets.unet import UNet
+from zoo.flow.nets.velocity import VelocityNet
+from zoo.flow.process.guidance import Guidance
+from zoo.flow.process.paths import ConditionalOT
+from zoo.flow.process.solvers import Solver
+from zoo.runs.export import write_export
+
+
+class Shade(VelocityNet):
+    """Images whose pixels depend on the noise and the label."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sample_shape, self.num_classes = (1, 4, 4), 3
+        self.gain = nn.Parameter(torch.tensor(0.2))
+
+    def forward(self, x: Tensor, t: float, label: Tensor | None = None) -> Tensor:
+        assert label is not None
+        return self.gain * label.reshape(-1, 1, 1, 1) - 0.5 * x
+
+
+def build(net: VelocityNet | None = None, chunk: int = 4, **kwargs: object) -> Sampler:
+    return Sampler(
+        net or Shade(), ConditionalOT(0.0), Solver("dopri5", steps=4, rtol=1e-3, atol=1e-3), chunk=chunk, **kwargs
+    )
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_requests_do_not_depend_on_the_count() -> None:
+    labels, seeds = requests(300, 63, 3)
+    assert requests(20, 63, 3) == (labels[:20], seeds[:20])
+    assert len(set(seeds)) == 300
+    assert all(labels.count(label) == 100 for label in (1, 2, 3))
+    assert set(requests(30, 63, 3, [2, 3])[0]) == {2, 3}
+    assert requests(2, 63, 0)[0] is None
+    assert requests(2, 64, 0)[1] != seeds[:2]
+    for arguments in ((0, 1, 3), (1, 1, 3, [4]), (1, 1, 3, []), (1, 1, 0, [1])):
+        with pytest.raises(ValueError, match=r"count is at least 1|labels lie between|no classes"):
+            requests(*arguments)
+
+
+def test_images_have_the_names_of_the_lineage(tmp_path: Path) -> None:
+    model, output = build(trajectory="none"), tmp_path / "deep" / "samples"
+    found = generate(model, output, count=10, labels=[1, 3], trajectory="gif", progress=False)
+    assert (found["done"], found["skipped"], found["missing"]) == (10, 0, 0)
+    assert found["nfe"] > 6
+    assert found["written"] == ["samples_trajectory.gif", "samples_grid.png"]
+    names = {path.name for path in output.iterdir()}
+    assert names == {*(f"{index}.png" for index in range(10)), "labels.csv", "settings.json"}
+    with (output / "labels.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["file"] for row in rows] == [f"{index}.png" for index in range(10)]
+    # a row, asked for by itself, gives the same image
+    (tmp_path / "in.jsonl").write_text(json.dumps({key: int(rows[7][key]) for key in ("label", "seed")}))
+    drawn = model(*read_requests(tmp_path / "in.jsonl"))[0, ..., 0]
+    found_pixels = np.array(Image.open(output / "7.png"))
+    assert abs(drawn.astype(int) - found_pixels).max() <= 1
+    grid = np.array(Image.open(output.with_name("samples_grid.png")))
+    assert np.array_equal(grid[:: grid.shape[0] // 12, :: grid.shape[1] // 16][4:8, 12:16], found_pixels)
+
+
+def test_ranks_share_the_work_and_the_last_one_finishes(tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    generate(build(), whole, count=10, progress=False)
+    shared = tmp_path / "shared"
+    found = [generate(build(), shared, count=10, rank=rank, world_size=2, progress=False) for rank in (1, 0)]
+    assert [(each["done"], each["missing"]) for each in found] == [(4, 6), (6, 0)]
+    assert (found[0]["written"], found[1]["written"]) == ([], ["shared_grid.png"])
+    assert contents(shared) == contents(whole)
+    assert (tmp_path / "shared_grid.png").read_bytes() == (tmp_path / "whole_grid.png").read_bytes()
+
+
+def test_a_killed_call_goes_on(tmp_path: Path) -> None:
+    output = tmp_path / "samples"
+    generate(build(), output, count=10, progress=False)
+    before = contents(output)
+    for name in ("1.png", "9.png"):
+        (output / name).unlink()
+    (output / ".1.png.tmp-99").write_bytes(b"torn")
+    kept = (output / "0.png").stat().st_mtime_ns
+    found = generate(build(), output, count=10, progress=False)
+    assert (found["done"], found["skipped"]) == (2, 8)
+    assert contents(output) == before
+    assert (output / "0.png").stat().st_mtime_ns == kept
+    assert generate(build(), output, count=10, progress=True)["done"] == 0
+
+
+def test_other_settings_are_refused(tmp_path: Path) -> None:
+    output = tmp_path / "samples"
+    generate(build(), output, count=2, progress=False)
+    other = build()
+    other.net.gain.data += 1
+    for model, settings, message in (
+        (build(), {"seed": 1}, "seed 63 .now 1."),
+        (build(), {"count": 3}, "count 2"),
+        (build().using(Solver(), None), {}, "solver.method 'dopri5'"),
+        (build(guidance=Guidance(2.0)), {}, ".*guidance.scale None .now 2.0."),
+        (other, {}, "weights '[0-9a-f]+.... .now"),
+    ):
+        with pytest.raises(ValueError, match=f"other settings: {message}"):
+            generate(model, output, progress=False, **{"count": 2, **settings})
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "a.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"holds something else \(a\.txt\)"):
+        generate(build(), tmp_path / "full", count=2)
+    with pytest.raises(ValueError, match="rank 2 of 2"):
+        generate(build(), output, count=2, rank=2, world_size=2)
+
+
+def test_a_run_is_loaded_with_what_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    specs = {
+        "inference": "zoo.flow.Sampler",
+        "parts": {
+            "net": {"class_path": "zoo.flow.ToyNet", "init_args": {"widths": [4]}},
+            "path": {"class_path": "zoo.flow.ConditionalOT", "init_args": {"sigma_min": 0.0}},
+        },
+        "options": {"solver": {"class_path": "zoo.flow.Solver", "init_args": {"method": "rk4"}}},
+    }
+    write_export(tmp_path / "run", specs, {"net": ToyNet(widths=(4,))}, "test")
+    assert load_sampler(tmp_path / "run").solver.method == "rk4"
+    model = load_sampler(tmp_path / "run", Solver("heun2", 3), chunk=5)
+    assert (model.solver.method, model.chunk, model.net.training) == ("heun2", 5, False)
+    assert processes() == (0, 1)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert processes() == (1, 2)
+    monkeypatch.setattr("zoo.flow.inference.drawing.load", lambda *args, **kwargs: object())
+    with pytest.raises(ValueError, match="loaded as object"):
+        load_sampler(tmp_path / "run")
+
+
+def test_points_are_joined_and_plotted(tmp_path: Path) -> None:
+    model, output = build(ToyNet()).eval(), tmp_path / "points"
+    found = generate(model, output, count=6, trajectory="gif", progress=False)
+    assert found["written"] == ["samples.npy", "points_trajectory.gif", "points_grid.png"]
+    joined = np.load(output / "samples.npy")
+    torch.testing.assert_close(torch.from_numpy(joined), model.sample(*requests(6, 63, 0)), atol=1e-2, rtol=0)
+    assert np.array_equal(np.load(output / "5.npy"), joined[5])
+    assert len((output / "labels.csv").read_text().splitlines()) == 7
+
+
+def test_what_cannot_be_drawn_is_kept_as_arrays(tmp_path: Path) -> None:
+    model = build(ToyNet(dim=5)).eval()
+    with pytest.raises(ValueError, match="switch off grid"):
+        generate(model, tmp_path / "vectors", count=2, progress=False)
+    generate(model, tmp_path / "vectors", count=2, grid=False, progress=False)
+    assert np.load(tmp_path / "vectors" / "samples.npy").shape == (2, 5)
+
+
+TINY_UNET = {
+    "image_resolution": 8,
+    "in_channels": 1,
+    "channels": 8,
+    "channel_mult": [1],
+    "attention_levels": [],
+    "res_blocks": 1,
+}
+NAMES = ["cat", "dog", "wild"]
+
+
+def test_class_names_are_labels_and_stand_in_results(tmp_path: Path) -> None:
+    model, output = build(classes=NAMES), tmp_path / "samples"
+    generate(model, output, count=5, labels=["wild", 1], progress=False)
+    numbered = build()
+    generate(numbered, tmp_path / "numbers", count=5, labels=[3, 1], progress=False)
+    with (output / "labels.csv").open() as file:
+        assert [(row["label"], row["class"]) for row in csv.DictReader(file)][:2] == [("3", "wild"), ("1", "cat")]
+    settings = json.loads((output / "settings.json").read_text())
+    assert (settings["labels"], settings["classes"]) == ([3, 1], NAMES)
+    assert (output / "4.png").read_bytes() == (tmp_path / "numbers" / "4.png").read_bytes()
+    named, plain = (Image.open(tmp_path / f"{name}_grid.png").size for name in ("samples", "numbers"))
+    assert named[0] == plain[0] and named[1] > plain[1]  # a line of text below each row
+    generate(numbered, output, count=5, labels=[3, 1], progress=False)  # the same samples, whatever they are called
+    with pytest.raises(ValueError, match="label 'lion' is none of the classes cat, dog, wild"):
+        generate(model, tmp_path / "other", labels=["lion"], progress=False)
+    with pytest.raises(ValueError, match="label 'cat': the classes of this run have no names"):
+        generate(numbered, tmp_path / "other", labels=["cat"], progress=False)
+    with pytest.raises(ValueError, match="2 names, the net has 3 classes"):
+        build(classes=NAMES[:2])
+
+
+def test_request_files_and_pairs_know_class_names(tmp_path: Path) -> None:
+    request = tmp_path / "request.jsonl"
+    request.write_text('{"label": "dog", "seed": 3, "count": 2}\n{"label": 1, "seed": 1}\n')
+    facts = build(classes=NAMES).process_file(request, tmp_path / "found.png")
+    assert facts["classes"] == {"dog": 2, "cat": 1}
+    assert read_requests(request, classes=NAMES)[0] == [2, 2, 1]
+    with pytest.raises(ValueError, match=r"request.jsonl, line 1: label 'dog': the classes of this run have no names"):
+        build().process_file(request, tmp_path / "other.png")
+    make_pairs(build(classes=NAMES), tmp_path / "pairs", 4, ["wild"], progress=False)
+    meta = json.loads((tmp_path / "pairs" / "meta.json").read_text())
+    assert (meta["labels"], meta["classes"]) == ([3], NAMES)
+
+
+def test_points_have_a_legend_of_their_classes() -> None:
+    points = torch.arange(8.0).reshape(4, 2)
+    plain, named = (rendering.picture(points, [1, 2, 1, 2], names=names) for names in (None, ["a", "b", "a", "b"]))
+    assert plain.shape == named.shape and not np.array_equal(plain, named)
+
+
+def test_an_export_names_its_classes(tmp_path: Path) -> None:
+    specs = {
+        "inference": "zoo.flow.Sampler",
+        "parts": {
+            "net": {"class_path": "zoo.flow.UNet", "init_args": TINY_UNET},
+            "path": {"class_path": "zoo.flow.ConditionalOT", "init_args": {"sigma_min": 0.0}},
+        },
+        "options": {"classes": NAMES},
+    }
+    write_export(tmp_path / "export", specs, {"net": UNet(**TINY_UNET)}, "test")
+    assert "Classes, from 1: cat, dog, wild." in (tmp_path / "export" / "README.md").read_text()
+    assert load_sampler(tmp_path / "export").classes == NAMES

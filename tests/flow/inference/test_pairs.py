@@ -1,0 +1,202 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from zoo.common.hardware import processes
+from zoo.flow.data.pair_data import PairData
+from zoo.flow.data.pair_shards import read_meta, row_type
+from zoo.flow.evaluation.tables import evaluate_straightness
+from zoo.flow.inference.drawing import load_sampler
+from zoo.flow.inference.pairs import make_pairs
+from zoo.flow.inference.sampler import Sampler
+from zoo.flow.nets.mlp import ToyNet
+from zoo.flow.nets.velocity import VelocityNet
+from zoo.flow.process.guidance import Guidance
+from zoo.flow.process.paths import ConditionalOT
+from zoo.flow.process.sampling import noise
+from zoo.flow.process.solvers import Solver
+from zoo.runs.export import write_export
+
+
+class Whirl(VelocityNet):
+    """Turns the plane while it moves by a step of each class's own."""
+
+    def __init__(self, num_classes: int = 3) -> None:
+        super().__init__()
+        self.sample_shape, self.num_classes = (2,), num_classes
+        self.turn = nn.Parameter(torch.tensor([[0.0, 1.5], [-1.5, 0.0]]))
+
+    def forward(self, x: Tensor, t: float, label: Tensor | None = None) -> Tensor:
+        step = 0.0 if label is None else 0.5 * label[:, None]
+        return x @ self.turn + step
+
+
+def teacher(
+    net: VelocityNet | None = None, steps: int = 6, guidance: Guidance | None = None, chunk: int = 8
+) -> Sampler:
+    return Sampler(net or Whirl(), ConditionalOT(0.0), Solver("heun2", steps), guidance, chunk=chunk).eval()
+
+
+def make(output: Path, sampler: Sampler | None = None, count: int = 10, **kwargs: object) -> dict[str, int]:
+    return make_pairs(sampler or teacher(), output, count, progress=False, **{"shard_size": 4, **kwargs})
+
+
+def content(folder: Path) -> np.ndarray:
+    return np.concatenate([np.load(path) for path in sorted(folder.glob("*.npy"))])
+
+
+@pytest.mark.parametrize("guidance", [None, Guidance(2.0)])
+def test_replaying_the_noise_gives_the_sample(guidance: Guidance | None, tmp_path: Path) -> None:
+    sampler = teacher(guidance=guidance)
+    assert make(tmp_path / "pairs", sampler) == {"made": 10, "skipped": 0}
+    data = PairData(str(tmp_path / "pairs"), batch_size=4, val_share=0.5)
+    data.setup("fit")
+    for number in range(5):
+        for part in (data.train_set, data.val_set):
+            pair = part[number]
+            again = sampler.solver.solve(sampler.field([pair["label"]]), pair["x0"][None]).x[0]
+            torch.testing.assert_close(again, pair["x1"])
+
+
+def test_pairs_do_not_depend_on_how_they_are_made(tmp_path: Path) -> None:
+    make(tmp_path / "one", shard_size=100)
+    make(tmp_path / "chunked", teacher(chunk=3), shard_size=5)
+    for rank in (1, 0):
+        counts = make(tmp_path / "ranks", rank=rank, world_size=2)
+        assert counts == {"made": 6 - 2 * rank, "skipped": 0}
+    assert len(list((tmp_path / "ranks").glob("*.npy"))) == 3
+    wanted = content(tmp_path / "one")
+    for name in ("chunked", "ranks"):
+        found = content(tmp_path / name)
+        for key in ("seed", "label"):
+            assert np.array_equal(found[key], wanted[key])
+        np.testing.assert_allclose(found["x1"], wanted["x1"], rtol=1e-5, atol=1e-6)
+    make(tmp_path / "longer", count=13)
+    assert np.array_equal(content(tmp_path / "longer")["seed"][:10], wanted["seed"])
+    make(tmp_path / "other", seed=1)
+    assert not set(content(tmp_path / "other")["seed"]) & set(wanted["seed"])
+
+
+def test_labels_are_drawn_from_those_given(tmp_path: Path) -> None:
+    make(tmp_path / "all", count=300, shard_size=1000)
+    assert np.bincount(content(tmp_path / "all")["label"], minlength=4)[1:].min() > 70
+    make(tmp_path / "some", count=50, labels=[3, 1])
+    assert set(content(tmp_path / "some")["label"]) == {1, 3}
+    make(tmp_path / "null", labels=[0])
+    assert set(content(tmp_path / "null")["label"]) == {0}
+    make(tmp_path / "none", teacher(ToyNet(widths=(4,))))
+    assert set(content(tmp_path / "none")["label"]) == {0}
+
+
+def test_a_second_call_makes_what_is_missing(tmp_path: Path) -> None:
+    make(tmp_path)
+    before = content(tmp_path)
+    (tmp_path / "pairs-00001.npy").unlink()
+    (tmp_path / ".pairs-00001.npy.tmp-1").write_bytes(b"torn")
+    kept = (tmp_path / "pairs-00002.npy").stat().st_mtime_ns
+    assert make(tmp_path, run="elsewhere") == {"made": 4, "skipped": 6}
+    assert np.array_equal(content(tmp_path), before)
+    assert (tmp_path / "pairs-00002.npy").stat().st_mtime_ns == kept
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["meta.json", *(f"pairs-0000{i}.npy" for i in range(3))]
+
+
+def test_meta_tells_how_they_were_made(tmp_path: Path) -> None:
+    sampler = teacher(guidance=Guidance(1.5, null_mode="none"))
+    make(tmp_path, sampler, labels=[1, 2], seed=7, run="runs/a", classes=["cat", "dog", "wild"])
+    meta = read_meta(tmp_path)
+    assert (meta["solver"]["method"], len(meta["solver"]["grid"])) == ("heun2", 7)
+    assert (meta["guidance"]["scale"], meta["guidance"]["null_mode"]) == (1.5, "none")
+    wanted = {"run": "runs/a", "count": 10, "seed": 7, "labels": [1, 2], "sample_shape": [2], "num_classes": 3}
+    assert {key: meta[key] for key in wanted} == wanted
+    assert meta["classes"] == ["cat", "dog", "wild"] and len(meta["weights"]) == 64
+    assert content(tmp_path).dtype == row_type((2,))
+
+
+def test_other_settings_are_named(tmp_path: Path) -> None:
+    make(tmp_path)
+    with pytest.raises(ValueError, match=r"begun with other settings: count 10 \(now 12\), seed 0 \(now 1\)"):
+        make(tmp_path, count=12, seed=1)
+    with pytest.raises(ValueError, match=r"solver.grid \[0.0, 0.16.*\(now \[0.0, 0.5, 1.0\]\)"):
+        make(tmp_path, teacher(steps=2))
+    with pytest.raises(ValueError, match=r"guidance.scale None \(now 2.0\)"):
+        make(tmp_path, teacher(guidance=Guidance(2.0)))
+    with torch.no_grad():
+        other = Whirl()
+        other.turn.mul_(2)
+    with pytest.raises(ValueError, match="weights '"):
+        make(tmp_path, teacher(other))
+    assert len(content(tmp_path)) == 10
+
+
+def test_wrong_calls_are_named(tmp_path: Path) -> None:
+    for kwargs, message in [
+        ({"count": 0}, "at least 1"),
+        ({"rank": 2, "world_size": 2}, "rank < world_size"),
+        ({"labels": [1, 4]}, "between 1 and 3"),
+        ({"labels": []}, "between 1 and 3"),
+        ({"classes": ["cat"]}, "1 names of classes for a net of 3"),
+        ({"sampler": teacher(ToyNet(widths=(4,))), "labels": [1]}, "has no classes"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            make(tmp_path / "pairs", **kwargs)
+    assert not (tmp_path / "pairs").exists()
+    (tmp_path / "mine.txt").write_text("x")
+    with pytest.raises(ValueError, match=r"holds something else \(mine.txt\)"):
+        make(tmp_path)
+
+
+def test_a_teacher_that_diverged_leaves_no_shard(tmp_path: Path) -> None:
+    net = Whirl()
+    with torch.no_grad():
+        net.turn.fill_(float("nan"))
+    with pytest.raises(ValueError, match="not finite"):
+        make(tmp_path, teacher(net))
+    assert not list(tmp_path.glob("*.npy"))
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Path:
+    specs = {
+        "inference": "zoo.flow.Sampler",
+        "parts": {
+            "net": {"class_path": "zoo.flow.ToyNet", "init_args": {"widths": [4]}},
+            "path": {"class_path": "zoo.flow.ConditionalOT", "init_args": {"sigma_min": 0.0}},
+        },
+    }
+    write_export(tmp_path / "teacher", specs, {"net": ToyNet(widths=(4,))}, "test")
+    return tmp_path / "teacher"
+
+
+def test_processes_of_a_launcher_share_the_work(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    sampler = load_sampler(exported, Solver("midpoint", 2))
+    counts = make_pairs(sampler, tmp_path / "pairs", 12, None, 0, 4, *processes())
+    assert counts == {"made": 4, "skipped": 0}
+    assert [path.name for path in (tmp_path / "pairs").glob("*.npy")] == ["pairs-00001.npy"]
+    assert json.loads((tmp_path / "pairs" / "meta.json").read_text())["solver"]["method"] == "midpoint"
+
+
+def test_straightness_of_a_turn_and_of_a_line() -> None:
+    straight = Whirl(0)
+    with torch.no_grad():
+        straight.turn.zero_()
+    assert evaluate_straightness(teacher(straight), None, [1, 2, 3]) == 0
+    sampler = Sampler(Whirl(0), ConditionalOT(0.0), Solver("rk4", 200), chunk=2)
+    # x_t turns by w t around the origin: the integral of |c - w J x_t|^2 is w^2 r^2 - |c|^2, where c is the chord
+    x0 = noise([1, 2, 3], (2,))
+    wanted = (1.5**2 - (2 * np.sin(0.75)) ** 2) * float(x0.square().sum(dim=1).mean())
+    assert evaluate_straightness(sampler, None, [1, 2, 3]) == pytest.approx(wanted, rel=1e-3)
+
+
+def test_straightness_needs_labels_of_a_net_with_classes() -> None:
+    assert evaluate_straightness(teacher(), [1, 2], [5, 6]) > 0
+    for labels, seeds in ((None, [1]), ([1], [1, 2]), ([], [])):
+        with pytest.raises(ValueError, match="as many labels"):
+            evaluate_straightness(teacher(), labels, seeds)

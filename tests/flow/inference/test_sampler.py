@@ -1,0 +1,178 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from zoo.flow.inference.requests import read_requests
+from zoo.flow.inference.sampler import Sampler
+from zoo.flow.nets.mlp import ToyNet
+from zoo.flow.nets.velocity import VelocityNet
+from zoo.flow.process.guidance import Guidance
+from zoo.flow.process.paths import ConditionalOT
+from zoo.flow.process.sampling import inpaint, interpolate, invert, noise, straightness
+from zoo.flow.process.solvers import Solver
+
+
+class Level(VelocityNet):
+    """The exact field of a point mass: images of one grey level per class, 0.25 times its label."""
+
+    def __init__(self, channels: int = 1) -> None:
+        super().__init__()
+        self.sample_shape, self.num_classes = (channels, 2, 3), 4
+
+    def forward(self, x: Tensor, t: float, label: Tensor | None = None) -> Tensor:
+        level = 0.25 * (label if label is not None else torch.zeros(len(x)))
+        return (level.reshape(-1, 1, 1, 1) - x) / (1 - t)
+
+
+def build(net: VelocityNet | None = None, **kwargs: object) -> Sampler:
+    return Sampler(net or Level(), ConditionalOT(0.0), Solver("euler", 5), **kwargs)
+
+
+def test_samples_their_labels() -> None:
+    samples = build().sample([1, 2, 4], [5, 6, 7])
+    torch.testing.assert_close(samples[:, 0, 0, 0], torch.tensor([0.25, 0.5, 1.0]))
+    guided = build(guidance=Guidance(2.0)).sample([1, 2], [5, 6])
+    torch.testing.assert_close(guided[:, 0, 0, 0], torch.tensor([0.5, 1.0]))
+
+
+def test_a_sample_does_not_depend_on_its_batch() -> None:
+    model = build(ToyNet()).eval()
+    together = model.sample(None, list(range(7)))
+    torch.testing.assert_close(build(model.net, chunk=3).sample(None, list(range(7))), together)
+    torch.testing.assert_close(model.sample(None, [4])[0], together[4])
+    assert not torch.equal(together, noise(range(7), (2,)))
+    assert not together.is_inference()  # may serve a training
+
+
+def test_trajectory_leads_from_the_noise_to_the_sample() -> None:
+    model = build(chunk=2)
+    states = model.trajectory([1, 2, 4], [5, 6, 7])
+    assert states.shape == (6, 3, 1, 2, 3)
+    assert torch.equal(states[0], model.noise([5, 6, 7]))
+    assert torch.equal(states[-1], model.sample([1, 2, 4], [5, 6, 7]))
+    # straight lines at constant speed
+    torch.testing.assert_close(states[2], states[0] + 0.4 * (states[-1] - states[0]))
+
+
+def test_solutions_tell_their_evaluations() -> None:
+    model = build(guidance=Guidance(2.0), chunk=2)
+    found = list(model.solutions([1, 2, 3], [1, 2, 3], record=1))
+    assert [(len(each.x), each.nfe, len(each.trajectory)) for each in found] == [(2, 5, 6), (1, 5, 0)]
+    other = model.using(Solver("midpoint", 2), None)
+    assert [each.nfe for each in other.solutions([1, 2, 3], [1, 2, 3])] == [4, 4]
+    assert (model.guidance is not None, len(model.solver.grid)) == (True, 6)
+
+
+def test_field_serves_what_stands_around_sampling() -> None:
+    model = build(ToyNet(), chunk=8).eval()
+    model.solver = Solver("rk4", 20)
+    x1 = model.sample(None, [1, 2])
+    torch.testing.assert_close(invert(model.field(), x1, model.solver).x, model.noise([1, 2]), atol=1e-4, rtol=0)
+    line = interpolate(model.field(), x1[0], x1[1], torch.linspace(0, 1, 3), model.solver)
+    torch.testing.assert_close(line[::2], x1, atol=1e-4, rtol=0)
+    images = build()
+    assert straightness(images.field([2]), images.noise([1, 2, 3]), Solver("euler", 3)).shape == (3,)
+    known, mask = torch.full((2, 1, 2, 3), 0.9), torch.tensor([True, False, False])
+    x = inpaint(images.field([2, 4]), images.noise([1, 2]), known, mask, images.path, images.solver).x
+    torch.testing.assert_close(x[:, 0, 0], torch.tensor([[0.9, 0.5, 0.5], [0.9, 1.0, 1.0]]))
+    with pytest.raises(ValueError, match="between 1 and 4"):
+        images.field([5])
+
+
+def test_file_becomes_a_picture(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"label": 4, "seed": 1}\n\n{"label": 0, "seed": 2}\n{"label": 4, "seed": 3}\n')
+    for channels in (1, 3):
+        model = build(Level(channels))
+        assert model.process_file(tmp_path / "in.jsonl", tmp_path / "out.png") == {"images": 3, "nfe": 5}
+        pixels = np.array(Image.open(tmp_path / "out.png").convert("L"))
+        assert pixels.shape == (160, 240)  # 2 x 2 images of 2 x 3 pixels, enlarged
+        assert pixels[::80, ::120].tolist() == [[255, 128], [255, 0]]
+    assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "out.png"}
+
+
+def test_images_and_animation_are_kept_beside_the_picture(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"label": 2, "seed": 5, "count": 2}\n{"label": 4, "seed": 5}\n')
+    model = build(images=True, trajectory="gif", chunk=2)
+    folder = tmp_path / "out"
+    folder.mkdir()
+    for stale in ("000007.png", "b.png"):
+        (folder / stale).write_bytes(b"")
+    model.process_file(tmp_path / "in.jsonl", tmp_path / "out.png")
+    assert {path.name for path in folder.iterdir()} == {"000000.png", "000001.png", "000002.png", "b.png"}
+    assert np.array(Image.open(folder / "000002.png")).tolist() == [[255] * 3] * 2
+    with Image.open(tmp_path / "out.gif") as animation:
+        assert (animation.n_frames, animation.size) == (6, (240, 160))
+        animation.seek(5)
+        assert np.array(animation.convert("L")).tolist() == np.array(Image.open(tmp_path / "out.png")).tolist()
+
+
+def test_points_are_plotted_and_kept(tmp_path: Path) -> None:
+    model = build(ToyNet(), trajectory="gif", images=True).eval()
+    source = model.write_example(tmp_path / "in")
+    assert model.process_file(source, tmp_path / "out.png") == {"points": 4, "nfe": 5}
+    assert np.array_equal(np.load(tmp_path / "out.npy"), model.sample(None, [0, 1, 2, 3]).numpy())
+    assert np.array_equal(model(None, [0, 1]), np.load(tmp_path / "out.npy")[:2])
+    assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "out.png", "out.npy", "out.gif"}
+    assert np.array(Image.open(tmp_path / "out.png")).std() > 0
+
+
+def test_compact_requests(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"label": 3, "seed": 7, "count": 3}\n{"label": 1, "seed": 2}\n')
+    assert read_requests(tmp_path / "in.jsonl") == ([3, 3, 3, 1], [7, 8, 9, 2])
+    assert read_requests(tmp_path / "in.jsonl", labelled=False) == (None, [7, 8, 9, 2])
+
+
+def test_example_is_read(tmp_path: Path) -> None:
+    model = build()
+    source = model.write_example(tmp_path / "deep" / "a")
+    assert source == tmp_path / "deep" / "a.jsonl"
+    assert model.process_file(source, tmp_path / "a.png")["images"] == 4
+    assert model.dry_run() == "1 sample of shape (1, 2, 3)"
+    assert build(ToyNet()).dry_run() == "1 sample of shape (2,)"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "asks for nothing"),
+        ("no json", "line 1: no JSON"),
+        ("[1]", "expected whole numbers label and seed"),
+        ('{"label": 1}', "expected whole numbers"),
+        ('{"label": 1, "seed": true}', "expected whole numbers"),
+        ('{"label": 1, "seed": 1, "count": 0}', "count, 1 or more"),
+        ('{"label": 1, "seed": 1, "cuont": 5}', "holds only count"),
+        ('{"label": 9, "seed": 1}', "between 0 and 4, found 9"),
+    ],
+)
+def test_bad_requests_are_named(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        build().process_file(tmp_path / "in.jsonl", tmp_path / "out.png")
+    assert not (tmp_path / "out.png").exists()
+
+
+def test_wrong_calls_are_named() -> None:
+    with pytest.raises(ValueError, match="labels are needed"):
+        build().sample(None, [1])
+    with pytest.raises(ValueError, match="2 labels and 1 seeds"):
+        build().sample([1, 2], [1])
+    with pytest.raises(ValueError, match="seed 6 is not finite"):
+        build(Level().requires_grad_(False), chunk=2).using(Solver(times=[0, 1]), Guidance(float("nan"))).sample(
+            [1, 1, 1], [6, 7, 8]
+        )
+    with pytest.raises(ValueError, match="chunk is at least 1"):
+        build(chunk=0)
+    with pytest.raises(ValueError, match="none, gif, mp4"):
+        build(trajectory="avi")
+
+
+def test_other_shapes_can_be_sampled_but_not_drawn(tmp_path: Path) -> None:
+    model = build(ToyNet(dim=5))
+    assert model(None, [1]).shape == (1, 5)
+    source = model.write_example(tmp_path / "in")
+    with pytest.raises(ValueError, match=r"\(5,\) are neither images nor points"):
+        model.process_file(source, tmp_path / "out.png")

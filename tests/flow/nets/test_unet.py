@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import copy
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from zoo.flow.nets.unet import GROUPS, NEARLY_ZERO, UNet, group_norm
+from zoo.flow.nets.velocity import TimeEmbedding, expand_time
+
+
+def small(**arguments) -> UNet:
+    torch.manual_seed(0)
+    given = {
+        "image_resolution": 8,
+        "channels": 16,
+        "channel_mult": (1, 2),
+        "attention_levels": (1,),
+        "res_blocks": 1,
+        "dropout": 0.0,
+    }
+    return UNet(**{**given, **arguments})
+
+
+def awake(net: UNet) -> UNet:
+    """The net with weights that let every part show in the output."""
+    for name, parameter in net.named_parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=0.1 if "embedding" not in name else 1.0)
+    return net
+
+
+@pytest.fixture
+def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(1)
+    return torch.randn(3, 3, 8, 8), torch.tensor([0.1, 0.5, 0.9]), torch.tensor([1, 2, 3])
+
+
+def test_starts_as_nearly_zero(batch):
+    assert small()(*batch).abs().max() < 1e-3
+
+
+def test_time_and_class_reach_the_output_at_every_width(batch):
+    x, t, label = batch
+    for channels in (8, 16, 32):
+        net = awake(small(channels=channels)).eval()
+        assert (net(x, t, label) - net(x, t, label.roll(1))).abs().max() > 1e-3
+        assert (net(x, t, label) - net(x, 1 - t, label)).abs().max() > 1e-3
+
+
+def test_one_channel_per_group_is_warned_of_and_blind(batch, caplog):
+    x, t, label = batch
+    with caplog.at_level(logging.WARNING):
+        net = awake(small(channels=32, channel_mult=(1,), attention_levels=(0,), norm_groups=32)).eval()
+    assert "ignore time and class" in caplog.text
+    torch.testing.assert_close(net(x, t, label), net(x, 1 - t, label.roll(1)), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("channels", "groups"), [(16, 4), (30, 6), (64, 16), (96, 24), (128, 32), (384, 32), (3, 1)])
+def test_groups(channels, groups):
+    assert group_norm(channels, None).num_groups == groups
+
+
+def test_labels(batch):
+    x, t, label = batch
+    net = awake(small()).eval()
+    nothing = torch.full_like(label, -1)
+    torch.testing.assert_close(net(x, t, nothing), net(x, t))
+    mixed = net(x, t, torch.tensor([1, -1, 0]))
+    torch.testing.assert_close(mixed[1], net(x, t)[1])
+    assert (mixed[2] - net(x, t)[2]).abs().max() > 1e-3
+    unconditional = awake(small(num_classes=0)).eval()
+    assert torch.equal(unconditional(x, t, label), unconditional(x, t))
+
+
+def test_one_time_serves_the_batch(batch):
+    x, _, label = batch
+    net = awake(small()).eval()
+    expected = net(x, torch.full((3,), 0.3), label)
+    for t in (0.3, torch.tensor(0.3), torch.tensor([0.3])):
+        torch.testing.assert_close(net(x, t, label), expected)
+    with pytest.raises(ValueError, match="1 or 3 times for a batch of 3, found 2"):
+        net(x, torch.zeros(2), label)
+
+
+def test_checkpointing_changes_no_gradient(batch):
+    plain = awake(small(dropout=0.3))
+    saving = awake(small(dropout=0.3, checkpointing=True))
+    saving.load_state_dict(plain.state_dict())
+    for net in (plain, saving):
+        torch.manual_seed(5)
+        net(*batch).square().mean().backward()
+    for (name, a), b in zip(plain.named_parameters(), saving.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, msg=name)
+
+
+def test_channels_last_changes_no_value(batch):
+    plain, last = awake(small()).eval(), awake(small(channels_last=True)).eval()
+    last.load_state_dict(plain.state_dict())
+    assert last.head.weight.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(plain(*batch), last(*batch), atol=1e-5, rtol=1e-5)
+
+
+def test_compiling_in_place_keeps_names_and_values(batch):
+    net = awake(small()).eval()
+    names, expected = list(net.state_dict()), net(*batch)
+    net.compile(backend="eager")
+    assert list(net.state_dict()) == names
+    torch.testing.assert_close(net(*batch), expected)
+
+
+def test_bfloat16_net_keeps_times_apart(batch):
+    x, _, label = batch
+    net = awake(small()).eval().bfloat16()
+    times = torch.tensor([0.5000, 0.5001, 0.5002])
+    out = net(x[:1].expand(3, -1, -1, -1).bfloat16(), times, label[:1].expand(3))
+    assert out.dtype == torch.bfloat16
+    assert not torch.equal(out[0], out[2])
+
+
+def test_other_resolutions_and_shapes():
+    net = small(in_channels=1, num_classes=10)
+    assert net.sample_shape == (1, 8, 8)
+    assert net(torch.zeros(2, 1, 12, 16), 0.5).shape == (2, 1, 12, 16)
+
+
+def test_initial_weights():
+    torch.manual_seed(0)
+    ours, original = small(channels=64), small(channels=64, attention_gain=1.0)
+    block = ours.middleblocks[0]
+    assert block.block2[-1].weight.abs().max() < 10 * NEARLY_ZERO and ours.tail[-1].weight.abs().max() < NEARLY_ZERO
+    assert block.attn.proj.weight.abs().max() < 10 * NEARLY_ZERO
+    # Xavier on 128 channels: variance 2 / (128 + 128)
+    assert original.middleblocks[0].attn.proj.weight.std().item() == pytest.approx((2 / 256) ** 0.5, rel=0.05)
+    assert block.block1[-1].bias.abs().max() == 0
+    assert ours.class_embedding.weight.std().item() == pytest.approx(1, abs=0.1)
+
+
+def test_defaults_have_the_originals_groups():
+    with torch.device("meta"):
+        net = UNet()
+    assert {layer.num_groups for layer in net.modules() if isinstance(layer, nn.GroupNorm)} == {GROUPS}
+
+
+def test_embedding_by_hand():
+    embedding = TimeEmbedding(4, scale=1.0)
+    embedding.mlp = nn.Sequential(nn.Linear(256, 256, bias=False))
+    nn.init.eye_(embedding.mlp[0].weight)
+    out = embedding(torch.tensor([0.7]))
+    assert out[0, 0].item() == pytest.approx(torch.cos(torch.tensor(0.7)).item())
+    frequency = 10000 ** (-3 / 128)
+    assert out[0, 128 + 3].item() == pytest.approx(torch.sin(torch.tensor(0.7 * frequency)).item(), abs=1e-6)
+    assert torch.equal(expand_time(0.5, torch.zeros(2, 3)), torch.tensor([0.5, 0.5]))
+
+
+def test_copies_are_whole(batch):
+    net = awake(small()).eval()
+    torch.testing.assert_close(copy.deepcopy(net)(*batch), net(*batch))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"image_resolution": 9}, "image_resolution 9 is no multiple of 2"),
+        ({"attention_levels": (16,)}, "indices into channel_mult, 0 to 1, not resolutions"),
+        ({"channel_mult": ()}, "at least one level"),
+        ({"norm_groups": 5}, "16 channels cannot be normed in 5 groups"),
+    ],
+)
+def test_errors(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        small(**arguments)
+
+
+def test_an_odd_image_is_refused():
+    with pytest.raises(ValueError, match="images of 7 x 8 pixels; both must be multiples of 2"):
+        small()(torch.zeros(1, 3, 7, 8), 0.5)

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from zoo.flow.process.coupling import (
+    Independent,
+    OptimalTransport,
+    PooledTransport,
+    WithinClassTransport,
+    assign,
+    assign_within_classes,
+    pooled_permutation,
+)
+
+
+@pytest.fixture
+def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(6, 2, 3), torch.randn(6, 2, 3), torch.tensor([1, 2, 1, 1, 2, 3])
+
+
+def cost(x0: torch.Tensor, x1: torch.Tensor) -> float:
+    return (x0 - x1).square().sum().item()
+
+
+def test_assignment_is_the_best_of_all_orders(batch):
+    x0, x1, _ = batch
+    best = min(cost(x0[list(order)], x1) for order in itertools.permutations(range(6)))
+    assert cost(x0[assign(x0, x1)], x1) == pytest.approx(best, rel=1e-6)
+
+
+def test_assignment_undoes_a_shuffle():
+    x = torch.randn(50, 4)
+    order = torch.randperm(50)
+    assert torch.equal(x[order][assign(x[order], x)], x)
+
+
+def test_within_classes(batch):
+    x0, x1, label = batch
+    permutation = assign_within_classes(x0, x1, label)
+    assert sorted(permutation.tolist()) == list(range(6))
+    assert torch.equal(label[permutation], label)
+    for value in (1, 2):
+        rows = (label == value).nonzero()[:, 0].tolist()
+        best = min(cost(x0[list(order)], x1[rows]) for order in itertools.permutations(rows))
+        assert cost(x0[permutation[rows]], x1[rows]) == pytest.approx(best, rel=1e-6)
+
+
+def test_couplings_reorder_noise_only(batch):
+    x0, x1, label = batch
+    assert torch.equal(Independent()(x0, x1, label), x0)
+    costs = [cost(c(x0, x1, label), x1) for c in (OptimalTransport(), WithinClassTransport(), Independent())]
+    assert costs == sorted(costs)
+    assert torch.equal(WithinClassTransport()(x0, x1), OptimalTransport()(x0, x1))
+    coupled = OptimalTransport()(x0, x1)
+    assert torch.equal(coupled.flatten().sort().values, x0.flatten().sort().values)
+
+
+def test_class_means_of_the_noise_stay_apart_from_the_classes():
+    torch.manual_seed(0)
+    label = torch.randint(1, 3, (400,))
+    x1 = 4.0 * (2 * label - 3)[:, None].float() + torch.randn(400, 1)
+    x0 = torch.randn(400, 1)
+    skewed, fair = OptimalTransport()(x0, x1, label), WithinClassTransport()(x0, x1, label)
+    assert abs(skewed[label == 2].mean()) > 0.6  # what makes conditional sampling go wrong
+    assert abs(fair[label == 2].mean()) < 0.2
+
+
+def test_pools_of_an_epoch():
+    torch.manual_seed(0)
+    x0, x1, label = torch.randn(300, 2), torch.randn(300, 2), torch.randint(1, 4, (300,))
+    sizes = []
+
+    def read_noise(indices):
+        sizes.append(len(indices))
+        return x0[indices]
+
+    def pooled(seed=7, labels=label, pool=64):
+        return pooled_permutation(read_noise, lambda i: x1[i], 300, seed, labels, pool)
+
+    permutation = pooled()
+    assert max(sizes) <= 64
+    assert sorted(permutation.tolist()) == list(range(300)) and torch.equal(label[permutation], label)
+    assert torch.equal(permutation, pooled()) and not torch.equal(permutation, pooled(seed=8))
+    # larger pools pair better than the small batches of training would
+    costs = [cost(x0[p], x1) for p in (pooled(labels=None, pool=300), pooled(labels=None, pool=16), torch.arange(300))]
+    assert costs[0] < costs[1] < costs[2]
+    assert torch.equal(pooled(labels=None, pool=1), torch.arange(300))
+
+
+def test_pools_are_of_equal_sizes():
+    sizes = []
+
+    def read(indices):
+        sizes.append(len(indices))
+        return torch.zeros(len(indices), 1)
+
+    pooled_permutation(read, read, 65, 0, pool=64)
+    assert sorted(sizes) == [32, 32, 33, 33]
+
+
+def test_rounding_does_not_decide():
+    torch.manual_seed(0)
+    x0 = torch.randn(64, 1) + 1e4  # at which products in float32 are off by more than the pairs differ
+    x1 = torch.randn(64, 1) + 1e4
+    order = assign(x0, x1)
+    assert torch.equal(order[x1[:, 0].argsort()], x0[:, 0].argsort())
+
+
+def test_pooled_transport_pairs_within_classes_if_asked():
+    torch.manual_seed(0)
+    x0, x1, label = torch.randn(90, 2), torch.randn(90, 2), torch.arange(90) % 3
+    kept, mixed = (
+        PooledTransport(32, within).pairing(lambda i: x0[i], lambda i: x1[i], label, 4) for within in (True, False)
+    )
+    assert torch.equal(label[kept], label) and not torch.equal(label[mixed], label)
+    assert sorted(mixed.tolist()) == list(range(90))
+    assert cost(x0[mixed], x1) < cost(x0[kept], x1) < cost(x0, x1)
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="as much noise as data, found 2 and 3"):
+        assign(torch.zeros(2, 1), torch.zeros(3, 1))
+    with pytest.raises(ValueError, match="expected 4 labels, found 3"):
+        pooled_permutation(lambda i: torch.zeros(len(i), 1), lambda i: torch.zeros(len(i), 1), 4, 0, torch.zeros(3))
+    with pytest.raises(ValueError, match="pool is at least 1"):
+        pooled_permutation(lambda i: torch.zeros(len(i), 1), lambda i: torch.zeros(len(i), 1), 4, 0, pool=0)
+    with pytest.raises(ValueError, match=r"pooled\.pool is at least 1, not 0"):
+        PooledTransport(0)

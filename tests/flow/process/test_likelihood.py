@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from zoo.flow.process.likelihood import bits_per_dim, dequantise, log_likelihood
+from zoo.flow.process.solvers import Solver
+
+MEAN = torch.tensor([0.5, -1.0, 0.2], dtype=torch.float64)
+ROOT = torch.tensor([[1.0, 0.0, 0.0], [0.6, 0.5, 0.0], [-0.3, 0.4, 0.8]], dtype=torch.float64)
+COVARIANCE = ROOT @ ROOT.T
+EYE = torch.eye(3, dtype=torch.float64)
+SOLVER = Solver("dopri5", rtol=1e-7, atol=1e-7)
+
+
+def field(t: float, x: torch.Tensor) -> torch.Tensor:
+    """The exact velocity of the straight path (sigma_min 0) from noise to the Gaussian above."""
+    spread = t**2 * COVARIANCE + (1 - t) ** 2 * EYE
+    gain = (t * COVARIANCE - (1 - t) * EYE) @ torch.linalg.inv(spread)
+    return MEAN + (x.flatten(1) - t * MEAN) @ gain.T
+
+
+@pytest.fixture
+def data() -> torch.Tensor:
+    torch.manual_seed(0)
+    return MEAN + torch.randn(6, 3, dtype=torch.float64) @ ROOT.T
+
+
+@pytest.fixture
+def exact(data) -> torch.Tensor:
+    return torch.distributions.MultivariateNormal(MEAN, COVARIANCE).log_prob(data)
+
+
+def test_exact_divergence_gives_the_gaussians_density(data, exact):
+    result = log_likelihood(field, data, SOLVER, probes=None)
+    torch.testing.assert_close(result.log_p, exact, atol=1e-5, rtol=0)
+    assert result.nfe > 0
+    torch.testing.assert_close(SOLVER.solve(field, result.x0).x, data, atol=1e-5, rtol=0)
+
+
+def test_hutchinsons_estimate_agrees_with_the_exact_density(data, exact):
+    generator = torch.Generator().manual_seed(0)
+    for probes in (1, 4):
+        rows = data[:1].expand(2000, 3)
+        estimates = log_likelihood(field, rows, Solver("rk4", 20), probes, generator).log_p
+        error = estimates.std() / 2000**0.5
+        assert abs(estimates.mean() - exact[0]) < 4 * error
+        assert error < 0.03 / probes**0.5
+
+
+def test_one_probe_is_exact_where_the_jacobian_is_diagonal(data):
+    scale = torch.tensor([2.0, 0.5, 1.5], dtype=torch.float64)
+
+    def diagonal(t, x):
+        return x * scale.log()
+
+    result = log_likelihood(diagonal, data, SOLVER, probes=1)
+    expected = torch.distributions.Normal(torch.zeros(3, dtype=torch.float64), scale).log_prob(data).sum(dim=1)
+    torch.testing.assert_close(result.log_p, expected, atol=1e-5, rtol=0)
+
+
+def test_it_works_in_inference_mode_and_on_images(data, exact):
+    def images(t, x):
+        return field(t, x).reshape(x.shape)
+
+    with torch.inference_mode():
+        result = log_likelihood(images, data.reshape(6, 3, 1, 1), SOLVER, probes=None)
+    assert result.x0.shape == (6, 3, 1, 1)
+    torch.testing.assert_close(result.log_p.clone(), exact, atol=1e-5, rtol=0)
+
+
+def test_bits_of_an_even_density():
+    dims = 12
+    even = torch.full((2,), -dims * math.log(2.0))  # density 1/2 on [-1, 1] in each dimension
+    assert bits_per_dim(even, dims).tolist() == pytest.approx([8.0, 8.0])
+
+
+def test_dequantised_values_stay_in_their_bins():
+    images = torch.arange(256, dtype=torch.uint8).repeat(20, 1)
+    spread = dequantise(images, torch.Generator().manual_seed(0))
+    assert spread.min() >= -1 and spread.max() <= 1
+    assert torch.equal(((spread + 1) * 128).floor().clamp(max=255).to(torch.uint8), images)
+    with pytest.raises(ValueError, match="expected uint8 images"):
+        dequantise(spread)
+
+
+def test_probes_must_be_positive(data):
+    with pytest.raises(ValueError, match="probes is at least 1"):
+        log_likelihood(field, data, SOLVER, probes=0)

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from zoo.flow.process import paths
+
+ALL = [
+    paths.ConditionalOT(0.001),
+    paths.ConditionalOT(0.0),
+    paths.Polynomial(2),
+    paths.Cosine(),
+    paths.VariancePreserving(),
+    paths.LinearVariancePreserving(),
+]
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda p: type(p).__name__)
+def test_velocity_is_the_derivative_of_the_path(path):
+    torch.manual_seed(0)
+    x0, x1 = torch.randn(2, 9, 2, 3, dtype=torch.float64)
+    t = torch.linspace(0.05, 0.95, 9, dtype=torch.float64)
+    h = 1e-6
+    slope = (path.sample(x0, x1, t + h) - path.sample(x0, x1, t - h)) / (2 * h)
+    torch.testing.assert_close(path.target(x0, x1, t), slope, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda p: type(p).__name__)
+def test_ends(path):
+    x0, x1 = torch.randn(2, 4, 3)
+    torch.testing.assert_close(path.sample(x0, x1, torch.zeros(4)), x0, atol=0.05, rtol=0)
+    torch.testing.assert_close(path.sample(x0, x1, torch.ones(4)), x1, atol=0.01, rtol=0)
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda p: type(p).__name__)
+@pytest.mark.parametrize("prediction", paths.PREDICTIONS)
+def test_every_prediction_gives_the_same_velocity_and_ends(path, prediction):
+    torch.manual_seed(0)
+    x0, x1 = torch.randn(2, 7, 5, dtype=torch.float64)
+    t = torch.linspace(0.1, 0.9, 7, dtype=torch.float64)
+    x = path.sample(x0, x1, t)
+    output = path.target(x0, x1, t, prediction)
+    torch.testing.assert_close(path.to_velocity(output, x, t, prediction), path.target(x0, x1, t))
+    noise, data = path.endpoints(output, x, t, prediction)
+    torch.testing.assert_close(noise, x0)
+    torch.testing.assert_close(data, x1)
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda p: type(p).__name__)
+@pytest.mark.parametrize("prediction", paths.PREDICTIONS)
+@pytest.mark.parametrize("t", [0.0, 1.0])
+def test_conversions_are_finite_at_the_ends(path, prediction, t):
+    output, x = torch.randn(2, 3, 2)
+    assert path.to_velocity(output, x, torch.full((3,), t), prediction).isfinite().all()
+
+
+def test_variance_preserving_paths_preserve_variance():
+    t = torch.linspace(0, 1, 11)
+    for path in (paths.Cosine(), paths.VariancePreserving(), paths.LinearVariancePreserving()):
+        alpha, sigma, _, _ = path.coefficients(t)
+        torch.testing.assert_close(alpha**2 + sigma**2, torch.ones(11))
+    assert paths.VariancePreserving().coefficients(torch.zeros(1))[0].item() == pytest.approx(math.exp(-10.05 / 2))
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="sigma_min lies in"):
+        paths.ConditionalOT(1.0)
+    with pytest.raises(ValueError, match="power is at least 1"):
+        paths.Polynomial(0.5)
+    with pytest.raises(ValueError, match="0 < beta_min <= beta_max, found 2 and 1"):
+        paths.VariancePreserving(2, 1)
+    with pytest.raises(ValueError, match="one of velocity, x1, noise, not 'score'"):
+        paths.Cosine().target(torch.zeros(1), torch.zeros(1), torch.zeros(1), "score")

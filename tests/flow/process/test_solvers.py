@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from scipy.integrate import solve_ivp
+
+from zoo.flow.process.solvers import GRIDS, Solver, check_times, time_grid
+
+DOUBLE = torch.float64
+
+
+def rotate(t: float, x: torch.Tensor) -> torch.Tensor:
+    """dx/dt = (1 + cos t) J x, whose solution turns by t + sin t."""
+    return (1 + math.cos(t)) * torch.stack([-x[:, 1], x[:, 0]], dim=1)
+
+
+def rotated(x: torch.Tensor, first: float, last: float) -> torch.Tensor:
+    angle = (last + math.sin(last)) - (first + math.sin(first))
+    c, s = math.cos(angle), math.sin(angle)
+    return x @ torch.tensor([[c, s], [-s, c]], dtype=x.dtype)
+
+
+@pytest.fixture
+def start() -> torch.Tensor:
+    return torch.tensor([[1.0, 0.0], [0.5, -2.0]], dtype=DOUBLE)
+
+
+@pytest.mark.parametrize(
+    ("method", "order", "evaluations"),
+    [("euler", 1, 1), ("midpoint", 2, 2), ("heun2", 2, 2), ("rk4", 4, 4), ("ab2", 2, 1)],
+)
+@pytest.mark.parametrize("grid", ["uniform", "sway"])
+def test_order_of_convergence(start, method, order, evaluations, grid):
+    steps = 40
+    errors = []
+    for n in (steps, 2 * steps):
+        solution = Solver(method, n, grid).solve(rotate, start)
+        assert solution.nfe == evaluations * n
+        errors.append((solution.x - rotated(start, 0, 1)).abs().max().item())
+    assert math.log2(errors[0] / errors[1]) == pytest.approx(order, abs=0.2)
+
+
+@pytest.mark.parametrize("method", ["euler", "midpoint", "heun2", "rk4", "ab2", "dopri5"])
+def test_backwards_and_partial_intervals(start, method):
+    solver = Solver(method, 400)
+    back = solver.solve(rotate, start, start=1.0, end=0.25)
+    tolerance = 0.02 if method == "euler" else 1e-4
+    torch.testing.assert_close(back.x, rotated(start, 1.0, 0.25), atol=tolerance, rtol=0)
+    assert back.times[0] == 1.0 and back.times[-1] == 0.25
+
+
+@pytest.mark.parametrize("method", ["euler", "heun2", "ab2", "dopri5"])
+def test_straight_fields_are_exact_in_any_number_of_steps(method):
+    x = torch.randn(3, 4, dtype=DOUBLE)
+    for steps in (1, 3):
+        solution = Solver(method, steps).solve(lambda t, x: torch.full_like(x, 2.0), x)
+        torch.testing.assert_close(solution.x, x + 2)
+
+
+def test_trajectory_starts_with_the_noise_and_has_the_grid(start):
+    solution = Solver("euler", 5).solve(rotate, start, keep_trajectory=True)
+    assert len(solution.trajectory) == 6 and torch.equal(solution.trajectory[0], start)
+    assert torch.equal(solution.trajectory[-1], solution.x)
+    assert Solver("euler", 5).solve(rotate, start).trajectory == []
+    adaptive = Solver("dopri5", 4, rtol=1e-8, atol=1e-8).solve(rotate, start, keep_trajectory=True)
+    for t, x in zip(adaptive.times, adaptive.trajectory, strict=True):
+        torch.testing.assert_close(x, rotated(start, 0, t), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("tolerance", [1e-3, 1e-5, 1e-8])
+def test_dopri5_against_scipy(start, tolerance):
+    ours = Solver("dopri5", rtol=tolerance, atol=tolerance).solve(rotate, start[:1])
+    theirs = solve_ivp(
+        lambda t, y: (1 + np.cos(t)) * np.array([-y[1], y[0]]),
+        (0, 1),
+        start[0].numpy(),
+        method="RK45",
+        rtol=tolerance,
+        atol=tolerance,
+    )
+    exact = rotated(start[:1], 0, 1)[0]
+    assert (ours.x[0] - exact).abs().max() < 10 * tolerance
+    assert np.abs(ours.x[0].numpy() - theirs.y[:, -1]).max() < 10 * tolerance
+    assert ours.nfe <= 1.5 * theirs.nfev + 6
+
+
+def test_dopri5_against_torchdiffeq(start):
+    torchdiffeq = pytest.importorskip("torchdiffeq")
+    theirs = torchdiffeq.odeint(
+        lambda t, x: rotate(float(t), x), start, torch.tensor([0.0, 1.0], dtype=DOUBLE), rtol=1e-7, atol=1e-7
+    )[-1]
+    ours = Solver("dopri5", rtol=1e-7, atol=1e-7).solve(rotate, start)
+    torch.testing.assert_close(ours.x, theirs, atol=1e-6, rtol=0)
+
+
+def stiff(t: float, x: torch.Tensor) -> torch.Tensor:
+    return -50 * (x - math.sin(10 * t))
+
+
+def test_dopri5_rejects_steps_where_it_must():
+    ours = Solver("dopri5", rtol=1e-6, atol=1e-6).solve(stiff, torch.ones(1, 1, dtype=DOUBLE))
+    theirs = solve_ivp(lambda t, y: -50 * (y - np.sin(10 * t)), (0, 1), [1.0], method="Radau", rtol=1e-10, atol=1e-10)
+    assert ours.x.item() == pytest.approx(theirs.y[0, -1], abs=1e-5)
+    assert (ours.nfe - 2) % 6 == 0
+
+
+def test_dopri5_sample_does_not_depend_on_easier_neighbours():
+    solver = Solver("dopri5", rtol=1e-6, atol=1e-6)
+    hard = torch.ones(1, 1, dtype=DOUBLE)
+
+    def alone(t, x):
+        return stiff(t, x)
+
+    def together(t, x):
+        return torch.cat([stiff(t, x[:1]), torch.zeros_like(x[1:])])
+
+    a = solver.solve(alone, hard)
+    b = solver.solve(together, torch.ones(50, 1, dtype=DOUBLE))
+    assert torch.equal(a.x, b.x[:1]) and a.nfe == b.nfe
+
+
+def test_dopri5_says_why_it_gives_up():
+    with pytest.raises(ValueError, match="dopri5 needs steps below"):
+        Solver("dopri5").solve(lambda t, x: x * float("nan"), torch.ones(1, 1))
+    with pytest.raises(ValueError, match="dopri5 needs steps below"):
+        Solver("dopri5").solve(lambda t, x: x**2, torch.full((1, 1), 2.0))  # infinite at t = 0.5
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("steps", [1, 2, 7, 50])
+def test_grids_ascend_from_zero_to_one(grid, steps):
+    times = time_grid(steps, grid)
+    assert len(times) == steps + 1
+    assert check_times(times) == times
+
+
+def test_grids_by_hand():
+    assert time_grid(4) == [0, 0.25, 0.5, 0.75, 1]
+    assert time_grid(2, "cosine")[1] == pytest.approx(1 - math.cos(math.pi / 4))
+    assert time_grid(2, "sway")[1] == pytest.approx(0.5 - (math.cos(math.pi / 4) - 0.5))
+    assert time_grid(4, "sway", sway=0.0) == pytest.approx(time_grid(4))
+    assert time_grid(3, "edm")[2] == pytest.approx(1 / 1.002)
+    middle = ((80 ** (1 / 7) + 0.002 ** (1 / 7)) / 2) ** 7
+    assert time_grid(3, "edm")[1] == pytest.approx(1 / (1 + middle))
+
+
+def test_own_times():
+    solver = Solver("euler", times=[0, 0.1, 1])
+    assert solver.times(1.0, 0.0) == [1, 0.1, 0] and solver.times(0.0, 0.5) == [0, 0.05, 0.5]
+    solution = solver.solve(lambda t, x: torch.full_like(x, t), torch.zeros(1, 1))
+    assert solution.x.item() == pytest.approx(0.9 * 0.1)
+    assert all(a < b for a, b in pairwise(solver.grid))
+
+
+def test_projection_is_applied_at_every_time():
+    seen = []
+
+    def project(t, x):
+        seen.append(t)
+        return x * 0
+
+    for method in ("euler", "ab2", "dopri5"):
+        seen.clear()
+        solution = Solver(method, 4).solve(lambda t, x: torch.ones_like(x), torch.ones(1, 1), project=project)
+        assert seen == [0.25, 0.5, 0.75, 1.0] and solution.x.item() == 0
+
+
+def test_no_graph_is_kept():
+    weight = torch.ones(1, requires_grad=True)
+    assert not Solver("rk4", 3).solve(lambda t, x: weight * x, torch.ones(1, 1)).x.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Solver("rk45"), "method is one of euler"),
+        (lambda: Solver(grid="log"), "grid is one of uniform"),
+        (lambda: Solver(steps=0), "steps is at least 1"),
+        (lambda: Solver(grid="sway", sway=2), "sway lies in"),
+        (lambda: Solver(times=[0, 0.5, 0.5, 1]), "ascend strictly from 0 to 1"),
+        (lambda: Solver(times=[0.1, 1]), "ascend strictly from 0 to 1"),
+        (lambda: Solver("dopri5", rtol=0).solve(rotate, torch.ones(1, 2)), "tolerances are positive"),
+        (lambda: Solver().solve(rotate, torch.ones(1, 2), 0.5, 0.5), "nothing to integrate"),
+    ],
+)
+def test_errors(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

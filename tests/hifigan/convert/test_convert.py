@@ -1,0 +1,388 @@
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from zoo.common.build import build
+from zoo.hifigan.convert import (
+    convert,
+    convert_config,
+    describe,
+    from_original,
+    is_original,
+    original_state,
+    to_original,
+)
+from zoo.hifigan.convert.read import to_legacy_keys, to_our_keys
+from zoo.hifigan.convert.recipe import DEFAULTS
+from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator, MultiScaleDiscriminator
+from zoo.hifigan.nets.generator import Generator
+
+CONFIG = DEFAULTS | {
+    "resblock": "1",
+    "upsample_rates": [4, 2],
+    "upsample_kernel_sizes": [8, 4],
+    "upsample_initial_channel": 8,
+    "resblock_kernel_sizes": [3],
+    "resblock_dilation_sizes": [[1, 3]],
+    "num_mels": 4,
+    "n_fft": 32,
+    "hop_size": 8,
+    "win_size": 32,
+    "sampling_rate": 8000,
+    "fmin": 0,
+    "fmax": 3000,
+}
+STEPS, EPOCH = 123, 7
+
+
+def generator_of(config=CONFIG) -> Generator:
+    torch.manual_seed(0)
+    return Generator(
+        config["num_mels"],
+        config["upsample_initial_channel"],
+        config["upsample_rates"],
+        config["upsample_kernel_sizes"],
+        config["resblock"],
+        config["resblock_kernel_sizes"],
+        config["resblock_dilation_sizes"],
+    )
+
+
+def optimizer_state(parameters) -> dict:
+    parameters = [torch.nn.Parameter(p.detach().clone()) for p in parameters]
+    optimizer = torch.optim.AdamW(
+        [{"params": parameters, "initial_lr": 2e-4}], lr=2e-4 * 0.999**EPOCH, betas=(0.8, 0.99)
+    )
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    return optimizer.state_dict()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder as the original's training leaves it, with slim discriminators in the full layout."""
+    folder = tmp_path / "original"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    generator = generator_of()
+    mpd, msd = MultiPeriodDiscriminator(channel_mult=1 / 32), MultiScaleDiscriminator(channel_mult=1 / 32)
+    torch.save({"generator": to_legacy_keys(generator.state_dict())}, folder / f"g_{STEPS:08d}")
+    training = {
+        "mpd": to_legacy_keys(mpd.state_dict()),
+        "msd": to_legacy_keys(msd.state_dict()),
+        "optim_g": optimizer_state(generator.parameters()),
+        "optim_d": optimizer_state([*msd.parameters(), *mpd.parameters()]),
+        "steps": STEPS,
+        "epoch": EPOCH,
+    }
+    torch.save(training, folder / f"do_{STEPS:08d}")
+    return folder
+
+
+def assert_identical(a, b, path="") -> None:
+    assert type(a) is type(b), path
+    if isinstance(a, torch.Tensor):
+        assert a.dtype == b.dtype and torch.equal(a, b), path
+    elif isinstance(a, dict):
+        assert list(a) == list(b), path
+        for key in a:
+            assert_identical(a[key], b[key], f"{path}/{key}")
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b), path
+        for index, (x, y) in enumerate(zip(a, b, strict=True)):
+            assert_identical(x, y, f"{path}/{index}")
+    else:
+        assert a == b, path
+
+
+def load(path: Path):
+    return torch.load(path, weights_only=True)
+
+
+def test_round_trip_is_bit_equal(folder, tmp_path):
+    facts = convert(folder / f"g_{STEPS:08d}", tmp_path / "ours.ckpt")
+    assert facts["batches"] == STEPS + 1
+    back = convert(tmp_path / "ours.ckpt", tmp_path / "back")
+    assert [Path(name).name for name in back["target"]] == [f"g_{STEPS:08d}", f"do_{STEPS:08d}"]
+    for name in (f"g_{STEPS:08d}", f"do_{STEPS:08d}"):
+        assert_identical(load(folder / name), load(tmp_path / "back" / name))
+    assert json.loads((tmp_path / "back" / "config.json").read_text()) == CONFIG
+    assert not [path for path in tmp_path.rglob("*") if ".tmp" in path.name]
+
+
+def test_checkpoint_layout(folder, tmp_path):
+    convert(folder, tmp_path / "ours.ckpt")
+    checkpoint = load(tmp_path / "ours.ckpt")
+    assert checkpoint["global_step"] == STEPS + 1
+    assert checkpoint["epoch"] == EPOCH
+    assert list(dict.fromkeys(key.partition(".")[0] for key in checkpoint["state_dict"])) == ["generator", "mpd", "msd"]
+    arguments = checkpoint["zoo"]["config"]
+    nets = {name: build(arguments["discriminators"][name]) for name in ("mpd", "msd")}
+    nets["generator"] = build(checkpoint["zoo"]["parts"]["generator"])
+    for name, net in nets.items():
+        prefix = f"{name}."
+        net.load_state_dict(
+            {k.removeprefix(prefix): v for k, v in checkpoint["state_dict"].items() if k.startswith(prefix)}
+        )
+    build(checkpoint["zoo"]["parts"]["mel"])
+
+
+def test_optimizers_continue_from_the_checkpoint(folder, tmp_path):
+    convert(folder, tmp_path / "ours.ckpt")
+    checkpoint = load(tmp_path / "ours.ckpt")
+    nets = {"mpd": MultiPeriodDiscriminator(channel_mult=1 / 32), "msd": MultiScaleDiscriminator(channel_mult=1 / 32)}
+    optimizer = torch.optim.AdamW([p for net in nets.values() for p in net.parameters()])
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    optimizer.load_state_dict(checkpoint["optimizer_states"][1])
+    scheduler.load_state_dict(checkpoint["lr_schedulers"][1])
+    original = load(folder / f"do_{STEPS:08d}")["optim_d"]["state"]
+    msd_parameters, mpd_parameters = list(nets["msd"].parameters()), list(nets["mpd"].parameters())
+    for index, parameter in enumerate([*msd_parameters, *mpd_parameters]):
+        assert torch.equal(optimizer.state[parameter]["exp_avg"], original[index]["exp_avg"])
+    optimizer.step()
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(2e-4 * 0.999 ** (EPOCH + 1))
+
+
+def test_lightning_resumes_where_the_original_stopped(folder, tmp_path):
+    lightning = pytest.importorskip("lightning")
+
+    class Task(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.generator = generator_of()
+            self.mpd = MultiPeriodDiscriminator(channel_mult=1 / 32)
+            self.msd = MultiScaleDiscriminator(channel_mult=1 / 32)
+            self.automatic_optimization = False
+
+        def configure_optimizers(self):
+            sides = [self.generator.parameters(), [*self.mpd.parameters(), *self.msd.parameters()]]
+            optimizers = [torch.optim.AdamW(side) for side in sides]
+            return optimizers, [torch.optim.lr_scheduler.ExponentialLR(o, 0.999) for o in optimizers]
+
+        def training_step(self, batch, batch_idx):
+            self.optimizers()[0].step()
+
+    convert(folder, tmp_path / "ours.ckpt")
+    trainer = lightning.Trainer(
+        max_steps=STEPS + 4,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        accelerator="cpu",
+        default_root_dir=tmp_path,
+    )
+    seen = []
+    task = Task()
+    task.on_train_batch_start = lambda batch, index: seen.append((trainer.current_epoch, index, trainer.global_step))
+    data = torch.utils.data.DataLoader(torch.zeros(2, 1))
+    trainer.fit(task, data, ckpt_path=tmp_path / "ours.ckpt", weights_only=True)
+    assert seen == [(EPOCH, 0, STEPS + 1), (EPOCH, 1, STEPS + 2), (EPOCH + 1, 0, STEPS + 3)]
+
+
+def test_generator_alone(folder, tmp_path):
+    (folder / f"do_{STEPS:08d}").unlink()
+    facts = convert(folder / f"g_{STEPS:08d}", tmp_path / "ours.ckpt")
+    assert "no training state: start from it with init_from" in facts["notes"]
+    facts = convert(tmp_path / "ours.ckpt", tmp_path / "back")
+    assert facts["notes"] == ["no do_ file: the checkpoint lacks mpd, msd or their optimizer"]
+    assert_identical(load(folder / f"g_{STEPS:08d}"), load(tmp_path / "back" / f"g_{STEPS:08d}"))
+
+
+def test_module_round_trip(tmp_path):
+    generator = generator_of()
+    to_original(generator, tmp_path / "g_00000005")
+    again = from_original(tmp_path / "g_00000005")
+    assert_identical(dict(generator.state_dict()), dict(again.state_dict()))
+    assert convert(again, tmp_path / "g_00000006")["target"] == [str(tmp_path / "g_00000006")]
+
+
+def test_fused_file(tmp_path):
+    generator = generator_of()
+    x = torch.randn(1, 4, 6)
+    to_original(copy.deepcopy(generator).fuse_(), tmp_path / "g_00000005")
+    fused = from_original(tmp_path / "g_00000005")
+    assert "conv_pre.weight" in fused.state_dict()
+    torch.testing.assert_close(fused(x), generator(x), atol=1e-6, rtol=0)
+    assert describe(tmp_path / "g_00000005")["fused"]
+    trainable = generator_of()
+    state = original_state(tmp_path / "g_00000005")
+    trainable.load_state_dict({key.removeprefix("generator."): value for key, value in state.items()})
+    torch.testing.assert_close(trainable(x), generator(x), atol=1e-6, rtol=0)
+
+
+def test_export_folder(folder, tmp_path):
+    import zoo
+
+    (folder / "config.json").write_text(json.dumps(CONFIG | {"fmax": 4000}))
+    convert(folder, tmp_path / "export")
+    vocoder = zoo.load(tmp_path / "export")
+    mel = torch.randn(4, 12)
+    expected = generator_of()(mel[None])[0, 0].detach()
+    torch.testing.assert_close(torch.from_numpy(vocoder.from_mel(mel.numpy())), expected, atol=1e-6, rtol=0)
+
+
+def test_describe_and_is_original(folder, tmp_path):
+    facts = describe(folder)
+    assert facts["format"] == "hifi-gan" and facts["steps"] == STEPS and facts["epoch"] == EPOCH
+    assert set(facts["parts"]) == {"generator", "mpd", "msd"}
+    assert facts["config"]["sampling_rate"] == 8000
+    assert is_original(folder) and is_original(folder / f"do_{STEPS:08d}")
+    convert(folder, tmp_path / "ours.ckpt")
+    assert not is_original(tmp_path / "ours.ckpt")
+    assert not is_original(tmp_path)
+    assert not is_original(tmp_path / "absent")
+
+
+def test_coqui_layouts(tmp_path):
+    generator = generator_of()
+    msd = MultiScaleDiscriminator(channel_mult=1 / 32)
+    ours = generator.state_dict()
+    current = {f"model_g.{key}": value for key, value in ours.items()}
+    # today's Coqui mixes parametrised weight norm with legacy spectral norm
+    legacy_spectral = {k: v for k, v in to_legacy_keys(msd.state_dict()).items() if ".0." in k}
+    current |= {f"model_d.msd.{key}": value for key, value in legacy_spectral.items()}
+    torch.save({"config": {}, "model": current, "step": 5}, tmp_path / "checkpoint_5.pth")
+    state = original_state(tmp_path / "checkpoint_5.pth")
+    assert_identical(
+        state["msd.discriminators.0.convs.0.parametrizations.weight.0._u"],
+        legacy_spectral["discriminators.0.convs.0.weight_u"],
+    )
+    again = from_original(tmp_path / "checkpoint_5.pth", CONFIG)
+    assert_identical(dict(again.state_dict()), dict(ours))
+    torch.save({"model": to_legacy_keys(ours), "model_disc": {}}, tmp_path / "old.pth")
+    assert_identical(dict(from_original(tmp_path / "old.pth", CONFIG).state_dict()), dict(ours))
+
+
+def test_coqui_plain_first_convolution_gets_its_norm_back(tmp_path):
+    generator = generator_of()
+    state = to_legacy_keys(generator.state_dict())
+    state["conv_pre.weight"] = generator.conv_pre.weight.detach()
+    del state["conv_pre.weight_g"], state["conv_pre.weight_v"]
+    torch.save({"model": state}, tmp_path / "old.pth")
+    x = torch.randn(1, 4, 6)
+    torch.testing.assert_close(from_original(tmp_path / "old.pth", CONFIG)(x), generator(x), atol=1e-6, rtol=0)
+
+
+def test_speechbrain_layout(tmp_path):
+    import re
+
+    generator = generator_of()
+    pattern = re.compile(r"\.(weight_g|weight_v|bias)$")
+    state = {pattern.sub(r".conv.\1", key): value for key, value in to_legacy_keys(generator.state_dict()).items()}
+    torch.save(state, tmp_path / "generator.ckpt")
+    again = from_original(tmp_path / "generator.ckpt", CONFIG)
+    assert again.padding_mode == "reflect"
+    assert_identical(dict(again.state_dict()), dict(generator.state_dict()))
+    assert describe(tmp_path / "generator.ckpt")["format"] == "speechbrain"
+    mpd, msd = MultiPeriodDiscriminator(channel_mult=1 / 32), MultiScaleDiscriminator(channel_mult=1 / 32)
+    nets = {"mpd." + pattern.sub(r".conv.\1", key): value for key, value in to_legacy_keys(mpd.state_dict()).items()}
+    nets |= {f"msd.{key}": value for key, value in to_legacy_keys(msd.state_dict()).items()}
+    torch.save(nets, tmp_path / "discriminator.ckpt")
+    found = original_state(tmp_path / "discriminator.ckpt")
+    assert set(found) == {f"mpd.{key}" for key in mpd.state_dict()} | {f"msd.{key}" for key in msd.state_dict()}
+
+
+def test_weight_v_means_two_things():
+    legacy = {
+        "a.weight_orig": 1,
+        "a.weight_u": 2,
+        "a.weight_v": 3,
+        "b.weight_g": 4,
+        "b.weight_v": 5,
+        "b.bias": 6,
+        "c.weight": 7,
+    }
+    ours = to_our_keys(legacy)
+    assert ours == {
+        "a.parametrizations.weight.original": 1,
+        "a.parametrizations.weight.0._u": 2,
+        "a.parametrizations.weight.0._v": 3,
+        "b.parametrizations.weight.original0": 4,
+        "b.parametrizations.weight.original1": 5,
+        "b.bias": 6,
+        "c.weight": 7,
+    }
+    assert to_legacy_keys(ours) == legacy
+
+
+def test_convert_config(folder):
+    recipe, unmapped = convert_config(folder)
+    assert unmapped == ["num_gpus", "num_freq", "dist_config"]
+    assert recipe["seed_everything"] == 1234
+    model = recipe["model"]["init_args"]
+    assert recipe["model"]["class_path"] == "zoo.hifigan.HiFiGANTask"
+    assert model["generator"]["init_args"]["initial_channels"] == 8
+    assert model["mel"]["init_args"]["f_max"] == 3000.0 and model["loss_mel"]["init_args"]["f_max"] is None
+    assert model["optimizer_g"]["init_args"] == {"lr": 0.0002, "betas": [0.8, 0.99]}
+    assert model["loss_weights"]["g/mel"] == 45.0 and model["loss_weights"]["g/fm_mpd"] == 2.0
+    assert recipe["data"]["init_args"]["segment_samples"] == 8192
+    build(model["generator"]), build(model["mel"]), build(model["loss_mel"])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"weights": 1, "other": 2}, "unknown layout with keys weights, other"),
+        ({"model": {"encoder.weight": torch.zeros(1)}}, "unknown layout with keys model/encoder.weight"),
+        ([1, 2], "holds a list"),
+    ],
+)
+def test_unknown_layouts_are_refused(tmp_path, content, message):
+    torch.save(content, tmp_path / "strange.pt")
+    with pytest.raises(ValueError, match=message):
+        original_state(tmp_path / "strange.pt")
+    assert not is_original(tmp_path / "strange.pt")
+
+
+def test_errors_name_the_cure(folder, tmp_path):
+    (folder / "config.json").rename(tmp_path / "config.json")
+    with pytest.raises(FileNotFoundError, match=r"put the original's config.json beside it or pass config="):
+        from_original(folder / f"g_{STEPS:08d}")
+    assert from_original(folder / f"g_{STEPS:08d}", tmp_path / "config.json").hop_length == 8
+    with pytest.raises(ValueError, match="tensors of the generator do not fit the config"):
+        from_original(folder / f"g_{STEPS:08d}", CONFIG | {"upsample_initial_channel": 16})
+    with pytest.raises(ValueError, match="lacks upsample_rates"):
+        from_original(
+            folder / f"g_{STEPS:08d}", {key: value for key, value in CONFIG.items() if key != "upsample_rates"}
+        )
+    (folder / f"g_{STEPS:08d}").unlink()
+    with pytest.raises(ValueError, match="holds no generator"):
+        from_original(folder / f"do_{STEPS:08d}", CONFIG)
+    with pytest.raises(ValueError, match="padding_mode 'reflect'"):
+        to_original(Generator(padding_mode="reflect", initial_channels=16), tmp_path / "g_00000001")
+
+
+def test_another_generators_config_is_not_overwritten(folder, tmp_path):
+    convert(folder, tmp_path / "ours.ckpt")
+    (tmp_path / "back").mkdir()
+    (tmp_path / "back" / "config.json").write_text(json.dumps(CONFIG | {"upsample_initial_channel": 16}))
+    with pytest.raises(ValueError, match="describes another generator"):
+        convert(tmp_path / "ours.ckpt", tmp_path / "back")
+    assert [path.name for path in (tmp_path / "back").iterdir()] == ["config.json"]
+
+
+def test_channels_that_do_not_halve_evenly(tmp_path: Path) -> None:
+    """24 -> 12 -> 6 -> 3 -> 1, by integer division as in the original: there and back, bit-equal."""
+    sizes = {"upsample_initial_channel": 24, "upsample_rates": [2] * 4, "upsample_kernel_sizes": [4] * 4}
+    config = {**CONFIG, **sizes, "hop_size": 16}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    generator = generator_of(config)
+    assert [up.out_channels for up in generator.ups] == [12, 6, 3, 1]
+    torch.save({"generator": to_legacy_keys(generator.state_dict())}, tmp_path / "g_00000005")
+    mel = torch.randn(1, 4, 9)
+    with torch.no_grad():
+        expected = generator(mel)
+        torch.testing.assert_close(from_original(tmp_path / "g_00000005")(mel), expected)
+    assert expected.shape == (1, 1, 144)
+    convert(tmp_path / "g_00000005", tmp_path / "ours.ckpt")
+    convert(tmp_path / "ours.ckpt", tmp_path / "back")
+    found = torch.load(tmp_path / "back" / "g_00000005", weights_only=True)["generator"]
+    assert_identical(found, to_legacy_keys(generator.state_dict()))

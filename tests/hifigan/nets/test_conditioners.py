@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from zoo.hifigan.nets.conditioners import (
+    Conditioner,
+    ConformerConditioner,
+    LinearConditioner,
+    PrenetConditioner,
+    sinusoids,
+)
+
+
+def test_linear_maps_every_frame_alone():
+    conditioner = LinearConditioner(3, 2)
+    x = torch.randn(1, 3, 5)
+    expected = torch.einsum("oc,bcf->bof", conditioner.proj.weight[..., 0], x) + conditioner.proj.bias[:, None]
+    torch.testing.assert_close(conditioner(x), expected)
+    assert conditioner.receptive_frames == 0
+
+
+def test_conformer_keeps_the_frames_and_sees_them_all():
+    conditioner = ConformerConditioner(6, 4, dim=8, heads=2, ffn_dim=8, kernel_size=3).eval()
+    assert conditioner.receptive_frames is None
+    x = torch.randn(2, 6, 11, requires_grad=True)
+    y = conditioner(x)
+    assert y.shape == (2, 4, 11)
+    y[0, :, 0].sum().backward()
+    assert x.grad[0, :, -1].abs().sum() > 0
+    assert x.grad[1].abs().sum() == 0
+
+
+@pytest.mark.parametrize(("frames", "expected"), [(9, 15), (50, 86), (100, 172)])
+def test_prenet_changes_the_frame_rate(frames, expected):
+    prenet = PrenetConditioner(8, 5, layers=1, heads=2, kernel_size=3).eval()
+    assert prenet(torch.zeros(1, 8, frames)).shape == (1, 5, expected)
+
+
+def test_earliest_prenet_is_projection_and_interpolation():
+    prenet = PrenetConditioner(8, 5, layers=0, scale=2.0)
+    constant = torch.ones(1, 8, 1).expand(1, 8, 6)
+    y = prenet(constant)
+    assert y.shape == (1, 5, 12)
+    torch.testing.assert_close(y, prenet.proj(constant)[..., :1].expand(1, 5, 12))
+
+
+def test_positions():
+    table = sinusoids(3, 4)
+    expected = [math.sin(2.0), math.cos(2.0), math.sin(0.02), math.cos(0.02)]
+    torch.testing.assert_close(table[2], torch.tensor(expected))
+    assert sinusoids(2, 3).shape == (2, 3)
+
+
+def test_base_class_names_what_is_missing():
+    with pytest.raises(NotImplementedError, match="Conditioner defines no forward"):
+        Conditioner(1, 1, 0)(torch.zeros(1, 1, 1))

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator, MultiScaleDiscriminator, SpectralNorm
+
+
+def test_published_sizes():
+    with torch.device("meta"):
+        mpd, msd = MultiPeriodDiscriminator(), MultiScaleDiscriminator()
+    assert sum(p.numel() for p in mpd.parameters()) == 41_105_770
+    assert sum(p.numel() for p in msd.parameters()) == 29_618_821
+
+
+@pytest.mark.parametrize("channel_mult", [1 / 64, 1 / 16, 0.3])
+def test_slim_widths_keep_the_shapes(channel_mult):
+    x = torch.randn(2, 1, 1000)
+    period = MultiPeriodDiscriminator(channel_mult=channel_mult)(x)
+    assert [scores.shape[0] for scores, _ in period] == [2] * 5
+    assert [len(maps) for _, maps in period] == [6] * 5
+    scale = MultiScaleDiscriminator(channel_mult=channel_mult)(x)
+    assert [len(maps) for _, maps in scale] == [8] * 3
+    assert [maps[0].shape[-1] for _, maps in scale] == [1000, 501, 251]
+    for scores, maps in period + scale:
+        torch.testing.assert_close(scores, maps[-1].flatten(1))
+
+
+def test_waveform_is_folded_in_rows_of_a_period():
+    mpd = MultiPeriodDiscriminator(periods=(3,), channel_mult=1 / 16).eval()
+    conv = mpd.discriminators[0].convs[0]
+    x = torch.arange(10.0)[None, None]
+    folded = torch.tensor([[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 8, 7]], dtype=torch.float32)[None, None]
+    torch.testing.assert_close(mpd(x)[0][1][0], F.leaky_relu(conv(folded), 0.1))
+
+
+def test_pooling_counts_padding():
+    msd = MultiScaleDiscriminator(scales=2, channel_mult=1 / 16)
+    seen = []
+    msd.discriminators[1].register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    msd(torch.ones(1, 1, 8))
+    torch.testing.assert_close(seen[0], torch.tensor([[[0.5, 1.0, 1.0, 1.0, 0.5]]]))
+
+
+@pytest.mark.filterwarnings("ignore:.*spectral_norm.*")
+def test_spectral_norm_equals_the_old_one_in_training_and_evaluation():
+    torch.manual_seed(0)
+    old = torch.nn.utils.spectral_norm(torch.nn.Conv1d(3, 5, 4))
+    norm = SpectralNorm(old.weight_orig.detach())
+    weight = old.weight_orig.detach().clone().requires_grad_()
+    norm._u.copy_(old.weight_u)
+    norm._v.copy_(old.weight_v)
+    x = torch.randn(2, 3, 9)
+    for training in (True, True, False, True):
+        norm.train(training)
+        old.train(training)
+        old(x).square().sum().backward()
+        F.conv1d(x, norm(weight), old.bias).square().sum().backward()
+        torch.testing.assert_close(norm._u, old.weight_u)
+        torch.testing.assert_close(norm._v, old.weight_v)
+        torch.testing.assert_close(weight.grad, old.weight_orig.grad)
+
+
+def test_spectral_norm_survives_copies_and_two_forwards_before_backward():
+    msd = copy.deepcopy(MultiScaleDiscriminator(channel_mult=1 / 16))
+    assert "discriminators.0.convs.0.parametrizations.weight.0._u" in msd.state_dict()
+    assert "discriminators.1.convs.0.parametrizations.weight.original0" in msd.state_dict()
+    x = torch.randn(1, 1, 256)
+    first = msd.eval()(x)[0][0].sum()
+    second = msd.train()(x)[0][0].sum()
+    (first + second).backward()
+    before = msd.discriminators[0].convs[0].parametrizations.weight[0]._u.clone()
+    with torch.no_grad():
+        msd(x)
+    assert not torch.equal(before, msd.discriminators[0].convs[0].parametrizations.weight[0]._u)
+    after = msd.eval().discriminators[0].convs[0].parametrizations.weight[0]._u.clone()
+    msd(x)
+    torch.testing.assert_close(after, msd.discriminators[0].convs[0].parametrizations.weight[0]._u, rtol=0, atol=0)
+
+
+def test_spectral_norm_stays_in_float32_under_autocast():
+    norm = SpectralNorm(torch.randn(4, 3, 2))
+    weight = torch.randn(4, 3, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert norm(weight).dtype == torch.float32
+
+
+def test_wrong_arguments_are_refused():
+    with pytest.raises(ValueError, match="channel_mult must be positive"):
+        MultiPeriodDiscriminator(channel_mult=0)
+    with pytest.raises(ValueError, match="periods must be positive"):
+        MultiPeriodDiscriminator(periods=())
+    with pytest.raises(ValueError, match="scales must be at least 1"):
+        MultiScaleDiscriminator(scales=0)

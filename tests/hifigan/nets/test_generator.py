@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from zoo.hifigan.nets.conditioners import ConformerConditioner, LinearConditioner
+from zoo.hifigan.nets.generator import Generator
+
+V3 = {
+    "initial_channels": 256,
+    "upsample_rates": (8, 8, 4),
+    "upsample_kernel_sizes": (16, 16, 8),
+    "resblock": "2",
+    "resblock_kernel_sizes": (3, 5, 7),
+    "resblock_dilation_sizes": ((1, 2), (2, 6), (3, 12)),
+}
+SMALL = {
+    "in_channels": 4,
+    "initial_channels": 8,
+    "upsample_rates": (4, 2),
+    "upsample_kernel_sizes": (8, 4),
+    "resblock_kernel_sizes": (3,),
+    "resblock_dilation_sizes": ((1, 3),),
+}
+
+
+def rates(factors, kernels):
+    return {"upsample_rates": factors, "upsample_kernel_sizes": kernels}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hop", "receptive_frames", "parameters", "tensors"),
+    [
+        ({}, 256, 13, 13_936_130, 234),
+        ({"initial_channels": 128}, 256, 13, 928_514, 234),
+        (V3, 256, 11, 1_464_322, 69),
+        (rates((7, 7, 3, 3), (15, 15, 7, 7)), 441, 15, None, 234),
+        (rates((8, 5, 4, 3), (16, 11, 8, 7)), 480, 14, None, 234),
+        (rates((5, 4, 4, 3, 2), (11, 8, 8, 7, 4)), 480, 20, None, 291),
+        (rates((5, 4, 4, 2, 2), (11, 8, 8, 4, 4)), 320, 21, None, 291),
+        (rates((7, 7, 3, 3, 2), (15, 15, 7, 7, 4)), 882, 15, None, 291),
+        (rates((8, 5, 4, 3, 2), (16, 11, 8, 7, 4)), 960, 14, None, 291),
+    ],
+)
+def test_published_sizes(arguments, hop, receptive_frames, parameters, tensors):
+    with torch.device("meta"):
+        generator = Generator(**arguments)
+        assert generator(torch.zeros(2, 80, 5)).shape == (2, 1, 5 * hop)
+    assert generator.hop_length == hop
+    assert generator.receptive_frames == receptive_frames
+    assert len(generator.state_dict()) == tensors
+    if parameters is not None:
+        assert sum(p.numel() for p in generator.parameters()) == parameters
+
+
+def test_plain_parameters_after_fusing():
+    assert sum(p.numel() for p in Generator(**V3).fuse_().parameters()) == 1_462_273
+
+
+@pytest.mark.parametrize("resblock", ["1", "2"])
+def test_receptive_field_is_exact(resblock):
+    torch.manual_seed(0)
+    generator = Generator(**SMALL, resblock=resblock).double()
+    x = torch.randn(1, 4, 41, dtype=torch.float64, requires_grad=True)
+    generator(x)[0, 0, 20 * 8 : 21 * 8].abs().sum().backward()
+    touched = x.grad[0].abs().sum(0).nonzero().flatten()
+    reach = max(20 - int(touched[0]), int(touched[-1]) - 20)
+    assert reach == generator.receptive_frames
+
+
+def test_fusing_keeps_the_function():
+    torch.manual_seed(0)
+    generator = Generator(**SMALL)
+    x = torch.randn(2, 4, 9)
+    expected = generator(x)
+    fused = copy.deepcopy(generator).fuse_()
+    torch.testing.assert_close(fused(x), expected, atol=1e-6, rtol=0)
+    assert not any("parametrizations" in key for key in fused.state_dict())
+    fused.fuse_()
+    torch.testing.assert_close(generator(x), expected, rtol=0, atol=0)
+
+
+def test_padding_mode_changes_the_edges_only():
+    torch.manual_seed(0)
+    zeros = Generator(**SMALL)
+    reflect = Generator(**SMALL, padding_mode="reflect")
+    reflect.load_state_dict(zeros.state_dict())
+    x = torch.randn(1, 4, 40)
+    edge = zeros.receptive_frames * zeros.hop_length
+    a, b = zeros(x), reflect(x)
+    torch.testing.assert_close(a[..., edge:-edge], b[..., edge:-edge])
+    assert not torch.allclose(a[..., :8], b[..., :8])
+
+
+def test_normal_init_is_small_and_default_is_not():
+    torch.manual_seed(0)
+    sizes = {"in_channels": 4, "initial_channels": 64}
+    assert Generator(**sizes, init="normal").ups[0].weight.std().item() == pytest.approx(0.01, rel=0.05)
+    assert Generator(**sizes).ups[0].weight.std().item() > 0.015
+
+
+def test_conditioner_slot():
+    local = Generator(**(SMALL | {"in_channels": 6}), conditioner=LinearConditioner(6, 4))
+    assert local.receptive_frames == Generator(**SMALL).receptive_frames
+    assert local(torch.zeros(1, 6, 5)).shape == (1, 1, 40)
+    conformer = ConformerConditioner(6, 4, dim=8, heads=2, ffn_dim=8, kernel_size=3)
+    with_context = Generator(**(SMALL | {"in_channels": 6}), conditioner=conformer)
+    assert with_context.receptive_frames is None
+    assert not any(name.startswith("conditioner.") for name, _ in with_context.convolutions())
+    with pytest.raises(ValueError, match="in_channels is 4 and the conditioner takes 6"):
+        Generator(**SMALL, conditioner=conformer)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"upsample_rates": (5, 2), "upsample_kernel_sizes": (8, 4)}, "kernel 8 with rate 5"),
+        ({"upsample_rates": (4, 2), "upsample_kernel_sizes": (2, 4)}, "not negative"),
+        ({"upsample_rates": (4, 2, 2)}, "same length, not 3 and 2"),
+        ({"resblock_kernel_sizes": (3, 5)}, "same length, not 2 and 1"),
+        ({"resblock_kernel_sizes": (4,)}, r"must be odd, found \[4\]"),
+        ({"resblock": "3"}, "resblock must be"),
+        ({"initial_channels": 3}, "leaves no channel after 2 halvings"),
+        ({"init": "zero"}, "init must be"),
+    ],
+)
+def test_wrong_sizes_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Generator(**(SMALL | changes))

@@ -1,0 +1,558 @@
+"""Containers and eras of the Miipher-2 reproductions, built from tiny parts; golden files are in tests/parity."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import zoo
+from tests.miipher.parts import CONFIGS, backbone, cleaner
+from zoo.common.reading.foreign import load_foreign
+from zoo.hifigan.convert.read import to_legacy_keys
+from zoo.hifigan.nets.conditioners import ConformerConditioner, PrenetConditioner
+from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator, MultiScaleDiscriminator
+from zoo.hifigan.nets.generator import Generator
+from zoo.miipher.convert import (
+    convert,
+    convert_config,
+    describe,
+    from_original,
+    is_original,
+    original_state,
+    to_original,
+    vocoder_from_original,
+)
+from zoo.miipher.nets.adapters import LoraAdapters, OpenMiipherAdapters
+from zoo.miipher.nets.backbone import Backbone
+from zoo.miipher.nets.cleaner import Cleaner
+from zoo.runs.load import load
+
+State = dict[str, Tensor]
+MODEL = {"hubert_model_name": "somewhere/tiny", "hubert_layer": 2, "adapter_hidden_dim": 24, "model_type": "hubert"}
+PREFIX = "extractor.model."
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The whole backbone (3 blocks) in transformers' layout."""
+    path = tmp_path_factory.mktemp("hub") / "tiny"
+    backbone(layer=3).save_source(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def state(folder: Path) -> State:
+    """An adapter's state dict as the original's last era names it: 2 of 3 blocks, trained norms."""
+    torch.manual_seed(0)
+    whole = Backbone(layer=3, source=str(folder)).model.state_dict()
+    found = {f"{PREFIX}{key}": value.clone() for key, value in whole.items()}
+    for block in range(2):
+        norm = f"{PREFIX}encoder.layers.{block}.final_layer_norm"
+        found[f"{norm}.weight"] = 1 + 0.1 * torch.randn(32)
+        found[f"{norm}.bias"] = 0.1 * torch.randn(32)
+        shapes = {"ff.0.weight": (32,), "ff.0.bias": (32,), "ff.1.weight": (24, 32), "ff.1.bias": (24,)}
+        for name, shape in {**shapes, "ff.3.weight": (32, 24), "ff.3.bias": (32,)}.items():
+            found[f"adapters.{block}.{name}"] = 0.2 * torch.randn(shape)
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path, state: State, tmp_path_factory: pytest.TempPathFactory) -> Tensor:
+    path = tmp_path_factory.mktemp("plain") / "checkpoint_1k.pt"
+    torch.save({"model_state_dict": state, "config": {"model": MODEL}}, path)
+    return features(from_original(path, folder))
+
+
+def features(model: nn.Module) -> Tensor:
+    waveform = 0.1 * torch.randn(2, 3000, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        return model(waveform)
+
+
+def renamed(state: State, old: str, new: str) -> State:
+    return {key.replace(old, new): value for key, value in state.items()}
+
+
+def accelerate(folder: Path, models: list[State], unsafe: bool) -> Path:
+    folder.mkdir(parents=True)
+    for number, model in enumerate(models):
+        ending = f"_{number}" if number else ""
+        if unsafe:
+            torch.save(model, folder / f"pytorch_model{ending}.bin")
+        else:
+            save_file({key: value.clone() for key, value in model.items()}, folder / f"model{ending}.safetensors")
+    return folder
+
+
+def bare(state: State, at: Path) -> Path:
+    torch.save(state, at / "adapter_final.pt")
+    return at / "adapter_final.pt"
+
+
+def hubert_era(state: State, at: Path) -> Path:
+    path = at / "checkpoint_199k.pt"
+    torch.save({"step": 199000, "model_state_dict": renamed(state, PREFIX, "extractor.hubert.")}, path)
+    return path
+
+
+def several_processes(state: State, at: Path) -> Path:
+    target = {f"hubert.{key.removeprefix(PREFIX)}": value for key, value in state.items() if key.startswith(PREFIX)}
+    models = [{f"module.{key}": value for key, value in model.items()} for model in (state, target)]
+    return accelerate(at / "checkpoint_500k", models, unsafe=True)
+
+
+def older_weight_norm(state: State, at: Path) -> Path:
+    old = renamed(state, "parametrizations.weight.original0", "weight_g")
+    path = accelerate(at / "final", [renamed(old, "parametrizations.weight.original1", "weight_v")], unsafe=False)
+    return path
+
+
+def counted_from_zero(state: State, at: Path) -> Path:
+    torch.save({"model_state_dict": state, "config": {"model": {**MODEL, "hubert_layer": 1}}}, at / "checkpoint_1k.pt")
+    return at / "checkpoint_1k.pt"
+
+
+def before_torch_16(state: State, at: Path) -> Path:
+    torch.save({"model_state_dict": state}, at / "old.pt", _use_new_zipfile_serialization=False)
+    return at / "old.pt"
+
+
+CONTAINERS = [bare, hubert_era, several_processes, older_weight_norm, counted_from_zero, before_torch_16]
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_containers(
+    folder: Path, state: State, expected: Tensor, tmp_path: Path, container: Callable[[State, Path], Path]
+) -> None:
+    path = container(state, tmp_path)
+    assert is_original(path)
+    assert describe(path)["adapters"] == "2 of 24"
+    assert torch.equal(features(from_original(path, folder)), expected)
+
+
+def test_steps_of_accelerate_folders(state: State, tmp_path: Path) -> None:
+    assert describe(accelerate(tmp_path / "checkpoint_500k", [state], False))["step"] == 500
+    unsafe = accelerate(tmp_path / "final", [state], True)
+    assert "step" not in describe(unsafe)
+    (unsafe / "step.txt").write_text("1234\n")
+    assert describe(unsafe)["step"] == 1234
+
+
+def test_first_era_is_refused(folder: Path, state: State, tmp_path: Path) -> None:
+    inner = {key: value for key, value in state.items() if key.startswith(PREFIX)}
+    for key, value in state.items():
+        if key.startswith("adapters."):
+            _, number, rest = key.split(".", 2)
+            inner[f"{PREFIX}encoder.layers.{number}.adapter.{rest}"] = value
+    path = bare(renamed(inner, PREFIX, "extractor.hubert."), tmp_path)
+    assert is_original(path)
+    assert "not convertible" in describe(path)["era"]
+    for use in (lambda: from_original(path, folder), lambda: original_state(path)):
+        with pytest.raises(ValueError, match="follow the whole block"):
+            use()
+
+
+def test_contradicting_layers_are_refused(folder: Path, state: State, expected: Tensor, tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint_1k.pt"
+    torch.save({"model_state_dict": state, "config": {"model": {**MODEL, "hubert_layer": 9}}}, path)
+    with pytest.raises(ValueError, match="hubert_layer is 9 and 2 blocks have adapters"):
+        from_original(path, folder)
+    with pytest.raises(ValueError, match="layer is 3, but 2 blocks"):
+        from_original(path, folder, layer=3)
+    assert torch.equal(features(from_original(path, folder, layer=2)), expected)
+
+
+def test_untrained_norms_are_ambiguous(folder: Path, state: State, tmp_path: Path) -> None:
+    whole = Backbone(layer=3, source=str(folder)).model.state_dict()
+    untrained = {
+        key: whole[key.removeprefix(PREFIX)] if "final_layer_norm" in key else value for key, value in state.items()
+    }
+    with pytest.raises(ValueError, match="followed the whole block"):
+        from_original(bare(untrained, tmp_path), folder)
+    with pytest.raises(ValueError, match="followed the whole block"):
+        from_original(counted_from_zero(untrained, tmp_path), folder)
+    from_original(bare(untrained, tmp_path), folder, attachment="parallel")
+    torch.save({"model_state_dict": untrained, "config": {"model": MODEL}}, tmp_path / "checkpoint_2k.pt")
+    from_original(tmp_path / "checkpoint_2k.pt", folder)  # counting from 1 came after that era
+
+
+def test_the_files_own_frozen_tensors_count(
+    folder: Path, state: State, expected: Tensor, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = f"{PREFIX}encoder.layers.0.feed_forward.output_dense.bias"
+    other = torch.linspace(-1, 1, 32)
+    path = bare({**state, key: other}, tmp_path)
+    model = from_original(path, folder)
+    assert not torch.allclose(features(model), expected, atol=1e-3)
+    assert "1 frozen tensors differ" in caplog.text
+    to_original(model, tmp_path / "back.pt", folder)
+    back = load_foreign(tmp_path / "back.pt")["model_state_dict"]
+    assert torch.equal(back[key], other)
+    convert(path, tmp_path / "exported", backbone=folder)
+    again = zoo.load(tmp_path / "exported").encoder
+    assert torch.equal(again.backbone.model.state_dict()[key.removeprefix(PREFIX)], other)
+
+
+@pytest.mark.parametrize("fault", ["missing", "unknown", "shape", "gap", "foreign"])
+def test_tensors_that_do_not_fit(folder: Path, state: State, tmp_path: Path, fault: str) -> None:
+    bias = f"{PREFIX}encoder.layers.0.layer_norm.bias"
+    changed = dict(state)
+    if fault == "missing":
+        del changed[bias]
+    elif fault == "unknown":
+        changed[f"{PREFIX}encoder.layers.0.attention.gate"] = torch.zeros(1)
+    elif fault == "shape":
+        changed[bias] = torch.zeros(31)
+    elif fault == "gap":
+        del changed["adapters.0.ff.0.bias"]
+    else:
+        changed["prenet.weight"] = torch.zeros(1)
+    names = {
+        "missing": "layer_norm.bias",
+        "unknown": "gate",
+        "shape": r"\(31,\)",
+        "gap": "norm.bias",
+        "foreign": "prenet",
+    }
+    with pytest.raises(ValueError, match=names[fault]):
+        from_original(bare(changed, tmp_path), folder)
+
+
+def test_a_backbone_is_needed(state: State, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="does not say its backbone"):
+        from_original(bare(state, tmp_path))
+
+
+def test_tensors_for_init_from(folder: Path, state: State, tmp_path: Path) -> None:
+    found = original_state(bare(state, tmp_path))
+    own = {f"encoder.{key}": value for key, value in cleaner().state_dict().items()}
+    adapters = {key for key in own if key.startswith("encoder.adapters.")}
+    assert adapters <= set(found)
+    assert all(found[key].shape == own[key].shape for key in adapters)
+    assert torch.equal(found["encoder.adapters.blocks.1.up.bias"], state["adapters.1.ff.3.bias"])
+    assert not any("final_layer_norm" in key for key in found)
+
+
+class Payload:
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.marker}",)
+
+
+def test_pickled_code_is_never_run(folder: Path, state: State, tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    files = {"in_config.pt": {"model_state_dict": state, "config": Payload(marker)}, "alone.pt": Payload(marker)}
+    for name, content in files.items():
+        torch.save(content, tmp_path / name)
+    torch.save({**state, "trap": Payload(marker)}, accelerate(tmp_path / "final", [], True) / "pytorch_model.bin")
+    for path in (tmp_path / "in_config.pt", tmp_path / "alone.pt", tmp_path / "final"):
+        assert not is_original(path)
+        with pytest.raises(ValueError):
+            from_original(path, folder)
+        with pytest.raises(ValueError):
+            convert(path, tmp_path / "converted", backbone=folder)
+        assert not marker.exists()
+
+
+def test_lora_has_no_original(folder: Path, tmp_path: Path) -> None:
+    model = Cleaner(Backbone(layer=2, source=str(folder)), LoraAdapters(rank=2))
+    with pytest.raises(ValueError, match="no LoraAdapters"):
+        to_original(model, tmp_path / "lora.pt")
+
+
+def test_open_miipher(tmp_path: Path) -> None:
+    backbone("gemma3n_audio", layer=3).save_source(tmp_path / "usm")
+    torch.manual_seed(0)
+    layers = {}
+    for block in range(2):
+        layers |= {
+            f"{block}.pre_ln.weight": 1 + 0.1 * torch.randn(32),
+            f"{block}.down_proj.weight": 0.2 * torch.randn(20, 32),
+            f"{block}.down_proj.bias": 0.2 * torch.randn(20),
+            f"{block}.up_proj.weight": 0.2 * torch.randn(32, 20),
+            f"{block}.up_proj.bias": 0.2 * torch.randn(32),
+        }
+    norms = {f"{block}.weight": 1 + 0.1 * torch.randn(32) for block in range(2)}
+    for scales in ({}, {f"{block}.scale": torch.tensor([1.5]) for block in range(2)}):
+        content = {"adapter_layers": {**layers, **scales}, "adapter_norms": norms}
+        for name in ("model.pth", "feature_cleaner.pth"):
+            path = tmp_path / f"{len(scales)}_{name}" / name
+            path.parent.mkdir()
+            torch.save(content, path)
+            assert describe(path.parent)["format"] == "open-miipher-2"
+            model = from_original(path.parent, tmp_path / "usm")
+            assert isinstance(model.adapters, OpenMiipherAdapters)
+            assert model.adapters.scales[0].item() == (1.5 if scales else 1.0)
+            to_original(model, tmp_path / "back.pth")
+            back = load_foreign(tmp_path / "back.pth")
+            for part, wanted in content.items():
+                assert sorted(back[part]) == sorted(wanted)
+                assert all(torch.equal(back[part][key], value) for key, value in wanted.items())
+    assert features(model).shape[2] == 32
+    assert "encoder.adapters.scales.1" in original_state(path)
+
+
+SIZES = {
+    "upsample_rates": [7, 7, 3, 3], "upsample_kernel_sizes": [15, 15, 7, 7], "upsample_initial_channel": 16,
+    "resblock": "2", "resblock_kernel_sizes": [3], "resblock_dilation_sizes": [[1, 2]],
+}  # fmt: skip
+
+
+def generator(front: Any = None) -> Generator:
+    torch.manual_seed(0)
+    return Generator(
+        32, 16, SIZES["upsample_rates"], SIZES["upsample_kernel_sizes"], "2", [3], [[1, 2]], conditioner=front
+    ).eval()
+
+
+def nets_of(model: Generator) -> tuple[State, State]:
+    """Prenet and generator as the older training script names them."""
+    whole = to_legacy_keys(model.state_dict())
+    prenet = {key.removeprefix("conditioner."): value for key, value in whole.items() if key.startswith("conditioner.")}
+    return (
+        {**prenet, "scale": torch.tensor(model.conditioner.scale)},
+        {key: value for key, value in whole.items() if not key.startswith("conditioner.")},
+    )
+
+
+def assert_sounds_alike(path: Path, model: Generator, **arguments: Any) -> Generator:
+    x = torch.randn(1, 32, 6, generator=torch.Generator().manual_seed(3))
+    found = vocoder_from_original(path, **arguments)
+    with torch.no_grad():
+        assert torch.equal(found(x), model(x))
+    return found
+
+
+@pytest.mark.parametrize("layers", [0, 1])
+def test_older_vocoder_layouts(tmp_path: Path, layers: int) -> None:
+    model = generator(PrenetConditioner(32, 80, layers=layers))
+    prenet, plain = nets_of(model)
+    mpd, msd = MultiPeriodDiscriminator(channel_mult=1 / 32), MultiScaleDiscriminator(channel_mult=1 / 32)
+    critics = {"mpd": to_legacy_keys(mpd.state_dict()), "msd": to_legacy_keys(msd.state_dict())}
+    (tmp_path / "config.json").write_text(json.dumps({**SIZES, "num_mels": 80}))
+    modules = {**{f"prenet.{k}": v for k, v in prenet.items()}, **{f"generator.{k}": v for k, v in plain.items()}}
+    contents = {
+        "a.pt": {"prenet": prenet, "generator": plain, **critics, "steps": 5, "optim_g": {}, "optim_d": {}},
+        "b.pt": {"generator_modules": modules, **critics, "steps": 5},
+        "hifigan_final.pt": {"prenet": prenet, "generator": plain},
+    }
+    for name, content in contents.items():
+        torch.save(content, tmp_path / name)
+        found = assert_sounds_alike(tmp_path / name, model)
+        assert isinstance(found.conditioner, PrenetConditioner)
+        assert describe(tmp_path / name)["parts"][0] == "generator"
+    start = original_state(tmp_path / "a.pt")
+    assert {key.partition(".")[0] for key in start} == {"generator", "mpd", "msd"}
+    msd.load_state_dict({key.removeprefix("msd."): value for key, value in start.items() if key.startswith("msd.")})
+    parts = [{f"module.{key}": value for key, value in net.items()} for net in (prenet, plain, *critics.values())]
+    folder = accelerate(tmp_path / "checkpoint_96k", parts, unsafe=True)
+    (folder / "config.json").write_text(json.dumps({**SIZES, "num_mels": 80}))
+    assert_sounds_alike(folder, model)
+    assert (describe(folder)["step"], describe(folder)["parts"]) == (96000, ["generator", "mpd", "msd"])
+
+
+def test_averaged_weights(tmp_path: Path) -> None:
+    live, average = generator(PrenetConditioner(32, 80, layers=1)), generator(PrenetConditioner(32, 80, layers=1))
+    with torch.no_grad():
+        for parameter in average.parameters():
+            parameter.mul_(0.9)
+    contents = [
+        {**{f"prenet.{k}": v for k, v in prenet.items()}, **{f"generator.{k}": v for k, v in plain.items()}}
+        for prenet, plain in (nets_of(live), nets_of(average))
+    ]
+    shadow = {key: value for key, value in contents[1].items() if "running" not in key and "num_" not in key}
+    shadow.pop("prenet.scale")
+    torch.save({"generator_modules": contents[0], "ema_g": shadow, "steps": 7}, tmp_path / "c.pt")
+    config = {**SIZES, "num_mels": 80}
+    assert_sounds_alike(tmp_path / "c.pt", live, config=config, ema=False)
+    assert_sounds_alike(tmp_path / "c.pt", average, config=config)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    convert(tmp_path / "c.pt", tmp_path / "ours.ckpt")
+    ours = torch.load(tmp_path / "ours.ckpt", weights_only=True)
+    name = "generator.conv_pre.bias"
+    assert torch.equal(ours["state_dict"][name], live.conv_pre.bias)
+    assert torch.equal(ours["ema"]["shadow"][name], average.conv_pre.bias)
+
+
+def test_file_of_state_dicts(tmp_path: Path) -> None:
+    model = generator()
+    content = {"model_state_dict": to_legacy_keys(model.state_dict()), "opt_d_state_dict": {}, "scaler_state_dict": {}}
+    torch.save(content, tmp_path / "c.pt")
+    with pytest.raises(FileNotFoundError, match=r"config\.json"):
+        vocoder_from_original(tmp_path / "c.pt")
+    assert_sounds_alike(tmp_path / "c.pt", model, config=SIZES)
+
+
+@pytest.mark.parametrize("front", [None, "conformer"])
+def test_unified_folder(folder: Path, state: State, tmp_path: Path, front: str | None) -> None:
+    conditioner = ConformerConditioner(32, 16, 24, 4, 32, 7) if front else None
+    model = generator(conditioner)
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    torch.save({"step": 199000, "model_state_dict": state}, repository / "checkpoint_199k_fixed.pt")
+    to_original(model, repository / "epoch=77-step=137108.ckpt")
+    described = {
+        "model_type": "miipher2",
+        "components": {
+            "adapter": {"base_model": str(folder), "hubert_layer": 2, "checkpoint_file": "checkpoint_199k_fixed.pt"},
+            "vocoder": {"checkpoint_file": "epoch=77-step=137108.ckpt"},
+        },
+        "output_sampling_rate": 22050,
+    }
+    (repository / "config.json").write_text(json.dumps(described))
+    assert_sounds_alike(repository, model)
+    facts = describe(repository)
+    assert (facts["format"], facts["adapters"], facts["hubert_layer"]) == ("unified", "2 of 24", 2)
+    assert {key.partition(".")[0] for key in original_state(repository)} == {"encoder", "generator"}
+    report = convert(repository, tmp_path / "exported")
+    assert report["step"] == 199000
+    restorer = zoo.load(tmp_path / "exported")
+    audio = restorer(torch.zeros(1, 1600).numpy(), 16000)
+    assert audio.shape == (1, 2205)
+    back = convert(tmp_path / "exported", tmp_path / "back", backbone=folder)
+    assert any("weight norm was put back" in note for note in back["notes"])
+    assert_similar(vocoder_from_original(tmp_path / "back"), model)
+    assert torch.equal(features(from_original(tmp_path / "back")), features(from_original(repository)))
+
+
+def assert_similar(found: Generator, model: Generator) -> None:
+    x = torch.randn(1, 32, 6, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        torch.testing.assert_close(found(x), model(x), atol=1e-5, rtol=0)
+
+
+def test_unified_folder_names_files_beside_it(tmp_path: Path) -> None:
+    described = {"model_type": "miipher2", "components": {"adapter": {"checkpoint_file": "../secret.pt"}}}
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    assert not is_original(tmp_path)
+    with pytest.raises(ValueError, match="names a file beside it"):
+        describe(tmp_path)
+
+
+def test_a_vocoder_alone_becomes_an_export(tmp_path: Path) -> None:
+    model = generator()
+    to_original(model, tmp_path / "vocoder.ckpt")
+    facts = convert(tmp_path / "vocoder.ckpt", tmp_path / "exported")
+    assert "features" in facts["notes"][0]
+    vocoder = load(tmp_path / "exported")
+    x = torch.randn(32, 6, generator=torch.Generator().manual_seed(3)).numpy()
+    with torch.no_grad():
+        expected = model(torch.from_numpy(x)[None])[0, 0].numpy()
+    np.testing.assert_allclose(vocoder.from_mel(x), expected, atol=1e-5)
+    np.save(tmp_path / "features.npy", x)
+    vocoder.process_file(tmp_path / "features.npy", tmp_path / "out.wav")
+    card = (tmp_path / "exported" / "README.md").read_text()
+    assert "from_mel" in card and "soundfile" not in card
+
+
+def test_what_the_originals_cannot_hold(folder: Path, state: State, tmp_path: Path) -> None:
+    to_original(generator(), tmp_path / "vocoder.ckpt")
+    with pytest.raises(ValueError, match=r"in a \.ckpt file"):
+        to_original(generator(), tmp_path / "vocoder.pt")
+    with pytest.raises(ValueError, match="expected a Cleaner or a Generator"):
+        to_original(nn.Linear(1, 1), tmp_path / "x.pt")
+    convert(bare(state, tmp_path), tmp_path / "ours.ckpt", backbone=folder)
+    with pytest.raises(ValueError, match=r"a vocoder into a \.ckpt"):
+        convert(tmp_path / "ours.ckpt", tmp_path / "x.ckpt")
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(ValueError, match="no Miipher-2 folder"):
+        convert(tmp_path / "ours.ckpt", tmp_path / "mine")
+
+
+def test_strangers(tmp_path: Path) -> None:
+    torch.save({"generator": {"conv_pre.weight": torch.zeros(1)}}, tmp_path / "g_00000001")
+    (tmp_path / "text.txt").write_text("hello")
+    torch.save([1, 2], tmp_path / "list.pt")
+    for path in (*tmp_path.iterdir(), tmp_path, tmp_path / "absent"):
+        assert not is_original(path)
+    with pytest.raises(FileNotFoundError):
+        describe(tmp_path / "absent")
+    with pytest.raises(ValueError, match="holds a list"):
+        describe(tmp_path / "list.pt")
+
+
+def test_true_wavlm(tmp_path: Path) -> None:
+    """A file that has WavLM's relative positions is loaded as WavLM, one without them as the legacy mode."""
+    model = cleaner("wavlm", pad=False)
+    Backbone(layer=3, config=dict(CONFIGS["wavlm"])).save_source(tmp_path / "wavlm")
+    to_original(model, tmp_path / "true.pt", tmp_path / "wavlm")
+    torch.testing.assert_close(
+        features(from_original(tmp_path / "true.pt", tmp_path / "wavlm")), features(model.eval())
+    )
+    content = load_foreign(tmp_path / "true.pt")
+    content["model_state_dict"] = {
+        key: value
+        for key, value in content["model_state_dict"].items()
+        if "rel_pos" not in key and "rel_attn" not in key
+    }
+    torch.save(content, tmp_path / "legacy.pt")
+    legacy = from_original(tmp_path / "legacy.pt", tmp_path / "wavlm")
+    assert legacy.backbone.family == "hubert"
+
+
+ADAPTER_YAML = """
+model: {hubert_model_name: microsoft/wavlm-base, hubert_layer: 2, adapter_hidden_dim: 768, model_type: hubert}
+dataset: {path_pattern: "jvs-{000000..000025}.tar.gz", shuffle: 1000}
+batch_size: 8
+steps: 60000
+validation_interval: 1000
+training: {gradient_accumulation_steps: 2, mixed_precision: fp16}
+optim: {lr: 2e-4, weight_decay: 0.01, betas: [0.9, 0.95], max_grad_norm: 1.0, scheduler: SCHEDULER}
+loader: {num_workers: 8, pin_memory: true}
+"""
+CONSTANT = "{name: constant_with_warmup, warmup_steps: 100}"
+RESTARTS = (
+    "{name: cosine_with_restarts, warmup_steps: 10000, first_cycle_steps: 100000, cycle_mult: 1.0, min_lr: 1.0e-6}"
+)
+
+
+def test_adapter_configurations(tmp_path: Path) -> None:
+    path = tmp_path / "adapter.yaml"
+    path.write_text(ADAPTER_YAML.replace("SCHEDULER", CONSTANT))
+    recipe, unmapped = convert_config(path)
+    assert unmapped == ["dataset.path_pattern", "dataset.shuffle"]
+    assert recipe["trainer"]["precision"] == "16-mixed"
+    assert recipe["trainer"]["val_check_interval"] == 2000
+    arguments = recipe["model"]["init_args"]
+    assert arguments["encoder"]["init_args"]["backbone"]["init_args"]["family"] == "wavlm_as_hubert"
+    assert arguments["optimizer"]["init_args"]["lr"] == 2e-4
+    assert arguments["scheduler"]["init_args"] == {"warmup_steps": 100}
+    path.write_text(ADAPTER_YAML.replace("SCHEDULER", RESTARTS))
+    recipe, unmapped = convert_config(path)
+    assert recipe["model"]["init_args"]["scheduler"]["init_args"] == {"T_0": 100000, "T_mult": 1, "eta_min": 1e-6}
+    assert "optim.scheduler.warmup_steps" in unmapped
+
+
+def test_other_configurations_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other.yaml"
+    for text, said in (("upsample_rates: [8, 8]", "prenet"), ("a: 1", "lacks"), ("[", "not YAML")):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=said):
+            convert_config(path)
+    with pytest.raises(FileNotFoundError):
+        convert_config(tmp_path / "absent.yaml")
+
+
+def test_prenet_vocoder_is_no_part_of_a_restorer(folder: Path, state: State, tmp_path: Path) -> None:
+    """Its frames are 1.7 per frame of features, which the restorer does not compute."""
+    rates, kernels = [8, 8, 2, 2], [16, 16, 4, 4]
+    front = PrenetConditioner(32, 80, layers=0)
+    prenet, plain = nets_of(Generator(32, 16, rates, kernels, "2", [3], [[1, 2]], conditioner=front))
+    torch.save({"model_state_dict": state}, tmp_path / "adapter.pt")
+    torch.save({"prenet": prenet, "generator": plain}, tmp_path / "hifigan_final.pt")
+    components = {"adapter": {"checkpoint_file": "adapter.pt"}, "vocoder": {"checkpoint_file": "hifigan_final.pt"}}
+    described = {"model_type": "miipher2", "components": components, **SIZES, "upsample_rates": rates}
+    described["upsample_kernel_sizes"] = kernels
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    with pytest.raises(ValueError, match="samples per frame"):
+        convert(tmp_path, tmp_path / "exported", backbone=folder)
+    assert not (tmp_path / "exported").exists()

@@ -1,0 +1,234 @@
+import json
+import multiprocessing
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.harness import environment
+from zoo.audio.augment.degrade import Degrader
+from zoo.audio.corpora.corpus import EmbeddedCorpus
+from zoo.audio.corpora.layouts import read_corpus
+from zoo.audio.corpora.unpack import unpack_shards
+from zoo.audio.io import files
+from zoo.audio.io.shards import CLEAN, DEGRADED, ShardReader
+from zoo.miipher.data.degrade_corpus import degrade_corpus, plan
+
+RATE = 16000
+NOISES = EmbeddedCorpus(2, RATE, seed=9)
+RIRS = [np.array([1.0, 0.5, 0.25], np.float32)]
+BAD = "ann/bad.wav"
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    root = tmp_path / "clean"
+    for i, name in enumerate(("ann/a.wav", "ann/b.flac", "bob/c.wav", "bob/d.wav", "bob/e.wav")):
+        audio = 0.5 * np.sin(np.arange(2000 + 100 * i) * 0.1 * (i + 1))
+        files.write(root / name, audio, 24000 if i == 1 else RATE)
+    return root
+
+
+def degrade(corpus, output, **options):
+    settings = {"copies": 2, "sample_rate": RATE, "val_items": 2, "progress": False}
+    degrader = Degrader(steps=["noise", "reverb", "clipping"])
+    return degrade_corpus(corpus, output, degrader, NOISES, RIRS, **{**settings, **options})
+
+
+def content(folder):
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
+    }
+
+
+def test_transcripts_beside_the_corpus_are_kept(corpus, tmp_path):
+    (corpus / "ann" / "a.txt").write_text("said by ann")
+    (tmp_path / "metadata.csv").write_text("bob/c|said by bob\n")
+    degrade(corpus, tmp_path / "out")
+    rows = [json.loads(line) for line in (tmp_path / "out" / "manifest.jsonl").read_text().splitlines()]
+    assert {row["source"]: row["text"] for row in rows if row["text"]} == {
+        "ann/a.wav": "said by ann", "bob/c.wav": "said by bob",
+    }  # fmt: skip
+
+
+def test_mirrored_trees(corpus, tmp_path):
+    out = tmp_path / "out"
+    assert degrade(corpus, out) == {"done": 10, "failed": 0, "skipped": 0, "bad_files": 0}
+    names = {"train": 6, "val": 4}
+    for split, count in names.items():
+        clean, twins = (files.walk(out / split / part) for part in ("clean", "degraded"))
+        assert len(clean) == len(twins) == count
+        for path, twin in zip(clean, twins, strict=True):
+            assert path.relative_to(out / split / "clean") == twin.relative_to(out / split / "degraded")
+            (a, rate), (b, twin_rate) = files.read(path), files.read(twin)
+            assert rate == twin_rate == RATE and a.shape == b.shape and not np.allclose(a, b, atol=1e-3)
+    assert {u.speaker for split in names for u in read_corpus(out / split / "clean")} == {"ann", "bob"}
+    rows = [json.loads(line) for line in (out / "manifest.jsonl").read_text().splitlines()]
+    assert len(rows) == 10 and {row["status"] for row in rows} == {"done"}
+    row = next(row for row in rows if row["key"] == "bob/c_0")
+    assert (row["source"], row["speaker"], row["samples"]) == ("bob/c.wav", "bob", 2200)
+    assert row["degradation"]["steps"] == ["noise", "reverb", "clipping"]
+    both = [content(out)[f"{row['split']}/degraded/bob/c_{copy}.wav"] for copy in (0, 1)]
+    assert both[0] != both[1]
+
+
+def test_result_does_not_depend_on_workers_or_on_what_was_there(corpus, tmp_path):
+    degrade(corpus, tmp_path / "a", val_items=0)
+    whole = content(tmp_path / "a")
+    degrade(corpus, tmp_path / "b", val_items=0, workers=2)
+    assert content(tmp_path / "b") == whole
+    for name in list(whole)[::3]:
+        if name.endswith(".wav"):
+            (tmp_path / "b" / name).unlink()
+    lines = (tmp_path / "b" / "manifest.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "b" / "manifest.jsonl").write_text("".join(lines[:4]) + lines[4][:20])  # torn by a kill
+    (tmp_path / "b" / "train" / "clean" / ".x.wav.tmp-1").write_bytes(b"half")
+    assert degrade(corpus, tmp_path / "b", val_items=0)["done"] == 10
+    assert content(tmp_path / "b") == whole
+    assert degrade(corpus, tmp_path / "b", val_items=0)["skipped"] == 10
+
+
+def test_seeds_follow_from_seed_utterance_and_copy(corpus):
+    utterances = read_corpus(corpus)
+    jobs = plan(utterances, 2, 1, 2)
+    assert [job.split for job in jobs] == ["val", "val", "train", "train", "train"]
+    seeds = {key: seed for job in jobs for key, seed in job.copies}
+    assert len(set(seeds.values())) == 10
+    more = {key: seed for job in plan(utterances, 3, 1, 0) for key, seed in job.copies}
+    assert {key: more[key] for key in seeds} == seeds
+    assert seeds != {key: seed for job in plan(utterances, 2, 2, 2) for key, seed in job.copies}
+    with pytest.raises(ValueError, match="val_items 5 leaves nothing of 5"):
+        plan(utterances, 1, 1, 5)
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_shards(corpus, tmp_path, compress):
+    out = tmp_path / "out"
+    options = {"format": "shards", "max_samples": 4, "compress": compress}
+    assert degrade(corpus, out, **options)["done"] == 10
+    suffix = ".tar.gz" if compress else ".tar"
+    assert sorted(content(out)) == [
+        *("manifest.jsonl", "settings.json", "train/index.json", f"train/train-000000{suffix}"),
+        *(f"train/train-000001{suffix}", "val/index.json", f"val/val-000000{suffix}"),
+    ]
+    degrade(corpus, tmp_path / "tree")
+    samples = [sample for split in ("train", "val") for sample in ShardReader(out / split)]
+    assert len(samples) == 10
+    for sample in samples:
+        facts = sample.facts()
+        assert sample.members[sample.member(CLEAN)] == (corpus / facts["source"]).read_bytes()
+        audio, rate = sample.audio(DEGRADED)
+        twin = files.read(tmp_path / "tree" / facts["split"] / "degraded" / f"{sample.key}.wav")[0]
+        assert rate == RATE and facts["key"] == sample.key
+        np.testing.assert_allclose(np.clip(audio, -1, 1), twin, atol=2**-15)
+    assert unpack_shards(out / "train", tmp_path / "unpacked", progress=False)["pairs"] == 6
+
+
+def test_killed_shards_go_on(corpus, tmp_path):
+    options = {"format": "shards", "max_samples": 2}
+    degrade(corpus, tmp_path / "a", **options)
+    degrade(corpus, tmp_path / "b", **options)
+    train = tmp_path / "b" / "train"
+    for name in ("train-000001.tar", "train-000002.tar"):
+        (train / name).unlink()
+    index = json.loads((train / "index.json").read_text())
+    index["shards"] = index["shards"][:1]
+    (train / "index.json").write_text(json.dumps(index))
+    assert degrade(corpus, tmp_path / "b", **options)["skipped"] == 6
+    assert content(tmp_path / "b") == content(tmp_path / "a")
+
+
+def test_bad_files_are_named_and_tried_again(corpus, tmp_path, caplog):
+    (corpus / BAD).write_bytes(b"RIFF")
+    counts = degrade(corpus, tmp_path / "out")
+    assert counts == {"done": 10, "failed": 2, "skipped": 0, "bad_files": 1} and "bad.wav" in caplog.text
+    rows = [json.loads(line) for line in (tmp_path / "out" / "manifest.jsonl").read_text().splitlines()]
+    assert [row["source"] for row in rows if row["status"] == "failed"] == [BAD, BAD]
+    files.write(corpus / BAD, np.full(1000, 0.1), RATE)
+    assert degrade(corpus, tmp_path / "out") == {"done": 12, "failed": 0, "skipped": 10, "bad_files": 0}
+    degrade(corpus, tmp_path / "shards", format="shards")
+    assert len(list(ShardReader([tmp_path / "shards" / split for split in ("train", "val")]))) == 12
+
+
+def test_silent_and_loud_files_pass(corpus, tmp_path):
+    files.write(corpus / "bob" / "silent.wav", np.zeros(500), RATE)
+    files.write(corpus / "bob" / "loud.wav", np.full(500, 3.0), RATE, "FLOAT")
+    assert degrade(corpus, tmp_path / "out")["failed"] == 0
+
+
+def test_wrong_calls_are_named(corpus, tmp_path):
+    degrade(corpus, tmp_path / "out")
+    with pytest.raises(ValueError, match=r"begun with other settings: seed 172957 \(now 1\)"):
+        degrade(corpus, tmp_path / "out", seed=1)
+    with pytest.raises(ValueError, match="lies in the corpus"):
+        degrade(corpus, corpus / "out")
+    with pytest.raises(ValueError, match="holds something else"):
+        degrade(corpus, tmp_path)
+    with pytest.raises(ValueError, match="copies >= 1"):
+        degrade(corpus, tmp_path / "new", copies=0)
+
+
+def command(corpus, output, *options):
+    args = ["degrade", str(corpus), str(output), "--sample_rate", str(RATE), "--val_items", "2", *options]
+    return [sys.executable, "-m", "zoo", *args, "--cache", str(output.parent / "cache")]
+
+
+def test_command(corpus, tmp_path):
+    noise, rir = tmp_path / "noise", tmp_path / "rir"
+    files.write(noise / "n.wav", np.random.default_rng(0).normal(0, 0.1, 3000), RATE)
+    files.write(rir / "r.wav", RIRS[0], RATE)
+    (corpus / BAD).write_bytes(b"")
+    args = ("--noise", str(noise), "--rir", str(rir), "--copies", "1", "--degrader.steps", "[reverb, noise]")
+    done = subprocess.run(command(corpus, tmp_path / "out", *args), capture_output=True, text=True, env=environment())
+    assert done.returncode == 1 and "done 5, failed 1, skipped 0, bad_files 1" in done.stdout, done.stderr
+    assert "bad.wav: is empty" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("form", ["tree", "shards"])
+def test_kill_leaves_nothing_half_written(tmp_path, form):
+    corpus = tmp_path / "clean"
+    for i in range(40):
+        files.write(corpus / f"{i:02d}.wav", 0.3 * np.sin(np.arange(16000) * 0.05 * (i + 1)), RATE)
+    options = {"format": form, "max_samples": 8}
+    out = tmp_path / "out"
+    process = multiprocessing.get_context("fork").Process(target=degrade, args=(corpus, out), kwargs=options)
+    process.start()
+    pattern = {"tree": "train/degraded/*.wav", "shards": "train/index.json"}[form]
+    while process.is_alive() and not list(out.glob(pattern)):
+        time.sleep(0.001)
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    for path in out.rglob("[!.]*.wav"):
+        files.read(path)
+    if form == "shards":
+        list(ShardReader(out / "train"))
+    counts = degrade(corpus, out, **options)
+    assert counts["done"] == 80 and 0 < counts["skipped"] < 80
+    degrade(corpus, tmp_path / "whole", **options)
+    assert content(out) == content(tmp_path / "whole")
+
+
+def workers_of(parent):
+    children = (Path(f"/proc/{parent}/task") / str(parent) / "children").read_text().split()
+    return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks for children in /proc")
+def test_workers_leave_with_a_killed_parent(corpus, tmp_path):
+    call = command(corpus, tmp_path / "out", "--copies", "5000", "--workers", "2", "--recipe", "open_miipher")
+    process = subprocess.Popen(call, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while len(workers := workers_of(process.pid)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert len(workers) == 2
+    process.kill()
+    process.wait()
+    while any(Path(f"/proc/{pid}").is_dir() for pid in workers) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(Path(f"/proc/{pid}").is_dir() for pid in workers)

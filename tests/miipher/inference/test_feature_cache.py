@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from tests.faults.bad_audio import RATE, TONE, corpus
+from tests.miipher.parts import CONFIGS, backbone
+from zoo.cli.main import main
+from zoo.miipher.inference.feature_cache import read_encoder
+from zoo.miipher.inference.restore import FeatureExtractor
+
+
+def recipe(path, encoder):
+    path.write_text(yaml.safe_dump({"data": {"dim": 2}, "model": {"init_args": {"encoder": encoder}}}))
+    return path
+
+
+def described(name="Backbone", **changes):
+    arguments = {"layer": "${data.dim}", "config": CONFIGS["hubert"]}
+    return {"class_path": f"zoo.miipher.nets.backbone.{name}", "init_args": arguments | changes}
+
+
+def test_features_of_a_folder_by_the_encoder_of_a_recipe(tmp_path, capsys):
+    given = recipe(tmp_path / "recipe.yaml", described())
+    source, output = corpus(tmp_path / "in", 2, "cut.wav"), tmp_path / "out"
+    command = ["cache-features", str(source), str(output), str(given)]
+    assert main(command) == 1
+    assert "done 2, failed 1" in capsys.readouterr().out
+    found = np.load(output / "001.npy", mmap_mode="r")
+    np.testing.assert_allclose(found, FeatureExtractor(backbone())(TONE, RATE), atol=2e-2)
+    (source / "cut.wav").unlink()
+    assert main(command) == 0
+    assert "done 0, failed 0, skipped 2" in capsys.readouterr().out
+
+
+def test_the_encoder_is_read_as_it_is_described(tmp_path):
+    encoder = read_encoder(recipe(tmp_path / "recipe.yaml", described(normalize=True)))
+    assert encoder.layer == 2 and encoder.front.normalize and not encoder.training
+    assert torch.equal(encoder.model.encoder.layers[0].final_layer_norm.weight, torch.ones(32))
+
+
+def test_what_describes_no_trained_encoder_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no such recipe"):
+        read_encoder(tmp_path / "missing.yaml")
+    with pytest.raises(ValueError, match=r"no model\.init_args\.encoder"):
+        read_encoder(recipe(tmp_path / "none.yaml", None))
+    adapters = {"class_path": "zoo.miipher.ParallelAdapters", "init_args": {"hidden_dim": 4}}
+    cleaner = {
+        "class_path": "zoo.miipher.Cleaner",
+        "init_args": {"backbone": described(), "adapters": adapters},
+    }
+    with pytest.raises(ValueError, match="name its run instead"):
+        read_encoder(recipe(tmp_path / "cleaner.yaml", cleaner))

@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scripts.bench.tools import peak_memory
+from tests.miipher.parts import backbone, cleaner
+from tests.miipher.stand_ins import LocalEncoder, copier, restorer, vocoder
+from zoo.audio.analysis.loudness import LoudnessMeter
+from zoo.audio.io import files
+from zoo.hifigan.nets.generator import Generator
+from zoo.miipher.inference.restore import FeatureExtractor, Restorer
+
+SHORT = {"chunk_seconds": 1.0, "overlap_seconds": 0.4}
+WHOLE = {"chunk_seconds": 1000.0, "overlap_seconds": 0.4}
+
+
+def noise(*shape: int, level: float = 0.1) -> np.ndarray:
+    return (level * np.random.default_rng(0).standard_normal(shape)).astype(np.float32)
+
+
+def loudness(audio: np.ndarray, sample_rate: int) -> float:
+    meter = LoudnessMeter(sample_rate, 1)
+    meter.push(audio[None])
+    return float(meter.loudness()[0])
+
+
+@pytest.mark.parametrize("samples", [1, 2, 319, 320, 321, 5120, 5121, 16000, 16001, 40000, 99999])
+@pytest.mark.parametrize(("rate", "out"), [(16000, None), (48000, 22050), (11025, 24000), (7919, 48000)])
+def test_the_length_is_exact(samples, rate, out):
+    model = restorer(**SHORT, output_sample_rate=out)
+    expected = max(round(samples * model.output_sample_rate / rate), 1)
+    assert model(noise(samples), rate).shape == (expected,)
+
+
+def test_the_length_of_files_is_exact(tmp_path):
+    for samples, rate, out in [(1, 48000, 22050), (12345, 44100, 48000), (30001, 8000, 24000)]:
+        files.write(tmp_path / "in.wav", noise(samples), rate)
+        model = restorer(**SHORT, output_sample_rate=out)
+        model.process_file(tmp_path / "in.wav", tmp_path / "out.wav")
+        written = files.info(tmp_path / "out.wav")
+        assert (written.samples, written.sample_rate) == (max(round(samples * out / rate), 1), out)
+
+
+@pytest.mark.slow
+def test_the_length_of_ten_minutes_is_exact():
+    samples = 600 * 22050 + 7
+    assert restorer(output_sample_rate=24000)(noise(samples), 22050).shape == (round(samples * 24000 / 22050),)
+
+
+@pytest.mark.parametrize("samples", [5000, 16000, 16001, 40000, 99999, 200001])
+@pytest.mark.parametrize("loudness", ["keep", "input"])
+def test_chunks_equal_the_whole(samples, loudness):
+    audio = noise(2, samples)
+    chunked, whole = (restorer(**cut, loudness=loudness)(audio, 16000) for cut in (SHORT, WHOLE))
+    assert np.abs(whole).max() > 0.01
+    np.testing.assert_allclose(chunked, whole, atol=1e-5)
+
+
+def test_shifted_chunks_equal_the_whole():
+    model = restorer(**SHORT, loudness="keep")
+    audio = noise(100000)
+    np.testing.assert_allclose(model(audio, 16000, grid_shift_frames=15), model(audio, 16000), atol=1e-5)
+
+
+def test_a_file_gives_what_its_array_gives(tmp_path):
+    audio = noise(2, 70001)
+    files.write(tmp_path / "in.wav", audio, 22050, "FLOAT")
+    model = restorer(**SHORT, output_sample_rate=24000)
+    facts = model.process_file(tmp_path / "in.wav", tmp_path / "out.wav")
+    expected = model(audio, 22050)
+    written, rate = files.read(tmp_path / "out.wav")
+    np.testing.assert_allclose(written, expected, atol=1 / 32768)
+    assert (rate, facts["sample_rate"], facts["channels"], facts["chunks"]) == (24000, 24000, 2, 5)
+    assert facts["audio_seconds"] == written.shape[1] / 24000
+    assert facts["peak"] == pytest.approx(np.abs(expected).max(), rel=1e-5)
+    assert len(facts["gain"]) == 2 and facts["real_time_factor"] > 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.wav", "out.wav"]
+
+
+def test_each_channel_is_restored_alone_or_all_are_mixed():
+    audio = noise(2, 30000)
+    model = restorer(**SHORT)
+    np.testing.assert_allclose(model(audio, 16000)[1], model(audio[1], 16000), atol=1e-6)
+    mixing = restorer(**SHORT, stereo="mix")
+    result = mixing(audio, 16000)
+    assert result.shape[0] == 1
+    np.testing.assert_allclose(result[0], mixing(audio.mean(axis=0), 16000), atol=1e-6)
+
+
+def test_loudness_follows_the_input_or_is_kept():
+    audio = noise(48000, level=0.02)
+    assert loudness(restorer()(audio, 16000), 8000) == pytest.approx(loudness(audio, 16000), abs=0.1)
+    kept = restorer(loudness="keep")(audio, 16000)
+    gain = restorer()(audio, 16000)[1000] / kept[1000]
+    assert abs(gain - 1) > 0.1
+    np.testing.assert_allclose(restorer()(audio, 16000), gain * kept, atol=1e-5)
+
+
+def test_levels_stay_sane():
+    silent = np.stack([noise(48000), np.zeros(48000, np.float32)])
+    result = restorer()(silent, 16000)
+    assert np.abs(result[0]).max() > 0.05 and not result[1].any()
+    loud = copier(loudness="input")(noise(48000, level=0.9), 16000)
+    assert np.abs(loud).max() == pytest.approx(1.0)
+    assert np.abs(copier(loudness="keep")(noise(48000, level=0.9), 16000)).max() == pytest.approx(1.0)
+    faint = restorer()
+    for parameter in faint.generator.conv_post.parameters():
+        parameter.data.mul_(1e-3)
+    audio = noise(48000, level=0.2)
+    assert loudness(faint(audio, 16000), 8000) < loudness(audio, 16000) - 10  # at most 20 dB are added
+
+
+def test_a_sweep_passes_unchanged():
+    time = np.arange(80000) / 16000
+    sweep = (0.5 * np.sin(2 * np.pi * (50 * time + 600 * time**2))).astype(np.float32)
+    np.testing.assert_array_equal(copier(**SHORT, loudness="keep")(sweep, 16000), sweep)
+
+
+def test_real_encoders_are_taken():
+    encoders = backbone(), cleaner(), backbone("hubert_preln", normalize=True)
+    for encoder in encoders:
+        model = Restorer(encoder, vocoder(encoder.dim), 8000, **SHORT).eval()
+        for samples in (1, 40001):
+            result = model(noise(samples), 16000)
+            assert result.shape == (max(round(samples / 2), 1),)
+            assert np.isfinite(result).all()
+
+
+def test_what_does_not_fit_is_refused():
+    encoder, generator = LocalEncoder(), vocoder()
+    with pytest.raises(ValueError, match="takes 8 channels, the encoder gives 9"):
+        Restorer(LocalEncoder(9), generator, 8000)
+    with pytest.raises(ValueError, match="makes 160 samples per frame; 22050 Hz need 441"):
+        Restorer(encoder, generator, 22050)
+    with pytest.raises(
+        ValueError,
+        match=r"leaves 1 frames of context, the generator sees 4 on each side: take at least 0\.22",
+    ):
+        Restorer(encoder, generator, 8000, overlap_seconds=0.1)
+    with pytest.raises(ValueError, match="pad: true"):
+        Restorer(backbone(pad=False), vocoder(32), 8000)
+    with pytest.raises(ValueError, match='stereo is "channels" or "mix"'):
+        Restorer(encoder, generator, 8000, stereo="left")
+    with pytest.raises(ValueError, match="at most half a chunk"):
+        Restorer(encoder, generator, 8000, chunk_seconds=3.0)
+    for bad in (np.zeros((1, 1, 5)), np.zeros(0), np.full(5, np.nan)):
+        with pytest.raises(ValueError, match="expected finite audio"):
+            restorer()(bad, 16000)
+
+
+def test_infinite_results_are_refused():
+    model = restorer()
+    model.generator.conv_post.bias.data.fill_(np.nan)
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        model(noise(100), 16000)
+
+
+def test_features_of_files_are_mapped_frame_after_frame(tmp_path):
+    model = FeatureExtractor(LocalEncoder().eval(), **SHORT)
+    audio = noise(2, 90001, level=1.0)
+    files.write(tmp_path / "in.wav", audio, 22050, "FLOAT")
+    facts = model.process_file(tmp_path / "in.wav", tmp_path / "out.npy")
+    features = np.load(tmp_path / "out.npy", mmap_mode="r")
+    frames = -(-int(np.ceil(90001 * 16000 / 22050)) // 320)
+    assert features.dtype == np.float16 and features.shape == (8, frames) and features.flags.f_contiguous
+    assert (facts["frames"], facts["dim"], facts["chunks"]) == (frames, 8, 7)
+    whole = FeatureExtractor(model.encoder, **WHOLE)(audio, 22050)
+    np.testing.assert_allclose(model(audio, 22050), whole, atol=1e-5)
+    np.testing.assert_allclose(features, whole, atol=1e-3)
+    assert model(noise(1), 16000).shape == (8, 1)
+
+
+def test_features_beyond_half_precision_are_refused(tmp_path):
+    encoder = LocalEncoder()
+    encoder.forward = lambda waveform, lengths=None: 1e6 * LocalEncoder.forward(encoder, waveform, lengths)
+    files.write(tmp_path / "in.wav", noise(16000), 16000)
+    with pytest.raises(ValueError, match=r"in\.wav: features of up to .* do not fit into float16"):
+        FeatureExtractor(encoder).process_file(tmp_path / "in.wav", tmp_path / "out.npy")
+    assert [path.name for path in tmp_path.iterdir()] == ["in.wav"]
+
+
+def wide() -> Generator:
+    return Generator(8, 64, (10, 4, 4), (20, 8, 8), "2", resblock_kernel_sizes=(3,), resblock_dilation_sizes=((1, 2),))
+
+
+def process(source: Path, target: Path) -> None:
+    Restorer(LocalEncoder(), wide(), 8000).eval().process_file(source, target)
+
+
+@pytest.mark.slow
+def test_an_hour_takes_no_more_memory_than_a_minute(tmp_path):
+    peaks = {}
+    for minutes in (1, 60):
+        with files.Writer(tmp_path / "in.wav", 16000, 1) as writer:
+            for _ in range(minutes):
+                writer.write(noise(60 * 16000))
+        _, peaks[minutes] = peak_memory(process, tmp_path / "in.wav", tmp_path / "out.wav")
+        assert files.info(tmp_path / "out.wav").samples == minutes * 60 * 8000
+    assert peaks[60] <= 1.3 * peaks[1], peaks

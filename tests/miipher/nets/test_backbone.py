@@ -1,0 +1,215 @@
+"""Backbones: frames, masks, truncation, modes; adapters in their places."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.miipher.parts import CONFIGS, backbone, cleaner
+from zoo.miipher.losses import feature_loss
+from zoo.miipher.nets.adapters import LoraAdapters, OpenMiipherAdapters, ParallelAdapters
+from zoo.miipher.nets.backbone import Backbone
+from zoo.miipher.nets.cleaner import Cleaner
+
+WAVEFORMS = [name for name in CONFIGS if name not in ("wav2vec2-bert", "gemma3n_audio")]
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return 0.1 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("samples", [1, 639, 640, 6543])
+def test_frames_are_the_hops_begun(name, samples):
+    net = backbone(name)
+    x = net(noise(2, samples))
+    assert x.shape == (2, -(-samples // net.hop_samples), 32)
+    assert net.frames(samples) == x.shape[1]
+    assert x.isfinite().all()
+
+
+def test_without_padding_frames_are_the_originals():
+    net = backbone(pad=False)
+    assert net(noise(1, 6543)).shape[1] == net.frames(6543) == 20
+    with pytest.raises(ValueError, match="400"):
+        net(noise(1, 399))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_padded_clip_gives_what_it_gives_alone(name):
+    net = cleaner(name)
+    long, short = noise(1, 6400), noise(1, 3333, seed=1)
+    batch = torch.cat([long, torch.nn.functional.pad(short, (0, 6400 - 3333), value=0.3)])
+    both = net(batch, torch.tensor([6400, 3333]))
+    frames = net.frames(3333)
+    torch.testing.assert_close(both[:1], net(long), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(both[1:, :frames], net(short), atol=1e-4, rtol=1e-4)
+    assert both[1, frames:].abs().max() == 0
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_level_matters_unless_normalised(normalize):
+    net = backbone("hubert_preln", normalize=normalize)
+    x = noise(1, 3200)
+    same = torch.allclose(net(x), net(0.3 * x + 0.01), atol=1e-3)
+    assert same == normalize
+
+
+@pytest.mark.parametrize("name", WAVEFORMS)
+def test_truncation_gives_the_hidden_state_of_the_whole(name):
+    whole = backbone(name, layer=3)
+    part = backbone(name, layer=2)
+    own = whole.model.state_dict()
+    part.model.load_state_dict({key: own[key] for key in part.model.state_dict()})
+    assert len(part.blocks) == 2
+    kept = []
+    whole.blocks[1].register_forward_hook(lambda *args: kept.append(args[2]))
+    x = noise(1, 3200)
+    whole(x)
+    expected = kept[0][0] if isinstance(kept[0], tuple) else kept[0]
+    torch.testing.assert_close(part(x), expected)
+
+
+def test_closing_norm_is_a_choice():
+    x = noise(1, 3200)
+    plain, normed = backbone("hubert_preln", 3), backbone("hubert_preln", 3, final_norm=True)
+    torch.testing.assert_close(normed(x), torch.nn.functional.layer_norm(plain(x), (32,)), atol=1e-4, rtol=1e-4)
+    with pytest.raises(ValueError, match="last block"):
+        backbone("hubert_preln", 2, final_norm=True)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_saved_and_read_again(name, tmp_path: Path):
+    net = backbone(name, seed=3)
+    net.save_source(tmp_path / "run" / "backbone")
+    again = Backbone(layer=2, source=str(tmp_path))
+    assert again.family == net.family
+    x = noise(1, 3200)
+    torch.testing.assert_close(again(x), net(x))
+    assert again.fingerprint() == net.fingerprint() != backbone(name, seed=4).fingerprint()
+
+
+def test_random_weights_leave_the_global_generator_alone():
+    torch.manual_seed(5)
+    backbone()
+    first = torch.rand(1)
+    torch.manual_seed(5)
+    assert torch.equal(first, torch.rand(1))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"layer": 4}, "blocks 1 to 3"),
+        ({"layer": 0}, "blocks 1 to 3"),
+        ({"source": "runs/nowhere", "config": None}, "runs/nowhere"),
+        ({"config": None}, "give source"),
+        ({"config": {"hidden_size": 8}}, "model_type"),
+        ({"config": {"model_type": "gpt2"}}, "gpt2"),
+    ],
+)
+def test_wrong_settings_are_named(arguments, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        Backbone(**{"layer": 2, "config": dict(CONFIGS["hubert"]), **arguments})
+
+
+def test_training_mode_does_not_reach_the_backbone():
+    net = cleaner()
+    x = noise(1, 3200)
+    before = net.eval()(x)
+    net.train()
+    torch.testing.assert_close(net(x), before, atol=0, rtol=0)
+    assert not any(module.training for module in net.backbone.modules())
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_adapters_change_the_features_and_can_be_left_out(name):
+    net = cleaner(name)
+    x = noise(1, 6400)
+    torch.testing.assert_close(net.target(x), backbone(name)(x))
+    assert (net(x) - net.target(x)).abs().max() > 1e-2
+
+
+def test_parallel_adapter_by_hand():
+    net = cleaner(layer=1)
+    block, adapter, norm = net.backbone.blocks[0], net.adapters.blocks[0], net.adapters.norms[0]
+    torch.nn.init.normal_(norm.weight)
+    inputs = []
+    block.feed_forward.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
+    out = net(noise(1, 3200))
+    u = inputs[0]
+    hidden = torch.nn.functional.gelu(adapter.down(torch.nn.functional.layer_norm(u, (32,))))
+    ffn = block.feed_forward.output_dense(torch.nn.functional.gelu(block.feed_forward.intermediate_dense(u)))
+    expected = torch.nn.functional.layer_norm(u + ffn + adapter.up(hidden), (32,), norm.weight, norm.bias)
+    torch.testing.assert_close(out, expected)
+
+
+def test_trainable_parameters_are_the_papers():
+    net = Cleaner(backbone(layer=3), ParallelAdapters(hidden_dim=24))
+    trained = sum(p.numel() for p in net.parameters() if p.requires_grad)
+    assert trained == 3 * (2 * 32 * 24 + 24 + 32 + 2 * 32) + 3 * 2 * 32
+    assert (net(noise(1, 3200)) - net.target(noise(1, 3200))).abs().max() < 0.05
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("name", ["hubert", "hubert_preln", "wavlm", "wav2vec2-bert"])
+def test_gradients_reach_adapters_only(name, checkpointing):
+    net = cleaner(name, gradient_checkpointing=checkpointing).train()
+    net(noise(2, 3200)).square().mean().backward()
+    grads = {key: p.grad for key, p in net.named_parameters() if p.requires_grad}
+    assert all(key.startswith("adapters.") for key in grads)
+    assert all(grad is not None and grad.abs().sum() > 0 for grad in grads.values())
+    reference = cleaner(name)
+    reference.load_state_dict(net.state_dict())
+    reference(noise(2, 3200)).square().mean().backward()
+    for key, parameter in reference.named_parameters():
+        if parameter.requires_grad:
+            torch.testing.assert_close(grads[key], parameter.grad)
+
+
+def test_a_copy_has_its_own_adapters():
+    net = cleaner()
+    other = copy.deepcopy(net)
+    torch.nn.init.zeros_(other.adapters.blocks[0].up.weight)
+    x = noise(1, 3200)
+    assert not torch.allclose(net(x), other(x))
+    torch.testing.assert_close(net.target(x), other.target(x))
+
+
+def test_lora_begins_as_the_backbone_and_learns():
+    net = Cleaner(backbone(), LoraAdapters(rank=2))
+    x = noise(1, 3200)
+    torch.testing.assert_close(net(x), backbone()(x))
+    assert net.backbone.fingerprint() == backbone().fingerprint()
+    trained = {key: p for key, p in net.named_parameters() if p.requires_grad}
+    assert trained and all("lora_" in key for key in trained)
+    assert set(net.backbone.state_dict()) - set(net.backbone.frozen_state()) == {
+        key.removeprefix("backbone.") for key in trained
+    }
+    for key, parameter in trained.items():
+        if "lora_B" in key:
+            torch.nn.init.ones_(parameter)
+    assert not torch.allclose(net(x), net.target(x))
+    torch.testing.assert_close(net.target(x), backbone()(x))
+
+
+def test_open_miipher_adapters_need_conformers():
+    net = Cleaner(backbone("wav2vec2-bert"), OpenMiipherAdapters(hidden_dim=8, init="lora"))
+    x = noise(1, 3200)
+    assert net(x).shape == net.target(x).shape
+    net(x).square().mean().backward()
+    assert net.adapters.adapter_layers[0].up_proj.weight.grad is not None
+    with pytest.raises(ValueError, match="Conformer"):
+        Cleaner(backbone(), OpenMiipherAdapters(hidden_dim=8))
+
+
+def test_feature_loss_counts_valid_frames_alone():
+    target = torch.ones(2, 3, 2)
+    prediction = target + torch.tensor([[1.0, 2.0, 100.0], [1.0, 100.0, 100.0]])[..., None]
+    terms = feature_loss(prediction, target, torch.tensor([2, 1]))
+    assert float(terms["mae"]) == pytest.approx(4 / 3)
+    assert float(terms["mse"]) == pytest.approx(6 / 3)
+    assert float(terms["sc"]) == pytest.approx(12 / 6)
+    whole = feature_loss(prediction[:1, :2], target[:1], None)
+    assert float(whole["mae"]) == pytest.approx(1.5)

@@ -1,0 +1,394 @@
+"""Weights from elsewhere: left out of checkpoints, known by their hash, copied where the hub does not have them."""
+
+import functools
+import shutil
+from pathlib import Path
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+import yaml
+from torch import nn
+from toy_wing.backbone import FrozenTask, Scale, Scaled
+from toy_wing.data import PairData
+
+from tests.harness import TOY_ARGS, newest
+from zoo.audio.io import files
+from zoo.cli.main import main
+from zoo.runs import frozen
+from zoo.runs.checkpoints import load_checkpoint
+from zoo.runs.load import load
+from zoo.training.adversarial import Discriminator, Verdict
+from zoo.training.callbacks.checkpoint import Checkpoints, check_disk
+from zoo.training.callbacks.ema import EMA
+from zoo.training.callbacks.guard import LossGuard
+from zoo.training.gan import GANTask
+
+PART = "--model.init_args.net.init_args.backbone.init_args"
+HERE = {"config": {"seed": 3}}
+
+
+def recipe(folder: Path, **backbone: object) -> Path:
+    spec = {"class_path": "toy_wing.backbone.Scale", "init_args": backbone}
+    model = {
+        "net": {"class_path": "toy_wing.backbone.Scaled", "init_args": {"backbone": spec}},
+        "optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.1}},
+    }
+    content = {
+        "seed_everything": 1,
+        "trainer": {
+            "accelerator": "cpu",
+            "max_steps": 4,
+            "val_check_interval": 2,
+            "log_every_n_steps": 1,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+        },
+        "checkpoints": {"every_n_batches": 2},
+        "model": {"class_path": "toy_wing.backbone.FrozenTask", "init_args": model},
+        "data": {"class_path": "toy_wing.data.PairData"},
+    }
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def fit(folder: Path, *options: str, **backbone: object) -> Path:
+    run = folder / "run"
+    where = ["--config", str(recipe(folder, **backbone)), f"--trainer.default_root_dir={run}"]
+    assert main(["fit", *where, *TOY_ARGS, *options]) == 0
+    return run
+
+
+def source(folder: Path, seed: int = 5) -> str:
+    folder.mkdir()
+    Scale(config={"seed": seed}).save_source(folder)
+    return str(folder)
+
+
+def loaded(path: Path, **options: object) -> np.ndarray:
+    return load(path, allow_import=["toy_wing"], **options)(np.ones(3, np.float32), 16000)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four batches on random weights built in it."""
+    return fit(tmp_path_factory.mktemp("trained"), **HERE)
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+def other_draw(seed: int) -> torch.Tensor:
+    return torch.full((8,), 2.0 + seed)
+
+
+def test_fingerprint_covers_names_and_values_and_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, same, other = Scale(**HERE), Scale(**HERE), Scale(config={"seed": 4})
+    assert one.fingerprint() == same.fingerprint() != other.fingerprint()
+    half = Scale(**HERE)
+    half.weight.data = half.weight.data.half()
+    assert half.fingerprint() != one.fingerprint()
+    monkeypatch.setattr(torch.Tensor, "cpu", None)
+    assert one.fingerprint() == same.fingerprint()
+
+
+def test_strict_loading_passes_without_the_frozen_tensors() -> None:
+    net, other = Scaled(Scale(**HERE)), Scaled(Scale(config={"seed": 4}))
+    before = net.backbone.fingerprint()
+    net.load_state_dict({"gain": torch.tensor(2.0)})
+    assert net.gain == 2 and net.backbone.fingerprint() == before
+    net.load_state_dict(other.state_dict())
+    assert net.backbone.fingerprint() == other.backbone.fingerprint() != before
+    with pytest.raises(RuntimeError, match="gain"):
+        net.load_state_dict({})
+    with pytest.raises(RuntimeError, match=r"backbone\.weight"):
+        Scaled(Scale(**HERE, trained=True)).load_state_dict({"gain": torch.tensor(2.0)})
+
+
+def test_checkpoint_holds_a_record_instead(trained: Path) -> None:
+    checkpoint = load_checkpoint(newest(trained))
+    sha = Scale(**HERE).fingerprint()
+    folder = f"frozen/{sha[:16]}"
+    assert list(checkpoint["state_dict"]) == ["net.gain"]
+    assert checkpoint["frozen"] == {"net.backbone": dict(sha256=sha, source=None, revision=None, folder=folder)}
+    assert [path.name for path in (trained / folder).iterdir()] == ["scale.safetensors"]
+    assert len(list((trained / "frozen").iterdir())) == 1
+
+
+def test_stays_in_evaluation_mode_through_fit_and_validation(tmp_path: Path) -> None:
+    class Modes(L.Callback):
+        def __init__(self) -> None:
+            self.seen: list[tuple[bool, bool]] = []
+
+        def on_train_batch_start(self, trainer: L.Trainer, task: FrozenTask, *args: object) -> None:
+            self.seen.append((task.net.training, task.net.backbone.drop.training))
+
+    for trained in (False, True):
+        task = FrozenTask(Scaled(Scale(**HERE, trained=trained)), torch.optim.Adam)
+        modes = Modes()
+        trainer = L.Trainer(
+            max_steps=6, val_check_interval=2, accelerator="cpu", logger=False, enable_checkpointing=False,
+            enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path, callbacks=[modes],
+        )  # fmt: skip
+        trainer.fit(task, PairData())
+        task.train()
+        assert modes.seen == [(True, trained)] * 6
+        assert task.net.backbone.seen == (6 if trained else 0)
+    assert list(tmp_path.iterdir()) == []  # no checkpoint was asked for, so no copy either
+
+
+def test_trained_backbone_is_saved_like_any_net(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = fit(tmp_path, **HERE, trained=True)
+    checkpoint = load_checkpoint(newest(run))
+    assert "frozen" not in checkpoint
+    assert set(checkpoint["state_dict"]) == {"net.gain", "net.backbone.weight", "net.backbone.seen"}
+    assert not (run / "frozen").exists()
+    assert np.isfinite(loaded(run)).all()
+
+
+def test_weights_that_train_and_are_not_saved_are_refused(tmp_path: Path) -> None:
+    task = FrozenTask(Scaled(Scale(**HERE)), torch.optim.Adam)
+    task.net.backbone.frozen_state = task.net.backbone.state_dict
+    task.net.backbone.weight.requires_grad_(True)
+    with pytest.raises(ValueError, match=r"net\.backbone\.weight is trained"):
+        L.Trainer(accelerator="cpu", logger=False, default_root_dir=tmp_path).fit(task, PairData())
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
+def test_resume_equals_the_uninterrupted_run(tmp_path: Path, precision: str) -> None:
+    option = f"--trainer.precision={precision}"
+    whole = fit(tmp_path, option, **HERE)
+    (tmp_path / "b").mkdir()
+    parts = fit(tmp_path / "b", option, "--trainer.max_steps=2", **HERE)
+    written = (parts / "config.yaml").read_text()
+    assert main(["fit", "--ckpt_path", str(parts), *TOY_ARGS, "--trainer.max_steps=4"]) == 0
+    assert (parts / "config.yaml").read_text() == written.replace("max_steps: 2", "max_steps: 4")
+    found, expected = load_checkpoint(newest(parts)), load_checkpoint(newest(whole))
+    assert torch.equal(found["state_dict"]["net.gain"], expected["state_dict"]["net.gain"])
+    assert found["frozen"] == expected["frozen"]
+    assert found["frozen"]["net.backbone"]["sha256"] == Scale(**HERE).fingerprint()  # of the weights as they came
+
+
+def go_on(run: Path, tmp_path: Path) -> None:
+    """Resume, predict by the Trainer and load; the result must not depend on what the config would build now."""
+    expected = loaded(run)
+    files.write(tmp_path / "in.wav", np.full(50, 0.01, np.float32), 16000)
+    args = ["--input", str(tmp_path / "in.wav"), "--output", str(tmp_path / "out")]
+    assert main(["predict", "--ckpt_path", str(run), *args, *TOY_ARGS]) == 0
+    np.testing.assert_allclose(files.read(tmp_path / "out" / "in.wav")[0], 0.01 * expected[0], atol=1e-4)
+    before = load_checkpoint(newest(run))
+    assert main(["fit", "--ckpt_path", str(run), *TOY_ARGS, "--trainer.max_steps=6"]) == 0
+    after = load_checkpoint(newest(run))
+    assert after["frozen"] == before["frozen"] and after["zoo"] == before["zoo"] and after["global_step"] == 6
+    assert main(["validate", "--ckpt_path", str(run), *TOY_ARGS]) == 0
+
+
+def test_random_weights_come_from_the_runs_copy(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = loaded(run)
+    monkeypatch.setattr("toy_wing.backbone.draw", other_draw)  # as another version of torch might
+    np.testing.assert_array_equal(loaded(run), expected)
+    go_on(run, tmp_path)
+
+
+def test_vanished_source_comes_from_the_runs_copy(tmp_path: Path) -> None:
+    folder = source(tmp_path / "source")
+    run = fit(tmp_path, source=folder)
+    assert load_checkpoint(newest(run))["frozen"]["net.backbone"]["source"] == folder
+    shutil.rmtree(folder)
+    moved = run.rename(tmp_path / "moved")
+    go_on(moved, tmp_path)
+
+
+def test_older_checkpoint_takes_its_copy_into_the_new_folder(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toy_wing.backbone.draw", other_draw)
+    older, new = run / "step_00000002.ckpt", tmp_path / "new"
+    where = ["--ckpt_path", str(older), f"--trainer.default_root_dir={new}", "--trainer.max_steps=3"]
+    assert main(["fit", *where, *TOY_ARGS]) == 0
+    shutil.rmtree(run)
+    assert np.isfinite(loaded(new)).all()
+
+
+def test_another_backbone_is_refused_and_both_are_named(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = source(tmp_path / "other")
+    config = ["--config", str(run / "config.yaml"), "--config", str(recipe(tmp_path, source=other, config=None))]
+    assert main(["fit", *config, "--ckpt_path", str(run), *TOY_ARGS]) == 1
+    said = capsys.readouterr().err
+    ours, theirs = Scale(**HERE).fingerprint()[:16], Scale(source=other).fingerprint()[:16]
+    assert all(word in said for word in ("net.backbone", "built here", ours, other, theirs))
+    assert len(list((run / "frozen").iterdir())) == 1
+    monkeypatch.setattr("toy_wing.backbone.draw", other_draw)
+    shutil.rmtree(run / "frozen")
+    with pytest.raises(ValueError, match=ours):
+        loaded(run)
+    assert main(["predict", "--ckpt_path", str(run), *TOY_ARGS, "--input", other, "--output", str(tmp_path / "o")]) == 1
+
+
+def test_moved_source_with_the_same_weights_is_accepted(tmp_path: Path) -> None:
+    first, second = source(tmp_path / "first"), source(tmp_path / "second")
+    run = fit(tmp_path, source=first)
+    args = ["--ckpt_path", str(run), *TOY_ARGS, "--trainer.max_steps=5"]
+    assert main(["fit", *args, f"{PART}.source={second}"]) == 0
+    assert load_checkpoint(newest(run))["frozen"]["net.backbone"]["source"] == second
+
+
+def test_export_is_self_contained(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = loaded(run)
+    assert main(["export", str(run), str(tmp_path / "first"), *TOY_ARGS]) == 0
+    monkeypatch.setattr("toy_wing.backbone.draw", other_draw)
+    shutil.rmtree(run)
+    moved = (tmp_path / "first").rename(tmp_path / "moved")
+    np.testing.assert_array_equal(loaded(moved), expected)
+    described = (moved / "config.json").read_text()
+    assert str(tmp_path) not in described and '"source": "frozen/' in described
+    weights = (moved / "model.safetensors").read_bytes()
+    assert b"net.gain" in weights and b"backbone" not in weights
+    assert main(["inspect", str(moved), *TOY_ARGS]) == 0
+    files.write(tmp_path / "in.wav", np.full(50, 0.01, np.float32), 16000)
+    args = ["--ckpt_path", str(moved), "--input", str(tmp_path / "in.wav"), "--output", str(tmp_path / "out")]
+    assert main(["predict", *args, *TOY_ARGS, "--model.init_args.options.offset=0.25"]) == 0
+    found = files.read(tmp_path / "out" / "in.wav")[0]
+    np.testing.assert_allclose(found, 0.01 * expected[0] + 0.25, atol=1e-4)
+
+
+def test_hub_weights_are_neither_copied_nor_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Scale, "is_local", False)
+    run = fit(tmp_path, **HERE)
+    assert load_checkpoint(newest(run))["frozen"]["net.backbone"]["folder"] is None
+    assert main(["export", str(run), str(tmp_path / "export"), *TOY_ARGS]) == 0
+    assert not (run / "frozen").exists() and not (tmp_path / "export" / "frozen").exists()
+    np.testing.assert_array_equal(loaded(tmp_path / "export"), loaded(run))
+
+
+def test_options_may_change_between_training_and_prediction(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = loaded(run)
+    np.testing.assert_allclose(loaded(run, offset=0.5, repeats=2), 2 * plain + 0.5, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"Louder has no option chunk; its options: offset, repeats"):
+        loaded(run, chunk=3)
+    with pytest.raises(ValueError, match="has no option net"):
+        loaded(run, net=None)
+    files.write(tmp_path / "in.wav", np.full(50, 0.01, np.float32), 16000)
+    args = ["--input", str(tmp_path / "in.wav"), "--output", str(tmp_path / "out"), *TOY_ARGS]
+    assert main(["predict", "--ckpt_path", str(run), *args, "--model.init_args.offset=0.25"]) == 0
+    np.testing.assert_allclose(files.read(tmp_path / "out" / "in.wav")[0], 0.01 * plain[0] + 0.25, atol=1e-4)
+
+
+def test_inspect_shows_the_record(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sha = Scale(**HERE).fingerprint()[:16]
+    assert main(["inspect", str(run), *TOY_ARGS]) == 0
+    assert f"weights built here (sha256 {sha}), copy in frozen/{sha}\n" in capsys.readouterr().out
+    shutil.rmtree(run / "frozen")
+    assert main(["inspect", str(run), *TOY_ARGS]) == 0
+    assert f"copy in frozen/{sha}: MISSING" in capsys.readouterr().out
+
+
+def trainer_with(callback: L.Callback, folder: Path) -> tuple[FrozenTask, L.Trainer]:
+    task = FrozenTask(Scaled(Scale(**HERE)), torch.optim.Adam)
+    options = dict(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
+    trainer = L.Trainer(
+        max_steps=2, enable_checkpointing=False, default_root_dir=folder, callbacks=[callback], **options
+    )
+    trainer.fit(task, PairData())
+    return task, trainer
+
+
+def test_averages_and_snapshots_hold_no_frozen_weights(tmp_path: Path) -> None:
+    ema = EMA(["net"])
+    trainer_with(ema, tmp_path)
+    assert "net.gain" in ema.shadow and "net.backbone.weight" not in ema.shadow
+    guard = LossGuard("roll_back")
+    task, _ = trainer_with(guard, tmp_path)
+    assert not any(tensor is task.net.backbone.weight for tensor, _ in guard._snapshot._tensors)
+
+
+def test_disk_estimate_leaves_frozen_weights_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Usage:
+        free = 1000
+
+    class Big(nn.Module):
+        def __init__(self, backbone: Scale) -> None:
+            super().__init__()
+            self.backbone = backbone
+
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage)
+    backbone = Scale(**HERE)
+    backbone.weight = nn.Parameter(torch.zeros(1000), requires_grad=False)
+    check_disk(tmp_path, Big(backbone), copies=2)
+    backbone.weight.requires_grad_(True)
+    with pytest.raises(OSError, match="too little room"):
+        check_disk(tmp_path, Big(backbone), copies=2)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [("a", {"x": 1}), ("a.x", None), ("b.inner", {"y": 2}), ("c.1", {"z": 3}), ("c.7", None), ("d", None), ("e", {})],
+)
+def test_descriptions_are_found_by_module_path(path: str, expected: dict | None) -> None:
+    def spec(**arguments: object) -> dict:
+        return {"class_path": "k", "init_args": arguments}
+
+    arguments = {"a": spec(x=1), "b": spec(inner=spec(y=2)), "c": [spec(), spec(z=3)], "e": {"class_path": "k"}}
+    assert frozen.find_arguments(arguments, path) == expected
+
+
+def test_one_module_under_two_names_is_left_out_under_both() -> None:
+    class Twice(nn.Module):
+        def __init__(self, backbone: Scale) -> None:
+            super().__init__()
+            self.first = self.second = backbone
+
+    modules = frozen.frozen_modules({"part": Twice(Scale(**HERE))})
+    assert list(modules) == ["part.first", "part.second"]
+    assert frozen.frozen_keys(modules) == {f"part.{a}.{b}" for a in ("first", "second") for b in ("weight", "seen")}
+
+
+class Critic(Discriminator):
+    def __init__(self) -> None:
+        super().__init__()
+        self.score = nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> list[Verdict]:
+        scores = self.score(x).flatten(1)
+        return [(scores, [scores])]
+
+
+class Vocoder(GANTask):
+    def __init__(self, seed: int = 3) -> None:
+        sgd = functools.partial(torch.optim.SGD, lr=0.1)
+        terms = {"d/critic": 1.0, "g/adv_critic": 1.0, "g/fm_critic": 1.0, "g/l1": 1.0}
+        super().__init__(nn.Linear(8, 8), {"critic": Critic()}, sgd, sgd, terms)
+        self.encoder = Scale(config={"seed": seed})
+
+    def generate(self, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.generator(self.encoder(batch["x"]))[:, None], batch["y"][:, None]
+
+    def reconstruction(self, fake: torch.Tensor, real: torch.Tensor, batch: object) -> dict[str, torch.Tensor]:
+        return {"g/l1": (fake - real).abs().mean()}
+
+
+def test_adversarial_tasks_leave_them_out_too(tmp_path: Path) -> None:
+    def train(task: Vocoder, checkpoint: Path | None = None) -> None:
+        trainer = L.Trainer(
+            max_steps=4, accelerator="cpu", logger=False, callbacks=[Checkpoints(every_n_batches=2)],
+            enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path, limit_val_batches=0,
+        )  # fmt: skip
+        trainer.fit(task, PairData(), ckpt_path=checkpoint, weights_only=True)
+
+    whole, resumed, path = Vocoder(), Vocoder(), tmp_path / "step_00000002.ckpt"
+    train(whole)
+    assert not any(key.startswith("encoder") for key in load_checkpoint(path)["state_dict"])
+    assert [copy.name for copy in (tmp_path / "frozen").iterdir()] == [whole.encoder.fingerprint()[:16]]
+    train(resumed, path)
+    assert torch.equal(resumed.generator.weight, whole.generator.weight)
+    assert resumed.encoder.seen == 0
+    with pytest.raises(ValueError, match="belongs to encoder = "):
+        train(Vocoder(seed=4), path)

@@ -1,0 +1,138 @@
+import json
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+import yaml
+from torch import nn
+from toy_wing.backbone import Scale, Scaled
+from toy_wing.nets import Gain
+from toy_wing.task import GainTask
+
+from tests.harness import TOY_ARGS, TOY_RECIPE
+from zoo.cli.main import main
+from zoo.runs import frozen
+from zoo.runs.checkpoints import save_checkpoint
+from zoo.runs.init_from import init_from
+from zoo.runs.load import load
+
+
+class Task(L.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(2, 2)
+        self.head = nn.Linear(2, 1)
+
+
+def checkpoint(path: Path, state: dict[str, torch.Tensor]) -> Path:
+    save_checkpoint({"state_dict": state}, path)
+    return path
+
+
+def test_reports_by_component_and_copies(tmp_path: Path) -> None:
+    given, task = Task(), Task()
+    state = {key: value for key, value in given.state_dict().items() if key.startswith("net")}
+    report = init_from(task, checkpoint(tmp_path / "a.ckpt", {**state, "extra.x": torch.zeros(1)}), 0.9)
+    assert torch.equal(task.net.weight, given.net.weight)
+    assert report["net"] == {"matched": 2}
+    assert report["head"] == {"missing": 2}
+    assert report["extra"] == {"unexpected": 1}
+
+
+def test_refuses_below_the_limit(tmp_path: Path) -> None:
+    state = Task().state_dict() | {"net.weight": torch.zeros(3, 3)}
+    path = checkpoint(tmp_path / "a.ckpt", state)
+    with pytest.raises(ValueError, match=r"only 1 of the net's tensors match"):
+        init_from(Task(), path, 0.9)
+    assert init_from(Task(), path, 0.5)["net"] == {"matched": 1, "mismatched": 1}
+
+
+def test_nothing_matches(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no tensor matches"):
+        init_from(Task(), checkpoint(tmp_path / "a.ckpt", {"other.x": torch.zeros(1)}), 0.9)
+    with pytest.raises(FileNotFoundError, match="nothing at"):
+        init_from(Task(), tmp_path / "absent.ckpt")
+
+
+def test_several_files_add_up_and_later_ones_win(tmp_path: Path) -> None:
+    first, second, task = Task(), Task(), Task()
+    net = checkpoint(tmp_path / "a.ckpt", {k: v for k, v in first.state_dict().items() if k != "head.bias"})
+    head = checkpoint(tmp_path / "b.ckpt", {k: v for k, v in second.state_dict().items() if k.startswith("head")})
+    report = init_from(task, [net, head])
+    assert report == {"net": {"matched": 2}, "head": {"matched": 2}}
+    assert torch.equal(task.net.weight, first.net.weight)
+    assert torch.equal(task.head.weight, second.head.weight)
+    strange = checkpoint(tmp_path / "c.ckpt", {"other.x": torch.zeros(1)})
+    with pytest.raises(ValueError, match=r"c\.ckpt: no tensor matches"):
+        init_from(Task(), [net, strange])
+
+
+def test_a_list_in_the_config_survives_the_round_trip(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = []
+    for name, gain in (("a", 0.5), ("b", 1.5)):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"toy_gain": gain}))
+        given.append(str(tmp_path / f"{name}.json"))
+    run = tmp_path / "run"
+    limits = ["--trainer.max_steps=1", "--model.init_args.optimizer.init_args.lr=0"]
+    args = ["fit", "--config", str(TOY_RECIPE), *TOY_ARGS, *limits, f"--trainer.default_root_dir={run}"]
+    assert main([*args, f"--init_from=[{', '.join(given)}]"]) == 0
+    assert load(run, allow_import=["toy_wing"]).net.gain == 1.5
+    assert yaml.safe_load((run / "config.yaml").read_text())["init_from"] == given
+    capsys.readouterr()
+    for extra in ([], ["--init_from=x"]):
+        assert main(["fit", "--config", str(run / "config.yaml"), *TOY_ARGS, *extra, "--print_config"]) == 0
+        assert yaml.safe_load(capsys.readouterr().out)["init_from"] == ("x" if extra else given)
+
+
+class Alone(L.LightningModule):
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = nn.Linear(2, 1)
+
+
+def records(module: nn.Module) -> dict:
+    return frozen.records(frozen.frozen_modules({"": module}))
+
+
+def test_frozen_weights_are_compared_and_not_counted(tmp_path: Path) -> None:
+    path = tmp_path / "a.ckpt"
+    given = Alone(Scaled(Scale(config={"seed": 1})))
+    left_out = frozen.frozen_keys(frozen.frozen_modules({"": given}))
+    state = {key: value for key, value in given.state_dict().items() if key not in left_out}
+    save_checkpoint({"state_dict": state, "frozen": records(given)}, path)
+    task = Alone(Scaled(Scale(config={"seed": 1})))
+    assert init_from(task, path) == {"encoder": {"matched": 1}, "head": {"matched": 2}}
+    assert torch.equal(task.encoder.gain, given.encoder.gain)
+    with pytest.raises(ValueError, match=r"belongs to encoder\.backbone = weights built here .* and not to"):
+        init_from(Alone(Scaled(Scale(config={"seed": 2}))), path)
+    # the same backbone without its adapter, at another place
+    init_from(Alone(Scale(config={"seed": 1})), path)
+    with pytest.raises(ValueError, match=r"set the source of encoder to the former"):
+        init_from(Alone(Scale(config={"seed": 2})), path)
+
+
+def test_weights_of_a_backbone_are_taken_only_where_it_has_no_source(tmp_path: Path) -> None:
+    given = Alone(Scaled(Scale(config={"seed": 1}, trained=True)))
+    path = checkpoint(tmp_path / "a.ckpt", given.state_dict())
+    own = Alone(Scaled(Scale(config={"seed": 2})))
+    before = own.encoder.backbone.fingerprint()
+    assert init_from(own, path) == {"encoder": {"matched": 3}, "head": {"matched": 2}}
+    assert torch.equal(own.encoder.backbone.weight, given.encoder.backbone.weight)
+    assert own.encoder.backbone.fingerprint() != before
+    for seed in (1, 2):
+        Scale(config={"seed": seed}).save_source(tmp_path)
+        sourced = Alone(Scaled(Scale(source=str(tmp_path))))
+        if seed == 1:
+            assert init_from(sourced, path)["encoder"] == {"matched": 1}
+        else:
+            with pytest.raises(ValueError, match=r"its encoder\.backbone\.weight differs"):
+                init_from(sourced, path)
+
+
+def test_folders_of_no_kind_are_refused(tmp_path: Path) -> None:
+    task = GainTask(Gain(), torch.optim.Adam)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match="neither a run, nor an export"):
+        init_from(task, tmp_path / "empty")

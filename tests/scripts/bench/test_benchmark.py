@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from scripts.bench import tools as benchmark
+from scripts.bench.tools import Cost, Finding
+from zoo.training.callbacks.checkpoint import Checkpoints
+
+
+def test_contestants_take_turns():
+    calls = []
+    costs = benchmark.interleave({name: lambda name=name: calls.append(name) for name in "ab"}, rounds=3, warmup=2)
+    assert "".join(calls) == "ababababab"
+    assert {name: len(each) for name, each in costs.items()} == {"a": 3, "b": 3}
+
+
+def test_ratio_is_the_median_of_neighbours_not_the_ratio_of_medians():
+    one, other = [Cost(2, 20), Cost(9, 90), Cost(30, 10)], [Cost(1, 10), Cost(3, 10), Cost(5, 10)]
+    assert benchmark.ratios(one, other) == Cost(3, 2)
+    assert benchmark.median(one) == Cost(9, 20)
+
+
+def test_costs_add_up():
+    assert Cost(3, 5) - Cost(1, 2) == Cost(2, 3)
+    assert Cost(3, 5) / 2 == Cost(1.5, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("limits", "value", "passed", "target"),
+    [
+        ({"at_most": 5.0}, 5.0, True, "<= 5"),
+        ({"at_most": 5.0}, 5.1, False, "<= 5"),
+        ({"at_most": 5.0}, float("nan"), False, "<= 5"),
+        ({"at_least": 1.4}, 1.4, True, ">= 1.4"),
+        ({"at_least": 1.4}, 1.3, False, ">= 1.4"),
+        ({"at_least": 1.4}, float("nan"), False, ">= 1.4"),
+        ({}, 1.0, None, ""),
+    ],
+)
+def test_verdict(limits, value, passed, target):
+    finding = Finding("it", value, "x", **limits)
+    assert finding.passed is passed
+    assert finding.target == target
+
+
+def test_findings_are_kept_and_shown(tmp_path, capsys):
+    findings = [Finding("speed", 1.5, "x", at_least=1.4, details={"rounds": 3}), Finding("cost", 7.0, "%", at_most=5.0)]
+    benchmark.save(tmp_path / "a" / "b.json", findings, quick=True)
+    kept = json.loads((tmp_path / "a" / "b.json").read_text())
+    assert [each["passed"] for each in kept["findings"]] == [True, False]
+    assert kept["quick"] is True
+    assert kept["findings"][0]["details"] == {"rounds": 3}
+    assert kept["machine"]["cores"] >= 1
+    benchmark.show("title", findings)
+    shown = capsys.readouterr().out
+    assert "met" in shown
+    assert "missed" in shown
+
+
+class Line(L.LightningModule):
+    def __init__(self, calls):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.calls = calls
+
+    def training_step(self, batch, batch_idx):
+        self.calls.append("t")
+        return self.layer(batch[0]).mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def tiny_fit(folder, calls, max_steps=100):
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_steps=max_steps,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[Checkpoints(every_n_batches=None)],
+        default_root_dir=folder,
+    )
+    data = L.LightningDataModule.from_datasets(TensorDataset(torch.ones(3, 1)), batch_size=1)
+    return SimpleNamespace(trainer=trainer, model=Line(calls), datamodule=data)
+
+
+def test_the_trainer_and_another_loop_take_turns(tmp_path):
+    calls = []
+    fit = tiny_fit(tmp_path, calls)
+    costs = benchmark.interleave_with_trainer(fit, lambda: calls.append("o"), rounds=2, steps=3, warmup=1)
+    assert "".join(calls) == "to" + 2 * "tttooo"
+    assert {name: len(each) for name, each in costs.items()} == {"trainer": 2, "other": 2}
+    assert not list(tmp_path.rglob("*.ckpt"))
+
+
+def test_a_training_that_ends_too_early_is_named(tmp_path):
+    fit = tiny_fit(tmp_path, [], max_steps=2)
+    with pytest.raises(ValueError, match="ended after 2 steps, too few for 5 rounds"):
+        benchmark.interleave_with_trainer(fit, lambda: None, rounds=5)
+
+
+def test_peak_memory_counts_what_a_fresh_process_used():
+    before, after = benchmark.peak_memory(np.ones, 2**24)
+    assert 120 < after - before < 256

@@ -1,0 +1,91 @@
+"""Benchmarks at tiny size: that they run and report, and that contestants compute the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from scripts.bench import ci_llm as benchmark
+from scripts.bench.ci_llm import Training, make_crowd
+from scripts.bench.ci_llm_others import PeftCrowd, generate_sequential
+from scripts.bench.tools import Settings
+from zoo.ci_llm.aggregation.aggregator import Mean
+from zoo.ci_llm.inference.generate import generate
+from zoo.ci_llm.nets.crowd import Crowd, Mode
+from zoo.cli.trainer import ZooCLI
+
+TARGETS = {"decoding": [3.0], "training": [1.2], "peft": [2.0], "shared_trunk": []}
+
+
+def tiny(hidden: int = 128, mode: Mode = "batched", top_layers: int | None = None, layers: int = 2) -> Crowd:
+    return make_crowd(32, mode, top_layers, layers)
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setattr(benchmark, "make_crowd", tiny)
+    monkeypatch.setattr(benchmark, "PROMPT_TOKENS", 6)
+    monkeypatch.setattr(benchmark, "TEXT_TOKENS", 8)
+    return Settings(ZooCLI, tmp_path, quick=True)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_reports_figures_with_targets(name: str, settings: Settings) -> None:
+    findings = benchmark.BENCHMARKS[name](settings)
+    assert all(np.isfinite(each.value) for each in findings)
+    assert [each.at_least for each in findings if each.at_least is not None] == TARGETS[name]
+    assert len({each.name for each in findings}) == len(findings)
+    for each in findings:
+        assert each.details.get("share of equal tokens", 1.0) == 1.0
+        assert each.details.get("difference of the first loss", 0.0) < 1e-5
+
+
+def test_padding_is_told_of_a_file(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "gsm8k"
+    folder.mkdir()
+    lines = [{"question": "how many? " * (1 + number % 7), "answer": f"#### {number}"} for number in range(160)]
+    (folder / "train.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    monkeypatch.setenv("ZOO_DATA", str(tmp_path))
+    buckets, budget, losses = benchmark.padding(settings)
+    assert (buckets.at_most, budget.at_most, losses.at_most) == (10.0, 10.0, 1e-5)
+    assert buckets.value < buckets.details["random batches, %"] < buckets.details["fixed 512, %"]
+    assert losses.passed and losses.details["texts"] >= 3
+    monkeypatch.setenv("ZOO_DATA", str(tmp_path / "nowhere"))
+    monkeypatch.setenv("ZOO_SHARED", str(tmp_path / "nowhere"))
+    with pytest.raises(FileNotFoundError, match="no folder gsm8k"):
+        benchmark.padding(settings)
+
+
+@pytest.mark.shared
+def test_padding_of_the_real_file_is_small(shared: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZOO_DATA", str(shared / "data"))
+    assert all(each.passed for each in benchmark.padding(settings))
+
+
+def test_others_write_the_same_text() -> None:
+    crowd = tiny()
+    ids = torch.randint(3, 500, (2, 5), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    ours = generate(crowd, ids, mask, Mean(), 4)
+    assert ours.shape == (2, 9)
+    assert torch.equal(generate_sequential(crowd, ids, mask, 4), ours)
+    other = PeftCrowd(crowd)
+    assert torch.equal(other.generate(ids, mask, 4), ours)
+    with torch.no_grad():
+        torch.testing.assert_close(other.logits(ids, mask), crowd(ids, mask), atol=1e-5, rtol=1e-4)
+    assert crowd.backbone.model.state_dict().keys() == tiny().backbone.model.state_dict().keys()
+
+
+def test_modes_train_the_same() -> None:
+    ids = torch.randint(3, 500, (2, 6), generator=torch.Generator().manual_seed(1))
+    contestants = [Training(tiny(mode=mode), ids, torch.ones_like(ids)) for mode in ("batched", "sequential")]
+    for each in contestants:
+        each()
+        each()
+    for one, other in zip(*(each.crowd.agents.parameters() for each in contestants), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
+    assert contestants[0].first == pytest.approx(contestants[1].first, rel=1e-6) and contestants[0].steps == 2

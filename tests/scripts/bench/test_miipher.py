@@ -1,0 +1,114 @@
+"""Benchmarks at tiny size: that they run and report, and that contestants compute the same."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from scripts.bench import miipher as benchmark
+from scripts.bench.miipher import SMALL, AdapterStep, OriginalStep, WholeBackbone
+from scripts.bench.tools import Cost
+from zoo.miipher.nets.adapters import ParallelAdapters
+from zoo.miipher.nets.backbone import Backbone
+from zoo.miipher.nets.cleaner import Cleaner
+
+DETAILS = {
+    "step": {"whole, cpu s", "truncated, cpu s", "by wall time, x", "rounds"},
+    "blocks": {"whole, cpu s", "truncated, cpu s", "by wall time, x", "rounds"},
+    "original": {"MiB of weights, ours", "MiB of weights, original", "padding, ours, %", "padding, original, %"},
+    "buckets": {"clips", "random, %", "buckets, %", "random and uncropped, %"},
+    "features": {"by wall time", "by wall time, x", "rounds"},
+    "checkpointing": {"checkpointed, cpu s", "plain, cpu s", "MiB, checkpointed", "MiB, plain"},
+    "restore": {"by wall time", "MiB of the weights", "MiB of the imports alone"},
+}
+TARGETS = {"step": [1.15], "blocks": [1.6, 1.6]}
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch):
+    # a fresh process for each reading of memory is not what is tested here
+    monkeypatch.setattr(benchmark, "peak_memory", lambda function, *args: (function(*args), (1.0, 2.0))[1])
+    monkeypatch.delenv("ZOO_DATA", raising=False)
+
+
+@pytest.mark.parametrize("name", benchmark.BENCHMARKS)
+def test_reports_figures_and_circumstances(name):
+    findings = benchmark.BENCHMARKS[name](SMALL)
+    assert all(np.isfinite(each.value) for each in findings)
+    assert DETAILS[name] <= {key for each in findings for key in each.details}
+    assert [each.at_least for each in findings if each.at_least is not None] == TARGETS.get(name, [])
+    assert len({each.name for each in findings}) == len(findings)
+
+
+def whole_and_truncated(pad: bool = True) -> tuple[WholeBackbone, Backbone]:
+    whole, part = WholeBackbone(SMALL, pad), Backbone(SMALL.layer, config=SMALL.config, pad=pad)
+    state = whole.model.state_dict()
+    part.model.load_state_dict({key: state[key] for key in part.model.state_dict()})
+    return whole, part
+
+
+def test_whole_backbone_runs_all_blocks_and_gives_the_layer():
+    whole, part = whole_and_truncated()
+    ran = []
+    for block in whole.model.encoder.layers:
+        block.register_forward_hook(lambda *args: ran.append(1))
+    x = benchmark.made_clips([0.5])[0]
+    lengths = torch.tensor([8000, 5000])
+    torch.testing.assert_close(whole(x, lengths), part(x, lengths))
+    assert len(ran) == SMALL.config["num_hidden_layers"] > len(whole.blocks) == len(part.blocks) == SMALL.layer
+
+
+def test_all_steps_train_alike_where_nothing_is_padded(monkeypatch):
+    monkeypatch.setattr(AdapterStep, "reduction", "batch")
+    cleaners = [Cleaner(each, ParallelAdapters(SMALL.hidden_dim)) for each in whole_and_truncated(pad=False)]
+    steps = [*map(AdapterStep, cleaners), OriginalStep(SMALL)]
+    for each in steps[1:]:
+        each.cleaner.adapters.load_state_dict(cleaners[0].adapters.state_dict())
+    clips = benchmark.made_clips([0.5, 0.5])
+    before, after = ([each(clips) for each in steps] for _ in range(2))
+    assert before == pytest.approx([before[0]] * 3, rel=1e-4)
+    assert after == pytest.approx([after[0]] * 3, rel=1e-4)
+    assert after[0] < before[0]
+    assert all(p.grad is None for p in steps[2].extractor.parameters())
+
+
+def test_padding_counts_for_the_original_alone():
+    clips = benchmark.made_clips([0.5, 0.3])
+    silent = [clips[0], torch.nn.functional.pad(clips[1], (0, 3200))]
+
+    def difference(build):
+        torch.manual_seed(0)
+        one = build()(clips)
+        torch.manual_seed(0)
+        return build()(silent) - one
+
+    assert difference(lambda: OriginalStep(SMALL)) == 0
+    assert difference(lambda: AdapterStep(Cleaner(WholeBackbone(SMALL), ParallelAdapters(24)))) != 0
+
+
+@pytest.mark.parametrize(
+    ("lengths", "order", "percent"),
+    [([1, 1, 2, 2], [0, 1, 2, 3], 0.0), ([1, 1, 2, 2], [0, 2, 1, 3], 25.0), ([1, 3, 9], [0, 1, 2], 100 / 3)],
+)
+def test_padding_percent(lengths, order, percent):
+    assert benchmark.padding_percent(np.array(lengths), order, 2) == pytest.approx(percent)
+
+
+def test_buckets_read_real_clips(tmp_path, monkeypatch):
+    (tmp_path / "ljspeech").mkdir()
+    monkeypatch.setenv("ZOO_DATA", str(tmp_path))
+    monkeypatch.setattr(benchmark.files, "walk", lambda folder: range(1, 11))
+    monkeypatch.setattr(benchmark.files, "info", lambda n: SimpleNamespace(samples=n * 16000, sample_rate=16000))
+    found = [each for each in benchmark.buckets(SMALL) if "LJSpeech" in each.name]
+    assert [each.details["clips"] for each in found] == [10]  # batches of 8 and 16 would be one or none
+
+
+def test_ratio_is_how_often_the_first_runs():
+    costs = {"fast": [Cost(2.0, 2.0)], "slow": [Cost(4.0, 6.0)]}
+    found = benchmark._times_as_fast("it", costs, at_least=1.15, clips=7)
+    assert (found.value, found.passed) == (3.0, True)
+    assert found.details["by wall time, x"] == 2.0
+    assert found.details["clips"] == 7

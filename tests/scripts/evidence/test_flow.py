@@ -1,0 +1,58 @@
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from torch import Tensor
+
+from scripts.evidence import flow as evidence
+from tests.harness import REPOSITORY
+from zoo.cli.main import main
+from zoo.flow.evaluation.classifier import DigitsClassifier, train_digits_classifier
+
+SMALL = ("--model.init_args.net.init_args.channels=8", "--model.init_args.scheduler.init_args.warmup_steps=0")
+
+
+def hasty(images: Tensor, labels: list[int], seed: int, cache: Path | None) -> DigitsClassifier:
+    return train_digits_classifier(images, labels, seed, epochs=4)
+
+
+def fit(recipe: str, folder: str, *options: str) -> Path:
+    args = ["fit", "--config", str(REPOSITORY / "configs" / "flow" / recipe), "--trainer.max_steps=1"]
+    args += ["--trainer.val_check_interval=1", "--trainer.num_sanity_val_steps=0", "--trainer.limit_val_batches=1"]
+    args += ["--trainer.enable_progress_bar=false", f"--trainer.default_root_dir={folder}", *options]
+    assert main(args) == 0
+    return Path(folder)
+
+
+def test_digits_are_judged_beside_their_controls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(evidence, "DRAWS", 1)
+    monkeypatch.setattr(evidence, "SAMPLES", 150)
+    monkeypatch.setattr(evidence, "cached_digits_classifier", hasty)
+    run = fit("demo_digits.yaml", "run", *SMALL)
+    report = evidence.gather_digits([run], [run], [run])
+    claims = {claim["name"]: evidence.Claim(**claim) for claim in report["claims"]}
+    assert not claims["Euler 20: Fréchet to the floor's"].holds
+    assert claims["Euler 5: Fréchet per batch to independent"].value == pytest.approx(1)
+    (row,) = report["rows"]
+    assert row["control real"]["frechet"] < row["control gaussian"]["frechet"] < row["control class means"]["frechet"]
+    assert row["control copier"]["nearest_ratio"] == 0
+    assert json.loads((run / "evidence" / "evidence.json").read_text()) == json.loads(json.dumps(report))
+    assert (run / "evidence" / "samples.png").stat().st_size > 500
+    with Console(record=True, width=160) as console:
+        evidence.show(report, console)
+    assert "NOT MET" in console.export_text()
+    with pytest.raises(ValueError, match="as many runs"):
+        evidence.gather_digits([run], [run, run])
+
+
+def test_swissroll_is_judged_by_the_chamfer_distance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = fit("demo_swissroll.yaml", "run")
+    report = evidence.gather_swissroll([run], [run])
+    values = {claim["name"]: claim["value"] for claim in report["claims"]}
+    assert values["two draws of the set: Chamfer"] < 1 < values["as assigned, Euler 50: Chamfer"]
+    assert (run / "evidence" / "samples.png").is_file()
+    with pytest.raises(ValueError, match="not trained on scikit-learn's digits"):
+        evidence.gather_digits([run])

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from scripts.evidence import hifigan as evidence
+from zoo.audio.analysis.mel import LogMel
+from zoo.audio.corpora.synthetic import write_corpus
+from zoo.common.build import build
+from zoo.runs.checkpoints import save_checkpoint
+
+PARTS = {
+    "generator": {
+        "class_path": "zoo.hifigan.Generator",
+        "init_args": {
+            "in_channels": 8,
+            "initial_channels": 4,
+            "upsample_rates": [8, 8],
+            "upsample_kernel_sizes": [16, 16],
+            "resblock": "2",
+            "resblock_kernel_sizes": [3],
+            "resblock_dilation_sizes": [[1, 2]],
+        },
+    },
+    "mel": {
+        "class_path": "zoo.audio.LogMel",
+        "init_args": {
+            "sample_rate": 8000,
+            "n_fft": 256,
+            "hop_length": 64,
+            "win_length": 256,
+            "n_mels": 8,
+            "f_max": 4000.0,
+        },
+    },
+}
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    clips = write_corpus(tmp_path / "corpus", 3, 8000, seconds=(0.5, 0.6))
+    torch.manual_seed(1)
+    state = {f"generator.{key}": value for key, value in build(PARTS["generator"]).state_dict().items()}
+    specs = {"version": "0", "inference": "zoo.hifigan.Vocoder", "parts": PARTS}
+    save_checkpoint({"state_dict": state, "zoo": specs, "global_step": 40}, folder / "step_00000040.ckpt")
+    data = {"root": str(clips[0].parent), "sample_rate": 8000, "val_items": 1, "batch_size": 1}
+    data["cache"] = str(tmp_path / "cache")
+    config = {"data": {"class_path": "zoo.hifigan.VocoderData", "init_args": data}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    (folder / "metrics.csv").write_text(
+        "step,epoch,val/mel_l1,train/g/mel\n0,,2.0,\n9,0,,1.5\n19,0,0.4,\n29,0,,0.9\n39,0,0.5,\n"
+    )
+    return folder, clips
+
+
+def test_equal_signals_have_no_distance():
+    audio = np.random.default_rng(0).uniform(-0.5, 0.5, 4096).astype(np.float32)
+    assert evidence.score(audio, audio, LogMel()) == {"mel_l1": 0.0, "m_stft": 0.0}
+
+
+def test_evidence_of_a_run(run, capsys):
+    folder, clips = run
+    found = evidence.gather(folder, clips[-1])
+    assert json.loads((folder / "evidence.json").read_text()) == found
+    assert found["curve"]["fall"] == 0.75
+    assert set(found["scores"]) == {"trained", "untrained", "griffin-lim"}
+    assert found["scores"]["trained"] != found["scores"]["untrained"]
+    # neither net was trained, so the classical method is ahead
+    assert found["ahead_of"]["griffin-lim"] == {"mel_l1": False, "m_stft": False}
+    assert (folder / "evidence.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.stem for path in (folder / "evidence").iterdir()) == sorted(["original", *found["scores"]])
+    evidence.show(found)
+    assert "2.000 before training, 0.500 at the end (75% less)" in capsys.readouterr().out
+
+
+def test_a_clip_of_the_training_is_refused(run):
+    folder, clips = run
+    with pytest.raises(ValueError, match=rf"{clips[0].name} was trained on; held out are {clips[-1].name}"):
+        evidence.gather(folder, clips[0])

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import logging
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+from matplotlib.image import imread
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from zoo.audio.io import files
+from zoo.training.callbacks import media
+
+
+class Strategy:
+    def broadcast(self, value):
+        return value
+
+
+def make_task(folder, *loggers, zero=True, sanity=False, sanity_steps=2):
+    trainer = SimpleNamespace(
+        default_root_dir=str(folder),
+        strategy=Strategy(),
+        is_global_zero=zero,
+        sanity_checking=sanity,
+        num_sanity_val_steps=sanity_steps,
+        global_step=12,
+        fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace(_batches_that_stepped=11)),
+        loggers=list(loggers),
+    )
+    return SimpleNamespace(trainer=trainer)
+
+
+@pytest.fixture(autouse=True)
+def forget_warnings():
+    media._warned.clear()
+
+
+def test_audio_file(tmp_path):
+    media.log_audio(make_task(tmp_path), "val/sample 0", 0.5 * torch.ones(1, 1, 100), 16000)
+    path = tmp_path / "media" / "step_00000012" / "val_sample_0.wav"
+    samples, rate = files.read(path)
+    assert rate == 16000
+    np.testing.assert_allclose(samples, 0.5 * np.ones((1, 100)), atol=1e-4)
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_audio_of_a_broken_generator_is_silenced_and_clipped(tmp_path):
+    media.log_audio(make_task(tmp_path), "x", np.array([np.nan, np.inf, 9.0, -9.0]), 8000)
+    samples, _ = files.read(tmp_path / "media/step_00000012/x.wav")
+    np.testing.assert_allclose(samples[0], [0, 0, 1, -1], atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(2, 100), (0,), ()])
+def test_audio_shape_is_checked(tmp_path, shape):
+    with pytest.raises(ValueError, match=r"log_audio\('x'\).*\(T,\)"):
+        media.log_audio(make_task(tmp_path), "x", np.zeros(shape), 16000)
+
+
+@pytest.mark.parametrize("name", ["../../x", "a/../b", "/etc/x", "..", "ä ö"])
+def test_names_stay_in_the_folder(tmp_path, name):
+    media.log_image(make_task(tmp_path), name, np.zeros((2, 2)))
+    files_written = [p for p in tmp_path.rglob("*") if p.is_file()]
+    assert len(files_written) == 1
+    assert files_written[0].parent == tmp_path / "media" / "step_00000012"
+
+
+@pytest.mark.parametrize("make", [lambda x: x, lambda x: x.permute(2, 0, 1), lambda x: (255 * x).byte().numpy()])
+def test_image_layouts(tmp_path, make):
+    image = torch.zeros(5, 7, 3)
+    image[1, 2, 0] = 1.0
+    media.log_image(make_task(tmp_path), "x", make(image))
+    found = imread(tmp_path / "media/step_00000012/x.png")
+    np.testing.assert_array_equal(found[..., :3], image.numpy())
+
+
+def test_grey_image(tmp_path):
+    image = np.array([[0.0, 1.0], [0.5, 2.0]])
+    media.log_image(make_task(tmp_path), "x", torch.tensor(image, dtype=torch.bfloat16)[None])
+    found = imread(tmp_path / "media/step_00000012/x.png")
+    np.testing.assert_allclose(found[..., 0], np.minimum(image, 1), atol=1 / 255)
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 5, 5), (1, 3, 4, 4), (0, 4)])
+def test_image_shape_is_checked(tmp_path, shape):
+    with pytest.raises(ValueError, match=r"log_image\('x'\): expected"):
+        media.log_image(make_task(tmp_path), "x", np.zeros(shape))
+
+
+def test_tensorboard_takes_audio_and_images(tmp_path):
+    logger = TensorBoardLogger(tmp_path, name="", version="")
+    task = make_task(tmp_path, logger)
+    media.log_audio(task, "val/sound", np.zeros(50), 8000)
+    media.log_image(task, "val/grey", np.zeros((4, 4)))
+    media.log_figure(task, "val/mel", media.mel_figure(np.zeros((4, 9)), np.ones((4, 8))))
+    logger.experiment.close()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert sorted(events.Tags()["images"]) == ["val/grey", "val/mel"]
+    sound = events.Audio("val/sound")[0]
+    assert (sound.step, sound.sample_rate, sound.length_frames) == (11, 8000.0, 50)
+
+
+class LikeWandb:
+    def __init__(self):
+        self.calls = []
+
+    def log_audio(self, key, audios, step=None):
+        self.calls.append((key, audios, step))
+
+    def log_image(self, key, images, step=None):
+        self.calls.append((key, [image.shape for image in images], step))
+
+
+class LikeMLflow:
+    run_id = "r"
+
+    def __init__(self):
+        self.calls = []
+        self.experiment = self
+
+    def log_artifact(self, *args):
+        self.calls.append(args)
+
+
+class Failing:
+    def log_audio(self, *args, **kwargs):
+        raise ConnectionError("no network")
+
+
+def test_other_loggers(tmp_path):
+    wandb, mlflow = LikeWandb(), LikeMLflow()
+    task = make_task(tmp_path, wandb, SimpleNamespace(), mlflow)
+    media.log_audio(task, "a", np.zeros(5), 8000)
+    media.log_image(task, "b", np.zeros((2, 3, 3)))
+    folder = tmp_path / "media/step_00000012"
+    assert wandb.calls == [("a", [str(folder / "a.wav")], 11), ("b", [(2, 3, 3)], 11)]
+    assert mlflow.calls == [("r", str(folder / name), "media/step_00000012") for name in ("a.wav", "b.png")]
+
+
+def test_failing_logger_is_named_once_and_the_next_one_served(tmp_path, caplog):
+    after = LikeWandb()
+    task = make_task(tmp_path, Failing(), after)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            media.log_audio(task, "a", np.zeros(5), 8000)
+    assert len(after.calls) == 3
+    assert len(caplog.records) == 1
+    assert "Failing" in caplog.text
+    assert "no network" in caplog.text
+
+
+def test_full_disk_costs_no_training(tmp_path, monkeypatch, caplog):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "write", full)
+    media.log_audio(make_task(tmp_path), "a", np.zeros(5), 8000)
+    assert "No space left" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("settings", "written"),
+    [({"zero": False}, 0), ({"sanity": True}, 0), ({"sanity": True, "sanity_steps": float("inf")}, 1)],
+)
+def test_when_it_writes(tmp_path, settings, written):
+    task = make_task(tmp_path, **settings)
+    media.log_audio(task, "a", np.zeros(5), 8000)
+    assert len(list(tmp_path.rglob("*.wav"))) == written
+    media.log_figure(task, "f", media.mel_figure(np.zeros((2, 3)), np.zeros((2, 3))))
+    assert len(list(tmp_path.rglob("*.png"))) == written
+
+
+def test_mel_figure_has_three_panels_and_no_pyplot_state(tmp_path):
+    target = torch.linspace(-4.0, 0.0, 40).reshape(4, 10)
+    figure = media.mel_figure(target, target[:, :8] + 1.0)
+    images = [axes.images[0].get_array() for axes in figure.axes if axes.images]
+    assert [image.shape for image in images] == [(4, 8)] * 3
+    np.testing.assert_allclose(images[2], 1.0, atol=1e-6)
+    if "matplotlib.pyplot" in sys.modules:
+        assert sys.modules["matplotlib.pyplot"].get_fignums() == []
+
+
+def test_mel_figure_checks_shapes():
+    with pytest.raises(ValueError, match="mel_figure"):
+        media.mel_figure(np.zeros((80, 5)), np.zeros((64, 5)))

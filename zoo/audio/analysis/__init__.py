@@ -1,0 +1,1 @@
+"""Spectra, mels, pitch and loudness of signals."""

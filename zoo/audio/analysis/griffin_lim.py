@@ -1,0 +1,83 @@
+"""Waveforms from log-mels without a trained model: the baseline that a vocoder has to beat."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from zoo.audio.analysis.mel import LogMel
+
+_MEL_INVERSION_STEPS = 100
+_MOMENTUM = 0.99  # Perraudin et al., section 4
+_TINY = 1e-8
+
+
+def invert_mel(mel_magnitude: Tensor, mel: LogMel) -> Tensor:
+    """Find the non-negative linear spectrogram whose mel projection is nearest, by multiplicative updates.
+
+    Args:
+        mel_magnitude: Mel magnitudes (B, n_mels, F), not logarithmic, >= 0.
+        mel: The front end that made them.
+
+    Returns:
+        Magnitudes (B, n_fft // 2 + 1, F) float32; 0 outside [f_min, f_max].
+
+    Source: Lee and Seung, "Algorithms for Non-negative Matrix Factorization" (2000), equation 4, with fixed basis.
+    """
+    basis = mel.mel_basis
+    back = basis.T @ mel_magnitude
+    gram = basis.T @ basis
+    # Start from the transpose, scaled band by band: positive where a filter reaches and zero elsewhere.
+    magnitude = back / (gram.sum(1, keepdim=True) + _TINY)
+    for _ in range(_MEL_INVERSION_STEPS):
+        magnitude = magnitude * back / (gram @ magnitude + _TINY)
+    return magnitude
+
+
+def _overlap_add(spectrum: Tensor, mel: LogMel) -> Tensor:
+    """Inverse of the uncentred STFT; torch.istft refuses it because the first Hann sample is zero."""
+    edge = (mel.n_fft - mel.win_length) // 2
+    window = functional.pad(mel.window, (edge, mel.n_fft - mel.win_length - edge))
+    frames = torch.fft.irfft(spectrum, n=mel.n_fft, dim=1) * window[:, None]
+    size = (1, (spectrum.shape[-1] - 1) * mel.hop_length + mel.n_fft)
+    added = functional.fold(frames, size, (1, mel.n_fft), stride=(1, mel.hop_length))
+    squares = window.square()[None, :, None].expand(1, -1, spectrum.shape[-1])
+    weight = functional.fold(squares, size, (1, mel.n_fft), stride=(1, mel.hop_length))
+    return (added / weight.clamp(min=1e-3))[:, 0, 0]  # the outermost samples carry no weight and are cut off later
+
+
+def griffin_lim(log_mel: Tensor, mel: LogMel, iterations: int = 60, seed: int = 0) -> Tensor:
+    """Turn log-mels into audio with the fast Griffin-Lim algorithm.
+
+    Args:
+        log_mel: Log-mel (B, n_mels, F) of `mel`.
+        mel: The front end that made it, on the same device.
+        iterations: Phase updates, >= 1.
+        seed: Seed of the random start phases.
+
+    Returns:
+        Audio (B, F * hop_length) float32.
+
+    Raises:
+        ValueError: The input is not (B, n_mels, F).
+
+    Source: Griffin and Lim (1984); Perraudin et al., "A fast Griffin-Lim algorithm" (2013), algorithm 2.
+    """
+    if log_mel.dim() != 3 or log_mel.shape[1] != mel.n_mels:
+        raise ValueError(f"expected log-mels (B, {mel.n_mels}, F), got shape {tuple(log_mel.shape)}")
+    magnitude = invert_mel(log_mel.float().exp(), mel)
+    generator = torch.Generator().manual_seed(seed)
+    angles = torch.rand(magnitude.shape, generator=generator).to(magnitude.device) * (2 * torch.pi)
+    phase = torch.polar(torch.ones_like(angles), angles)
+    previous = torch.zeros_like(phase)
+    for _ in range(iterations):
+        audio = _overlap_add(magnitude * phase, mel)
+        rebuilt = torch.stft(
+            audio, mel.n_fft, mel.hop_length, mel.win_length, mel.window, center=False, return_complex=True
+        )
+        ahead = rebuilt + _MOMENTUM * (rebuilt - previous)
+        previous = rebuilt
+        phase = ahead / ahead.abs().clamp(min=_TINY)
+    start = mel.padding_samples
+    return _overlap_add(magnitude * phase, mel)[:, start : start + log_mel.shape[-1] * mel.hop_length]

@@ -1,0 +1,1 @@
+"""Degradations of clean audio."""

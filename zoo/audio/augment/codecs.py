@@ -1,0 +1,229 @@
+"""Real lossy codecs as degradations: encoded and decoded in memory, aligned with the input and of its length.
+
+MP3, Vorbis, Opus, A-law, mu-law and GSM go through libsndfile; AMR, AAC and G.722 through `ffmpeg` where there is one.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import soundfile
+from scipy.signal import correlate
+
+from zoo.audio.augment.effects import fit
+from zoo.audio.corpora.synthetic import SpeechLike
+from zoo.audio.io.decoding import BLOCK_SAMPLES
+from zoo.audio.io.resample import resample_array
+
+_PAD_SECONDS = 0.05  # of silence behind the signal, so that no codec cuts its end
+_FFMPEG_SECONDS = 120  # after which a hanging ffmpeg is given up
+
+# LAME's bit rates in kb/s by sample rate: MPEG-1, MPEG-2 and MPEG-2.5 layer III (ISO 11172-3, 13818-3).
+_MP3_BANDS = (
+    ((32000, 44100, 48000), (32.0, 320.0)),
+    ((16000, 22050, 24000), (8.0, 160.0)),
+    ((8000, 11025, 12000), (8.0, 64.0)),
+)
+_OPUS_KBPS = (6.0, 256.0)  # libsndfile's range per channel
+
+
+@dataclass(frozen=True)
+class Codec:
+    """How a codec is reached and what its setting means.
+
+    Attributes:
+        container: libsndfile's or ffmpeg's name of the file format.
+        encoder: libsndfile's subtype or ffmpeg's encoder.
+        unit: Meaning of the setting; empty when there is none.
+        span: Lowest and highest setting.
+        usual: Setting where none is asked for; None leaves it to the codec (A-law: the signal's own rate).
+        rates: Sample rates in Hz that it can code; empty for any.
+        ffmpeg: Whether it is ffmpeg's.
+        exact: Whether the decoder removes the codec's delay by itself.
+    """
+
+    container: str
+    encoder: str
+    unit: str = ""
+    span: tuple[float, float] = (0.0, 0.0)
+    usual: float | None = None
+    rates: tuple[int, ...] = ()
+    ffmpeg: bool = False
+    exact: bool = True
+
+
+CODECS: dict[str, Codec] = {
+    "mp3": Codec("MP3", "MPEG_LAYER_III", "kb/s", (8.0, 320.0), 64.0, exact=False),
+    "vorbis": Codec("OGG", "VORBIS", "quality", (0.0, 10.0), 3.0),
+    "opus": Codec("OGG", "OPUS", "kb/s", _OPUS_KBPS, 24.0, (8000, 12000, 16000, 24000, 48000)),
+    "alaw": Codec("WAV", "ALAW", "Hz", (4000.0, 48000.0)),
+    "mulaw": Codec("WAV", "ULAW", "Hz", (4000.0, 48000.0)),
+    "gsm": Codec("WAV", "GSM610", rates=(8000,)),
+    "amr_nb": Codec("amr", "libopencore_amrnb", "kb/s", (4.75, 12.2), 12.2, (8000,), True, False),
+    "amr_wb": Codec("amr", "libvo_amrwbenc", "kb/s", (6.6, 23.85), 12.65, (16000,), True, False),
+    "aac": Codec("adts", "aac", "kb/s", (16.0, 256.0), 64.0, (16000, 22050, 24000, 32000, 44100, 48000), True, False),
+    "g722": Codec("g722", "g722", rates=(16000,), ffmpeg=True, exact=False),
+}
+
+
+@lru_cache(maxsize=1)
+def _ffmpeg_encoders() -> frozenset[str]:
+    program = shutil.which("ffmpeg")
+    if program is None:
+        return frozenset()
+    listing = _run([program, "-hide_banner", "-encoders"], b"").decode(errors="replace")
+    return frozenset(line.split()[1] for line in listing.splitlines() if len(line.split()) > 1)
+
+
+def _present(codec: str) -> bool:
+    entry = CODECS[codec]
+    if entry.ffmpeg:
+        return entry.encoder in _ffmpeg_encoders()
+    return entry.container in soundfile.available_formats() and entry.encoder in soundfile.available_subtypes(
+        entry.container
+    )
+
+
+def available() -> tuple[str, ...]:
+    """Name the codecs of this machine.
+
+    Returns:
+        Names for `roundtrip`, those of libsndfile first; asks libsndfile and, where it is on the path, ffmpeg.
+    """
+    return tuple(codec for codec in CODECS if _present(codec))
+
+
+def check(codec: str, setting: float | None = None) -> None:
+    """Refuse a codec or setting that `roundtrip` could not carry out here.
+
+    Args:
+        codec: Name.
+        setting: See `roundtrip`.
+
+    Raises:
+        ValueError: Unknown or missing codec, or a setting outside its range.
+    """
+    if codec not in CODECS:
+        raise ValueError(f"unknown codec {codec!r}, expected one of {', '.join(CODECS)}")
+    entry = CODECS[codec]
+    if setting is not None and not entry.unit:
+        raise ValueError(f"codec {codec} has no setting, got {setting}")
+    if setting is not None and not entry.span[0] <= setting <= entry.span[1]:
+        raise ValueError(
+            f"codec {codec}: setting must be {entry.unit} from {entry.span[0]:g} to {entry.span[1]:g}, got {setting:g}"
+        )
+    if not _present(codec):
+        owner = f"an ffmpeg with the encoder {entry.encoder} on PATH" if entry.ffmpeg else "a newer libsndfile"
+        raise ValueError(f"codec {codec} needs {owner}; available here: {', '.join(available())}")
+
+
+def roundtrip(audio: np.ndarray, sample_rate: int, codec: str, setting: float | None = None) -> np.ndarray:
+    """Encode and decode a signal.
+
+    It is resampled to a rate that the codec knows and back where needed, and scaled around the codec where its peak
+    exceeds 1. The delay of a codec is measured once on a probe, so that it does not depend on what is coded.
+
+    Args:
+        audio: (T,) float32, T >= 1.
+        sample_rate: Hz.
+        codec: One of `available()`.
+        setting: kb/s (mp3, opus, amr_nb, amr_wb, aac), quality 0 to 10 (vorbis), or the line's rate in Hz (alaw, mulaw:
+            8000 is a telephone; None codes at `sample_rate`). None takes the usual one.
+
+    Returns:
+        (T,) float32, aligned with the input.
+
+    Raises:
+        ValueError: Unknown or missing codec, a setting outside its range, or audio that is not (T,) and finite.
+        OSError: ffmpeg failed.
+    """
+    check(codec, setting)
+    audio = np.asarray(audio, dtype=np.float32)
+    if audio.ndim != 1 or len(audio) == 0 or not np.isfinite(audio).all():
+        raise ValueError(f"expected finite audio (T,) with T >= 1, got shape {audio.shape}")
+    setting = CODECS[codec].usual if setting is None else setting
+    rate = _coding_rate(codec, setting, sample_rate)
+    padded = np.pad(audio, (0, round(_PAD_SECONDS * sample_rate)))
+    line = resample_array(padded, sample_rate, rate)
+    scale = max(1.0, float(np.abs(line).max()))
+    delay = 0 if CODECS[codec].exact else _delay(codec, setting, rate)
+    decoded = _code(line / np.float32(scale), rate, codec, setting)[delay:]
+    back = resample_array(fit(decoded, len(line)), rate, sample_rate)
+    return fit(back, len(audio)) * np.float32(scale)
+
+
+def _coding_rate(codec: str, setting: float | None, sample_rate: int) -> int:
+    entry = CODECS[codec]
+    rates: Sequence[int] = entry.rates
+    if codec == "mp3" and setting is not None:
+        rates = sorted(rate for band, (low, high) in _MP3_BANDS if low <= setting <= high for rate in band)
+    elif entry.unit == "Hz":
+        return sample_rate if setting is None else min(sample_rate, round(setting))
+    elif codec == "vorbis":
+        return min(max(sample_rate, 8000), 48000)
+    return next((rate for rate in rates if rate >= sample_rate), rates[-1])
+
+
+@lru_cache(maxsize=256)
+def _delay(codec: str, setting: float | None, rate: int) -> int:
+    """Samples by which decoded audio comes late: MP3 frames too small for LAME's info tag, ffmpeg's raw streams."""
+    probe = SpeechLike(sample_rate=rate).utterance(0)  # speech codecs shift the phases of noise at will
+    decoded = _code(np.pad(probe, (0, round(_PAD_SECONDS * rate))), rate, codec, setting)
+    return max(0, int(np.argmax(correlate(decoded, probe, mode="full", method="fft"))) - (len(probe) - 1))
+
+
+def _code(line: np.ndarray, rate: int, codec: str, setting: float | None) -> np.ndarray:
+    decoded = _through_ffmpeg if CODECS[codec].ffmpeg else _through_soundfile
+    return decoded(line, rate, codec, setting)
+
+
+def _compression(codec: str, setting: float | None, rate: int) -> dict[str, float | str]:
+    """Libsndfile takes every quality as a level from 0, best, to 1, smallest; these are its own scales, inverted."""
+    if codec == "vorbis" and setting is not None:
+        return {"compression_level": 1 - setting / 10}
+    if codec == "opus" and setting is not None:
+        low, high = _OPUS_KBPS
+        return {"compression_level": (high - setting) / (high - low)}
+    if codec == "mp3" and setting is not None:
+        low, high = next(span for band, span in _MP3_BANDS if rate in band)
+        level = min((high - setting) / (high - low), 0.999)  # it refuses 1.0, and the rate is rounded anyway
+        return {"compression_level": level, "bitrate_mode": "CONSTANT"}
+    return {}
+
+
+def _through_soundfile(line: np.ndarray, rate: int, codec: str, setting: float | None) -> np.ndarray:
+    entry = CODECS[codec]
+    memory = io.BytesIO()
+    options = _compression(codec, setting, rate)
+    with soundfile.SoundFile(memory, "w", rate, 1, entry.encoder, format=entry.container, **options) as handle:
+        for first in range(0, len(line), BLOCK_SAMPLES):  # libsndfile's vorbis encoder overflows on long arrays
+            handle.write(line[first : first + BLOCK_SAMPLES])
+    memory.seek(0)
+    return soundfile.read(memory, dtype="float32")[0]
+
+
+def _through_ffmpeg(line: np.ndarray, rate: int, codec: str, setting: float | None) -> np.ndarray:
+    entry = CODECS[codec]
+    quiet = [shutil.which("ffmpeg") or "ffmpeg", "-hide_banner", "-nostdin", "-loglevel", "error", "-threads", "1"]
+    samples = ["-f", "f32le", "-ar", str(rate), "-ac", "1"]
+    bits = [] if setting is None else ["-b:a", str(round(setting * 1000))]
+    encode = [*quiet, *samples, "-i", "pipe:0", "-c:a", entry.encoder, *bits, "-f", entry.container, "pipe:1"]
+    coded = _run(encode, line.astype("<f4").tobytes())
+    return np.frombuffer(_run([*quiet, "-f", _demuxer(entry), "-i", "pipe:0", *samples, "pipe:1"], coded), "<f4")
+
+
+def _demuxer(entry: Codec) -> str:
+    return "aac" if entry.container == "adts" else entry.container
+
+
+def _run(command: list[str], data: bytes) -> bytes:
+    done = subprocess.run(command, input=data, capture_output=True, timeout=_FFMPEG_SECONDS, check=False)
+    if done.returncode != 0:
+        raise OSError(f"{' '.join(command)} failed: {done.stderr.decode(errors='replace').strip()[-300:]}")
+    return done.stdout

@@ -1,0 +1,300 @@
+"""Clean speech in, degraded speech of equal length and alignment out, with the facts of what was done to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from zoo.audio.augment import codecs as coding
+from zoo.audio.augment import effects
+from zoo.audio.augment.rooms import crop_noise
+from zoo.audio.corpora.corpus import Corpus
+
+Step = Literal["noise", "reverb", "clipping", "lowpass", "packet_loss", "codec"]
+Range = tuple[float, float]
+Facts = dict[str, Any]
+_Outcome = tuple[np.ndarray, Facts]  # a signal, and what was done to it: nothing where the facts are empty
+
+_NOISE_TRIES = 4  # crops drawn before noise that is silent everywhere is given up
+_NYQUIST_SHARE = 0.95  # of half the sample rate: a cutoff above it would change nothing
+
+# A2's `preprocess` recipe; its Vorbis quality -1 lies outside libsndfile's range.
+_A2_CODECS: dict[str, list[float]] = {"mp3": [16, 32, 64, 128], "vorbis": [0, 1], "alaw": []}
+_LINE_CODECS: dict[str, list[float]] = {"opus": [8, 16, 24, 64], "alaw": [8000], "mulaw": [8000]}
+
+# Ranges and what they may span: more decibels exceed float32, a limit above the peak clips nothing.
+_SPANS = {
+    "snr_db": (-100.0, 100.0),
+    "drive": (1.0, 1e3),
+    "cutoff_hz": (1.0, 1e6),
+    "packet_loss": (0.0, 0.99),
+    "gain": (1e-3, 1e3),
+}
+
+
+@dataclass(frozen=True)
+class Degraded:
+    """A degraded signal.
+
+    Attributes:
+        audio: (T,) float32 in [-1, 1], as long as the clean signal and aligned with it.
+        facts: Plain values: `steps` in the order done, `skipped` ones that had no effect, always `gain`, `polarity` and
+            `peak_scale`, and those of each step (`snr_db`, `noise`, `rir`, `drive`, `cutoff_hz`, `lost`, `codec`, ...).
+    """
+
+    audio: np.ndarray
+    facts: Facts
+
+    @property
+    def level(self) -> float:
+        """Signed factor of gain, polarity and peak limit: clean * level is the target at the level of `audio`."""
+        return float(self.facts["gain"] * self.facts["polarity"] * self.facts["peak_scale"])
+
+
+class Degrader:
+    """Degrades speech at random; equal arguments and an equal generator state give equal samples.
+
+    Two published recipes are at hand: `Degrader.a2()` and `Degrader.open_miipher()`.
+
+    Args:
+        steps: What may be done, each at most once, in this order: `[noise, reverb]` puts the noise into the room,
+            `[reverb, noise]` behind it.
+        probabilities: Share of the items that get a step, 0..1; 1 for steps not named.
+        order: `as_listed`, or `random` for a new order per item.
+        max_steps: Most steps per item: of those drawn by `probabilities` a uniform number from 1 to this is kept.
+        untouched: Share of the items that pass unchanged, 0..1.
+        snr_db: Lowest and highest signal-to-noise ratio in dB.
+        drive: Lowest and highest peak over the clipping limit, >= 1.
+        soft_clipping: Share of the clipped items with a tanh limit; the others get a hard one.
+        cutoff_hz: Lowest and highest limit of the band; what lies above half the sample rate is not drawn.
+        lowpass_by_resampling: Share of band limits made by resampling down and back; the others by a filter.
+        packet_loss: Lowest and highest share of 20 ms packets lost, 0..0.99.
+        burst_packets: Mean length of a run of lost packets, >= 1.
+        packet_repeat: Share of the items whose lost packets repeat the one before; the others get zeros.
+        codecs: Settings by codec, drawn evenly among codecs and then among settings
+            (`zoo.audio.augment.codecs.roundtrip`); an empty list means the codec's usual one. None: MP3, Vorbis, Opus,
+            A-law, mu-law.
+        gain: Lowest and highest linear gain ahead of all steps; None leaves the level.
+        polarity: Probability of a flipped sign.
+
+    Raises:
+        ValueError: Unknown steps or codecs, shares outside 0..1, or an impossible range.
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[Step] = ("noise", "reverb", "codec"),
+        probabilities: Mapping[str, float] | None = None,
+        order: Literal["as_listed", "random"] = "as_listed",
+        max_steps: int | None = None,
+        untouched: float = 0.0,
+        snr_db: Range = (-5.0, 30.0),
+        drive: Range = (1.2, 2.0),
+        soft_clipping: float = 0.5,
+        cutoff_hz: Range = (2000.0, 7000.0),
+        lowpass_by_resampling: float = 0.5,
+        packet_loss: Range = (0.02, 0.15),
+        burst_packets: float = 2.0,
+        packet_repeat: float = 0.5,
+        codecs: Mapping[str, Sequence[float]] | None = None,
+        gain: Range | None = None,
+        polarity: float = 0.0,
+    ) -> None:
+        self.steps: tuple[str, ...] = tuple(steps)
+        self.probabilities = dict(probabilities or {})
+        self.order = order
+        self.max_steps = max_steps
+        self.untouched = untouched
+        self.snr_db = snr_db
+        self.drive = drive
+        self.soft_clipping = soft_clipping
+        self.cutoff_hz = cutoff_hz
+        self.lowpass_by_resampling = lowpass_by_resampling
+        self.packet_loss = packet_loss
+        self.burst_packets = burst_packets
+        self.packet_repeat = packet_repeat
+        self.codecs: dict[str, Sequence[float]] = dict({**_A2_CODECS, **_LINE_CODECS} if codecs is None else codecs)
+        self.gain = gain
+        self.polarity = polarity
+        self._check_plan()
+        self._check_ranges()
+        if "codec" in self.steps:
+            self._check_codecs()
+
+    @classmethod
+    def a2(cls, **changes: Any) -> Degrader:
+        """The offline recipe of Atotti's Miipher-2: noise, then reverb for half of the items, then always a codec.
+
+        Args:
+            **changes: Constructor arguments that shall differ.
+
+        Returns:
+            A degrader.
+        """
+        steps = ("noise", "reverb", "codec")
+        recipe = {"steps": steps, "probabilities": {"reverb": 0.5}, "snr_db": (5.0, 30.0), "codecs": _A2_CODECS}
+        return cls(**{**recipe, **changes})
+
+    @classmethod
+    def open_miipher(cls, **changes: Any) -> Degrader:
+        """The on-line recipe of Open-Miipher-2: up to 3 of 4 steps in random order, 5 % of the items untouched.
+
+        Args:
+            **changes: Constructor arguments that shall differ.
+
+        Returns:
+            A degrader.
+        """
+        steps = ("clipping", "noise", "reverb", "lowpass")
+        plan = {"steps": steps, "order": "random", "max_steps": 3, "untouched": 0.05}
+        return cls(**{**plan, "snr_db": (5.0, 30.0), "gain": (0.25, 1.0), "polarity": 0.5, **changes})
+
+    def degrade(
+        self,
+        clean: np.ndarray,
+        sample_rate: int,
+        rng: np.random.Generator,
+        noises: Corpus | None = None,
+        rirs: Sequence[np.ndarray] | None = None,
+    ) -> Degraded:
+        """Degrade one signal.
+
+        Args:
+            clean: (T,) float32, T >= 1, finite.
+            sample_rate: Of the speech, the noises and the responses, in Hz.
+            rng: Source of every choice.
+            noises: Noise clips, for the step `noise`. Silent crops are passed over.
+            rirs: Room impulse responses (N,) float32 with their delay, for the step `reverb`.
+
+        Returns:
+            The degraded signal and the facts. A silent signal gets no noise.
+
+        Raises:
+            ValueError: Audio that is not (T,) and finite, or noises or responses that are missing or unusable.
+        """
+        audio = np.array(clean, dtype=np.float32)
+        if audio.ndim != 1 or len(audio) == 0 or not np.isfinite(audio).all():
+            raise ValueError(f"expected finite audio (T,) with T >= 1, got shape {audio.shape}")
+        self._require("noise", "noises", noises is not None and len(noises.names) > 0)
+        self._require("reverb", "rirs", rirs is not None and len(rirs) > 0)
+        facts: Facts = {"steps": [], "skipped": [], "gain": 1.0, "polarity": 1, "peak_scale": 1.0}
+        if rng.random() >= self.untouched:
+            audio = self._set_level(audio, rng, facts)
+            for step in self._draw_steps(rng):
+                audio, done = self._carry_out(step, audio, sample_rate, rng, noises, rirs)
+                facts["steps" if done else "skipped"].append(step)
+                facts.update(done)
+        peak = float(np.abs(audio).max())
+        if peak > 1:
+            facts["peak_scale"] = 1 / peak
+            audio = np.clip(audio / np.float32(peak), -1, 1)
+        return Degraded(audio, facts)
+
+    def _set_level(self, audio: np.ndarray, rng: np.random.Generator, facts: Facts) -> np.ndarray:
+        if self.gain is not None:
+            facts["gain"] = float(rng.uniform(*self.gain))
+        if rng.random() < self.polarity:
+            facts["polarity"] = -1
+        return audio * np.float32(facts["gain"] * facts["polarity"])
+
+    def _draw_steps(self, rng: np.random.Generator) -> list[str]:
+        drawn = [step for step in self.steps if rng.random() < self.probabilities.get(step, 1.0)]
+        chosen = rng.permutation(len(drawn))
+        if self.max_steps is not None:
+            chosen = chosen[: rng.integers(1, self.max_steps + 1)]
+        return [drawn[index] for index in (chosen if self.order == "random" else sorted(chosen))]
+
+    def _carry_out(
+        self,
+        step: str,
+        audio: np.ndarray,
+        sample_rate: int,
+        rng: np.random.Generator,
+        noises: Corpus | None,
+        rirs: Sequence[np.ndarray] | None,
+    ) -> _Outcome:
+        if step == "noise" and noises is not None:
+            return self._add_noise(audio, rng, noises)
+        if step == "reverb" and rirs is not None:
+            rir = int(rng.integers(len(rirs)))
+            return effects.reverberate(audio, rirs[rir], sample_rate), {"rir": rir}
+        if step == "clipping":
+            drive, soft = float(rng.uniform(*self.drive)), bool(rng.random() < self.soft_clipping)
+            return effects.clip(audio, drive, soft), {"drive": drive, "clipping": "soft" if soft else "hard"}
+        if step == "lowpass":
+            return self._limit_band(audio, sample_rate, rng)
+        if step == "packet_loss":
+            return self._lose_packets(audio, sample_rate, rng)
+        codec = list(self.codecs)[int(rng.integers(len(self.codecs)))]
+        settings = self.codecs[codec]
+        setting = float(settings[int(rng.integers(len(settings)))]) if settings else None
+        return coding.roundtrip(audio, sample_rate, codec, setting), {"codec": codec, "codec_setting": setting}
+
+    def _add_noise(self, audio: np.ndarray, rng: np.random.Generator, noises: Corpus) -> _Outcome:
+        snr_db = float(rng.uniform(*self.snr_db))
+        for _ in range(_NOISE_TRIES if audio.any() else 0):
+            index = int(rng.integers(len(noises.names)))
+            noise, start = crop_noise(noises, index, len(audio), rng)
+            if np.isfinite(noise).all() and np.abs(noise).max() > effects.SILENCE:
+                facts = {"snr_db": snr_db, "noise": str(noises.names[index]), "noise_start": start}
+                return effects.add_noise(audio, noise, snr_db), facts
+        return audio, {}
+
+    def _limit_band(self, audio: np.ndarray, sample_rate: int, rng: np.random.Generator) -> _Outcome:
+        low, high = self.cutoff_hz[0], min(self.cutoff_hz[1], _NYQUIST_SHARE * sample_rate / 2)
+        if low > high:
+            return audio, {}
+        cutoff_hz = float(rng.uniform(low, high))
+        how: effects.Band = "resample" if rng.random() < self.lowpass_by_resampling else "filter"
+        return effects.lowpass(audio, sample_rate, cutoff_hz, how), {"cutoff_hz": cutoff_hz, "lowpass": how}
+
+    def _lose_packets(self, audio: np.ndarray, sample_rate: int, rng: np.random.Generator) -> _Outcome:
+        packets = -(-len(audio) // effects.packet_samples(sample_rate))
+        lost = effects.packet_losses(packets, float(rng.uniform(*self.packet_loss)), self.burst_packets, rng)
+        fill: effects.Fill = "repeat" if rng.random() < self.packet_repeat else "zero"
+        if not lost.any():
+            return audio, {}
+        return effects.lose_packets(audio, sample_rate, lost, fill), {"lost": float(lost.mean()), "fill": fill}
+
+    def _require(self, step: str, argument: str, given: bool) -> None:
+        if not given and step in self.steps and self.probabilities.get(step, 1.0) > 0:
+            raise ValueError(f"the step {step!r} needs {argument}, got none; pass some or take it from `steps`")
+
+    def _check_plan(self) -> None:
+        unknown = sorted({*self.steps, *self.probabilities} - set(get_args(Step)))
+        if unknown:
+            raise ValueError(f"unknown steps {', '.join(unknown)}, expected some of {', '.join(get_args(Step))}")
+        if len(set(self.steps)) < len(self.steps):
+            raise ValueError(f"steps must differ, got {', '.join(self.steps)}")
+        idle = sorted(set(self.probabilities) - set(self.steps))
+        if idle:
+            raise ValueError(f"probabilities name {', '.join(idle)}, which `steps` does not list; add or remove it")
+        if self.order not in ("as_listed", "random"):
+            raise ValueError(f"order must be as_listed or random, got {self.order!r}")
+        if self.max_steps is not None and self.max_steps < 1:
+            raise ValueError(f"max_steps must be >= 1, got {self.max_steps}; use `untouched` for items without any")
+
+    def _check_ranges(self) -> None:
+        shares = {f"probabilities.{step}": share for step, share in self.probabilities.items()}
+        for name in ("untouched", "soft_clipping", "lowpass_by_resampling", "packet_repeat", "polarity"):
+            shares[name] = getattr(self, name)
+        for name, share in shares.items():
+            if not 0 <= share <= 1:
+                raise ValueError(f"{name} must lie in 0..1, got {share}")
+        for name, (least, most) in _SPANS.items():
+            span = getattr(self, name)
+            if span is not None and (len(span) != 2 or not least <= span[0] <= span[1] <= most):
+                raise ValueError(f"{name} must be lowest, highest within {least:g}..{most:g}, got {tuple(span)}")
+        if not self.burst_packets >= 1:
+            raise ValueError(f"burst_packets must be >= 1, got {self.burst_packets}")
+
+    def _check_codecs(self) -> None:
+        if not self.codecs:
+            raise ValueError("the step 'codec' needs at least one entry in `codecs`, or None for the usual ones")
+        for codec, settings in self.codecs.items():
+            coding.check(codec)
+            for setting in settings:
+                coding.check(codec, setting)

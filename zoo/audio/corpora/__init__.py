@@ -1,0 +1,1 @@
+"""Corpora of recordings and their caches."""

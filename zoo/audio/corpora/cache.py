@@ -1,0 +1,365 @@
+"""Builds the corpus cache: file by file into a folder beside the target, taken up again after an interruption."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.progress import track
+
+from zoo.audio.io.files import AudioFileError, read_mono
+from zoo.common.reading.bad_share import check_bad_share
+
+VERSION = 1
+_FULL_SCALE = 32768.0
+
+
+class Names(Sequence[str]):
+    """File names kept as one block of UTF-8, so that a million of them open without a million Python objects.
+
+    Args:
+        folder: A cache folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._ends = np.load(folder / "name_ends.npy", mmap_mode="r")
+        self._block = np.memmap(folder / "names.txt", dtype=np.uint8, mode="r")
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        index = range(len(self))[index]
+        start = 0 if index == 0 else int(self._ends[index - 1])
+        return self._block[start : int(self._ends[index])].tobytes().decode("utf-8")
+
+    def __iter__(self) -> Iterator[str]:
+        return (self[i] for i in range(len(self)))
+
+
+class CorpusCache:
+    """Random access to the samples of a built cache; may be pickled, and every process maps the files itself.
+
+    Args:
+        folder: Folder made by `zoo.audio.corpora.cache.build`.
+
+    Attributes:
+        sample_rate: Hz.
+        lengths: Samples per file (N,) int64.
+        peaks: Largest absolute sample per file (N,) float32, in [0, 1].
+        names: Names of the files, relative to their common folder.
+        bad: Cause by name of the files that were left out.
+
+    Raises:
+        FileNotFoundError: There is no cache in the folder.
+        ValueError: The cache is damaged or of another version.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        if not (self.folder / "meta.json").is_file():
+            raise FileNotFoundError(f"{self.folder}: no corpus cache here (meta.json is missing); build it first")
+        meta = json.loads((self.folder / "meta.json").read_text(encoding="utf-8"))
+        if meta.get("version") != VERSION:
+            raise ValueError(
+                f"{self.folder}: expected cache version {VERSION}, found {meta.get('version')}; build it anew"
+            )
+        self.key: str = meta["key"]
+        self.sample_rate: int = meta["sample_rate"]
+        self.bad: dict[str, str] = meta["bad"]
+        self._map()
+        expected = int(self.offsets[-1] + self.lengths[-1]) if len(self.lengths) == meta["files"] else -1
+        if len(self._audio) != expected:
+            raise ValueError(
+                f"{self.folder}: damaged cache, {len(self._audio)} samples in audio.i16 where the index expects "
+                f"{expected}; delete the folder and build it anew"
+            )
+
+    def _map(self) -> None:
+        self._process = os.getpid()
+        self.offsets = np.load(self.folder / "offsets.npy", mmap_mode="r")
+        self.lengths = np.load(self.folder / "lengths.npy", mmap_mode="r")
+        self.peaks = np.load(self.folder / "peaks.npy", mmap_mode="r")
+        self.names = Names(self.folder)
+        self._audio = np.memmap(self.folder / "audio.i16", dtype="<i2", mode="r")
+
+    def __getstate__(self) -> dict[str, Any]:
+        mapped = ("offsets", "lengths", "peaks", "names", "_audio", "_process")
+        return {key: value for key, value in self.__dict__.items() if key not in mapped}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._map()
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def read(self, index: int, start: int = 0, samples: int = -1) -> np.ndarray:
+        """Read a file of the corpus or a part of it.
+
+        Args:
+            index: File, 0 <= index < len.
+            start: First sample, 0 <= start < length of the file.
+            samples: Number of samples; -1 reads to the end, and a part reaching past the end is cut like a slice.
+
+        Returns:
+            Audio (T,) float32 in [-1, 1), a copy.
+
+        Raises:
+            IndexError: There is no such file.
+            ValueError: `start` or `samples` lies outside the file.
+        """
+        if not 0 <= index < len(self):
+            raise IndexError(f"{self.folder}: file {index} of a corpus of {len(self)}")
+        length = int(self.lengths[index])
+        if not 0 <= start < length or samples < -1:
+            raise ValueError(f"{self.names[index]}: cannot read {samples} samples from {start} on, it has {length}")
+        if self._process != os.getpid():
+            self._map()
+        first = int(self.offsets[index]) + start
+        last = first + (length - start if samples == -1 else min(samples, length - start))
+        return self._audio[first:last].astype(np.float32) / np.float32(_FULL_SCALE)
+
+
+try:
+    import fcntl
+except ImportError:  # Windows: two builders at once are then the user's business
+    fcntl = None  # type: ignore[assignment]
+
+_LOG = logging.getLogger(__name__)
+
+
+def build(
+    files: Sequence[str | os.PathLike[str]],
+    folder: str | os.PathLike[str],
+    sample_rate: int,
+    progress: bool = True,
+    max_bad_share: float = 0.1,
+) -> CorpusCache:
+    """Decode, mix down and resample audio files into one cache, unless the same cache stands there already.
+
+    The cache is keyed by names, sizes, modification times and the sample rate: any change builds it anew. A killed
+    build goes on where it stopped. A file beyond full scale is scaled down to it instead of being clipped.
+
+    Args:
+        files: Audio files; the order is kept.
+        folder: Target folder; appears only when the cache is complete.
+        sample_rate: Rate of the cache in Hz.
+        progress: Show a progress bar.
+        max_bad_share: Share of unreadable files in [0, 1] above which the build is given up.
+
+    Returns:
+        The opened cache; the unreadable files are logged and listed in its `bad`.
+
+    Raises:
+        FileNotFoundError: A file does not exist.
+        ValueError: There are no files, too many bad ones, or the folder holds something else.
+        OSError: The disk is full; nothing is left behind.
+    """
+    paths = [Path(os.path.abspath(file)) for file in files]
+    folder = Path(os.path.abspath(folder))
+    if not paths:
+        raise ValueError(f"{folder}: expected at least one audio file to build the corpus cache from, got none")
+    names = relative_names(paths)
+    key = _key(paths, names, sample_rate)
+    if folder.exists() and not (folder / "meta.json").is_file() and any(folder.iterdir()):
+        raise ValueError(f"{folder}: exists and is not a corpus cache; give an empty or a new folder")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(folder.with_name(f".{folder.name}.lock")):
+        if (cache := _existing(folder, key)) is not None:
+            check_bad_share(cache.bad.values(), len(names), max_bad_share)
+            for cause in cache.bad.values():
+                _LOG.warning("left out of the corpus cache: %s", cause)
+            return cache
+        partial = folder.with_name(f".{folder.name}.partial")
+        try:
+            _fill(paths, names, partial, key, sample_rate, progress, max_bad_share)
+            _finish(names, partial, key, sample_rate)
+        except (OSError, ValueError) as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+                raise OSError(error.errno, f"{folder}: corpus cache not built, nothing kept ({error})") from error
+            raise
+        _swap(partial, folder)
+    return CorpusCache(folder)
+
+
+def relative_names(files: Sequence[str | os.PathLike[str]]) -> list[str]:
+    """The names that files have in a cache: their paths from the folder that holds them all."""
+    paths = [Path(os.path.abspath(file)) for file in files]
+    root = Path(os.path.commonpath([path.parent for path in paths]))
+    return [path.relative_to(root).as_posix() for path in paths]
+
+
+def _key(paths: list[Path], names: list[str], sample_rate: int) -> str:
+    digest = hashlib.sha256(f"{VERSION} {sample_rate}\n".encode())
+    for path, name in zip(paths, names, strict=True):
+        facts = path.stat()
+        digest.update(f"{name}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as handle:
+        if fcntl is not None:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _existing(folder: Path, key: str) -> CorpusCache | None:
+    try:
+        cache = CorpusCache(folder)
+    except (OSError, ValueError, KeyError) as error:
+        if folder.exists():
+            _LOG.info("building the corpus cache anew: %s", error)
+        return None
+    return cache if cache.key == key else None
+
+
+class _Journal:
+    """The facts of every finished file, one JSON line each, written after its samples: what a killed build knows."""
+
+    def __init__(self, partial: Path, key: str) -> None:
+        self.lengths = array("q")
+        self.peaks = array("f")
+        self.bad: dict[int, str] = {}
+        self._path = partial / "journal.jsonl"
+        if self._path.is_file():
+            lines = self._path.read_text(encoding="utf-8").split("\n")
+            if lines[0] == key:
+                for line in lines[1:-1]:  # the last piece is empty or was cut by the interruption
+                    self._take(json.loads(line))
+
+    def _take(self, facts: list[int | float | str]) -> None:
+        if isinstance(facts[0], str):
+            self.bad[len(self.lengths)] = facts[0]
+            facts = [0, 0.0]
+        self.lengths.append(int(facts[0]))
+        self.peaks.append(float(facts[1]))
+
+    @property
+    def samples(self) -> int:
+        return sum(self.lengths)
+
+    def restart(self, key: str) -> None:
+        """Write the known lines again, without a cut one at the end, and go on from there."""
+        self._handle = self._path.open("w", encoding="utf-8")
+        self._handle.write(f"{key}\n")
+        for index, (length, peak) in enumerate(zip(self.lengths, self.peaks, strict=True)):
+            facts = [self.bad[index]] if index in self.bad else [length, peak]
+            self._handle.write(json.dumps(facts) + "\n")
+        self._handle.flush()
+
+    def add(self, facts: list[int | float | str]) -> None:
+        self._take(facts)
+        self._handle.write(json.dumps(facts) + "\n")
+        self._handle.flush()
+
+    def close(self) -> None:
+        self._handle.close()
+
+
+def _fill(
+    paths: list[Path],
+    names: list[str],
+    partial: Path,
+    key: str,
+    sample_rate: int,
+    progress: bool,
+    max_bad_share: float,
+) -> None:
+    audio = partial / "audio.i16"
+    journal = _Journal(partial, key)
+    if not audio.is_file() or not len(journal.lengths) or audio.stat().st_size < 2 * journal.samples:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        audio.touch()
+        journal = _Journal(partial, key)
+    journal.restart(key)
+    with closing(journal), audio.open("r+b", buffering=0) as handle:
+        handle.truncate(2 * journal.samples)
+        handle.seek(0, os.SEEK_END)
+        todo = range(len(journal.lengths), len(paths))
+        for index in track(todo, description="corpus cache", disable=not progress):
+            try:
+                samples, peak = _to_int16(read_mono(paths[index], sample_rate))
+            except AudioFileError as error:
+                _LOG.warning("left out of the corpus cache: %s", error)
+                journal.add([str(error)])
+                check_bad_share(journal.bad.values(), len(names), max_bad_share)
+                continue
+            _write_all(handle.fileno(), samples.tobytes())
+            journal.add([len(samples), peak])
+        os.fsync(handle.fileno())
+    if len(journal.bad) == len(paths):
+        raise ValueError(f"none of {len(paths)} files is sound audio, the first: {journal.bad[0]}")
+
+
+def _to_int16(audio: np.ndarray) -> tuple[np.ndarray, float]:
+    audio = audio / max(1.0, float(np.abs(audio).max()))
+    samples = np.clip(np.rint(audio * np.float32(32768)), -32768, 32767).astype("<i2")
+    return samples, float(np.abs(samples.astype(np.int32)).max()) / 32768
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    """An unbuffered write may take only a part just before the disk is full."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _finish(names: list[str], partial: Path, key: str, sample_rate: int) -> None:
+    journal = _Journal(partial, key)
+    lengths = np.frombuffer(journal.lengths, dtype=np.int64)
+    good = lengths > 0
+    write_index(
+        partial,
+        [name for name, keep in zip(names, good, strict=True) if keep],
+        lengths[good],
+        np.frombuffer(journal.peaks, dtype=np.float32)[good],
+        {"key": key, "sample_rate": sample_rate, "bad": {names[i]: cause for i, cause in journal.bad.items()}},
+    )
+    (partial / "journal.jsonl").unlink()
+
+
+def write_index(
+    folder: Path, names: list[str], lengths: np.ndarray, peaks: np.ndarray, meta: dict[str, object]
+) -> None:
+    """Write the index beside a finished `audio.i16`; `meta.json` comes last and makes the cache valid.
+
+    Args:
+        folder: Folder of the samples.
+        names: One name per file.
+        lengths: Samples per file (N,) int64.
+        peaks: Largest absolute sample per file (N,) float32.
+        meta: `key`, `sample_rate` and `bad` as `CorpusCache` reads them.
+    """
+    encoded = [name.encode("utf-8") for name in names]
+    np.save(folder / "offsets.npy", np.cumsum(lengths) - lengths)
+    np.save(folder / "lengths.npy", lengths)
+    np.save(folder / "peaks.npy", peaks)
+    np.save(folder / "name_ends.npy", np.cumsum([len(name) for name in encoded], dtype=np.int64))
+    (folder / "names.txt").write_bytes(b"".join(encoded))
+    text = json.dumps({"version": VERSION, "files": len(names), **meta}, indent=1)
+    (folder / "meta.json").write_text(text, encoding="utf-8")
+
+
+def _swap(partial: Path, folder: Path) -> None:
+    old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        os.replace(folder, old)
+    os.replace(partial, folder)
+    shutil.rmtree(old, ignore_errors=True)

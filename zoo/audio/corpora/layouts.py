@@ -1,0 +1,266 @@
+"""Speech corpora as lists of utterances: LJSpeech, LibriTTS-R, JVS, FLEURS-R and plain folders of audio."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal, get_args
+
+from zoo.audio.io import files
+
+CorpusKind = Literal["auto", "ljspeech", "libritts_r", "jvs", "fleurs_r", "tree"]
+LIBRITTS_SPLITS = (
+    *("train-clean-100", "train-clean-360", "train-other-500"),
+    *("dev-clean", "dev-other", "test-clean", "test-other"),
+)
+TEXT_SUFFIXES = (".normalized.txt", ".txt", ".lab")  # LibriTTS's, the usual one, forced aligners'
+FLEURS_SPLITS = ("train", "dev", "test")
+FLEURS_LOCALES: tuple[str, ...] = tuple(  # the 102 of FLEURS, arXiv 2205.12446
+    """
+    af_za am_et ar_eg as_in ast_es az_az be_by bg_bg bn_in bs_ba ca_es ceb_ph ckb_iq cmn_hans_cn cs_cz cy_gb da_dk
+    de_de el_gr en_us es_419 et_ee fa_ir ff_sn fi_fi fil_ph fr_fr ga_ie gl_es gu_in ha_ng he_il hi_in hr_hr hu_hu
+    hy_am id_id ig_ng is_is it_it ja_jp jv_id ka_ge kam_ke kea_cv kk_kz km_kh kn_in ko_kr ky_kg lb_lu lg_ug ln_cd
+    lo_la lt_lt luo_ke lv_lv mi_nz mk_mk ml_in mn_mn mr_in ms_my mt_mt my_mm nb_no ne_np nl_nl nso_za ny_mw oc_fr
+    om_et or_in pa_in pl_pl ps_af pt_br ro_ro ru_ru sd_in sk_sk sl_si sn_zw so_so sr_rs sv_se sw_ke ta_in te_in
+    tg_tj th_th tr_tr uk_ua umb_ao ur_pk uz_uz vi_vn wo_sn xh_za yo_ng yue_hant_hk zu_za
+    """.split()
+)
+_LOG = logging.getLogger(__name__)
+_SHOWN = 5  # names in a message
+_UNSAFE = re.compile(r"[\\:\x00-\x1f\x7f]|(?<![^/])\.")  # also dots that begin a part of the path
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """One recording of a corpus.
+
+    Attributes:
+        path: Audio file.
+        speaker: Name of the speaker, unique in the corpus; empty where the corpus does not tell.
+        text: Transcript; empty where there is none.
+        name: Unique in the corpus, POSIX, may hold `/`; its last part has no dot, so it serves as key of a shard and,
+            with a suffix, as relative path.
+        language: `en`, `ja`, or FLEURS's locale (`ja_jp`); empty where the corpus does not tell.
+    """
+
+    path: Path
+    speaker: str
+    text: str
+    name: str
+    language: str
+
+
+def read_corpus(root: str | os.PathLike[str], kind: CorpusKind = "auto") -> list[Utterance]:
+    """List the utterances of a corpus folder.
+
+    Args:
+        root: Folder of the corpus, or the folder around it that an archive unpacks into.
+        kind: "ljspeech" (`metadata.csv`, `wavs/`), "libritts_r" (`<split>/<speaker>/<chapter>/*.wav`), "jvs"
+            (`jvsNNN/<subset>/wav24kHz16bit/*.wav`), "fleurs_r" (`data/<locale>/<split>.tsv`), "tree" (any folder of
+            audio; the first folder below the root is the speaker; transcripts are those in `<name>.normalized.txt`,
+            `.txt` or `.lab` beside the audio, or in a `metadata.csv` like LJSpeech's in the folder or beside it), or
+            "auto": the one whose layout is found.
+
+    Returns:
+        Utterances sorted by name; files without transcript are among them, except for FLEURS-R. Files that a list names
+        and that are missing are left out with a warning.
+
+    Raises:
+        FileNotFoundError: There is no such folder, or it has not the layout of that kind.
+        ValueError: Unknown kind, a malformed list, no audio, or names that cannot be told apart.
+    """
+    root = Path(root)
+    if kind not in get_args(CorpusKind):
+        raise ValueError(f"kind {kind!r}: expected {', '.join(get_args(CorpusKind))}")
+    if not root.is_dir():
+        raise FileNotFoundError(f"{root}: no such folder")
+    kind = detect(root) if kind == "auto" else kind
+    reader, layout, _ = _LAYOUTS[kind]
+    home = corpus_home(root, kind)
+    if home is None:
+        raise FileNotFoundError(f"{root}: not laid out like {kind}, expected {layout}")
+    found = sorted(reader(home), key=lambda utterance: utterance.name)
+    if not found:
+        shards = next(home.glob("*.tar*"), None)
+        hint = f"; {shards.name} is a shard, unpack it with zoo.audio.corpora.unpack.unpack_shards" if shards else ""
+        raise ValueError(f"{home}: no audio of a {kind} corpus here, expected {layout}{hint}")
+    for first, second in pairwise(found):
+        if first.name == second.name:
+            raise ValueError(f"{first.path} and {second.path} are both called {first.name!r}; rename one of them")
+    return found
+
+
+def detect(root: str | os.PathLike[str]) -> CorpusKind:
+    """Tell the kind of a corpus folder by its layout.
+
+    Args:
+        root: Folder of the corpus or the folder around it.
+
+    Returns:
+        The kind; "tree" when no other layout fits.
+    """
+    special = (kind for kind in get_args(CorpusKind) if kind not in ("auto", "tree"))
+    return next((kind for kind in special if corpus_home(Path(root), kind)), "tree")
+
+
+def corpus_home(root: Path, kind: CorpusKind) -> Path | None:
+    """Find the folder that has the layout.
+
+    Args:
+        root: Folder to look at; where it holds one folder only (an unpacked archive), that one is looked at as well.
+        kind: Any but "auto".
+
+    Returns:
+        `root`, its only folder, or None.
+    """
+    is_laid_out = _LAYOUTS[kind][2]
+    if is_laid_out(root):
+        return root
+    inner = [child for child in root.iterdir() if child.is_dir() and not child.name.startswith((".", "__"))]
+    return inner[0] if len(inner) == 1 and is_laid_out(inner[0]) else None
+
+
+def _safe(name: str) -> str:
+    folder, slash, last = name.rpartition("/")
+    return _UNSAFE.sub("_", folder + slash) + _UNSAFE.sub("_", last).replace(".", "_")
+
+
+def _is_ljspeech(root: Path) -> bool:
+    return (root / "metadata.csv").is_file() and (root / "wavs").is_dir()
+
+
+def _read_ljspeech(root: Path) -> list[Utterance]:
+    texts = {fields[0]: fields[-1] for fields in _rows(root / "metadata.csv", "|", 2)}
+    paths = files.walk(root / "wavs")
+    _warn_of_missing(root, sorted(texts.keys() - {path.stem for path in paths}))
+    return [Utterance(path, "LJ", texts.get(path.stem, ""), _safe(path.stem), "en") for path in paths]
+
+
+def _warn_of_missing(root: Path, missing: list[str]) -> None:
+    if missing:
+        _LOG.warning("%s: %d listed files are missing: %s", root, len(missing), ", ".join(missing[:_SHOWN]))
+
+
+def _is_libritts(root: Path) -> bool:
+    return any((root / split).is_dir() for split in LIBRITTS_SPLITS)
+
+
+def _read_libritts(root: Path) -> list[Utterance]:
+    found = []
+    for split in LIBRITTS_SPLITS:
+        for chapter in sorted((root / split).glob("*/*/")):
+            speaker = chapter.parent.name
+            lines = chapter / f"{speaker}_{chapter.name}.trans.tsv"
+            texts = {fields[0]: fields[-1] for fields in _rows(lines, "\t", 2)} if lines.is_file() else {}
+            for path in files.walk(chapter):
+                name = _safe(f"{speaker}/{chapter.name}/{path.stem}")
+                found.append(Utterance(path, speaker, texts.get(path.stem, ""), name, "en"))
+    return found
+
+
+def _is_jvs(root: Path) -> bool:
+    return next(root.glob("jvs[0-9][0-9][0-9]/*/wav24kHz16bit"), None) is not None
+
+
+def _read_jvs(root: Path) -> list[Utterance]:
+    found = []
+    for folder in sorted(root.glob("jvs[0-9][0-9][0-9]/*/wav24kHz16bit")):
+        subset = folder.parent
+        lines = subset / "transcripts_utf8.txt"
+        texts = {fields[0]: fields[1] for fields in _rows(lines, ":", 2)} if lines.is_file() else {}
+        speaker = subset.parent.name
+        for path in files.walk(folder):
+            name = _safe(f"{speaker}/{subset.name}/{path.stem}")
+            found.append(Utterance(path, speaker, texts.get(path.stem, ""), name, "ja"))
+    return found
+
+
+def _is_fleurs(root: Path) -> bool:
+    return any((root / "data" / locale / "audio").is_dir() for locale in FLEURS_LOCALES)
+
+
+def _read_fleurs(root: Path) -> list[Utterance]:
+    found: dict[str, Utterance] = {}
+    missing = []
+    lists = [root / "data" / locale / f"{split}.tsv" for locale in FLEURS_LOCALES for split in FLEURS_SPLITS]
+    for path in (path for path in lists if path.is_file()):
+        locale, split = path.parent.name, path.stem
+        audio = path.parent / "audio" / split
+        for fields in _rows(path, "\t", 3):
+            candidates = [folder / os.path.basename(fields[1]) for folder in (audio / split, audio)]
+            place = next((candidate for candidate in candidates if candidate.is_file()), None)
+            if place is None:
+                missing.append(f"{locale}/{split}/{fields[1]}")
+                continue
+            name = _safe(f"{locale}/{split}/{place.stem}")
+            found[name] = Utterance(place, "", fields[2], name, locale)
+    _warn_of_missing(root, missing)
+    return list(found.values())
+
+
+def _is_tree(root: Path) -> bool:
+    return True
+
+
+def _read_tree(root: Path) -> list[Utterance]:
+    listed = _listed(root)
+    places = [path.relative_to(root) for path in files.walk(root)]
+    names = [_safe(place.with_suffix("").as_posix()) for place in places]
+    shared = Counter(names)
+    found = []
+    for place, name in zip(places, names, strict=True):
+        if shared[name] > 1:  # a.wav beside a.flac: both keep their suffix
+            name = _safe(place.as_posix())
+        speaker = place.parts[0] if len(place.parts) > 1 else ""
+        text = listed.get(place.with_suffix("").as_posix(), listed.get(place.stem, ""))
+        found.append(Utterance(root / place, speaker, _beside(root / place) or text, name, ""))
+    return found
+
+
+def _beside(audio: Path) -> str:
+    """The transcript in a text file of the same name as the audio; empty without one."""
+    texts = (audio.with_suffix(suffix) for suffix in TEXT_SUFFIXES)
+    path = next((path for path in texts if path.is_file()), None)
+    return "" if path is None else " ".join(path.read_text(encoding="utf-8-sig").split())
+
+
+def _listed(root: Path) -> dict[str, str]:
+    """Transcripts by the audio's name, of a list like LJSpeech's in the folder or beside it."""
+    for path in (root / "metadata.csv", root.resolve().parent / "metadata.csv"):
+        if path.is_file():
+            try:
+                return {fields[0]: fields[-1] for fields in _rows(path, "|", 2)}
+            except ValueError as error:  # a list of another kind
+                _LOG.warning("no transcripts taken: %s", error)
+    return {}
+
+
+def _rows(path: Path, separator: str, least: int) -> list[list[str]]:
+    """Fields of a list's lines; quotes mean nothing, and after the first colon of a `:` list all is text."""
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), start=1):
+        if not line.strip():
+            continue
+        fields = line.rstrip("\r").split(separator, 1 if separator == ":" else -1)
+        if len(fields) < least or not fields[0].strip():
+            raise ValueError(
+                f"{path}:{number}: expected {least} fields separated by {separator!r}, found {line[:60]!r}"
+            )
+        rows.append([field.strip() for field in fields])
+    return rows
+
+
+# kind -> reader, words for its layout, test for its layout
+_LAYOUTS: dict[str, tuple[Callable[[Path], list[Utterance]], str, Callable[[Path], bool]]] = {
+    "ljspeech": (_read_ljspeech, "metadata.csv and wavs/", _is_ljspeech),
+    "libritts_r": (_read_libritts, "<split>/<speaker>/<chapter>/*.wav, e.g. train-clean-100/", _is_libritts),
+    "jvs": (_read_jvs, "jvsNNN/<subset>/wav24kHz16bit/*.wav", _is_jvs),
+    "fleurs_r": (_read_fleurs, "data/<locale>/<split>.tsv and data/<locale>/audio/<split>/", _is_fleurs),
+    "tree": (_read_tree, f"files ending in {', '.join(files.AUDIO_SUFFIXES)}", _is_tree),
+}

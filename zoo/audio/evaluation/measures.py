@@ -1,0 +1,221 @@
+"""The objective measures of an evaluation: what they are called, at which rate they are taken, when undefined."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from zoo.audio.analysis.spectral import multi_resolution_stft
+from zoo.audio.evaluation import metrics
+from zoo.audio.io.resample import resample_array
+from zoo.common.statistics import Measure
+
+_SILENCE = 1e-4  # of full scale (-80 dB): a quieter signal holds nothing to compare
+_PESQ_SECONDS = (
+    15.0  # P.862's buffers end at 50 utterances, each at least 0.4 s with its pause; beyond, the C code crashes
+)
+_DTW_SECONDS = 20.0  # bounds the memory of the cost matrix: 1,723 x 1,723 frames at 22,050 Hz
+_STOI_SECONDS = 0.4  # one segment of 30 frames (Taal et al., section 2)
+_NEPER_PER_CENT = math.log(2) / 1200
+
+
+Compute = Callable[[np.ndarray, np.ndarray, int], Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """Compares a signal with the clean one.
+
+    Attributes:
+        measures: What it gives, in the order of `compute`.
+        sample_rate: At which it is taken, in Hz; None is the evaluation's.
+        compute: Maps found (T,), clean (T,) float32 and their rate to values; NaN is undefined.
+        package: Of the extra `metrics` that it needs, "" for none.
+        follows_level: Whether the level of the signal changes the value.
+    """
+
+    measures: tuple[Measure, ...]
+    sample_rate: int | None
+    compute: Compute
+    package: str = ""
+    follows_level: bool = False
+
+
+class Pair:
+    """A signal and its clean counterpart at any common rate.
+
+    Args:
+        found: Audio (T,) float32.
+        found_rate: Hz.
+        clean: Audio (T',) float32.
+        clean_rate: Hz.
+    """
+
+    def __init__(self, found: np.ndarray, found_rate: int, clean: np.ndarray, clean_rate: int) -> None:
+        self._found, self._clean = (found, found_rate), (clean, clean_rate)
+        self._at: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    @property
+    def length_difference_seconds(self) -> float:
+        """By how much the signal is longer than the clean one."""
+        return len(self._found[0]) / self._found[1] - len(self._clean[0]) / self._clean[1]
+
+    @property
+    def level_db(self) -> float:
+        """Level (RMS) of the signal above that of the clean one; NaN where one is silent."""
+        found, clean = (float(np.sqrt(np.mean(np.square(x, dtype=np.float64)))) for x, _ in (self._found, self._clean))
+        return 20 * math.log10(found / clean) if found and clean else math.nan
+
+    def at(self, sample_rate: int) -> tuple[np.ndarray, np.ndarray]:
+        """Both signals at a rate in Hz, (T,) float32 each, cut to the shorter."""
+        if sample_rate not in self._at:
+            found, clean = (resample_array(x, rate, sample_rate) for x, rate in (self._found, self._clean))
+            length = min(len(found), len(clean))
+            self._at[sample_rate] = found[:length], clean[:length]
+        return self._at[sample_rate]
+
+
+def compare(pair: Pair, names: Sequence[str], sample_rate: int, match_level: bool = False) -> dict[str, float]:
+    """Take measures of a pair.
+
+    Args:
+        pair: The signals.
+        names: Of METRICS.
+        sample_rate: In Hz, of the metrics without a rate of their own.
+        match_level: Bring the signal to the RMS level of the clean one for the metrics that follow the level.
+
+    Returns:
+        Values by the names of the measures; NaN where undefined: all where the clean signal is silent; SI-SDR, PESQ and
+        STOI where the other is; PESQ and STOI of clips too short or without speech; the pitch error without common
+        voiced frames.
+    """
+    gain = 10 ** (-pair.level_db / 20) if match_level and math.isfinite(pair.level_db) else 1.0
+    values: dict[str, float] = {}
+    for name in names:
+        metric = METRICS[name]
+        rate = metric.sample_rate or sample_rate
+        found, clean = pair.at(rate)
+        if _is_silent(clean):
+            results: Sequence[float] = [math.nan] * len(metric.measures)
+        else:
+            results = metric.compute(found * np.float32(gain) if metric.follows_level else found, clean, rate)
+        values |= {measure.name: float(value) for measure, value in zip(metric.measures, results, strict=True)}
+    return values
+
+
+def installed() -> tuple[str, ...]:
+    """The metrics whose packages are there."""
+    return tuple(
+        name for name, metric in METRICS.items() if not metric.package or importlib.util.find_spec(metric.package)
+    )
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Refuse metrics that cannot be taken.
+
+    Raises:
+        ValueError: An unknown name.
+        ImportError: A package is missing.
+    """
+    unknown = [name for name in names if name not in METRICS]
+    if unknown:
+        raise ValueError(f"metrics: unknown {', '.join(unknown)}; expected some of {', '.join(METRICS)}")
+    missing = [name for name in names if name not in installed()]
+    if missing:
+        raise ImportError(f"metrics: {', '.join(missing)} need the extra `metrics`: pip install 'zoo[metrics]'")
+
+
+def _is_silent(audio: np.ndarray) -> bool:
+    return not len(audio) or float(np.abs(audio).max()) < _SILENCE
+
+
+def _segments(
+    found: np.ndarray, clean: np.ndarray, rate: int, longest_seconds: float
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    parts = math.ceil(len(clean) / (longest_seconds * rate))
+    return list(zip(np.array_split(found, parts), np.array_split(clean, parts), strict=True))
+
+
+def _mean_defined(values: Sequence[float]) -> float:
+    defined = [value for value in values if math.isfinite(value)]
+    return sum(defined) / len(defined) if defined else math.nan
+
+
+def _pesq(found: np.ndarray, clean: np.ndarray, rate: int) -> list[float]:
+    """Wide-band PESQ (ITU-T P.862.2), the mean over segments of at most 15 s."""
+    from pesq import PesqError, pesq
+
+    scores = []
+    for ours, wanted in _segments(found, clean, rate, _PESQ_SECONDS):
+        silent = _is_silent(ours) or _is_silent(wanted)
+        score = math.nan if silent else pesq(rate, wanted, ours, "wb", on_error=PesqError.RETURN_VALUES)
+        scores.append(score if score > 0 else math.nan)  # errors are negative; a score is at least 1.02
+    return [_mean_defined(scores)]
+
+
+def _stoi(found: np.ndarray, clean: np.ndarray, rate: int, extended: bool = False) -> list[float]:
+    """STOI of Taal et al. (2011), or with `extended` ESTOI of Jensen and Taal (2016)."""
+    from pystoi import stoi
+
+    if _is_silent(found) or len(clean) < _STOI_SECONDS * rate:
+        return [math.nan]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)  # it warns and returns 1e-5 where too few frames hold speech
+        try:
+            return [stoi(clean, found, rate, extended=extended)]
+        except RuntimeWarning:
+            return [math.nan]
+
+
+def _estoi(found: np.ndarray, clean: np.ndarray, rate: int) -> list[float]:
+    return _stoi(found, clean, rate, extended=True)
+
+
+def _si_sdr(found: np.ndarray, clean: np.ndarray, rate: int) -> list[float]:
+    ours, wanted = _tensors(found, clean)
+    return [math.nan if _is_silent(found) else float(metrics.si_sdr(ours, wanted))]
+
+
+def _mcd(found: np.ndarray, clean: np.ndarray, rate: int) -> list[float]:
+    """DTW-MCD, the mean over segments of at most 20 s, in each of which time is warped."""
+    values = []
+    for part in _segments(found, clean, rate, _DTW_SECONDS):
+        ours, wanted = _tensors(*part)
+        values.append(float(metrics.mcd(ours, wanted, rate, dtw=True)))
+    return [_mean_defined(values)]
+
+
+def _pitch(found: np.ndarray, clean: np.ndarray, rate: int) -> list[float]:
+    ours, wanted = _tensors(found, clean)
+    values = metrics.pitch_metrics(ours, wanted, rate)
+    return [float(values["f0_rmse_cents"]) * _NEPER_PER_CENT, float(values["vuv_error"])]
+
+
+def _lsd(found: np.ndarray, clean: np.ndarray, rate: int) -> list[float]:
+    return [float(metrics.lsd(*_tensors(found, clean)))]
+
+
+def _m_stft(found: np.ndarray, clean: np.ndarray, rate: int) -> list[float]:
+    return [float(multi_resolution_stft(*_tensors(found, clean)))]
+
+
+def _tensors(found: np.ndarray, clean: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.from_numpy(np.ascontiguousarray(found)), torch.from_numpy(np.ascontiguousarray(clean))
+
+
+METRICS: dict[str, Metric] = {
+    "pesq": Metric((Measure("pesq_wb", True),), 16000, _pesq, "pesq"),
+    "stoi": Metric((Measure("stoi", True),), 10000, _stoi, "pystoi"),
+    "estoi": Metric((Measure("estoi", True),), 10000, _estoi, "pystoi"),
+    "si_sdr": Metric((Measure("si_sdr", True, "dB"),), None, _si_sdr),
+    "mcd": Metric((Measure("mcd_dtw", False, "dB"),), None, _mcd),
+    "pitch": Metric((Measure("log_f0_rmse", False), Measure("vuv_error", False)), 16000, _pitch),
+    "lsd": Metric((Measure("lsd", False),), None, _lsd, follows_level=True),
+    "m_stft": Metric((Measure("m_stft", False),), None, _m_stft, follows_level=True),
+}

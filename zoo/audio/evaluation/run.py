@@ -1,0 +1,349 @@
+"""Compares trees of audio: clean, degraded and restored files, matched by their relative paths without suffix."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from rich.progress import track
+
+import zoo
+from zoo.audio.evaluation.judges import Judge
+from zoo.audio.evaluation.measures import METRICS, Pair, check_names, compare, installed
+from zoo.audio.io import files
+from zoo.audio.io.resample import resample_array
+from zoo.common.atomic import write_atomic
+from zoo.common.statistics import LEVEL, Measure, box_plots, markdown_table, summarise
+from zoo.common.table import Row, Table, csv_lines, header_line
+from zoo.common.workers import spread
+
+_LISTED = 20  # failures in the report; per_file.csv has all
+
+
+def write_report(output: Path, evaluation: Evaluation, settings: Settings) -> None:
+    """Write summary.csv, summary.json, report.md and boxplots.png.
+
+    Args:
+        output: Folder, made when missing.
+        evaluation: What was found.
+        settings: What was measured.
+
+    Raises:
+        OSError: A file cannot be written; the old one is untouched.
+    """
+    summary = evaluation.summary
+    columns = list(summary[0])
+    good = [row for row in evaluation.rows if row["status"] == "done"]
+    systems = list(dict.fromkeys(row["system"] for row in summary))
+    drawn = box_plots(good, systems, settings.measures)
+    text = json.dumps(_facts(evaluation, settings), indent=2, ensure_ascii=False, allow_nan=False)
+    write_atomic(output / "summary.csv", lambda file: file.write(header_line(columns) + csv_lines(summary, columns)))
+    write_atomic(output / "summary.json", lambda file: file.write(text.encode()))
+    write_atomic(output / "report.md", lambda file: file.write(markdown(evaluation, settings).encode()))
+    write_atomic(output / "boxplots.png", lambda file: drawn.savefig(file, format="png"))
+
+
+def markdown(evaluation: Evaluation, settings: Settings) -> str:
+    """Tables of means and gains, the rates of the metrics, and the first failures.
+
+    Args:
+        evaluation: What was found.
+        settings: What was measured.
+
+    Returns:
+        The report.
+    """
+    lines = ["# Evaluation", "", f"Means with {LEVEL:.0%} bootstrap intervals over files.", ""]
+    lines += [markdown_table(evaluation.summary), ""]
+    if any(math.isfinite(row["gain"]) for row in evaluation.summary):
+        lines += ["Gains over the degraded files, paired, positive is better:", ""]
+        lines += [markdown_table(evaluation.summary, "gain"), ""]
+    rates = ", ".join(f"{name} {rate} Hz" for name, rate in _rates(settings).items())
+    lines += [f"Taken at: {rates}.{' Levels matched for lsd and m_stft.' if settings.match_level else ''}", ""]
+    failed = evaluation.failed
+    if failed:
+        lines += [f"{len(failed)} of {len(evaluation.rows)} rows failed:", ""]
+        lines += [f"- {row['system']}/{row['name']}: {row['reason']}" for row in failed[:_LISTED]]
+        lines += ["- ... all in per_file.csv"] if len(failed) > _LISTED else []
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _rates(settings: Settings) -> dict[str, int]:
+    own = {
+        measure.name: METRICS[name].sample_rate or settings.sample_rate
+        for name in settings.metrics
+        for measure in METRICS[name].measures
+    }
+    return own | {measure.name: judge.sample_rate for judge in settings.judges for measure in judge.measures}
+
+
+def _facts(evaluation: Evaluation, settings: Settings) -> Row:
+    return {
+        "version": zoo.__version__,
+        "sample_rates": _rates(settings),
+        "match_level": settings.match_level,
+        "judges": [str(judge) for judge in settings.judges],
+        "confidence": LEVEL,
+        "clean_files_left_out": evaluation.unpaired,
+        "failed": [{key: row[key] for key in ("system", "name", "reason")} for row in evaluation.failed],
+        "summary": [
+            {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in row.items()}
+            for row in evaluation.summary
+        ],
+    }
+
+
+log = logging.getLogger(__name__)
+
+CLEAN, DEGRADED = "clean", "degraded"
+PER_FILE = "per_file.csv"
+LONGEST_DIFFERENCE_SECONDS = 0.1  # a larger one means another recording, or a restoration that lost its tail
+_TEXTS = ("name", "system", "status", "reason")
+_FACTS = ("seconds", "length_difference_seconds", "level_db")
+_SHOWN = 5  # names in a message
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is measured.
+
+    Attributes:
+        metrics: Names of `zoo.audio.evaluation.measures.METRICS`.
+        sample_rate: In Hz, of the metrics without a rate of their own: si_sdr, mcd, lsd, m_stft. Not above that of the
+            clean files, or an empty band would be compared.
+        match_level: Bring every signal to the level of the clean one before lsd and m_stft, which follow the level.
+        judges: Models that judge besides.
+    """
+
+    metrics: tuple[str, ...]
+    sample_rate: int = 22050
+    match_level: bool = False
+    judges: tuple[Judge, ...] = ()
+
+    @property
+    def measures(self) -> list[Measure]:
+        """All columns with values."""
+        columns = [measure for name in self.metrics for measure in METRICS[name].measures]
+        return columns + [measure for judge in self.judges for measure in judge.measures]
+
+    @property
+    def numbers(self) -> list[str]:
+        """The numeric columns of the per-file table."""
+        weights = dict.fromkeys(measure.weight for measure in self.measures if measure.weight)
+        return [*_FACTS, *(measure.name for measure in self.measures), *weights]
+
+
+class Job(NamedTuple):
+    """One file of one system; a path is None where the tree lacks the file."""
+
+    name: str
+    system: str
+    clean: Path | None
+    found: Path | None
+    text: str | None
+    key: str
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What an evaluation found.
+
+    Attributes:
+        rows: Per file and system, as in per_file.csv.
+        summary: Per system and measure, as in summary.csv; see `zoo.common.statistics.summarise`.
+        unpaired: Number of clean files that nothing was compared with.
+    """
+
+    rows: list[Row]
+    summary: list[Row]
+    unpaired: int
+
+    @property
+    def failed(self) -> list[Row]:
+        """The rows without measurements."""
+        return [row for row in self.rows if row["status"] == "failed"]
+
+
+def evaluate(
+    clean: Path,
+    restored: Mapping[str, Path],
+    output: Path,
+    degraded: Path | None = None,
+    settings: Settings | None = None,
+    texts: Mapping[str, str] | None = None,
+    workers: int = 0,
+    progress: bool = True,
+) -> Evaluation:
+    """Measure restored (and degraded) files against clean ones and write tables and plots.
+
+    Files belong together when their paths below the trees agree up to the suffix. What is compared is every file of the
+    degraded and restored trees; clean files beyond those are left out. Rows are appended to per_file.csv as they are
+    computed; a later call computes only what is missing, has failed, or has changed (files or settings).
+
+    Args:
+        clean: Folder of clean files.
+        restored: Folders by the names of their systems.
+        output: Folder for per_file.csv, summary.csv, summary.json, report.md and boxplots.png.
+        degraded: Folder of the files that were restored; then gains over them are told.
+        settings: What to measure; all installed metrics when None.
+        texts: Reference texts by relative path without suffix, or by name without suffix; for judges.
+        workers: Processes; 0 computes in this one.
+        progress: Show a progress bar.
+
+    Returns:
+        All rows and the summary. A bad file is a row with status "failed" and the reason.
+
+    Raises:
+        FileNotFoundError: A folder is missing.
+        ValueError: A tree has no audio, or two files with one name; a name of a system is reserved; unknown metrics.
+        ImportError: A metric's or judge's package is missing.
+        ChildProcessError: A worker died.
+    """
+    settings = settings or Settings(installed())
+    check_names(settings.metrics)
+    if not restored or {CLEAN, DEGRADED} & restored.keys():
+        raise ValueError(f"restored: expected named folders, none called {CLEAN} or {DEGRADED}, got {list(restored)}")
+    systems = {**({DEGRADED: degraded} if degraded is not None else {}), **restored}
+    jobs, unpaired = _plan(clean, systems, settings, texts or {})
+    table = Table(output / PER_FILE, _TEXTS, settings.numbers)
+    done = table.begin({job.key for job in jobs})
+    missing = [job for job in jobs if job.key not in done]
+    log.info("%d of %d rows are computed already", len(done), len(jobs))
+    for row in track(
+        spread(partial(measure, settings=settings), missing, workers), "evaluate", len(missing), disable=not progress
+    ):
+        table.append(row)
+        done[row["key"]] = row
+    rows = [done[job.key] for job in jobs]
+    table.write(rows)
+    names = [*([CLEAN] if settings.judges else []), *systems]
+    summary = summarise(
+        [row for row in rows if row["status"] == "done"], names, settings.measures, DEGRADED if degraded else None
+    )
+    evaluation = Evaluation(rows, summary, unpaired)
+    write_report(output, evaluation, settings)
+    return evaluation
+
+
+def read_texts(path: Path) -> dict[str, str]:
+    """Read reference texts: lines `name<TAB>text` or `name|text`, of which the last field is the text.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: A line without a separator.
+    """
+    texts = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), start=1):
+        fields = line.split("\t" if "\t" in line else "|")
+        if len(fields) < 2 and line.strip():
+            raise ValueError(f"{path}:{number}: expected `name<TAB>text` or `name|text`, found {line[:60]!r}")
+        if line.strip():
+            texts[fields[0].strip()] = fields[-1].strip()
+    return texts
+
+
+def _tree(folder: Path) -> dict[str, Path]:
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder}: no such folder")
+    found: dict[str, Path] = {}
+    for path in files.walk(folder):
+        name = path.relative_to(folder).with_suffix("").as_posix()
+        if name in found:
+            raise ValueError(f"{found[name]} and {path} have one name; remove one of them")
+        found[name] = path
+    if not found:
+        raise ValueError(f"{folder}: no file ends in {', '.join(files.AUDIO_SUFFIXES)}")
+    return found
+
+
+def _plan(
+    clean: Path, systems: Mapping[str, Path], settings: Settings, texts: Mapping[str, str]
+) -> tuple[list[Job], int]:
+    """All jobs in order, and how many clean files nothing is compared with."""
+    originals = _tree(clean)
+    trees = {system: _tree(folder) for system, folder in systems.items()}
+    names = sorted(set().union(*trees.values()))
+    used = [name for name in names if name in originals]
+    if not used:
+        shown = ", ".join(names[:_SHOWN])
+        raise ValueError(f"no file has a clean counterpart below {clean}: {shown}, ...; the relative paths must agree")
+    if settings.judges:  # the ceiling of what needs no reference
+        trees = {CLEAN: {name: originals[name] for name in used}, **trees}
+    jobs = []
+    for system, tree in trees.items():
+        for name in used if system == CLEAN else names:
+            text = texts.get(name, texts.get(Path(name).name))
+            pair = originals.get(name), tree.get(name)
+            jobs.append(Job(name, system, *pair, text, _key(name, system, pair, text, settings)))
+    if len(used) < len(originals):
+        log.warning("%d files of %s have no counterpart and are left out", len(originals) - len(used), clean)
+    return jobs, len(originals) - len(used)
+
+
+def _key(name: str, system: str, paths: Sequence[Path | None], text: str | None, settings: Settings) -> str:
+    """Changes with everything that a row depends on."""
+    stats = [path.stat() for path in paths if path is not None]
+    facts = [(stat.st_size, stat.st_mtime_ns) for stat in stats]
+    return hashlib.sha256(repr((zoo.__version__, name, system, facts, text, settings)).encode()).hexdigest()[:16]
+
+
+def measure(job: Job, settings: Settings) -> Row:
+    """Compute one row.
+
+    Args:
+        job: The file.
+        settings: What to measure.
+
+    Returns:
+        The row; a bad file has status "failed", the reason, and no values.
+
+    Raises:
+        ImportError: A judge's package is missing.
+        OSError: A judge's model cannot be loaded.
+    """
+    for judge in settings.judges:
+        judge.load()
+    row: Row = {"name": job.name, "system": job.system, "status": "done", "reason": "", "key": job.key}
+    try:
+        return row | _values(job, settings)
+    except (ValueError, OSError, RuntimeError) as error:
+        log.warning("%s of %s failed: %s", job.name, job.system, error)
+        return row | {"status": "failed", "reason": " ".join(f"{type(error).__name__}: {error}".split())}
+
+
+def _values(job: Job, settings: Settings) -> Row:
+    if job.clean is None or job.found is None:
+        raise FileNotFoundError(f"no {CLEAN if job.clean is None else job.system} file of this name")
+    (clean, clean_rate), (found, found_rate) = _mono(job.clean), _mono(job.found)
+    row: Row = {"seconds": len(found) / found_rate}
+    if job.system != CLEAN:
+        if clean_rate < settings.sample_rate:
+            raise ValueError(
+                f"the clean file is at {clean_rate} Hz, below sample_rate {settings.sample_rate}; lower that"
+            )
+        pair = Pair(found, found_rate, clean, clean_rate)
+        difference = pair.length_difference_seconds
+        row |= {"length_difference_seconds": difference, "level_db": pair.level_db}
+        if abs(difference) > LONGEST_DIFFERENCE_SECONDS:
+            raise ValueError(
+                f"{difference:+.3f} s longer than the clean file, at most {LONGEST_DIFFERENCE_SECONDS} s are expected"
+            )
+        row |= compare(pair, settings.metrics, settings.sample_rate, settings.match_level)
+    for judge in settings.judges:
+        heard = resample_array(found, found_rate, judge.sample_rate)
+        reference = None if job.system == CLEAN else resample_array(clean, clean_rate, judge.sample_rate)
+        row |= judge(heard, reference, job.text)
+    return row
+
+
+def _mono(path: Path) -> tuple[np.ndarray, int]:
+    audio, rate = files.read(path)
+    return audio.mean(axis=0, dtype=np.float32), rate

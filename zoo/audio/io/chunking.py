@@ -1,0 +1,231 @@
+"""Long signals through nets that see a window: overlapping chunks computed in batches, cross-faded into one stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, islice
+
+import numpy as np
+
+from zoo.audio.io.resample import StreamResampler
+
+Compute = Callable[[np.ndarray, Sequence[int]], np.ndarray]
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Chunker:
+    """How a signal of known length is cut, computed and joined again, in memory that does not grow with it.
+
+    All chunks lie on one grid of units (the net's frames) and are `window` units long; the last one reaches back a
+    whole window from the signal's end, and a signal shorter than a window is one chunk. Of the overlap of two chunks
+    the outer 3/8 on each side are discarded: they are context. The 2/8 in its middle are cross-faded with linear
+    weights that sum to one, so that equal signals stay equal. A net whose receptive field is at most `context` units
+    therefore gives what it gives for the whole signal.
+
+    Args:
+        window: units of a chunk.
+        overlap: units that neighbouring chunks share, at most half a window.
+        unit_samples: input samples per unit.
+        batch: chunks computed together, those of all channels counted.
+
+    Raises:
+        ValueError: when a number is out of range.
+    """
+
+    window: int
+    overlap: int
+    unit_samples: int
+    batch: int = 4
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        if not 0 <= 2 * self.overlap <= self.window or self.window < 1:
+            raise ValueError(
+                f"the overlap of chunks may be at most half a chunk: {self.overlap} and {self.window} units of "
+                f"{self.unit_samples} samples"
+            )
+        if self.batch < 1 or self.unit_samples < 1:
+            raise ValueError(f"expected a batch and units of at least 1, found {self.batch} and {self.unit_samples}")
+
+    @property
+    def context(self) -> int:
+        """Units at an inner end of a chunk that are computed and discarded."""
+        return self.overlap * 3 // 8
+
+    @property
+    def fade(self) -> int:
+        """Units over which two chunks are cross-faded."""
+        return self.overlap - 2 * self.context
+
+    def units(self, samples: int) -> int:
+        """Units of a signal, at least one."""
+        return max(-(-samples // self.unit_samples), 1)
+
+    def spans(self, samples: int, shift: int = 0) -> list[Span]:
+        """Where the chunks of a signal begin and end.
+
+        Args:
+            samples: length of the signal, > 0.
+            shift: units by which all inner ends move forward, for measuring what the grid changes; less than
+                `window - overlap`.
+
+        Returns:
+            (start, stop) of each chunk in units.
+
+        Raises:
+            ValueError: when the shift is out of range.
+        """
+        stride = self.window - self.overlap
+        if not 0 <= shift < stride:
+            raise ValueError(f"the grid's shift must be 0 to {stride - 1} units, found {shift}")
+        total = self.units(samples)
+        spans = [(0, self.window - shift)]
+        while spans[-1][1] < total:
+            stop = spans[-1][1] + stride
+            spans.append((stop - self.window, stop))
+        spans[-1] = (max(total - self.window, 0) if len(spans) > 1 else 0, total)
+        return spans
+
+    def run(self, blocks: Iterable[np.ndarray], samples: int, compute: Compute, shift: int = 0) -> Iterator[np.ndarray]:
+        """Compute a stream.
+
+        Args:
+            blocks: pieces (C, n) of the signal, n of any size; together (C, samples).
+            samples: length of the signal, > 0.
+            compute: takes chunks (N, units * unit_samples) float32, zero-padded at the end, and the number of valid
+                samples of each; returns (N, ..., units * scale).
+            shift: see `spans`.
+
+        Yields:
+            Pieces (C, ..., m); together (C, ..., units(samples) * scale).
+        """
+        spans = self.spans(samples, shift)
+        done = 0
+        held: np.ndarray | None = None
+        for (start, stop), chunk in zip(spans, self._computed(blocks, spans, samples, compute), strict=True):
+            scale = chunk.shape[-1] // (stop - start)
+            end = stop if (start, stop) == spans[-1] else stop - self.context - self.fade
+            fresh = chunk[..., (done - start) * scale :]
+            if held is not None:
+                fresh[..., : held.shape[-1]] = crossfade(held, fresh[..., : held.shape[-1]])
+            yield fresh[..., : (end - done) * scale]
+            held = fresh[..., (end - done) * scale : (end - done + self.fade) * scale].copy()
+            done = end
+
+    def _computed(
+        self, blocks: Iterable[np.ndarray], spans: Sequence[Span], samples: int, compute: Compute
+    ) -> Iterator[np.ndarray]:
+        """The result (C, ..., units * scale) of each chunk; those of one batch are equally long."""
+        windows = zip(spans, cut(blocks, spans, self.unit_samples), strict=True)
+        for _, group in groupby(windows, key=_units):
+            while some := list(islice(group, self.batch)):
+                rows = np.concatenate([window for _, window in some])
+                valid = [
+                    min(stop * self.unit_samples, samples) - start * self.unit_samples
+                    for (start, stop), window in some
+                    for _ in window
+                ]
+                parts = [
+                    compute(rows[first : first + self.batch], valid[first : first + self.batch])
+                    for first in range(0, len(rows), self.batch)
+                ]
+                result = np.concatenate(parts)
+                yield from result.reshape(len(some), -1, *result.shape[1:])
+
+
+def _units(item: tuple[Span, np.ndarray]) -> int:
+    return item[0][1] - item[0][0]
+
+
+def cut(blocks: Iterable[np.ndarray], spans: Sequence[Span], unit_samples: int = 1) -> Iterator[np.ndarray]:
+    """Cut a stream into overlapping windows.
+
+    Args:
+        blocks: pieces (..., n) of the signal.
+        spans: (start, stop) of the windows in units; neither decreases.
+        unit_samples: samples per unit.
+
+    Yields:
+        Windows (..., (stop - start) * unit_samples) float32; beyond the signal's end they are zero.
+
+    Raises:
+        ValueError: when there is no block at all.
+    """
+    source = iter(blocks)
+    buffer = next(source, None)
+    if buffer is None:
+        raise ValueError("expected at least one block of the signal, found none")
+    first = 0
+    for start, stop in spans:
+        parts = [buffer]
+        missing = stop * unit_samples - first - buffer.shape[-1]
+        while missing > 0:
+            block = next(source, None)
+            if block is None:
+                block = np.zeros((*buffer.shape[:-1], missing), np.float32)
+            parts.append(block)
+            missing -= block.shape[-1]
+        buffer = np.concatenate(parts, axis=-1)[..., start * unit_samples - first :]
+        first = start * unit_samples
+        yield buffer[..., : (stop - start) * unit_samples]
+
+
+def crossfade(old: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """Fade from one signal to another along the last axis, linearly; where they are equal the result is too, exactly.
+
+    Args:
+        old: (..., n) float32, fades out.
+        new: the same shape, fades in.
+
+    Returns:
+        (..., n) float32.
+    """
+    count = new.shape[-1]
+    weights = (np.arange(count, 0, -1, dtype=np.float32) - 0.5) / np.float32(max(count, 1))
+    return new + (old - new) * weights
+
+
+def fit(blocks: Iterable[np.ndarray], samples: int) -> Iterator[np.ndarray]:
+    """Give a stream an exact length: what is too much is cut, what is missing is zero.
+
+    Args:
+        blocks: pieces (..., n), at least one.
+        samples: wanted in total.
+
+    Yields:
+        Pieces (..., n) float32, none of them empty.
+    """
+    rest = samples
+    block = np.zeros(0, np.float32)
+    for block in blocks:
+        piece = block[..., :rest]
+        rest -= piece.shape[-1]
+        if piece.shape[-1]:
+            yield piece
+    if rest:
+        yield np.zeros((*block.shape[:-1], rest), np.float32)
+
+
+def resampled(blocks: Iterable[np.ndarray], source_rate: int, target_rate: int) -> Iterator[np.ndarray]:
+    """Resample a stream.
+
+    Args:
+        blocks: pieces (C, n) float32.
+        source_rate: Hz.
+        target_rate: Hz.
+
+    Yields:
+        Pieces (C, m) float32, m may be 0; in total within one sample of the exact ratio.
+
+    Raises:
+        ValueError: A rate is not positive.
+    """
+    resampler: StreamResampler | None = None
+    block = np.zeros((1, 0), np.float32)
+    for block in blocks:
+        resampler = resampler or StreamResampler(source_rate, target_rate, len(block))
+        yield resampler.push(block)
+    if resampler is not None:
+        yield resampler.push(block[:, :0], last=True)

@@ -1,0 +1,292 @@
+"""Audio files read with checks and written atomically: wav, flac, ogg, opus and mp3 through libsndfile.
+
+libsndfile alone accepts a cut wav, ogg or mp3 and returns fewer samples without a word, and hands NaN through;
+everything here turns such a file into one `AudioFileError` that names it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import soundfile
+
+from zoo.audio.io.decoding import BLOCK_SAMPLES, AudioFileError, decode, open_checked, reason
+from zoo.common.atomic import temporary_beside
+
+_FORMATS = {
+    ".wav": ("WAV", "PCM_16"),
+    ".flac": ("FLAC", "PCM_16"),
+    ".ogg": ("OGG", "VORBIS"),
+    ".opus": ("OGG", "OPUS"),
+    ".mp3": ("MP3", "MPEG_LAYER_III"),
+}
+_INTEGER_BITS = {"PCM_S8": 8, "PCM_U8": 8, "PCM_16": 16, "PCM_24": 24, "PCM_32": 32}
+
+AUDIO_SUFFIXES: tuple[str, ...] = tuple(_FORMATS)
+
+
+@dataclass(frozen=True)
+class AudioInfo:
+    """What the header of an audio file says.
+
+    Attributes:
+        sample_rate: Hz.
+        channels: Number of channels.
+        samples: Samples per channel.
+        subtype: libsndfile's name of the sample format, e.g. `PCM_16`.
+    """
+
+    sample_rate: int
+    channels: int
+    samples: int
+    subtype: str
+
+
+def _short(path: Path, found: int, expected: int) -> AudioFileError:
+    return AudioFileError(f"{path}: cut, {found} samples could be decoded where the header promises {expected}")
+
+
+def info(path: str | os.PathLike[str]) -> AudioInfo:
+    """Read and check the header of an audio file without decoding it.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Rate, channels, length and sample format.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        AudioFileError: The file is empty, cut, or no audio.
+    """
+    with open_checked(Path(path)) as handle:
+        return AudioInfo(handle.samplerate, handle.channels, handle.frames, handle.subtype)
+
+
+def read(path: str | os.PathLike[str], start: int = 0, samples: int = -1) -> tuple[np.ndarray, int]:
+    """Read a file or a part of it.
+
+    Args:
+        path: The file.
+        start: First sample, 0 <= start < length of the file.
+        samples: Number of samples; -1 reads to the end, and a part reaching past the end is cut there like a slice.
+
+    Returns:
+        Audio (C, T) float32 as stored (8- and 16-bit files: integer / full scale), and the sample rate in Hz.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: `start` or `samples` lies outside the file.
+        AudioFileError: The file is empty, cut, no audio, or holds NaN.
+    """
+    path = Path(path)
+    with open_checked(path) as handle:
+        if not 0 <= start < handle.frames or samples < -1:
+            raise ValueError(f"{path}: cannot read {samples} samples from {start} on, the file holds {handle.frames}")
+        wanted = handle.frames - start if samples == -1 else min(samples, handle.frames - start)
+        skip = 0
+        if start and handle.format == "MP3":
+            skip = start  # libmpg123 seeks by frames with a cold bit reservoir: only decoding from the start is exact
+        elif start:
+            handle.seek(start)
+        audio = decode(handle, path, skip + wanted)[skip:]
+        if len(audio) != wanted:
+            raise _short(path, start + len(audio), handle.frames)
+        return np.ascontiguousarray(audio.T), handle.samplerate
+
+
+def read_mono(path: str | os.PathLike[str], sample_rate: int | None = None) -> np.ndarray:
+    """Read a whole file as one channel.
+
+    Args:
+        path: The file.
+        sample_rate: Rate to resample to in Hz; None keeps the file's.
+
+    Returns:
+        Audio (T,) float32, the mean of the channels.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        AudioFileError: The file is empty, cut, no audio, or holds NaN.
+    """
+    audio, rate = read(path)
+    mono = audio[0] if len(audio) == 1 else audio.mean(axis=0, dtype=np.float32)
+    if sample_rate is None or sample_rate == rate:
+        return mono
+    from zoo.audio.io.resample import resample_array  # imports torch, which header checks and writers do not need
+
+    return resample_array(mono, rate, sample_rate)
+
+
+def blocks(path: str | os.PathLike[str], block_samples: int) -> Iterator[np.ndarray]:
+    """Stream a file in blocks, with the same checks as `read`.
+
+    Args:
+        path: The file.
+        block_samples: Samples per block, > 0.
+
+    Yields:
+        Audio (C, n) float32 with n == block_samples except for the last block.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: `block_samples` is not positive.
+        AudioFileError: The file is empty, cut (raised at the cut), no audio, or holds NaN.
+    """
+    path = Path(path)
+    if block_samples <= 0:
+        raise ValueError(f"block_samples must be positive, got {block_samples}")
+    with open_checked(path) as handle:
+        found = 0
+        while found < handle.frames:
+            wanted = min(block_samples, handle.frames - found)
+            block = decode(handle, path, wanted)
+            found += len(block)
+            if len(block) != wanted:
+                raise _short(path, found, handle.frames)
+            yield np.ascontiguousarray(block.T)
+
+
+class Writer:
+    """Writes an audio file piece by piece; the file appears under its name only when the block ends without an error.
+
+    Args:
+        path: Target; the suffix picks the container. Missing parent folders are made.
+        sample_rate: Hz.
+        channels: Number of channels.
+        subtype: libsndfile's sample format; None takes the container's usual one (PCM_16, VORBIS, ...).
+
+    Raises:
+        ValueError: Unknown suffix, or a subtype or rate that the container cannot hold.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], sample_rate: int, channels: int, subtype: str | None = "PCM_16"
+    ) -> None:
+        self.path = Path(path)
+        if self.path.suffix.lower() not in _FORMATS:
+            raise ValueError(f"{self.path}: unknown audio suffix, expected one of {', '.join(AUDIO_SUFFIXES)}")
+        container, usual = _FORMATS[self.path.suffix.lower()]
+        self._subtype = usual if subtype is None or container in ("OGG", "MP3") else subtype
+        self._channels = channels
+        self._samples = 0
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._temporary = temporary_beside(self.path)
+        try:
+            self._handle = soundfile.SoundFile(
+                self._temporary, "w", sample_rate, channels, self._subtype, format=container
+            )
+        except (soundfile.SoundFileError, ValueError) as error:
+            self._temporary.unlink(missing_ok=True)
+            raise ValueError(
+                f"{self.path}: cannot write {container} {self._subtype} with {channels} channels at "
+                f"{sample_rate} Hz ({reason(error)})"
+            ) from error
+
+    def write(self, audio: np.ndarray) -> None:
+        """Append samples; all but FLOAT and DOUBLE files are clipped to [-1, 1] and rounded to the nearest step.
+
+        Args:
+            audio: (T,) or (C, T) float.
+
+        Raises:
+            ValueError: Wrong number of channels, or NaN or infinite samples.
+            OSError: The disk is full or the file cannot be written.
+        """
+        audio = np.atleast_2d(np.asarray(audio, dtype=np.float32))
+        if audio.ndim != 2 or len(audio) != self._channels:
+            raise ValueError(f"{self.path}: expected {self._channels} channels (C, T), got shape {audio.shape}")
+        for first in range(0, audio.shape[1], BLOCK_SAMPLES):  # libsndfile's vorbis encoder overflows on long arrays
+            block = audio[:, first : first + BLOCK_SAMPLES]
+            if not np.isfinite(block).all():
+                raise ValueError(f"{self.path}: refusing to write NaN or infinite samples")
+            try:
+                self._handle.write(_quantise(block, self._subtype).T)
+            except soundfile.SoundFileError as error:
+                raise OSError(f"{self.path}: writing failed, is the disk full? ({reason(error)})") from error
+            self._samples += block.shape[1]
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._handle.close()
+            if kind is None:
+                if self._samples == 0:
+                    raise ValueError(f"{self.path}: nothing was written, an audio file needs at least one sample")
+                self._verify()
+                os.replace(self._temporary, self.path)
+        finally:
+            self._temporary.unlink(missing_ok=True)
+
+    def _verify(self) -> None:
+        """An encoder may lose its last block on a full disk when it closes, without an error."""
+        try:
+            found = info(self._temporary).samples
+        except AudioFileError as error:
+            raise OSError(f"{self.path}: the written file cannot be read back, is the disk full? ({error})") from error
+        if found != self._samples:
+            raise OSError(f"{self.path}: {found} of {self._samples} samples arrived, is the disk full?")
+
+
+def _quantise(audio: np.ndarray, subtype: str) -> np.ndarray:
+    """Clip for every bounded format; round integers ourselves because libsndfile truncates towards minus infinity."""
+    if subtype in ("FLOAT", "DOUBLE"):
+        return audio
+    if subtype not in _INTEGER_BITS:
+        return np.clip(audio, -1.0, 1.0)
+    bits = _INTEGER_BITS[subtype]
+    scale = 2.0 ** (bits - 1)
+    steps = np.clip(np.rint(audio.astype(np.float64) * scale), -scale, scale - 1)
+    return (steps * 2.0 ** (32 - bits)).astype(np.int32)
+
+
+def write(path: str | os.PathLike[str], audio: np.ndarray, sample_rate: int, subtype: str | None = None) -> None:
+    """Write a file in one go, beside its place and then renamed into it.
+
+    Args:
+        path: Target; the suffix picks the container.
+        audio: (T,) or (C, T) float; clipped to [-1, 1] unless the subtype is FLOAT or DOUBLE.
+        sample_rate: Hz.
+        subtype: libsndfile's sample format; None takes the container's usual one.
+
+    Raises:
+        ValueError: Unknown suffix, no samples, NaN, or a rate or subtype the container cannot hold.
+        OSError: The disk is full or the file cannot be written.
+    """
+    audio = np.atleast_2d(np.asarray(audio))
+    with Writer(path, sample_rate, len(audio), subtype) as writer:
+        writer.write(audio)
+
+
+def walk(path: str | os.PathLike[str], suffixes: Sequence[str] = AUDIO_SUFFIXES) -> list[Path]:
+    """List the files below a folder, or the one file given.
+
+    Args:
+        path: Folder or file.
+        suffixes: Lower-case suffixes with dot.
+
+    Returns:
+        Sorted paths; hidden files are left out (temporary files and other systems' side files).
+
+    Raises:
+        FileNotFoundError: There is no such path.
+        ValueError: `path` is a file with another suffix.
+    """
+    path = Path(path)
+    if path.is_dir():
+        found = (p for p in path.rglob("*") if p.suffix.lower() in suffixes and not p.name.startswith("."))
+        return sorted(p for p in found if p.is_file())
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file or folder")
+    if path.suffix.lower() not in suffixes:
+        raise ValueError(f"{path}: expected a file ending in {', '.join(suffixes)}")
+    return [path]

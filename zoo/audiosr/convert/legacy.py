@@ -1,0 +1,106 @@
+"""The calls of ProjectLily's trainers, `--headless` and the like, in the words of ours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from zoo.audiosr.convert.recipe import convert_config
+from zoo.common.atomic import write_atomic
+from zoo.common.options import take_option
+from zoo.common.systems import recipe_root
+from zoo.convert import old_calls
+from zoo.convert.old_calls import Call, shown
+
+CONFIG = "config.yaml"  # that the original reads when none is named
+TRAIN = ("--headless", "--term", "--distributed")
+WINDOW = ("--gui", "--legacy-gui")
+TEST = "--test-model"
+FILES = "zoo.audiosr.OriginalFiles"
+MONITOR = "zoo.training.LossMonitor"
+GUARD = "zoo.training.RobustGuard"
+
+
+def command(arguments: Sequence[str] | None = None) -> list[str]:
+    """Translate a call of an old script, see `zoo.convert.old_calls.command`."""
+    return old_calls.command(translate, arguments)
+
+
+def translate(arguments: Sequence[str], environment: Mapping[str, str]) -> Call:
+    """Translate a call; for training and its test the recipe is written beside config.yaml, as `<name>.zoo.yaml`.
+
+    Args:
+        arguments: one of `--headless`, `--term` (both train), `--distributed` (train with one process a device),
+            `--test-model`, `--gui` and `--legacy-gui`; the window where there is none. `--config FILE` is the
+            original's configuration (`config.yaml` when not given; further ones are fragments of ours). Other options
+            are those of `zoo fit`, `doctor` or `ui`, and passed on.
+        environment: variables of a launcher.
+
+    Returns:
+        The call.
+
+    Raises:
+        FileNotFoundError: when there is no such configuration.
+        ValueError: when several ways are asked for, or it is no configuration of AudioSR or ProjectLily.
+    """
+    asked = [each for each in arguments if each in (*TRAIN, *WINDOW, TEST)]
+    ways = {"train" if each in TRAIN else "window" if each in WINDOW else "test" for each in asked} or {"window"}
+    if len(ways) > 1:
+        raise ValueError(f"{' and '.join(asked)} exclude one another; name one")
+    configs, rest = take_option([each for each in arguments if each not in asked], "--config")
+    if ways == {"window"}:
+        note = [f"pick the recipe on the page; `zoo convert-config audiosr {configs[0]}` makes one"] if configs else []
+        return Call(["ui", *rest], note)
+    original, *fragments = configs or [CONFIG]
+    recipe, notes = convert_config(original)
+    devices, nodes = old_calls.processes(environment)
+    flags: list[str] = []
+    if ways == {"train"}:
+        if recipe["model"]["init_args"]["latent_scale"] == 1.0:
+            recipe["trainer"]["callbacks"].append({"class_path": FILES})
+        else:
+            notes.append("the original's file names: its layout has no scale of the latents but 1")
+        if "--distributed" in asked or devices * nodes > 1:
+            _spread(recipe, devices * nodes)
+            fragments.insert(0, shown(recipe_root() / "trainer" / "ddp.yaml"))
+            if devices * nodes > 1:
+                flags = [f"--trainer.devices={devices}", f"--trainer.num_nodes={nodes}"]
+            else:
+                flags = ["--trainer.devices=auto"]
+                notes.append("devices: all of this machine, a process each; torchrun is not needed")
+    elif fragments:
+        raise ValueError(f"{TEST} tests one configuration, found also {', '.join(fragments)}")
+    written = _written(Path(original), recipe)
+    options = [part for config in (shown(written), *fragments) for part in ("--config", config)]
+    verb = "fit" if ways == {"train"} else "doctor"
+    return Call([verb, *options, *flags, *rest], [f"not translated: {note}" for note in notes])
+
+
+def _spread(recipe: dict[str, Any], processes: int) -> None:
+    """One process a device: DataParallel and the monitor of one process are replaced, the epochs' steps shared."""
+    trainer, model = recipe["trainer"], recipe["model"]["init_args"]
+    model["parallel"] = "none"
+    trainer.pop("devices")
+    for place, callback in enumerate(trainer["callbacks"]):
+        if callback["class_path"] == MONITOR:
+            limit = callback["init_args"]["threshold"]
+            trainer["callbacks"][place] = {
+                "class_path": GUARD,
+                "init_args": {"limit": limit if math.isfinite(limit) else None},
+            }
+    if "max_steps" in trainer:
+        schedule = model["scheduler"]["init_args"]
+        trainer["max_steps"] = math.ceil(trainer["max_steps"] / processes)
+        schedule["warmup_steps"] //= processes
+
+
+def _written(original: Path, recipe: Mapping[str, Any]) -> Path:
+    """Write the recipe; every process of a launch writes the same."""
+    path = original.with_suffix(".zoo.yaml")
+    text = f"# Made of {original.name} by scripts/train_audiosr.py.\n" + yaml.safe_dump(recipe, sort_keys=False)
+    write_atomic(path, lambda file: file.write(text.encode()))
+    return path

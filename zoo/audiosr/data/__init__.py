@@ -1,0 +1,1 @@
+"""Files, items and the datamodules."""

@@ -1,0 +1,194 @@
+"""Crops of full-band audio with their band-limited twins: random ones for training, a fixed grid for validation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from zoo.audio.augment.effects import fit
+from zoo.audio.corpora.corpus import Corpus
+from zoo.audio.io.decoding import AudioFileError
+from zoo.audiosr.data.cutoff import band_end
+from zoo.audiosr.data.simulate import Simulation
+from zoo.audiosr.data.sources import Recordings
+from zoo.training.data import Key, item_seed
+
+Item = dict[str, Tensor]
+Pair = tuple[np.ndarray, np.ndarray | None]
+
+OWN_TRIES = 4  # crops of the item's own clip, before others are looked at
+OTHER_TRIES = 4
+
+
+@dataclass(frozen=True)
+class Blank:
+    """What counts as silence.
+
+    Attributes:
+        ratio_max: largest share of silent hops that a crop may have, 0 to 1; 1 takes everything.
+        hop_samples: length of a hop.
+        threshold: RMS of full scale below which a hop is silent.
+    """
+
+    ratio_max: float
+    hop_samples: int
+    threshold: float
+
+    def share(self, audio: np.ndarray) -> float:
+        """Share of silent hops of a signal (T,), T >= 1."""
+        starts = np.arange(0, len(audio), self.hop_samples)
+        energy = np.add.reduceat(np.square(audio, dtype=np.float64), starts)
+        lengths = np.diff(np.append(starts, len(audio)))
+        return float(np.mean(np.sqrt(energy / lengths) < self.threshold))
+
+
+def choose(recordings: Recordings, candidates: Iterable[tuple[int, int]], samples: int, blank: Blank) -> Pair:
+    """Take the first crop that is not silent, or else the least silent one.
+
+    Args:
+        recordings: the clips.
+        candidates: clip and first sample, in the order to be looked at.
+        samples: of a crop; zeros are appended to a shorter clip and do not count as silence.
+        blank: what is silent.
+
+    Returns:
+        High and low (samples,) float32.
+
+    Raises:
+        AudioFileError: none could be read.
+    """
+    best: Pair | None = None
+    least, failure = 2.0, AudioFileError("no crop to choose from")
+    for index, start in candidates:
+        try:
+            high, low = recordings.read(index, start, samples)
+        except AudioFileError as error:
+            failure = error
+            continue
+        share = blank.share(high)
+        if share < least:
+            least, best = share, (high, low)
+        if share <= blank.ratio_max:
+            break
+    if best is None:
+        raise failure
+    high, low = best
+    return fit(high, samples), None if low is None else fit(low, samples)
+
+
+class Crops(Dataset[Item]):
+    """Random crops with fresh degradations, keyed by (epoch, item): the same whatever worker or rank draws them.
+
+    Args:
+        recordings: the clips.
+        indices: which of them.
+        sample_rate: Hz.
+        segment_samples: length of a crop.
+        blank: which crops to pass over; after a few tries other clips are looked at.
+        simulation: makes the twins where the data has none.
+        noises: for the simulation.
+        seed: of crops and degradations.
+    """
+
+    def __init__(
+        self,
+        recordings: Recordings,
+        indices: np.ndarray,
+        sample_rate: int,
+        segment_samples: int,
+        blank: Blank,
+        simulation: Simulation,
+        noises: Corpus | None,
+        seed: int,
+    ) -> None:
+        self.recordings = recordings
+        self.indices = indices
+        self.sample_rate = sample_rate
+        self.segment_samples = segment_samples
+        self.blank = blank
+        self.simulation = simulation
+        self.noises = noises
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, key: Key) -> Item:
+        epoch, item = key
+        rng = np.random.default_rng(item_seed(self.seed, epoch, item))
+        candidates = self._candidates(int(self.indices[item]), rng)
+        high, low = choose(self.recordings, candidates, self.segment_samples, self.blank)
+        if low is not None:
+            return as_item(high, low, band_end(low, self.sample_rate))
+        return as_item(high, *self.simulation.degrade(high, self.sample_rate, rng, self.noises))
+
+    def _candidates(self, own: int, rng: np.random.Generator) -> Iterator[tuple[int, int]]:
+        for attempt in range(OWN_TRIES + OTHER_TRIES):
+            index = own if attempt < OWN_TRIES else int(rng.choice(self.indices))
+            room = max(self.recordings.length(index) - self.segment_samples, 0)
+            if 0 < attempt < OWN_TRIES and room == 0:
+                continue
+            yield index, int(rng.integers(room + 1))
+
+
+class Grid(Dataset[Item]):
+    """Every validation clip at every cut-off: the same crop, filter type and order in every run.
+
+    Args:
+        recordings: the clips.
+        indices: which of them.
+        sample_rate: Hz.
+        samples: length of the excerpt, the first that is not silent.
+        blank: what is silent.
+        simulation: its filter types; neither noise nor codecs.
+        cutoffs_hz: Hz; where the data has twins they are taken as they are, one item a clip.
+
+    Rows carry the number of the `item` besides.
+    """
+
+    def __init__(
+        self,
+        recordings: Recordings,
+        indices: np.ndarray,
+        sample_rate: int,
+        samples: int,
+        blank: Blank,
+        simulation: Simulation,
+        cutoffs_hz: Sequence[float],
+    ) -> None:
+        self.recordings = recordings
+        self.indices = indices
+        self.sample_rate = sample_rate
+        self.samples = samples
+        self.blank = blank
+        self.simulation = simulation
+        self.cutoffs_hz = [0.0] if recordings.low is not None else list(cutoffs_hz)
+
+    def __len__(self) -> int:
+        return len(self.indices) * len(self.cutoffs_hz)
+
+    def __getitem__(self, item: int) -> Item:
+        clip, column = divmod(item, len(self.cutoffs_hz))
+        index = int(self.indices[clip])
+        room = max(self.recordings.length(index) - self.samples, 0)
+        starts = np.unique(np.linspace(0, room, OWN_TRIES + OTHER_TRIES).astype(int))
+        high, low = choose(self.recordings, [(index, int(start)) for start in starts], self.samples, self.blank)
+        if low is not None:
+            return as_item(high, low, band_end(low, self.sample_rate)) | {"item": torch.tensor(item)}
+        cutoff_hz = self.cutoffs_hz[column]
+        low = self.simulation.limited(high, self.sample_rate, cutoff_hz, number=clip + column)
+        return as_item(high, low, cutoff_hz) | {"item": torch.tensor(item)}
+
+
+def as_item(high: np.ndarray, low: np.ndarray, cutoff_hz: float) -> Item:
+    """One row of a batch: `high` and `low` (1, T) float32, `cutoff_hz` () float32."""
+    return {
+        "high": torch.from_numpy(np.ascontiguousarray(high, np.float32))[None],
+        "low": torch.from_numpy(np.ascontiguousarray(low, np.float32))[None],
+        "cutoff_hz": torch.tensor(cutoff_hz, dtype=torch.float32),
+    }

@@ -1,0 +1,219 @@
+"""Band-limited twins of full-band audio: a random low-pass filter, and what else happens to such recordings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+from scipy.signal import bessel, butter, cheby1, ellip, resample_poly, sosfiltfilt
+
+from zoo.audio.augment.degrade import Degrader
+from zoo.audio.augment.effects import fit
+from zoo.audio.corpora.corpus import Corpus
+
+FilterType = Literal["butter", "cheby1", "ellip", "bessel"]
+FILTER_TYPES: tuple[FilterType, ...] = get_args(FilterType)
+_RIPPLE_DB, _STOP_DB = 0.1, 60.0  # AudioSR's, of one pass
+
+
+def lowpass(
+    audio: np.ndarray,
+    sample_rate: int,
+    cutoff_hz: float,
+    filter_type: FilterType = "butter",
+    order: int = 8,
+    resample: bool = False,
+) -> np.ndarray:
+    """Limit the band without a delay: the filter runs forwards and backwards.
+
+    Args:
+        audio: (T,) float, T >= 1.
+        sample_rate: Hz.
+        cutoff_hz: 0 < cutoff_hz < sample_rate / 2.
+        filter_type: butter, cheby1 (0.1 dB of ripple), ellip (0.1 dB, 60 dB) or bessel.
+        order: of one pass, >= 1; AudioSR draws 2 to 10.
+        resample: filter, go down to 2 * cutoff_hz and back, and filter again, as the original does: no band is left
+            above the cut-off. Quick for cut-offs that divide the sample rate well (multiples of 100 Hz).
+
+    Returns:
+        (T,) float32.
+
+    Raises:
+        ValueError: the shape, the type, the order or the cut-off does not fit.
+
+    Source: Liu et al., "AudioSR" (2023), section 4.1, and its code's order of steps.
+    """
+    if audio.ndim != 1 or not audio.size:
+        raise ValueError(f"expected audio (T,) of at least one sample, found shape {audio.shape}")
+    sections = _sections(sample_rate, cutoff_hz, filter_type, order)
+    filtered = _both_ways(sections, audio)
+    if resample:
+        narrow = round(2 * cutoff_hz)
+        filtered = resample_poly(resample_poly(filtered, narrow, sample_rate), sample_rate, narrow)
+        filtered = _both_ways(sections, fit(filtered, len(audio)))
+    return filtered.astype(np.float32)
+
+
+def _sections(sample_rate: int, cutoff_hz: float, filter_type: FilterType, order: int) -> np.ndarray:
+    if not 0 < cutoff_hz < sample_rate / 2:
+        raise ValueError(f"cutoff_hz lies between 0 and half the sample rate, {sample_rate / 2} Hz; found {cutoff_hz}")
+    if order < 1:
+        raise ValueError(f"order is at least 1, not {order}")
+    if filter_type == "butter":
+        return butter(order, cutoff_hz, fs=sample_rate, output="sos")
+    if filter_type == "cheby1":
+        return cheby1(order, _RIPPLE_DB, cutoff_hz, fs=sample_rate, output="sos")
+    if filter_type == "ellip":
+        return ellip(order, _RIPPLE_DB, _STOP_DB, cutoff_hz, fs=sample_rate, output="sos")
+    if filter_type == "bessel":
+        return bessel(order, cutoff_hz, fs=sample_rate, output="sos")
+    raise ValueError(f"filter_type is one of {', '.join(FILTER_TYPES)}, not {filter_type!r}")
+
+
+def _both_ways(sections: np.ndarray, audio: np.ndarray) -> np.ndarray:
+    """Filter, with the edges extended as scipy does by default, or by what a shorter signal has."""
+    extension = 3 * (2 * len(sections) + 1)
+    return sosfiltfilt(sections, audio, padlen=min(extension, len(audio) - 1))
+
+
+Range = tuple[float, float]
+
+VAL_ORDER = 8  # of the validation grid's filters: the original's only order
+_NYQUIST_SHARE = 0.95  # of half the sample rate: a filter above it would leave nothing to predict
+STEP_HZ = 100.0  # of the cut-offs drawn: resampling by ratios of small numbers is quick
+_CODECS: dict[str, list[float]] = {"mp3": [64, 96, 128], "opus": [32, 48, 64]}  # kb/s for one channel
+
+
+class Simulation:
+    """Makes the low-resolution twin of a signal; equal arguments and an equal generator state give equal samples.
+
+    Noise comes first, then the filter at zero phase, with or without resampling to twice the cut-off and back, then the
+    codec, whose delay is removed. A codec may limit the band further than the cut-off that is reported.
+
+    Args:
+        cutoff_hz: lowest and highest cut-off in Hz; the highest is lowered to 95 % of half the sample rate.
+        filter_types: filter types, drawn evenly.
+        order: lowest and highest order of the filter, 1 to 10.
+        resampling: share of the items that are resampled and filtered once more, 0 to 1.
+        noise: share of the items with noise ahead of the filter, 0 to 1.
+        snr_db: lowest and highest signal-to-noise ratio in dB.
+        codec: share of the items that go through a codec, 0 to 1.
+        codecs: settings by codec, see `zoo.audio.augment.codecs.roundtrip`; MP3 and Opus at common bit rates when null.
+
+    Raises:
+        ValueError: an argument outside its range, or a codec that this machine has not.
+
+    Source: AudioSR (arXiv 2309.07314), section 3: cut-offs of 2 to 16 kHz and random filters.
+    """
+
+    def __init__(
+        self,
+        cutoff_hz: Range = (2000.0, 16000.0),
+        filter_types: Sequence[FilterType] = FILTER_TYPES,
+        order: tuple[int, int] = (2, 10),
+        resampling: float = 0.5,
+        noise: float = 0.0,
+        snr_db: Range = (20.0, 50.0),
+        codec: float = 0.1,
+        codecs: Mapping[str, Sequence[float]] | None = None,
+    ) -> None:
+        self.cutoff_hz = (float(cutoff_hz[0]), float(cutoff_hz[1]))
+        self.filter_types = tuple(filter_types)
+        self.order = (int(order[0]), int(order[1]))
+        self.resampling = resampling
+        self.noise = noise
+        self.codec = codec
+        self._check()
+        noisy: dict[str, Any] = {"probabilities": {"noise": noise}, "snr_db": (float(snr_db[0]), float(snr_db[1]))}
+        coded: dict[str, Any] = {"probabilities": {"codec": codec}, "codecs": _CODECS if codecs is None else codecs}
+        self._before = Degrader(steps=("noise",), **noisy) if noise else None
+        self._after = Degrader(steps=("codec",), **coded) if codec else None
+
+    def degrade(
+        self, high: np.ndarray, sample_rate: int, rng: np.random.Generator, noises: Corpus | None = None
+    ) -> tuple[np.ndarray, float]:
+        """Draw a degradation and carry it out.
+
+        Args:
+            high: (T,) float32, T >= 1.
+            sample_rate: Hz.
+            rng: source of every choice.
+            noises: noise at `sample_rate`; needed where `noise` > 0.
+
+        Returns:
+            The twin (T,) float32, aligned with `high` and at its level, and the cut-off in Hz.
+
+        Raises:
+            ValueError: the sample rate leaves no cut-off to draw, or noise is missing.
+        """
+        cutoff_hz = self._draw_cutoff(sample_rate, rng)
+        filter_type = self.filter_types[int(rng.integers(len(self.filter_types)))]
+        order = int(rng.integers(self.order[0], self.order[1] + 1))
+        low = high if self._before is None else _at_level(self._before, high, sample_rate, rng, noises)
+        low = lowpass(low, sample_rate, cutoff_hz, filter_type, order, resample=bool(rng.random() < self.resampling))
+        if self._after is not None:
+            low = _at_level(self._after, low, sample_rate, rng, None)
+        return low, cutoff_hz
+
+    def limited(self, high: np.ndarray, sample_rate: int, cutoff_hz: float, number: int) -> np.ndarray:
+        """Make the twin for validation: a filter alone, whose type follows from a number.
+
+        Args:
+            high: (T,) float32.
+            sample_rate: Hz.
+            cutoff_hz: Hz.
+            number: any integer >= 0; the types take turns.
+
+        Returns:
+            (T,) float32.
+        """
+        filter_type = self.filter_types[number % len(self.filter_types)]
+        return lowpass(high, sample_rate, cutoff_hz, filter_type, VAL_ORDER)
+
+    def band(self, sample_rate: int) -> Range:
+        """The cut-offs that are drawn at a sample rate, in Hz.
+
+        Raises:
+            ValueError: the lowest lies above what the rate can hold.
+        """
+        highest = min(self.cutoff_hz[1], top(sample_rate))
+        if self.cutoff_hz[0] > highest:
+            raise ValueError(
+                f"simulation.cutoff_hz: the lowest cut-off of {self.cutoff_hz[0]:g} Hz lies above {highest:g} Hz, the "
+                f"highest at a sample rate of {sample_rate} Hz; lower it"
+            )
+        return self.cutoff_hz[0], highest
+
+    def _draw_cutoff(self, sample_rate: int, rng: np.random.Generator) -> float:
+        lowest, highest = self.band(sample_rate)
+        first, last = math.ceil(lowest / STEP_HZ), math.floor(highest / STEP_HZ)
+        if first > last:
+            return float(rng.uniform(lowest, highest))
+        return STEP_HZ * int(rng.integers(first, last + 1))
+
+    def _check(self) -> None:
+        if not 0 < self.cutoff_hz[0] <= self.cutoff_hz[1]:
+            raise ValueError(f"simulation.cutoff_hz: expected 0 < lowest <= highest, found {list(self.cutoff_hz)}")
+        if not self.filter_types or (unknown := set(self.filter_types) - set(FILTER_TYPES)):
+            found = ", ".join(sorted(unknown)) if self.filter_types else "none"
+            raise ValueError(f"simulation.filter_types: expected some of {', '.join(FILTER_TYPES)}, found {found}")
+        if not 1 <= self.order[0] <= self.order[1] <= 10:
+            raise ValueError(f"simulation.order: expected 1 <= lowest <= highest <= 10, found {list(self.order)}")
+        for name in ("resampling", "noise", "codec"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"simulation.{name}: expected a share from 0 to 1, found {getattr(self, name)}")
+
+
+def top(sample_rate: int) -> float:
+    """The highest cut-off in Hz that leaves something to predict at a sample rate."""
+    return _NYQUIST_SHARE * sample_rate / 2
+
+
+def _at_level(
+    degrader: Degrader, audio: np.ndarray, sample_rate: int, rng: np.random.Generator, noises: Corpus | None
+) -> np.ndarray:
+    """A Degrader keeps peaks within full scale by lowering the whole; the twin has to stay at its clean level."""
+    degraded = degrader.degrade(audio, sample_rate, rng, noises)
+    return degraded.audio / np.float32(degraded.level)

@@ -1,0 +1,289 @@
+"""Where recordings come from: folders in the layouts that are known, decoded into caches, memory, or file by file."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from zoo.audio.corpora.cache import CorpusCache, relative_names
+from zoo.audio.corpora.corpus import PEAK, Corpus, read_list
+from zoo.audio.io import files
+from zoo.audio.io.decoding import AudioFileError
+
+log = logging.getLogger(__name__)
+
+HIGH, LOW = "high", "low"
+_SHOWN = 5  # names in a message
+_MISMATCH_SECONDS = 0.1  # by which twins may differ in length without a word: a codec's padding
+
+
+@dataclass(frozen=True)
+class Part:
+    """The files of training or of validation.
+
+    Attributes:
+        folder: of the full-band files.
+        high: full-band files.
+        low: their band-limited twins, in the same order; empty where they are simulated.
+        low_folder: of the twins.
+        lists: the file lists that chose them, which tell caches apart.
+    """
+
+    folder: Path
+    high: list[Path]
+    low: list[Path]
+    low_folder: Path
+    lists: tuple[str | None, str | None] = (None, None)
+
+
+def find_parts(
+    root: Path,
+    paired: bool,
+    valid_root: Path | None = None,
+    lists: tuple[str | None, str | None] = (None, None),
+) -> tuple[Part, Part | None]:
+    """Find the files of a corpus.
+
+    Args:
+        root: `{train,valid}/{high,low}`, `{high,low}`, or any other tree of audio, LJSpeech's among them.
+        paired: read `low` too.
+        valid_root: another folder for validation, laid out likewise (`{high,low}` or a tree).
+        lists: files to train on and to validate on, see `zoo.audio.corpora.corpus.read_list`; null for all.
+
+    Returns:
+        The part for training, and the one for validation where the layout, `valid_root` or a list names one.
+
+    Raises:
+        FileNotFoundError: a folder or a listed file is missing.
+        ValueError: no audio, or in `paired` a file without twin.
+    """
+    train_home = root / "train" if (root / "train" / HIGH).is_dir() else root
+    valid_home = valid_root
+    beside = root / "valid"
+    if valid_home is None and train_home != root and (beside / HIGH).is_dir() and files.walk(beside / HIGH):
+        valid_home = beside
+    listed = [None if name is None else read_list(Path(name), _high(train_home)) for name in lists]
+    high = files.walk(_high(train_home)) if listed[0] is None else listed[0]
+    if listed[1] is not None:
+        held_out = set(listed[1])
+        train = _part(train_home, paired, [path for path in high if path not in held_out], lists)
+        return train, _part(train_home, paired, listed[1], ("", lists[1]))
+    train = _part(train_home, paired, high, lists)
+    if valid_home is None:
+        return train, None
+    return train, _part(valid_home, paired, files.walk(_high(valid_home)), (None, None))
+
+
+def _high(home: Path) -> Path:
+    return home / HIGH if (home / HIGH).is_dir() else home
+
+
+def _part(home: Path, paired: bool, high: list[Path], lists: tuple[str | None, str | None]) -> Part:
+    folder = _high(home)
+    high = sorted(dict.fromkeys(high))
+    if not high:
+        raise ValueError(f"data: no audio file ({', '.join(files.AUDIO_SUFFIXES)}) of {folder} to use")
+    if not paired:
+        return Part(folder, high, [], home / LOW, lists)
+    if folder == home or not (home / LOW).is_dir():
+        raise FileNotFoundError(f"data.init_args.mode paired: expected the folders {home / HIGH} and {home / LOW}")
+    return Part(folder, high, _twins(folder, high, home / LOW), home / LOW, lists)
+
+
+def _twins(folder: Path, high: Sequence[Path], low: Path) -> list[Path]:
+    """The twin of each file: the same path below its folder, whatever the suffix."""
+    found = files.walk(low)
+    stems = [path.relative_to(low).with_suffix("").as_posix() for path in found]
+    wanted = [path.relative_to(folder).with_suffix("").as_posix() for path in high]
+    twice = [stem for names in (stems, wanted) for stem, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ValueError(f"{low} and {folder}: {twice[0]} is there twice, with two suffixes; remove one of them")
+    by_stem = dict(zip(stems, found, strict=True))
+    if missing := [stem for stem in wanted if stem not in by_stem]:
+        raise ValueError(
+            f"data.init_args.mode paired: {len(missing)} of {len(high)} files of {folder} have no twin of their name "
+            f"in {low}: {', '.join(missing[:_SHOWN])}"
+        )
+    return [by_stem[stem] for stem in wanted]
+
+
+class RamCorpus:
+    """A corpus cache read into memory as one block of 16-bit samples, which forked and spawned workers share.
+
+    Args:
+        cache: what to read.
+    """
+
+    def __init__(self, cache: CorpusCache) -> None:
+        self.names = list(cache.names)
+        self.lengths = np.array(cache.lengths)
+        self.peaks = np.array(cache.peaks)
+        self._starts = np.array(cache.offsets)
+        # torch hands tensors to spawned workers through shared memory, arrays would be copied into each of them
+        self._audio = torch.from_numpy(np.fromfile(cache.folder / "audio.i16", dtype="<i2"))
+
+    def read(self, index: int, start: int = 0, samples: int = -1) -> np.ndarray:
+        """Samples (T,) float32."""
+        room = max(int(self.lengths[index]) - start, 0)
+        first = int(self._starts[index]) + start
+        block = self._audio[first : first + (room if samples < 0 else min(samples, room))]
+        return block.numpy().astype(np.float32) / np.float32(32768)
+
+
+class FileCorpus:
+    """Files decoded whole whenever they are asked for; nothing is written, and nothing but the last one is kept.
+
+    Headers are checked at once. A file that turns out broken later is named by an AudioFileError from then on.
+
+    Args:
+        paths: the files.
+        sample_rate: Hz.
+        max_bad_share: share of broken files above which a ValueError ends the run.
+
+    Raises:
+        ValueError: too many broken headers.
+    """
+
+    def __init__(self, paths: Sequence[Path], sample_rate: int, max_bad_share: float) -> None:
+        self.sample_rate = sample_rate
+        self._allowed = max_bad_share * len(paths)
+        self._count = len(paths)
+        self._bad: dict[Path, str] = {}
+        self._last: tuple[int, np.ndarray] | None = None
+        self._paths, self.names, lengths = [], [], []
+        for path, name in zip(paths, relative_names(paths), strict=True):
+            try:
+                facts = files.info(path)
+            except AudioFileError as error:
+                self._note(path, error)
+                continue
+            self._paths.append(path)
+            self.names.append(name)
+            lengths.append(int(facts.samples * sample_rate / facts.sample_rate + 0.5))  # soxr's own count
+        self.lengths = np.array(lengths)
+
+    @property
+    def peaks(self) -> Any:
+        """Largest absolute sample per clip, found by decoding it."""
+        return _Peaks(self)
+
+    def read(self, index: int, start: int = 0, samples: int = -1) -> np.ndarray:
+        """Samples (T,) float32."""
+        return self._decoded(index)[start : None if samples < 0 else start + samples]
+
+    def _decoded(self, index: int) -> np.ndarray:
+        path = self._paths[index]
+        if path in self._bad:
+            raise AudioFileError(self._bad[path])
+        if self._last is None or self._last[0] != index:
+            try:
+                audio = files.read_mono(path, self.sample_rate)
+            except AudioFileError as error:
+                self._note(path, error)
+                raise
+            self._last = (index, audio / max(1.0, float(np.abs(audio).max())))
+        return self._last[1]
+
+    def _note(self, path: Path, error: AudioFileError) -> None:
+        self._bad[path] = str(error)
+        log.warning("left out: %s", error)
+        if len(self._bad) > self._allowed:
+            raise ValueError(
+                f"{len(self._bad)} of {self._count} audio files are bad so far, more than max_bad_share allows: "
+                f"{'; '.join(list(self._bad.values())[:_SHOWN])}"
+            ) from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_last": None}
+
+
+class _Peaks:
+    def __init__(self, corpus: FileCorpus) -> None:
+        self._corpus = corpus
+
+    def __getitem__(self, index: int) -> float:
+        return float(np.abs(self._corpus.read(index)).max())
+
+
+class Recordings:
+    """Full-band clips and, in paired data, their band-limited twins at the same gain.
+
+    Args:
+        high: full-band clips.
+        low: band-limited clips.
+        twins: for each full-band clip the number of its twin, -1 where it has none that can be read.
+        normalize: bring the peak of each full-band clip to 0.95, and its twin along.
+    """
+
+    def __init__(
+        self,
+        high: Corpus,
+        low: Corpus | None = None,
+        twins: np.ndarray | None = None,
+        normalize: bool = True,
+    ) -> None:
+        self.high = high
+        self.low = low
+        self.twins = twins
+        self.normalize = normalize
+
+    @property
+    def usable(self) -> np.ndarray:
+        """Numbers of the clips that can be used."""
+        return np.arange(len(self.high.lengths)) if self.twins is None else np.flatnonzero(self.twins >= 0)
+
+    def length(self, index: int) -> int:
+        """Samples of a clip; of a pair, those that both have."""
+        samples = int(self.high.lengths[index])
+        if self.low is None or self.twins is None:
+            return samples
+        return min(samples, int(self.low.lengths[self.twins[index]]))
+
+    def read(self, index: int, start: int, samples: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """A piece (T,) float32 of a clip and of its twin; T is less than `samples` at the clip's end."""
+        samples = min(samples, self.length(index) - start)
+        peak = float(self.high.peaks[index]) if self.normalize else 0.0
+        gain = np.float32(PEAK / peak if peak > 0 else 1.0)
+        high = self.high.read(index, start, samples) * gain
+        if self.low is None or self.twins is None:
+            return high, None
+        return high, self.low.read(int(self.twins[index]), start, samples) * gain
+
+
+def pair(part: Part, high: Corpus, low: Corpus, sample_rate: int, normalize: bool) -> Recordings:
+    """Bring twins together; pairs of which one is broken are left out, uneven ones are named.
+
+    Args:
+        part: the files.
+        high: their full-band corpus, which may lack broken ones.
+        low: the corpus of the twins, likewise.
+        sample_rate: of both, in Hz.
+        normalize: see `Recordings`.
+
+    Returns:
+        The pairs.
+    """
+    low_names = dict(zip(relative_names(part.high), relative_names(part.low), strict=True))
+    numbers: Mapping[str, int] = {name: number for number, name in enumerate(low.names)}
+    twins = np.array([numbers.get(low_names[name], -1) for name in high.names])
+    recordings = Recordings(high, low, twins, normalize)
+    uneven = [
+        high.names[index]
+        for index in recordings.usable
+        if abs(int(high.lengths[index]) - int(low.lengths[twins[index]])) > _MISMATCH_SECONDS * sample_rate
+    ]
+    if uneven:
+        log.warning(
+            "%d of %d pairs below %s differ by more than %g s in length; the shorter counts: %s",
+            len(uneven), len(twins), os.path.commonpath([part.folder, part.low_folder]), _MISMATCH_SECONDS,
+            ", ".join(uneven[:_SHOWN]),
+        )  # fmt: skip
+    return recordings

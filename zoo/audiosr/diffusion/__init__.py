@@ -1,0 +1,1 @@
+"""The diffusion process and its samplers."""

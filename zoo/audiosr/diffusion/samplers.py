@@ -1,0 +1,256 @@
+"""Samplers that turn noise into latents, the steps they take, and guidance."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from zoo.audiosr.diffusion.schedule import CosineDiffusion
+
+Predict = Callable[[Tensor, Tensor], Tensor]
+Grid = Literal["trailing", "dense", "original"]
+
+GRIDS = ("trailing", "dense", "original")
+_DENSITY = 1.5  # exponent of the dense grid: best for DPM-Solver++ on mixtures of Gaussians, at 8 to 20 steps
+
+
+def row_noise(seeds: Sequence[int], shape: Sequence[int], device: torch.device | str = "cpu") -> Iterator[Tensor]:
+    """Noise whose every row comes from a seed of its own: the same for any batch size and number of processes.
+
+    Args:
+        seeds: one per row.
+        shape: of one row.
+        device: of the result; it is drawn on the CPU, so that all devices give the same.
+
+    Yields:
+        (len(seeds), *shape), float32, standard normal, without end: what a sampler starts from, then what it adds.
+
+    Raises:
+        ValueError: when there are no seeds.
+    """
+    if not seeds:
+        raise ValueError("noise needs at least one seed")
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    while True:
+        rows = [torch.randn(tuple(shape), generator=generator, device="cpu") for generator in generators]
+        yield torch.stack(rows).to(device)
+
+
+def time_grid(steps: int, grid: Grid, total: int) -> list[int]:
+    """Steps of the process at which to run the net, and where the last of them leads.
+
+    Args:
+        steps: evaluations of the net, 1 to `total`.
+        grid: "trailing": evenly down from the last step, pure noise, to clean data. "dense": the same with shorter
+            steps towards the data. "original": AudioSR's, 1 + every (total // steps)-th, to step 0; it starts below
+            pure noise and takes more steps where `steps` does not divide `total`.
+        total: T of the process.
+
+    Returns:
+        Falling steps; -1 is clean data.
+
+    Raises:
+        ValueError: when an argument is out of range.
+
+    Source: trailing: Lin et al., "Common Diffusion Noise Schedules and Sample Steps are Flawed" (2024), section 3.3.
+    """
+    if not 1 <= steps <= total:
+        raise ValueError(f"steps lies between 1 and the {total} steps of the process, found {steps}")
+    if grid == "original":
+        return [*reversed(range(1, total, total // steps)), 0]
+    if grid not in GRIDS:
+        raise ValueError(f"grid is one of {', '.join(GRIDS)}, not {grid!r}")
+    exponent = _DENSITY if grid == "dense" else 1.0
+    times = {max(round(total * (1 - index / steps) ** exponent) - 1, 0) for index in range(steps)}
+    return [*sorted(times, reverse=True), -1]
+
+
+class Sampler(ABC):
+    """Follows the process backwards, from noise to data.
+
+    Args:
+        steps: evaluations of the net.
+        grid: see `time_grid`.
+
+    Raises:
+        ValueError: when an argument is out of range.
+    """
+
+    def __init__(self, steps: int, grid: Grid) -> None:
+        if steps < 1:
+            raise ValueError(f"steps is at least 1, not {steps}")
+        if grid not in GRIDS:
+            raise ValueError(f"grid is one of {', '.join(GRIDS)}, not {grid!r}")
+        self.steps = steps
+        self.grid: Grid = grid
+
+    @abstractmethod
+    def sample(
+        self, predict: Predict, noise: Tensor, diffusion: CosineDiffusion, noises: Iterator[Tensor] | None = None
+    ) -> Tensor:
+        """Draw samples, without gradients.
+
+        Args:
+            predict: function of x_t (B, ...) and steps (B,) int64 that returns the net's output (B, ...).
+            noise: what to start from, (B, ...), float32; the first item of `row_noise`.
+            diffusion: the process.
+            noises: what to add on the way, one per step, where the sampler adds noise; the rest of `row_noise`.
+
+        Returns:
+            x_0 (B, ...).
+
+        Raises:
+            ValueError: when the steps do not fit the process, or noises are missing.
+        """
+
+
+class DDIM(Sampler):
+    """One step of first order per evaluation, with or without fresh noise.
+
+    Args:
+        steps: evaluations of the net.
+        eta: share of fresh noise, 0 (none) to 1 (as much as the process itself has).
+        grid: see `time_grid`; "original" with eta 1 is AudioSR's way.
+
+    Raises:
+        ValueError: when an argument is out of range.
+
+    Source: Song et al., "DDIM" (2021), equations 12 and 16.
+    """
+
+    def __init__(self, steps: int = 100, eta: float = 0.0, grid: Grid = "trailing") -> None:
+        super().__init__(steps, grid)
+        if not 0 <= eta <= 1:
+            raise ValueError(f"eta lies between 0 and 1, not {eta}")
+        self.eta = eta
+
+    @torch.no_grad()
+    def sample(
+        self, predict: Predict, noise: Tensor, diffusion: CosineDiffusion, noises: Iterator[Tensor] | None = None
+    ) -> Tensor:
+        """Draw samples; see `Sampler.sample`."""
+        if self.eta and noises is None:
+            raise ValueError(
+                f"DDIM with eta {self.eta} adds noise in every step: pass noises, as of row_noise(seeds, ...)"
+            )
+        x = noise
+        for t, following in pairwise(time_grid(self.steps, self.grid, diffusion.steps)):
+            rows = torch.full((len(x),), t, device=x.device)
+            output = predict(x, rows)
+            x0, direction = diffusion.to_x0(x, output, rows), diffusion.to_noise(x, output, rows)
+            fresh = self.eta * _ancestral_spread(diffusion, t, following)
+            signal, spread = diffusion.levels(following)
+            x = signal * x0 + math.sqrt(max(spread**2 - fresh**2, 0.0)) * direction
+            if noises is not None and fresh:
+                x = x + fresh * next(noises)
+        return x
+
+
+class DPMSolver(Sampler):
+    """DPM-Solver++(2M): second order from the estimate of the step before, at one evaluation per step.
+
+    Args:
+        steps: evaluations of the net.
+        grid: see `time_grid`.
+
+    Raises:
+        ValueError: when an argument is out of range.
+
+    Source: Lu et al., "DPM-Solver++" (2022), algorithm 2. Steps from pure noise and to clean data, where the logarithm
+    of the signal-to-noise ratio is infinite, are of first order.
+    """
+
+    def __init__(self, steps: int = 15, grid: Grid = "dense") -> None:
+        super().__init__(steps, grid)
+
+    @torch.no_grad()
+    def sample(
+        self, predict: Predict, noise: Tensor, diffusion: CosineDiffusion, noises: Iterator[Tensor] | None = None
+    ) -> Tensor:
+        """Draw samples; see `Sampler.sample`. No noise is added."""
+        x, earlier, stride_before = noise, None, 0.0
+        for t, following in pairwise(time_grid(self.steps, self.grid, diffusion.steps)):
+            rows = torch.full((len(x),), t, device=x.device)
+            x0 = diffusion.to_x0(x, predict(x, rows), rows)
+            stride = _log_ratio(diffusion, following) - _log_ratio(diffusion, t)
+            estimate = x0
+            if earlier is not None and math.isfinite(stride):
+                weight = stride / (2 * stride_before)
+                estimate = (1 + weight) * x0 - weight * earlier
+            signal, spread = diffusion.levels(t)
+            next_signal, next_spread = diffusion.levels(following)
+            kept = next_spread / spread
+            x = kept * x + (next_signal - signal * kept) * estimate
+            earlier, stride_before = x0, stride
+        return x
+
+
+def mix(conditional: Tensor, unconditional: Tensor, scale: float, rescale: float = 0.0) -> Tensor:
+    """Classifier-free guidance of outputs: u + scale (c - u).
+
+    Args:
+        conditional: output (B, ...) with the condition.
+        unconditional: output of the same shape without it.
+        scale: 1 is conditional, 0 unconditional, above 1 exaggerates the condition.
+        rescale: share, 0 to 1, of the result that is brought back to the conditional output's spread.
+
+    Returns:
+        (B, ...).
+
+    Source: Ho and Salimans (2022), equation 6; rescale: Lin et al. (2024), section 3.4.
+    """
+    result = unconditional + scale * (conditional - unconditional)
+    if not rescale:
+        return result
+    axes = tuple(range(1, result.dim()))
+    factor = conditional.std(axes, keepdim=True) / result.std(axes, keepdim=True).clamp(
+        min=torch.finfo(result.dtype).tiny
+    )
+    return result * (1 - rescale + rescale * factor)
+
+
+def guided(predict: Predict, unconditional: Predict, scale: float, rescale: float = 0.0) -> Predict:
+    """Guide one function by another; see `mix`.
+
+    Args:
+        predict: function of x_t and t with the condition.
+        unconditional: the same without it; never called where the scale is 1.
+        scale: of the guidance, >= 0.
+        rescale: 0 to 1.
+
+    Returns:
+        Function of x_t and t.
+
+    Raises:
+        ValueError: when an argument is out of range.
+    """
+    if scale < 0 or not 0 <= rescale <= 1:
+        raise ValueError(f"guidance has scale >= 0 and 0 <= rescale <= 1, found {scale} and {rescale}")
+    if scale == 1:
+        return predict
+
+    def both(x: Tensor, t: Tensor) -> Tensor:
+        return mix(predict(x, t), unconditional(x, t), scale, rescale)
+
+    return both
+
+
+def _ancestral_spread(diffusion: CosineDiffusion, t: int, following: int) -> float:
+    """Standard deviation of the noise that the process itself adds between two steps, given the data."""
+    signal, spread = diffusion.levels(t)
+    next_signal, next_spread = diffusion.levels(following)
+    return next_spread / spread * math.sqrt(1 - (signal / next_signal) ** 2)
+
+
+def _log_ratio(diffusion: CosineDiffusion, t: int) -> float:
+    """Logarithm of signal over noise, infinite at both ends."""
+    signal, spread = diffusion.levels(t)
+    if signal == 0 or spread == 0:
+        return math.inf if spread == 0 else -math.inf
+    return math.log(signal / spread)

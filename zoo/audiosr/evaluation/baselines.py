@@ -1,0 +1,94 @@
+"""What super-resolution has to beat: linear interpolation, and noise in the shape of the training set's spectrum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from zoo.audio.io.resample import resample_array
+from zoo.audiosr.inference.postprocess import HOP_LENGTH, N_FFT, crossover
+
+_QUIET_DB = 60.0  # frames so far below the loudest one of their clip say nothing about the envelope
+_FLOOR = 1e-6  # of magnitudes
+_EULER = 0.5772156649  # the mean logarithm of a Gaussian bin's power lies so far below that of its mean power
+
+
+def linear(low: np.ndarray, sample_rate: int, cutoff_hz: float) -> np.ndarray:
+    """Linear interpolation of the samples that the band needs, two for each period of the cut-off.
+
+    Args:
+        low: band-limited audio (T,) float.
+        sample_rate: Hz.
+        cutoff_hz: Hz, > 0.
+
+    Returns:
+        (T,) float32; the images above the cut-off are what interpolation leaves.
+    """
+    narrow = max(round(2 * cutoff_hz), 1)
+    samples = resample_array(low, sample_rate, narrow)
+    places = np.arange(len(low)) / sample_rate
+    return np.interp(places, np.arange(len(samples)) / narrow, samples).astype(np.float32)
+
+
+def mean_envelope(clips: Iterable[np.ndarray]) -> np.ndarray:
+    """Mean logarithm of the magnitude spectrum of clips.
+
+    Args:
+        clips: full-band audio (T,) float each, at one sample rate.
+
+    Returns:
+        (1025,) float64, natural logarithms.
+
+    Raises:
+        ValueError: when there is no clip with sound.
+    """
+    total, count = torch.zeros(N_FFT // 2 + 1, dtype=torch.float64), 0
+    for clip in clips:
+        magnitudes = _stft(torch.from_numpy(np.ascontiguousarray(clip, np.float32))).abs()
+        levels = magnitudes.square().sum(dim=0)
+        loud = magnitudes[:, levels > levels.max() * 10 ** (-_QUIET_DB / 10)]
+        total += loud.clamp(min=_FLOOR).log().sum(dim=1)
+        count += loud.shape[1]
+    if not count:
+        raise ValueError("expected at least one clip that is not silent, found none: name a folder of training audio")
+    return (total / count).numpy()
+
+
+def shaped_noise(
+    low: np.ndarray, sample_rate: int, cutoff_hz: float, envelope: np.ndarray, seed: int = 0
+) -> np.ndarray:
+    """The input with noise above its cut-off that has a mean envelope, frame by frame at the level of the low band.
+
+    A frame's level is that of the octave below the cut-off, compared with the envelope's; levels are mean logarithms.
+
+    Args:
+        low: band-limited audio (T,) float.
+        sample_rate: Hz.
+        cutoff_hz: Hz.
+        envelope: of `mean_envelope`, at this sample rate.
+        seed: of the noise.
+
+    Returns:
+        (T,) float32.
+    """
+    audio = torch.from_numpy(np.ascontiguousarray(low, np.float32))
+    known = _stft(audio)
+    noise = _stft(torch.randn(len(audio), generator=torch.Generator().manual_seed(seed)))
+    last = max(round(cutoff_hz / sample_rate * N_FFT), 2)
+    band = slice(last // 2, last)
+    shape = torch.from_numpy(envelope).float()[:, None]
+    offset = (known[band].abs().clamp(min=_FLOOR).log() - shape[band]).mean(dim=0)
+    spread = math.sqrt(float(torch.hann_window(N_FFT).square().sum()))
+    below, above = (torch.from_numpy(gains)[:, None] for gains in crossover(cutoff_hz, sample_rate))
+    image = below * known + above * noise * torch.exp(shape + offset + _EULER / 2) / spread
+    result = torch.istft(image, N_FFT, HOP_LENGTH, window=torch.hann_window(N_FFT), length=len(audio))
+    return result.numpy()
+
+
+def _stft(audio: Tensor) -> Tensor:
+    window = torch.hann_window(N_FFT)
+    return torch.stft(audio, N_FFT, HOP_LENGTH, window=window, pad_mode="constant", return_complex=True)

@@ -1,0 +1,193 @@
+"""Comparing two checkpoints: which tensors of which component differ, and by how much."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from zoo.common.reading.foreign import load_foreign
+from zoo.runs import export
+from zoo.runs.checkpoints import load_checkpoint
+from zoo.runs.folder import find_checkpoint
+
+PREFIXES = ("_orig_mod.", "module.")  # of torch.compile and DataParallel
+WRAPPERS = ("state_dict", "model", "generator")  # keys below which other projects' files keep their weights
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far apart two tensors of a name are.
+
+    Attributes:
+        name: without prefixes of wrappers.
+        largest: largest absolute difference; infinite where only one of them is finite.
+        relative: root of the squared differences' sum over that of the first tensor's squares.
+    """
+
+    name: str
+    largest: float
+    relative: float
+
+
+@dataclass
+class Component:
+    """What was found in one component.
+
+    Attributes:
+        equal: number of tensors that are bitwise equal or within the tolerance.
+        different: the others, the most different first.
+        other_shape: names with both shapes.
+        only_first: names that the second file lacks.
+        only_second: names that the first file lacks.
+    """
+
+    equal: int = 0
+    different: list[Difference] = field(default_factory=list)
+    other_shape: list[str] = field(default_factory=list)
+    only_first: list[str] = field(default_factory=list)
+    only_second: list[str] = field(default_factory=list)
+
+
+def compare(
+    first: Path, second: Path, tolerance: float = 0.0, depth: int = 2, ema: bool = False
+) -> dict[str, Component]:
+    """Compare two files tensor by tensor.
+
+    Args:
+        first: run folder, checkpoint or export of ours, safetensors, or an original's file.
+        second: likewise.
+        tolerance: absolute difference that still counts as equal.
+        depth: parts of a name that make its component.
+        ema: compare averaged weights, where a checkpoint of ours has them.
+
+    Returns:
+        Findings by component, in the order of the first file.
+
+    Raises:
+        FileNotFoundError: there is nothing at a path.
+        ValueError: a file is torn or holds no tensors, or the two share no name.
+    """
+    ours, theirs = read_tensors(first, ema), read_tensors(second, ema)
+    if not ours.keys() & theirs.keys():
+        raise ValueError(
+            f"{first} and {second} share no tensor: {next(iter(ours))} against {next(iter(theirs))}; convert one of "
+            "them first"
+        )
+    found: dict[str, Component] = {}
+    for name in dict.fromkeys([*ours, *theirs]):
+        key = ".".join(name.split(".")[:-1][:depth]) or name
+        part = found.setdefault(key, Component())
+        if name not in theirs:
+            part.only_first.append(name)
+        elif name not in ours:
+            part.only_second.append(name)
+        elif ours[name].shape != theirs[name].shape:
+            part.other_shape.append(f"{name} {tuple(ours[name].shape)} against {tuple(theirs[name].shape)}")
+        else:
+            difference = _difference(name, ours[name], theirs[name])
+            if difference.largest > tolerance:
+                part.different.append(difference)
+            else:
+                part.equal += 1
+    for part in found.values():
+        part.different.sort(key=lambda difference: (-difference.largest, -difference.relative))
+    return found
+
+
+def read_tensors(path: Path, ema: bool = False) -> dict[str, Tensor]:
+    """The tensors of a file by name; nothing that it holds is executed.
+
+    Args:
+        path: see `compare`.
+        ema: averaged weights in the place of those that have an average.
+
+    Returns:
+        Tensors on the CPU; prefixes of torch.compile and DataParallel are taken off.
+
+    Raises:
+        FileNotFoundError: there is nothing.
+        ValueError: the file is torn or holds no tensors.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file or folder")
+    if export.is_export(path):
+        content: Any = load_file(path / export.WEIGHTS_NAME)
+    elif path.is_dir() or path.suffix == ".ckpt":
+        content = load_checkpoint(find_checkpoint(path))
+    else:
+        content = load_foreign(path)
+    averages = content.get("ema") if isinstance(content, Mapping) else None
+    wrapper = next((key for key in WRAPPERS if isinstance(content, Mapping) and _is_tree(content.get(key))), None)
+    state = dict(_tensors(content if wrapper is None else content[wrapper], ""))
+    if ema and isinstance(averages, Mapping):
+        state |= dict(_tensors(averages.get("shadow", averages), ""))
+    if not state:
+        raise ValueError(f"{path}: holds no tensors")
+    return state
+
+
+def summary(found: Mapping[str, Component], most: int = 5) -> str:
+    """A table of the findings.
+
+    Args:
+        found: by component.
+        most: different tensors to name for each component.
+
+    Returns:
+        Lines of text.
+    """
+    width = max(map(len, found)) + 2
+    lines = [f"{'component':<{width}}{'equal':>7}{'differ':>8}{'missing':>9}  largest     relative"]
+    for name, part in found.items():
+        missing = [*part.only_first, *part.only_second, *part.other_shape]
+        worst = part.different[0] if part.different else None
+        figures = "" if worst is None else f"  {worst.largest:<10.3g}  {max(d.relative for d in part.different):.3g}"
+        lines.append(f"{name:<{width}}{part.equal:>7}{len(part.different):>8}{len(missing):>9}{figures}")
+        lines += [f"    {d.name}  {d.largest:.3g} ({d.relative:.3g})" for d in part.different[:most]]
+        for title in ("only_first", "only_second", "other_shape"):
+            names = getattr(part, title)
+            if names:
+                lines.append(f"    {title.replace('_', ' ')}: {', '.join(names[:most])}{', …' * (len(names) > most)}")
+    return "\n".join(lines)
+
+
+def plain(found: Mapping[str, Component]) -> dict[str, Any]:
+    """The findings as plain values for JSON; infinite differences become null."""
+    report = {name: asdict(part) for name, part in found.items()}
+    for part in report.values():
+        for row in part["different"]:
+            row |= {key: row[key] if math.isfinite(row[key]) else None for key in ("largest", "relative")}
+    return report
+
+
+def _is_tree(value: Any) -> bool:
+    return isinstance(value, Mapping) and next(_tensors(value, ""), None) is not None
+
+
+def _tensors(value: Any, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        name = prefix.removesuffix(".")
+        for wrapper in PREFIXES:
+            name = name.replace(f".{wrapper}", ".").removeprefix(wrapper)
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, entry in value.items():
+            yield from _tensors(entry, f"{prefix}{key}.")
+
+
+def _difference(name: str, first: Tensor, second: Tensor) -> Difference:
+    if torch.equal(first, second):
+        return Difference(name, 0.0, 0.0)
+    one, two = first.double(), second.double()
+    same = (one == two) | (one.isnan() & two.isnan())
+    gap = torch.where(same, 0.0, one - two)  # inf - inf would be NaN
+    largest = float(gap.abs().nan_to_num(nan=math.inf).max())
+    relative = float(gap.norm() / one[one.isfinite()].norm().clamp_min(torch.finfo(torch.float64).tiny))
+    return Difference(name, largest, relative if math.isfinite(largest) else math.inf)

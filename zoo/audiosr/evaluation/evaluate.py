@@ -1,0 +1,519 @@
+"""How well a run restores: distances to the full-band target over cut-offs, beside baselines and the ceiling."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import lightning as L
+import numpy as np
+import torch
+from rich.progress import track
+
+import zoo
+from zoo.audio.evaluation import metrics
+from zoo.audio.io import files
+from zoo.audio.io.decoding import AudioFileError
+from zoo.audiosr.data.datamodule import SuperResolutionData
+from zoo.audiosr.data.items import Blank, Crops, Grid
+from zoo.audiosr.data.simulate import Simulation, top
+from zoo.audiosr.data.sources import FileCorpus, Recordings
+from zoo.audiosr.evaluation.baselines import linear, mean_envelope, shaped_noise
+from zoo.audiosr.inference.report import Spectrogram, write_picture
+from zoo.audiosr.inference.restore import Restorer
+from zoo.common.atomic import write_atomic
+from zoo.common.build import build
+from zoo.common.configs import read_config
+from zoo.common.statistics import LEVEL, Measure, markdown_table, summarise
+from zoo.common.table import Row, Table, csv_lines, header_line
+from zoo.runs.export import WEIGHTS_NAME, is_export
+from zoo.runs.folder import find_checkpoint, find_config, has_config
+from zoo.runs.load import load
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+ALL = "all"
+_DRAWN = ("lsd", "lsd_hf")
+_SHOWN = 20  # failures in the report; the table of items has all
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What was found.
+
+    Attributes:
+        rows: per item and system.
+        systems: in their order.
+        measures: in their order.
+        ours: the system in question.
+        baseline: over which gains are told.
+    """
+
+    rows: list[Row]
+    systems: Sequence[str]
+    measures: Sequence[Measure]
+    ours: str
+    baseline: str
+
+    @property
+    def failed(self) -> list[Row]:
+        """The rows without measurements."""
+        return [row for row in self.rows if row["status"] == "failed"]
+
+    @cached_property
+    def parts(self) -> dict[str, list[Row]]:
+        """Sound rows: all of them, and those of each cut-off."""
+        good = [row for row in self.rows if row["status"] == "done"]
+        parts = {ALL: good}
+        for cutoff_hz in sorted({float(row["cutoff_hz"]) for row in good}):
+            parts[f"{cutoff_hz:g} Hz"] = [row for row in good if row["cutoff_hz"] == cutoff_hz]
+        return parts if 2 < len(parts) <= _SHOWN else {ALL: good}
+
+    @cached_property
+    def summaries(self) -> dict[str, list[Row]]:
+        """Per part what `zoo.common.statistics.summarise` says."""
+        return {part: summarise(rows, self.systems, self.measures, self.baseline) for part, rows in self.parts.items()}
+
+    @cached_property
+    def margins(self) -> list[Row]:
+        """By how much the system in question beats each other one, per measure, paired; `share` is of their mean."""
+        margins = []
+        for other in self.systems:
+            if other == self.ours:
+                continue
+            means = {
+                row["measure"]: row["mean"]
+                for row in self.summaries[ALL]
+                if row["system"] == other and math.isfinite(row["mean"])
+            }
+            for row in summarise(self.parts[ALL], [other, self.ours], self.measures, other):
+                if math.isfinite(row["gain"]) and row["better"] == "lower":
+                    share = row["gain"] / means[row["measure"]] if means[row["measure"]] else math.nan
+                    margins.append(
+                        {"over": other, "measure": row["measure"], "share": share}
+                        | {key: row[key] for key in ("gain", "gain_low", "gain_high")}
+                    )
+        return margins
+
+
+def write_report(output: Path, evaluation: Evaluation, facts: Mapping[str, Any]) -> None:
+    """Write summary.csv, summary.json, report.md and cutoffs.png.
+
+    Args:
+        output: folder.
+        evaluation: what was found.
+        facts: about the evaluation, of values that JSON can hold.
+
+    Raises:
+        OSError: a file cannot be written; the old one is untouched.
+    """
+    rows = [{"cutoff": part, **row} for part, summary in evaluation.summaries.items() for row in summary]
+    columns = list(rows[0])
+    content = {
+        "version": zoo.__version__,
+        "confidence": LEVEL,
+        **facts,
+        "failed": [{key: row[key] for key in ("system", "name", "reason")} for row in evaluation.failed],
+        "margins": [_plain(row) for row in evaluation.margins],
+        "summary": [_plain(row) for row in rows],
+    }
+    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
+    chart = _chart(evaluation)
+    write_atomic(output / "summary.csv", lambda file: file.write(header_line(columns) + csv_lines(rows, columns)))
+    write_atomic(output / "summary.json", lambda file: file.write(text.encode()))
+    write_atomic(output / "report.md", lambda file: file.write(markdown(evaluation).encode()))
+    write_atomic(output / "cutoffs.png", lambda file: chart.savefig(file, format="png"))
+
+
+def markdown(evaluation: Evaluation) -> str:
+    """The report: tables of means, margins, the first failures."""
+    lines = ["# Super-resolution", "", f"Means with {LEVEL:.0%} bootstrap intervals over items.", ""]
+    for part, summary in evaluation.summaries.items():
+        lines += [f"## {'All cut-offs' if part == ALL else part}", "", markdown_table(summary), ""]
+    if evaluation.margins:
+        lines += [
+            f"## By how much {evaluation.ours} is better",
+            "",
+            "| measure | over | margin | share |",
+            "|---" * 4 + "|",
+        ]
+        for row in evaluation.margins:
+            interval = f"[{row['gain_low']:.3g}, {row['gain_high']:.3g}]" if math.isfinite(row["gain_low"]) else ""
+            lines += [f"| {row['measure']} | {row['over']} | {row['gain']:.4g} {interval} | {row['share']:+.1%} |"]
+        lines += [""]
+    lines += [
+        "lsd_hf and lsd_lf lie above and below the cut-off; si_sdr_low compares the low band with the input's; the "
+        "ceiling is the target through autoencoder and vocoder, with the input's low band.",
+        "",
+    ]
+    failed = evaluation.failed
+    if failed:
+        lines += [f"{len(failed)} of {len(evaluation.rows)} rows failed:", ""]
+        lines += [f"- {row['system']}/{row['name']}: {row['reason']}" for row in failed[:_SHOWN]]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _chart(evaluation: Evaluation) -> Figure:
+    """Distances over the cut-offs, a line for each system."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10.0, 4.0), dpi=100, layout="constrained")
+    parts = [part for part in evaluation.summaries if part != ALL] or [ALL]
+    for axes, measure in zip(figure.subplots(1, len(_DRAWN)), _DRAWN, strict=True):
+        for system in evaluation.systems:
+            found = [
+                next(row for row in evaluation.summaries[part] if (row["system"], row["measure"]) == (system, measure))
+                for part in parts
+            ]
+            reach = [
+                [max(row["mean"] - row["low"], 0.0) for row in found],
+                [max(row["high"] - row["mean"], 0.0) for row in found],
+            ]
+            axes.errorbar(parts, [row["mean"] for row in found], yerr=reach, marker="o", capsize=3, label=system)
+        axes.set(title=f"{measure} (lower is better)", xlabel="cut-off")
+        axes.grid(alpha=0.3)
+    axes.legend()
+    return figure
+
+
+def _plain(row: Row) -> Row:
+    return {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in row.items()}
+
+
+ENVELOPE_CLIPS = 200  # of the training set, evenly chosen
+MAX_BAD_SHARE = 0.1  # of a folder's files
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is evaluated.
+
+    Attributes:
+        data: folder of full-band audio; None for the validation clips of the run's recipe.
+        train: folder of training audio for the mean envelope; None for the training clips of the run's recipe.
+        cutoffs_hz: grid of cut-offs; None for that of the recipe, or of `SuperResolutionData`.
+        max_items: most clips.
+        seconds: length of an excerpt, where `data` names a folder.
+        match_level: bring the lowest tenth of the bins to the target's level first, as AudioSR's note does.
+        keep: clips of which sound and pictures are kept.
+        options: of the restorer, in the place of those of the run; objects as their `class_path` and `init_args`.
+    """
+
+    data: Path | None = None
+    train: Path | None = None
+    cutoffs_hz: tuple[float, ...] | None = None
+    max_items: int | None = None
+    seconds: float = 5.0
+    match_level: bool = False
+    keep: int = 2
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Job(NamedTuple):
+    """One clip at one cut-off.
+
+    Attributes:
+        number: of the grid's item.
+        clip: its place among the clips.
+        name: of the clip and its cut-off.
+        turn: what the filter type follows from.
+        samples: of the whole clip.
+    """
+
+    number: int
+    clip: int
+    name: str
+    turn: int
+    samples: int
+
+
+def recipe_data(run: Path, settings: Settings) -> SuperResolutionData | None:
+    """The data of the run's recipe, set up.
+
+    Args:
+        run: run folder, checkpoint or export.
+        settings: of the evaluation.
+
+    Returns:
+        The data; None where it is not needed, or only for the envelope and the run names none.
+
+    Raises:
+        FileNotFoundError: the evaluation needs it, and the run names none.
+        ValueError: it is another system's.
+    """
+    named = not is_export(run) and has_config(run)
+    if settings.data is not None and (settings.train is not None or not named):
+        return None
+    if not named:
+        raise FileNotFoundError(f"{run} holds no config.yaml, which would name its data: give a folder with --data")
+    spec = read_config(find_config(run), brought=True)["data"]
+    data = build(spec, L.LightningDataModule)
+    if not isinstance(data, SuperResolutionData):
+        raise ValueError(f"{run}: its data is no {SuperResolutionData.__name__}: give folders with --data and --train")
+    data.prepare_data()
+    data.setup("fit")
+    return data
+
+
+def make_grid(recipe: SuperResolutionData | None, settings: Settings, sample_rate: int) -> Grid:
+    """All clips at all cut-offs.
+
+    Args:
+        recipe: the run's data; not needed where the settings name a folder.
+        settings: of the evaluation.
+        sample_rate: Hz.
+
+    Returns:
+        Items of one excerpt each.
+
+    Raises:
+        FileNotFoundError: no such folder.
+        ValueError: nothing to restore in it, or cut-offs that leave nothing to restore.
+    """
+    if settings.data is None:
+        assert recipe is not None  # recipe_data has looked
+        grid = recipe.val_set
+        if settings.cutoffs_hz is not None and grid.recordings.low is None:
+            grid.cutoffs_hz = list(settings.cutoffs_hz)
+    else:
+        corpus = FileCorpus(files.walk(settings.data), sample_rate, MAX_BAD_SHARE)
+        cutoffs_hz = settings.cutoffs_hz or SuperResolutionData(sample_rate=sample_rate).val_cutoffs_hz
+        recordings = Recordings(corpus)
+        grid = Grid(
+            recordings, recordings.usable, sample_rate, max(round(settings.seconds * sample_rate), 1),
+            Blank(1.0, sample_rate, 0.0), Simulation(), cutoffs_hz,
+        )  # fmt: skip
+    grid.indices = grid.indices[: settings.max_items]
+    wrong = [hz for hz in grid.cutoffs_hz if grid.recordings.low is None and not 0 < hz < top(sample_rate)]
+    if not len(grid) or wrong:
+        raise ValueError(
+            f"nothing to restore: {len(grid.indices)} clips, cut-offs {grid.cutoffs_hz} Hz; those lie above 0 and "
+            f"below {top(sample_rate):g} Hz"
+        )
+    return grid
+
+
+def find_jobs(grid: Grid) -> Iterator[Job]:
+    """The grid's items, clip after clip."""
+    for number in range(len(grid)):
+        clip, column = divmod(number, len(grid.cutoffs_hz))
+        index = int(grid.indices[clip])
+        name = f"{grid.recordings.high.names[index]}@{grid.cutoffs_hz[column]:g}"
+        yield Job(number, clip, name, clip + column, grid.recordings.length(index))
+
+
+def training_clips(recipe: SuperResolutionData | None, settings: Settings, sample_rate: int) -> Iterator[np.ndarray]:
+    """Clips for the envelope, evenly chosen."""
+    if settings.train is not None:
+        paths = files.walk(settings.train)
+        for number in _evenly(len(paths)):
+            yield files.read_mono(paths[number], sample_rate)
+        return
+    assert recipe is not None  # the system is left out without
+    crops: Crops = recipe.train_set
+    for number in _evenly(len(crops.indices)):
+        index = int(crops.indices[number])
+        yield crops.recordings.read(index, 0, crops.recordings.length(index))[0]
+
+
+def _evenly(count: int) -> list[int]:
+    return np.unique(np.linspace(0, count - 1, min(count, ENVELOPE_CLIPS)).astype(int)).tolist()
+
+
+log = logging.getLogger(__name__)
+
+UNPROCESSED, LINEAR, NOISE, CEILING, RESTORED = SYSTEMS = (
+    "unprocessed", "linear", "shaped_noise", "ceiling", "restored",
+)  # fmt: skip
+MEASURES = (
+    Measure("lsd", False),
+    Measure("lsd_hf", False),
+    Measure("lsd_lf", False),
+    Measure("si_sdr_low", True, "dB"),
+    Measure("mel_l1", False),
+    Measure("real_time_factor", False),
+)
+PER_ITEM = "per_item.csv"
+
+_TEXTS = ("name", "system", "status", "reason")
+_NUMBERS = ("cutoff_hz", "seconds", *(measure.name for measure in MEASURES))
+_LOWEST_SHARE = 0.1  # of the bins, whose level is matched: AudioSR's note
+_FADE_SECONDS = 0.05  # at both ends, or a cut through the upper band would be heard in the low one
+
+
+def evaluate(run: Path, output: Path, settings: Settings, device: str = "cpu") -> Evaluation:
+    """Restore band-limited clips and write tables and pictures.
+
+    Rows are appended as they are computed; the same call again computes what is missing, failed, or changed.
+
+    Args:
+        run: run folder, checkpoint or export of the diffusion stage.
+        output: folder for per_item.csv, summary.csv, summary.json, report.md, cutoffs.png and samples/.
+        settings: what is evaluated.
+        device: torch device.
+
+    Returns:
+        All rows, and the summary.
+
+    Raises:
+        FileNotFoundError: a folder is missing, or an export is evaluated without `data`.
+        ValueError: the run restores nothing, or there is nothing to restore.
+    """
+    restorer = load(run, device, **settings.options)
+    if not isinstance(restorer, Restorer):
+        raise ValueError(f"{run} is a {type(restorer).__name__}: name a run of the diffusion stage")
+    recipe = recipe_data(run, settings)
+    grid = make_grid(recipe, settings, restorer.sample_rate)
+    jobs = list(find_jobs(grid))
+    systems = [system for system in SYSTEMS if system != NOISE or recipe is not None or settings.train is not None]
+    if NOISE not in systems:
+        log.warning("no training audio is known, so there is no row %s: name a folder with --train", NOISE)
+    keys = {(job, system): _key(run, settings, job, system) for job in jobs for system in systems}
+    table = Table(output / PER_ITEM, _TEXTS, _NUMBERS)
+    done = table.begin(set(keys.values()))
+    missing = [job for job in jobs if any(keys[job, system] not in done for system in systems)]
+    bench = _Bench(restorer, grid, settings, output, systems)
+    if missing and NOISE in systems:
+        bench.envelope = mean_envelope(training_clips(recipe, settings, restorer.sample_rate))
+    for job in track(missing, "evaluate"):
+        for row in bench.rows(job):
+            row["key"] = keys[job, row["system"]]
+            if row["key"] not in done:
+                table.append(row)
+            done[row["key"]] = row
+    rows = [done[key] for key in keys.values()]
+    table.write(rows)
+    evaluation = Evaluation(rows, systems, MEASURES, RESTORED, UNPROCESSED)
+    write_report(
+        output, evaluation, {"run": str(run), "device": device, **json.loads(json.dumps(asdict(settings), default=str))}
+    )
+    return evaluation
+
+
+class _Bench:
+    """Runs all systems on one item."""
+
+    def __init__(
+        self, restorer: Restorer, grid: Grid, settings: Settings, output: Path, systems: Sequence[str]
+    ) -> None:
+        self.restorer = restorer
+        self.grid = grid
+        self.settings = settings
+        self.output = output
+        self.systems = systems
+        self.envelope = np.zeros(0)
+
+    def rows(self, job: Job) -> list[Row]:
+        """One row for each system, without its key."""
+        row: Row = {"name": job.name, "status": "done", "reason": ""}
+        try:
+            item = self.grid[job.number]
+            high, low = item["high"][0].numpy(), item["low"][0].numpy()
+            cutoff_hz = float(item["cutoff_hz"])
+            started = time.perf_counter()
+            restored = self.restorer(low, self.restorer.sample_rate, cutoff_hz=cutoff_hz)
+            seconds = len(high) / self.restorer.sample_rate
+            factor = (time.perf_counter() - started) / seconds
+            results = {system: self._result(system, low, high, cutoff_hz, restored) for system in self.systems}
+        except (AudioFileError, ValueError) as error:
+            log.warning("%s failed: %s", job.name, error)
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            return [{**row, "system": system, "status": "failed", "reason": reason} for system in self.systems]
+        if job.clip < self.settings.keep:
+            self._keep(job.name, results, cutoff_hz, high)
+        row |= {"cutoff_hz": cutoff_hz, "seconds": seconds}
+        rows = [
+            {**row, "system": system, **self._measured(found, low, high, cutoff_hz)}
+            for system, found in results.items()
+        ]
+        rows[-1]["real_time_factor"] = factor
+        return rows
+
+    def _result(
+        self, system: str, low: np.ndarray, high: np.ndarray, cutoff_hz: float, restored: np.ndarray
+    ) -> np.ndarray:
+        rate = self.restorer.sample_rate
+        if system == LINEAR:
+            return linear(low, rate, cutoff_hz)
+        if system == NOISE:
+            return shaped_noise(low, rate, cutoff_hz, self.envelope)
+        if system == CEILING:
+            return self.restorer.ceiling(low, high, rate, cutoff_hz)
+        return restored if system == RESTORED else low
+
+    @torch.inference_mode()
+    def _measured(self, found: np.ndarray, low: np.ndarray, high: np.ndarray, cutoff_hz: float) -> dict[str, float]:
+        rate = self.restorer.sample_rate
+        if self.settings.match_level:
+            found = found * level_factor(found, high)
+        ours, wanted = torch.from_numpy(np.asarray(found, np.float32)), torch.from_numpy(high)
+        below, above = metrics.lsd_bands(ours, wanted, rate, cutoff_hz)
+        mels = [self.restorer.features(audio[None, None].to(self.restorer.device)) for audio in (ours, wanted)]
+        return {
+            "lsd": float(metrics.lsd(ours, wanted)),
+            "lsd_hf": float(above),
+            "lsd_lf": float(below),
+            "si_sdr_low": low_band_si_sdr(found, low, rate, cutoff_hz),
+            "mel_l1": float((mels[0] - mels[1]).abs().mean()),
+        }
+
+    def _keep(self, name: str, results: Mapping[str, np.ndarray], cutoff_hz: float, high: np.ndarray) -> None:
+        rate, folder = self.restorer.sample_rate, self.output / "samples"
+        stem = name.replace("/", "_")
+        for system, audio in {"target": high, **results}.items():
+            files.write(folder / f"{stem}_{system}.wav", audio, rate)
+        images = []
+        for system in (UNPROCESSED, RESTORED):
+            image = Spectrogram(len(high))
+            list(image.listen([results[system][None]]))
+            images.append(image)
+        write_picture(folder / f"{stem}.png", images[0], images[1], rate, len(high), [(0.0, cutoff_hz)], name)
+
+
+def low_band_si_sdr(found: np.ndarray, low: np.ndarray, sample_rate: int, cutoff_hz: float) -> float:
+    """SI-SDR in dB of the band below the cut-off, against the input: how well that band was left alone.
+
+    Args:
+        found: the result (T,) float.
+        low: the input (T,) float.
+        sample_rate: Hz.
+        cutoff_hz: Hz.
+    """
+    fade = min(round(_FADE_SECONDS * sample_rate), len(low) // 2)
+    ramp = np.sin((np.arange(fade) + 0.5) / max(fade, 1) * np.pi / 2) ** 2
+    window = np.concatenate([ramp, np.ones(len(low) - 2 * fade), ramp[::-1]])
+    first = int(cutoff_hz / sample_rate * len(low))
+    signals = []
+    for audio in (found, low):
+        spectrum = np.fft.rfft(audio * window)
+        spectrum[first:] = 0
+        signals.append(np.fft.irfft(spectrum, len(low)))
+    scale = max(float(np.sqrt(np.mean(signals[1] ** 2))), 1e-12)  # the metric's floor is an absolute one
+    ours, wanted = (torch.from_numpy(signal / scale).float() for signal in signals)
+    return float(metrics.si_sdr(ours, wanted))
+
+
+def level_factor(found: np.ndarray, high: np.ndarray) -> np.float32:
+    """The factor that brings the lowest tenth of the frequency bins to the level of the target (T,)."""
+    last = max(int(_LOWEST_SHARE * (len(high) // 2 + 1)), 1)
+    ours, wanted = (float(np.linalg.norm(np.fft.rfft(audio)[:last])) for audio in (found, high))
+    return np.float32(wanted / ours if ours > 0 else 1.0)
+
+
+def _key(run: Path, settings: Settings, job: Job, system: str) -> str:
+    """Changes with all that a row depends on."""
+    path = run / WEIGHTS_NAME if is_export(run) else find_checkpoint(run)
+    facts = path.stat()
+    told = asdict(replace(settings, cutoffs_hz=None, max_items=None, keep=0))
+    known = (zoo.__version__, path.name, facts.st_size, facts.st_mtime_ns, told, job[2:], system)
+    return hashlib.sha256(repr(known).encode()).hexdigest()[:16]

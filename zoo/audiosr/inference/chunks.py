@@ -1,0 +1,257 @@
+"""Restoring log-mels chunk by chunk: what the nets compute of one chunk, and the context of the whole clip."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from zoo.audio.io.chunking import Chunker, cut
+from zoo.audiosr.diffusion.samplers import Predict, Sampler, mix, row_noise
+from zoo.audiosr.diffusion.schedule import CosineDiffusion
+from zoo.audiosr.nets.denoiser import UNCONDITIONAL, Denoiser, concat
+from zoo.audiosr.nets.features import MelFeatures
+from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
+from zoo.audiosr.nets.vae import split
+from zoo.training.data import item_seed
+
+TAGS = 2  # values that follow the samples of a unit: its number in the clip, and its channel
+CLIP_FRAMES = 1024  # most frames that the global encoder hears: those of a training crop of 10.24 s
+
+_MEL_WINDOW = 512  # frames of a clip's mel at once
+_VOCODER_WINDOW = 512  # frames vocoded at once
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the nets are used.
+
+    Attributes:
+        sampler: from noise to latents.
+        guidance_scale: see `zoo.audiosr.diffusion.samplers.mix`.
+        guidance_rescale: likewise.
+        seed: of the noise.
+    """
+
+    sampler: Sampler
+    guidance_scale: float
+    guidance_rescale: float
+    seed: int
+
+
+def tagged(blocks: Iterable[np.ndarray], units: int, unit_samples: int) -> Iterator[np.ndarray]:
+    """Bring a stream into units that know their place, so that a chunk can tell which noise is its own.
+
+    Args:
+        blocks: pieces (C, n) of the signal, zero-padded to whole units.
+        units: of the signal.
+        unit_samples: samples per unit.
+
+    Yields:
+        Units (C, unit_samples + TAGS) float32.
+    """
+    spans = [(number, number + 1) for number in range(units)]
+    for number, window in enumerate(cut(blocks, spans, unit_samples)):
+        channels = np.arange(len(window), dtype=np.float32)[:, None]
+        yield np.concatenate([window, np.full_like(channels, number), channels], axis=1)
+
+
+class Chunks:
+    """The nets on chunks of tagged units.
+
+    Args:
+        net: denoiser.
+        autoencoder: of log-mels.
+        features: audio to log-mels.
+        diffusion: the process.
+        settings: how they are used.
+        copied: bands of the log-mel (units, n_mels) bool that are taken from the input, for each unit of the clip.
+        encoded: what the global encoder made of each channel of the clip; None without one.
+        condition_autoencoder: of the condition; None takes `autoencoder`.
+    """
+
+    def __init__(
+        self,
+        net: Denoiser,
+        autoencoder: FrozenAutoencoder,
+        features: MelFeatures,
+        diffusion: CosineDiffusion,
+        settings: Settings,
+        copied: Tensor,
+        encoded: tuple[Tensor, Tensor] | None,
+        condition_autoencoder: FrozenAutoencoder | None = None,
+    ) -> None:
+        self.net = net
+        self.autoencoder = autoencoder
+        self.condition_autoencoder = condition_autoencoder or autoencoder
+        self.features = features
+        self.diffusion = diffusion
+        self.settings = settings
+        self.copied = copied
+        self.encoded = encoded
+        self.unit_samples = unit_samples(net, autoencoder, features)
+
+    @torch.inference_mode()
+    def restore(self, chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
+        """Generate the log-mels of chunks.
+
+        Args:
+            chunks: (N, units * (unit_samples + TAGS)) float32.
+            valid: not needed.
+
+        Returns:
+            Log-mels (N, n_mels, F) float32.
+
+        Raises:
+            ValueError: when they are not finite.
+        """
+        mel, tags = self._mel(chunks)
+        copied = self.copied[tags[..., 0].long()]  # (N, units, n_mels)
+        if copied.all():
+            return _array(mel)
+        scale = self.net.latent_scale
+        condition = split(self.condition_autoencoder.encode(mel).float())[0]
+        shape = (condition.shape[1], condition.shape[2] // tags.shape[1], condition.shape[3])
+        seeds = [item_seed(self.settings.seed, 0, int(number)) for number in tags[..., 0].flatten().tolist()]
+        noises = _in_time(row_noise(seeds, shape, condition.device), len(condition))
+        predict = self._predict(condition * scale, tags[:, 0, 1].long())
+        latent = self.settings.sampler.sample(predict, next(noises), self.diffusion, noises)
+        decoded = self.autoencoder.decode(latent / scale).float()
+        copied = copied.repeat_interleave(mel.shape[2] // copied.shape[1], dim=1)[:, None]
+        return _array(torch.where(copied, mel, decoded))
+
+    @torch.inference_mode()
+    def through(self, chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
+        """The log-mels of chunks through the autoencoder alone; see `restore`."""
+        mel, _ = self._mel(chunks)
+        latent = split(self.autoencoder.encode(mel).float())[0]
+        return _array(self.autoencoder.decode(latent))
+
+    def _mel(self, chunks: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Log-mels (N, 1, F, n_mels) and tags (N, units, TAGS)."""
+        units = torch.from_numpy(np.ascontiguousarray(chunks)).to(self.copied.device)
+        units = units.unflatten(1, (-1, self.unit_samples + TAGS))
+        audio, tags = units[..., : self.unit_samples].flatten(1), units[..., self.unit_samples :]
+        return self.features(audio[:, None])[:, :, : audio.shape[1] // self.features.hop_length], tags
+
+    def _predict(self, condition: Tensor, channels: Tensor) -> Predict:
+        """The net on noisy latents, guided or not; both outputs of a guided one come from one call."""
+        scale, rescale = self.settings.guidance_scale, self.settings.guidance_rescale
+        copies = 1 if scale == 1 else 2
+        if copies == 2:
+            condition = torch.cat([condition, torch.full_like(condition, UNCONDITIONAL) * self.net.latent_scale])
+        encoded = None
+        if self.encoded is not None:
+            context, sequence = (each[channels].repeat(copies, *[1] * (each.dim() - 1)) for each in self.encoded)
+            encoded = (context, sequence)
+
+        def predict(x: Tensor, t: Tensor) -> Tensor:
+            noisy = concat(x.repeat(copies, 1, 1, 1), condition)
+            output = self.net(noisy, t.repeat(copies), encoded=encoded).float()
+            if copies == 1:
+                return output
+            conditional, unconditional = output.chunk(2)
+            return mix(conditional, unconditional, scale, rescale)
+
+        return predict
+
+
+def unit_samples(net: Denoiser, autoencoder: FrozenAutoencoder, features: MelFeatures) -> int:
+    """Samples that make one step of the coarsest image inside the UNet."""
+    return features.hop_length * autoencoder.factor * net.unet.factor
+
+
+def copied_bands(features: MelFeatures, cutoffs_hz: np.ndarray) -> Tensor:
+    """Bands (U, n_mels) bool that lie below frequencies (U,) in Hz with all that they hear; all of them for NaN."""
+    basis = features.mel.mel_basis
+    bins = torch.arange(basis.shape[1], device=basis.device) * (features.sample_rate / features.n_fft)
+    limits = torch.stack([bins.new_full((), limit) for limit in np.nan_to_num(cutoffs_hz, nan=np.inf).tolist()])
+    return (basis > 0).mul(bins).amax(dim=1) <= limits[:, None]
+
+
+@torch.inference_mode()
+def clip_mel(
+    features: MelFeatures, blocks: Iterable[np.ndarray], samples: int, device: torch.device, most: int = CLIP_FRAMES
+) -> Tensor:
+    """The log-mel of a clip of any length in bounded memory, as the global encoder hears it.
+
+    A clip of more than `most` frames is pooled: equal groups of neighbouring frames are averaged.
+
+    Args:
+        features: audio to log-mels.
+        blocks: pieces (C, n) of the clip.
+        samples: length of the clip.
+        device: of the features.
+        most: frames of the result.
+
+    Returns:
+        (C, 1, F, n_mels) float32, F <= `most`.
+    """
+    hop = features.hop_length
+    overlap = math.ceil(math.ceil(features.n_fft / 2 / hop) * 8 / 3)
+    chunker = Chunker(max(_MEL_WINDOW, 2 * overlap), overlap, hop)
+
+    def compute(chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
+        audio = torch.from_numpy(np.ascontiguousarray(chunks)).to(device)
+        return _array(features(audio[:, None])[:, :, : audio.shape[1] // hop])
+
+    group = -(-chunker.units(samples) // most)
+    sums, counts = np.zeros(0), np.zeros(-(-chunker.units(samples) // group))
+    done = 0
+    for piece in chunker.run(blocks, samples, compute):
+        if not done:
+            sums = np.zeros((len(counts), len(piece), features.n_mels))
+        places = (done + np.arange(piece.shape[-1])) // group
+        np.add.at(sums, places, piece.transpose(2, 0, 1))
+        np.add.at(counts, places, 1)
+        done += piece.shape[-1]
+    pooled = (sums / counts[:, None, None]).swapaxes(0, 1)
+    return torch.from_numpy(pooled).float().to(device)[:, None]
+
+
+def vocoded(
+    vocoder: FrozenVocoder, mels: Iterable[np.ndarray], frames: int, batch: int, device: torch.device
+) -> Iterator[np.ndarray]:
+    """Vocode log-mels as one: windows overlap by what the vocoder sees.
+
+    Args:
+        vocoder: whose receptive field ends somewhere.
+        mels: pieces (C, n_mels, n) float32.
+        frames: in total.
+        batch: windows computed together.
+        device: of the vocoder.
+
+    Yields:
+        Pieces (C, n) of audio.
+    """
+    overlap = math.ceil(vocoder.net.receptive_frames * 8 / 3)
+    chunker = Chunker(max(_VOCODER_WINDOW, 2 * overlap), overlap, vocoder.n_mels, batch)
+
+    @torch.inference_mode()
+    def compute(chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
+        images = torch.from_numpy(np.ascontiguousarray(chunks)).to(device).unflatten(1, (-1, vocoder.n_mels))
+        return _finite(vocoder(images[:, None])[:, 0].float().cpu().numpy())
+
+    rows = (piece.transpose(0, 2, 1).reshape(len(piece), -1) for piece in mels)
+    yield from chunker.run(rows, frames * vocoder.n_mels, compute)
+
+
+def _in_time(noises: Iterator[Tensor], count: int) -> Iterator[Tensor]:
+    """Noise of units (count * units, C, n, M) as that of chunks (count, C, units * n, M)."""
+    for noise in noises:
+        yield noise.unflatten(0, (count, -1)).transpose(1, 2).flatten(2, 3)
+
+
+def _array(mel: Tensor) -> np.ndarray:
+    """Log-mel images (N, 1, F, n_mels) as (N, n_mels, F)."""
+    return _finite(mel[:, 0].transpose(1, 2).float().cpu().numpy())
+
+
+def _finite(array: np.ndarray) -> np.ndarray:
+    if not np.isfinite(array).all():
+        raise ValueError("the net gave NaN or infinite values; under 16-mixed try --trainer.precision=32")
+    return array

@@ -1,0 +1,105 @@
+"""Log-mel images of super-resolution, with time as the first axis."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from zoo.audio.analysis.mel import LogMel
+from zoo.audio.analysis.spectral import stft_magnitude
+
+LOG_FLOOR = 1e-5
+KINDS = ("audiosr", "projectlily")
+
+
+class MelFeatures(nn.Module):
+    """Waveforms to log-mel images. Always computed in float32.
+
+    Args:
+        kind: "audiosr": mel of magnitudes, T // hop_length frames. "projectlily": mel of powers, centred frames, one
+            more of them; for its checkpoints.
+        sample_rate: Hz.
+        n_fft: FFT size and length of the Hann window in samples.
+        hop_length: samples between frames.
+        n_mels: Slaney bands.
+        f_min: lower edge of the lowest band in Hz.
+        f_max: upper edge of the highest band in Hz; None is sample_rate / 2.
+
+    Raises:
+        ValueError: when the kind is unknown or the sizes contradict each other.
+
+    Source: the feature code of AudioSR (Liu et al., 2023) and of ProjectLily's data set.
+    """
+
+    def __init__(
+        self,
+        kind: Literal["audiosr", "projectlily"] = "audiosr",
+        sample_rate: int = 48000,
+        n_fft: int = 2048,
+        hop_length: int = 480,
+        n_mels: int = 256,
+        f_min: float = 20.0,
+        f_max: float | None = None,
+    ) -> None:
+        super().__init__()
+        if kind not in KINDS:
+            raise ValueError(f"kind is one of {', '.join(KINDS)}, not {kind!r}")
+        self.kind = kind
+        self.sample_rate = sample_rate
+        self.n_fft = n_fft
+        self.hop_length = hop_length
+        self.n_mels = n_mels
+        self.mel = LogMel(sample_rate, n_fft, hop_length, n_fft, n_mels, f_min, f_max)
+
+    def frames(self, samples: int) -> int:
+        """Frames F of a waveform of so many samples."""
+        if self.kind == "audiosr":
+            return self.mel.frames(samples)
+        return max(samples, self.n_fft // 2 + 1) // self.hop_length + 1
+
+    def forward(self, waveform: Tensor) -> Tensor:
+        """Compute log-mel images.
+
+        Args:
+            waveform: (B, 1, T), float, -1 to 1.
+
+        Returns:
+            (B, 1, F, n_mels), float32, >= ln(1e-5); F = T // hop_length, one more for "projectlily".
+
+        Raises:
+            ValueError: when the shape is another one.
+        """
+        if waveform.dim() != 3 or waveform.shape[1] != 1:
+            raise ValueError(f"expected waveforms (B, 1, T), found shape {tuple(waveform.shape)}")
+        audio = waveform[:, 0]
+        mel = self.mel(audio) if self.kind == "audiosr" else self._of_powers(audio)
+        return mel.transpose(1, 2)[:, None]
+
+    def _of_powers(self, audio: Tensor) -> Tensor:
+        magnitude = stft_magnitude(audio, self.n_fft, self.hop_length, self.n_fft)
+        with torch.autocast(audio.device.type, enabled=False):
+            return torch.log(torch.clamp(self.mel.mel_basis @ magnitude.square(), min=LOG_FLOOR))
+
+
+def whole_mel(mel: Tensor, multiple: int) -> Tensor:
+    """Cut a mel image to whole latents in time.
+
+    Args:
+        mel: (B, 1, F, n_mels).
+        multiple: of frames that are kept.
+
+    Returns:
+        (B, 1, F', n_mels), F' the largest multiple.
+
+    Raises:
+        ValueError: when the clip is too short for one multiple, or the bands are none.
+    """
+    frames = mel.shape[2] - mel.shape[2] % multiple
+    if frames == 0 or mel.shape[3] % multiple:
+        raise ValueError(
+            f"a log-mel of {mel.shape[2]} frames and {mel.shape[3]} bands: the nets need at least {multiple} frames "
+            f"and a multiple of {multiple} bands; take longer clips or other bands"
+        )
+    return mel[:, :, :frames]

@@ -1,0 +1,190 @@
+"""Trained nets that later stages use and do not train: the autoencoder, the vocoder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from zoo import __version__
+from zoo.audiosr.nets.vae import Autoencoder
+from zoo.common.build import build
+from zoo.common.registry import public_name
+from zoo.hifigan.nets.generator import Generator
+from zoo.runs.export import CONFIG_NAME, WEIGHTS_NAME, is_export, parts_state
+from zoo.runs.folder import newest_run
+from zoo.runs.frozen import FrozenModule
+from zoo.runs.load import read_parts
+
+_PART = "part"  # the net's name in a copy
+
+
+class _FrozenNet(FrozenModule):
+    """A net taken from a run, a checkpoint or an export, or built with random weights; without weight norm.
+
+    Args:
+        class_path: of the net.
+        source: where the weights come from; None for random ones.
+        revision: not used; our runs have none.
+        config: arguments of the net where there is no source.
+        seed: of random weights.
+    """
+
+    inference = ""  # of the stage that trains such nets
+
+    def __init__(
+        self, class_path: str, source: str | None, revision: str | None, config: Mapping[str, Any] | None, seed: int
+    ) -> None:
+        super().__init__(source, revision)
+        if source is None and config is None:
+            raise ValueError(
+                f"{type(self).__name__}: give source (a run, a checkpoint, an export) or config (arguments of "
+                f"{class_path}, for random weights)"
+            )
+        state: dict[str, Tensor] | None = None
+        fused = False
+        self.spec: dict[str, Any] = {"class_path": class_path, "init_args": dict(config or {})}
+        if source is not None:
+            self.spec, state, fused = _read(Path(source), class_path)
+        with torch.random.fork_rng(devices=[]):  # its random weights depend on the seed alone
+            torch.manual_seed(seed)
+            net: nn.Module = build(self.spec)
+        fuse = getattr(net, "fuse_", None)
+        if fuse is not None and fused:
+            fuse()
+        if state is not None:
+            net.load_state_dict(state)
+        if fuse is not None and not fused:
+            fuse()
+        self.is_fused = fuse is not None
+        self.net: Any = net
+        self.requires_grad_(False)
+        self.eval()
+
+    @property
+    def is_local(self) -> bool:
+        """Always: no hub has these weights, so runs and exports keep a copy."""
+        return True
+
+    def frozen_state(self) -> dict[str, Tensor]:
+        """All tensors."""
+        return dict(self.state_dict())
+
+    def save_source(self, folder: Path) -> None:
+        """Write weights and description in the layout of an export."""
+        weights = {f"{_PART}.{key}": value.contiguous() for key, value in self.net.state_dict().items()}
+        save_file(weights, folder / WEIGHTS_NAME)
+        config = {
+            "zoo": __version__,
+            "inference": self.inference,
+            "parts": {_PART: self.spec},
+            "fused": [_PART] if self.is_fused else [],
+        }
+        (folder / CONFIG_NAME).write_text(json.dumps(config, indent=2), encoding="utf-8")
+
+
+class FrozenAutoencoder(_FrozenNet):
+    """A trained autoencoder; one instance encodes targets and conditions.
+
+    Args:
+        source: a run of the autoencoder's stage, a folder of such runs (the newest is taken), a checkpoint or an
+            export; null for random weights.
+        revision: not used; our runs have none.
+        config: arguments of `Autoencoder` where there is no source.
+        seed: of random weights.
+
+    Attributes:
+        factor: how much smaller the latent image is along each axis.
+        latent_channels: of the latent image.
+
+    Raises:
+        FileNotFoundError: when there is nothing at the source.
+        ValueError: when the source holds no autoencoder, or neither source nor config is given.
+    """
+
+    inference = "zoo.audiosr.Reconstructor"
+
+    def __init__(
+        self,
+        source: str | None = None,
+        revision: str | None = None,
+        config: dict[str, Any] | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(public_name(Autoencoder), source, revision, config, seed)
+        self.factor: int = self.net.factor
+        self.latent_channels: int = self.net.latent_channels
+
+    def encode(self, mel: Tensor) -> Tensor:
+        """Moments (B, 2 * latent_channels, F / factor, n_mels / factor) of log-mels (B, 1, F, n_mels)."""
+        return self.net.encode(mel)
+
+    def decode(self, z: Tensor) -> Tensor:
+        """Log-mels (B, 1, F, n_mels) of latents (B, latent_channels, F / factor, n_mels / factor), in its own scale."""
+        return self.net.decode(z)
+
+
+class FrozenVocoder(_FrozenNet):
+    """A trained HiFi-GAN generator, its weight norm folded.
+
+    Args:
+        source: a run of the vocoder's stage, a folder of such runs (the newest is taken), a checkpoint or an export;
+            null for random weights.
+        revision: not used; our runs have none.
+        config: arguments of `Generator` where there is no source.
+        seed: of random weights.
+
+    Attributes:
+        hop_length: samples per frame.
+        n_mels: bands that it takes.
+
+    Raises:
+        FileNotFoundError: when there is nothing at the source.
+        ValueError: when the source holds no vocoder, or neither source nor config is given.
+    """
+
+    inference = "zoo.hifigan.Vocoder"
+
+    def __init__(
+        self,
+        source: str | None = None,
+        revision: str | None = None,
+        config: dict[str, Any] | None = None,
+        seed: int = 0,
+    ) -> None:
+        if config is not None and "resblock" in config:
+            config = {**config, "resblock": str(config["resblock"])}  # recipes' parser makes "1" a number in free dicts
+        super().__init__(public_name(Generator), source, revision, config, seed)
+        self.hop_length: int = self.net.hop_length
+        self.n_mels: int = self.net.in_channels
+
+    def forward(self, mel: Tensor) -> Tensor:
+        """Synthesise.
+
+        Args:
+            mel: log-mels (B, 1, F, n_mels), natural logarithm.
+
+        Returns:
+            Waveforms (B, 1, F * hop_length), -1 to 1.
+        """
+        return self.net(mel[:, 0].transpose(1, 2))
+
+
+def _read(source: Path, class_path: str) -> tuple[dict[str, Any], dict[str, Tensor], bool]:
+    """Description and tensors of the only net of a class in a run, checkpoint or export; whether norms are folded."""
+    path = source
+    if source.is_dir() and not is_export(source) and not any(source.glob("*.ckpt")):
+        path = newest_run(source) or source
+    if not path.exists():
+        raise FileNotFoundError(f"no run, checkpoint or export at {source}: train that stage first, or name its source")
+    specs, state, fused = read_parts(path)
+    parts = specs["parts"]
+    names = [name for name, spec in parts.items() if isinstance(spec, Mapping) and spec.get("class_path") == class_path]
+    if len(names) != 1:
+        raise ValueError(f"{path}: expected one part of class {class_path}, found {len(names)} among {list(parts)}")
+    return dict(parts[names[0]]), parts_state(state, names[0]), names[0] in fused

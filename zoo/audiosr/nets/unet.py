@@ -1,0 +1,463 @@
+"""AudioSR's UNet over latent images, with an optional global context of the whole clip."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+Fusion = Literal["none", "replace", "residual", "film", "sequence"]
+"""How the global context enters the UNet, see `zoo.audiosr.UNet`."""
+
+MAX_PERIOD = 10000.0
+TRANSFORMER_NORM_EPS = 1e-6  # the residual blocks have PyTorch's 1e-5
+
+
+def timestep_embedding(t: Tensor, dim: int) -> Tensor:
+    """Sinusoids of diffusion steps.
+
+    Args:
+        t: steps (B,), 0 to 999.
+        dim: width, even.
+
+    Returns:
+        (B, dim) float32: cosines, then sines.
+
+    Source: Dhariwal and Nichol, "Diffusion Models Beat GANs" (2021), their code.
+    """
+    half = dim // 2
+    frequencies = torch.exp(torch.arange(half, device=t.device, dtype=torch.float32) * (-math.log(MAX_PERIOD) / half))
+    angles = t.float()[:, None] * frequencies
+    return torch.cat([angles.cos(), angles.sin()], dim=1)
+
+
+class GroupNorm(nn.GroupNorm):
+    """Group norm computed in float32 whatever the input's type, also in a net of half-precision weights."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise (B, C, ...)."""
+        weight, bias = self.weight.float(), self.bias.float()
+        return F.group_norm(x.float(), self.num_groups, weight, bias, self.eps).to(x.dtype)
+
+
+def zeroed(layer: nn.Conv2d | nn.Linear) -> nn.Conv2d | nn.Linear:
+    """Set a layer's weights to zero, so that its block starts as the identity."""
+    nn.init.zeros_(layer.weight)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+class ResBlock(nn.Module):
+    """Two normed convolutions with the time between them, and a shortcut.
+
+    Args:
+        in_channels: of the input.
+        out_channels: of the output.
+        embedding_channels: width of the time embedding.
+        groups: of the norms.
+        context_channels: width of the clip's vector that scales and shifts the second norm's output; None for none.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        embedding_channels: int,
+        groups: int,
+        context_channels: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.in_layers = nn.Sequential(
+            GroupNorm(groups, in_channels), nn.SiLU(), nn.Conv2d(in_channels, out_channels, 3, padding=1)
+        )
+        self.emb_layers = nn.Sequential(nn.SiLU(), nn.Linear(embedding_channels, out_channels))
+        self.out_layers = nn.Sequential(
+            GroupNorm(groups, out_channels),
+            nn.SiLU(),
+            nn.Identity(),  # the original's dropout of 0: keeps the convolution's name
+            zeroed(nn.Conv2d(out_channels, out_channels, 3, padding=1)),
+        )
+        self.skip_connection = nn.Conv2d(in_channels, out_channels, 1) if in_channels != out_channels else nn.Identity()
+        self.global_film = zeroed(nn.Linear(context_channels, 2 * out_channels)) if context_channels else None
+
+    def forward(self, x: Tensor, embedding: Tensor, context: Tensor | None, sequence: Tensor | None) -> Tensor:
+        """Refine (B, C, H, W) under the time (B, E) and, with film, the clip's vector (B, G)."""
+        h = self.in_layers(x) + self.emb_layers(embedding)[:, :, None, None]
+        norm, rest = self.out_layers[0], self.out_layers[1:]
+        h = norm(h)
+        if self.global_film is not None and context is not None:
+            scale, shift = self.global_film(context)[:, :, None, None].chunk(2, dim=1)
+            h = h * (1 + scale) + shift
+        return self.skip_connection(x) + rest(h)
+
+
+class Attention(nn.Module):
+    """Multi-head attention of tokens to themselves or to others.
+
+    Args:
+        channels: of the tokens that ask.
+        heads: of the attention.
+        context_channels: of the tokens that are asked; None when they are the same.
+    """
+
+    def __init__(self, channels: int, heads: int, context_channels: int | None = None) -> None:
+        super().__init__()
+        self.heads = heads
+        self.to_q = nn.Linear(channels, channels, bias=False)
+        self.to_k = nn.Linear(context_channels or channels, channels, bias=False)
+        self.to_v = nn.Linear(context_channels or channels, channels, bias=False)
+        self.to_out = nn.Sequential(nn.Linear(channels, channels))
+
+    def forward(self, x: Tensor, others: Tensor | None = None) -> Tensor:
+        """Attend from (B, L, C) to itself or to others (B, M, C')."""
+        others = x if others is None else others
+        q, k, v = (
+            tokens.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for tokens in (self.to_q(x), self.to_k(others), self.to_v(others))
+        )
+        return self.to_out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class GatedLinear(nn.Module):
+    """Linear layer of which one half passes through the GELU of the other."""
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.proj = nn.Linear(in_channels, 2 * out_channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, L, C) to (B, L, C')."""
+        value, gate = self.proj(x).chunk(2, dim=-1)
+        return value * F.gelu(gate)
+
+
+class FeedForward(nn.Module):
+    """Gated feed-forward layer, four times as wide inside."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            GatedLinear(channels, 4 * channels),
+            nn.Identity(),  # the original's dropout of 0: keeps the last layer's name
+            nn.Linear(4 * channels, channels),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Refine (B, L, C)."""
+        return self.net(x)
+
+
+class TransformerBlock(nn.Module):
+    """Self-attention twice, then the feed-forward layer, each normed before and added.
+
+    The second attention is the cross-attention of other latent diffusion models, which AudioSR gives no context.
+    """
+
+    def __init__(self, channels: int, heads: int) -> None:
+        super().__init__()
+        self.attn1 = Attention(channels, heads)
+        self.ff = FeedForward(channels)
+        self.attn2 = Attention(channels, heads)
+        self.norm1 = nn.LayerNorm(channels)
+        self.norm2 = nn.LayerNorm(channels)
+        self.norm3 = nn.LayerNorm(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Refine (B, L, C)."""
+        x = x + self.attn1(self.norm1(x))
+        x = x + self.attn2(self.norm2(x))
+        return x + self.ff(self.norm3(x))
+
+
+class TokenAttention(nn.Module):
+    """Cross-attention to a clip's tokens, added through a gate that starts at zero.
+
+    Args:
+        channels: width of the image.
+        heads: of the attention.
+        groups: of the norm.
+        context_channels: width of the tokens.
+    """
+
+    def __init__(self, channels: int, heads: int, groups: int, context_channels: int) -> None:
+        super().__init__()
+        self.norm = GroupNorm(groups, channels, TRANSFORMER_NORM_EPS)
+        self.attention = Attention(channels, heads, context_channels)
+        self.gate = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        """Add to (B, C, H, W) what its positions find among tokens (B, T, G)."""
+        found = self.gate * self.attention(self.norm(x).flatten(2).transpose(1, 2), tokens)
+        return x + found.transpose(1, 2).reshape(x.shape)
+
+
+class SpatialTransformer(nn.Module):
+    """A transformer block over all positions of an image, preceded by what the fusion does.
+
+    Args:
+        channels: width.
+        heads: of the attentions.
+        groups: of the norm.
+        fusion: see `zoo.audiosr.UNet`; "film" does nothing here.
+        context_channels: width of the global context.
+    """
+
+    def __init__(self, channels: int, heads: int, groups: int, fusion: Fusion, context_channels: int | None) -> None:
+        super().__init__()
+        self.norm = GroupNorm(groups, channels, TRANSFORMER_NORM_EPS)
+        self.proj_in = nn.Conv2d(channels, channels, 1)
+        self.transformer_blocks = nn.ModuleList([TransformerBlock(channels, heads)])
+        self.proj_out = zeroed(nn.Conv2d(channels, channels, 1))
+        self.fusion = fusion
+        if context_channels and fusion in ("replace", "residual"):
+            self.global_proj = nn.Linear(context_channels, channels)
+            self.global_attn = nn.MultiheadAttention(channels, heads, batch_first=True)
+        if context_channels and fusion == "sequence":
+            self.global_tokens = TokenAttention(channels, heads, groups, context_channels)
+
+    def forward(self, x: Tensor, embedding: Tensor, context: Tensor | None, sequence: Tensor | None) -> Tensor:
+        """Refine (B, C, H, W): the fusion takes the clip's vector (B, G) or tokens (B, T, G); the time is not used."""
+        if self.fusion == "sequence" and sequence is not None:
+            x = self.global_tokens(x, sequence)
+        if self.fusion in ("replace", "residual") and context is not None:
+            x = self._attend_globally(x, context)
+        h = self.proj_in(self.norm(x)).flatten(2).transpose(1, 2)
+        for block in self.transformer_blocks:
+            h = block(h)
+        return x + self.proj_out(h.transpose(1, 2).reshape(x.shape))
+
+    def _attend_globally(self, x: Tensor, context: Tensor) -> Tensor:
+        """ProjectLily's fusion; its one key gets all the attention, so every position receives the same vector.
+
+        Written out for one key: exact, and without the queries' work. The slices leave those a gradient of zero.
+        """
+        channels, attention = x.shape[1], self.global_attn
+        weight, bias = attention.in_proj_weight[2 * channels :], attention.in_proj_bias[2 * channels :]
+        found = attention.out_proj(F.linear(self.global_proj(context), weight, bias))[:, :, None, None]
+        return found.expand_as(x) if self.fusion == "replace" else x + found
+
+
+class Downsample(nn.Module):
+    """Halves both axes by a strided convolution."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.op = nn.Conv2d(channels, channels, 3, stride=2, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Halve (B, C, H, W)."""
+        return self.op(x)
+
+
+class Upsample(nn.Module):
+    """Doubles both axes by repetition, then a convolution."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Double (B, C, H, W)."""
+        return self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
+
+
+log = logging.getLogger(__name__)
+
+FUSIONS = ("none", "replace", "residual", "film", "sequence")
+TRANSFORMERS = 2  # in a row, in the middle and on the way up
+
+
+class UNet(nn.Module):
+    """Predicts v (or the noise) of noisy latents beside the latents of the low-resolution input.
+
+    The defaults are AudioSR's (258 195 088 parameters). Either order of the two image axes works; weights trained in
+    one order work in the other when every kernel is transposed.
+
+    Args:
+        in_channels: of the input: noisy latents and condition.
+        out_channels: of the prediction.
+        channels: base width, even; the time embedding has four times as many.
+        multipliers: width of each level as a multiple of the base; each level halves both axes of the one before.
+        blocks: residual blocks per level on the way down; one more on the way up.
+        attention_factors: down-sampling factors (1, 2, 4, ...) at which transformers follow the residual blocks.
+        head_channels: width of a head of the attentions.
+        transformers_per_down_block: transformers in a row on the way down; 2 in AudioSR and modelV1, 1 in model.py.
+        fusion: how the global context enters. "none": not at all. "film": the clip's vector scales and shifts the
+            second norm of every residual block. "sequence": in front of every transformer, cross-attention to the
+            clip's tokens and, as one more token, its vector. Both start without effect. "residual" and "replace" are
+            ProjectLily's model.py and modelV1, for their checkpoints: attention to the vector alone, which adds to the
+            image or takes its place.
+        context_channels: width of the global context; needed with a fusion.
+        norm_groups: groups of every norm. The original's 32 on 32 channels take the mean of each channel away, and
+            with it the time; narrow nets need fewer.
+        checkpointing: compute activations of blocks anew in the backward pass instead of keeping them.
+
+    Attributes:
+        factor: what both axes of the latents must be multiples of.
+        fusion: as given.
+        context_channels: as given.
+
+    Raises:
+        ValueError: when sizes do not fit together.
+
+    Source: Dhariwal and Nichol, "Diffusion Models Beat GANs" (2021); Rombach et al. (2022); Liu et al., "AudioSR"
+    (2023). Names of the weights are theirs.
+    """
+
+    def __init__(
+        self,
+        in_channels: int = 32,
+        out_channels: int = 16,
+        channels: int = 128,
+        multipliers: Sequence[int] = (1, 2, 3, 5),
+        blocks: int = 2,
+        attention_factors: Sequence[int] = (2, 4, 8),
+        head_channels: int = 32,
+        transformers_per_down_block: int = 2,
+        fusion: Fusion = "none",
+        context_channels: int | None = None,
+        norm_groups: int = 32,
+        checkpointing: bool = False,
+    ) -> None:
+        super().__init__()
+        _check(channels, multipliers, blocks, attention_factors, head_channels, norm_groups)
+        if fusion not in FUSIONS:
+            raise ValueError(f"fusion must be one of {', '.join(FUSIONS)}, not {fusion!r}")
+        if (fusion == "none") != (context_channels is None):
+            raise ValueError(f"fusion {fusion!r} with context_channels {context_channels}: give both or neither")
+        if channels == norm_groups:
+            log.warning("%d norm groups on %d channels: those blocks ignore the time", norm_groups, channels)
+        self.channels = channels
+        self.factor = 2 ** (len(multipliers) - 1)
+        self.attention_factors = tuple(attention_factors)
+        self.head_channels = head_channels
+        self.fusion = fusion
+        self.context_channels = context_channels
+        self.norm_groups = norm_groups
+        self.checkpointing = checkpointing
+        self.time_embed = nn.Sequential(
+            nn.Linear(channels, 4 * channels), nn.SiLU(), nn.Linear(4 * channels, 4 * channels)
+        )
+        widths = [channels * multiplier for multiplier in multipliers]
+        self.input_blocks, skips = self._down(in_channels, widths, blocks, transformers_per_down_block)
+        bottom = widths[-1]
+        self.middle_block = nn.ModuleList(
+            [self._residual(bottom, bottom), *self._transformers(bottom, TRANSFORMERS), self._residual(bottom, bottom)]
+        )
+        self.output_blocks = self._up(widths, blocks, skips)
+        self.out = nn.Sequential(
+            GroupNorm(norm_groups, channels), nn.SiLU(), zeroed(nn.Conv2d(channels, out_channels, 3, padding=1))
+        )
+
+    def _down(
+        self, in_channels: int, widths: Sequence[int], blocks: int, transformers: int
+    ) -> tuple[nn.ModuleList, list[int]]:
+        """The way down, and the widths of all outputs that the way up takes again."""
+        down, skips = [nn.ModuleList([nn.Conv2d(in_channels, widths[0], 3, padding=1)])], [widths[0]]
+        for level, width in enumerate(widths):
+            for _ in range(blocks):
+                layers = [self._residual(skips[-1], width)]
+                if 2**level in self.attention_factors:
+                    layers += self._transformers(width, transformers)
+                down.append(nn.ModuleList(layers))
+                skips.append(width)
+            if level < len(widths) - 1:
+                down.append(nn.ModuleList([Downsample(width)]))
+                skips.append(width)
+        return nn.ModuleList(down), skips
+
+    def _up(self, widths: Sequence[int], blocks: int, skips: Sequence[int]) -> nn.ModuleList:
+        up, rest, before = [], list(skips), widths[-1]
+        for level, width in reversed(list(enumerate(widths))):
+            for index in range(blocks + 1):
+                layers: list[nn.Module] = [self._residual(before + rest.pop(), width)]
+                before = width
+                if 2**level in self.attention_factors:
+                    layers += self._transformers(width, TRANSFORMERS)
+                if level and index == blocks:
+                    layers.append(Upsample(width))
+                up.append(nn.ModuleList(layers))
+        return nn.ModuleList(up)
+
+    def _residual(self, in_channels: int, out_channels: int) -> nn.Module:
+        film = self.context_channels if self.fusion == "film" else None
+        return ResBlock(in_channels, out_channels, 4 * self.channels, self.norm_groups, film)
+
+    def _transformers(self, width: int, count: int) -> list[nn.Module]:
+        heads = width // self.head_channels
+        return [
+            SpatialTransformer(width, heads, self.norm_groups, self.fusion, self.context_channels) for _ in range(count)
+        ]
+
+    def forward(self, x: Tensor, t: Tensor, context: Tensor | None = None, sequence: Tensor | None = None) -> Tensor:
+        """Predict.
+
+        Args:
+            x: noisy latents and condition, (B, in_channels, H, W); H and W multiples of `factor`.
+            t: diffusion steps (B,), 0 (clean) to 999.
+            context: vector of the clip (B, context_channels); None leaves the fusion out.
+            sequence: tokens of the clip (B, T, context_channels), used by fusion "sequence" only.
+
+        Returns:
+            Prediction (B, out_channels, H, W).
+
+        Raises:
+            ValueError: when the image cannot be halved once per level, or a context comes without a fusion.
+        """
+        if x.shape[-1] % self.factor or x.shape[-2] % self.factor:
+            raise ValueError(
+                f"latents of {x.shape[-2]} x {x.shape[-1]}; both must be multiples of {self.factor}: pad the mel"
+            )
+        if self.fusion == "none" and (context is not None or sequence is not None):
+            raise ValueError('a global context was given to a UNet with fusion "none", which has no use for it')
+        if self.fusion == "sequence" and sequence is not None and context is not None:
+            sequence = torch.cat([context[:, None], sequence], dim=1)
+        embedding = self.time_embed(timestep_embedding(t, self.channels).to(x.dtype))
+        h, skips = x, []
+        for block in self.input_blocks:
+            h = self._run(block, h, embedding, context, sequence)
+            skips.append(h)
+        h = self._run(self.middle_block, h, embedding, context, sequence)
+        for block in self.output_blocks:
+            h = self._run(block, torch.cat([h, skips.pop()], dim=1), embedding, context, sequence)
+        return self.out(h)
+
+    def _run(
+        self, layers: nn.Module, h: Tensor, embedding: Tensor, context: Tensor | None, sequence: Tensor | None
+    ) -> Tensor:
+        for layer in layers.children():
+            if not isinstance(layer, ResBlock | SpatialTransformer):
+                h = layer(h)
+            elif self.checkpointing and torch.is_grad_enabled():
+                h = checkpoint(layer, h, embedding, context, sequence, use_reentrant=False)
+            else:
+                h = layer(h, embedding, context, sequence)
+        return h
+
+
+def _check(
+    channels: int,
+    multipliers: Sequence[int],
+    blocks: int,
+    attention_factors: Sequence[int],
+    head_channels: int,
+    norm_groups: int,
+) -> None:
+    if not multipliers or blocks < 1:
+        raise ValueError(f"expected at least one level and one block, found {list(multipliers)} and {blocks}")
+    if channels % norm_groups or channels % 2:
+        raise ValueError(f"channels {channels} must be even and a multiple of norm_groups {norm_groups}")
+    factors = [2**level for level in range(len(multipliers))]
+    if not set(attention_factors) <= set(factors):
+        raise ValueError(f"attention_factors {list(attention_factors)} must be among {factors}, the levels' factors")
+    for factor in {*attention_factors, factors[-1]}:
+        width = channels * multipliers[factors.index(factor)]
+        if width % head_channels:
+            raise ValueError(f"{width} channels at factor {factor} cannot be divided into heads of {head_channels}")

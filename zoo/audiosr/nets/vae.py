@@ -1,0 +1,298 @@
+"""Autoencoder of log-mel images: to Gaussians over a small latent image and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zoo.audiosr.nets.unet import Upsample
+
+NORM_EPS = 1e-6  # latent diffusion's, not PyTorch's default
+LOGVAR_RANGE = (-30.0, 20.0)  # keeps the exponential of the log-variance finite in float32
+
+
+def split(moments: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and log-variance of the latents.
+
+    Args:
+        moments: what `Autoencoder.encode` returns, (B, 2C, H, W).
+
+    Returns:
+        Mean and log-variance, (B, C, H, W) each; the log-variance lies in -30 to 20.
+    """
+    mean, logvar = moments.chunk(2, dim=1)
+    return mean, logvar.clamp(*LOGVAR_RANGE)
+
+
+def draw(moments: Tensor, noise: Tensor) -> Tensor:
+    """One sample of the latents.
+
+    Args:
+        moments: (B, 2C, H, W).
+        noise: standard normal, (B, C, H, W).
+
+    Returns:
+        Latents (B, C, H, W).
+    """
+    mean, logvar = split(moments)
+    return mean + (0.5 * logvar).exp() * noise
+
+
+def kl(moments: Tensor) -> Tensor:
+    """Divergence of the latents' Gaussians from the standard normal, mean over all latents of an item.
+
+    Args:
+        moments: (B, 2C, H, W).
+
+    Returns:
+        (B,) in nats per latent, float32.
+    """
+    mean, logvar = split(moments.float())
+    return 0.5 * (mean.square() + logvar.exp() - 1 - logvar).mean(dim=(1, 2, 3))
+
+
+class Autoencoder(nn.Module):
+    """Encodes a log-mel image into a latent image smaller by `factor` along both axes, and decodes it.
+
+    The defaults are AudioSR's (223.5 million parameters). Either order of the two axes works; weights trained in one
+    order work in the other when every kernel is transposed.
+
+    Args:
+        channels: base width.
+        multipliers: width of each level as a multiple of the base; each level halves both axes of the one before.
+        blocks: residual blocks per level of the encoder; the decoder has one more.
+        latent_channels: of the latent image.
+        dropout: in the residual blocks, 0 to 1.
+        norm_groups: groups of every norm. AudioSR's 32 on 32 channels take the mean of each channel away; narrow nets
+            do better with fewer.
+
+    Attributes:
+        factor: how much smaller the latent image is along each axis.
+        latent_channels: of the latent image.
+
+    Raises:
+        ValueError: when the groups do not divide the widths.
+
+    Source: Rombach et al., "High-Resolution Image Synthesis with Latent Diffusion Models" (2022), appendix G; names of
+    the weights are that code's.
+    """
+
+    def __init__(
+        self,
+        channels: int = 128,
+        multipliers: Sequence[int] = (1, 2, 4, 8),
+        blocks: int = 2,
+        latent_channels: int = 16,
+        dropout: float = 0.1,
+        norm_groups: int = 32,
+    ) -> None:
+        super().__init__()
+        if not multipliers or blocks < 1:
+            raise ValueError(f"expected at least one level and one block, found {list(multipliers)} and {blocks}")
+        if channels % norm_groups:
+            raise ValueError(f"channels {channels} is no multiple of norm_groups {norm_groups}; lower norm_groups")
+        self.factor = 2 ** (len(multipliers) - 1)
+        self.latent_channels = latent_channels
+        widths = [channels * multiplier for multiplier in multipliers]
+        self.encoder = Encoder(widths, blocks, 2 * latent_channels, dropout, norm_groups)
+        self.decoder = Decoder(widths, blocks + 1, latent_channels, dropout, norm_groups)
+        self.quant_conv = nn.Conv2d(2 * latent_channels, 2 * latent_channels, 1)
+        self.post_quant_conv = nn.Conv2d(latent_channels, latent_channels, 1)
+
+    def encode(self, mel: Tensor) -> Tensor:
+        """Gaussians of the latents.
+
+        Args:
+            mel: log-mel images (B, 1, F, n_mels), natural logarithm.
+
+        Returns:
+            Moments (B, 2 * latent_channels, F // factor, n_mels // factor): means, then log-variances. What is left
+            over at the end of an axis does not come back from `decode`.
+
+        Raises:
+            ValueError: when the image is smaller than the factor.
+        """
+        if min(mel.shape[-2:]) < self.factor:
+            raise ValueError(
+                f"a mel image of {mel.shape[-2]} x {mel.shape[-1]}; both axes must be at least {self.factor}: pad it"
+            )
+        return self.quant_conv(self.encoder(mel))
+
+    def decode(self, z: Tensor) -> Tensor:
+        """Log-mel images of latents.
+
+        Args:
+            z: (B, latent_channels, H, W), in the autoencoder's own scale.
+
+        Returns:
+            (B, 1, H * factor, W * factor).
+        """
+        return self.decoder(self.post_quant_conv(z))
+
+
+class ResidualBlock(nn.Module):
+    """Two normed convolutions and a shortcut.
+
+    Args:
+        in_channels: of the input.
+        out_channels: of the output.
+        dropout: before the second convolution.
+        groups: of the norms.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, dropout: float, groups: int) -> None:
+        super().__init__()
+        self.norm1 = nn.GroupNorm(groups, in_channels, NORM_EPS)
+        self.conv1 = nn.Conv2d(in_channels, out_channels, 3, padding=1)
+        self.norm2 = nn.GroupNorm(groups, out_channels, NORM_EPS)
+        self.dropout = nn.Dropout(dropout)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1)
+        self.nin_shortcut = nn.Conv2d(in_channels, out_channels, 1) if in_channels != out_channels else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Refine (B, C, H, W)."""
+        h = self.conv1(F.silu(self.norm1(x)))
+        h = self.conv2(self.dropout(F.silu(self.norm2(h))))
+        return self.nin_shortcut(x) + h
+
+
+class Attention(nn.Module):
+    """One head of self-attention over all positions, added to the input."""
+
+    def __init__(self, channels: int, groups: int) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(groups, channels, NORM_EPS)
+        self.q = nn.Conv2d(channels, channels, 1)
+        self.k = nn.Conv2d(channels, channels, 1)
+        self.v = nn.Conv2d(channels, channels, 1)
+        self.proj_out = nn.Conv2d(channels, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend over (B, C, H, W)."""
+        h = self.norm(x)
+        q, k, v = (conv(h).flatten(2).transpose(1, 2)[:, None] for conv in (self.q, self.k, self.v))
+        h = F.scaled_dot_product_attention(q, k, v)[:, 0]
+        return x + self.proj_out(h.transpose(1, 2).reshape(x.shape))
+
+
+class Middle(nn.Module):
+    """Residual block, attention, residual block: the middle of encoder and decoder."""
+
+    def __init__(self, channels: int, dropout: float, groups: int) -> None:
+        super().__init__()
+        self.block_1 = ResidualBlock(channels, channels, dropout, groups)
+        self.attn_1 = Attention(channels, groups)
+        self.block_2 = ResidualBlock(channels, channels, dropout, groups)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Refine (B, C, H, W)."""
+        return self.block_2(self.attn_1(self.block_1(x)))
+
+
+class Level(nn.Module):
+    """Residual blocks of one resolution, then the way to the next one.
+
+    Args:
+        in_channels: of the input.
+        out_channels: of the output.
+        blocks: how many.
+        dropout: of the blocks.
+        groups: of the norms.
+        downsample: whether it ends by halving both axes.
+        upsample: whether it ends by doubling both axes.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        blocks: int,
+        dropout: float,
+        groups: int,
+        downsample: bool = False,
+        upsample: bool = False,
+    ) -> None:
+        super().__init__()
+        inputs = [in_channels, *[out_channels] * (blocks - 1)]
+        self.block = nn.Sequential(*(ResidualBlock(width, out_channels, dropout, groups) for width in inputs))
+        self.downsample = Downsample(out_channels) if downsample else nn.Identity()
+        self.upsample = Upsample(out_channels) if upsample else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Refine (B, C, H, W)."""
+        return self.upsample(self.downsample(self.block(x)))
+
+
+class Downsample(nn.Module):
+    """Halves both axes; pads at their ends only, as the original does."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Halve (B, C, H, W)."""
+        return self.conv(F.pad(x, (0, 1, 0, 1)))
+
+
+class Encoder(nn.Module):
+    """Mel image to feature image.
+
+    Args:
+        widths: of the levels, from fine to coarse.
+        blocks: per level.
+        out_channels: of the output.
+        dropout: of the blocks.
+        groups: of the norms.
+    """
+
+    def __init__(self, widths: Sequence[int], blocks: int, out_channels: int, dropout: float, groups: int) -> None:
+        super().__init__()
+        self.conv_in = nn.Conv2d(1, widths[0], 3, padding=1)
+        finer = [widths[0], *widths[:-1]]
+        self.down = nn.Sequential(
+            *(
+                Level(finer[index], width, blocks, dropout, groups, downsample=index < len(widths) - 1)
+                for index, width in enumerate(widths)
+            )
+        )
+        self.mid = Middle(widths[-1], dropout, groups)
+        self.norm_out = nn.GroupNorm(groups, widths[-1], NORM_EPS)
+        self.conv_out = nn.Conv2d(widths[-1], out_channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Encode (B, 1, H, W)."""
+        return self.conv_out(F.silu(self.norm_out(self.mid(self.down(self.conv_in(x))))))
+
+
+class Decoder(nn.Module):
+    """Latent image to mel image.
+
+    Args:
+        widths: of the levels, from fine to coarse; they run in the opposite order.
+        blocks: per level.
+        in_channels: of the latent image.
+        dropout: of the blocks.
+        groups: of the norms.
+    """
+
+    def __init__(self, widths: Sequence[int], blocks: int, in_channels: int, dropout: float, groups: int) -> None:
+        super().__init__()
+        self.conv_in = nn.Conv2d(in_channels, widths[-1], 3, padding=1)
+        self.mid = Middle(widths[-1], dropout, groups)
+        coarser = [*widths[1:], widths[-1]]
+        self.up = nn.ModuleList(
+            Level(coarser[index], width, blocks, dropout, groups, upsample=index > 0)
+            for index, width in enumerate(widths)
+        )
+        self.norm_out = nn.GroupNorm(groups, widths[0], NORM_EPS)
+        self.conv_out = nn.Conv2d(widths[0], 1, 3, padding=1)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Decode (B, C, H, W)."""
+        h = self.mid(self.conv_in(z))
+        for level in reversed(self.up):
+            h = level(h)
+        return self.conv_out(F.silu(self.norm_out(h)))

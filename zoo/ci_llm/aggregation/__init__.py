@@ -1,0 +1,1 @@
+"""From the distributions of the agents to one."""

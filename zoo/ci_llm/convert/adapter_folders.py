@@ -1,0 +1,125 @@
+"""The original's checkpoint folders and PEFT folders, written beside our checkpoints while training."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+
+from zoo.ci_llm.convert.folders import BACKBONE, META, adapters_of, read_json, write_original
+from zoo.ci_llm.convert.peft import write_peft
+from zoo.ci_llm.task import CrowdTask
+from zoo.common.atomic import remove
+from zoo.common.reading.text import safe_load
+from zoo.runs.checkpoints import step_of
+from zoo.runs.folder import CONFIG_NAME, run_folder
+from zoo.training.callbacks.checkpoint import SHARDING_STRATEGIES, is_trial
+
+log = logging.getLogger(__name__)
+
+STEP = "checkpoint_step_"
+FINAL = "final_checkpoint"
+PEFT_STEP = "peft_step_"
+PEFT_FINAL = "peft_final"
+
+
+class AdapterFolders(L.Callback):
+    """Writes the adapters of each checkpoint in the original's layout and as PEFT folders, into the run folder.
+
+    `checkpoint_step_<n>/` and, at the end of training, `final_checkpoint/` hold adapters, tokenizer, configuration and
+    progress; `peft_step_<n>/agent<k>/` and `peft_final/agent<k>/` the same adapters for peft. Folders of checkpoints
+    that are no longer kept are deleted when the next batch begins or the training ends; after an interruption that is
+    in the resumed run. A run does not resume from them: that is what the checkpoints are for.
+
+    Under a strategy that shards weights nothing is written: convert a checkpoint instead.
+
+    Args:
+        peft: write PEFT folders too.
+
+    Raises:
+        ValueError: as training begins, when the run folder holds a checkpoint folder that no training here wrote.
+    """
+
+    def __init__(self, peft: bool = True) -> None:
+        self.peft = peft
+        self._written = -1
+        self._sweep_due = False
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Refuse a run folder whose checkpoints of the original would be replaced or swept away."""
+        if not self._writes(trainer, pl_module):
+            return
+        folder = run_folder(trainer)
+        for path in (*_steps(folder, STEP), folder / FINAL):
+            meta = path / META
+            if path.exists() and not (meta.is_file() and BACKBONE in read_json(meta)):
+                raise ValueError(f"{path} is another program's: train into another folder, or move it away")
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Write the folders of this step, once, however many checkpoints it has."""
+        if not self._writes(trainer, pl_module):
+            return
+        self._sweep_due = True
+        if trainer.global_step != self._written:
+            self._written = trainer.global_step
+            self._write(trainer, pl_module, f"{STEP}{trainer.global_step}", f"{PEFT_STEP}{trainer.global_step}", False)
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Sweep after a save: checkpoints are written, and older ones deleted, only after `on_save_checkpoint`."""
+        self._sweep(trainer)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Write the final folders."""
+        if self._writes(trainer, pl_module):
+            self._write(trainer, pl_module, FINAL, PEFT_FINAL, True)
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Sweep after the last save."""
+        self._sweep(trainer)
+
+    def _writes(self, trainer: L.Trainer, pl_module: L.LightningModule) -> bool:
+        if not isinstance(pl_module, CrowdTask):
+            raise ValueError(f"AdapterFolders is for zoo.ci_llm.CrowdTask, not {type(pl_module).__name__}")
+        if type(trainer.strategy).__name__ in SHARDING_STRATEGIES:
+            return False
+        return trainer.is_global_zero and not is_trial(trainer)
+
+    def _write(self, trainer: L.Trainer, pl_module: Any, name: str, peft_name: str, completed: bool) -> None:
+        folder = run_folder(trainer)
+        crowd = pl_module.crowd
+        config = folder / CONFIG_NAME
+        recipe = safe_load(config.read_text(encoding="utf-8")) if config.is_file() else {}
+        progress = {
+            "epoch": trainer.current_epoch,
+            "global_step": trainer.global_step,
+            "config": {"model_name": crowd.backbone.source, **recipe},
+            **({"completed": True} if completed else {}),
+        }
+        adapters = adapters_of(crowd, progress, pl_module.tokenizer)
+        write_original(folder / name, adapters)
+        if self.peft:
+            write_peft(folder / peft_name, replace(adapters, progress={}, tokenizer=None))
+        log.info("adapters of %d agents: %s", crowd.agents.count, folder / name)
+
+    def _sweep(self, trainer: L.Trainer) -> None:
+        """Delete folders of steps whose checkpoints are gone."""
+        if not self._sweep_due:
+            return
+        self._sweep_due = False
+        folder = run_folder(trainer)
+        kept = {step_of(path) for path in folder.glob("*.ckpt")}
+        for prefix in (STEP, PEFT_STEP):
+            for path, number in _steps(folder, prefix).items():
+                if number not in kept:
+                    remove(path)
+
+
+def _steps(folder: Path, prefix: str) -> dict[Path, int]:
+    """The folders of steps, with the steps."""
+    numbers = {path: path.name.removeprefix(prefix) for path in folder.glob(f"{prefix}*")}
+    return {path: int(number) for path, number in numbers.items() if number.isdigit()}

@@ -1,0 +1,111 @@
+"""The command of the original, `train.py --config configs.yaml --resume_from_checkpoint X`, in the words of ours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from zoo.ci_llm.convert.folders import PROGRESS, is_original_folder, read_json
+from zoo.ci_llm.convert.recipe import convert_config
+from zoo.common.atomic import write_atomic
+from zoo.common.options import take_option
+from zoo.common.reading.text import safe_load
+from zoo.common.systems import recipe_root
+from zoo.convert import old_calls
+from zoo.convert.old_calls import Call, shown
+from zoo.runs.checkpoints import find_checkpoints, step_of
+
+CONFIG = "configs.yaml"  # that the original reads when none is named
+OUTPUT = "ci_llm_output"
+HANDLED = ("output_dir", "resume_from_checkpoint")  # here, not by the recipe
+
+
+def command(arguments: Sequence[str] | None = None) -> list[str]:
+    """Translate a call of the old script, see `zoo.convert.old_calls.command`."""
+    return old_calls.command(translate, arguments)
+
+
+def translate(arguments: Sequence[str], environment: Mapping[str, str]) -> Call:
+    """Translate a call; the recipe is written beside the original's configuration, as `<name>.zoo.yaml`.
+
+    Args:
+        arguments: `--config FILE`, the original's configuration (`configs.yaml` when not given; further ones are
+            fragments of ours); `--resume_from_checkpoint PATH`, a checkpoint or run folder of ours or a checkpoint
+            folder of the original; and options of `zoo fit`, which are passed on.
+        environment: variables of a launcher.
+
+    Returns:
+        The call.
+
+    Raises:
+        FileNotFoundError: when there is no such configuration, or nothing to resume from.
+        ValueError: when it is no configuration of CI-LLM, or a value cannot be.
+    """
+    configs, rest = take_option(list(arguments), "--config")
+    resumes, rest = take_option(rest, "--resume_from_checkpoint")
+    original, *fragments = configs or [CONFIG]
+    recipe, left = convert_config(original)
+    settings = safe_load(Path(original).read_text(encoding="utf-8"))
+    # one process a device, as many as the launcher has started
+    devices, nodes = old_calls.processes(environment)
+    _share_steps(recipe, settings, devices * nodes)
+    flags = [f"--trainer.devices={devices}", f"--trainer.num_nodes={nodes}"]
+    if devices * nodes > 1:
+        fragments.insert(0, shown(recipe_root() / "trainer" / "ddp.yaml"))
+    if old_calls.is_on_cpu(environment):
+        flags.append("--trainer.accelerator=cpu")
+        if recipe["trainer"]["precision"] == "16-mixed":
+            recipe["trainer"]["precision"] = "32-true"  # fp16 needs a GPU
+    notes = [f"not translated: {each}" for each in left if each.partition(":")[0] not in HANDLED]
+    start, more = _start(resumes[-1] if resumes else settings.get("resume_from_checkpoint"))
+    if not start.startswith("--ckpt_path"):  # a run that is taken up again goes on in its own folder
+        flags.append(f"--trainer.default_root_dir={settings.get('output_dir') or OUTPUT}")
+    written = _written(Path(original), recipe)
+    options = [part for config in (shown(written), *fragments) for part in ("--config", config)]
+    return Call(["fit", *options, *flags, *filter(None, [start]), *rest], notes + more)
+
+
+def _share_steps(recipe: dict[str, Any], settings: Mapping[str, Any], processes: int) -> None:
+    """Divide the steps of whole epochs by the processes; a number of steps that was asked for stays."""
+    trainer, schedule = recipe["trainer"], recipe["model"]["init_args"]["scheduler"]
+    if settings.get("max_train_steps") is not None or "max_steps" not in trainer or processes == 1:
+        return
+    trainer["max_steps"] = math.ceil(trainer["max_steps"] / processes)
+    if schedule is not None:
+        schedule["init_args"]["warmup_steps"] //= processes
+
+
+def _written(original: Path, recipe: Mapping[str, Any]) -> Path:
+    """Write the recipe; every process of a launch writes the same."""
+    path = original.with_suffix(".zoo.yaml")
+    text = f"# Made of {original.name} by scripts/train_ci_llm.py.\n" + yaml.safe_dump(recipe, sort_keys=False)
+    write_atomic(path, lambda file: file.write(text.encode()))
+    return path
+
+
+def _start(resume: str | None) -> tuple[str, list[str]]:
+    """The option that takes up training, empty without one, and notes."""
+    if resume in (None, "", "null", "None"):
+        return "", []
+    path = Path(str(resume))
+    if not path.exists():
+        raise FileNotFoundError(
+            f"resume_from_checkpoint: nothing at {path}; name a run, a .ckpt file or a checkpoint_step_<n> folder"
+        )
+    if not is_original_folder(path):
+        return f"--ckpt_path={path}", []
+    ours = [each for each in find_checkpoints(path.parent, "step_*.ckpt") if step_of(each) == _step(path)]
+    if ours:  # the folder was written beside a checkpoint of ours
+        return f"--ckpt_path={ours[0]}", []
+    return f"--init_from={path}", [
+        f"{path} is of the original: its adapters are taken, optimizer, schedule and data begin anew"
+    ]
+
+
+def _step(folder: Path) -> int | None:
+    """The step that a folder of the original says."""
+    return read_json(folder / PROGRESS).get("global_step") if (folder / PROGRESS).is_file() else None

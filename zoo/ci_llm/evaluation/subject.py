@@ -1,0 +1,97 @@
+"""A run of CI-LLM as it is evaluated: crowd, tokenizer, template, and the questions that go with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from zoo.ci_llm.data.arithmetic import Split
+from zoo.ci_llm.data.datamodule import TextData
+from zoo.ci_llm.data.text_data import Example, Template, read_examples, split_files
+from zoo.ci_llm.data.tokenizers import Tokenizer
+from zoo.ci_llm.inference.writer import Writer
+from zoo.ci_llm.nets.crowd import Crowd
+from zoo.common.build import build
+from zoo.common.configs import read_config
+from zoo.common.registry import slots
+from zoo.runs.folder import find_config, has_config
+from zoo.runs.load import load
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is evaluated.
+
+    Attributes:
+        crowd: backbone and agents; put into evaluation mode.
+        tokenizer: of the backbone.
+        template: that turns questions and answers into text.
+        name: for the report.
+    """
+
+    crowd: Crowd
+    tokenizer: Tokenizer
+    template: Template
+    name: str = "crowd"
+
+
+def load_subject(run: Path, device: str | torch.device = "cpu") -> tuple[Subject, TextData, int]:
+    """Load a run to evaluate it.
+
+    Args:
+        run: run folder, checkpoint or export.
+        device: torch device.
+
+    Returns:
+        The subject, the data that it was trained on (arithmetic made in code where the run does not tell), and its
+        limit of new tokens.
+
+    Raises:
+        FileNotFoundError: when there is no such run, or its data are gone.
+        ValueError: when it is another kind's, or its weights are not finite.
+    """
+    writer = load(run, device)
+    if not isinstance(writer, Writer):
+        raise ValueError(f"{run} is loaded as {type(writer).__name__}; expected a crowd of ci_llm (Writer)")
+    crowd, tokenizer = writer.crowd, writer.tokenizer
+    if not all(bool(weight.isfinite().all()) for weight in crowd.agents.parameters()):
+        raise ValueError(f"{run}: its weights are not finite: the training diverged; use an earlier checkpoint")
+    config: dict[str, Any] = {}
+    if has_config(Path(run)):
+        config = read_config(find_config(Path(run)), brought=True)
+    described = dict((config.get("data") or {}).get("init_args") or {})
+    described.pop("tokenizer", None)
+    kinds = slots(TextData)
+    data = TextData(tokenizer=tokenizer, **{key: build(value, kinds.get(key, Any)) for key, value in described.items()})
+    template = data.template if config else writer.template
+    return Subject(crowd, tokenizer, template, str(run)), data, writer.max_new_tokens
+
+
+def validation_examples(data: TextData) -> list[Example]:
+    """The validation set of a run as text, held-out training texts included."""
+    if data.root is None or split_files(data.root, "val"):
+        return data.examples("val")
+    data.setup("validate")
+    train = data.examples("train")
+    return [train[number] for row in data.val_set.rows for number in row]  # type: ignore[attr-defined]
+
+
+def read_questions(path: Path, split: Split, fields: tuple[str, str]) -> list[Example]:
+    """Questions and answers of a file, or of a folder's split.
+
+    Args:
+        path: file or folder.
+        split: of a folder.
+        fields: names of question and answer.
+
+    Raises:
+        FileNotFoundError: when there is nothing.
+        ValueError: when the file cannot be read.
+    """
+    files = [path] if path.is_file() else split_files(path, split)
+    if not files:
+        raise FileNotFoundError(f"{path} has no files of the split {split}; put {split}.jsonl there or name a file")
+    return read_examples(files, *fields)

@@ -1,0 +1,167 @@
+"""A crowd writes: one cache of K * B rows, and at every step one token chosen from the joined prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from zoo.ci_llm.aggregation.aggregator import Aggregator
+from zoo.ci_llm.data.tokenizers import Tokenizer
+from zoo.ci_llm.nets.crowd import Crowd
+from zoo.ci_llm.nets.sampling import Sampling
+from zoo.common.draws import seeded_uniforms
+
+_SEEDS = 2**52  # as many as seeded_uniforms tells apart
+
+
+@torch.no_grad()
+def generate(
+    crowd: Crowd,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    aggregator: Aggregator,
+    max_new_tokens: int,
+    eos: int | Sequence[int] = (),
+    sampling: Sampling | None = None,
+    pad: int | None = None,
+    seeds: Sequence[int] | None = None,
+) -> Tensor:
+    """Continue prompts.
+
+    A row's text depends on its prompt and its seed, not on the rows beside it.
+
+    Args:
+        crowd: backbone and agents.
+        input_ids: prompts (B, T), int64, padded on the left.
+        attention_mask: (B, T), 1 for real tokens.
+        aggregator: joins the agents' predictions; with one that is not `joint` every agent writes a text of its own.
+        max_new_tokens: at most so many are added; fewer where all rows end before.
+        eos: ids that end a text; the text keeps its EOS.
+        sampling: how tokens are chosen; the likeliest by default.
+        pad: follows behind an EOS; the first of `eos` by default.
+        seeds: one per row, 0 to 2**64 - 1; from the global generator by default.
+
+    Returns:
+        Prompts and continuations (B, T + new), int64; (K, B, T + new) where each agent writes its own.
+
+    Raises:
+        ValueError: when shapes differ, a prompt is empty or padded on the right, or a text would not fit into the
+            backbone's context.
+    """
+    _check(crowd, input_ids, attention_mask, max_new_tokens)
+    sampling = sampling or Sampling()
+    ends = torch.tensor([eos] if isinstance(eos, int) else list(eos), dtype=torch.long, device=input_ids.device)
+    filler = pad if pad is not None else int(ends[0]) if len(ends) else 0
+    count, rows = crowd.count, len(input_ids)
+    uniforms = _uniforms(seeds, count, rows, max_new_tokens, aggregator.joint).to(input_ids.device)
+    start, members, choices = uniforms.tensor_split((count, count + max_new_tokens))
+
+    learned = aggregator.learns and aggregator.joint
+    log_weights = aggregator.start(count, rows, start[:, :rows]).to(input_ids.device)
+    texts = input_ids if aggregator.joint else input_ids.expand(count, -1, -1)
+    read = _reader(crowd, attention_mask if aggregator.joint else attention_mask.expand(count, -1, -1))
+    with _evaluating(crowd):
+        log_probs = read(texts, 0 if learned else 1)
+        if learned:
+            given = _taken(log_probs[:, :, :-1], input_ids[:, 1:])
+            log_weights = aggregator.along(log_weights, given, attention_mask[:, :-1])[-1]
+        done = torch.zeros(texts.shape[:-1], dtype=torch.bool, device=texts.device)
+        for number in range(max_new_tokens):
+            last = log_probs[:, :, -1]
+            joined = aggregator.combine(last, log_weights, members[number]) if aggregator.joint else last.flatten(0, 1)
+            chosen = sampling.choose(joined, choices[number]).reshape(done.shape).masked_fill(done, filler)
+            texts = torch.cat([texts, chosen[..., None]], dim=-1)
+            done = done | torch.isin(chosen, ends)
+            if number + 1 == max_new_tokens or done.all():
+                break
+            if learned:
+                log_weights = aggregator.update(log_weights, _taken(last, chosen))
+            log_probs = read(chosen[..., None], 1)
+    return texts
+
+
+def _reader(crowd: Crowd, attention_mask: Tensor) -> Callable[[Tensor, int], Tensor]:
+    """A function that appends tokens (..., L) to all texts and gives the log-probabilities (K, B, kept, V) behind them.
+
+    Keys and values of what was read are kept; the first call is given the prompts.
+    """
+    from transformers import DynamicCache
+
+    cache = DynamicCache(config=crowd.backbone.model.config)
+    mask = attention_mask
+
+    def read(tokens: Tensor, keep: int) -> Tensor:
+        nonlocal mask
+        if cache.get_seq_length():
+            mask = F.pad(mask, (0, tokens.shape[-1]), value=1)
+        output = crowd.outputs(tokens, mask, cache=cache, logits_to_keep=keep)
+        return output.logits.float().log_softmax(-1)
+
+    return read
+
+
+@contextmanager
+def _evaluating(crowd: Crowd) -> Iterator[None]:
+    """Turn dropout and DropConnect off for a while."""
+    training = crowd.agents.training
+    crowd.agents.eval()
+    try:
+        yield
+    finally:
+        crowd.agents.train(training)
+
+
+def _taken(log_probs: Tensor, tokens: Tensor) -> Tensor:
+    """What each agent (K, ..., V) gave the tokens (...)."""
+    return log_probs.gather(-1, tokens.expand(log_probs.shape[:-1])[..., None]).squeeze(-1)
+
+
+def _uniforms(seeds: Sequence[int] | None, count: int, rows: int, steps: int, joint: bool) -> Tensor:
+    """Random numbers (K + 2 * steps, texts): for the weights, then each step's member, then each step's token.
+
+    Raises:
+        ValueError: when there is not one seed per row.
+    """
+    if seeds is None:
+        seeds = torch.randint(_SEEDS, (rows,), device="cpu").tolist()
+    if len(seeds) != rows:
+        raise ValueError(f"{len(seeds)} seeds for {rows} prompts: give one per prompt")
+    if not joint:
+        seeds = (seeded_uniforms(seeds, count) * _SEEDS).long().flatten().tolist()
+    return seeded_uniforms(seeds, count + 2 * steps)
+
+
+def _check(crowd: Crowd, input_ids: Tensor, attention_mask: Tensor, max_new_tokens: int) -> None:
+    if input_ids.dim() != 2 or input_ids.shape != attention_mask.shape:
+        raise ValueError(
+            "generation needs input_ids and attention_mask of one shape (B, T), "
+            f"found {tuple(input_ids.shape)} and {tuple(attention_mask.shape)}"
+        )
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens is at least 1, not {max_new_tokens}")
+    if not input_ids.numel() or not attention_mask[:, -1].all():
+        raise ValueError("a prompt is empty or padded on the right: pad on the left, so that all rows end together")
+    longest, context = int(attention_mask.sum(1).max()), crowd.backbone.context_tokens
+    if context is not None and longest + max_new_tokens > context:
+        raise ValueError(
+            f"a prompt of {longest} tokens and {max_new_tokens} new ones do not fit into the backbone's context of "
+            f"{context}: shorten the prompt or lower max_new_tokens"
+        )
+
+
+def left_padded(prompts: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
+    """Prompts as rows that end together: ids and mask (B, T) int64."""
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[pad] * (longest - len(each)) + list(each) for each in prompts])
+    lengths = torch.tensor([len(each) for each in prompts])
+    return ids, (torch.arange(longest) >= longest - lengths[:, None]).long()
+
+
+def answer_text(ids: Tensor, tokenizer: Tokenizer) -> str:
+    """Text of generated tokens (T,), up to the first EOS."""
+    numbers = ids.tolist()
+    return tokenizer.decode(numbers[: numbers.index(tokenizer.eos_id)] if tokenizer.eos_id in numbers else numbers)

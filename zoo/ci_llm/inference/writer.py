@@ -1,0 +1,199 @@
+"""A trained crowd at work: prompts in, texts out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from zoo.ci_llm.aggregation.aggregator import Aggregator, Mean, Vote
+from zoo.ci_llm.data.text_data import Template, json_rows
+from zoo.ci_llm.data.tokenizers import Tokenizer
+from zoo.ci_llm.inference.generate import answer_text, generate, left_padded
+from zoo.ci_llm.losses.distances import pairwise_divergences
+from zoo.ci_llm.nets.agents import Agents
+from zoo.ci_llm.nets.backbone import Backbone
+from zoo.ci_llm.nets.crowd import Crowd
+from zoo.ci_llm.nets.sampling import Sampling
+from zoo.common.atomic import write_atomic
+from zoo.runs.inference import Inference
+from zoo.training.data import item_seed
+
+FIELDS = ("prompt", "question")  # of a line that is an object
+
+
+class Writer(Inference):
+    """Lets a crowd answer prompts, token by token together or by a vote.
+
+    Args:
+        crowd: backbone and agents.
+        tokenizer: of the backbone.
+        template: what turns a prompt into the text that the model continues, with `{prompt}`.
+        aggregator: joins the agents; their mean by default. With `Vote` each agent writes alone, and the text of the
+            first that gives the most frequent answer is taken.
+        max_new_tokens: most tokens of an answer, >= 1.
+        sampling: how tokens are chosen; the likeliest by default.
+        prompt_batch: prompts that are answered together, >= 1.
+        answer_seed: of answers that are drawn; an answer depends on it, its prompt and its place among them.
+
+    Raises:
+        ValueError: when a number is below 1, or the template has no `{prompt}`.
+    """
+
+    input_suffixes: ClassVar[tuple[str, ...]] = (".jsonl",)
+    output_suffix: ClassVar[str] = ".jsonl"
+
+    def __init__(
+        self,
+        crowd: Crowd,
+        tokenizer: Tokenizer,
+        template: str = Template.prompt,
+        aggregator: Aggregator | None = None,
+        max_new_tokens: int = 128,
+        sampling: Sampling | None = None,
+        prompt_batch: int = 8,
+        answer_seed: int = 0,
+    ) -> None:
+        if max_new_tokens < 1 or prompt_batch < 1:
+            raise ValueError(f"max_new_tokens ({max_new_tokens}) and prompt_batch ({prompt_batch}) must be at least 1")
+        self.crowd = crowd
+        self.tokenizer = tokenizer
+        self.template = Template(template)
+        self.aggregator = aggregator or Mean()
+        self.max_new_tokens = max_new_tokens
+        self.sampling = sampling
+        self.prompt_batch = prompt_batch
+        self.answer_seed = answer_seed
+
+    def __call__(self, prompts: Sequence[str]) -> list[str]:
+        """Answer prompts.
+
+        Args:
+            prompts: texts, without template.
+
+        Returns:
+            An answer for each, without the prompt and without white space around it.
+
+        Raises:
+            ValueError: when a prompt is empty or does not fit into the backbone's context.
+        """
+        if isinstance(prompts, str):
+            raise ValueError("prompts is a list of texts, found one text: put it into a list")
+        rows = [self._encoded(number, prompt) for number, prompt in enumerate(prompts)]
+        answers = [""] * len(rows)
+        order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
+        for first in range(0, len(order), self.prompt_batch):
+            together = order[first : first + self.prompt_batch]
+            for number, answer in zip(together, self._answers([rows[n] for n in together], together), strict=True):
+                answers[number] = answer.strip()
+        return answers
+
+    def process_file(self, source: Path, target: Path) -> dict[str, Any]:
+        """Answer the prompts of a file.
+
+        Args:
+            source: JSON lines: each a text, or an object with `prompt` (or `question`).
+            target: JSON lines to write: the objects, and `text`, the answer.
+
+        Returns:
+            `prompts`, how many they are, and `characters` of the answers.
+
+        Raises:
+            ValueError: when a line is no prompt, or one does not fit into the backbone's context.
+            OSError: when the file cannot be read or the result cannot be written.
+        """
+        rows = [_row(line, content, source) for line, content in json_rows(source)]
+        if not rows:
+            raise ValueError(f"{source} holds no prompts")
+        texts = self([_prompt(row) for row in rows])
+        lines = [json.dumps({**row, "text": text}, ensure_ascii=False) for row, text in zip(rows, texts, strict=True)]
+        write_atomic(target, lambda file: file.write("".join(f"{line}\n" for line in lines).encode()))
+        return {"prompts": len(rows), "characters": sum(map(len, texts))}
+
+    @torch.no_grad()
+    def spread(self, prompts: Sequence[str]) -> float:
+        """How differently two agents continue prompts: mean Kullback-Leibler divergence, in nats; 0 for one agent."""
+        ids, mask = self._padded([self._encoded(number, prompt) for number, prompt in enumerate(prompts)])
+        log_probs = self.crowd.outputs(ids, mask, logits_to_keep=1).logits[:, :, -1].float().log_softmax(-1)
+        return float(pairwise_divergences(log_probs, "kl").mean()) if len(log_probs) > 1 else 0.0
+
+    def dry_run(self) -> str:
+        """Answer a made-up prompt and compare the agents on it."""
+        prompt = "2 + 2"
+        (text,) = self([prompt])
+        return f"1 text of {len(text)} characters by {self.crowd.count} agents, whose KL is {self.spread([prompt]):.3g}"
+
+    def write_example(self, stem: Path) -> Path:
+        """Write a file of two prompts."""
+        path = stem.with_name(f"{stem.name}.jsonl")
+        lines = [json.dumps({"prompt": prompt}) for prompt in ("How much is 2 + 3?", "How much is 7 - 4?")]
+        write_atomic(path, lambda file: file.write("\n".join(lines).encode()))
+        return path
+
+    def _encoded(self, number: int, prompt: str) -> list[int]:
+        if not prompt.strip():
+            raise ValueError(f"prompt {number} is empty")
+        return [*self.tokenizer.prefix, *self.tokenizer.encode(self.template.prompt_text(prompt))]
+
+    def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        ids, mask = left_padded(rows, self.tokenizer.pad_id)
+        device = next(self.crowd.agents.parameters()).device
+        return ids.to(device), mask.to(device)
+
+    def _answers(self, rows: Sequence[Sequence[int]], numbers: Sequence[int]) -> list[str]:
+        ids, mask = self._padded(rows)
+        seeds = [item_seed(self.answer_seed, 0, number) for number in numbers]
+        written = generate(
+            self.crowd, ids, mask, self.aggregator, self.max_new_tokens, self.tokenizer.eos_id, self.sampling,
+            self.tokenizer.pad_id, seeds,
+        )[..., ids.shape[1] :]  # fmt: skip
+        if not isinstance(self.aggregator, Vote):
+            return [answer_text(row, self.tokenizer) for row in written]
+        of_agents = [[answer_text(row, self.tokenizer) for row in agent] for agent in written]
+        return [self.aggregator.elect(texts) for texts in zip(*of_agents, strict=True)]
+
+
+def _row(line: int, content: Any, source: Path) -> dict[str, Any]:
+    row = {"prompt": content} if isinstance(content, str) else content
+    if not isinstance(row, dict) or not isinstance(_prompt(row), str) or not _prompt(row).strip():
+        found = ", ".join(map(str, row)) if isinstance(row, dict) else type(row).__name__
+        raise ValueError(
+            f"{source}, line {line}: expected a text, or an object with a text {' or '.join(FIELDS)}; found {found}"
+        )
+    return row
+
+
+def _prompt(row: dict[str, Any]) -> Any:
+    return next((row[field] for field in FIELDS if field in row), None)
+
+
+class Speaker(Writer):
+    """Lets a language model without agents answer prompts.
+
+    Args:
+        backbone: the model.
+        tokenizer: of its texts.
+        template: what turns a prompt into the text that the model continues, with `{prompt}`.
+        max_new_tokens: most tokens of an answer, >= 1.
+        targets: a linear layer of its blocks. One agent that adds nothing sits there, so that it is a crowd of one.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        tokenizer: Tokenizer,
+        template: str = Template.prompt,
+        max_new_tokens: int = 128,
+        targets: Sequence[str] = ("q_proj",),
+    ) -> None:
+        self.backbone = backbone
+        crowd = Crowd(backbone, Agents(1, rank=1, targets=tuple(targets))).to(next(backbone.parameters()).device)
+        super().__init__(crowd, tokenizer, template, max_new_tokens=max_new_tokens)
+
+    def _answers(self, rows: Sequence[Sequence[int]], numbers: Sequence[int]) -> list[str]:
+        with self.crowd.without_agents():
+            return super()._answers(rows, numbers)

@@ -1,0 +1,279 @@
+"""The frozen causal language model that all agents share."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint, noop_context_fn
+
+from zoo.runs.frozen import FrozenModule, newest_backbone, quiet_loading
+from zoo.training.attention import keep_masks_on_the_device
+
+Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
+_QUANTIZED = ("weight.absmax", "weight.quant_map", "weight.nested_", "weight.quant_state.")  # beside packed weights
+
+
+class Backbone(FrozenModule):
+    """A causal LM of transformers, frozen and always in evaluation mode.
+
+    Args:
+        source: hub id, a folder in transformers' layout, or a folder of runs that wrote some; null for random weights
+            of `config`. Loading from the hub was not run here.
+        revision: commit of the hub repository.
+        config: for random weights, where there is no source: `model_type` and what else the configuration takes.
+        seed: of random weights.
+        dtype: of the weights; with nf4, of those that are not quantised (norms, embeddings).
+        quantization: "nf4" keeps linear layers in 4 bits (double quantisation, bfloat16 compute; needs `zoo[llm]`).
+        attention: transformers' implementation.
+        gradient_checkpointing: recompute the blocks' activations in the backward pass.
+
+    Attributes:
+        model: the causal LM.
+        recompute_contexts: called in the forward of each checkpointed block; gives the contexts of that forward and of
+            its recomputation. Whoever hooks into the layers sets it, so that both see the same.
+
+    Raises:
+        ValueError: when there is neither source nor config, or the config names no model_type.
+
+    Source: 4-bit weights: QLoRA (arXiv 2305.14314).
+    """
+
+    def __init__(
+        self,
+        source: str | None = None,
+        revision: str | None = None,
+        config: dict[str, Any] | None = None,
+        seed: int = 0,
+        dtype: Literal["float32", "bfloat16"] = "float32",
+        quantization: Literal["none", "nf4"] = "none",
+        attention: Literal["sdpa", "eager"] = "sdpa",
+        gradient_checkpointing: bool = False,
+    ) -> None:
+        super().__init__(source=None if source is None else newest_backbone(source), revision=revision)
+        if source is None and "model_type" not in (config or {}):
+            raise ValueError("backbone: give source (pretrained), or config with a model_type (random weights)")
+        self.quantization = quantization
+        how: dict[str, Any] = {"dtype": getattr(torch, dtype), "attn_implementation": attention}
+        if quantization == "nf4":
+            self.model = _quantized(self.source, revision, config, seed, how)
+            self.register_load_state_dict_post_hook(_forgive_quantized)
+        else:
+            self.model = _build(self.source, revision, config, seed, how)
+        self._logits_at: Tensor | None = None  # of the running pass
+        self.model.get_output_embeddings().register_forward_pre_hook(self._select)
+        keep_masks_on_the_device(self.model)
+        self.recompute_contexts: Contexts = noop_context_fn
+        self.gradient_checkpointing = gradient_checkpointing
+        if gradient_checkpointing:
+            for block in self.blocks:
+                block.forward = _Recomputed(self, block)
+        self.requires_grad_(False)
+        self.eval()
+
+    @property
+    def settings(self) -> Any:
+        """Configuration of the text model."""
+        return self.model.config.get_text_config()
+
+    @property
+    def dim(self) -> int:
+        """Width of the hidden states."""
+        return self.settings.hidden_size
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens V."""
+        return self.settings.vocab_size
+
+    @property
+    def context_tokens(self) -> int | None:
+        """Longest text in tokens, where the configuration knows it."""
+        return getattr(self.settings, "max_position_embeddings", None)
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The transformer's blocks, lowest first."""
+        return self.model.get_submodule(self._blocks_name())
+
+    def targets(self, names: Sequence[str], top_layers: int | None = None) -> dict[str, nn.Module]:
+        """Linear layers within the blocks.
+
+        Args:
+            names: last parts of their names (`q_proj`).
+            top_layers: look in the last so many blocks only; None for all.
+
+        Returns:
+            Layers by their full names within `model`, lowest block first.
+
+        Raises:
+            ValueError: when a name finds nothing, or the backbone has fewer blocks.
+        """
+        prefix, depth = self._blocks_name(), len(self.blocks)
+        top = depth if top_layers is None else top_layers
+        if not 1 <= top <= depth:
+            raise ValueError(f"agents.top_layers is {top_layers}, the backbone has {depth} blocks")
+        found = {
+            f"{prefix}.{block}.{name}": module
+            for block in range(depth - top, depth)
+            for name, module in self.blocks[block].named_modules()
+            if name.rpartition(".")[2] in names and _is_linear(module)
+        }
+        absent = [name for name in names if not any(key.endswith(f".{name}") for key in found)]
+        if absent:
+            linear = {name.rpartition(".")[2] for name, m in self.blocks[-1].named_modules() if _is_linear(m)}
+            raise ValueError(
+                f"agents.targets: the blocks of this {self.settings.model_type} have no {', '.join(absent)}; "
+                f"their linear layers are {', '.join(sorted(linear))}"
+            )
+        return found
+
+    def block_of(self, name: str) -> int:
+        """Index of the block that holds the layer of this full name."""
+        return int(name.removeprefix(f"{self._blocks_name()}.").partition(".")[0])
+
+    @staticmethod
+    def sizes(layer: nn.Module) -> tuple[int, int]:
+        """Input and output width of a linear layer."""
+        if isinstance(layer, nn.Linear):
+            return layer.in_features, layer.out_features
+        return layer.nx, layer.nf  # type: ignore[return-value]  # GPT-2's Conv1D
+
+    def forward(self, logits_at: Tensor | None = None, **inputs: Any) -> Any:
+        """Run the model.
+
+        Args:
+            logits_at: (N,) int64, places in the flattened rows and positions of the inputs. The output layer then runs
+                there alone, and `logits` are (1, N, V).
+            inputs: of transformers' model.
+
+        Returns:
+            What transformers' model returns.
+        """
+        self._logits_at = logits_at
+        try:
+            return self.model(**inputs)
+        finally:
+            self._logits_at = None
+
+    def _select(self, head: nn.Module, args: tuple[Any, ...]) -> Any:
+        """Hook before the output layer: keep the hidden states (1, N, D) whose logits are wanted."""
+        if self._logits_at is None:
+            return None
+        return (args[0].flatten(0, 1).index_select(0, self._logits_at)[None],)
+
+    def frozen_state(self) -> dict[str, Tensor]:
+        """All tensors."""
+        return self.state_dict()
+
+    def save_source(self, folder: Path) -> None:
+        """Write configuration and weights in transformers' layout."""
+        with quiet_loading():
+            self.model.save_pretrained(folder)
+
+    def _blocks_name(self) -> str:
+        depth = self.settings.num_hidden_layers
+        for name, module in self.model.named_modules():
+            if isinstance(module, nn.ModuleList) and len(module) == depth:
+                return name
+        raise ValueError(f"backbone: no list of {depth} blocks in {type(self.model).__name__}; take another model")
+
+
+class _Recomputed:
+    """A block's forward that keeps its inputs alone for the backward pass.
+
+    transformers' own switch asks the blocks to be in training mode, which turns on their dropout; this one does not.
+    """
+
+    def __init__(self, backbone: Backbone, block: nn.Module) -> None:
+        self.backbone = backbone
+        self.block = block
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        forward = partial(type(self.block).forward, self.block, **kwargs)
+        if not torch.is_grad_enabled():
+            return forward(*args)
+        return checkpoint(
+            forward,
+            *args,
+            use_reentrant=False,
+            preserve_rng_state=False,
+            context_fn=self.backbone.recompute_contexts,
+        )
+
+
+def _is_linear(module: nn.Module) -> bool:
+    from transformers.pytorch_utils import Conv1D
+
+    return isinstance(module, nn.Linear | Conv1D)
+
+
+def _build(
+    source: str | None, revision: str | None, config: dict[str, Any] | None, seed: int, how: dict[str, Any]
+) -> Any:
+    """Build a model; random weights depend on the seed alone and leave the global generator as it was."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if source is not None:
+        with quiet_loading():
+            return AutoModelForCausalLM.from_pretrained(source, revision=revision, **how)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        exact = {**how, "dtype": torch.float32}
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**(config or {})), **exact)
+    for weight in model.parameters():  # and not the buffers: rotary frequencies stay float32, as when loaded
+        weight.data = weight.data.to(how["dtype"])
+    return model
+
+
+def _quantized(
+    source: str | None, revision: str | None, config: dict[str, Any] | None, seed: int, how: dict[str, Any]
+) -> Any:
+    """Build a model in 4 bits; random weights go through a folder, as only loading quantises."""
+    from transformers import BitsAndBytesConfig
+
+    try:
+        import bitsandbytes  # noqa: F401
+    except ImportError as error:
+        raise ValueError("backbone.quantization: nf4 needs bitsandbytes; pip install 'zoo[llm]'") from error
+    four_bits = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        if source is None:
+            with quiet_loading():
+                _build(None, None, config, seed, how).save_pretrained(folder)
+        return _build(source or folder, revision, None, seed, {**how, "quantization_config": four_bits})
+
+
+def _forgive_quantized(module: nn.Module, keys: Any) -> None:
+    """Loading finds the statistics beside packed weights unexpected; they are the module's own."""
+    keys.unexpected_keys[:] = [key for key in keys.unexpected_keys if not any(part in key for part in _QUANTIZED)]
+
+
+class LearningBackbone(Backbone):
+    """A causal LM of random weights, all of which train.
+
+    Args:
+        config: `model_type` and what else transformers' configuration takes.
+        seed: of the weights.
+        gradient_checkpointing: recompute the blocks' activations in the backward pass.
+    """
+
+    def __init__(self, config: dict[str, Any], seed: int = 0, gradient_checkpointing: bool = False) -> None:
+        super().__init__(config=config, seed=seed, gradient_checkpointing=gradient_checkpointing)
+        self.requires_grad_(True)
+        self.train()
+
+    def frozen_state(self) -> dict[str, Tensor]:
+        """Nothing."""
+        return {}

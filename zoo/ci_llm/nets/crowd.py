@@ -1,0 +1,369 @@
+"""K agents on one backbone: their logits in one pass, one after the other, or in chunks of bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from zoo.ci_llm.nets.agents import Active, Agents
+from zoo.ci_llm.nets.backbone import Backbone
+from zoo.ci_llm.nets.positions import positions
+
+
+class Trunk:
+    """Repeats the rows of a pass where the adapted blocks begin.
+
+    A model's forward makes masks and positions once, for the rows that enter it, and hands them to every block; so each
+    adapted block gets its own repeated, and the first of them the hidden states too. A cache holds the trunk's keys and
+    values once.
+
+    Args:
+        blocks: of the backbone, lowest first.
+        first: index of the first adapted block; with 0 there is nothing to share.
+    """
+
+    def __init__(self, blocks: Sequence[nn.Module], first: int) -> None:
+        self.shared = first > 0
+        self.rows = 0  # of the running pass; 0 while the agents have rows of their own
+        self.copies = 1
+        if self.shared:
+            for block in blocks[first:]:
+                block.register_forward_pre_hook(_Repeat(self), with_kwargs=True)
+
+    @contextmanager
+    def repeating(self, rows: int, copies: int) -> Iterator[None]:
+        """Let passes of so many rows leave the trunk as `copies` times as many, agent-major."""
+        self.rows, self.copies = rows, copies
+        try:
+            yield
+        finally:
+            self.rows, self.copies = 0, 1
+
+
+class _Repeat:
+    """Hook before a block: repeat what has the rows of the trunk."""
+
+    def __init__(self, trunk: Trunk) -> None:
+        self.trunk = trunk
+
+    def __call__(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.trunk.copies == 1:
+            return None
+        return self._repeated(args), {name: self._repeated(value) for name, value in kwargs.items()}
+
+    def _repeated(self, value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(self._repeated(part) for part in value)
+        if isinstance(value, Tensor) and value.ndim > 1 and len(value) == self.trunk.rows:
+            return value.repeat(self.trunk.copies, *[1] * (value.ndim - 1))
+        return value
+
+
+Mode = Literal["batched", "sequential", "chunked"]
+
+
+@dataclass(frozen=True)
+class CrowdOutput:
+    """What some agents say to a batch.
+
+    Args:
+        logits: (n, B, T, V); (n, M, V) where M positions were asked for.
+        hidden: (n, B, T, D) where asked for.
+    """
+
+    logits: Tensor
+    hidden: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class CrowdLoss:
+    """The objective of a batch.
+
+    Args:
+        total: scalar, mean of `losses` plus `penalty`; its gradients are exact in every mode.
+        losses: (K,) of the agents, detached.
+        penalty: scalar, detached; 0 without one.
+    """
+
+    total: Tensor
+    losses: Tensor
+    penalty: Tensor
+
+
+Task = Callable[[Tensor, range], Tensor]
+Represent = Callable[[CrowdOutput, range], Tensor]
+Penalty = Callable[[Tensor], Tensor]
+
+
+class Crowd(nn.Module):
+    """A frozen backbone and the agents that share it.
+
+    All modes give the same logits, losses and gradients, dropout included. `batched` computes all agents in one pass
+    of K * B rows, agent-major; blocks below the first adapted one run on B rows. `sequential` runs the agents one by
+    one. `chunked` runs `chunk` agents at a time, and `objective` then keeps the activations of one chunk only.
+
+    Args:
+        backbone: the frozen language model.
+        agents: the adapters; hooked into the backbone here, unless they are already.
+        mode: how many agents share a pass.
+        chunk: agents per pass of "chunked".
+
+    Raises:
+        ValueError: when chunk and mode contradict each other.
+    """
+
+    def __init__(self, backbone: Backbone, agents: Agents, mode: Mode = "batched", chunk: int | None = None) -> None:
+        super().__init__()
+        if (mode == "chunked") != (chunk is not None):
+            raise ValueError(f"crowd.chunk belongs to mode chunked, which needs it; got mode {mode} with chunk {chunk}")
+        if chunk is not None and chunk < 1:
+            raise ValueError(f"crowd.chunk must be at least 1, got {chunk}")
+        self.backbone = backbone
+        self.agents = agents
+        self.mode = mode
+        self.chunk = {"batched": agents.count, "sequential": 1}.get(mode, chunk or 1)
+        if not agents.names:
+            agents.attach(backbone)
+        self.trunk = Trunk(list(backbone.blocks), min(backbone.block_of(name) for name in agents.names))
+        self.members: range | None = range(agents.count)
+
+    @property
+    def count(self) -> int:
+        """Agents that answer now: K, fewer within `only`, 1 within `without_agents`."""
+        return 1 if self.members is None else len(self.members)
+
+    @contextmanager
+    def only(self, first: int, last: int | None = None) -> Iterator[None]:
+        """Let agents first to last - 1 answer alone (one agent when last is not given).
+
+        Raises:
+            ValueError: when there are no such agents.
+        """
+        chosen = range(first, first + 1 if last is None else last)
+        if not (0 <= first < chosen.stop <= self.agents.count):
+            raise ValueError(f"agents {first} to {chosen.stop - 1} do not exist: there are {self.agents.count}")
+        with self._answering(chosen):
+            yield
+
+    @contextmanager
+    def without_agents(self) -> Iterator[None]:
+        """Let the backbone answer, as a crowd of one."""
+        with self._answering(None):
+            yield
+
+    @contextmanager
+    def _answering(self, members: range | None) -> Iterator[None]:
+        before, self.members = self.members, members
+        try:
+            yield
+        finally:
+            self.members = before
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Logits of all agents; arguments as in `outputs`.
+
+        Returns:
+            (K, B, T, V), in the backbone's type.
+        """
+        return self.outputs(input_ids, attention_mask).logits
+
+    def outputs(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        hidden: bool = False,
+        layer: int = -1,
+        position_ids: Tensor | None = None,
+        cache: Any = None,
+        logits_to_keep: int = 0,
+        logits_at: Tensor | None = None,
+    ) -> CrowdOutput:
+        """Logits and hidden states of all agents.
+
+        Args:
+            input_ids: (B, T) int64 for all agents, or (K, B, T) where they read texts of their own.
+            attention_mask: 1 for tokens, 0 for padding on either side, shaped like input_ids; with a cache as long as
+                the cached and the new tokens together. Or (B, 1, T, T) bool, true where attention may go, for packed
+                texts; give position_ids then.
+            hidden: also return hidden states.
+            layer: index of them among the embeddings' (0) and the blocks' outputs; -1 after the closing norm.
+            position_ids: shaped like input_ids; by default counted over the mask.
+            cache: a cache of transformers, filled in place; all agents then share a pass in every mode.
+            logits_to_keep: compute logits of so many last positions only; 0 for all.
+            logits_at: compute logits at these positions only, b * T + t: (M,) int64 for all agents, or (K, M) where
+                they read texts of their own; what is below 0 fills up, its logits mean nothing.
+
+        Returns:
+            Logits (K, B, T, V), or (K, M, V) of `logits_at`, and hidden states (K, B, T, D) or None.
+
+        Raises:
+            ValueError: when the texts are not those of K agents.
+        """
+        passes = self._passes() if cache is None else [self._everyone()]
+        noise = self.agents.draw_noise()
+        parts = [
+            self._run(
+                members, noise, input_ids, attention_mask, position_ids, hidden, layer, cache, logits_to_keep, logits_at
+            )
+            for members in passes
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        states = [part.hidden for part in parts if part.hidden is not None]
+        return CrowdOutput(torch.cat([part.logits for part in parts]), torch.cat(states) if states else None)
+
+    def objective(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        task: Task,
+        represent: Represent | None = None,
+        penalty: Penalty | None = None,
+        grad_scale: float = 1.0,
+        **request: Any,
+    ) -> CrowdLoss:
+        """The training objective: mean of the agents' losses plus a penalty that ties the agents together.
+
+        In mode chunked its gradients are computed here: representations of all agents without gradients, then the
+        penalty's gradient with respect to them, then chunk by chunk loss and representation with that gradient
+        injected. `total` hands the sum on, so that it is used like any loss: one backward pass, automatic or manual
+        optimisation, accumulation, several ranks, gradient scaling.
+
+        Args:
+            input_ids: (B, T) or (K, B, T).
+            attention_mask: as in `outputs`.
+            task: of logits (n, B, T, V), or (n, M, V) with `logits_at`, and the n agents they are of: losses (n,).
+            represent: of an output and its n agents: what the penalty compares, (n, ...). It draws no random numbers.
+            penalty: of the representations (K, ...) of all agents: a scalar to be added.
+            grad_scale: of the gradients inside chunked mode; for float16, whose small gradients vanish otherwise.
+            request: more arguments of `outputs`.
+
+        Returns:
+            The total, whose backward pass gives the adapters' gradients, and its parts.
+        """
+        if len(self._passes()) > 1 and self.mode == "chunked" and torch.is_grad_enabled():
+            return self._chunked(input_ids, attention_mask, task, represent, penalty, grad_scale, request)
+        output = self.outputs(input_ids, attention_mask, **request)
+        losses = task(output.logits, self._everyone())
+        extra = losses.new_zeros(())
+        if represent is not None and penalty is not None:
+            extra = penalty(represent(output, self._everyone()))
+        return CrowdLoss(losses.mean() + extra, losses.detach(), extra.detach())
+
+    def _chunked(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        task: Task,
+        represent: Represent | None,
+        penalty: Penalty | None,
+        grad_scale: float,
+        request: dict[str, Any],
+    ) -> CrowdLoss:
+        noise = self.agents.draw_noise()
+        weights = [weight for weight in self.agents.parameters() if weight.requires_grad]
+        totals = [torch.zeros_like(weight) for weight in weights]
+
+        def run(members: range) -> CrowdOutput:
+            return self._run(members, noise, input_ids, attention_mask, **request)
+
+        pull: Tensor | None = None
+        extra = torch.zeros((), device=input_ids.device)
+        if represent is not None and penalty is not None:
+            with torch.no_grad():
+                everyone = torch.cat([represent(run(members), members) for members in self._passes()])
+            everyone.requires_grad_()
+            extra = penalty(everyone)
+            (pull,) = torch.autograd.grad(extra * grad_scale, everyone)
+        values, first = [], 0
+        for members in self._passes():
+            output = run(members)
+            losses = task(output.logits, members)
+            values.append(losses.detach())
+            inner = losses.sum() * (grad_scale / self.count)
+            if pull is not None and represent is not None:
+                inner = inner + (represent(output, members) * pull[first : first + len(members)]).sum()
+            first += len(members)
+            for total, gradient in zip(totals, torch.autograd.grad(inner, weights), strict=True):
+                total.add_(gradient, alpha=1 / grad_scale)
+        losses, extra = torch.cat(values), extra.detach()
+        return CrowdLoss(_Known.apply(losses.mean() + extra, totals, *weights), losses, extra)
+
+    def _everyone(self) -> range:
+        return range(1) if self.members is None else self.members
+
+    def _passes(self) -> list[range]:
+        """The agents of each pass."""
+        everyone = self._everyone()
+        return [everyone[start : start + self.chunk] for start in range(0, len(everyone), self.chunk)]
+
+    def _run(
+        self,
+        members: range,
+        noise: list[int] | None,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        position_ids: Tensor | None = None,
+        hidden: bool = False,
+        layer: int = -1,
+        cache: Any = None,
+        logits_to_keep: int = 0,
+        logits_at: Tensor | None = None,
+    ) -> CrowdOutput:
+        """One pass of neighbouring agents."""
+        count, everyone = len(members), self._everyone()
+        if input_ids.ndim == 3 and len(input_ids) != len(everyone):
+            raise ValueError(
+                f"input_ids {tuple(input_ids.shape)} are texts of {len(input_ids)} agents, not {self.count}"
+            )
+        if position_ids is None:
+            position_ids = positions(attention_mask)[..., -input_ids.shape[-1] :]
+        own = slice(members.start - everyone.start, members.stop - everyone.start)
+        texts = [x[own].flatten(0, 1) if input_ids.ndim == 3 else x for x in (input_ids, attention_mask, position_ids)]
+        rows = len(texts[0])
+        if input_ids.ndim == 3:
+            rows //= count
+        shared = input_ids.ndim == 2 and self.trunk.shared
+        if input_ids.ndim == 2 and not shared:
+            texts = [x.repeat(count, *[1] * (x.ndim - 1)) for x in texts]
+        shape, places = (count, rows), None
+        if logits_at is not None:
+            chosen = (logits_at[own] if logits_at.ndim == 2 else logits_at.expand(count, -1)).clamp(min=0)
+            shape = (count, chosen.shape[1])
+            starts = torch.arange(count, device=chosen.device) * (rows * input_ids.shape[-1])
+            places = (chosen + starts[:, None]).flatten()
+        active = None if self.members is None else Active(members.start, members.stop, noise)
+        with self.agents.using(active), self.trunk.repeating(rows, count if shared else 1):
+            result = self.backbone(
+                input_ids=texts[0],
+                attention_mask=texts[1],
+                position_ids=texts[2],
+                past_key_values=cache,
+                use_cache=cache is not None,
+                output_hidden_states=hidden,
+                logits_to_keep=logits_to_keep,
+                logits_at=places,
+            )
+        states = result.hidden_states[layer].unflatten(0, (-1, rows)) if hidden else None
+        return CrowdOutput(
+            result.logits.unflatten(0, shape) if places is None else result.logits[0].unflatten(0, shape),
+            states.expand(count, -1, -1, -1) if states is not None else None,
+        )
+
+
+class _Known(torch.autograd.Function):
+    """A value whose gradients were computed before."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, gradients: list[Tensor], *weights: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> Any:
+        return None, None, *(outer[0] * gradient for gradient in ctx.gradients)

@@ -1,0 +1,264 @@
+"""`zoo inspect`."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from zoo.common.reading.text import load_json
+from zoo.common.systems import systems
+
+
+class Component(NamedTuple):
+    """What one part of a file holds."""
+
+    tensors: int
+    values: int
+    dtypes: tuple[str, ...]
+
+
+def main(path: Path) -> int:
+    """Tell what a checkpoint, run folder, export or original's file holds and whether it is sound.
+
+    Pickled code is never executed.
+
+    Args:
+        path: the file or folder.
+
+    Returns:
+        0, or 1 when the file (or every checkpoint of the folder) is torn.
+
+    Raises:
+        FileNotFoundError: there is no such file or folder.
+        ValueError: the file is of no known kind.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file or folder")
+    if path.is_dir():
+        return _folder(path)
+    return _file(path)
+
+
+def _folder(path: Path) -> int:
+    from zoo.runs.checkpoints import find_checkpoints, is_sound
+
+    checkpoints = find_checkpoints(path)
+    original = None if (path / "config.yaml").is_file() else _original(path)
+    if checkpoints and original is None:
+        print(f"{path}: run folder, checkpoints: {len(checkpoints)}")
+        if not (path / "config.yaml").is_file():
+            print("  config.yaml is missing: name the recipe with --config to go on with this run")
+        sound = {checkpoint: is_sound(checkpoint) for checkpoint in checkpoints}
+        for checkpoint, whole in sound.items():
+            print(f"  {checkpoint.name}  {_size(checkpoint)}  {'sound' if whole else 'TORN'}")
+        usable = [checkpoint for checkpoint, whole in sound.items() if whole]
+        if not usable:
+            return 1
+        return _file(usable[0]) if usable[0].is_file() else 0
+    if original is not None:
+        _show(path, original, {})
+        return 0
+    weights = sorted(path.glob("*.safetensors"))
+    if not weights:
+        raise ValueError(
+            f"{path}: neither a run folder (*.ckpt), nor an export (*.safetensors), nor an original's folder"
+        )
+    return max(_safetensors(file) for file in weights)
+
+
+def _file(path: Path) -> int:
+    if path.suffix == ".safetensors":
+        return _safetensors(path)
+    from zoo.common.reading.foreign import Stub, UnsafeFileError, load_foreign
+    from zoo.runs.checkpoints import is_sound
+
+    if path.suffix == ".ckpt" and not is_sound(path):
+        _show(path, {"kind": "checkpoint", "sound": "NO: its zip directory or sha256 does not match"}, {})
+        return 1
+    try:
+        content = load_foreign(path)
+    except UnsafeFileError:
+        raise
+    except ValueError:
+        facts = _original(path)  # an original's format need not be torch's
+        if facts is None:
+            raise
+        _show(path, facts, {})
+        return 0
+    if isinstance(content, Mapping) and isinstance(content.get("zoo"), Mapping):
+        _show(path, _ours(path, content), grouped(content["state_dict"]))
+        return 0
+    facts = _original(path)
+    if facts is None:
+        facts = {"kind": "file of another project", "keys": _keys(content)}
+    classes = sorted({entry.path for entry in _walk(content, set()) if isinstance(entry, Stub)})
+    if classes:
+        facts["pickled classes"] = f"{', '.join(classes)} (read as records, never executed)"
+    _show(path, facts, grouped(content))
+    return 0
+
+
+def _ours(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts of a checkpoint that this project wrote."""
+    from zoo.runs.checkpoints import HASH_SUFFIX
+
+    specs = content["zoo"]
+    hashed = path.with_name(path.name + HASH_SUFFIX).is_file()
+    optimizers = content.get("optimizer_states") or []
+    ema = content.get("ema")
+    return {
+        "kind": "checkpoint of the zoo",
+        "system": _system_of(str(specs.get("task"))),
+        "task": specs.get("task"),
+        "version": specs.get("version"),
+        "step": f"{content.get('global_step')} batches",
+        "epoch": content.get("epoch"),
+        "optimizers": f"{len(optimizers)}, {sum(c.values for c in grouped(optimizers).values()):,} values"
+        if optimizers
+        else "none",
+        "EMA": f"after {ema.get('updates')} updates" if isinstance(ema, Mapping) else "none",
+        **_frozen(content.get("frozen", {}), path.parent),
+        "sound": "yes (zip directory, sha256)" if hashed else "yes (its own checksums; no sha256 file beside it)",
+    }
+
+
+def _frozen(records: Mapping[str, Any], folder: Path) -> dict[str, str]:
+    """Backbones whose weights lie elsewhere, by `frozen <module path>`."""
+    from zoo.runs.frozen import described
+
+    facts = {}
+    for path, record in records.items():
+        copy = record["folder"]
+        place = "" if copy is None else f", copy in {copy}" + ("" if (folder / copy).is_dir() else ": MISSING")
+        facts[f"frozen {path}"] = described(record) + place
+    return facts
+
+
+def _safetensors(path: Path) -> int:
+    """Show a safetensors file from its header alone."""
+    from zoo.runs.export import export_config, is_export
+
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        try:
+            header = load_json(stream.read(length)) if length < size else None
+        except ValueError:
+            header = None
+    if not isinstance(header, dict):
+        _show(path, {"kind": "safetensors", "sound": "NO: its header cannot be read"}, {})
+        return 1
+    facts: dict[str, Any] = {"kind": "safetensors", **(header.pop("__metadata__", None) or {})}
+    if is_export(path.parent):
+        config = export_config(path.parent)
+        facts = {
+            "kind": "export of the zoo",
+            "system": _system_of(str(config["task"])),
+            "inference": config["inference"],
+            "version": config["zoo"],
+            "source": config["source"],
+            "step": "unknown" if config["step"] is None else f"{config['step']} batches",
+            "weight norm folded in": ", ".join(config["fused"]) or "none",
+            **_frozen(config.get("frozen", {}), path.parent),
+        }
+    expected = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    facts["sound"] = "yes (length)" if size == expected else f"NO: {size} bytes, its header says {expected}"
+    parts: dict[str, list[Mapping[str, Any]]] = {}
+    for key, entry in header.items():
+        parts.setdefault(key.partition(".")[0], []).append(entry)
+    _show(path, facts, {name: _header_component(entries) for name, entries in parts.items()})
+    return int(size != expected)
+
+
+def _header_component(entries: list[Mapping[str, Any]]) -> Component:
+    values = sum(math.prod(entry["shape"]) for entry in entries)
+    return Component(len(entries), values, tuple(sorted({str(entry["dtype"]).lower() for entry in entries})))
+
+
+def _original(path: Path) -> dict[str, Any] | None:
+    """Ask every system's converter whether the file is an original's."""
+    for system in systems():
+        if not system.has_converter:
+            continue
+        converter = importlib.import_module(f"{system.package}.convert")
+        if hasattr(converter, "is_original") and converter.is_original(path):
+            return {"kind": f"original's file, system {system.name}", **converter.describe(path)}
+    return None
+
+
+def _system_of(task: str) -> str:
+    names = [system.name for system in systems() if task.startswith(system.package + ".")]
+    return names[0] if names else "unknown (its package is not named by --allow-import)"
+
+
+def grouped(content: Any) -> dict[str, Component]:
+    """Count the tensors of a nested object by its first keys up to their first dot.
+
+    Args:
+        content: dicts, lists and records of tensors.
+
+    Returns:
+        Component by name; names without tensors are left out. A container that several keys share counts for the first.
+    """
+    import torch
+
+    parts: dict[str, Component] = {}
+    seen: set[int] = set()
+    for key, value in content.items() if isinstance(content, Mapping) else [("content", content)]:
+        name = str(key).partition(".")[0]
+        for entry in _walk(value, seen):
+            if isinstance(entry, torch.Tensor):
+                tensors, values, dtypes = parts.get(name, Component(0, 0, ()))
+                dtype = str(entry.dtype).removeprefix("torch.")
+                kinds = dtypes if dtype in dtypes else tuple(sorted((*dtypes, dtype)))
+                parts[name] = Component(tensors + 1, values + entry.numel(), kinds)
+    return parts
+
+
+def _walk(content: Any, seen: set[int]) -> Iterator[Any]:
+    """Yield the tensors and records of a nested object, each container once: parts may be shared and records circular.
+
+    Args:
+        content: dicts, lists and records of tensors.
+        seen: ids of the containers that were gone through; added to.
+    """
+    import torch
+
+    from zoo.common.reading.budget import children
+    from zoo.common.reading.values import Stub
+
+    pending = [content]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif id(value) not in seen and isinstance(value, Mapping | list | tuple | Stub):
+            seen.add(id(value))
+            if isinstance(value, Stub):
+                yield value
+            pending += children(value)
+
+
+def _keys(content: Any) -> str:
+    if not isinstance(content, Mapping):
+        return f"none, it holds a {type(content).__name__}"
+    names = list(map(str, content))
+    return ", ".join(names[:12]) + (f", … ({len(names)} in all)" if len(names) > 12 else "")
+
+
+def _size(path: Path) -> str:
+    files = path.rglob("*") if path.is_dir() else [path]
+    return f"{sum(file.stat().st_size for file in files if file.is_file()) / 2**20:.1f} MiB"
+
+
+def _show(path: Path, facts: Mapping[str, Any], components: Mapping[str, Component]) -> None:
+    print(f"{path}  ({_size(path)})")
+    width = max(map(len, [*facts, *components]), default=0)
+    for key, value in facts.items():
+        print(f"  {key:<{width}}  {', '.join(map(str, value)) if isinstance(value, list | tuple) else value}")
+    for name, part in components.items():
+        tensors = "1 tensor" if part.tensors == 1 else f"{part.tensors} tensors"
+        print(f"  {name:<{width}}  {tensors}, {part.values:,} values, {', '.join(part.dtypes)}")

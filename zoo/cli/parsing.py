@@ -1,0 +1,174 @@
+"""The argument parser of the tools and the import rules of every config."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from jsonargparse import ArgumentParser, _loaders_dumpers, get_loader, set_loader, set_parsing_settings
+
+from zoo.common import registry
+from zoo.common.configs import limit_resolvers
+from zoo.common.options import SETTINGS_SUFFIXES
+from zoo.common.reading.text import check_yaml, safe_load
+
+PARSER_MODE = "omegaconf+"
+SECTIONS = ("trainer", "checkpoints", "wandb")  # groups of options
+CLASS_SECTIONS = ("model", "data")  # a class and its arguments
+
+_jsonargparse: Any = _loaders_dumpers  # it has no public place for the loader of texts within values
+
+_YAMLLoader: Any = _jsonargparse.get_yaml_default_loader()
+
+
+class _BoundedLoader(_YAMLLoader):
+    """jsonargparse's loader of files, values and texts within values, which checks each before it builds anything."""
+
+    def __init__(self, stream: str) -> None:
+        check_yaml(stream)
+        super().__init__(stream)
+
+
+_jsonargparse.yaml_default_loader = _BoundedLoader
+
+
+def fail(prog: str, message: str) -> NoReturn:
+    """Exit with code 2 and one line on standard error."""
+    message = message.replace(
+        "Add the import path to import_path_allowlist in set_parsing_settings to allow it.",
+        "It is no registered part; those that a package of yours registers are admitted by --allow-import PACKAGE.",
+    )
+    prog = prog if prog.startswith("zoo") else "zoo"  # jsonargparse names its inner parsers after the script
+    print(f"{prog}: error: {' '.join(message.split())}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+class OneLineParser(ArgumentParser):
+    """A parser whose errors are one line and whose exit code for them is 2."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Report a wrong option."""
+        fail(self.prog, message)
+
+
+def limit_names() -> None:
+    """Let the parser build registered parts only, under any of their names, and read no variables but the zoo's."""
+    set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=registry.allowed_paths())
+    limit_resolvers()
+    load = get_loader("yaml")
+    set_loader(PARSER_MODE, lambda text: registry.renamed(load(text)), (yaml.YAMLError,))
+
+
+def read_no_other_files(parser: ArgumentParser) -> None:
+    """Let no text in a config stand for another file: jsonargparse would read any path in the place of a class.
+
+    Files that the command line names are laid into it by `inlined`.
+    """
+    actions: list[Any] = parser._actions
+    for action in actions:
+        if hasattr(action, "_enable_path"):
+            action._enable_path = False
+            action.sub_add_kwargs = {**action.sub_add_kwargs, "sub_configs": False}
+
+
+def inlined(args: Sequence[str]) -> list[str]:
+    """Replace the files given as `--model FILE` and `--data FILE` by what they say.
+
+    Raises:
+        ConfigError: naming a file that is no mapping.
+    """
+    laid, options = [], [f"--{section}" for section in CLASS_SECTIONS]
+    pending = iter(args)
+    for argument in pending:
+        option, joined, value = argument.partition("=")
+        if option in options:
+            value = value if joined else next(pending, "")
+            if value.endswith(SETTINGS_SUFFIXES) and Path(value).is_file():
+                value = json.dumps(_settings(Path(value)), default=str)
+            laid.append(f"{option}={value}")
+        else:
+            laid.append(argument)
+    return laid
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    try:
+        content = safe_load(file.read_text(encoding="utf-8"))
+    except (ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{file}: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file}: expected a mapping of keys, found {type(content).__name__}")
+    return content
+
+
+class ConfigError(ValueError):
+    """A config that parses and still cannot be built."""
+
+    exit_code = 2
+
+
+def explain_build(error: Exception, config: Mapping[str, Any]) -> Exception:
+    """Turn what went wrong while a config's objects were built into one line that names the class.
+
+    Args:
+        error: what was raised; jsonargparse wraps what a constructor says in pages about types.
+        config: as nested mappings with `class_path` entries.
+
+    Returns:
+        What to raise: the constructor's own error where the machine is at fault (a missing file or package),
+        a ConfigError otherwise.
+    """
+    cause = error.__cause__ if isinstance(error, ValueError) and isinstance(error.__cause__, Exception) else error
+    if isinstance(cause, OSError | ImportError):
+        return cause
+    classes = {*map(registry.current_name, _class_paths(config)), "lightning.pytorch.trainer.trainer.Trainer"}
+    frames = [frame for frame, _ in traceback.walk_tb(cause.__traceback__) if frame.f_code.co_name == "__init__"]
+    owners = [type(frame.f_locals.get("self")) for frame in frames]
+    built = [registry.public_name(owner) for owner in owners]
+    place = next((path for path in reversed(built) if path in classes), "the config")
+    said = str(cause) if isinstance(cause, ValueError) else f"{type(cause).__name__}: {cause}"
+    return ConfigError(f"{place}: {said}")
+
+
+def check_config(file: Path) -> None:
+    """Find what jsonargparse would misread or report as something else.
+
+    Keys that stand beside a `class_path` and belong below its `init_args`; other files in the place of a section.
+
+    Raises:
+        ConfigError: naming the key.
+    """
+    try:
+        content = safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return  # the parser says what is wrong with the file
+    for key in (*SECTIONS, "config"):
+        if isinstance(content, Mapping) and isinstance(content.get(key), str):
+            raise ConfigError(f'{file}: "{key}" is {content[key]!r}, expected a mapping; name other files by --config')
+    pending: list[tuple[str, Any]] = [("", content)]
+    seen = set()  # an alias may lead back to where it stands
+    while pending:
+        place, node = pending.pop()
+        if not isinstance(node, Mapping) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        strange = [str(key) for key in node if key not in ("class_path", "init_args", "dict_kwargs")]
+        if "class_path" in node and strange:
+            raise ConfigError(
+                f'{file}: unknown key "{place}{strange[0]}" beside class_path; arguments of a class go below init_args'
+            )
+        for key, value in node.items():
+            pending += [(f"{place}{key}.", item) for item in (value if isinstance(value, list) else [value])]
+
+
+def _class_paths(config: Any) -> Iterator[str]:
+    values: Any = config.values() if isinstance(config, Mapping) else config if isinstance(config, list) else ()
+    if isinstance(config, Mapping) and isinstance(config.get("class_path"), str):
+        yield config["class_path"]
+    for value in values:
+        yield from _class_paths(value)

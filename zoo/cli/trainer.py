@@ -1,0 +1,524 @@
+"""fit, validate, test, predict: LightningCLI in subclass mode, with our callbacks and run folders.
+
+Every command takes the same flat config, so that the config.yaml of a run serves all of them. (Its own file beside
+`zoo/cli/main.py`, because help and tools must answer without importing Lightning.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NoReturn
+
+import lightning as L
+import yaml
+from jsonargparse import ActionConfigFile, Namespace
+from lightning.pytorch.callbacks import Callback, RichProgressBar, TQDMProgressBar
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.plugins.environments import SLURMEnvironment
+
+from zoo import __version__
+from zoo.cli.parsing import (
+    PARSER_MODE,
+    SECTIONS,
+    ConfigError,
+    check_config,
+    explain_build,
+    fail,
+    inlined,
+    limit_names,
+    read_no_other_files,
+)
+from zoo.common import registry
+from zoo.common.atomic import write_atomic
+from zoo.common.configs import check_places
+from zoo.common.locks import locked
+from zoo.common.options import files_first, take_option
+from zoo.runs import folder as runs
+from zoo.runs import frozen
+from zoo.runs.bulk import BulkData
+from zoo.runs.checkpoints import step_of
+from zoo.runs.csv_log import RunCSV
+from zoo.runs.inference import Inference
+from zoo.runs.init_from import init_from
+from zoo.runs.load import load
+from zoo.training.callbacks import precision
+from zoo.training.callbacks.checkpoint import SHARDING_STRATEGIES, AtomicCheckpointIO, Checkpoints
+from zoo.training.callbacks.loggers import WandbSettings, make_loggers
+from zoo.training.callbacks.monitor import Banner, GradNorm, Resources, Throughput, TrainLog
+from zoo.training.callbacks.precision import PRECISION_TYPE
+from zoo.training.callbacks.rng import RNGState
+from zoo.training.errors import explain
+from zoo.training.task import ZooTask
+
+
+class Loaded(ZooTask):
+    """A task that can only predict.
+
+    Args:
+        path: an export folder or a checkpoint, for `zoo.load`.
+        options: for `zoo.load`: values of the Inference's constructor, such as a chunk length.
+    """
+
+    inference_class: ClassVar[str] = ""
+    inference_parts: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, path: str, options: dict[str, Any] | None = None) -> None:
+        super().__init__()
+        self._inference = load(path, **(options or {}))
+        for name, part in self._inference.parts().items():
+            self.add_module(name, part)
+
+    def inference(self) -> Inference:
+        """The loaded object."""
+        assert self._inference is not None
+        return self._inference
+
+
+class NoData(L.LightningDataModule):
+    """Stands where a recipe's data would: `predict --input` brings its own."""
+
+
+KINDS = ("class_path", "model_type")  # where one of these changes, the arguments of the former kind go
+
+
+class MergingConfigFile(ActionConfigFile):
+    """`--config`, whose mappings (`backbone.config`) merge with those of earlier files key by key, as all else does."""
+
+    @staticmethod
+    def apply_config(parser: Any, cfg: Namespace, dest: str, value: Any) -> None:
+        """Read a file into what the files before it gave."""
+        before = cfg.clone()
+        ActionConfigFile.apply_config(parser, cfg, dest, value)
+        merged = _merged(before, cfg)
+        for key in vars(cfg):
+            setattr(cfg, key, getattr(merged, key))
+
+
+def _merged(before: Any, after: Any) -> Any:
+    """A value of a config with the keys of former mappings that it lacks."""
+    if type(before) is not type(after) or not isinstance(after, Namespace | dict):
+        return after
+    old, new = (vars(value) if isinstance(value, Namespace) else value for value in (before, after))
+    if any(old.get(kind) != new[kind] for kind in KINDS if kind in new):
+        return after
+    found = {key: _merged(old.get(key), value) for key, value in new.items()}
+    return {**old, **found} if isinstance(after, dict) else Namespace(**found)
+
+
+class ZooParser(LightningArgumentParser):
+    """LightningCLI's parser with one-line errors and `trainer.precision: auto`."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Report a wrong key or value in one line and exit with code 2."""
+        fail(self.prog, message)
+
+    def add_argument(self, *args: Any, **kwargs: Any) -> Any:
+        """Add an argument; config files merge."""
+        if kwargs.get("action") is ActionConfigFile:
+            kwargs["action"] = MergingConfigFile
+        return super().add_argument(*args, **kwargs)
+
+    def add_lightning_class_args(self, lightning_class: Any, nested_key: str, *args: Any, **kwargs: Any) -> list[str]:
+        """Add the arguments of a class; a Trainer's precision may be auto."""
+        if lightning_class is not L.Trainer:
+            return super().add_lightning_class_args(lightning_class, nested_key, *args, **kwargs)
+        settings: dict[str, Any] = {"fail_untyped": False, "instantiate": False, "sub_configs": True}
+        added = self.add_class_arguments(lightning_class, nested_key, skip={"precision"}, **settings)
+        about = "as Lightning's; auto tries some on the first batches and takes the fastest whose loss is float32's"
+        self.add_argument(f"--{nested_key}.precision", type=PRECISION_TYPE, default=None, help=about)
+        return added
+
+
+def config_text(parser: LightningArgumentParser, config: Namespace) -> str:
+    """A config as YAML that any of the four commands reads."""
+    kept = config.clone()
+    kept["trainer.default_root_dir"] = None
+    kept["ckpt_path"] = None
+    for key in ("config", "input", "output", "overwrite"):
+        kept.pop(key, None)
+    return parser.dump(kept, skip_none=False)
+
+
+def settle(command: str, config: Namespace, recipe: str) -> tuple[Path | None, Path]:
+    """Find the checkpoint that a command means and the folder that it writes to.
+
+    A resumed run goes on in its own folder, unless it starts from an older checkpoint than the newest there.
+
+    Raises:
+        ValueError: when a fresh run would write into the folder of another.
+    """
+    chosen = config["trainer.default_root_dir"]
+    given = config["ckpt_path"]
+    checkpoint = None if given is None else runs.find_checkpoint(Path(given))
+    if command != "fit":
+        folder = Path(chosen) if chosen else checkpoint.parent if checkpoint else runs.RUNS_ROOT / command
+        return checkpoint, folder
+    if checkpoint is not None and checkpoint == runs.find_checkpoint(checkpoint.parent):
+        return checkpoint, checkpoint.parent
+    folder = Path(chosen) if chosen else runs.new_run_folder(recipe)
+    if next(folder.glob("*.ckpt"), None) is not None:
+        raise ValueError(
+            f"{folder} already holds a run: go on with it by --ckpt_path {folder}, "
+            "or choose another trainer.default_root_dir"
+        )
+    return checkpoint, folder
+
+
+def config_files(args: list[str]) -> list[str]:
+    """The config files that a command line names."""
+    return [*take_option(args, "--config")[0], *take_option(args, "-c")[0]]
+
+
+def recipe_of(configs: Sequence[str]) -> str:
+    """`<system>/<recipe>` by the first config file, e.g. hifigan/smoke; a run's own config names the run's recipe."""
+    if not configs:
+        return "unnamed"
+    first = Path(configs[0]).absolute()
+    if first.name == runs.CONFIG_NAME:
+        return "/".join(first.parts[-4:-2])
+    folder = first.parent.parent if first.parent.name == "configs" else first.parent
+    return f"{folder.name}/{first.stem}"
+
+
+def complete(command: str, args: list[str]) -> tuple[list[str], Path | None]:
+    """Fill in what a `--ckpt_path` says already: `last` and `auto` become a run, a run brings its config.
+
+    Returns:
+        The arguments, those of a prediction without a recipe begin with `--model.path`; and the run whose own config is
+        among them.
+
+    Raises:
+        FileNotFoundError: when `last` finds no run.
+        ValueError: for a URL.
+    """
+    values, rest = take_option(args, "--ckpt_path")
+    if not values:
+        return args, None
+    value = values[-1]
+    if "://" in value:
+        raise ValueError(f"--ckpt_path {value}: checkpoints are read from local paths only; download it first")
+    configs = config_files(rest)
+    if value in ("last", "auto"):
+        roots = take_option(rest, "--trainer.default_root_dir")[0]
+        root = Path(roots[-1]) if roots else runs.RUNS_ROOT / (recipe_of(configs) if configs else "")
+        newest = runs.newest_run(root)
+        if newest is None:
+            if value == "auto" and command == "fit":
+                return rest, None
+            raise FileNotFoundError(f"--ckpt_path {value}: no run with a checkpoint below {root}")
+        value = str(newest)
+    if not Path(value).exists():
+        raise FileNotFoundError(f"--ckpt_path: nothing at {value}")
+    if not configs and command == "predict" and not runs.has_config(Path(value)):
+        options = [argument.replace("--model.init_args.", "--model.", 1) for argument in rest]
+        return [f"--model.path={value}", *options], None
+    brought = None
+    if not configs:
+        config = runs.find_config(Path(value))
+        rest, brought = ["--config", str(config), *rest], config.parent
+    return [*rest, "--ckpt_path", value], brought
+
+
+log = logging.getLogger(__name__)
+
+DEFAULT_SEED = 1234
+
+
+class SaveConfig(SaveConfigCallback):
+    """Writes the complete, resolved config of a fit into its run folder."""
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Wait: a checkpoint that refuses this config is read later, and its run must keep its own."""
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Write it."""
+        super().setup(trainer, pl_module, "fit")
+
+    def save_config(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Write config.yaml atomically; what belongs to one call only (paths of the run) is left out."""
+        text = config_text(self.parser, self.config)
+        write_atomic(runs.run_folder(trainer) / runs.CONFIG_NAME, lambda file: file.write(text.encode()))
+
+
+class ZooCLI(LightningCLI):
+    """One Trainer command: parses, builds model, data and trainer; `run` below calls the trainer.
+
+    Args:
+        command: fit, validate, test or predict.
+        args: its arguments.
+        brought: the run whose own config is among them, where no command line named it.
+        held: takes the lock of a fit's run folder, for as long as it is open; no lock when not given.
+    """
+
+    def __init__(
+        self, command: str, args: list[str], brought: Path | None = None, held: contextlib.ExitStack | None = None
+    ) -> None:
+        self.command = command
+        self.brought = brought
+        self.held = held
+        self.recipe = recipe_of(config_files(args))
+        self.folder = Path()
+        self.checkpoint: Path | None = None
+        described = bool(args) and args[0].startswith("--model.path=")  # what is loaded describes itself
+        super().__init__(
+            Loaded if described else ZooTask,
+            NoData if described else L.LightningDataModule,
+            save_config_callback=SaveConfig,
+            save_config_kwargs={"overwrite": True, "save_to_log_dir": False},
+            trainer_defaults={"use_distributed_sampler": False},
+            seed_everything_default=DEFAULT_SEED,
+            parser_kwargs={
+                "prog": f"zoo {command}",
+                "parser_mode": PARSER_MODE,
+                "dump_header": [f"zoo=={__version__}"],
+                "allow_abbrev": False,
+            },
+            parser_class=ZooParser,
+            subclass_mode_model=not described,
+            subclass_mode_data=not described,
+            args=args,
+            run=False,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+        )
+
+    def _callbacks(self) -> list[Callback]:
+        bars: list[Callback] = []
+        if self.config["trainer.enable_progress_bar"] is not False:
+            bars = [RichProgressBar() if sys.stderr.isatty() else TQDMProgressBar(refresh_rate=50)]
+        if self.command != "fit":
+            return bars
+        return [*bars, RNGState(), Banner(), TrainLog(), Throughput(), Resources(), GradNorm()]
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add what the zoo has beside trainer, model and data."""
+        parser.add_lightning_class_args(Checkpoints, "checkpoints")
+        parser.add_argument(
+            "--loggers", type=list[Literal["tensorboard", "wandb"]], default=[], help="beside metrics.csv, always on"
+        )
+        parser.add_class_arguments(WandbSettings, "wandb")
+        parser.add_argument(
+            "--init_from",
+            type=list[str] | str | None,
+            default=None,
+            help="start from these weights: our checkpoint, an export, an original's file, or a list of them",
+        )
+        parser.add_argument(
+            "--init_from_min_matched", type=float, default=0.9, help="share of the tensors that must match"
+        )
+        parser.add_argument(
+            "--ckpt_path",
+            type=str | None,
+            default=None,
+            help="a checkpoint, a run folder, `last` (newest run), or for fit `auto` (last if there is one)",
+        )
+        if self.command == "predict":
+            parser.add_argument("--input", type=str | None, default=None, help="a file or a folder tree")
+            parser.add_argument(
+                "--output", type=str | None, default=None, help="folder for the results and manifest.jsonl"
+            )
+            parser.add_argument("--overwrite", type=bool, default=False, help="do finished files again")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse, then settle where this command writes."""
+        read_no_other_files(parser)
+        for file in config_files(args):
+            check_config(Path(file))
+        try:
+            self.config = parser.parse_args(inlined(files_first(args)))
+        except Exception as error:  # jsonargparse leaves some of what YAML and interpolation raise to the caller
+            raise ConfigError(str(error) or type(error).__name__) from error
+        if self.brought is not None:
+            check_places(self.config.as_dict(), self.brought, args)
+        for section in SECTIONS:
+            if not isinstance(self.config[section], Namespace):  # jsonargparse takes anything for a group of options
+                parser.error(f'Parser key "{section}": expected a mapping, not {self.config[section]!r}')
+        seed = self.config["seed_everything"]
+        if seed is not None and not 0 <= seed < 2**32:
+            parser.error(f'Parser key "seed_everything": expected 0 to {2**32 - 1}, not {seed}')
+
+    def before_instantiate_classes(self) -> None:
+        """Decide on checkpoint and run folder before anything is built."""
+        self.checkpoint, self.folder = settle(self.command, self.config, self.recipe)
+        if self.command == "fit" and self.held is not None:
+            self.held.enter_context(locked(self.folder, "fit"))
+        self.config["trainer.default_root_dir"] = str(self.folder)
+        self.trainer_defaults["callbacks"] = self._callbacks()
+
+    def instantiate_classes(self) -> None:
+        """Build everything and describe the model's parts on it; frozen modules come from the run's own copies."""
+        self._given = self.config
+        self.config = copy.deepcopy(self.config)
+        arguments, used = self._given["model"].get("init_args") or {}, {}
+        if self.checkpoint is not None:
+            recorded = frozen.read_records(self.checkpoint)
+            used = frozen.use_copies(self.config["model"].get("init_args") or {}, recorded, self.checkpoint.parent)
+        if self.config["trainer.precision"] == precision.AUTO:
+            settled = precision.settle(self.command, self.checkpoint, self._build_for_trial)
+            self.config["trainer.precision"] = self._given["trainer.precision"] = settled
+        with self._explained():
+            super().instantiate_classes()
+        frozen.note_sources(frozen.frozen_modules({"": self.model}), arguments, used)
+        if not isinstance(self.model, Loaded):
+            self.model.specs = describe(self.model, self.config)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # a constructor may raise anything when its arguments make no sense
+            raise explain_build(error, self.config.as_dict()) from error
+
+    def _build_for_trial(self) -> dict[str, Any]:
+        with self._explained():
+            built = self.parser.instantiate_classes(self.config)
+        devices = built["trainer"]["devices"]
+        one = devices[:1] if isinstance(devices, list) else 1
+        trainer = {"accelerator": built["trainer"]["accelerator"], "devices": one}
+        return {"model": built["model"], "data": built["data"], **trainer}
+
+    def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
+        """Build the trainer with our loggers and plugins."""
+        self.config = self._given  # what the run's config.yaml says: its copies are no part of the recipe
+        settings = self.config_init["trainer"]
+        sharded = any(name in str(settings.get("strategy")) for name in (*SHARDING_STRATEGIES, "fsdp", "deepspeed"))
+        plugins = list(settings.get("plugins") or [])
+        plugins += [] if sharded else [AtomicCheckpointIO()]
+        plugins += [SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else []
+        loggers: Any = False
+        if self.command != "predict":
+            name = "metrics.csv" if self.command == "fit" else f"{self.command}.csv"
+            evaluated = None if self.command == "fit" or self.checkpoint is None else step_of(self.checkpoint)
+            self.csv = RunCSV(self.folder, name, evaluated)
+            configured = settings.get("logger") or []
+            own = configured if isinstance(configured, list) else [configured] if configured is not True else []
+            made = make_loggers(self.config["loggers"], self.config_init["wandb"], self.folder, own)
+            loggers = [self.csv, *made]
+        return super().instantiate_trainer(plugins=plugins, logger=loggers, **kwargs)
+
+
+def describe(model: ZooTask, config: Namespace) -> dict[str, Any]:
+    """What a checkpoint must carry so that its parts can be built again without the run folder."""
+    init_args = yaml.safe_load(yaml.safe_dump(config["model"].as_dict()))["init_args"]
+    return {
+        "version": __version__,
+        "task": registry.public_name(type(model)),
+        "inference": registry.current_name(model.inference_class),
+        "parts": {part: init_args[part] for part in model.inference_parts},
+        "options": {option: init_args[option] for option in model.inference_options},
+    }
+
+
+def run(command: str, args: list[str], brought: Path | None = None) -> int:
+    """Run one of the four commands.
+
+    Args:
+        command: fit, validate, test or predict.
+        args: its arguments.
+        brought: the run that a config among them came with; that of `--ckpt_path` is known without.
+
+    Returns:
+        The exit code.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning's use of torch, nothing a user can change
+    # said of loaders that do resume, and of values that are reduced already
+    warnings.filterwarnings("ignore", message=".*dataloader is not resumable.*|.*does not have many workers.*")
+    warnings.filterwarnings("ignore", message=".*sync_dist=True.*")
+    warnings.filterwarnings("ignore", message=".*in eval mode at the start of training.*")  # frozen backbones rest
+    warnings.filterwarnings("ignore", message=".*overridden `on_before_batch_transfer`.*")  # by the tasks, and meant
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_no_advertisement)
+    limit_names()
+    with contextlib.ExitStack() as held:
+        args, own = complete(command, args)
+        return _execute(command, ZooCLI(command, args, brought or own, held))
+
+
+def _execute(command: str, cli: ZooCLI) -> int:
+    checkpoint = None if cli.checkpoint is None else str(cli.checkpoint)
+    if command != "fit" and checkpoint is None and not isinstance(cli.model, Loaded):
+        raise ValueError(f"{command} needs --ckpt_path, a run or a checkpoint: the recipe alone has no trained weights")
+    try:
+        if command == "fit":
+            fit(cli)
+        elif command == "predict":
+            return predict(cli)
+        else:
+            getattr(cli.trainer, command)(cli.model, cli.datamodule, ckpt_path=checkpoint, weights_only=True)
+    except (RuntimeError, OSError, MemoryError) as error:
+        message = explain(error, cli.config.as_dict())
+        if message is None:
+            raise
+        raise ValueError(message) from error
+    return 0
+
+
+def _is_no_advertisement(record: logging.LogRecord) -> bool:
+    return "litlogger" not in record.getMessage()
+
+
+def fit(cli: ZooCLI) -> None:
+    """Train, from a checkpoint, from given weights or from the start."""
+    done = step_of(cli.checkpoint) if cli.checkpoint is not None and cli.checkpoint.parent == cli.folder else 0
+    cli.csv.trim(done - 1)  # rows carry the number of the batch, from 0; a run killed before its first save left some
+    if cli.checkpoint is not None:
+        cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=str(cli.checkpoint), weights_only=True)
+        return
+    given = cli.config["init_from"]
+    if given:
+        paths = [Path(path) for path in ([given] if isinstance(given, str) else given)]
+        init_from(cli.model, paths, cli.config["init_from_min_matched"])
+    cli.trainer.fit(cli.model, cli.datamodule)
+
+
+def predict(cli: ZooCLI) -> int:
+    """Run the model on files, or on what its datamodule offers; returns 1 when a file failed."""
+    data: L.LightningDataModule = cli.datamodule
+    if cli.config["input"] is not None:
+        if cli.config["output"] is None:
+            raise ValueError("predict --input needs --output, the folder for the results")
+        model = cli.model.inference()
+        source, target = Path(cli.config["input"]), Path(cli.config["output"])
+        data = BulkData(source, target, model.input_suffixes, model.output_suffix, cli.config["overwrite"])
+    checkpoint = None if cli.checkpoint is None else str(cli.checkpoint)
+    with locked(Path(cli.config["output"]), "predict") if cli.config["input"] is not None else contextlib.nullcontext():
+        cli.trainer.predict(cli.model, data, ckpt_path=checkpoint, weights_only=True, return_predictions=False)
+    return int(getattr(data, "failed", 0) > 0)
+
+
+def dry_run(config: Path) -> list[tuple[str, bool, str]]:
+    """Build a recipe, run one step, save, load and predict once, in a temporary folder.
+
+    Args:
+        config: the recipe.
+
+    Returns:
+        (check, passed, detail) for each stage that was reached.
+    """
+    results: list[tuple[str, bool, str]] = []
+    brought = config.parent if runs.has_config(config) and any(config.parent.glob("*.ckpt")) else None
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "run"
+        limits = ["--trainer.max_steps=1", "--trainer.limit_val_batches=1", "--trainer.num_sanity_val_steps=0"]
+        stages = {
+            "build, one step, save": lambda: run(
+                "fit", ["--config", str(config), f"--trainer.default_root_dir={root}", *limits], brought
+            ),
+            "load": lambda: type(load(root)).__name__,
+            "predict": lambda: load(root).dry_run(),
+        }
+        for name, stage in stages.items():
+            try:
+                detail = stage()
+            except (Exception, SystemExit) as error:
+                said = "see the error above" if isinstance(error, SystemExit) else " ".join(str(error).split())
+                return [*results, (name, False, said or type(error).__name__)]
+            results.append((name, True, str(detail or "ok")))
+    return results

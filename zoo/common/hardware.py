@@ -1,0 +1,130 @@
+"""What this machine computes on: devices, their memory, and the memory that this process uses."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+import torch
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device that torch can use.
+
+    Args:
+        name: torch's name, `cuda:0`; AMD devices are called cuda as well.
+        description: the maker's name.
+        backend: "CPU", "CUDA 13.0", "ROCm 6.4" or "MPS".
+        memory_bytes: its memory; 0 when unknown.
+    """
+
+    name: str
+    description: str
+    backend: str
+    memory_bytes: int
+
+
+def devices() -> list[Device]:
+    """List the CPU and every accelerator that torch sees."""
+    import torch
+
+    found = [Device("cpu", cpu_name(), "CPU", total_memory_bytes())]
+    if torch.cuda.is_available():
+        backend = f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}"
+        for index in range(torch.cuda.device_count()):
+            properties = torch.cuda.get_device_properties(index)
+            found.append(Device(f"cuda:{index}", properties.name, backend, properties.total_memory))
+    if torch.backends.mps.is_available():
+        found.append(Device("mps", platform.machine(), "MPS", torch.mps.recommended_max_memory()))
+    return found
+
+
+def describe_device(device: torch.device) -> str:
+    """Name a device for people, `cuda:0 (NVIDIA H100)`."""
+    import torch
+
+    if device.type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return f"{device} ({cpu_name()})" if device.type == "cpu" else str(device)
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Return the most memory that this process held so far.
+
+    Args:
+        device: where; on CUDA and ROCm the allocator's peak, on MPS its present use (it keeps no peak), on the CPU the
+            process's peak resident size.
+
+    Returns:
+        Bytes; 0 when the system does not tell.
+    """
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if device.type == "mps":
+        return torch.mps.driver_allocated_memory()
+    return peak_resident_bytes()
+
+
+def peak_resident_bytes() -> int:
+    """Return the process's peak resident size in bytes; 0 where the system does not tell (Windows)."""
+    if os.name == "nt":
+        return 0
+    if os.path.exists("/proc/self/status"):  # unlike getrusage, it does not begin at the peak of the parent process
+        with open("/proc/self/status", encoding="ascii") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM:"))
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # macOS counts bytes, others KiB (getrusage(2) of each).
+    return peak if platform.system() == "Darwin" else peak * 1024
+
+
+def total_memory_bytes() -> int:
+    """Return the machine's memory, or the container's limit where that is lower; 0 when unknown."""
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 0
+    for limit_file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            with open(limit_file, encoding="ascii") as file:
+                total = min(total, int(file.read()))
+        except (OSError, ValueError):
+            continue
+    return total
+
+
+def usable_cores() -> int:
+    """Return the cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_name() -> str:
+    """Return the processor's name as far as the system tells it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def processes() -> tuple[int, int]:
+    """Rank and number of processes that torchrun or accelerate started; 0 and 1 without them."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def own_device(device: str) -> torch.device:
+    """The device of that name; `cuda` is each process's own where several were started."""
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if device == "cuda" else torch.device(device)

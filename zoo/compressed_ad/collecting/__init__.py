@@ -1,0 +1,1 @@
+"""Recording learning histories."""

@@ -1,0 +1,48 @@
+"""What makes learning histories: the base of all algorithms that are distilled."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from zoo.compressed_ad.envs.grids import Env
+
+
+@dataclass(frozen=True)
+class Algorithm(ABC):
+    """Makes the histories of tasks; its fields are its settings."""
+
+    name: ClassVar[str]
+
+    def describe(self) -> dict[str, Any]:
+        """Name and settings as JSON values."""
+        return {"name": self.name, **asdict(self)}
+
+    @abstractmethod
+    def histories(
+        self,
+        env: Env,
+        tasks: Tensor,
+        seeds: Sequence[int],
+        streams: int,
+        steps: int,
+        advance: Callable[[int], object] | None = None,
+    ) -> np.ndarray:
+        """Make histories from scratch.
+
+        Args:
+            env: of the tasks.
+            tasks: (N, F) int64.
+            seeds: of the tasks (N,); what becomes of a task depends on its own alone.
+            streams: histories of each task.
+            steps: of each history, whole episodes.
+            advance: told how many transitions have been added, now and then.
+
+        Returns:
+            (N, streams, steps, 7) int8, see `zoo.compressed_ad.data.history.COLUMNS`.
+        """

@@ -1,0 +1,133 @@
+"""Collecting learning histories into a store: in shards, by several processes, and again after a kill."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+from rich.progress import Progress
+from torch import Tensor
+
+from zoo.compressed_ad.collecting.base import Algorithm
+from zoo.compressed_ad.collecting.ppo import PPO
+from zoo.compressed_ad.collecting.q_learning import QLearning
+from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
+from zoo.compressed_ad.data.history import COLUMNS, HistoryStore, HistoryWriter, from_steps
+from zoo.compressed_ad.envs.grids import Env
+from zoo.training.data import item_seed
+
+
+@dataclass(frozen=True)
+class Epsilon(Algorithm):
+    """The demonstrator whose share of random actions falls, see `EpsilonCurriculum`.
+
+    Args:
+        best: share of optimal actions at the end, 0 to 1.
+        greedy_after: share of the history after which it is reached.
+    """
+
+    name: ClassVar[str] = "epsilon"
+
+    best: float = 1.0
+    greedy_after: float = 0.9
+
+    def histories(
+        self,
+        env: Env,
+        tasks: Tensor,
+        seeds: Sequence[int],
+        streams: int,
+        steps: int,
+        advance: Callable[[int], object] | None = None,
+    ) -> np.ndarray:
+        """Histories (N, streams, steps, 7) int8 of whole episodes."""
+        curriculum = EpsilonCurriculum(env, steps // env.horizon, self.best, self.greedy_after)
+        stream_seeds = [item_seed(seed, 0, stream) for seed in seeds for stream in range(streams)]
+        made = from_steps(curriculum.histories(tasks.repeat_interleave(streams, dim=0), stream_seeds))
+        if advance:
+            advance(len(made) * steps)
+        return made.reshape(len(tasks), streams, steps, len(COLUMNS))
+
+
+SOURCES: dict[str, type[Algorithm]] = {source.name: source for source in (PPO, QLearning, Epsilon)}
+
+
+def collect(
+    env: Env,
+    output: Path,
+    source: Algorithm,
+    episodes: int = 52,
+    streams: int = 100,
+    tasks: Sequence[int] | None = None,
+    seed: int = 42,
+    split_seed: int = 0,
+    train_share: float = 0.9,
+    shard_size: int = 9,
+    rank: int = 0,
+    world_size: int = 1,
+    progress: bool = True,
+) -> dict[str, int]:
+    """Write histories of tasks. A second call makes what is missing or damaged only.
+
+    The histories of a task depend on `seed` and its index alone, so shard size and number of processes do not matter.
+
+    Args:
+        env: of the tasks.
+        output: folder of the store.
+        source: what makes the histories.
+        episodes: of each history.
+        streams: histories of each task.
+        tasks: indices into `env.tasks()`; all when None.
+        seed: of the histories.
+        split_seed: of the division into training and test, see `Env.split`.
+        train_share: of the tasks that are for training.
+        shard_size: tasks per file, which are made together.
+        rank: of this process; it makes every world_size-th shard from the rank-th on.
+        world_size: number of processes.
+        progress: show a progress bar.
+
+    Returns:
+        Tasks that this process has `made`, and `skipped` because they were there.
+
+    Raises:
+        ValueError: when an argument is out of range, or `output` holds something else or was begun with others.
+    """
+    if episodes < 1 or not 0 <= rank < world_size:
+        raise ValueError(
+            f"expected at least one episode and 0 <= rank < world_size, found {episodes}, {rank} and {world_size}"
+        )
+    every = env.tasks()
+    chosen = list(range(len(every))) if tasks is None else list(tasks)
+    steps = episodes * env.horizon
+    writer = HistoryWriter(
+        output, env, chosen, streams, steps, shard_size, source.describe(), seed, split_seed, train_share
+    )
+    mine = list(enumerate(writer.shards))[rank::world_size]
+    todo = [(number, part) for number, part in mine if not writer.finished(number)]
+    made = sum(len(part) for _, part in todo)
+    with Progress(disable=not progress) as bar:
+        shown = bar.add_task(f"histories in {output.name}", total=made * streams * steps)
+        for number, part in todo:
+            seeds = [item_seed(seed, 0, task) for task in part]
+            histories = source.histories(
+                env, every[part], seeds, streams, steps, lambda count: bar.advance(shown, count)
+            )
+            writer.write(number, histories)
+    return {"made": made, "skipped": sum(len(part) for _, part in mine) - made}
+
+
+def last_returns(store: HistoryStore) -> Tensor:
+    """What each task's learner had learned: the return of the last episode, mean over streams, (n,) float64."""
+    return torch.tensor([store.returns(task)[:, -1].mean() for task in range(len(store))], dtype=torch.float64)
+
+
+def best_returns(store: HistoryStore) -> Tensor:
+    """What is possible in an episode of each task, (n,) float64; with random starts the mean over all cells."""
+    size, env = store.env.grid_size, store.env
+    starts = torch.cartesian_prod(*[torch.arange(size)] * 2) if env.random_start else torch.tensor([env.start_cell])
+    possible = [env.best_return(store.tasks, start.expand(len(store), -1)) for start in starts]
+    return torch.stack(possible).double().mean(dim=0)

@@ -1,0 +1,130 @@
+"""Tabular Q-learning of many tasks at once: every stream learns alone, from its own steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from zoo.common.draws import GOLDEN, seeded_uniforms
+from zoo.compressed_ad.collecting.base import Algorithm
+from zoo.compressed_ad.data.history import COLUMNS
+from zoo.compressed_ad.envs.grids import Env
+from zoo.training.data import item_seed
+
+DRAWS = 2  # random numbers that a step takes
+STREAMS = 1  # number of a task's draws
+
+
+@dataclass(frozen=True)
+class QLearning(Algorithm):
+    """Learns a table of action values, and keeps what it did meanwhile.
+
+    A table's rows are the cells; where goals pay once an episode, there is one for each cell and number of goals found
+    so far, without which no table can tell the way to the key from that to the door. An episode that ends says nothing
+    about values: the cell does not show the time.
+
+    Args:
+        rate: share of an error that is corrected at once, 0 to 1.
+        discount: of later rewards, 0 to below 1.
+        epsilon: share of random actions at the beginning.
+        last_epsilon: the same after `explored`.
+        explored: share of the history in which epsilon falls linearly.
+        bonus: reward that a learner imagines for an action taken in a cell for the first time, falling with the root of
+            the count (UCB); values begin as high as that allows, so that what is untried is tried. 0 for none. With
+            it, `epsilon` and `last_epsilon` of 0 are usual.
+
+    Raises:
+        ValueError: when a value is out of range.
+
+    Source: Watkins and Dayan, "Q-learning" (1992); the bonus as in Jin et al., "Is Q-learning Provably Efficient?"
+    (2018), algorithm 1.
+    """
+
+    name: ClassVar[str] = "q_learning"
+
+    rate: float = 0.5
+    discount: float = 0.9
+    epsilon: float = 1.0
+    last_epsilon: float = 0.05
+    explored: float = 0.7
+    bonus: float = 0.0
+
+    def __post_init__(self) -> None:
+        shares = (self.rate, self.discount, self.epsilon, self.last_epsilon)
+        if (
+            not all(0 <= share <= 1 for share in shares)
+            or self.discount == 1
+            or not 0 < self.explored <= 1
+            or self.bonus < 0
+        ):
+            raise ValueError(
+                f"rates and shares are from 0 to 1, discount below 1, explored above 0, bonus not below 0, found {self}"
+            )
+
+    def histories(
+        self,
+        env: Env,
+        tasks: Tensor,
+        seeds: Sequence[int],
+        streams: int,
+        steps: int,
+        advance: Callable[[int], object] | None = None,
+    ) -> np.ndarray:
+        """Learn tasks from scratch, each stream for itself."""
+        stream_seeds = [item_seed(seed, STREAMS, stream) for seed in seeds for stream in range(streams)]
+        worlds = env.start(tasks.repeat_interleave(streams, dim=0), stream_seeds)
+        count = len(stream_seeds)
+        levels = 1 if env.repeats else env.goals(tasks[:1]).shape[1] + 1
+        highest = self.bonus / (1 - self.discount)
+        values = torch.full((count * env.grid_size**2 * levels, env.num_actions), highest)
+        visits = torch.zeros_like(values)
+        first_rows = torch.arange(count) * env.grid_size**2 * levels
+        found = torch.zeros(count, dtype=torch.int64)
+        histories = np.zeros((count, steps, len(COLUMNS)), dtype=np.int8)
+        generators = np.array(stream_seeds, dtype=np.uint64)
+        ahead = np.array([DRAWS], dtype=np.uint64) * GOLDEN  # an array may overflow silently, which is meant
+
+        def rows(states: Tensor) -> Tensor:
+            cells = states[:, 0] * env.grid_size + states[:, 1]
+            return first_rows + cells * levels + (0 if env.repeats else found)
+
+        for step in range(steps):
+            uniforms = seeded_uniforms(generators.tolist(), DRAWS)
+            generators += ahead
+            states, here = worlds.states, rows(worlds.states)
+            actions = self._choose(values[here], uniforms, self.epsilon_at(step / steps))
+            taken = worlds.step(actions)
+            found = found + taken.rewards
+            visits[here, actions] += 1
+            imagined = self.bonus / visits[here, actions].sqrt()
+            target = taken.rewards + imagined + self.discount * values[rows(taken.next_states)].amax(dim=1)
+            values[here, actions] += self.rate * (target - values[here, actions])
+            columns = [states, actions[:, None], taken.rewards[:, None], taken.next_states]
+            histories[:, step, :6] = torch.cat(columns, dim=1).numpy()
+            histories[:, step, 6] = taken.done
+            if taken.done:
+                found = torch.zeros_like(found)
+                if advance:
+                    advance(count * env.horizon)
+        return histories.reshape(len(tasks), streams, steps, len(COLUMNS))
+
+    def epsilon_at(self, progress: float) -> float:
+        """Share of random actions after a share of the history."""
+        return self.epsilon + (self.last_epsilon - self.epsilon) * min(1.0, progress / self.explored)
+
+    def _choose(self, values: Tensor, uniforms: Tensor, epsilon: float) -> Tensor:
+        """Actions (B,): one of the best, or one of all with probability epsilon.
+
+        Args:
+            values: (B, A) float32.
+            uniforms: (2, B) float64.
+            epsilon: 0 to 1.
+        """
+        allowed = (values == values.amax(dim=1, keepdim=True)) | (uniforms[0] < epsilon)[:, None]
+        rank = (uniforms[1] * allowed.sum(dim=1)).long()
+        return (allowed.cumsum(dim=1) > rank[:, None]).int().argmax(dim=1)

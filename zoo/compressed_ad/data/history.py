@@ -1,0 +1,331 @@
+"""Histories on disk: memory-mapped shards of small integers, and an index that says whose they are."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from zoo.common.atomic import TEMPORARY_MARK, remove, write_atomic
+from zoo.common.folders import begin_output
+from zoo.compressed_ad.envs.grids import ENVS, Env, build_env
+from zoo.compressed_ad.nets.steps import Steps
+
+log = logging.getLogger(__name__)
+
+INDEX_NAME = "index.json"
+INDEX_KEYS = ("version", "env", "source", "seed", "split", "streams", "steps", "shards")
+VERSION = 1
+COLUMNS = ("row", "column", "action", "reward", "next row", "next column", "done")
+OPEN_SHARDS = 128  # each holds a file descriptor
+LARGEST = 127  # of int8
+
+
+def from_steps(steps: Steps) -> np.ndarray:
+    """Pack histories as the store keeps them.
+
+    Args:
+        steps: B histories of L transitions.
+
+    Returns:
+        (B, L, 7) int8, see `COLUMNS`.
+    """
+    columns = [steps.states, steps.actions[..., None], steps.rewards[..., None], steps.next_states]
+    return torch.cat([*columns, steps.dones[..., None]], dim=-1).to(torch.int8).cpu().numpy()
+
+
+def to_steps(
+    transitions: np.ndarray,
+    terminal_next_state: Literal["true", "reset"] = "true",
+    start_cell: Sequence[int] | None = None,
+) -> Steps:
+    """Unpack histories.
+
+    Args:
+        transitions: (B, L, 7) int8, see `COLUMNS`.
+        terminal_next_state: what follows the last step of an episode: the cell where that step led, or, as in the
+            original's files, the cell where the next episode begins.
+        start_cell: that cell, needed for "reset".
+
+    Returns:
+        Steps of int64 and bool.
+
+    Raises:
+        ValueError: when the shape is another, or "reset" lacks its cell.
+    """
+    if transitions.ndim != 3 or transitions.shape[2] != len(COLUMNS):
+        raise ValueError(f"expected transitions (B, L, {len(COLUMNS)}), found {transitions.shape}")
+    values = torch.as_tensor(transitions).long()
+    dones, next_states = values[..., 6].bool(), values[..., 4:6]
+    if terminal_next_state == "reset":
+        if start_cell is None:
+            raise ValueError('terminal_next_state "reset" needs start_cell, the cell where every episode begins')
+        next_states = torch.where(dones[..., None], torch.tensor(list(start_cell)), next_states)
+    return Steps(values[..., 0:2], values[..., 2], values[..., 3], next_states, dones)
+
+
+class HistoryWriter:
+    """Writes a store shard by shard; any process may write any shard, and a killed one leaves whole shards only.
+
+    Args:
+        folder: of the store; new, empty, or begun with the same arguments.
+        env: of all histories.
+        tasks: indices into `env.tasks()`, in the order of the store.
+        streams: histories of each task.
+        steps: transitions of each history.
+        shard_size: tasks per file.
+        source: what made the histories, as JSON values.
+        seed: of that.
+        split_seed: of the division of all tasks, see `Env.split`.
+        train_share: of the tasks.
+
+    Attributes:
+        shards: task indices of each shard.
+
+    Raises:
+        ValueError: when an argument is out of range, `HistoryStore` could not read the environment back, or the folder
+            was begun with other arguments. Nothing is written then.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        env: Env,
+        tasks: Sequence[int],
+        streams: int,
+        steps: int,
+        shard_size: int,
+        source: Mapping[str, Any],
+        seed: int = 0,
+        split_seed: int = 0,
+        train_share: float = 0.9,
+    ) -> None:
+        _check_readable(env)
+        goals = env.tasks().tolist()
+        if min(streams, steps, shard_size, len(tasks)) < 1 or env.grid_size > LARGEST:
+            raise ValueError(
+                f"expected at least one task, stream, step and task per shard, and a grid of at most {LARGEST}, found "
+                f"{len(tasks)}, {streams}, {steps}, {shard_size} and {env.grid_size}"
+            )
+        if len(set(tasks)) < len(tasks) or not 0 <= min(tasks) <= max(tasks) < len(goals):
+            raise ValueError(f"expected different indices of the {len(goals)} tasks of {env.name}, found {list(tasks)}")
+        self.folder = folder
+        self.shards = [list(tasks[start : start + shard_size]) for start in range(0, len(tasks), shard_size)]
+        self._shape = (streams, steps, len(COLUMNS))
+        train, test = env.split(split_seed, train_share)
+        split = {"seed": split_seed, "train_share": train_share, "train": train.tolist(), "test": test.tolist()}
+        index = {"version": VERSION, "env": env.describe(), "source": dict(source), "seed": seed, "split": split}
+        shards = [
+            {"file": shard_name(number), "tasks": part, "goals": [goals[task] for task in part]}
+            for number, part in enumerate(self.shards)
+        ]
+        begin_output(folder, {**index, "streams": streams, "steps": steps, "shards": shards}, INDEX_NAME)
+
+    def finished(self, number: int) -> bool:
+        """Whether a shard stands there whole; one that is damaged is named in a warning."""
+        path = self.folder / shard_name(number)
+        if not path.is_file() or not _checksum_path(path).is_file():
+            return False
+        fault = find_fault(path, (len(self.shards[number]), *self._shape))
+        if fault:
+            log.warning("%s; it is made anew", fault)
+        return fault is None
+
+    def write(self, number: int, transitions: np.ndarray) -> None:
+        """Write a shard, so that it appears only when it is whole.
+
+        Args:
+            number: of the shard.
+            transitions: (tasks, streams, steps, 7) int8, see `COLUMNS`.
+
+        Raises:
+            ValueError: when shape or type are others.
+            OSError: when the disk is full or the folder is not writable.
+        """
+        expected = (len(self.shards[number]), *self._shape)
+        if transitions.shape != expected or transitions.dtype != np.int8:
+            raise ValueError(f"expected {expected} int8, found {transitions.shape} {transitions.dtype}")
+        path = self.folder / shard_name(number)
+        for left in self.folder.glob(f".{path.stem}.*{TEMPORARY_MARK}*"):  # by a killed process
+            remove(left)
+        write_atomic(path, lambda file: np.save(file, transitions, allow_pickle=False))
+        line = f"{_sha256(path)}  {path.name}\n"
+        write_atomic(_checksum_path(path), lambda file: file.write(line.encode()))
+
+
+class HistoryStore:
+    """Reads histories; may be pickled, every process maps the shards itself.
+
+    Args:
+        folder: as `HistoryWriter` writes it.
+        allow_missing: leave out the tasks of shards that are missing or damaged, with a warning that names them.
+
+    Attributes:
+        folder: of the store.
+        env: of all histories.
+        index: what `index.json` says.
+        task_indices: (n,) int64, of the tasks in `env.tasks()`.
+        tasks: (n, F) int64, which task the histories of each position belong to.
+        split: "train" and "test", each (m,) int64: positions of the tasks on that side.
+        streams: histories of each task.
+        steps: transitions of each history.
+
+    Raises:
+        FileNotFoundError: when the folder is no store.
+        ValueError: when the index is none, shards are missing or damaged, or none is left.
+    """
+
+    def __init__(self, folder: str | Path, allow_missing: bool = False) -> None:
+        self.folder = Path(folder)
+        self.index = read_index(self.folder)
+        self.env = build_env(self.index["env"])
+        self.streams, self.steps = int(self.index["streams"]), int(self.index["steps"])
+        whole, faults = [], []
+        for shard in self.index["shards"]:
+            shape = (len(shard["tasks"]), self.streams, self.steps, len(COLUMNS))
+            fault = find_fault(self.folder / shard["file"], shape)
+            whole += [] if fault else [shard]
+            faults += [fault] if fault else []
+        advice = "the command that made the store makes these shards anew"
+        if faults and not (allow_missing and whole):
+            also = "; allow_missing (--allow-missing) uses the rest" if whole else ""
+            raise ValueError(f"{len(faults)} shard(s) cannot be used: {'; '.join(faults)}. {advice}{also}")
+        if faults:
+            log.warning(
+                "%d shard(s) are left out, with all their tasks: %s. %s", len(faults), "; ".join(faults), advice
+            )
+        self._places = [(shard["file"], row) for shard in whole for row in range(len(shard["tasks"]))]
+        self._open: dict[str, np.ndarray] = {}
+        self.task_indices = torch.tensor([task for shard in whole for task in shard["tasks"]])
+        self.tasks = self._goals(whole)
+        position = {task: position for position, task in enumerate(self.task_indices.tolist())}
+        self.split = {
+            side: torch.tensor([position[task] for task in self.index["split"][side] if task in position]).long()
+            for side in ("train", "test")
+        }
+
+    def _goals(self, shards: Sequence[Mapping[str, Any]]) -> Tensor:
+        goals = torch.tensor([goal for shard in shards for goal in shard["goals"]])
+        if not torch.equal(goals, self.env.tasks()[self.task_indices]):
+            raise ValueError(f"{self.folder / INDEX_NAME}: its goals are not those of its task numbers; it was edited")
+        return goals
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the open shards behind: pickled, a memory map becomes a copy of the file."""
+        return {**self.__dict__, "_open": {}}
+
+    def __len__(self) -> int:
+        """Number of tasks, n; each has `streams` histories of `steps` transitions."""
+        return len(self._places)
+
+    def read(self, task: int, stream: int | slice, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """Read a piece of a history.
+
+        Args:
+            task: position of the task, 0 to n - 1.
+            stream: which of its histories; a slice for several.
+            start: first transition.
+            stop: behind the last one; the end when None.
+
+        Returns:
+            (L, 7) int8, see `COLUMNS`, or (S, L, 7) for a slice of histories; a copy.
+        """
+        file, row = self._places[task]
+        return np.array(self._shard(file)[row, stream, start:stop])
+
+    def returns(self, task: int) -> np.ndarray:
+        """Returns (streams, episodes) int64 of all whole episodes of a task."""
+        episodes = self.steps // self.env.horizon
+        rewards = self.read(task, slice(None), 0, episodes * self.env.horizon)[..., 3]
+        return rewards.reshape(self.streams, episodes, -1).sum(axis=-1, dtype=np.int64)
+
+    def _shard(self, file: str) -> np.ndarray:
+        if file not in self._open:
+            if len(self._open) == OPEN_SHARDS:
+                del self._open[next(iter(self._open))]
+            self._open[file] = np.load(self.folder / file, mmap_mode="r", allow_pickle=False)
+        return self._open[file]
+
+
+def _check_readable(env: Env) -> None:
+    """Refuse an environment that the index would not give back."""
+    try:
+        written = json.dumps(env.describe())
+        again = build_env(json.loads(written))
+        same = type(again) is type(env) and json.dumps(again.describe()) == written
+        fault = None if same and torch.equal(again.tasks(), env.tasks()) else f"its index gives {type(again).__name__}"
+    except (TypeError, ValueError) as error:
+        fault = str(error)
+    if fault:
+        raise ValueError(
+            f"histories of {type(env).__name__} could not be read back ({fault}): use an environment that a store's "
+            f"index can name, one of {', '.join(ENVS)}; nothing was written"
+        )
+
+
+def shard_name(number: int) -> str:
+    """File name of a shard."""
+    return f"shard_{number:05d}.npy"
+
+
+def read_index(folder: Path) -> dict[str, Any]:
+    """Read what a store says of itself.
+
+    Args:
+        folder: of the store.
+
+    Raises:
+        FileNotFoundError: when it has no index.
+        ValueError: when that is not an index of this version.
+    """
+    path = folder / INDEX_NAME
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} has no {INDEX_NAME}: it is no store of histories; make one with zoo collect")
+    try:
+        index = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: no JSON ({error}); collect anew into another folder") from error
+    if not isinstance(index, dict) or not set(INDEX_KEYS) <= index.keys() or index["version"] != VERSION:
+        raise ValueError(f"{path}: expected version {VERSION} with the keys {', '.join(INDEX_KEYS)}; collect anew")
+    return index
+
+
+def find_fault(path: Path, shape: Sequence[int]) -> str | None:
+    """Compare a shard with its checksum.
+
+    Args:
+        path: of the shard.
+        shape: that it must have.
+
+    Returns:
+        What is wrong, with the name of the shard, or None.
+    """
+    if not path.is_file() or not _checksum_path(path).is_file():
+        return f"{path} is missing, or was not finished"
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, EOFError):
+        return f"{path} is cut or damaged ({path.stat().st_size} bytes, expected {math.prod(shape)} and a header)"
+    if array.shape != tuple(shape) or array.dtype != np.int8:
+        return f"{path} holds {array.shape} {array.dtype}, expected {tuple(shape)} int8"
+    if _checksum_path(path).read_text(encoding="utf-8", errors="replace").split()[:1] != [_sha256(path)]:
+        return f"{path} is damaged: its checksum is another than in {_checksum_path(path).name}"
+    return None
+
+
+def _checksum_path(path: Path) -> Path:
+    """The file beside a shard that `sha256sum --check` takes."""
+    return path.with_suffix(".sha256")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,261 @@
+"""Items of training and evaluation: pieces of learning histories, a whole batch at a time and all of one length."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from zoo.common.draws import seeded_uniforms
+from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
+from zoo.compressed_ad.data.history import HistoryStore, to_steps
+from zoo.compressed_ad.envs.grids import Env
+from zoo.compressed_ad.nets.steps import Steps
+from zoo.training.data import Key, item_seed
+
+Offset = Literal["start", "random", "every"]
+TerminalState = Literal["true", "reset"]
+EVALUATION_EPOCH = -1  # of the keys of evaluation items
+HISTORY, DRAWS, MIXED = 0, 1, 2  # what an item's seed is for: its history; offset and order; other histories, from here
+
+
+class Source(ABC):
+    """Where histories come from.
+
+    Attributes:
+        env: of all histories.
+        length: steps of a history.
+        count: number of histories.
+    """
+
+    env: Env
+    length: int
+    count: int
+
+    @abstractmethod
+    def read(self, histories: Sequence[int], seeds: Sequence[int], steps: Tensor) -> Steps:
+        """Read steps of histories.
+
+        Args:
+            histories: numbers (B,), 0 to count - 1.
+            seeds: (B,), of what is random about a history.
+            steps: numbers (B, L), int64, 0 to length - 1.
+        """
+
+
+class DemonstratedSource(Source):
+    """Histories made when they are asked for, other ones each time: as many as there are tasks.
+
+    Args:
+        demonstrator: makes them.
+        tasks: (n, F) int64.
+    """
+
+    def __init__(self, demonstrator: EpsilonCurriculum, tasks: Tensor) -> None:
+        self.env = demonstrator.env
+        self.demonstrator = demonstrator
+        self.tasks = tasks
+        self.length = demonstrator.length
+        self.count = len(tasks)
+
+    def read(self, histories: Sequence[int], seeds: Sequence[int], steps: Tensor) -> Steps:
+        """Make the histories and take steps of them."""
+        made = self.demonstrator.histories(self.tasks[list(histories)], seeds)
+        rows = torch.arange(len(steps))[:, None]
+        return Steps(*(field[rows, steps] for field in made))
+
+
+class StoredSource(Source):
+    """Histories of a store, task after task.
+
+    Args:
+        store: of histories.
+        positions: of the tasks in the store, in the order wanted.
+        streams: first histories of each task; all by default.
+        length: first steps of each history; all by default.
+
+    Raises:
+        ValueError: when the store has fewer streams or steps.
+    """
+
+    def __init__(
+        self, store: HistoryStore, positions: Sequence[int], streams: int | None = None, length: int | None = None
+    ) -> None:
+        for wanted, there, name in ((streams, store.streams, "streams"), (length, store.steps, "history_steps")):
+            if wanted is not None and not 1 <= wanted <= there:
+                raise ValueError(f"data.init_args.{name} is {wanted}; {store.folder} has 1 to {there}")
+        self.env = store.env
+        self.store = store
+        self.positions = list(positions)
+        self.streams = streams or store.streams
+        self.length = length or store.steps
+        self.count = len(self.positions) * self.streams
+
+    def read(self, histories: Sequence[int], seeds: Sequence[int], steps: Tensor) -> Steps:
+        """Read the steps; nothing about them is random."""
+        pieces = []
+        for history, row in zip(histories, steps.numpy(), strict=True):
+            first, last = int(row.min()), int(row.max())
+            position, stream = self.positions[history // self.streams], history % self.streams
+            pieces.append(self.store.read(position, stream, first, last + 1)[row - first])
+        return to_steps(np.stack(pieces))
+
+
+class HistoryItems(Dataset[dict[str, Any]]):
+    """Pieces of histories, keyed by (epoch, item) or (epoch, item, steps) in training and by the item in evaluation.
+
+    Everything random about an item comes from seed, epoch and item, so batch size, workers and ranks do not matter.
+
+    Args:
+        source: of histories.
+        length: steps of an item, unless its key says otherwise; all of a history by default. The last action is told
+            from what is before it, so an item of n steps has a context of n - 1 transitions.
+        offset: where an item begins: at the "start" of its history, at "random", or "every" piece is an item of its
+            own, one history after the other.
+        size: number of items, which go through the histories again and again; each history once by default.
+        seed: of offsets, orders and what the source draws.
+        episode_stride: keep every k-th episode only, which makes learning in the histories faster.
+        shuffle_episodes: permute the episodes of each history: a control, whose histories show a task and no learning.
+        mix_tasks: take each episode from another history, of any task: a control with nothing to learn in context.
+        terminal_next_state: what a transition that ends an episode leads to: the "true" cell, or that of the "reset".
+
+    Raises:
+        ValueError: when an item would be longer than a history, or arguments contradict each other.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        length: int | None = None,
+        offset: Offset = "random",
+        size: int | None = None,
+        seed: int = 0,
+        episode_stride: int = 1,
+        shuffle_episodes: bool = False,
+        mix_tasks: bool = False,
+        terminal_next_state: TerminalState = "true",
+    ) -> None:
+        horizon = source.env.horizon
+        if episode_stride < 1:
+            raise ValueError(f"data.init_args.episode_stride is at least 1, not {episode_stride}")
+        if terminal_next_state == "reset" and source.env.random_start:
+            raise ValueError("terminal_next_state 'reset' needs episodes that begin in one cell: random_start is true")
+        if mix_tasks and offset != "start":
+            raise ValueError(f"mix_tasks takes whole episodes, so offset must be start, not {offset}")
+        self.source = source
+        self.offset: Offset = offset
+        self.seed = seed
+        self.stride = episode_stride
+        self.shuffle = shuffle_episodes
+        self.mix = mix_tasks
+        self.terminal_next_state: TerminalState = terminal_next_state
+        self.episodes = -(-(source.length // horizon) // episode_stride)
+        whole = episode_stride == 1 and not shuffle_episodes
+        self.available = source.length if whole else self.episodes * horizon
+        self.length = self.available if length is None else length
+        if not 1 <= self.length <= self.available:
+            raise ValueError(
+                f"data.init_args.length is {self.length}; histories have 1 to {self.available} steps "
+                f"({source.length} before an episode_stride of {episode_stride})"
+            )
+        if offset == "every" and size is not None:
+            raise ValueError(f"offset 'every' has an item for each piece: epoch_items must be null, not {size}")
+        pieces = self.available - self.length + 1 if offset == "every" else 1
+        self.size = source.count * pieces if size is None else size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, key: Key | tuple[int, int, int] | int) -> dict[str, Any]:
+        """One item, as a batch of one."""
+        return self.__getitems__([key])
+
+    def __getitems__(self, keys: Sequence[Any]) -> dict[str, Any]:
+        """A whole batch, which is what a DataLoader asks for where this method exists.
+
+        Returns:
+            `steps`: B histories of one length.
+        """
+        places = [key if isinstance(key, tuple) else (EVALUATION_EPOCH, key) for key in keys]
+        length = places[0][2] if len(places[0]) == 3 else self.length
+        room = self.available - length + 1
+        items = [place[1] for place in places]
+        seeds = [item_seed(self.seed, *place[:2]) for place in places]
+        draws = seeded_uniforms([item_seed(seed, 0, DRAWS) for seed in seeds], 1 + self.shuffle * self.episodes)
+        if self.offset == "every":
+            pieces = self.available - self.length + 1
+            starts = torch.tensor([item % pieces for item in items])
+            items = [item // pieces for item in items]
+        else:
+            starts = (draws[0] * room).long() * (self.offset == "random")
+        times = starts[:, None] + torch.arange(length)
+        histories = [item % self.source.count for item in items]
+        made = [item_seed(seed, 0, HISTORY) for seed in seeds]
+        steps = self._original(times, draws[1:])
+        return {"steps": self._terminals(self._read(histories, made, steps))}
+
+    def _read(self, histories: list[int], seeds: list[int], steps: Tensor) -> Steps:
+        """Steps (B, L) of the histories, or of another one in each episode."""
+        if not self.mix:
+            return self.source.read(histories, seeds, steps)
+        parts = []
+        for number, part in enumerate(steps.split(self.source.env.horizon, dim=1)):
+            others = [item_seed(seed, 0, MIXED + number) for seed in seeds]
+            parts.append(self.source.read([other % self.source.count for other in others], others, part))
+        return Steps.cat(parts)
+
+    def _original(self, times: Tensor, draws: Tensor) -> Tensor:
+        """Which steps (B, L) of the source's histories stand at these times."""
+        if self.stride == 1 and not self.shuffle:
+            return times
+        horizon = self.source.env.horizon
+        episodes = times // horizon
+        if self.shuffle:
+            episodes = draws.argsort(dim=0).T.gather(1, episodes)
+        return episodes * self.stride * horizon + times % horizon
+
+    def _terminals(self, steps: Steps) -> Steps:
+        if self.terminal_next_state == "true":
+            return steps
+        start = torch.tensor(self.source.env.start_cell)
+        return steps._replace(next_states=torch.where(steps.dones[..., None], start, steps.next_states))
+
+
+class EvaluationBatches(Dataset[dict[str, Any]]):
+    """Batches of an evaluation, made ready so that no number depends on how they are spread over processes.
+
+    First items for the loss, then pairs of task and seed to act with.
+
+    Args:
+        items: for the loss; none if None.
+        batch_size: items of a batch.
+        tasks: (n, F) int64, to act in.
+        seeds: (n,), of the actions.
+        rollout_batch: pairs of a batch.
+    """
+
+    def __init__(
+        self, items: HistoryItems | None, batch_size: int, tasks: Tensor, seeds: Sequence[int], rollout_batch: int
+    ) -> None:
+        self.items = items
+        self.tasks = tasks
+        self.seeds = list(seeds)
+        count = 0 if items is None else len(items)
+        self.losses = [range(first, min(first + batch_size, count)) for first in range(0, count, batch_size)]
+        self.rollouts = [slice(first, first + rollout_batch) for first in range(0, len(self.seeds), rollout_batch)]
+
+    def __len__(self) -> int:
+        return len(self.losses) + len(self.rollouts)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        """`steps` for the loss, or `tasks` (B, F) and `seeds`, a list of B numbers."""
+        if number < len(self.losses):
+            assert self.items is not None
+            return self.items.__getitems__(self.losses[number])
+        part = self.rollouts[number - len(self.losses)]
+        return {"tasks": self.tasks[part], "seeds": self.seeds[part]}

@@ -1,0 +1,389 @@
+"""Grid worlds of in-context reinforcement learning: many worlds in lock-step, as tables to look up.
+
+Actions are 0 (row + 1), 1 (row - 1), 2 (column + 1), 3 (column - 1) and 4 (stay); moves end at the walls. A state is
+(row, column). Every episode has exactly `horizon` steps.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from zoo.common.draws import GOLDEN, seeded_uniforms
+
+MOVES = ((1, 0), (-1, 0), (0, 1), (0, -1), (0, 0))
+STAY = 4
+START_STREAM = np.uint64(0xA0761D6478BD642F)  # keeps random starts apart from other draws of the same seed
+
+
+class Step(NamedTuple):
+    """What a step in all worlds led to.
+
+    next_states: (B, 2) int64, the true successors, also at the end of an episode.
+    rewards: (B,) int64, 0 or 1.
+    done: whether this step ended the episode, in all worlds at once.
+    """
+
+    next_states: Tensor
+    rewards: Tensor
+    done: bool
+
+
+class Grid:
+    """Lookup tables of a square grid.
+
+    A cell's code is `row * (2 * size - 1) + column`, so that the difference of two codes tells how far apart the cells
+    are in rows and in columns; `nowhere` stands for a goal that is nowhere.
+
+    Args:
+        size: rows and columns.
+        device: of the tables.
+    """
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.width = 2 * size - 1
+        self.last = (size - 1) * (self.width + 1)
+        self.nowhere = 2 * self.last + 1
+        codes = torch.arange(self.last + 1)
+        cells = torch.stack([codes // self.width, (codes % self.width).clamp(max=size - 1)], dim=1)
+        moved = (cells[:, None] + torch.tensor(MOVES)).clamp(0, size - 1)
+        apart = torch.arange(-self.last, self.last + 1)
+        rows = (apart + size - 1).div(self.width, rounding_mode="floor")
+        across = torch.where(apart > rows * self.width, 2, torch.where(apart < rows * self.width, 3, STAY))
+        toward = torch.where(rows > 0, 0, torch.where(rows < 0, 1, across))
+        self.cells = cells.to(device)
+        self.moves = self.encode(moved).flatten().to(device)
+        self.toward = torch.cat([toward, torch.full((self.last + 1,), STAY)]).to(device)
+
+    def encode(self, cells: Tensor) -> Tensor:
+        """Codes (...) of cells (..., 2)."""
+        return cells[..., 0] * self.width + cells[..., 1]
+
+    def first_moves(self, places: Tensor, goals: Tensor) -> Tensor:
+        """Moves (B,) that begin the way from one code (B,) to another: first rows, then columns, then stay."""
+        return self.toward.index_select(0, goals - places + self.last)
+
+
+class Worlds:
+    """Worlds in lock-step, all at the same step of an episode. Made by `Env.start`.
+
+    Attributes:
+        env: the family of tasks.
+        tasks: (B, F) int64.
+        states: (B, 2) int64, where the agents stand now.
+        time: step in the episode, 0 to horizon - 1.
+    """
+
+    def __init__(self, env: Env, tasks: Tensor, seeds: Sequence[int] | None = None) -> None:
+        limits = torch.tensor(env.task_sizes, device=tasks.device)
+        rows = tasks.ndim == 2 and tasks.shape[1] == len(limits) and not tasks.is_floating_point()
+        if not rows or not bool(((tasks >= 0) & (tasks < limits)).all()):
+            raise ValueError(
+                f"tasks of {env.name} are rows of {len(limits)} integers below {list(env.task_sizes)}, found "
+                f"{tasks.dtype} {tuple(tasks.shape)}{f' from {tasks.min()} to {tasks.max()}' if tasks.numel() else ''}"
+            )
+        if env.random_start and (seeds is None or len(seeds) != len(tasks)):
+            raise ValueError(f"{len(tasks)} worlds with random_start need as many seeds: env.start(tasks, seeds)")
+        self.env = env
+        self.tasks = tasks.long()
+        self._seeds = np.array(seeds, dtype=np.uint64) ^ START_STREAM if env.random_start else None
+        self._grid = grid = Grid(env.grid_size, tasks.device)
+        targets = grid.encode(env.goals(self.tasks))
+        targets = torch.nn.functional.pad(targets, (0, 1), value=grid.nowhere)
+        self._targets = targets.flatten()
+        world = torch.arange(len(tasks), device=tasks.device)
+        self._first_target = world * targets.shape[1]
+        permutations = env.permutations(self.tasks)
+        self._permuted = permutations is not None
+        if permutations is not None:
+            self._first_action = world * len(MOVES)
+            self._meanings = permutations.flatten()
+            self._names = permutations.argsort(dim=1).flatten()
+        self._begin_episode()
+
+    def _begin_episode(self) -> None:
+        if self._seeds is None:
+            self._starts = self.tasks.new_tensor(self.env.start_cell).expand(len(self.tasks), 2)
+        else:
+            size = self.env.grid_size
+            cells = (seeded_uniforms(self._seeds.tolist(), 1)[0] * size**2).long()
+            self._starts = torch.stack([cells // size, cells % size], dim=1).to(self.tasks.device)
+            self._seeds = self._seeds + GOLDEN
+        self.time = 0
+        self.states = self._starts.clone()
+        self._code = self._grid.encode(self._starts)
+        self._cursor = self._first_target
+        self._wanted = self._targets.index_select(0, self._cursor)
+
+    def reset(self) -> Tensor:
+        """Leave the episode, if it has begun, for a new one.
+
+        Returns:
+            States (B, 2) int64.
+        """
+        if self.time:
+            self._begin_episode()
+        return self.states
+
+    def step(self, actions: Tensor) -> Step:
+        """Act in every world; after the last step of an episode the worlds stand at the start of the next one.
+
+        Args:
+            actions: (B,) integers, 0 to 4.
+
+        Raises:
+            ValueError: when there is another number of actions, or (seen on the CPU only) no such action.
+        """
+        if actions.shape != self._code.shape:
+            raise ValueError(f"{len(self._code)} worlds take as many actions, found {tuple(actions.shape)}")
+        if actions.is_cpu and len(actions):  # elsewhere the look would wait for the device
+            low, high = (int(bound) for bound in actions.aminmax())
+            if low < 0 or high > STAY:
+                raise ValueError(f"actions are 0 to {STAY}, found {low} to {high}")
+        if self._permuted:
+            actions = self._meanings.index_select(0, self._first_action + actions)
+        self._code = self._grid.moves.index_select(0, torch.add(actions, self._code, alpha=len(MOVES)))
+        rewards = (self._code == self._wanted).long()
+        if not self.env.repeats:
+            self._cursor = self._cursor + rewards
+            self._wanted = self._targets.index_select(0, self._cursor)
+        self.states = next_states = self._grid.cells.index_select(0, self._code)
+        self.time += 1
+        done = self.time == self.env.horizon
+        if done:
+            self._begin_episode()
+        return Step(next_states, rewards, done)
+
+    def optimal_actions(self) -> Tensor:
+        """Actions (B,) int64 of who knows the task: first the row, then the column, then stay."""
+        actions = self._grid.first_moves(self._code, self._wanted)
+        return self._names.index_select(0, self._first_action + actions) if self._permuted else actions
+
+    def best_return(self) -> Tensor:
+        """The largest return (B,) int64 of the present episode from its start."""
+        return self.env.best_return(self.tasks, self._starts)
+
+
+PERMUTATIONS = tuple(itertools.permutations(range(len(MOVES))))  # in lexicographic order
+
+
+class Env(ABC):
+    """A family of tasks on one grid: goals to be found in order, the reward of each being 1.
+
+    Args:
+        grid_size: rows and columns, at least 2.
+        horizon: steps of an episode, at least 1.
+        start: row and column where every episode begins.
+        repeats: the (single) goal pays in every step in which the agent is there, else once an episode.
+        random_start: every episode begins in a cell drawn anew, instead.
+
+    Raises:
+        ValueError: when a value is out of range.
+    """
+
+    name: ClassVar[str]
+    num_actions: ClassVar[int] = len(MOVES)
+    task_sizes: tuple[int, ...]  # how many values each feature of a task has
+
+    def __init__(
+        self, grid_size: int, horizon: int, start: Sequence[int], repeats: bool, random_start: bool = False
+    ) -> None:
+        if grid_size < 2 or horizon < 1:
+            raise ValueError(
+                f"a grid has at least 2 rows and an episode at least 1 step, "
+                f"not grid_size {grid_size} and horizon {horizon}"
+            )
+        if len(start) != 2 or not all(0 <= place < grid_size for place in start):
+            raise ValueError(f"start is a row and a column from 0 to {grid_size - 1}, not {list(start)}")
+        self.grid_size = grid_size
+        self.horizon = horizon
+        self.start_cell = (int(start[0]), int(start[1]))
+        self.repeats = repeats
+        self.random_start = random_start
+
+    def tasks(self) -> Tensor:
+        """All tasks (N, F) int64, in row-major order."""
+        return torch.cartesian_prod(*(torch.arange(size) for size in self.task_sizes)).reshape(-1, len(self.task_sizes))
+
+    def split(self, seed: int, train_share: float) -> tuple[Tensor, Tensor]:
+        """Divide the tasks as the original does: shuffle, then cut.
+
+        Args:
+            seed: of the order.
+            train_share: of the tasks that are for training, 0 to 1.
+
+        Returns:
+            Indices (n,) int64 into `tasks()` for training and for test, in the shuffled order.
+
+        Raises:
+            ValueError: when the share is out of range.
+        """
+        if not 0 <= train_share <= 1:
+            raise ValueError(f"train_share is from 0 to 1, not {train_share}")
+        order = list(range(len(self.tasks())))
+        random.Random(seed).shuffle(order)
+        train = round(len(order) * train_share)
+        return torch.tensor(order[:train], dtype=torch.int64), torch.tensor(order[train:], dtype=torch.int64)
+
+    def start(self, tasks: Tensor, seeds: Sequence[int] | None = None) -> Worlds:
+        """Worlds of these tasks, each at the start of an episode, on the tasks' device.
+
+        Args:
+            tasks: (B, F) integers, rows of `tasks()`; a task may repeat.
+            seeds: (B,), 0 to 2**64 - 1, for `random_start` alone: where the episodes of a world begin depends on its
+                seed and the number of the episode, not on the other worlds.
+
+        Raises:
+            ValueError: when a task does not exist, or a random start has no seed.
+        """
+        return Worlds(self, tasks, seeds)
+
+    @abstractmethod
+    def goals(self, tasks: Tensor) -> Tensor:
+        """Cells (B, P, 2) to be visited, one after the other."""
+
+    @abstractmethod
+    def arguments(self) -> dict[str, Any]:
+        """The constructor's arguments as JSON values."""
+
+    def permutations(self, tasks: Tensor) -> Tensor | None:
+        """What each action really does (B, 5), or None where it does what its number says."""
+        return None
+
+    def describe(self) -> dict[str, Any]:
+        """Name and arguments as JSON values, for `build_env`."""
+        return {"name": self.name, **self.arguments()}
+
+    def best_return(self, tasks: Tensor, starts: Tensor) -> Tensor:
+        """The largest return of an episode.
+
+        Args:
+            tasks: (B, F) int64.
+            starts: (B, 2) int64, where the episode begins.
+
+        Returns:
+            (B,) int64.
+        """
+        stops = torch.cat([starts[:, None], self.goals(tasks)], dim=1)
+        # A goal under the agent's feet still takes a step.
+        arrivals = stops.diff(dim=1).abs().sum(dim=2).clamp(min=1).cumsum(dim=1)
+        if self.repeats:
+            return (self.horizon + 1 - arrivals[:, 0]).clamp(min=0)
+        return (arrivals <= self.horizon).sum(dim=1)
+
+
+class Darkroom(Env):
+    """An unseen goal on a grid; a task is (row, column) of the goal.
+
+    Args:
+        grid_size: rows and columns, at least 2.
+        horizon: steps of an episode, at least 1.
+        start: row and column where every episode begins; None for the centre.
+        hard: pay the goal once an episode, not in every step (then usual: a grid of 17).
+        random_start: begin every episode in a cell drawn anew; `start` is then without effect.
+
+    Source: Laskin et al., "In-context Reinforcement Learning with Algorithm Distillation" (2022), section 4.1.
+    """
+
+    name = "darkroom"
+
+    def __init__(
+        self,
+        grid_size: int = 9,
+        horizon: int = 20,
+        start: tuple[int, int] | None = None,
+        hard: bool = False,
+        random_start: bool = False,
+    ) -> None:
+        start = (grid_size // 2, grid_size // 2) if start is None else start
+        super().__init__(grid_size, horizon, start, not hard, random_start)
+        self.task_sizes = (grid_size, grid_size)
+
+    def goals(self, tasks: Tensor) -> Tensor:
+        """The goal (B, 1, 2)."""
+        return tasks[:, None]
+
+    def arguments(self) -> dict[str, Any]:
+        """The constructor's arguments as JSON values."""
+        sizes = {"grid_size": self.grid_size, "horizon": self.horizon, "start": list(self.start_cell)}
+        return {**sizes, "hard": not self.repeats, "random_start": self.random_start}
+
+
+class DarkroomPermuted(Env):
+    """A known goal, the far corner, and actions that do something else; a task is the number of their permutation.
+
+    Args:
+        grid_size: rows and columns, at least 2.
+        horizon: steps of an episode, at least 1.
+    """
+
+    name = "darkroom_permuted"
+
+    def __init__(self, grid_size: int = 9, horizon: int = 20) -> None:
+        super().__init__(grid_size, horizon, (0, 0), repeats=True)
+        self.task_sizes = (len(PERMUTATIONS),)
+
+    def goals(self, tasks: Tensor) -> Tensor:
+        """The far corner (B, 1, 2)."""
+        return tasks.new_full((len(tasks), 1, 2), self.grid_size - 1)
+
+    def permutations(self, tasks: Tensor) -> Tensor:
+        """What each action really does (B, 5)."""
+        return torch.tensor(PERMUTATIONS, device=tasks.device)[tasks[:, 0]]
+
+    def arguments(self) -> dict[str, Any]:
+        """The constructor's arguments as JSON values."""
+        return {"grid_size": self.grid_size, "horizon": self.horizon}
+
+
+class DarkKeyToDoor(Env):
+    """An unseen key that pays once, then an unseen door that pays once; a task is (row, column, row, column) of both.
+
+    The state does not tell whether the agent has the key. A door in the key's cell takes a step of its own.
+
+    Args:
+        grid_size: rows and columns, at least 2.
+        horizon: steps of an episode, at least 1.
+
+    Source: Laskin et al., "In-context Reinforcement Learning with Algorithm Distillation" (2022), section 4.1.
+    """
+
+    name = "dark_key_to_door"
+
+    def __init__(self, grid_size: int = 9, horizon: int = 50) -> None:
+        super().__init__(grid_size, horizon, (grid_size // 2, grid_size // 2), repeats=False)
+        self.task_sizes = (grid_size,) * 4
+
+    def goals(self, tasks: Tensor) -> Tensor:
+        """Key and door (B, 2, 2)."""
+        return tasks.unflatten(1, (2, 2))
+
+    def arguments(self) -> dict[str, Any]:
+        """The constructor's arguments as JSON values."""
+        return {"grid_size": self.grid_size, "horizon": self.horizon}
+
+
+ENVS: dict[str, type[Env]] = {family.name: family for family in (Darkroom, DarkroomPermuted, DarkKeyToDoor)}
+
+
+def build_env(described: Mapping[str, Any]) -> Env:
+    """The environment that `Env.describe` described.
+
+    Raises:
+        ValueError: when there is no such environment, or it takes other arguments.
+    """
+    arguments = dict(described)
+    name = arguments.pop("name", None)
+    if name not in ENVS:
+        raise ValueError(f"an environment's name is one of {', '.join(ENVS)}, found {name!r}")
+    try:
+        return ENVS[name](**arguments)
+    except TypeError as error:
+        raise ValueError(f"environment {name}: {error}") from error

@@ -1,0 +1,143 @@
+"""What a learner's curve is compared with: the exact return at random, the best return, and an informed explorer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from zoo.compressed_ad.envs.grids import MOVES, DarkroomPermuted, Env, Grid
+
+
+def random_return(env: Env, tasks: Tensor | None = None) -> Tensor:
+    """Expected return of an episode of uniformly random actions, exact by dynamic programming.
+
+    Args:
+        env: where.
+        tasks: (B, F) int64; all tasks of the environment by default.
+
+    Returns:
+        (B,) float64.
+    """
+    tasks = env.tasks() if tasks is None else tasks
+    goals = _index(env.goals(tasks), env.grid_size)
+    walk = _random_walk(env.grid_size).to(tasks.device)
+    first = torch.zeros(len(walk), dtype=torch.float64, device=tasks.device)
+    if env.random_start:
+        first += 1 / len(walk)
+    else:
+        first[env.start_cell[0] * env.grid_size + env.start_cell[1]] = 1
+    if env.repeats:  # then the walk does not depend on the task
+        visits = torch.zeros_like(first)
+        for _ in range(env.horizon):
+            first = first @ walk
+            visits += first
+        return visits[goals[:, 0]]
+    # How likely the agent is in a cell (last axis) and looks for the p-th goal (middle axis).
+    places = torch.zeros(*goals.shape, len(walk), dtype=torch.float64, device=tasks.device)
+    places[:, 0] = first
+    total = torch.zeros(len(tasks), dtype=torch.float64, device=tasks.device)
+    at = goals[:, :, None]
+    for _ in range(env.horizon):
+        places = places @ walk
+        found = places.gather(2, at)
+        total += found.sum(dim=(1, 2))
+        places.scatter_(2, at, 0.0)
+        places[:, 1:].scatter_add_(2, at[:, :-1], found[:, :-1])
+    return total
+
+
+def oracle_return(env: Env, tasks: Tensor | None = None) -> Tensor:
+    """Return of an episode of who knows the task.
+
+    Args:
+        env: where; with `random_start` the mean over all cells to start from.
+        tasks: (B, F) int64; all tasks of the environment by default.
+
+    Returns:
+        (B,) float64.
+    """
+    tasks = env.tasks() if tasks is None else tasks
+    starts = _cells(env.grid_size).to(tasks.device) if env.random_start else tasks.new_tensor([env.start_cell])
+    total = sum(env.best_return(tasks, start.expand(len(tasks), 2)).double() for start in starts)
+    return torch.as_tensor(total) / len(starts)
+
+
+def explorer_returns(
+    env: Env, episodes: int, tasks: Tensor | None = None, seeds: Sequence[int] | None = None
+) -> Tensor:
+    """Returns of an informed explorer, who knows the rules of the room and forgets nothing: a practical upper curve.
+
+    It walks to the nearest cell in which it has not looked for the present goal, of several the one farthest from
+    where the episode began, of these the first in row-major order, until it has found the goal; from then on it goes
+    there straight. The cell it starts in counts as seen once a step ended there.
+
+    Args:
+        env: where the goals are unknown (not `DarkroomPermuted`).
+        episodes: number of episodes one after the other, at least 1.
+        tasks: (B, F) int64; all tasks of the environment by default.
+        seeds: of the worlds, for `random_start`, see `Env.start`.
+
+    Returns:
+        (B, episodes) float64.
+
+    Raises:
+        ValueError: for an environment whose goal is known.
+    """
+    if isinstance(env, DarkroomPermuted):
+        raise ValueError("there is nothing to explore in darkroom_permuted: its goal is known, its actions are not")
+    tasks = env.tasks() if tasks is None else tasks
+    worlds = env.start(tasks, seeds)
+    grid = Grid(env.grid_size, tasks.device)
+    cells = _cells(env.grid_size).to(tasks.device)
+    codes = grid.encode(cells)
+    goals = env.goals(tasks).shape[1]
+    world = torch.arange(len(tasks), device=tasks.device)
+    seen = torch.zeros(len(tasks), goals, len(cells), dtype=torch.bool, device=tasks.device)
+    known = seen.new_zeros(len(tasks), goals)
+    returns = torch.zeros(len(tasks), episodes, dtype=torch.float64, device=tasks.device)
+    never = 4 * env.grid_size**2  # above any cost
+    for episode in range(episodes):
+        far = _distances(worlds.states, cells)
+        goal = torch.zeros_like(world)
+        done, all_known = False, bool(known.all())
+        while not done:
+            actions = worlds.optimal_actions()
+            if not all_known:
+                cost = _distances(worlds.states, cells) * 2 * env.grid_size - far
+                nearest = cost.masked_fill(seen[world, goal], never).argmin(dim=1)
+                explore = grid.first_moves(grid.encode(worlds.states), codes[nearest])
+                actions = torch.where(known[world, goal], actions, explore)
+            step = worlds.step(actions)
+            seen[world, goal, _index(step.next_states, env.grid_size)] = True
+            known[world, goal] |= step.rewards > 0
+            returns[:, episode] += step.rewards
+            if not env.repeats:
+                goal = (goal + step.rewards).clamp(max=goals - 1)
+            done = step.done
+    return returns
+
+
+def _cells(size: int) -> Tensor:
+    """All cells (size ** 2, 2) in row-major order."""
+    return torch.cartesian_prod(torch.arange(size), torch.arange(size))
+
+
+def _index(cells: Tensor, size: int) -> Tensor:
+    """Numbers (...) of cells (..., 2) in row-major order."""
+    return cells[..., 0] * size + cells[..., 1]
+
+
+def _distances(states: Tensor, cells: Tensor) -> Tensor:
+    """Steps (B, N) from states (B, 2) to cells (N, 2)."""
+    return (states[:, None] - cells).abs().sum(dim=2)
+
+
+def _random_walk(size: int) -> Tensor:
+    """How likely a random action leads from one cell (row) to another (column), float64."""
+    cells = _cells(size)
+    walk = torch.zeros(len(cells), len(cells), dtype=torch.float64)
+    for move in MOVES:
+        walk[torch.arange(len(cells)), _index((cells + torch.tensor(move)).clamp(0, size - 1), size)] += 1 / len(MOVES)
+    return walk

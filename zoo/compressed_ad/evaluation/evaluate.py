@@ -1,0 +1,355 @@
+"""Evaluation of a trained agent: many tasks and seeds in lock-step, shared by processes, resumed after a kill."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import Tensor
+
+import zoo
+from zoo.common.atomic import replacing, sweep_temporaries, write_atomic
+from zoo.common.configs import read_config
+from zoo.common.folders import begin_output
+from zoo.common.table import csv_lines, header_line
+from zoo.compressed_ad.data.history import read_index
+from zoo.compressed_ad.envs.grids import DarkroomPermuted, Env
+from zoo.compressed_ad.evaluation import plots
+from zoo.compressed_ad.evaluation.baselines import explorer_returns, oracle_return, random_return
+from zoo.compressed_ad.evaluation.memory_gap import Gap, probe, summarise_gap
+from zoo.compressed_ad.evaluation.summary import last_episodes, summarise
+from zoo.compressed_ad.inference import CHUNK, SPLIT_SEED, TRAIN_SHARE, Agent, pairs, tasks_of
+from zoo.compressed_ad.nets.policy import InContextPolicy
+from zoo.compressed_ad.rollout import Player
+from zoo.runs.folder import find_config, has_config
+from zoo.runs.frozen import state_digest
+from zoo.runs.load import load
+
+NAME = "evaluation"
+RESULT_NAME, RETURNS_NAME = "eval_result.npy", "returns.npy"
+COLUMNS = ("task", "mean", "first", "last", "last_std", "random", "oracle", "regret")
+SHOWN_TASKS = 20  # on the screen; evaluation.csv has all
+
+
+def show(facts: Mapping[str, Any], console: Console | None = None) -> None:
+    """Print the summary, and the tasks where they are few."""
+    console = console or Console()
+    summary = facts["summary"]
+    table = Table(title=f"{facts['run']}: {len(facts['tasks'])} tasks ({facts['split_from']})", title_justify="left")
+    for column in ("figure", "mean", "95 % interval"):
+        table.add_column(column)
+    for key in ("first", "last", "mean", "regret"):
+        row = summary[key]
+        ends = "" if row["low"] is None else f"{row['low']:.3f} to {row['high']:.3f}"
+        table.add_row(
+            f"{key} ({summary['last_episodes']} episodes)" if key == "last" else key, f"{row['mean']:.3f}", ends
+        )
+    for key in ("random", "oracle"):
+        table.add_row(key, f"{summary[key]:.3f}", "")
+    for share, episode in summary["episodes_to_reach"].items():
+        table.add_row(f"episodes to {share} of the last", "never" if episode is None else str(episode), "")
+    if facts["gap"] is not None:
+        for key in ("before", "after"):
+            value = facts["gap"][key]
+            table.add_row(f"{key} the gap", "-" if value is None else f"{value:.3f}", f"{facts['gap']['count']} pairs")
+    console.print(table)
+    if len(facts["tasks"]) <= SHOWN_TASKS:
+        rows = Table()
+        for column in COLUMNS:
+            rows.add_column(column, justify="right")
+        for task in facts["tasks"]:
+            rows.add_row(*(f"{task[key]:.3f}" if isinstance(task[key], float) else str(task[key]) for key in COLUMNS))
+        console.print(rows)
+
+
+def write_report(output: Path, facts: Mapping[str, Any], returns: np.ndarray) -> None:
+    """Write eval_result.npy, returns.npy, evaluation.csv, .png and, last, .json.
+
+    Args:
+        output: folder; older files are replaced.
+        facts: what `evaluate` returns.
+        returns: (tasks, seeds, episodes) float32.
+
+    Raises:
+        OSError: when a file cannot be written; the old one is untouched.
+    """
+    result = returns.mean(1)
+    text = json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False)
+    lines = header_line(COLUMNS) + csv_lines(facts["tasks"], COLUMNS)
+    write_atomic(output / RETURNS_NAME, lambda file: np.save(file, returns))
+    write_atomic(output / RESULT_NAME, lambda file: np.save(file, result))
+    write_atomic(output / f"{NAME}.csv", lambda file: file.write(lines))
+    plots.save(plots.curves({"agent": facts}), output / f"{NAME}.png")
+    write_atomic(output / f"{NAME}.json", lambda file: file.write(text.encode()))
+
+
+def task_rows(tasks: Tensor, returns: np.ndarray, random: np.ndarray, oracle: np.ndarray) -> list[dict[str, Any]]:
+    """A row per task, see `COLUMNS`.
+
+    Args:
+        tasks: (n, F).
+        returns: (n, seeds, episodes).
+        random: expected return of random actions (n,).
+        oracle: return of who knows the task (n,).
+
+    Returns:
+        Rows; `last_std` is the spread over seeds.
+    """
+    last = returns[:, :, returns.shape[2] - last_episodes(returns.shape[2]) :].mean(2, dtype=np.float64)
+    mean = returns.mean((1, 2), dtype=np.float64)
+    return [
+        {
+            "task": " ".join(map(str, task)),
+            "mean": float(mean[row]),
+            "first": float(returns[row, :, 0].mean(dtype=np.float64)),
+            "last": float(last[row].mean()),
+            "last_std": float(last[row].std()),
+            "random": float(random[row]),
+            "oracle": float(oracle[row]),
+            "regret": float(oracle[row] - mean[row]),
+        }
+        for row, task in enumerate(tasks.tolist())
+    ]
+
+
+log = logging.getLogger(__name__)
+
+GAP_NAME, PARTS_NAME = "gap.npy", "parts"
+
+
+def evaluate(
+    run: Path,
+    output: Path,
+    episodes: int = 100,
+    seeds: int = 20,
+    split: str = "test",
+    split_seed: int | None = None,
+    train_share: float | None = None,
+    greedy: bool = False,
+    gap: bool = False,
+    gap_steps: int | None = None,
+    chunk: int = CHUNK,
+    device: str | torch.device = "cpu",
+    rank: int = 0,
+    world_size: int = 1,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Play episodes in all tasks of a split, the context never cleared, and sum up; the same call resumes after a kill.
+
+    OUTPUT then holds `eval_result.npy` (tasks, episodes), the mean over seeds, `returns.npy` (tasks, seeds, episodes),
+    `evaluation.json`, `.csv` (a row per task) and `.png`, and, with `gap`, `gap.npy` (tasks, seeds, 3): whether the
+    goal was found, and the return before and after the gap.
+
+    Processes share the chunks by `rank` and `world_size` and need not talk to each other: the one that ends last
+    writes the result, which is the same to the bit for any number of processes and kills.
+
+    Args:
+        run: run folder, checkpoint or export of in-context reinforcement learning.
+        output: folder to write.
+        episodes: of each pair of task and seed; 500 tell whether it goes on beyond what it was trained on.
+        seeds: of each task.
+        split: "train", "test" or "all".
+        split_seed: of the division of the tasks; as in the run when neither this nor the share is given.
+        train_share: of the tasks.
+        greedy: take the most likely action.
+        gap: probe the memory after the episodes, see `zoo.compressed_ad.evaluation.memory_gap`.
+        gap_steps: of that; a window by default.
+        chunk: pairs in lock-step; more need more memory.
+        device: torch device.
+        rank: of this process, 0 to world_size - 1. It takes every world_size-th chunk.
+        world_size: processes.
+        progress: show a bar on rank 0.
+
+    Returns:
+        What evaluation.json holds; `{"missing": n}` while other processes owe n chunks.
+
+    Raises:
+        FileNotFoundError: when there is no such run, or its histories, which tell the split, are gone.
+        ValueError: when an argument is out of range, the run is another kind's, its weights are not finite, or the
+            folder was begun with other settings.
+        OSError: when the disk is full; the same call goes on.
+    """
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank lies between 0 and world_size - 1, found rank {rank} of {world_size}")
+    if min(episodes, seeds, chunk) < 1:
+        raise ValueError(f"at least 1 is needed of episodes ({episodes}), seeds ({seeds}) and chunk ({chunk})")
+    agent = load_agent(run, device)
+    if gap_steps is not None and gap_steps < agent.policy.window:
+        raise ValueError(f"a gap of {gap_steps} steps does not empty the window of {agent.policy.window}")
+    tasks, told = split_of(run, agent.env, split, split_seed, train_share)
+    output = Path(output).resolve()
+    settings = {
+        "weights": state_digest(agent.policy.state_dict()),
+        "env": agent.env.describe(),
+        "tasks": tasks.tolist(),
+        "seeds": seeds,
+        "episodes": episodes,
+        "greedy": greedy,
+        "gap_steps": (gap_steps or agent.policy.window) if gap else None,
+        "chunk": chunk,
+    }
+    begin_output(output, settings)
+    if world_size == 1:
+        sweep_temporaries(output)
+    paired, keys = pairs(agent.env, tasks, range(seeds))
+    spans = [slice(first, min(first + chunk, len(keys))) for first in range(0, len(keys), chunk)]
+    paths = [output / PARTS_NAME / f"{number:05d}.npz" for number in range(len(spans))]
+    owed = [number for number in range(rank, len(spans), world_size) if not paths[number].exists()]
+    shown = progress and rank == 0
+    for number in track(owed, "chunks", disable=not (shown and len(spans) > 1)):
+        part = _play(agent, paired[spans[number]], keys[spans[number]], settings, shown and len(spans) == 1)
+        with replacing(paths[number]) as temporary, temporary.open("wb") as file:
+            np.savez(file, **part)
+    missing = sum(not path.exists() for path in paths)
+    if missing:
+        return {"missing": missing}
+    facts = _join(agent, output, paths, tasks, settings, {"run": str(run), "split": split, "split_from": told})
+    show(facts)
+    return facts
+
+
+def load_agent(run: Path, device: str | torch.device = "cpu") -> Agent:
+    """Load a run to evaluate it.
+
+    Raises:
+        FileNotFoundError: when there is no such run.
+        ValueError: when it is another kind's, or its weights are not finite.
+    """
+    agent = load(run, device)
+    if not isinstance(agent, Agent):
+        raise ValueError(f"{run} is loaded as {type(agent).__name__}; expected a run of compressed_ad (Agent)")
+    if not all(bool(weight.isfinite().all()) for weight in agent.policy.parameters()):
+        raise ValueError(f"{run}: its weights are not finite: the training diverged; use an earlier checkpoint")
+    return agent
+
+
+def split_of(
+    run: Path, env: Env, split: str, split_seed: int | None = None, train_share: float | None = None
+) -> tuple[Tensor, str]:
+    """The tasks (n, F) of a split as a run was trained, and what told it.
+
+    Args:
+        run: run folder or file in it; its config.yaml names the split or the histories, whose index does.
+        env: of the tasks.
+        split: "train", "test" or "all".
+        split_seed: overrules the run.
+        train_share: overrules the run.
+
+    Raises:
+        FileNotFoundError: when the run's histories are gone.
+        ValueError: when there is no such split, or it is empty.
+    """
+    if split == "all" or split_seed is not None or train_share is not None:
+        chosen = (SPLIT_SEED if split_seed is None else split_seed, TRAIN_SHARE if train_share is None else train_share)
+        return tasks_of(env, split, *chosen), "all tasks" if split == "all" else f"seed {chosen[0]}, share {chosen[1]}"
+    config: dict[str, Any] = {}
+    if has_config(Path(run)):
+        config = read_config(find_config(Path(run)), brought=True)
+    data: dict[str, Any] = (config.get("data") or {}).get("init_args") or {}
+    root = data.get("root")
+    if root is not None and Path(root).is_dir():
+        tasks_of(env, split)  # refuses an unknown split
+        return env.tasks()[read_index(Path(root))["split"][split]], f"the histories in {root}"
+    if root is not None and not data.get("embedded_if_missing"):
+        raise FileNotFoundError(
+            f"{root}: the histories that {run} was trained on are not there, so its held-out tasks are not known; "
+            "give split_seed and train_share as when they were collected"
+        )
+    if not {"split_seed", "train_share"} <= data.keys():
+        log.warning("%s does not tell how its tasks were divided: taken as seed %d, %s", run, SPLIT_SEED, TRAIN_SHARE)
+        data = {"split_seed": SPLIT_SEED, "train_share": TRAIN_SHARE}
+    found = (data["split_seed"], data["train_share"])
+    return tasks_of(env, split, *found), f"seed {found[0]}, share {found[1]}"
+
+
+def baselines_of(env: Env, tasks: Tensor, episodes: int) -> dict[str, Any]:
+    """Expected return of random actions, of the oracle (each a mean over tasks), and the explorer's curve.
+
+    Args:
+        env: where.
+        tasks: (n, F).
+        episodes: of the explorer; it has no curve (None) where there is nothing to explore.
+    """
+    explorer = None
+    if not isinstance(env, DarkroomPermuted):
+        seeds = pairs(env, tasks, [0])[1] if env.random_start else None
+        explorer = explorer_returns(env, episodes, tasks, seeds).mean(0).tolist()
+    return {
+        "random": float(random_return(env, tasks).mean()),
+        "oracle": float(oracle_return(env, tasks).mean()),
+        "explorer": explorer,
+    }
+
+
+def describe_policy(policy: InContextPolicy) -> dict[str, Any]:
+    """What sweeps are drawn over, and the size."""
+    return {
+        "window": policy.window,
+        "num_latents": policy.num_latents,
+        "compressor": None if policy.compressor is None else type(policy.compressor).__name__,
+        "arrangement": policy.arrangement,
+        "latent_mask": policy.latent_mask,
+        "parameters": sum(weight.numel() for weight in policy.parameters()),
+    }
+
+
+def _play(
+    agent: Agent, tasks: Tensor, keys: Sequence[int], settings: Mapping[str, Any], progress: bool
+) -> dict[str, Any]:
+    """What a chunk of pairs brings: returns, the steps of compressions, and the gap's figures where asked for."""
+    with Player(agent.policy, agent.env, tasks, keys, settings["greedy"]) as player:
+        returns = player.play(settings["episodes"], progress=progress)
+        part: dict[str, Any] = {
+            "returns": returns.numpy(),
+            "compressions": np.array(player.compressions, dtype=np.int64),
+        }
+        if settings["gap_steps"] is not None:
+            found = probe(player, returns, settings["gap_steps"])
+            part["gap"] = torch.stack([values.float() for values in found], 1).numpy()
+    return part
+
+
+def _join(
+    agent: Agent,
+    output: Path,
+    paths: Sequence[Path],
+    tasks: Tensor,
+    settings: Mapping[str, Any],
+    told: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Put the parts together and write everything that is made of them."""
+    parts = []
+    for path in paths:
+        with np.load(path, allow_pickle=False) as file:
+            parts.append(dict(file))
+    seeds, episodes = settings["seeds"], settings["episodes"]
+    returns = np.concatenate([part["returns"] for part in parts]).reshape(len(tasks), seeds, episodes)
+    gap = None
+    if settings["gap_steps"] is not None:
+        probed = np.concatenate([part["gap"] for part in parts])
+        found, before, after = torch.from_numpy(probed).unbind(1)
+        paired = tasks.repeat_interleave(seeds, 0)
+        gap = {"steps": settings["gap_steps"], **summarise_gap(Gap(found > 0, before, after), agent.env, paired)}
+        write_atomic(output / GAP_NAME, lambda file: np.save(file, probed.reshape(len(tasks), seeds, 3)))
+    random, oracle = (values(agent.env, tasks).numpy() for values in (random_return, oracle_return))
+    facts = {
+        "version": zoo.__version__,
+        **told,
+        **{key: settings[key] for key in ("env", "seeds", "episodes", "greedy", "weights")},
+        "policy": describe_policy(agent.policy),
+        "compressions_per_episode": len(parts[0]["compressions"]) / episodes,
+        "baselines": baselines_of(agent.env, tasks, episodes),
+        "summary": summarise(returns, random, oracle),
+        "gap": gap,
+        "tasks": task_rows(tasks, returns, random, oracle),
+    }
+    write_report(output, facts, returns)
+    return facts

@@ -1,0 +1,188 @@
+"""Pictures of evaluations: curves beside their baselines, regret, tasks, sweeps, training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from zoo.common.atomic import write_atomic
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Facts = Mapping[str, Any]  # what an evaluation.json holds
+DPI = 100
+BARS = 40  # tasks; more are drawn as a sorted line
+PANELS = {
+    "latents": "latents K",
+    "window": "window T",
+    "ratio": "compression ratio T / K",
+    "free": "steps between compressions T - K - 1",
+}
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure as PNG, aside and renamed."""
+    write_atomic(path, lambda file: figure.savefig(file, format="png"))
+
+
+def curves(evaluations: Mapping[str, Facts], sources: Mapping[str, Sequence[float]] | None = None) -> Figure:
+    """Draw the mean return of each episode beside random, oracle and explorer.
+
+    Args:
+        evaluations: facts by label; baselines are those of the first.
+        sources: further curves by label, such as the histories that were learned from.
+
+    Returns:
+        The figure.
+    """
+    figure, axes = _figure(8.5, 4.2)
+    first = next(iter(evaluations.values()))
+    for label, facts in evaluations.items():
+        curve = facts["summary"]["curve"]
+        episodes = np.arange(1, len(curve["mean"]) + 1)
+        (line,) = axes.plot(episodes, curve["mean"], label=label)
+        if curve["low"][0] is not None:
+            axes.fill_between(episodes, curve["low"], curve["high"], color=line.get_color(), alpha=0.2, linewidth=0)
+    for label, values in (sources or {}).items():
+        axes.plot(range(1, len(values) + 1), values, label=label, linewidth=1, linestyle="-.")
+    baselines = first["baselines"]
+    axes.axhline(baselines["oracle"], color="0.3", linestyle="--", linewidth=1, label="oracle")
+    if baselines["explorer"] is not None:
+        explorer = baselines["explorer"]
+        axes.plot(range(1, len(explorer) + 1), explorer, color="0.5", linewidth=1, label="informed explorer")
+    axes.axhline(baselines["random"], color="0.3", linestyle=":", linewidth=1, label="random")
+    axes.set(xlabel="episode", ylabel="return", title=f"{first['env']['name']}, {_tasks(first)}")
+    legend_beside(axes)
+    return figure
+
+
+def legend_beside(axes: Axes) -> None:
+    """Put the legend where it hides no curve."""
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def running(evaluations: Mapping[str, Facts]) -> Figure:
+    """Draw the cumulative mean of the return, and the cumulative regret against the oracle."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10.0, 4.0), dpi=DPI, layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for label, facts in evaluations.items():
+        mean = np.array(facts["summary"]["curve"]["mean"])
+        episodes = np.arange(1, len(mean) + 1)
+        left.plot(episodes, facts["summary"]["curve"]["cumulative"], label=label)
+        right.plot(episodes, (facts["baselines"]["oracle"] - mean).cumsum(), label=label)
+    left.set(xlabel="episode", ylabel="return", title="mean over all episodes so far")
+    right.set(xlabel="episode", ylabel="return", title="sum of the regret against the oracle")
+    left.legend()
+    return figure
+
+
+def tasks(evaluations: Mapping[str, Facts]) -> Figure:
+    """Draw the mean of the last episodes of each task: bars, or where there are many a sorted line."""
+    figure, axes = _figure(9.0, 4.0)
+    first = next(iter(evaluations.values()))["tasks"]
+    names = [row["task"] for row in first]
+    alike = all([row["task"] for row in facts["tasks"]] == names for facts in evaluations.values())
+    if alike and len(names) <= BARS:
+        width = 0.8 / len(evaluations)
+        places = np.arange(len(names)) - 0.4 + width / 2
+        for number, (label, facts) in enumerate(evaluations.items()):
+            axes.bar(places + number * width, [row["last"] for row in facts["tasks"]], width, label=label)
+        axes.plot(range(len(names)), [row["oracle"] for row in first], "_", color="0.2", markersize=14, label="oracle")
+        axes.set_xticks(range(len(names)), names, rotation=90 if len(names) > 12 else 0)
+        axes.set(xlabel="task")
+    else:
+        for label, facts in evaluations.items():
+            values = sorted((row["last"] for row in facts["tasks"]), reverse=True)
+            axes.plot(np.linspace(0, 1, len(values)), values, label=label)
+        axes.set(xlabel="share of the tasks, the best first")
+    axes.set(ylabel="return", title="mean of the last episodes")
+    axes.legend()
+    return figure
+
+
+def sweep(evaluations: Mapping[str, Facts]) -> Figure | None:
+    """Draw the return over latents, window, their ratio and the free space; None where nothing of it differs."""
+    from matplotlib.figure import Figure
+
+    settings = {label: setting(facts) for label, facts in evaluations.items()}
+    names = [
+        name for name in PANELS if len({values[name] for values in settings.values() if values[name] is not None}) > 1
+    ]
+    if not names:
+        return None
+    figure = Figure(figsize=(4.0 * len(names), 3.6), dpi=DPI, layout="constrained")
+    panels: Sequence[Axes] = figure.subplots(1, len(names), squeeze=False, sharey=True)[0]
+    for name, axes in zip(names, panels, strict=True):
+        shown = {label: value for label, values in settings.items() if (value := values[name]) is not None}
+        places = sorted(set(shown.values()))
+        for key, colour, title in (("last", "C0", "last episodes"), ("mean", "C1", "all episodes")):
+            rows = [evaluations[label]["summary"][key] for label in shown]
+            values = [row["mean"] for row in rows]
+            axes.errorbar(list(shown.values()), values, _errors(rows), fmt="o", color=colour, capsize=3, label=title)
+            points = list(zip(shown.values(), values, strict=True))
+            means = [np.mean([value for at, value in points if at == place]) for place in places]
+            axes.plot(places, means, color=colour)
+        axes.set(xlabel=PANELS[name])
+    panels[0].set(ylabel="return")
+    panels[0].legend()
+    return figure
+
+
+def setting(facts: Facts) -> dict[str, float | None]:
+    """Latents, window, ratio and free space of an evaluated policy; None where it has no such thing."""
+    window, latents = facts["policy"]["window"], facts["policy"]["num_latents"]
+    if facts["policy"]["compressor"] is None:
+        return {"latents": None, "window": window, "ratio": None, "free": None}
+    ratio = window / latents if latents else None
+    return {"latents": latents, "window": window, "ratio": ratio, "free": window - latents - 1}
+
+
+def training(runs: Mapping[str, Mapping[str, tuple[Sequence[int], Sequence[float]]]]) -> Figure | None:
+    """Draw how metrics went over training, a panel for each; None where there are none.
+
+    Args:
+        runs: by label, and in them by metric: steps and values.
+    """
+    from matplotlib.figure import Figure
+
+    metrics = list(dict.fromkeys(metric for run in runs.values() for metric in run))
+    if not metrics:
+        return None
+    columns = min(3, len(metrics))
+    figure = Figure(figsize=(4.5 * columns, 3.2 * math.ceil(len(metrics) / columns)), dpi=DPI, layout="constrained")
+    grid = list(figure.subplots(math.ceil(len(metrics) / columns), columns, squeeze=False).flat)
+    for metric, axes in zip(metrics, grid, strict=False):
+        for label, run in runs.items():
+            if metric in run:
+                axes.plot(*run[metric], label=label, linewidth=1)
+        axes.set(title=metric, xlabel="batches")
+    for axes in grid[len(metrics) :]:
+        axes.set_visible(False)
+    grid[0].legend()
+    return figure
+
+
+def _figure(width: float, height: float) -> tuple[Figure, Axes]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+    return figure, figure.subplots()
+
+
+def _errors(rows: Sequence[Mapping[str, float | None]]) -> list[list[float]]:
+    """Lengths below and above the means; 0 where there is no interval."""
+    ends = [(row["mean"] if row[end] is None else row[end], row["mean"]) for end in ("low", "high") for row in rows]
+    lengths = [abs(float(end or 0.0) - float(mean or 0.0)) for end, mean in ends]
+    return [lengths[: len(rows)], lengths[len(rows) :]]
+
+
+def _tasks(facts: Facts) -> str:
+    return f"{len(facts['tasks'])} tasks ({facts['split']}), {facts['seeds']} seeds"

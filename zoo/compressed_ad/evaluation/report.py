@@ -1,0 +1,269 @@
+"""The report on several evaluations: curves beside each other, regret, tasks, sweeps and training, as one page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import zoo
+from zoo.common.atomic import write_atomic
+from zoo.compressed_ad.data.history import HistoryStore
+from zoo.compressed_ad.envs.grids import build_env
+from zoo.compressed_ad.evaluation import plots
+from zoo.compressed_ad.evaluation.evaluate import NAME as EVALUATION
+from zoo.compressed_ad.evaluation.evaluate import RETURNS_NAME
+from zoo.compressed_ad.evaluation.summary import bootstrap, finite, last_episodes, speed
+from zoo.runs.csv_log import CSV_NAME, read_metrics
+
+NAME = "report"
+METRICS = 9  # panels of training curves
+
+
+def report(
+    evaluations: Sequence[Path],
+    output: Path,
+    labels: Sequence[str] | None = None,
+    source: Path | None = None,
+) -> dict[str, Any]:
+    """Compare evaluations: write report.md, report.json and pictures.
+
+    The first evaluation is the reference: gains over it are paired where tasks, seeds and episodes are the same, and
+    the episodes that the others need are told up to shares of its final level. Where latents K or window T differ,
+    the return is drawn over them, over the compression ratio T / K and over the free space T - K - 1.
+
+    Args:
+        evaluations: folders that `evaluate` wrote.
+        output: folder to write.
+        labels: names, one for each; the folders' by default.
+        source: store of histories (`zoo collect`) whose own curve is drawn besides: what was learned from.
+
+    Returns:
+        What report.json holds.
+
+    Raises:
+        FileNotFoundError: when a folder holds no finished evaluation, or there is no store.
+        ValueError: when labels are not one for each or the same, or evaluations are of different environments.
+    """
+    found = _read(evaluations, labels)
+    output = Path(output)
+    first = next(iter(found.values()))
+    sources = {} if source is None else {"source": source_curve(source, first)}
+    returns = {
+        label: np.load(Path(folder) / RETURNS_NAME, allow_pickle=False)
+        for label, folder in zip(found, evaluations, strict=True)
+    }
+    runs = {label: training_curves(Path(facts["run"])) for label, facts in found.items()}
+    drawn = {
+        "curves": plots.curves(found, sources),
+        "running": plots.running(found),
+        "tasks": plots.tasks(found),
+        "sweep": plots.sweep(found),
+        "training": plots.training(runs),
+    }
+    pictures = []
+    for name, figure in drawn.items():
+        if figure is not None:
+            plots.save(figure, output / f"{name}.png")
+            pictures.append(f"{name}.png")
+    rows = [_row(label, facts, found, returns) for label, facts in found.items()]
+    result = {
+        "version": zoo.__version__,
+        "env": first["env"],
+        "evaluations": rows,
+        "baselines": first["baselines"],
+        "sources": sources,
+        "notes": _notes(found),
+        "pictures": pictures,
+    }
+    text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False)
+    page = markdown(result)
+    write_atomic(output / f"{NAME}.md", lambda file: file.write(page.encode()))
+    write_atomic(output / f"{NAME}.json", lambda file: file.write(text.encode()))
+    return result
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """The page: tables of results, speed, memory and settings, then the pictures."""
+    rows, first = result["evaluations"], result["evaluations"][0]
+    lines = ["# In-context learning", "", _env_line(result), ""]
+    heads = [
+        "evaluation",
+        "first episode",
+        "last episodes",
+        "all episodes",
+        "regret",
+        "gain over the first",
+        "random to oracle",
+    ]
+    cells = [
+        [
+            row["label"],
+            *(_interval(row[key]) for key in ("first", "last", "mean", "regret", "over_first")),
+            "-" if row["gain"] is None else f"{row['gain']:.0%}",
+        ]
+        for row in rows
+    ]
+    lines += [
+        *_table(heads, cells),
+        "",
+        "Means of an episode's return with 95 % bootstrap intervals over tasks and seeds.",
+        "",
+    ]
+    lines += [f"## Episodes to reach shares of {first['label']}'s final level, {first['last']['mean']:.2f}", ""]
+    shares = list(first["episodes_to_reach"])
+    cells = [[row["label"], *(_or(row["episodes_to_reach"][share], "never") for share in shares)] for row in rows]
+    lines += [*_table(["evaluation", *shares], cells), ""]
+    if any(row["gap"] for row in rows):
+        lines += [
+            "## Memory gap",
+            "",
+            "Mean return before and after a time without reward, of the pairs that had found the goal.",
+            "",
+        ]
+        keys = ("steps", "count", "before", "after", "random", "oracle")
+        gaps = [[row["label"], *(_number(row["gap"][key]) for key in keys)] for row in rows if row["gap"]]
+        lines += [*_table(["evaluation", *keys], gaps), ""]
+    lines += ["## Policies", ""]
+    settings = ("compressor", "window", "latents", "ratio", "free", "parameters", "compressions_per_episode")
+    lines += [
+        *_table(["evaluation", *settings], [[row["label"], *(_number(row[key]) for key in settings)] for row in rows]),
+        "",
+    ]
+    lines += [f"- {note}" for note in result["notes"]] + [""] * bool(result["notes"])
+    lines += [f"![{name.removesuffix('.png')}]({name})\n" for name in result["pictures"]]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def source_curve(folder: Path, facts: Mapping[str, Any]) -> list[float]:
+    """Mean return of each episode of stored histories, over those tasks of an evaluation that the store has.
+
+    Raises:
+        FileNotFoundError: when the folder is no store.
+        ValueError: when it is of another environment, or has none of the tasks.
+    """
+    store = HistoryStore(folder)
+    if store.env.describe() != build_env(facts["env"]).describe():
+        raise ValueError(f"{folder} holds histories of {store.env.describe()}, the evaluation is of {facts['env']}")
+    wanted = {row["task"] for row in facts["tasks"]}
+    positions = [at for at, task in enumerate(store.tasks.tolist()) if " ".join(map(str, task)) in wanted]
+    if not positions:
+        raise ValueError(f"{folder} has no history of a task of the evaluation")
+    return np.mean([store.returns(at).mean(0) for at in positions], axis=0).tolist()
+
+
+def training_curves(run: Path) -> dict[str, tuple[list[int], list[float]]]:
+    """Curves of metrics.csv in a run folder: losses of training and all of validation; none where there is no file."""
+    folder = run if run.is_dir() else run.parent
+    if not (folder / CSV_NAME).is_file():
+        return {}
+    rows = read_metrics(folder)
+    keys = [key for key in rows[0] if key.startswith("val/") or key.startswith("train/loss")] if rows else []
+    curves = {}
+    for key in keys[:METRICS]:
+        points = [(int(row["step"]), float(row[key])) for row in rows if row[key] and row["step"]]
+        if len(points) > 1:
+            curves[key] = ([step for step, _ in points], [value for _, value in points])
+    return curves
+
+
+def _read(evaluations: Sequence[Path], labels: Sequence[str] | None) -> dict[str, dict[str, Any]]:
+    """Facts of each evaluation by label."""
+    if not evaluations:
+        raise ValueError("a report needs at least one evaluation")
+    names = [Path(folder).resolve().name for folder in evaluations] if labels is None else list(labels)
+    if len(names) != len(evaluations) or len(set(names)) < len(names):
+        raise ValueError(f"expected {len(evaluations)} different labels, one for each evaluation, found {names}")
+    found: dict[str, dict[str, Any]] = {}
+    for name, folder in zip(names, evaluations, strict=True):
+        path = Path(folder) / f"{EVALUATION}.json"
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"{path} is missing: {folder} holds no finished evaluation; run zoo evaluate compressed_ad"
+            )
+        found[name] = json.loads(path.read_text(encoding="utf-8"))
+        if "summary" not in found[name] or "env" not in found[name]:
+            raise ValueError(f"{path} is not of `zoo evaluate compressed_ad`")
+    others = {json.dumps(facts["env"], sort_keys=True) for facts in found.values()}
+    if len(others) > 1:
+        raise ValueError(f"the evaluations are of different environments: {'; '.join(sorted(others))}")
+    return found
+
+
+def _row(
+    label: str, facts: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]], returns: Mapping[str, np.ndarray]
+) -> dict[str, Any]:
+    """What the tables tell of an evaluation; speed is against the first one's final level."""
+    reference_label, reference = next(iter(found.items()))
+    summary = facts["summary"]
+    return {
+        "label": label,
+        "run": facts["run"],
+        "tasks": len(facts["tasks"]),
+        "split": facts["split_from"],
+        **{key: facts[key] for key in ("seeds", "episodes", "greedy", "compressions_per_episode", "gap")},
+        **{key: summary[key] for key in ("first", "last", "mean", "regret", "gain", "std", "after_episodes")},
+        "over_first": None
+        if facts is reference
+        else _paired(facts, returns[label], reference, returns[reference_label]),
+        "episodes_to_reach": speed(np.array(summary["curve"]["mean"]), reference["summary"]["last"]["mean"]),
+        "compressor": facts["policy"]["compressor"],
+        "parameters": facts["policy"]["parameters"],
+        **plots.setting(facts),
+    }
+
+
+def _paired(
+    facts: Mapping[str, Any], returns: np.ndarray, reference: Mapping[str, Any], others: np.ndarray
+) -> dict[str, float | None] | None:
+    """Mean difference of the last episodes, pair by pair; None where tasks, seeds or episodes differ."""
+    names, wanted = ([row["task"] for row in each["tasks"]] for each in (facts, reference))
+    if returns.shape != others.shape or names != wanted:
+        return None
+    tail = returns.shape[2] - last_episodes(returns.shape[2])
+    gains = (returns[:, :, tail:].astype(np.float64) - others[:, :, tail:]).mean(2, keepdims=True)
+    low, high = bootstrap(gains)
+    return {"mean": float(gains.mean()), "low": finite(low[0]), "high": finite(high[0])}
+
+
+def _notes(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What to know beside the figures."""
+    notes = []
+    for key, what in (("episodes", "numbers of episodes"), ("seeds", "numbers of seeds"), ("greedy", "ways to choose")):
+        if len({facts[key] for facts in found.values()}) > 1:
+            said = ", ".join(f"{label} {facts[key]}" for label, facts in found.items())
+            notes.append(f"The evaluations have different {what} ({key}): {said}.")
+    if len({tuple(row["task"] for row in facts["tasks"]) for facts in found.values()}) > 1:
+        notes.append("The evaluations are of different tasks; the baselines are those of the first.")
+    return notes
+
+
+def _env_line(result: Mapping[str, Any]) -> str:
+    arguments = ", ".join(f"{key} {value}" for key, value in result["env"].items() if key != "name")
+    baselines = result["baselines"]
+    return (
+        f"{result['env']['name']} ({arguments}). An episode of random actions returns {baselines['random']:.2f}, one "
+        f"of who knows the task {baselines['oracle']:.2f}."
+    )
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(line)} |" for line in (heads, ["---"] * len(heads), *rows)]
+
+
+def _interval(value: Mapping[str, float | None] | None) -> str:
+    if value is None:
+        return "-"
+    ends = "" if value["low"] is None else f" [{value['low']:.2f}, {value['high']:.2f}]"
+    return f"{value['mean']:.2f}{ends}"
+
+
+def _number(value: Any) -> str:
+    return "-" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def _or(value: int | None, word: str) -> str:
+    return word if value is None else str(value)

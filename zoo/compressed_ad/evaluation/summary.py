@@ -1,0 +1,134 @@
+"""What returns say: means with intervals over tasks and seeds, regret, and how soon a level is reached."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from zoo.common.statistics import LEVEL, RESAMPLES
+
+SMOOTHED = 20  # episodes of a moving average
+LAST = 50  # episodes that tell the final level
+SHARES = (0.5, 0.75, 0.9)  # of the final level
+LENGTHS = (10, 20, 50, 100, 200, 500, 1000)  # episodes after which the level is told
+_DRAWN_AT_ONCE = 4_000_000  # weights, which bounds memory
+
+
+def bootstrap(values: np.ndarray, resamples: int = RESAMPLES, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Percentile intervals of a mean over tasks and seeds: tasks are drawn anew, and for each of them its seeds.
+
+    Args:
+        values: (tasks, seeds, N) float, finite.
+        resamples: number of draws.
+        seed: of the draws.
+
+    Returns:
+        Lower and upper ends (N,) of the 95 % intervals; NaN for a single pair.
+
+    Source: Davison and Hinkley, "Bootstrap methods and their application" (1997), section 3.8.
+    """
+    tasks, seeds, count = values.shape
+    if tasks * seeds < 2:
+        return np.full(count, math.nan), np.full(count, math.nan)
+    flat = values.reshape(tasks * seeds, count).astype(np.float64)
+    rng = np.random.default_rng(seed)
+    step = max(1, _DRAWN_AT_ONCE // (tasks * seeds))
+    means = []
+    for first in range(0, resamples, step):
+        drawn = rng.multinomial(tasks, [1 / tasks] * tasks, size=min(step, resamples - first))
+        weights = rng.multinomial(drawn * seeds, [1 / seeds] * seeds)
+        means.append(weights.reshape(len(drawn), -1) @ flat / (tasks * seeds))
+    low, high = np.quantile(np.concatenate(means), [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+    return low, high
+
+
+def interval(values: np.ndarray) -> dict[str, float | None]:
+    """Mean and interval of values (tasks, seeds); ends are None for a single pair."""
+    low, high = bootstrap(values[..., None])
+    return {"mean": float(values.mean(dtype=np.float64)), "low": finite(low[0]), "high": finite(high[0])}
+
+
+def finite(value: float) -> float | None:
+    """The value for JSON: None for NaN and infinities."""
+    return float(value) if math.isfinite(value) else None
+
+
+def last_episodes(episodes: int) -> int:
+    """How many episodes at the end tell the final level: 50, but at most half of all."""
+    return min(LAST, (episodes + 1) // 2)
+
+
+def smoothed(curve: np.ndarray) -> np.ndarray:
+    """Mean (N - n + 1,) over n episodes up to each; n is 20, but at most a fifth of all."""
+    width = min(SMOOTHED, max(1, len(curve) // 5))
+    return np.convolve(curve, np.full(width, 1 / width), mode="valid")
+
+
+def episodes_to_reach(curve: np.ndarray, level: float) -> int | None:
+    """Episodes played until the moving average is at a level; None when it never is.
+
+    Args:
+        curve: mean return of each episode (N,).
+        level: return.
+    """
+    means = smoothed(curve)
+    reached = np.flatnonzero(means >= level)
+    return None if not len(reached) else int(reached[0]) + len(curve) - len(means) + 1
+
+
+def speed(curve: np.ndarray, final: float) -> dict[str, int | None]:
+    """Episodes until shares of a final level are reached, by share in percent; see `episodes_to_reach`."""
+    return {f"{share:.0%}": episodes_to_reach(curve, share * final) for share in SHARES}
+
+
+def summarise(returns: np.ndarray, random: np.ndarray, oracle: np.ndarray) -> dict[str, Any]:
+    """Sum up an evaluation.
+
+    Args:
+        returns: (tasks, seeds, episodes) float.
+        random: expected return of random actions (tasks,).
+        oracle: return of who knows the task (tasks,).
+
+    Returns:
+        Values for JSON: `mean` of all episodes, `first` and `last` (of the last `last_episodes`), `regret` against the
+        oracle (mean of an episode) and `gain` (`last` between random, 0, and oracle, 1), each with `low` and `high`;
+        `std` of the mean over seeds, over tasks and episodes, `std_tasks` of the tasks' means; `episodes_to_reach`
+        shares of `last`; `after_episodes`, the moving average after so many; `curve`: `mean`, `low`, `high` and
+        `cumulative` mean of each episode.
+    """
+    episodes = returns.shape[2]
+    tail = last_episodes(episodes)
+    means = returns.mean(axis=(0, 1), dtype=np.float64)
+    low, high = bootstrap(returns)
+    last = returns[:, :, episodes - tail :].mean(2, dtype=np.float64)
+    by_task = returns.mean(1, dtype=np.float64)
+    level = interval(last)
+    reach = float(oracle.mean() - random.mean())
+    level_mean = float(last.mean())
+    averages = smoothed(means)
+    return {
+        "mean": interval(returns.mean(2, dtype=np.float64)),
+        "first": interval(returns[:, :, 0]),
+        "last": level,
+        "last_episodes": tail,
+        "std": float(by_task.std()),
+        "std_tasks": float(by_task.mean(1).std()),
+        "random": float(random.mean()),
+        "oracle": float(oracle.mean()),
+        "regret": interval(oracle[:, None] - returns.mean(2, dtype=np.float64)),
+        "gain": finite((level_mean - float(random.mean())) / reach) if reach else None,
+        "episodes_to_reach": speed(means, level_mean),
+        "after_episodes": {
+            str(count): float(averages[count - 1 - episodes + len(averages)])
+            for count in LENGTHS
+            if episodes - len(averages) < count <= episodes
+        },
+        "curve": {
+            "mean": means.tolist(),
+            "low": [finite(value) for value in low],
+            "high": [finite(value) for value in high],
+            "cumulative": (means.cumsum() / np.arange(1, episodes + 1)).tolist(),
+        },
+    }

@@ -1,0 +1,1 @@
+"""The nets: plain modules of torch."""

@@ -1,0 +1,345 @@
+"""Compressors of old context: learned ones, and rules that learn nothing to compare them with."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zoo.compressed_ad.nets.embedding import REWARDS
+from zoo.compressed_ad.nets.steps import Steps
+
+STD = 0.02
+
+
+class Compressor(nn.Module, ABC):
+    """Turns a sequence of tokens, old latents first, into a fixed number of latents.
+
+    Args:
+        num_latents: latents that are left, 0 or more.
+    """
+
+    needs_attention: ClassVar[bool] = False
+    """Whether it is given how much the transformer attended to each token."""
+
+    def __init__(self, num_latents: int) -> None:
+        super().__init__()
+        if num_latents < 0:
+            raise ValueError(f"compressor: num_latents is at least 0, not {num_latents}")
+        self.num_latents = num_latents
+
+    @abstractmethod
+    def forward(self, tokens: Tensor, attention: Tensor | None = None) -> Tensor:
+        """Compress.
+
+        Args:
+            tokens: (B, N, dim), N at least `num_latents` for the rules.
+            attention: (B, N) non-negative, for those that need it.
+
+        Returns:
+            (B, num_latents, dim).
+        """
+
+
+class Forget(Compressor):
+    """Keeps nothing: the context is wiped whenever it is full."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def forward(self, tokens: Tensor, attention: Tensor | None = None) -> Tensor:
+        """(B, N, dim) to (B, 0, dim)."""
+        return tokens[:, :0]
+
+
+class KeepRecent(Compressor):
+    """Keeps the newest tokens."""
+
+    def forward(self, tokens: Tensor, attention: Tensor | None = None) -> Tensor:
+        """(B, N, dim) to (B, K, dim)."""
+        return tokens[:, tokens.shape[1] - self.num_latents :]
+
+
+class KeepUniform(Compressor):
+    """Keeps evenly spaced tokens, the newest among them."""
+
+    def forward(self, tokens: Tensor, attention: Tensor | None = None) -> Tensor:
+        """(B, N, dim) to (B, K, dim)."""
+        number = torch.arange(1, self.num_latents + 1, device=tokens.device)
+        return tokens[:, number * tokens.shape[1] // max(self.num_latents, 1) - 1]
+
+
+class KeepAttended(Compressor):
+    """Keeps the tokens that the newest one attends to most, in their order."""
+
+    needs_attention = True
+
+    def forward(self, tokens: Tensor, attention: Tensor | None = None) -> Tensor:
+        """(B, N, dim) to (B, K, dim)."""
+        if attention is None:
+            raise ValueError("KeepAttended needs the transformer's attention")
+        best = attention.topk(self.num_latents, dim=1).indices.sort(dim=1).values
+        return tokens.gather(1, best.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
+
+
+class CrossAttention(nn.Module):
+    """Multi-head attention from one sequence to another, with separate projections.
+
+    Args:
+        dim: channels.
+        heads: of attention.
+        dropout: of the attention weights.
+    """
+
+    def __init__(self, dim: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.dropout = dropout
+        self.q_proj = nn.Linear(dim, dim)
+        self.k_proj = nn.Linear(dim, dim)
+        self.v_proj = nn.Linear(dim, dim)
+        self.out_proj = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        """(B, N, dim) attends to (B, M, dim)."""
+        q, k, v = (
+            linear(values).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for linear, values in ((self.q_proj, x), (self.k_proj, context), (self.v_proj, context))
+        )
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0.0)
+        return self.out_proj(y.transpose(1, 2).flatten(2))
+
+
+class QueryLayer(nn.Module):
+    """Learned queries attend to each other, to a context, and pass a feedforward; each after a norm.
+
+    Args:
+        dim: channels.
+        heads: of attention.
+        hidden: channels of the feedforward.
+        dropout: of attention and feedforward.
+    """
+
+    def __init__(self, dim: int, heads: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.self_attn = nn.MultiheadAttention(dim, heads, dropout=dropout, batch_first=True)
+        self.self_attn_norm = nn.LayerNorm(dim)
+        self.cross_attn = CrossAttention(dim, heads, dropout)
+        self.cross_attn_norm = nn.LayerNorm(dim)
+        self.ffn = nn.Sequential(
+            nn.Linear(dim, hidden), nn.GELU(), nn.Dropout(dropout), nn.Linear(hidden, dim), nn.Dropout(dropout)
+        )
+        self.ffn_norm = nn.LayerNorm(dim)
+
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        """(B, N, dim) with (B, M, dim), which is not normalised."""
+        normed = self.self_attn_norm(x)
+        x = x + self.self_attn(normed, normed, normed, need_weights=False)[0]
+        x = x + self.cross_attn(self.cross_attn_norm(x), context)
+        return x + self.ffn(self.ffn_norm(x))
+
+
+class QueryCompressor(Compressor):
+    """Learned queries that attend to the tokens, as in a Q-Former: the original's last compressor.
+
+    Args:
+        dim: channels of a token.
+        num_latents: queries, hence latents.
+        depth: layers.
+        heads: of attention.
+        feedforward: channels between the linear layers; four times `dim` by default.
+        dropout: of attention and feedforward.
+        max_tokens: most tokens of a call.
+    """
+
+    def __init__(
+        self,
+        dim: int = 64,
+        num_latents: int = 16,
+        depth: int = 3,
+        heads: int = 4,
+        feedforward: int | None = None,
+        dropout: float = 0.1,
+        max_tokens: int = 2048,
+    ) -> None:
+        super().__init__(num_latents)
+        self.compress_queries = nn.Parameter(torch.randn(1, num_latents, dim) * STD)
+        self.context_pos_embedding = nn.Parameter(torch.randn(1, max_tokens, dim) * STD)
+        hidden = feedforward or 4 * dim
+        self.layers = nn.ModuleList(QueryLayer(dim, heads, hidden, dropout) for _ in range(depth))
+        self.final_norm = nn.LayerNorm(dim)
+
+    def forward(self, tokens: Tensor, attention: Tensor | None = None) -> Tensor:
+        """(B, N, dim) to (B, K, dim)."""
+        context = tokens + _positions(self.context_pos_embedding, tokens)
+        x = self.compress_queries.expand(len(tokens), -1, -1)
+        for layer in self.layers:
+            x = layer(x, context)
+        return self.final_norm(x)
+
+
+class EncoderCompressor(Compressor):
+    """A transformer encoder over the tokens and K query tokens after them: the original's earlier compressor.
+
+    Args:
+        dim: channels of a token.
+        num_latents: query tokens, hence latents.
+        depth: layers.
+        heads: of attention.
+        feedforward: channels between the linear layers; four times `dim` by default.
+        dropout: of attention and feedforward.
+        max_tokens: most tokens of a call, query tokens included.
+    """
+
+    def __init__(
+        self,
+        dim: int = 128,
+        num_latents: int = 40,
+        depth: int = 3,
+        heads: int = 8,
+        feedforward: int | None = None,
+        dropout: float = 0.1,
+        max_tokens: int = 512,
+    ) -> None:
+        super().__init__(num_latents)
+        self.query_tokens = nn.Parameter(torch.randn(1, num_latents, dim) * STD)
+        self.pos_embedding = nn.Parameter(torch.randn(1, max_tokens, dim) * STD)
+        self.input_ln = nn.LayerNorm(dim)
+        layer = nn.TransformerEncoderLayer(
+            dim, heads, feedforward or 4 * dim, dropout, "gelu", batch_first=True, norm_first=True
+        )
+        layer.activation_relu_or_gelu = 0  # leaves out the fused kernel of inference, which torch.compile cannot trace
+        self.transformer_encoder = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
+        self.output_ln = nn.LayerNorm(dim)
+
+    def forward(self, tokens: Tensor, attention: Tensor | None = None) -> Tensor:
+        """(B, N, dim) to (B, K, dim)."""
+        x = torch.cat([self.input_ln(tokens), self.query_tokens.expand(len(tokens), -1, -1)], 1)
+        x = self.transformer_encoder(x + _positions(self.pos_embedding, x))
+        return self.output_ln(x[:, tokens.shape[1] :])
+
+
+class ReconstructionDecoder(nn.Module):
+    """Learned position queries attend to the latents and give back the tokens that went into them.
+
+    Args:
+        dim: channels of a token.
+        depth: layers.
+        heads: of attention.
+        feedforward: channels between the linear layers; four times `dim` by default.
+        dropout: of attention and feedforward.
+        max_tokens: positions that can be asked for.
+    """
+
+    def __init__(
+        self,
+        dim: int = 64,
+        depth: int = 3,
+        heads: int = 4,
+        feedforward: int | None = None,
+        dropout: float = 0.1,
+        max_tokens: int = 1024,
+    ) -> None:
+        super().__init__()
+        self.position_queries = nn.Parameter(torch.randn(1, max_tokens, dim) * STD)
+        hidden = feedforward or 4 * dim
+        self.layers = nn.ModuleList(QueryLayer(dim, heads, hidden, dropout) for _ in range(depth))
+        self.final_norm = nn.LayerNorm(dim)
+
+    def check_tokens(self, count: int) -> None:
+        """See that there is a query for each of so many positions.
+
+        Raises:
+            ValueError: when there is not.
+        """
+        if count > self.position_queries.shape[1]:
+            raise ValueError(
+                f"the reconstruction decoder knows {self.position_queries.shape[1]} positions; "
+                f"position {count - 1} needs a larger max_tokens"
+            )
+
+    def forward(self, latents: Tensor, positions: Tensor) -> Tensor:
+        """Reconstruct.
+
+        Args:
+            latents: (B, K, dim).
+            positions: of the tokens asked for (N,), int64.
+
+        Returns:
+            (B, N, dim).
+        """
+        x = self.position_queries[:, positions].expand(len(latents), -1, -1)
+        for layer in self.layers:
+            x = layer(x, latents)
+        return self.final_norm(x)
+
+
+def _positions(table: Tensor, tokens: Tensor) -> Tensor:
+    if tokens.shape[1] > table.shape[1]:
+        raise ValueError(f"{tokens.shape[1]} tokens exceed the compressor's max_tokens of {table.shape[1]}")
+    return table[:, : tokens.shape[1]]
+
+
+class FieldDecoder(ReconstructionDecoder):
+    """Latents back to the fields of transitions: state, action, reward and successor, each as classes.
+
+    Tokens are a moving target, which the embedding may make small; fields are not. A few positions of a segment, drawn
+    anew in every training step, cost less than all.
+
+    Args:
+        dim: channels of a latent.
+        grid_size: rows and columns of the grid.
+        num_actions: of the environment.
+        positions: transitions of a segment that a training step asks for; all by default.
+        depth: layers.
+        heads: of attention.
+        feedforward: channels between the linear layers; four times `dim` by default.
+        dropout: of attention and feedforward.
+        max_tokens: positions that can be asked for.
+
+    Raises:
+        ValueError: when no position would be asked for.
+    """
+
+    def __init__(
+        self,
+        dim: int = 64,
+        grid_size: int = 9,
+        num_actions: int = 5,
+        positions: int | None = 16,
+        depth: int = 1,
+        heads: int = 4,
+        feedforward: int | None = None,
+        dropout: float = 0.1,
+        max_tokens: int = 1024,
+    ) -> None:
+        super().__init__(dim, depth, heads, feedforward, dropout, max_tokens)
+        if positions is not None and positions < 1:
+            raise ValueError(f"FieldDecoder: positions is at least 1 or null, not {positions}")
+        self.positions = positions
+        self.sizes = (grid_size, grid_size, num_actions, REWARDS, grid_size, grid_size)
+        self.fields = nn.Linear(dim, sum(self.sizes))
+
+    def chosen(self, count: int, seed: int | None, device: torch.device) -> Tensor:
+        """Numbers (n,) of the transitions to ask for, out of `count`; all of them without a seed."""
+        if seed is None or self.positions is None or self.positions >= count:
+            return torch.arange(count, device=device)
+        drawn = torch.randperm(count, generator=torch.Generator().manual_seed(seed))[: self.positions]
+        return drawn.sort().values.to(device)
+
+    def field_logits(self, latents: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
+        """Logits (B, N, classes) of row, column, action, reward, next row, next column.
+
+        Args:
+            latents: (B, K, dim).
+            positions: of the tokens asked for (N,), int64.
+        """
+        return self.fields(self(latents, positions)).split(self.sizes, -1)
+
+    @staticmethod
+    def field_values(steps: Steps) -> tuple[Tensor, ...]:
+        """What these logits should tell, each (B, L) int64."""
+        return (*steps.states.unbind(-1), steps.actions, steps.rewards.long(), *steps.next_states.unbind(-1))

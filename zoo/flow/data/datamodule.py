@@ -1,0 +1,279 @@
+"""Data of the flow: images with classes, and points of the plane."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from torch.utils.data import DataLoader, Dataset
+
+from zoo.flow.data import image_sets, points
+from zoo.flow.data.image_cache import CACHES, ImageCache, build
+from zoo.flow.data.image_sets import ImageSet
+from zoo.flow.data.images import MODES, WHITE, ArrayPictures, DecodedPictures, Framing, StoredPixels, decode_all
+from zoo.flow.data.items import Items, StoredValues
+from zoo.flow.data.points import PointSet
+from zoo.flow.process.coupling import PooledTransport
+from zoo.training.data import RankSlice, ZooDataModule, item_seed
+
+log = logging.getLogger(__name__)
+
+EVALUATION_TIMES = 10  # at which the task looks at each item: as many fewer items fill an evaluation batch
+SHOWN_CLASSES = 20  # in the log
+DRAW_EPOCH = -2  # of the keys that the points of the sets are drawn by
+
+
+class FlowData(ZooDataModule):
+    """Base of the data of a flow.
+
+    A batch has `x1` (data), `x0` (noise) and `label` (0 without classes) as tensors, and `seeds` as a list.
+
+    Args:
+        batch_size: items per batch and process.
+        pooled: pair noise and data over pools of each epoch instead of at random; validation stays unpaired. The
+            task's coupling is then not needed.
+        num_workers: loader processes.
+        seed: of order, noise, flips and the task's draws.
+
+    Attributes:
+        classes: names in the order of the labels; empty without classes.
+        sample_shape: of one item.
+    """
+
+    def __init__(
+        self, batch_size: int, pooled: PooledTransport | None = None, num_workers: int = 0, seed: int = 63
+    ) -> None:
+        super().__init__(batch_size=batch_size, num_workers=num_workers, seed=seed)
+        self.pooled = pooled
+        self.classes: list[str] = []
+        self.sample_shape: tuple[int, ...] = ()
+
+    def collate(self, items: Any) -> dict[str, Any]:
+        """Join items, unless their set did; the seeds stay plain numbers, which no device has to be asked for."""
+        if isinstance(items, dict):
+            return items
+        tensors = [{key: value for key, value in item.items() if key != "seed"} for item in items]
+        return {**super().collate(tensors), "seeds": [item["seed"] for item in items]}
+
+    def evaluation_loader(self, dataset: Dataset[Any]) -> DataLoader[Any]:
+        """This rank's slice of an evaluation set, in batches that need about the memory of one in training."""
+        rank, world = self._rank_and_world()
+        part = RankSlice(len(dataset), rank, world)  # type: ignore[arg-type]
+        size = max(1, self.batch_size // EVALUATION_TIMES)
+        return self.loader(dataset, batch_size=size, sampler=part, collate_fn=self.collate)
+
+
+class ImageData(FlowData):
+    """Images of classes, labelled from 1; 0 is the null class.
+
+    They come from
+
+    - scikit-learn's digits (8 x 8 pixels, ten classes), when neither `root` nor `hub` is given;
+    - a folder with one folder of images per class, or with such folders in `train` and `val` (or `test`), as AFHQ has;
+    - an npz file (`images` uint8, `labels`), or a folder with `train.npz` and `val.npz`;
+    - the Hugging Face hub, which was not run here.
+
+    Where the source has no validation set, a part of each class is held out. Counts by class and a checksum are logged.
+
+    Args:
+        root: the folder or npz file.
+        hub: `user/name` of a data set of the hub, instead of `root`; needs the package datasets.
+        image_resolution: height and width that images are resized to, in pixels. They are turned as their EXIF data
+            say before; 16-bit grey is brought to 8 bits.
+        resize: "squash" brings both sides to the resolution; "crop" keeps proportions and takes the centre.
+        background: red, green and blue, 0 to 255, that transparent pixels are composed onto.
+        max_bad_share: share of unreadable images above which the run stops; below it they are named and left out.
+        channels: 3 for RGB, 1 for grey.
+        batch_size: images per batch and process.
+        max_per_class: first images of each class to use, of both sets; 0 or less for all.
+        val_every: of how many images of a class one is held out.
+        split_seed: hold out images at random, as many of each class; null for every `val_every`-th.
+        flips: mirror every other training image.
+        pooled: pair noise and data over pools of each epoch, see `FlowData`.
+        cache: folder of resized images, made on first use; null to decode files in every epoch.
+        embedded_if_missing: use the digits, with a message, when `root` does not exist.
+        num_workers: loader processes.
+        seed: of order, flips, noise and the task's draws.
+
+    Raises:
+        FileNotFoundError: when there is no such folder or file.
+        ValueError: when an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        root: str | None = None,
+        hub: str | None = None,
+        image_resolution: int = 64,
+        channels: int = 3,
+        batch_size: int = 32,
+        max_per_class: int = 3000,
+        val_every: int = 10,
+        split_seed: int | None = None,
+        flips: bool = False,
+        pooled: PooledTransport | None = None,
+        cache: str | None = CACHES,
+        embedded_if_missing: bool = False,
+        num_workers: int = 0,
+        seed: int = 63,
+        resize: Literal["squash", "crop"] = WHITE.resize,
+        background: tuple[int, int, int] = WHITE.background,
+        max_bad_share: float = 0.1,
+    ) -> None:
+        super().__init__(batch_size, pooled, num_workers, seed)
+        if not 0 <= max_bad_share <= 1:
+            raise ValueError(f"data.init_args.max_bad_share lies in [0, 1], not {max_bad_share}")
+        if channels not in MODES:
+            raise ValueError(f"data.init_args.channels is 1 or 3, not {channels}")
+        if val_every < 2:
+            raise ValueError(f"data.init_args.val_every is at least 2, not {val_every}")
+        if root is not None and hub is not None:
+            raise ValueError(f"data.init_args: one of root ({root}) and hub ({hub}) must be null")
+        self.root = None if root is None else Path(root)
+        self.hub = hub
+        self.image_resolution = image_resolution
+        self.channels = channels
+        self.framing = Framing(resize, background)
+        self.max_bad_share = max_bad_share
+        self._bad: dict[str, dict[int, str]] = {}  # broken images of each set, where there is no cache to say so
+        self.sample_shape = (channels, image_resolution, image_resolution)
+        self.max_per_class = max_per_class
+        self.val_every = val_every
+        self.split_seed = split_seed
+        self.flips = flips
+        self.cache = None if cache is None else Path(cache)
+        if self.root is not None and not self.root.exists():
+            if not embedded_if_missing:
+                raise FileNotFoundError(
+                    f"data.init_args.root: no folder {self.root}; put one folder of images per class there, set "
+                    "ZOO_DATA, or use root: null for scikit-learn's digits"
+                )
+            log.warning("no images at %s: using scikit-learn's digits (set ZOO_DATA to train on photographs)", root)
+            self.root = None
+
+    def prepare_data(self) -> None:
+        """Write the caches, once per machine; without them, see that all images can be read."""
+        for images in self._sets():
+            if isinstance(images.pictures, ArrayPictures):
+                continue
+            if self.cache is not None:
+                self._cached(images, self.cache)
+                continue
+            bad = self._bad[images.name] = {}
+            size = (self.image_resolution, self.channels)
+            for _ in decode_all(images.pictures, *size, True, self.framing, self.max_bad_share, bad):
+                pass
+
+    def _cached(self, images: ImageSet, folder: Path) -> ImageCache:
+        size = (self.image_resolution, self.channels)
+        return build(images, folder, *size, framing=self.framing, max_bad_share=self.max_bad_share)
+
+    def setup(self, stage: str) -> None:
+        """Open the images and split them."""
+        sets = self._sets()
+        self.classes = sets[0].classes
+        if self.trainer is not None:  # the process that looked tells the others
+            self._bad = self.trainer.strategy.broadcast(self._bad)
+        readers, parts = zip(*(self._reader(images) for images in sets), strict=True)
+        # what is decoded anew in each epoch has a checksum of times and paths
+        pixels = None if isinstance(readers[0], DecodedPictures) else readers[0].checksum
+        self.contents = (pixels, sets[0].labels)
+        if len(sets) == 2:
+            if sets[1].classes != self.classes:
+                raise ValueError(f"{sets[0].name} has the classes {self.classes}, {sets[1].name} has {sets[1].classes}")
+            self.train_set = Items(readers[0], parts[0], None, self.seed, self.flips, self.pooled)
+            self.val_set = Items(readers[1], parts[1], None, self.seed)
+            return
+        labels = parts[0]
+        chosen = np.array(image_sets.held_out(labels, self.val_every, self.split_seed))
+        if not chosen.any():
+            raise ValueError(
+                f"no class has {self.val_every} images, so none is for validation: lower data.init_args.val_every"
+            )
+        kept, held = (np.flatnonzero(part).tolist() for part in (~chosen, chosen))
+        self.train_set = Items(readers[0], labels, kept, self.seed, self.flips, self.pooled)
+        self.val_set = Items(readers[0], labels, held, self.seed)
+
+    def _sets(self) -> list[ImageSet]:
+        """The training and validation images, or those that are to be split."""
+        root, limit = self.root, self.max_per_class
+        if self.hub is not None:
+            return image_sets.hub(self.hub, limit)
+        if root is None:
+            return [image_sets.digits(limit)]
+        if root.is_file():
+            return [image_sets.npz(root, limit)]
+        if (root / "train.npz").is_file():
+            return [image_sets.npz(root / name, limit) for name in ("train.npz", "val.npz")]
+        if (root / "train").is_dir():
+            held = root / "test" if (root / "test").is_dir() and not (root / "val").is_dir() else root / "val"
+            return [image_sets.folder(part, limit) for part in (root / "train", held)]
+        return [image_sets.folder(root, limit)]
+
+    def _reader(self, images: ImageSet) -> tuple[StoredPixels | DecodedPictures | ImageCache, list[int]]:
+        """What reads the sound images of a set, and their labels."""
+        size = (self.image_resolution, self.channels)
+        reader: StoredPixels | DecodedPictures | ImageCache
+        bad: Mapping[int, str] = {}
+        if isinstance(images.pictures, ArrayPictures):
+            reader = StoredPixels(np.stack(list(decode_all(images.pictures, *size, False, self.framing))))
+        elif self.cache is None:
+            bad = self._bad.get(images.name, {})
+            reader = DecodedPictures(images.pictures, *size, self.framing, bad)
+        else:
+            reader = self._cached(images, self.cache)
+            bad = reader.bad
+        images = replace(images, labels=[label for index, label in enumerate(images.labels) if index not in bad])
+        counts = [f"{name} {count}" for name, count in images.counts().items()]
+        more = [f"{len(counts) - SHOWN_CLASSES} more"] if len(counts) > SHOWN_CLASSES else []
+        listed = ", ".join(counts[:SHOWN_CLASSES] + more)
+        log.info("%s: %d images (%s), checksum %s", images.name, len(images.labels), listed, reader.checksum)
+        return reader, images.labels
+
+
+class PointData(FlowData):
+    """Points of the plane, without classes.
+
+    Args:
+        kind: the set, see `zoo.flow.data.points.draw`.
+        train_points: number of training points.
+        val_points: number of validation points, of a draw of their own.
+        batch_size: points per batch and process.
+        pooled: pair noise and data over pools of each epoch, see `FlowData`.
+        num_workers: loader processes.
+        seed: of the points, order, noise and the task's draws.
+    """
+
+    def __init__(
+        self,
+        kind: PointSet = "swiss_roll",
+        train_points: int = 100_000,
+        val_points: int = 512,
+        batch_size: int = 256,
+        pooled: PooledTransport | None = None,
+        num_workers: int = 0,
+        seed: int = 63,
+    ) -> None:
+        super().__init__(batch_size, pooled, num_workers, seed)
+        if min(train_points, val_points) < 1:
+            raise ValueError(
+                f"data.init_args: train_points ({train_points}) and val_points ({val_points}) are at least 1"
+            )
+        self.kind: PointSet = kind
+        self.counts = (train_points, val_points)
+        self.sample_shape = (2,)
+
+    def setup(self, stage: str) -> None:
+        """Draw the points."""
+        values = [
+            points.draw(self.kind, count, item_seed(self.seed, DRAW_EPOCH, part))
+            for part, count in enumerate(self.counts)
+        ]
+        self.contents = (self.kind,)
+        train, val = ([0] * count for count in self.counts)
+        self.train_set = Items(StoredValues(values[0]), train, None, self.seed, pooled=self.pooled)
+        self.val_set = Items(StoredValues(values[1]), val, None, self.seed)

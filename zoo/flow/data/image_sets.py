@@ -1,0 +1,245 @@
+"""Sets of images with classes: folders, npz files, the hub, and scikit-learn's digits."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import zipfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from zoo.common.reading.archives import check_zip
+from zoo.flow.data.images import ArrayPictures, FilePictures, Pictures
+
+log = logging.getLogger(__name__)
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
+SHAPES_AFTER_SIZE = ((), (1,), (3,), (4,))  # of the channels of an array of images
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Images with classes.
+
+    Attributes:
+        name: of the source, for messages.
+        classes: names in the order of the labels.
+        labels: of the images, 1 to K.
+        pictures: the images.
+    """
+
+    name: str
+    classes: list[str]
+    labels: list[int]
+    pictures: Pictures
+
+    def counts(self) -> dict[str, int]:
+        """Number of images by class."""
+        found = Counter(self.labels)
+        return {name: found[label] for label, name in enumerate(self.classes, start=1)}
+
+
+def ranks(labels: Sequence[int]) -> list[int]:
+    """How many items of the same class come before each item."""
+    counters: dict[int, Iterator[int]] = {}
+    return [next(counters.setdefault(label, itertools.count())) for label in labels]
+
+
+def first_of_each(labels: Sequence[int], limit: int) -> list[int]:
+    """Indices of the first `limit` items of each class; of all items when it is 0 or less."""
+    return [index for index, rank in enumerate(ranks(labels)) if limit <= 0 or rank < limit]
+
+
+def held_out(labels: Sequence[int], every: int, seed: int | None) -> list[bool]:
+    """Choose every n-th item of each class, in order or, with a seed, from an order of their own.
+
+    Args:
+        labels: classes of the items.
+        every: n.
+        seed: of the order; None for the order of the items.
+
+    Returns:
+        For each item whether it is chosen.
+    """
+    order = list(range(len(labels)))
+    if seed is not None:
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed)).tolist()
+    chosen = [False] * len(labels)
+    for index, rank in zip(order, ranks([labels[i] for i in order]), strict=True):
+        chosen[index] = rank % every == every - 1
+    return chosen
+
+
+def digits(limit: int = 0) -> ImageSet:
+    """Scikit-learn's 1797 handwritten digits, 8 x 8 pixels, which it brings with it.
+
+    Args:
+        limit: first images of each class; 0 or less for all.
+
+    Returns:
+        The set, of ten classes.
+    """
+    from sklearn.datasets import load_digits
+
+    source = load_digits()
+    labels = [int(target) + 1 for target in source.target]
+    kept = first_of_each(labels, limit)
+    pixels = np.rint(source.images[kept] * (255 / 16)).astype(np.uint8)  # their range is 0 to 16
+    names = [str(name) for name in source.target_names]
+    return ImageSet("scikit-learn's digits", names, [labels[i] for i in kept], ArrayPictures(pixels))
+
+
+def folder(path: Path, limit: int = 0) -> ImageSet:
+    """One folder of images per class, as torchvision's ImageFolder has them; images may lie deeper.
+
+    Args:
+        path: holds the folders. Those without images are named and skipped; hidden files are not seen.
+        limit: first images of each class; 0 or less for all.
+
+    Returns:
+        The set; classes are in sorted order.
+
+    Raises:
+        FileNotFoundError: when there is no such folder.
+        ValueError: when no folder in it holds images.
+    """
+    if not path.is_dir():
+        raise FileNotFoundError(f"no folder {path}: expected one with a folder of images per class")
+    names: list[str] = []
+    paths: list[Path] = []
+    labels: list[int] = []
+    stray: list[str] = []
+    for place in sorted(place for place in path.iterdir() if place.is_dir()):
+        found = sorted(file for file in place.rglob("[!.]*") if file.suffix.lower() in SUFFIXES)
+        if not found:
+            stray.append(place.name)
+            continue
+        names.append(place.name)
+        found = found[:limit] if limit > 0 else found
+        paths += found
+        labels += [len(names)] * len(found)
+    if not names:
+        raise ValueError(f"{path} has no folder with images ({', '.join(SUFFIXES)})")
+    if stray:
+        log.warning("%s: skipped folders without images: %s", path, ", ".join(stray))
+    return ImageSet(str(path), names, labels, FilePictures(path, paths))
+
+
+def npz(path: Path, limit: int = 0) -> ImageSet:
+    """A NumPy file with `images` (N, H, W) or (N, H, W, C), uint8, and `labels` (N,), whole numbers.
+
+    Args:
+        path: the file. It may hold `classes`, the name of each label from 0 on; otherwise the labels are the names.
+        limit: first images of each class; 0 or less for all.
+
+    Returns:
+        The set; classes are in the order of the numbers.
+
+    Raises:
+        ValueError: when the file is broken or holds something else.
+    """
+    try:
+        check_zip(path)
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in ("images", "labels", "classes") if key in file}
+    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path}: cannot be read as npz ({error})") from error
+    images, labels = arrays.get("images"), arrays.get("labels")
+    if images is None or images.dtype != np.uint8 or images.ndim < 3 or images.shape[3:] not in SHAPES_AFTER_SIZE:
+        raise ValueError(f"{path}: expected images (N, H, W[, 1 | 3 | 4]) uint8, found {_facts(images)}")
+    if labels is None or labels.shape != (len(images),) or labels.dtype.kind not in "iu" or not len(labels):
+        raise ValueError(f"{path}: expected labels with one whole number per image, found {_facts(labels)}")
+    values, numbers = np.unique(labels, return_inverse=True)
+    names = [str(value) for value in values]
+    if "classes" in arrays:
+        names, numbers = [str(name) for name in arrays["classes"]], labels
+        if values[0] < 0 or values[-1] >= len(names):
+            raise ValueError(f"{path}: labels run from {values[0]} to {values[-1]}, classes has {len(names)} names")
+    numbered = (numbers.astype(np.int64) + 1).tolist()
+    kept = first_of_each(numbered, limit)
+    return ImageSet(str(path), names, [numbered[i] for i in kept], ArrayPictures(images[kept]))
+
+
+def _facts(array: np.ndarray | None) -> str:
+    return "none" if array is None else f"{array.shape} {array.dtype}"
+
+
+class HubPictures(Pictures):
+    """Images of a data set of the hub.
+
+    Args:
+        dataset: of the package datasets; its rows are decoded on access.
+        column: that holds the images.
+        indices: rows to use.
+    """
+
+    def __init__(self, dataset: Any, column: str, indices: Sequence[int]) -> None:
+        self.dataset = dataset
+        self.column = column
+        self.indices = indices
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def open(self, index: int) -> Image.Image:
+        """One image."""
+        return self.dataset[self.indices[index]][self.column]
+
+    def name(self, index: int) -> str:
+        """Its row."""
+        return f"row {self.indices[index]}"
+
+    def stamp(self, index: int) -> str:
+        """Its row, and the data set's fingerprint."""
+        return f"{self.name(index)} of {getattr(self.dataset, '_fingerprint', '')}"
+
+
+def hub(name: str, limit: int = 0) -> list[ImageSet]:
+    """Load a data set of the Hugging Face hub, which the package datasets downloads and keeps.
+
+    Not run against the hub here, only against a stand-in.
+
+    Args:
+        name: `user/name`. The first column of images and the first of classes are used.
+        limit: first images of each class; 0 or less for all.
+
+    Returns:
+        The split `train`, and the split `validation` or, where there is none, `test`.
+
+    Raises:
+        ImportError: when the package datasets is not installed.
+        ValueError: when the data set has no split `train`, no such columns, or images without class.
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise ImportError(f"data.init_args.hub: {name} needs the package datasets: pip install zoo[images]") from error
+    splits = datasets.load_dataset(name)
+    if "train" not in splits:
+        raise ValueError(f"data.init_args.hub: {name} has no split train, but {', '.join(splits)}")
+    other = next((split for split in ("validation", "test") if split in splits), None)
+    sets = []
+    for split in ["train"] + [other] * (other is not None):
+        dataset = splits[split]
+        columns = {
+            kind: next((key for key, feature in dataset.features.items() if type(feature).__name__ == kind), None)
+            for kind in ("Image", "ClassLabel")
+        }
+        if None in columns.values():
+            found = ", ".join(f"{key} ({type(feature).__name__})" for key, feature in dataset.features.items())
+            raise ValueError(f"data.init_args.hub: {name} needs columns of type Image and ClassLabel, found {found}")
+        labels = [int(label) + 1 for label in dataset[columns["ClassLabel"]]]
+        if min(labels, default=0) < 1:
+            raise ValueError(f"data.init_args.hub: {name}, split {split}: empty, or images without class")
+        kept = first_of_each(labels, limit)
+        classes = list(dataset.features[columns["ClassLabel"]].names)
+        pictures = HubPictures(dataset, str(columns["Image"]), kept)
+        sets.append(ImageSet(f"{name}, {split}", classes, [labels[i] for i in kept], pictures))
+    return sets

@@ -1,0 +1,329 @@
+"""Reading images: opened, resized and turned into values, in one place for all sources."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from rich.progress import track
+from torch import Tensor
+
+from zoo.common.reading.bad_share import check_bad_share
+
+log = logging.getLogger(__name__)
+
+MODES = {1: "L", 3: "RGB"}
+SIXTEEN_BITS = 257  # times an 8-bit value
+SIXTEEN_BIT_FORMATS = ("PNG", "PPM")  # whose 16-bit grey some versions of Pillow open in 32 bits
+FAULTS = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    struct.error,
+    Image.DecompressionBombError,
+)  # what Pillow raises for a broken image
+THREADS = min(8, os.cpu_count() or 1)  # Pillow decodes and resizes without Python's lock
+CHUNK = 256  # images that are decoded ahead of their use
+_SHOWN = 20  # broken images named in a message
+
+
+@dataclass(frozen=True)
+class Framing:
+    """How images of any kind become opaque squares.
+
+    Args:
+        resize: "squash" brings both sides to the resolution; "crop" keeps proportions and takes the centre.
+        background: red, green and blue, 0 to 255, that transparent pixels are composed onto.
+
+    Raises:
+        ValueError: when a value is another.
+    """
+
+    resize: Literal["squash", "crop"] = "squash"
+    background: tuple[int, int, int] = (255, 255, 255)
+
+    def __post_init__(self) -> None:
+        if self.resize not in ("squash", "crop"):
+            raise ValueError(f"resize is squash or crop, not {self.resize!r}")
+        if len(self.background) != 3 or not all(0 <= value <= 255 for value in self.background):
+            raise ValueError(f"background is red, green and blue from 0 to 255, not {list(self.background)}")
+
+
+WHITE = Framing()
+
+
+class Pictures(ABC):
+    """Images as a source stores them, by number."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def open(self, index: int) -> Image.Image:
+        """One image, of any size."""
+
+    @abstractmethod
+    def name(self, index: int) -> str:
+        """What an image is called in messages."""
+
+    @abstractmethod
+    def stamp(self, index: int) -> str:
+        """One line that changes when the image does."""
+
+    def upright(self, index: int, background: tuple[int, int, int] = WHITE.background) -> Image.Image:
+        """One image as it is meant to be seen: turned as its EXIF data say, opaque, 8 bits per channel.
+
+        Args:
+            index: its number.
+            background: that transparent pixels are composed onto.
+
+        Raises:
+            ValueError: when it is broken, or its values have no stated range.
+        """
+        try:
+            with self.open(index) as image:
+                return _opaque(_eight_bits(ImageOps.exif_transpose(image), image.format), background)
+        except FAULTS as error:
+            raise ValueError(f"{self.name(index)}: {error}") from error
+
+    def pixels(self, index: int, resolution: int, channels: int, framing: Framing = WHITE) -> np.ndarray:
+        """One image, upright and resized.
+
+        Args:
+            index: its number.
+            resolution: height and width of the result.
+            channels: 3 for RGB, 1 for grey.
+            framing: what happens to proportions and transparency.
+
+        Returns:
+            Pixels (resolution, resolution, channels), uint8.
+
+        Raises:
+            ValueError: when it is broken, or its values have no stated range.
+        """
+        converted = self.upright(index, framing.background).convert(MODES[channels])
+        size = (resolution, resolution)
+        if framing.resize == "crop":
+            side = min(converted.size)
+            left, top = ((length - side) // 2 for length in converted.size)
+            converted = converted.crop((left, top, left + side, top + side))
+        if converted.size != size:  # Pillow's filters are antialiased
+            converted = converted.resize(size, Image.Resampling.BILINEAR)
+        return np.array(converted, dtype=np.uint8).reshape(*size, channels)
+
+
+def _eight_bits(image: Image.Image, form: str | None) -> Image.Image:
+    """An image of 16-bit grey in 8 bits, others as they are; `transparency` of a PNG becomes an alpha channel."""
+    if image.mode[0] not in "IF":
+        return image
+    if not image.mode.startswith("I;16") and not (image.mode == "I" and form in SIXTEEN_BIT_FORMATS):
+        raise ValueError(f"mode {image.mode}, whose range is not stated: expected 8 or 16 bits per channel")
+    values = np.asarray(image)
+    grey = Image.fromarray(np.rint(values / SIXTEEN_BITS).astype(np.uint8))
+    if "transparency" in image.info:
+        grey.putalpha(Image.fromarray(((values != image.info["transparency"]) * 255).astype(np.uint8)))
+    return grey
+
+
+def _opaque(image: Image.Image, background: tuple[int, int, int]) -> Image.Image:
+    if not image.has_transparency_data:
+        return image.copy()
+    layer = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", layer.size, (*background, 255)), layer).convert("RGB")
+
+
+class FilePictures(Pictures):
+    """Image files.
+
+    Args:
+        root: folder that names are given from.
+        paths: the files.
+    """
+
+    def __init__(self, root: Path, paths: Sequence[Path]) -> None:
+        self.root = root
+        self.paths = paths
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def open(self, index: int) -> Image.Image:
+        """One image."""
+        return Image.open(self.paths[index])
+
+    def name(self, index: int) -> str:
+        """Its path below the root."""
+        return self.paths[index].relative_to(self.root).as_posix()
+
+    def stamp(self, index: int) -> str:
+        """Path, size and time of modification."""
+        facts = self.paths[index].stat()
+        return f"{self.name(index)}\0{facts.st_size}\0{facts.st_mtime_ns}"
+
+
+class ArrayPictures(Pictures):
+    """Images in memory.
+
+    Args:
+        images: (N, H, W), or (N, H, W, C) with 1, 3 or 4 channels; uint8.
+    """
+
+    def __init__(self, images: np.ndarray) -> None:
+        self.images = images[..., 0] if images.ndim == 4 and images.shape[-1] == 1 else images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def open(self, index: int) -> Image.Image:
+        """One image."""
+        return Image.fromarray(self.images[index])
+
+    def name(self, index: int) -> str:
+        """Its number."""
+        return f"image {index}"
+
+    def stamp(self, index: int) -> str:
+        """A hash of its pixels."""
+        return checksum(np.ascontiguousarray(self.images[index]))
+
+
+def decode_all(
+    pictures: Pictures,
+    resolution: int,
+    channels: int,
+    progress: bool = True,
+    framing: Framing = WHITE,
+    max_bad_share: float = 0.0,
+    bad: dict[int, str] | None = None,
+) -> Iterator[np.ndarray]:
+    """Read and resize all images, in order.
+
+    Args:
+        pictures: the images.
+        resolution: height and width in pixels.
+        channels: 3 for RGB, 1 for grey.
+        progress: show a progress bar.
+        framing: what happens to proportions and transparency.
+        max_bad_share: share of broken images, 0 to 1, that are named in a warning and left out.
+        bad: filled with what is wrong with each broken image, by its number.
+
+    Yields:
+        Pixels (resolution, resolution, channels), uint8, of the sound images, until too many are broken.
+
+    Raises:
+        ValueError: when all images were looked at and more are broken, or none is sound; the broken ones are named.
+    """
+    faults: dict[int, str] = {} if bad is None else bad
+
+    def attempt(index: int) -> np.ndarray | None:
+        try:
+            return pictures.pixels(index, resolution, channels, framing)
+        except ValueError as error:
+            faults[index] = str(error)
+            return None
+
+    count = len(pictures)
+    with ThreadPoolExecutor(THREADS) as pool:
+        for start in track(range(0, count, CHUNK), description="reading images", disable=not progress):
+            for pixels in pool.map(attempt, range(start, min(start + CHUNK, count))):
+                if pixels is not None and len(faults) <= max_bad_share * count:
+                    yield pixels
+    check_bad_images(faults, count, max_bad_share)
+
+
+def check_bad_images(bad: Mapping[int, str], count: int, max_bad_share: float) -> None:
+    """Name broken images in a warning.
+
+    Args:
+        bad: what is wrong with each, by its number.
+        count: images in all.
+        max_bad_share: share of them, 0 to 1, that may be broken.
+
+    Raises:
+        ValueError: when more are broken, or all of them.
+    """
+    causes = [bad[index] for index in sorted(bad)]
+    check_bad_share(causes, count, max_bad_share if len(bad) < count else 0.0, "images cannot be read", _SHOWN)
+    for cause in causes:
+        log.warning("image left out: %s", cause)
+
+
+def checksum(pixels: Any) -> str:
+    """Hash a buffer: 16 hexadecimal digits."""
+    return hashlib.blake2b(pixels, digest_size=8).hexdigest()
+
+
+def to_values(pixels: np.ndarray) -> Tensor:
+    """Turn pixels (n, H, W, C) uint8 into images (n, C, H, W) float32 in [-1, 1]."""
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous().float() / 127.5 - 1
+
+
+class StoredPixels:
+    """Serves images from memory.
+
+    Args:
+        pixels: (N, H, W, C), uint8.
+
+    Attributes:
+        checksum: of the pixels.
+    """
+
+    def __init__(self, pixels: np.ndarray) -> None:
+        self.pixels = pixels
+        self.checksum = checksum(np.ascontiguousarray(pixels))
+
+    def __call__(self, indices: Sequence[int]) -> Tensor:
+        """Images (n, C, H, W) float32 in [-1, 1]."""
+        return to_values(self.pixels[list(indices)])
+
+
+class DecodedPictures:
+    """Decodes and resizes images whenever they are asked for.
+
+    Args:
+        pictures: the images.
+        resolution: height and width in pixels.
+        channels: 3 for RGB, 1 for grey.
+        framing: what happens to proportions and transparency.
+        bad: numbers of images to leave out.
+
+    Attributes:
+        checksum: of names, sizes and times, not of the pixels.
+    """
+
+    def __init__(
+        self,
+        pictures: Pictures,
+        resolution: int,
+        channels: int,
+        framing: Framing = WHITE,
+        bad: Collection[int] = (),
+    ) -> None:
+        self.pictures = pictures
+        self.resolution = resolution
+        self.channels = channels
+        self.framing = framing
+        self.kept = [index for index in range(len(pictures)) if index not in bad]
+        self.checksum = checksum(stamps(pictures, resolution, channels, framing))
+
+    def __call__(self, indices: Sequence[int]) -> Tensor:
+        """Images (n, C, H, W) float32 in [-1, 1]."""
+        size = (self.resolution, self.channels, self.framing)
+        return to_values(np.stack([self.pictures.pixels(self.kept[index], *size) for index in indices]))
+
+
+def stamps(pictures: Pictures, resolution: int, channels: int, framing: Framing = WHITE) -> bytes:
+    """What changes when an image, their order or how they are read does."""
+    lines = [f"{resolution} {channels} {framing}", *(pictures.stamp(index) for index in range(len(pictures)))]
+    return "\n".join(lines).encode()

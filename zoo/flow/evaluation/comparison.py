@@ -1,0 +1,316 @@
+"""Samples against real images: all figures of one extractor, with the reference's share computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from zoo.flow.data.images import to_values
+from zoo.flow.evaluation import metrics as distances
+from zoo.flow.evaluation.extractors import BATCH, Classifier, Extractor, cached_features, extract
+from zoo.flow.rendering import to_pixels
+
+_PAIRS = 2**24  # distances at once
+
+
+def spread(features: Tensor, labels: Sequence[int]) -> dict[int, float]:
+    """Root mean square distance of features (N, D) from their class's mean, by label; classes of one are left out."""
+    classes = torch.tensor(list(labels))
+    found = {}
+    for label in sorted(set(labels)):
+        own = features[classes == label].double()
+        if len(own) > 1:
+            found[label] = float(own.var(dim=0).sum().sqrt())
+    return found
+
+
+def spread_ratio(real: Tensor, real_labels: Sequence[int], fake: Tensor, fake_labels: Sequence[int]) -> float:
+    """Mean spread of samples within classes over that of real ones, of the classes of both; NaN where there is none.
+
+    Args:
+        real: features (N, D).
+        real_labels: of them.
+        fake: features (M, D).
+        fake_labels: of them.
+
+    Returns:
+        The ratio: 1 is as varied, 0 is one sample per class.
+    """
+    ours, theirs = spread(fake, fake_labels), spread(real, real_labels)
+    shared = ours.keys() & theirs.keys()
+    total = sum(theirs[label] for label in shared)
+    return sum(ours[label] for label in shared) / total if total > 0 else float("nan")
+
+
+def nearest_distances(points: Tensor, others: Tensor) -> Tensor:
+    """Euclidean distance of each point to the nearest of others.
+
+    Args:
+        points: (N, D).
+        others: (M, D).
+
+    Returns:
+        (N,), float64; exactly 0 for a copy.
+
+    Raises:
+        ValueError: when a set is empty or the widths differ.
+    """
+    if (
+        points.dim() != 2
+        or others.dim() != 2
+        or points.shape[1] != others.shape[1]
+        or not len(points)
+        or not len(others)
+    ):
+        raise ValueError(f"expected points of one width, found {tuple(points.shape)} and {tuple(others.shape)}")
+    others = others.double()
+    squares = others.square().sum(dim=1)
+    found = []
+    for rows in points.double().split(max(1, _PAIRS // len(others))):
+        # products find the nearest fast, differences tell its distance exactly
+        nearest = (squares - 2 * rows @ others.T).argmin(dim=1)
+        found.append((rows - others[nearest]).norm(dim=1))
+    return torch.cat(found)
+
+
+QUICK = ("frechet", "accuracy", "spread", "nearest")
+METRICS = (*QUICK, "kid", "manifold", "sliced_wasserstein")
+KID_SUBSETS = 50
+KID_ROWS = 1000  # of a subset; half of a smaller set, or the subsets would not differ
+MANIFOLD_ROWS = 5000  # of each set, drawn; the distances of all pairs must fit into memory
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Images or features, with or without classes.
+
+    Attributes:
+        pixels: (N, H, W, C), uint8; None where only features are known.
+        labels: one per image, 1 to K; None for none.
+        features: (N, D); None where they are to be computed.
+        classes: names in the order of the labels, where known.
+    """
+
+    pixels: np.ndarray | None
+    labels: list[int] | None = None
+    features: Tensor | None = None
+    classes: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.labels is not None and len(self.labels) != len(self):
+            raise ValueError(f"expected one label per image, found {len(self)} images and {len(self.labels)} labels")
+
+    def __len__(self) -> int:
+        if self.pixels is not None:
+            return len(self.pixels)
+        return len(self.features) if self.features is not None else 0
+
+    def images(self) -> Tensor:
+        """Images (N, C, H, W), float32 in [-1, 1].
+
+        Raises:
+            ValueError: when only features are known.
+        """
+        if self.pixels is None:
+            raise ValueError("only features are known of these samples, images are needed")
+        return to_values(self.pixels)
+
+
+def samples_of(images: Tensor, labels: Sequence[int] | None = None) -> Samples:
+    """Samples of images (N, C, H, W), float in [-1, 1]: clipped and rounded to 8 bits, as a file would hold them."""
+    return Samples(to_pixels(images), None if labels is None else list(labels))
+
+
+class Comparison:
+    """Figures of samples against a reference. May be called, and then is a `Quality` of `zoo.flow.evaluation.tables`.
+
+    Args:
+        reference: real images that the generator was not trained on.
+        extractor: feature net; a `Classifier` also tells the accuracy. None where both sides are features.
+        train: images that the generator was trained on, for the distances that show copying.
+        metrics: of `METRICS`; QUICK by default.
+        cache: folder for features of the reference, kept by a hash of images and extractor; None for none.
+        batch_size: images through the extractor at once.
+        device: torch device of the extractor.
+        seed: of subsets and projections.
+
+    Raises:
+        ValueError: for an unknown metric, or when features are to be computed without extractor or images.
+    """
+
+    def __init__(
+        self,
+        reference: Samples,
+        extractor: Extractor | None,
+        train: Samples | None = None,
+        metrics: Sequence[str] = QUICK,
+        cache: Path | None = None,
+        batch_size: int = BATCH,
+        device: str = "cpu",
+        seed: int = 0,
+    ) -> None:
+        unknown = sorted(set(metrics) - set(METRICS))
+        if unknown:
+            raise ValueError(f"unknown metrics {', '.join(unknown)}; there are {', '.join(METRICS)}")
+        self.reference = reference
+        self.extractor = extractor
+        self.train = train
+        self.metrics = tuple(metrics)
+        self.batch_size = batch_size
+        self.device = device
+        self.seed = seed
+        self.real = self._features(reference, cache)
+        self._statistics = distances.FeatureStatistics(self.real.shape[1]).update(self.real)
+        self._held_out_nearest = self._nearest(reference)
+
+    @property
+    def dims(self) -> int:
+        """Of a feature."""
+        return self.real.shape[1]
+
+    def __call__(self, images: Tensor, labels: Sequence[int] | None) -> dict[str, float]:
+        """Figures of images (N, C, H, W), float about in [-1, 1]."""
+        return self.figures(samples_of(images, labels))
+
+    def features(self, samples: Samples) -> Tensor:
+        """Features (N, D), float32 on the CPU."""
+        return self._features(samples, None)
+
+    def figures(self, samples: Samples, features: Tensor | None = None) -> dict[str, float]:
+        """All figures that can be had.
+
+        Args:
+            samples: to judge.
+            features: of them, where already computed.
+
+        Returns:
+            By name, those whose metric was asked for: `frechet`; `kid`, `kid_std`; `precision`, `recall`, `density`,
+            `coverage`; `sliced_wasserstein`; `accuracy`, the share of samples that the classifier takes for their
+            label; `std_ratio`, the spread of features around their class's mean as a share of the reference's, averaged
+            over classes; `nearest`, the median distance of a sample to the nearest training image in pixels (Euclidean,
+            of values in [-1, 1]), and `nearest_ratio`, the same as a share of that of the reference: near 0 for copies.
+
+        Raises:
+            ValueError: when sizes do not fit.
+        """
+        fake = self.features(samples) if features is None else features
+        found: dict[str, float] = {}
+        if "frechet" in self.metrics:
+            found["frechet"] = distances.frechet_distance(self._statistics, fake)
+        if "accuracy" in self.metrics and (right := self.right(samples, fake)) is not None:
+            found["accuracy"] = float(right.mean())
+        if "spread" in self.metrics and samples.labels is not None and self.reference.labels is not None:
+            found["std_ratio"] = spread_ratio(self.real, self.reference.labels, fake, samples.labels)
+        if "nearest" in self.metrics and (near := self._nearest(samples)) is not None:
+            found["nearest"] = float(near.median())
+            if self._held_out_nearest is not None:
+                found["nearest_ratio"] = found["nearest"] / max(float(self._held_out_nearest.median()), distances.TINY)
+        if "kid" in self.metrics:
+            size = max(2, min(KID_ROWS, len(self.real) // 2, len(fake) // 2))
+            found["kid"], found["kid_std"] = distances.kernel_distance(
+                self.real, fake, KID_SUBSETS, size, seed=self.seed
+            )
+        if "manifold" in self.metrics:
+            found |= distances.manifold_scores(self._some(self.real), self._some(fake))
+        if "sliced_wasserstein" in self.metrics:
+            found["sliced_wasserstein"] = distances.sliced_wasserstein(self.real, fake, seed=self.seed)
+        return found
+
+    def right(self, samples: Samples, features: Tensor) -> np.ndarray | None:
+        """Whether the classifier takes each sample for its label (N,), 0 or 1; None without classifier or labels."""
+        if not isinstance(self.extractor, Classifier) or samples.labels is None:
+            return None
+        return (np.array(self.extractor.predict(features)) == np.array(samples.labels)).astype(float)
+
+    def by_class(self, samples: Samples, features: Tensor) -> list[dict[str, Any]]:
+        """Figures of each class that samples and reference share.
+
+        Args:
+            samples: with labels.
+            features: of them.
+
+        Returns:
+            Rows with `label`, `class`, `samples`, `reference` (how many); `accuracy` and `nearest` where known;
+            `mean_distance` of the two means, and `std_ratio`. Empty where a side has no labels.
+        """
+        if samples.labels is None or self.reference.labels is None:
+            return []
+        right, near = self.right(samples, features), self._nearest(samples)
+        fake_labels, real_labels = np.array(samples.labels), np.array(self.reference.labels)
+        names = self.reference.classes or samples.classes
+        rows = []
+        for label in sorted(set(samples.labels) & set(self.reference.labels)):
+            chosen, real = fake_labels == label, real_labels == label
+            fakes, reals = features[torch.from_numpy(chosen)], self.real[torch.from_numpy(real)]
+            row: dict[str, Any] = {
+                "label": label,
+                "class": names[label - 1] if names and label <= len(names) else str(label),
+                "samples": int(chosen.sum()),
+                "reference": int(real.sum()),
+                "mean_distance": float((fakes.mean(dim=0) - reals.mean(dim=0)).norm()),
+                "std_ratio": spread_ratio(reals, [label] * len(reals), fakes, [label] * len(fakes)),
+            }
+            if right is not None:
+                row["accuracy"] = float(right[chosen].mean())
+            if near is not None:
+                row["nearest"] = float(near[torch.from_numpy(chosen)].median())
+            rows.append(row)
+        return rows
+
+    def _features(self, samples: Samples, cache: Path | None) -> Tensor:
+        if samples.features is not None:
+            return samples.features
+        if self.extractor is None or samples.pixels is None:
+            raise ValueError("features of images need an extractor: give one, or features on both sides")
+        if cache is None:
+            return extract(self.extractor, samples.pixels, self.batch_size, self.device)
+        return cached_features(self.extractor, samples.pixels, cache, self.batch_size, self.device)
+
+    def _nearest(self, samples: Samples) -> Tensor | None:
+        if "nearest" not in self.metrics or self.train is None:
+            return None
+        if samples.pixels is None or self.train.pixels is None:
+            return None
+        return nearest_distances(samples.images().flatten(1), self.train.images().flatten(1))
+
+    def _some(self, features: Tensor) -> Tensor:
+        if len(features) <= MANIFOLD_ROWS:
+            return features
+        order = torch.randperm(len(features), generator=torch.Generator().manual_seed(self.seed))
+        return features[order[:MANIFOLD_ROWS]]
+
+
+def compare(
+    samples: Tensor,
+    labels: Sequence[int] | None,
+    reference_images: Tensor,
+    reference_labels: Sequence[int] | None,
+    extractor: Extractor,
+    train_images: Tensor | None = None,
+    metrics: Sequence[str] = QUICK,
+) -> dict[str, float]:
+    """Figures of one set of samples; for several against one reference use `Comparison`, which is faster.
+
+    Args:
+        samples: (N, C, H, W), float about in [-1, 1].
+        labels: that they were asked for, 1 to K; None for none.
+        reference_images: real ones (M, C, H, W) that were not trained on.
+        reference_labels: of them; None for none.
+        extractor: feature net.
+        train_images: (L, C, H, W), for the distances that show copying.
+        metrics: of `METRICS`.
+
+    Returns:
+        See `Comparison.figures`.
+
+    Raises:
+        ValueError: when sizes do not fit.
+    """
+    train = None if train_images is None else samples_of(train_images)
+    return Comparison(samples_of(reference_images, reference_labels), extractor, train, metrics)(samples, labels)

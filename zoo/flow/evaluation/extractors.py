@@ -1,0 +1,267 @@
+"""Nets that turn images into features for the metrics: pixels as they are, a user's own net, feature files.
+
+Images always go to 8 bits first, as they would in a file: a metric must not tell floats from pixels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from zoo.common.atomic import write_atomic
+from zoo.common.reading.archives import check_zip
+from zoo.common.reading.errors import UnsafeFileError
+from zoo.flow.data.images import checksum, to_values
+
+BATCH = 64
+
+
+class Extractor(nn.Module):
+    """Base of feature nets.
+
+    Attributes:
+        dims: of a feature.
+    """
+
+    dims: int
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features (B, dims) of images (B, C, H, W), float in [-1, 1], 1 or 3 channels."""
+        raise NotImplementedError(f"{type(self).__name__} defines no forward()")
+
+    def identity(self) -> str:
+        """What tells this extractor from others, for caches and reports."""
+        state = {key: value.detach().cpu().contiguous() for key, value in self.state_dict().items()}
+        return f"{type(self).__name__} {checksum(save(state))}"
+
+
+class Classifier(Extractor):
+    """Base of feature nets that know classes.
+
+    Attributes:
+        num_classes: K.
+    """
+
+    num_classes: int
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Scores (B, K) of features (B, dims); column 0 is label 1."""
+        raise NotImplementedError(f"{type(self).__name__} defines no logits()")
+
+    @torch.no_grad()
+    def predict(self, features: Tensor) -> list[int]:
+        """Labels, 1 to K, of features (B, dims)."""
+        device = next(self.parameters()).device
+        return [int(label) for label in (self.logits(features.to(device)).argmax(dim=1) + 1).tolist()]
+
+
+class Pixels(Extractor):
+    """The pixels themselves.
+
+    Args:
+        dims: channels x height x width of the images.
+    """
+
+    def __init__(self, dims: int) -> None:
+        super().__init__()
+        self.dims = dims
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Flattened images (B, dims).
+
+        Raises:
+            ValueError: when the images have another size.
+        """
+        features = images.flatten(1)
+        if features.shape[1] != self.dims:
+            raise ValueError(f"expected images of {self.dims} values, found {tuple(images.shape[1:])}")
+        return features
+
+    def identity(self) -> str:
+        """Its width."""
+        return f"Pixels {self.dims}"
+
+
+class TorchScriptExtractor(Extractor):
+    """A net of the user's, saved with `torch.jit.save`.
+
+    It takes images (B, channels, resolution, resolution), float32 in [-1, 1], and returns features (B, dims). A
+    TorchScript file is a program: it cannot run Python, but take it only from those you trust. Files of
+    `torch.export` (.pt2) are refused, since torch reads them with pickle.
+
+    Args:
+        path: the file.
+        resolution: height and width that images are resized to (bilinear, antialiased), in pixels.
+        channels: 3 repeats grey images, 1 averages colours.
+
+    Raises:
+        FileNotFoundError: when there is no such file.
+        ValueError: when it is no TorchScript file, or returns something else than (B, dims).
+    """
+
+    def __init__(self, path: Path, resolution: int, channels: int = 3) -> None:
+        super().__init__()
+        path = Path(path)
+        self.net = _load_script(path)
+        self.resolution = resolution
+        self.channels = channels
+        with path.open("rb") as file:
+            self.digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
+        try:
+            with torch.no_grad():
+                shape = tuple(self.net(torch.zeros(2, channels, resolution, resolution)).shape)
+        except (RuntimeError, AttributeError) as error:
+            raise ValueError(
+                f"{path} cannot be called on images of shape (2, {channels}, {resolution}, {resolution}): "
+                f"{str(error).strip().splitlines()[-1]}"
+            ) from error
+        if len(shape) != 2 or shape[0] != 2:
+            raise ValueError(f"{path}: expected features (B, dims) of 2 images, found shape {shape}")
+        self.dims = shape[1]
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features (B, dims) of images (B, C, H, W), float in [-1, 1]."""
+        return self.net(with_channels(resized(images, self.resolution), self.channels))
+
+    def identity(self) -> str:
+        """Hash of the file, and how images reach it."""
+        return f"TorchScript {self.digest} {self.resolution} px {self.channels} channels"
+
+
+def _load_script(path: Path) -> nn.Module:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file; expected a feature net saved with torch.jit.save")
+    try:
+        check_zip(path)
+        with zipfile.ZipFile(path) as archive:
+            script = any(name.endswith("/constants.pkl") for name in archive.namelist())
+    except UnsafeFileError as error:
+        raise UnsafeFileError(f"{path}: {error}") from error
+    except ValueError:
+        script = False
+    if not script or path.suffix == ".pt2":
+        raise ValueError(
+            f"{path}: not a TorchScript file; save the net in evaluation mode with "
+            "torch.jit.save(torch.jit.trace(net, images), path)"
+        )
+    try:
+        return torch.jit.load(path, map_location="cpu").eval()
+    except RuntimeError as error:
+        raise ValueError(f"{path}: TorchScript file cannot be read ({str(error).strip().splitlines()[0]})") from error
+
+
+def resized(images: Tensor, resolution: int) -> Tensor:
+    """Resize images (B, C, H, W) to squares, bilinear and antialiased; those of that size stay as they are."""
+    if images.shape[-2:] == (resolution, resolution):
+        return images
+    return F.interpolate(images, (resolution, resolution), mode="bilinear", align_corners=False, antialias=True)
+
+
+def with_channels(images: Tensor, channels: int) -> Tensor:
+    """Images (B, channels, H, W): grey is repeated, colours are averaged."""
+    if images.shape[1] == channels:
+        return images
+    grey = images.mean(dim=1, keepdim=True)
+    return grey.expand(-1, channels, -1, -1)
+
+
+@torch.no_grad()
+def extract(extractor: Extractor, pixels: np.ndarray, batch_size: int = BATCH, device: str = "cpu") -> Tensor:
+    """Features of images.
+
+    Args:
+        extractor: put into evaluation mode and moved to the device.
+        pixels: (N, H, W, C), uint8, 1 or 3 channels; `zoo.flow.rendering.to_pixels` makes them.
+        batch_size: images at once.
+        device: torch device to compute on.
+
+    Returns:
+        Features (N, dims), float32 on the CPU.
+
+    Raises:
+        ValueError: when the images are something else, or a feature is not finite.
+    """
+    if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[-1] not in (1, 3) or not len(pixels):
+        raise ValueError(f"expected images (N, H, W, 1 | 3) uint8, N >= 1, found {pixels.shape} {pixels.dtype}")
+    extractor = extractor.eval().to(device)
+    parts = [
+        extractor(to_values(pixels[first : first + batch_size]).to(device)).float().cpu()
+        for first in range(0, len(pixels), batch_size)
+    ]
+    features = torch.cat(parts)
+    if not features.isfinite().all():
+        raise ValueError(f"{type(extractor).__name__} gives features that are not finite")
+    return features
+
+
+def cached_features(
+    extractor: Extractor, pixels: np.ndarray, cache: Path | None, batch_size: int = BATCH, device: str = "cpu"
+) -> Tensor:
+    """Features of images, kept in `<cache>/features/<hash>.npz`; the hash is of images and extractor.
+
+    Args:
+        extractor: as in `extract`.
+        pixels: as in `extract`, at the size they were resized to.
+        cache: folder, made when missing; None computes anew.
+        batch_size: images at once.
+        device: torch device to compute on.
+
+    Returns:
+        Features (N, dims), float32 on the CPU.
+
+    Raises:
+        ValueError: as in `extract`.
+    """
+    if cache is None:
+        return extract(extractor, pixels, batch_size, device)
+    key = f"{checksum(np.ascontiguousarray(pixels))} {pixels.shape} {extractor.identity()}"
+    path = Path(cache) / "features" / f"{checksum(key.encode())}.npz"
+    if path.is_file():
+        features, _ = read_features(path)
+        return features
+    features = extract(extractor, pixels, batch_size, device)
+    write_features(path, features)
+    return features
+
+
+def write_features(path: Path, features: Tensor, labels: list[int] | None = None) -> None:
+    """Write an npz with `features` (N, D) float32 and, where given, `labels` (N,), 1 to K."""
+    arrays: dict[str, Any] = {"features": features.float().cpu().numpy()}
+    if labels is not None:
+        arrays["labels"] = np.asarray(labels, dtype=np.int64)
+    write_atomic(path, lambda file: np.savez(file, **arrays))
+
+
+def read_features(path: Path) -> tuple[Tensor, list[int] | None]:
+    """Read a feature file.
+
+    Args:
+        path: npz with `features` (N, D), numbers, and perhaps `labels` (N,), whole numbers from 1.
+
+    Returns:
+        Features (N, D) float32, and labels or None.
+
+    Raises:
+        ValueError: when it holds something else.
+    """
+    try:
+        check_zip(path)
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in ("features", "labels") if key in file}
+    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path}: cannot be read as npz ({error})") from error
+    features, labels = arrays.get("features"), arrays.get("labels")
+    if features is None or features.ndim != 2 or features.dtype.kind != "f" or not np.isfinite(features).all():
+        found = "none" if features is None else f"{features.shape} {features.dtype}"
+        raise ValueError(f"{path}: expected features (N, D), finite floats, found {found}")
+    if labels is not None and (labels.shape != (len(features),) or labels.dtype.kind not in "iu" or labels.min() < 1):
+        raise ValueError(f"{path}: expected labels ({len(features)},), whole numbers from 1, found {labels.shape}")
+    return torch.from_numpy(features.astype(np.float32)), None if labels is None else labels.tolist()

@@ -1,0 +1,138 @@
+"""Reading what is to be evaluated: folders of pictures, npz files of pictures or features, scikit-learn's digits."""
+
+from __future__ import annotations
+
+import csv
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from zoo.common.reading.archives import check_zip
+from zoo.flow.data import image_sets
+from zoo.flow.data.images import ArrayPictures, FilePictures, Pictures, decode_all
+from zoo.flow.evaluation.comparison import Samples
+from zoo.flow.evaluation.extractors import read_features
+from zoo.flow.inference.generate import LABELS_NAME
+
+GREY_MODES = ("1", "L", "LA", "I", "I;16", "I;16B")
+SHOW_PROGRESS = 10_000  # pictures, which take some seconds to read
+_SHOWN = 5  # names in a message
+
+
+def read_samples(path: Path, resolution: int | None = None, channels: int | None = None) -> Samples:
+    """Read a set of samples or real images.
+
+    Args:
+        path: one of these.
+
+            - a folder that `zoo sample` wrote: pictures and `labels.csv`;
+            - a folder of pictures, without labels;
+            - a folder of folders, one per class, labelled from 1 in sorted order;
+            - an npz with `images` (N, H, W[, C]) uint8 and perhaps `labels` (`zoo.flow.data.image_sets.npz`);
+            - an npz with `features` (N, D) and perhaps `labels`, whole numbers from 1.
+        resolution: height and width that pictures are resized to (bilinear, antialiased); those of the first when None.
+        channels: 3 for RGB, 1 for grey; as the first picture when None.
+
+    Returns:
+        The set; features are as they are in the file.
+
+    Raises:
+        FileNotFoundError: when there is no such folder or file.
+        ValueError: when it holds something else.
+    """
+    path = Path(path)
+    if path.is_file() and path.suffix == ".npz":
+        return _read_npz(path, resolution, channels)
+    if not path.is_dir():
+        raise FileNotFoundError(f"{path}: expected a folder of pictures or an npz file")
+    if (path / LABELS_NAME).is_file():
+        files, labels = _listed(path)
+        return Samples(_pixels(FilePictures(path, files), resolution, channels), labels)
+    files = sorted(file for file in path.glob("[!.]*") if file.suffix.lower() in image_sets.SUFFIXES)
+    if files:
+        return Samples(_pixels(FilePictures(path, files), resolution, channels))
+    images = image_sets.folder(path)
+    return Samples(_pixels(images.pictures, resolution, channels), images.labels, None, images.classes)
+
+
+def read_digits(val_every: int, split_seed: int | None, resolution: int, channels: int) -> tuple[Samples, Samples]:
+    """Scikit-learn's digits in two parts, split as `ImageData` does with the same arguments.
+
+    Args:
+        val_every: of how many images of a class one is held out.
+        split_seed: hold out at random, as many of each class; None for every `val_every`-th.
+        resolution: height and width in pixels.
+        channels: 3 or 1.
+
+    Returns:
+        Training and held-out images.
+
+    Raises:
+        ValueError: when val_every is below 2.
+    """
+    if val_every < 2:
+        raise ValueError(f"val_every is at least 2, not {val_every}")
+    images = image_sets.digits()
+    pixels = _pixels(images.pictures, resolution, channels)
+    chosen = np.array(image_sets.held_out(images.labels, val_every, split_seed))
+    labels = np.array(images.labels)
+    train, held = (Samples(pixels[part], labels[part].tolist(), None, images.classes) for part in (~chosen, chosen))
+    return train, held
+
+
+def _read_npz(path: Path, resolution: int | None, channels: int | None) -> Samples:
+    try:
+        check_zip(path)
+        with np.load(path, allow_pickle=False) as file:
+            keys = set(file.files)
+            bare = file["images"] if keys >= {"images"} and "labels" not in keys else None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path}: cannot be read as npz ({error})") from error
+    if "features" in keys:
+        features, labels = read_features(path)
+        return Samples(None, labels, features)
+    if bare is not None:
+        if (
+            bare.dtype != np.uint8
+            or bare.ndim < 3
+            or bare.shape[3:] not in image_sets.SHAPES_AFTER_SIZE
+            or not len(bare)
+        ):
+            raise ValueError(f"{path}: expected images (N, H, W[, 1 | 3 | 4]) uint8, found {bare.shape} {bare.dtype}")
+        return Samples(_pixels(ArrayPictures(bare), resolution, channels))
+    images = image_sets.npz(path)
+    return Samples(_pixels(images.pictures, resolution, channels), images.labels, None, images.classes)
+
+
+def _listed(folder: Path) -> tuple[list[Path], list[int] | None]:
+    """Pictures and labels that labels.csv names; no labels where all are 0."""
+    source = folder / LABELS_NAME
+    with source.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    try:
+        files, labels = [folder / row["file"] for row in rows], [int(row["label"]) for row in rows]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{source}: expected the columns file and label, whole numbers ({error})") from error
+    if not files:
+        raise ValueError(f"{source} names no picture")
+    if files[0].suffix == ".npy":
+        raise ValueError(f"{folder} holds samples that are no images; points are judged by `zoo sweep --point_set`")
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise ValueError(
+            f"{folder}: {len(missing)} of the {len(files)} pictures of {LABELS_NAME} are missing "
+            f"({', '.join(missing[:_SHOWN])}): the sampling did not end, call it again"
+        )
+    if 0 < labels.count(0) < len(labels):
+        raise ValueError(f"{source}: some labels are 0, the null class: those samples belong to no class")
+    return files, labels if labels[0] else None
+
+
+def _pixels(pictures: Pictures, resolution: int | None, channels: int | None) -> np.ndarray:
+    if resolution is None or channels is None:
+        with pictures.open(0) as first:
+            mode = first.mode
+        resolution = resolution or pictures.upright(0).height
+        channels = channels or (1 if mode in GREY_MODES else 3)
+    return np.stack(list(decode_all(pictures, resolution, channels, progress=len(pictures) > SHOW_PROGRESS)))

@@ -1,0 +1,93 @@
+"""What all that draw many samples share: labels and seeds, the loaded run, its description, the processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from zoo.common.hardware import own_device
+from zoo.flow.inference.sampler import Sampler
+from zoo.flow.process.guidance import Guidance
+from zoo.flow.process.sampling import SAMPLES
+from zoo.flow.process.solvers import Solver
+from zoo.runs.frozen import state_digest
+from zoo.runs.load import load
+from zoo.training.data import item_seed
+
+Drawn = tuple[list[int] | None, list[int]]
+"""Labels (None without classes) and seeds, one per sample."""
+
+
+def requests(
+    count: int, seed: int, num_classes: int, labels: Sequence[int] | None = None, epoch: int = SAMPLES
+) -> Drawn:
+    """Labels, in turns, and seeds of samples 0, 1, ...; those of a sample do not depend on the count.
+
+    Args:
+        count: samples, at least 1.
+        seed: of everything.
+        num_classes: of the net; 0 for none.
+        labels: taken in turns; one that stands twice comes twice as often. None for all classes.
+        epoch: of the keys of the noise.
+
+    Returns:
+        Labels (None without classes) and seeds, one per sample, as `Sampler.sample` takes them.
+
+    Raises:
+        ValueError: when the count is not positive, or a label is no class.
+    """
+    if count < 1:
+        raise ValueError(f"count is at least 1, not {count}")
+    if labels is not None and not num_classes:
+        raise ValueError(f"labels {list(labels)} are given to a net that has no classes: leave them out")
+    if labels is not None and (not labels or any(not 0 <= label <= num_classes for label in labels)):
+        raise ValueError(f"labels lie between 1 and {num_classes} (0 is the null class), found {list(labels)}")
+    seeds = [item_seed(seed, epoch, index) for index in range(count)]
+    if not num_classes:
+        return None, seeds
+    choice = list(labels) if labels is not None else list(range(1, num_classes + 1))
+    return [choice[index % len(choice)] for index in range(count)], seeds
+
+
+def load_sampler(
+    run: Path,
+    solver: Solver | None = None,
+    guidance: Guidance | None = None,
+    chunk: int | None = None,
+    device: str = "cpu",
+) -> Sampler:
+    """Load a run of flow matching to sample from it.
+
+    Args:
+        run: run folder, checkpoint or export; its averaged weights, where it has them.
+        solver: null takes the run's.
+        guidance: null takes the run's; a scale of 1 is the conditional field.
+        chunk: samples integrated together; null takes the run's.
+        device: torch device; `cuda` is each process's own where torchrun started several.
+
+    Raises:
+        FileNotFoundError: when there is no such run.
+        ValueError: when it is of another kind.
+    """
+    given: dict[str, Any] = {"solver": solver, "guidance": guidance, "chunk": chunk}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    sampler = load(run, own_device(device), **chosen)
+    if not isinstance(sampler, Sampler):
+        raise ValueError(f"{run} is loaded as {type(sampler).__name__}; expected a run of flow matching (Sampler)")
+    return sampler
+
+
+def sampler_settings(sampler: Sampler) -> dict[str, Any]:
+    """What decides samples besides their labels and seeds, for JSON: the weights as a hash, path, solver, guidance."""
+    return {
+        "weights": state_digest(sampler.net.state_dict()),
+        "prediction": sampler.prediction,
+        "path": _described(sampler.path),
+        "solver": _described(sampler.solver),
+        "guidance": None if sampler.guidance is None else _described(sampler.guidance),
+    }
+
+
+def _described(part: Any) -> dict[str, Any]:
+    return {"class": type(part).__name__, **vars(part)}

@@ -1,0 +1,190 @@
+"""Many samples into a folder, one file each, by one process or several, and again after a kill."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.progress import track
+from torch import Tensor
+
+from zoo.common import folders
+from zoo.common.atomic import sweep_temporaries, write_atomic
+from zoo.common.table import csv_lines, header_line
+from zoo.flow import rendering
+from zoo.flow.inference.drawing import Drawn, requests, sampler_settings
+from zoo.flow.inference.sampler import ANIMATED_IMAGES, Sampler
+
+LABELS_NAME, JOINED_NAME = "labels.csv", "samples.npy"
+GRID_IMAGES = 100
+
+
+def generate(
+    sampler: Sampler,
+    output: Path,
+    count: int = 500,
+    labels: Sequence[int | str] | None = None,
+    seed: int = 63,
+    rank: int = 0,
+    world_size: int = 1,
+    grid: bool = True,
+    trajectory: rendering.Animation = "none",
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Write samples, one file each; the same call goes on after a kill.
+
+    OUTPUT holds `0.png`, `1.png`, ... (`0.npy`, ... where samples are no images), `labels.csv` with file, label, seed
+    (a pair that a request file of `zoo predict` takes) and class name of each, and `settings.json`. Samples that are
+    no images are joined in `samples.npy` (count, ...) besides. The grid of the first 100 images (the scatter plot of
+    all points) is `OUTPUT_grid.png`, the animation of the first 64 (of all points) `OUTPUT_trajectory.gif` or `.mp4`:
+    beside the folder, whose every PNG is a sample.
+
+    Processes share the work by `rank` and `world_size` and need not talk to each other: the one that ends last writes
+    grid, animation and `samples.npy`. Sample i is the same, to the bit, for any number of processes and kills; for
+    another `sampler.chunk` it is the same but for rounding, and with dopri5 but for its tolerances.
+
+    Args:
+        sampler: a loaded run; its solver, guidance and chunk are used.
+        output: folder to write.
+        count: samples.
+        labels: classes by number or name, taken in turns; None for all.
+        seed: of the noise.
+        rank: of this process, 0 to world_size - 1. It takes every world_size-th chunk.
+        world_size: processes.
+        grid: write the grid.
+        trajectory: "none", "gif" or "mp4".
+        progress: show a bar on rank 0.
+
+    Returns:
+        `done` samples of this call, `skipped` ones that existed, `missing` ones that other processes owe, `nfe` of a
+        sample (with dopri5 the most that a chunk took), `seconds` of work, `written`: further files by name.
+
+    Raises:
+        ValueError: when an argument is out of range, or the folder was begun with other settings or holds something
+            else.
+        FileNotFoundError: when an MP4 is asked for and there is no ffmpeg.
+        OSError: when the disk is full; the same call goes on.
+    """
+    started = time.perf_counter()
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank lies between 0 and world_size - 1, found rank {rank} of {world_size}")
+    rendering.check_animation(trajectory)
+    output = Path(output).resolve()
+    chosen = sampler.label_numbers(labels)
+    drawn = requests(count, seed, sampler.net.num_classes, chosen)
+    shape = tuple(sampler.net.sample_shape)
+    suffix = ".png" if rendering.is_image(shape) else ".npy"
+    drawable = rendering.is_image(shape) or rendering.is_point(shape)
+    if not drawable and (grid or trajectory != "none"):
+        raise ValueError(f"samples of shape {shape} cannot be drawn: switch off grid and trajectory")
+    settings = {"count": count, "labels": chosen, "seed": seed, "classes": sampler.classes, **sampler_settings(sampler)}
+    folders.begin_output(output, settings, notes=("classes",))
+    if world_size == 1:
+        sweep_temporaries(output)
+    if rank == 0:
+        write_labels(output, drawn, suffix, sampler.class_names(drawn[0]))
+    paths = [output / f"{index}{suffix}" for index in range(count)]
+    spans = [range(first, min(first + sampler.chunk, count)) for first in range(0, count, sampler.chunk)][
+        rank::world_size
+    ]
+    missing = [span for span in spans if not all(paths[index].exists() for index in span)]
+    done, nfe = 0, 0
+    for span in track(missing, "samples", disable=not (progress and missing and rank == 0)):
+        made, evaluations = _write_span(sampler, paths, span, drawn)
+        done, nfe = done + made, max(nfe, evaluations)
+    owed = sum(not path.exists() for path in paths)
+    written = [] if owed else finish(sampler, output, paths, drawn, grid, trajectory)
+    return {
+        "done": done,
+        "skipped": sum(map(len, spans)) - done,
+        "missing": owed,
+        "nfe": nfe,
+        "seconds": round(time.perf_counter() - started, 3),
+        "written": [path.name for path in written],
+    }
+
+
+def finish(
+    sampler: Sampler, output: Path, paths: Sequence[Path], drawn: Drawn, grid: bool, trajectory: rendering.Animation
+) -> list[Path]:
+    """Write what is made of all samples, once they exist.
+
+    Args:
+        sampler: that drew them.
+        output: their folder.
+        paths: of all of them.
+        drawn: their labels and seeds.
+        grid: write the grid.
+        trajectory: animation to write.
+
+    Returns:
+        What was written.
+    """
+    labels, seeds = drawn
+    names = sampler.class_names(labels)
+    written = []
+    if paths[0].suffix == ".png":
+        first = min(GRID_IMAGES, len(paths))
+        tiles = np.stack([read_image(path) for path in paths[:first]])
+        overview = rendering.sheet(tiles, None if names is None else names[:first])
+        shown = min(ANIMATED_IMAGES, len(paths))
+    else:
+        joined = np.stack([np.load(path) for path in paths])
+        written.append(output / JOINED_NAME)
+        write_atomic(written[-1], lambda file: np.save(file, joined))
+        overview = rendering.picture(torch.from_numpy(joined), labels, names=names) if grid else joined
+        shown = len(paths)
+    if trajectory != "none":
+        states = sampler.trajectory(None if labels is None else labels[:shown], seeds[:shown])
+        written.append(output.with_name(f"{output.name}_trajectory.{trajectory}"))
+        rendering.write_animation(written[-1], rendering.frames(states, labels, names=names))
+    if grid:
+        written.append(output.with_name(f"{output.name}_grid.png"))
+        rendering.write_png(written[-1], overview)
+    return written
+
+
+def read_image(path: Path) -> np.ndarray:
+    """Read a picture as (H, W, C), uint8, with 1 or 3 channels."""
+    from PIL import Image
+
+    with Image.open(path) as image:
+        pixels = np.array(image if image.mode in ("L", "RGB") else image.convert("RGB"))
+    return pixels[..., None] if pixels.ndim == 2 else pixels
+
+
+def write_labels(output: Path, drawn: Drawn, suffix: str, names: Sequence[str] | None = None) -> None:
+    """Write file, label (0 without classes) and seed of each sample, and the name of its class where it has one."""
+    labels, seeds = drawn
+    columns = ("file", "label", "seed", *(["class"] if names else []))
+    rows: list[dict[str, Any]] = [
+        {"file": f"{index}{suffix}", "label": labels[index] if labels else 0, "seed": each}
+        for index, each in enumerate(seeds)
+    ]
+    for row, name in zip(rows, names or [], strict=False):
+        row["class"] = name
+    write_atomic(output / LABELS_NAME, lambda file: file.write(header_line(columns) + csv_lines(rows, columns)))
+
+
+def _write_span(sampler: Sampler, paths: Sequence[Path], span: range, drawn: Drawn) -> tuple[int, int]:
+    """Compute a whole chunk, as an uninterrupted call would, and write what is missing of it."""
+    labels, seeds = drawn
+    part = slice(span.start, span.stop)
+    (solution,) = sampler.solutions(None if labels is None else labels[part], seeds[part])
+    done = 0
+    for index, sample in zip(span, solution.x, strict=True):
+        if not paths[index].exists():
+            _write_sample(paths[index], sample)
+            done += 1
+    return done, solution.nfe
+
+
+def _write_sample(path: Path, sample: Tensor) -> None:
+    if path.suffix == ".png":
+        rendering.write_png(path, rendering.to_pixels(sample[None])[0])
+    else:
+        write_atomic(path, lambda file: np.save(file, sample.numpy()))

@@ -1,0 +1,109 @@
+"""Writing pairs for reflow and distillation: a teacher's samples with the noise that they were made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.progress import Progress
+
+from zoo.common import folders
+from zoo.common.atomic import TEMPORARY_MARK, remove, write_atomic
+from zoo.flow.data.pair_shards import CHECKED_VALUES, META_NAME, row_type, shard_paths
+from zoo.flow.inference.drawing import requests, sampler_settings
+from zoo.flow.inference.sampler import Sampler
+from zoo.flow.process.sampling import PAIRS
+
+NOT_COMPARED = ("run",)  # a matter of where it lies; the teacher's weights are compared by their hash
+
+
+def make_pairs(
+    sampler: Sampler,
+    output: Path,
+    count: int,
+    labels: Sequence[int | str] | None = None,
+    seed: int = 0,
+    shard_size: int = 1024,
+    rank: int = 0,
+    world_size: int = 1,
+    progress: bool = True,
+    run: str = "",
+    classes: list[str] | None = None,
+) -> dict[str, int]:
+    """Write a teacher's samples in shards, each with the seed of the noise that it was made of.
+
+    Noise and label of pair i follow from `seed` and i alone, so the pairs are the same for any chunk, shard size or
+    number of processes, as far as a sample does not depend on its chunk (see `Sampler`). `meta.json` says how they were
+    made. A second call makes missing shards only.
+
+    Args:
+        sampler: the teacher, in evaluation mode, with its solver and guidance; it samples `chunk` pairs at once.
+        output: folder to write.
+        count: pairs in all, over all processes.
+        labels: pairs take their labels from these in turns, 1 to K (0 is the null class) or names; None takes all
+            classes, and no label for a net without classes.
+        seed: of the noise.
+        shard_size: pairs per file.
+        rank: of this process; it makes every world_size-th shard from the rank-th on.
+        world_size: number of processes.
+        progress: show a progress bar.
+        run: name of the teacher, for meta.json.
+        classes: names of the teacher's classes, for meta.json; those that it knows when None.
+
+    Returns:
+        Pairs that this process `made`, and `skipped` because they were there.
+
+    Raises:
+        ValueError: when an argument is out of range, a sample is not finite, or `output` holds something else or
+            pairs made with other settings.
+
+    Source: Liu et al., "Flow Straight and Fast" (2023), algorithm 1.
+    """
+    if min(count, shard_size) < 1 or not 0 <= rank < world_size:
+        raise ValueError(
+            f"expected count and shard_size of at least 1 and 0 <= rank < world_size, found {count}, {shard_size}, "
+            f"{rank} and {world_size}"
+        )
+    chosen = sampler.label_numbers(labels)
+    drawn, seeds = requests(count, seed, sampler.net.num_classes, chosen, PAIRS)
+    classes = sampler.classes if classes is None else classes
+    if classes is not None and len(classes) != sampler.net.num_classes:
+        raise ValueError(f"{len(classes)} names of classes for a net of {sampler.net.num_classes} classes")
+    net = sampler.net
+    settings = sampler_settings(sampler) | {"num_classes": net.num_classes, "sample_shape": net.sample_shape}
+    settings |= {"count": count, "labels": chosen, "classes": classes, "seed": seed, "shard_size": shard_size}
+    folders.begin_output(output, {"run": run, **settings}, META_NAME, NOT_COMPARED)
+    indices = [range(start, min(start + shard_size, count)) for start in range(0, count, shard_size)]
+    mine = list(zip(shard_paths(output, count, shard_size), indices, strict=True))[rank::world_size]
+    todo = [(path, part) for path, part in mine if not path.is_file()]
+    made = sum(len(part) for _, part in todo)
+    with Progress(disable=not progress) as bar:
+        task = bar.add_task(f"pairs in {output.name}", total=made)
+        for path, part in todo:
+            rows = np.zeros(len(part), row_type(net.sample_shape))
+            rows["seed"] = seeds[part.start : part.stop]
+            if drawn is not None:
+                rows["label"] = drawn[part.start : part.stop]
+            for done in _sample(sampler, rows):
+                bar.advance(task, done)
+            _write(path, rows)
+    return {"made": made, "skipped": sum(len(part) for _, part in mine) - made}
+
+
+def _sample(sampler: Sampler, rows: np.ndarray) -> Iterator[int]:
+    """Fill in samples, and what their noise begins with; yields how many at a time."""
+    seeds, labels = rows["seed"].tolist(), rows["label"].tolist()
+    start = 0
+    for solution in sampler.solutions(labels if sampler.net.num_classes else None, seeds):
+        part = slice(start, start + len(solution.x))
+        rows["x0_start"][part] = sampler.noise(seeds[part]).flatten(1)[:, :CHECKED_VALUES].cpu().numpy()
+        rows["x1"][part] = solution.x.numpy()
+        yield len(solution.x)
+        start = part.stop
+
+
+def _write(path: Path, rows: np.ndarray) -> None:
+    for stale in path.parent.glob(f".{path.name}{TEMPORARY_MARK}*"):  # of a killed process
+        remove(stale)
+    write_atomic(path, lambda file: np.save(file, rows))

@@ -1,0 +1,298 @@
+"""Inference of flow matching: images or points from labels and seeds."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from zoo.common.atomic import write_atomic
+from zoo.flow import rendering
+from zoo.flow.inference.requests import number_of, read_requests
+from zoo.flow.nets.velocity import VectorField, VelocityNet
+from zoo.flow.process.guidance import Guidance, check_labels, velocity_field
+from zoo.flow.process.paths import AffinePath, Prediction
+from zoo.flow.process.sampling import noise
+from zoo.flow.process.solvers import Solution, Solver
+from zoo.runs.inference import Inference
+
+ANIMATED_IMAGES = 64  # the first ones of a request; more would be too small to see
+
+
+class Sampler(Inference):
+    """Draws samples, each from a seed of its own.
+
+    A request file (`.jsonl`) holds one sample per line, `{"label": 3, "seed": 7}`, or several of one label with
+    neighbouring seeds: `{"label": 3, "seed": 7, "count": 100}` is the seeds 7 to 106. A label may be the name of a
+    class. Its result is a PNG: images row by row, in about as many columns as rows, each above the name of its class;
+    points of the plane as a scatter plot, with the points themselves beside it as `.npy` (B, 2). The PNG is
+    written last: where it is, the rest is whole.
+
+    A sample does not depend on the others, but for rounding; with dopri5, whose steps suit a whole chunk, but for its
+    tolerances.
+
+    Args:
+        net: the trained net.
+        path: that it was trained on.
+        solver: how to integrate; 50 Euler steps by default.
+        guidance: null for the conditional field.
+        prediction: what the net predicts.
+        chunk: samples integrated together; more need more memory.
+        images: write each image of a request file also as a PNG of its own, `<stem>/000000.png` and so on.
+        trajectory: animate the way of a request's samples (64 images, all points) as `<stem>.gif` or `<stem>.mp4`.
+        classes: names of the classes 1 to K; null where they have none. They may stand in the place of numbers, and
+            stand in results.
+
+    Raises:
+        ValueError: when an option is out of range or of another kind.
+    """
+
+    input_suffixes = (".jsonl",)
+    output_suffix = ".png"
+
+    def __init__(
+        self,
+        net: VelocityNet,
+        path: AffinePath,
+        solver: Solver | None = None,
+        guidance: Guidance | None = None,
+        prediction: Prediction = "velocity",
+        chunk: int = 64,
+        images: bool = False,
+        trajectory: rendering.Animation = "none",
+        classes: Sequence[str] | None = None,
+    ) -> None:
+        if chunk < 1:
+            raise ValueError(f"chunk is at least 1 sample, not {chunk}")
+        if trajectory not in rendering.ANIMATIONS:
+            raise ValueError(f"trajectory is one of {', '.join(rendering.ANIMATIONS)}, not {trajectory!r}")
+        for name, value, kind in (("solver", solver, Solver), ("guidance", guidance, Guidance)):
+            if value is not None and not isinstance(value, kind):
+                raise ValueError(f"{name} is null or {{class_path: ..., init_args: {{...}}}}, found {value!r}")
+        if classes is not None and len(classes) != net.num_classes:
+            raise ValueError(f"classes are {len(classes)} names, the net has {net.num_classes} classes")
+        self.net = net
+        self.path = path
+        self.solver = solver or Solver()
+        self.guidance = guidance
+        self.prediction: Prediction = prediction
+        self.chunk = chunk
+        self.images = images
+        self.animation = trajectory
+        self.classes = None if classes is None else list(classes)
+
+    def using(self, solver: Solver, guidance: Guidance | None) -> Self:
+        """The same parts with another solver and guidance."""
+        other = copy.copy(self)
+        other.solver, other.guidance = solver, guidance
+        return other
+
+    def label_numbers(self, labels: Sequence[int | str] | None) -> list[int] | None:
+        """Labels as numbers.
+
+        Args:
+            labels: numbers as they are, or names of classes; None stays None.
+
+        Raises:
+            ValueError: when a name is that of no class.
+        """
+        return None if labels is None else [number_of(label, self.classes) for label in labels]
+
+    def class_names(self, labels: Sequence[int] | None) -> list[str] | None:
+        """Names of labels, 0 being `none`; None where the classes have no names."""
+        if labels is None or self.classes is None:
+            return None
+        return [["none", *self.classes][label] for label in labels]
+
+    def noise(self, seeds: Sequence[int]) -> Tensor:
+        """The noise x_0 (B, *sample_shape) that `sample` starts from, on the net's device."""
+        return noise(seeds, self.net.sample_shape, self.device)
+
+    def field(self, labels: Sequence[int] | None = None) -> VectorField:
+        """The field, guided as set, for `invert`, `interpolate`, `inpaint`, `straightness` and the likelihood.
+
+        Args:
+            labels: one per row of the points that it will be asked for, or a single one for all rows; None for a net
+                without classes, or to give no class vector.
+
+        Returns:
+            Function of a time and points (B, *sample_shape) on the net's device.
+
+        Raises:
+            ValueError: when a label is no class of the net, or guidance lacks labels.
+        """
+        label = None
+        if labels is not None and self.net.num_classes:
+            check_labels(labels, self.net.num_classes)
+            label = torch.tensor(list(labels), dtype=torch.int64, device=self.device)
+        return velocity_field(self.net, self.path, label, self.guidance, self.prediction)
+
+    def solutions(self, labels: Sequence[int] | None, seeds: Sequence[int], record: int = 0) -> Iterator[Solution]:
+        """Draw samples chunk by chunk, with what the solver has to say.
+
+        Args:
+            labels: as in `sample`.
+            seeds: one per sample.
+            record: of how many of the first samples the trajectory is needed; whole chunks keep theirs. dopri5 then
+                stops at the times of its grid.
+
+        Yields:
+            Solutions of at most `chunk` samples, on the CPU, float32.
+
+        Raises:
+            ValueError: as in `sample`.
+        """
+        self._check(labels, seeds)
+        for start in range(0, len(seeds), self.chunk):
+            part = slice(start, start + self.chunk)
+            field = self.field(None if labels is None else labels[part])
+            found = self.solver.solve(field, self.noise(seeds[part]), keep_trajectory=start < record)
+            x = found.x.float().cpu()
+            finite = x.flatten(1).isfinite().all(dim=1)
+            if not finite.all():
+                seed = seeds[start + int(finite.logical_not().nonzero()[0])]
+                raise ValueError(f"the sample of seed {seed} is not finite: the training diverged, or the solver did")
+            yield Solution(x, found.nfe, found.times, [state.float().cpu() for state in found.trajectory])
+
+    def sample(self, labels: Sequence[int] | None, seeds: Sequence[int]) -> Tensor:
+        """Draw samples.
+
+        Args:
+            labels: one class per sample, 1 to K (0 is the null class); None for a net without classes.
+            seeds: one per sample.
+
+        Returns:
+            Samples (B, *sample_shape), float32 on the CPU, images about in [-1, 1].
+
+        Raises:
+            ValueError: when there are no seeds, not as many labels, labels of no class, or none where the net has
+                classes; when a sample is not finite.
+        """
+        return torch.cat([solution.x for solution in self.solutions(labels, seeds)])
+
+    def trajectory(self, labels: Sequence[int] | None, seeds: Sequence[int]) -> Tensor:
+        """Draw samples and keep the states at all times of the solver's grid.
+
+        Args:
+            labels: as in `sample`.
+            seeds: one per sample.
+
+        Returns:
+            States (N + 1, B, *sample_shape) for a grid of N intervals, float32 on the CPU: noise first, samples last.
+
+        Raises:
+            ValueError: as in `sample`.
+        """
+        return _joined(self.solutions(labels, seeds, record=len(seeds)))
+
+    def __call__(self, labels: Sequence[int] | None, seeds: Sequence[int] | None = None) -> np.ndarray:
+        """Draw samples as arrays.
+
+        Args:
+            labels: one class per sample; None for a net without classes.
+            seeds: one per sample; 0, 1, ... by default.
+
+        Returns:
+            Images (B, H, W, C), uint8; samples that are no images as they are, (B, *sample_shape), float32.
+
+        Raises:
+            ValueError: as in `sample`.
+        """
+        if seeds is None:
+            seeds = range(len(labels) if labels is not None else 1)
+        samples = self.sample(labels, seeds)
+        return rendering.to_pixels(samples) if rendering.is_image(self.net.sample_shape) else samples.numpy()
+
+    def process_file(self, source: Path, target: Path) -> dict[str, Any]:
+        """Draw what a request file asks for.
+
+        Args:
+            source: the request file.
+            target: PNG to write; the other files are named after it.
+
+        Returns:
+            `images` or `points`, how many; `classes`, how many of each, where they have names; `nfe`, evaluations of
+            the field for each (see `Solution`; with dopri5 the most that a chunk took).
+
+        Raises:
+            ValueError: when the file asks for something else, or the samples cannot be drawn.
+            FileNotFoundError: when an MP4 is asked for and there is no ffmpeg.
+        """
+        labels, seeds = read_requests(source, self.net.num_classes > 0, self.classes)
+        names = self.class_names(labels)
+        image = self._check_drawable()
+        animated = min(len(seeds), ANIMATED_IMAGES) if image else len(seeds)
+        recorded: list[Solution] = []
+        samples: list[Tensor] = []
+        nfe = 0
+        for solution in self.solutions(labels, seeds, animated if self.animation != "none" else 0):
+            samples.append(solution.x)
+            nfe = max(nfe, solution.nfe)
+            recorded += [solution] if solution.trajectory else []
+        everything = torch.cat(samples)
+        if not image:
+            write_atomic(target.with_suffix(".npy"), lambda file: np.save(file, everything.numpy()))
+        elif self.images:
+            _write_images(target.with_suffix(""), rendering.to_pixels(everything))
+        if recorded:
+            frames = rendering.frames(_joined(recorded)[:, :animated], labels, names=names)
+            rendering.write_animation(target.with_suffix(f".{self.animation}"), frames)
+        rendering.write_png(target, rendering.picture(everything, labels, names=names))
+        counted = {} if names is None else {"classes": dict(Counter(names))}
+        return {"images" if image else "points": len(seeds), **counted, "nfe": nfe}
+
+    def dry_run(self) -> str:
+        """Draw one sample."""
+        result = self.sample([1] if self.net.num_classes else None, [0])
+        return f"1 sample of shape {tuple(result.shape[1:])}"
+
+    def write_example(self, stem: Path) -> Path:
+        """Write a request for one sample of each class, four at most; for four samples of a net without classes."""
+        path = stem.with_name(f"{stem.name}.jsonl")
+        rows = [{"label": k + 1, "seed": k} for k in range(min(self.net.num_classes, 4))] or [{"seed": 0, "count": 4}]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+        return path
+
+    def _check(self, labels: Sequence[int] | None, seeds: Sequence[int]) -> None:
+        classes = self.net.num_classes
+        if not seeds:
+            raise ValueError("one seed per sample is needed, found none")
+        if classes and labels is None:
+            raise ValueError(f"labels are needed, 1 to {classes} (0 is the null class)")
+        if labels is not None and len(labels) != len(seeds):
+            raise ValueError(f"{len(labels)} labels and {len(seeds)} seeds: one of each per sample is needed")
+        wrong = [label for label in labels or () if classes and not 0 <= label <= classes]
+        if wrong:
+            raise ValueError(f"labels lie between 0 and {classes}, found {wrong[0]}")
+
+    def _check_drawable(self) -> bool:
+        """Whether the samples are images; otherwise they are points."""
+        rendering.check_animation(self.animation)
+        shape = tuple(self.net.sample_shape)
+        if not rendering.is_image(shape) and not rendering.is_point(shape):
+            raise ValueError(
+                f"samples of shape {shape} are neither images nor points and cannot be drawn; use sample()"
+            )
+        return rendering.is_image(shape)
+
+
+def _write_images(folder: Path, images: np.ndarray) -> None:
+    """Write images `000000.png`, ...; what an earlier, longer request left goes, results of other files stay."""
+    folder.mkdir(exist_ok=True)
+    for number, pixels in enumerate(images):
+        rendering.write_png(folder / f"{number:06d}.png", pixels)
+    for path in folder.glob("[0-9]*.png"):
+        if path.stem.isdecimal() and int(path.stem) >= len(images):
+            path.unlink()
+
+
+def _joined(solutions: Iterator[Solution] | list[Solution]) -> Tensor:
+    return torch.cat([torch.stack(solution.trajectory) for solution in solutions], dim=1)

@@ -1,0 +1,1 @@
+"""Paths, times, couplings and solvers of the flow."""

@@ -1,0 +1,153 @@
+"""Around generating: reproducible noise, inversion, interpolation, inpainting, and how straight the paths are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from zoo.flow.nets.velocity import VectorField
+from zoo.flow.process.paths import AffinePath
+from zoo.flow.process.solvers import Solution, Solver
+
+# Epochs of the keys of the noise (see `item_seed`): of their own, so that no sample begins with noise that a training
+# on data or on pairs has seen, whatever the seeds.
+PAIRS, SAMPLES = -3, -4
+
+
+def noise(seeds: Sequence[int], shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+    """Noise whose every sample comes from a seed of its own: the same for any batch size and number of processes.
+
+    Args:
+        seeds: one per sample.
+        shape: of one sample.
+        device: of the result; it is drawn on the CPU, so that all devices give the same.
+
+    Returns:
+        x_0 (len(seeds), *shape), float32, standard normal.
+
+    Raises:
+        ValueError: when there are no seeds.
+    """
+    if not seeds:
+        raise ValueError("noise needs at least one seed")
+    generator, samples = torch.Generator(), torch.empty(len(seeds), *shape)
+    for seed, sample in zip(seeds, samples.unbind(), strict=True):
+        sample.normal_(generator=generator.manual_seed(seed))
+    return samples.to(device)
+
+
+def invert(velocity: VectorField, x1: Tensor, solver: Solver) -> Solution:
+    """Follow the flow backwards, from data to the noise that generates it.
+
+    Guidance makes the way back less exact; invert with the conditional or unconditional field.
+
+    Args:
+        velocity: the field, for instance of `Sampler.field`.
+        x1: data (B, ...), float.
+        solver: how to integrate.
+
+    Returns:
+        Solution whose x is x_0 (B, ...).
+    """
+    return solver.solve(velocity, x1, start=1.0, end=0.0)
+
+
+def slerp(first: Tensor, second: Tensor, weights: Tensor) -> Tensor:
+    """Interpolate on the great circle between two noises, which keeps their norm where a straight line shrinks it.
+
+    Args:
+        first: noise of any shape, float.
+        second: noise of the same shape.
+        weights: of the second (K,), 0 to 1.
+
+    Returns:
+        Noises (K, ...).
+
+    Raises:
+        ValueError: when the shapes differ.
+
+    Source: Shoemake, "Animating rotation with quaternion curves" (1985).
+    """
+    if first.shape != second.shape:
+        raise ValueError(f"expected noises of one shape, found {tuple(first.shape)} and {tuple(second.shape)}")
+    weights = weights.to(first).reshape(-1, *(1,) * first.dim())
+    cosine = (first * second).sum() / (first.norm() * second.norm())
+    angle = torch.acos(cosine.clamp(-1, 1))
+    if angle.sin().abs() < 1e-4:  # (anti)parallel: the circle is not determined, and the line is as good
+        return (1 - weights) * first + weights * second
+    return (((1 - weights) * angle).sin() * first + (weights * angle).sin() * second) / angle.sin()
+
+
+def interpolate(velocity: VectorField, first: Tensor, second: Tensor, weights: Tensor, solver: Solver) -> Tensor:
+    """Morph one image into another: both to noise, around the circle, and back.
+
+    Args:
+        velocity: the field, with no label or one label for all rows (`Sampler.field([label])`).
+        first: data of one sample, without batch.
+        second: another.
+        weights: of the second (K,), 0 to 1.
+        solver: how to integrate.
+
+    Returns:
+        Samples (K, ...).
+    """
+    ends = invert(velocity, torch.stack([first, second]), solver).x
+    return solver.solve(velocity, slerp(ends[0], ends[1], weights)).x
+
+
+def inpaint(
+    velocity: VectorField, x0: Tensor, known: Tensor, mask: Tensor, path: AffinePath, solver: Solver
+) -> Solution:
+    """Generate what is missing of given data: the known part is put back onto its path at each time of the grid.
+
+    Args:
+        velocity: the field, for instance of `Sampler.field`.
+        x0: noise (B, ...), float.
+        known: data (B, ...); its values outside the mask do not count.
+        mask: bool, broadcastable to (B, ...); True where the data is known.
+        path: that the net was trained on.
+        solver: how to integrate; its grid says how often the known part is put back, also for dopri5.
+
+    Returns:
+        Solution whose x equals `known` under the mask.
+
+    Raises:
+        ValueError: when the mask is not bool.
+    """
+    if mask.dtype != torch.bool:
+        raise ValueError(f"the mask must be bool, True where the data is known; found {mask.dtype}")
+
+    def project(t: float, x: Tensor) -> Tensor:
+        on_path = known if t == 1 else path.sample(x0, known, x.new_full((len(x),), t))
+        return torch.where(mask, on_path, x)
+
+    return solver.solve(velocity, x0, project=project)
+
+
+@torch.no_grad()
+def straightness(velocity: VectorField, x0: Tensor, solver: Solver) -> Tensor:
+    """How far each path is from a straight line: the integral of |(x_1 - x_0) - v(t, x_t)|^2 over t.
+
+    Args:
+        velocity: the field, for instance of `Sampler.field`.
+        x0: noise (B, ...), float.
+        solver: how to integrate; its grid is also that of the integral (trapezoids).
+
+    Returns:
+        Values (B,), 0 for a straight line at constant speed, which one Euler step follows exactly.
+
+    Source: Liu et al., "Flow Straight and Fast" (2023), section 2.2.
+    """
+    solution = solver.solve(velocity, x0, keep_trajectory=True)
+    chord = solution.x - x0
+    bends = [
+        (chord - velocity(t, x)).flatten(1).square().sum(dim=1)
+        for t, x in zip(solution.times, solution.trajectory, strict=True)
+    ]
+    total = torch.zeros_like(bends[0])
+    for (first, last), (before, after) in zip(pairwise(solution.times), pairwise(bends), strict=True):
+        total = total + (last - first) * (before + after) / 2
+    return total

@@ -1,0 +1,140 @@
+"""How the flow times of a training batch are drawn."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from zoo.common.draws import seeded_uniforms
+
+# Largest float32 below 1: at t = 1 a path may have no finite velocity.
+BELOW_ONE = 1 - 2**-24
+
+
+class TimeSampler(ABC):
+    """How the times of a training batch are distributed."""
+
+    @abstractmethod
+    def quantile(self, u: Tensor) -> Tensor:
+        """Turn numbers that are evenly spread over (0, 1), of any shape, into times between 0 and 1."""
+
+    def __call__(self, u: Tensor) -> Tensor:
+        """Turn random numbers into times.
+
+        Args:
+            u: (B,), float64, evenly spread over (0, 1), as `seeded_uniforms` draws them.
+
+        Returns:
+            Times (B,), float32, 0 <= t < 1.
+        """
+        return self.quantile(u).float().clamp(0, BELOW_ONE)
+
+
+class GridTimes(TimeSampler):
+    """Evenly from {0, 1/n, ..., (n - 1)/n}, as the assignment does with n = 1000.
+
+    Args:
+        points: n.
+    """
+
+    def __init__(self, points: int = 1000) -> None:
+        if points < 1:
+            raise ValueError(f"points is at least 1, not {points}")
+        self.points = points
+
+    def quantile(self, u: Tensor) -> Tensor:
+        """Turn evenly spread numbers into times of the grid."""
+        return torch.floor(u * self.points) / self.points
+
+
+class UniformTimes(TimeSampler):
+    """Evenly from [0, 1)."""
+
+    def quantile(self, u: Tensor) -> Tensor:
+        """Return the numbers themselves."""
+        return u
+
+
+class LogitNormalTimes(TimeSampler):
+    """The logistic function of a Gaussian: more of the middle, where the task is hardest.
+
+    Args:
+        mean: of the Gaussian; positive prefers data.
+        std: of the Gaussian.
+
+    Source: Esser et al., "Scaling Rectified Flow Transformers" (2024), equation 19.
+    """
+
+    def __init__(self, mean: float = 0.0, std: float = 1.0) -> None:
+        if std <= 0:
+            raise ValueError(f"std is positive, not {std}")
+        self.mean = mean
+        self.std = std
+
+    def quantile(self, u: Tensor) -> Tensor:
+        """Turn evenly spread numbers into times."""
+        return torch.sigmoid(self.mean + self.std * torch.special.ndtri(u))
+
+
+class UShapedTimes(TimeSampler):
+    """Density proportional to exp(a t) + exp(a (1 - t)): more of both ends, for training on reflow pairs.
+
+    Args:
+        sharpness: a, positive.
+
+    Source: Lee et al., "Improving the Training of Rectified Flows" (2024), section 3.2.
+    """
+
+    def __init__(self, sharpness: float = 4.0) -> None:
+        if sharpness <= 0:
+            raise ValueError(f"sharpness is positive, not {sharpness}")
+        self.sharpness = sharpness
+
+    def quantile(self, u: Tensor) -> Tensor:
+        """Turn evenly spread numbers into times: one half by inverting its distribution, the other by mirroring."""
+        half = torch.where(u < 0.5, 2 * u, 2 - 2 * u)
+        t = torch.log1p(half * math.expm1(self.sharpness)) / self.sharpness
+        return torch.where(u < 0.5, t, 1 - t)
+
+
+class EdmSkewedTimes(TimeSampler):
+    """t = 1 / (1 + s) with a log-normal noise level s, not below 1e-4.
+
+    Args:
+        mean: of log s.
+        std: of log s.
+
+    Source: Karras et al., "Elucidating the Design Space of Diffusion-Based Generative Models" (2022), table 1.
+    """
+
+    FLOOR = 1e-4
+
+    def __init__(self, mean: float = -1.2, std: float = 1.2) -> None:
+        if std <= 0:
+            raise ValueError(f"std is positive, not {std}")
+        self.mean = mean
+        self.std = std
+
+    def quantile(self, u: Tensor) -> Tensor:
+        """Turn evenly spread numbers into times."""
+        level = torch.exp(self.mean + self.std * torch.special.ndtri(u))
+        return (1 / (1 + level)).clamp(min=self.FLOOR)
+
+
+def seeded_draws(times: TimeSampler, drop: float, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """What is random about the items of a batch besides their noise.
+
+    Args:
+        times: distribution of the times.
+        drop: probability that an item is trained without its condition, 0 to 1.
+        seeds: one per item.
+
+    Returns:
+        Times (B,), float32, and (B,), int64: 1 where the condition stays, 0 where it is dropped; on the CPU.
+    """
+    u = seeded_uniforms(seeds, 2)
+    return times(u[0]), (u[1] >= drop).long()

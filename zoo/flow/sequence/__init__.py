@@ -1,0 +1,1 @@
+"""Flow matching on sequences of features: audio."""

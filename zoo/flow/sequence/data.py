@@ -1,0 +1,360 @@
+"""The datamodules of sequences: log-mels of speech degraded on the spot, or features from files."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from torch.utils.data import Dataset
+
+from zoo.audio.analysis.features import open_features
+from zoo.audio.analysis.mel import LogMel
+from zoo.audio.augment.degrade import Degrader
+from zoo.audio.augment.disturbances import open_noises, open_rirs
+from zoo.audio.corpora.cache import CorpusCache, build
+from zoo.audio.corpora.corpus import CACHES, Corpus, EmbeddedCorpus, cache_folder, scaled
+from zoo.audio.io.files import walk
+from zoo.common.folders import data_folder
+from zoo.flow.sequence.restore import FEATURE_SUFFIX
+from zoo.training.data import Key, ZooDataModule, item_seed
+
+EVALUATION_EPOCH = -1  # epoch of the keys whose noise is the same in every validation
+SEED_LIMIT = 2**62
+
+
+class Sequences(Dataset[dict[str, Any]]):
+    """Base of the datasets, keyed by (epoch, item) in training and by the item in evaluation.
+
+    Args:
+        seed: of everything random.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def __len__(self) -> int:
+        raise NotImplementedError(f"{type(self).__name__} defines no __len__()")
+
+    def pair(self, item: int, rng: np.random.Generator, training: bool) -> tuple[Tensor, Tensor]:
+        """A clean sequence (C, T) and its degraded twin (C', T), float32; evaluation crops from the beginning."""
+        raise NotImplementedError(f"{type(self).__name__} defines no pair()")
+
+    def __getitem__(self, key: Key | int) -> dict[str, Any]:
+        """One item.
+
+        Returns:
+            Clean `x1` (C, T) and degraded `condition` (C', T), float32 in their own units; `x0`, noise of the shape of
+            `x1`; `seed`, of what the task draws for this item.
+        """
+        epoch, item = key if isinstance(key, tuple) else (EVALUATION_EPOCH, key)
+        rng = np.random.default_rng(item_seed(self.seed, epoch, item))
+        x1, condition = self.pair(item, rng, epoch != EVALUATION_EPOCH)
+        noise = rng.standard_normal(tuple(x1.shape), dtype=np.float32)
+        seed = int(rng.integers(SEED_LIMIT))
+        return {"x1": x1, "x0": torch.from_numpy(noise), "condition": condition, "seed": seed}
+
+
+class DegradedMels(Sequences):
+    """Log-mels of clean clips (or crops of long ones) and of the same after degradation.
+
+    Args:
+        corpus: clean, at the mel's rate.
+        indices: which of its clips.
+        mel: waveform to log-mel.
+        max_samples: longest crop.
+        degrader: how to degrade.
+        noises: at the mel's rate.
+        rirs: room impulse responses (N,) at the mel's rate.
+        seed: of crops, degradation and noise.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        indices: np.ndarray,
+        mel: LogMel,
+        max_samples: int,
+        degrader: Degrader,
+        noises: Corpus,
+        rirs: Sequence[np.ndarray],
+        seed: int,
+    ) -> None:
+        super().__init__(seed)
+        self.corpus = corpus
+        self.indices = indices
+        self.mel = mel
+        self.max_samples = max_samples
+        self.degrader = degrader
+        self.noises = noises
+        self.rirs = rirs
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def pair(self, item: int, rng: np.random.Generator, training: bool) -> tuple[Tensor, Tensor]:
+        """The mels of a crop whose clip has its peak at 0.95, and of the crop degraded."""
+        index = int(self.indices[item])
+        room = max(int(self.corpus.lengths[index]) - self.max_samples, 0)
+        start = int(rng.integers(room + 1)) if training else 0
+        clean = scaled(self.corpus, index, True, start, self.max_samples).numpy()
+        degraded = self.degrader.degrade(clean, self.mel.sample_rate, rng, self.noises, self.rirs).audio
+        with torch.no_grad():
+            mels = self.mel(torch.from_numpy(np.stack([clean, degraded])))
+        return mels[0], mels[1]
+
+
+class FeaturePairs(Sequences):
+    """Crops of feature files.
+
+    Args:
+        paths: the clean and the degraded file of each item.
+        max_frames: longest crop.
+        seed: of crops and noise.
+    """
+
+    def __init__(self, paths: Sequence[tuple[Path, Path]], max_frames: int, seed: int) -> None:
+        super().__init__(seed)
+        self.paths = paths
+        self.max_frames = max_frames
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def pair(self, item: int, rng: np.random.Generator, training: bool) -> tuple[Tensor, Tensor]:
+        """The same frames of both files."""
+        clean, degraded = (open_features(path) for path in self.paths[item])
+        frames = min(clean.shape[1], degraded.shape[1])
+        start = int(rng.integers(max(frames - self.max_frames, 0) + 1)) if training else 0
+        part = slice(start, min(start + self.max_frames, frames))
+        x1, condition = (torch.from_numpy(np.array(each[:, part], np.float32)) for each in (clean, degraded))
+        return x1, condition
+
+
+log = logging.getLogger(__name__)
+
+MOST_SHIFT = 2  # frames by which two files of features may differ in length
+
+
+class SequenceData(ZooDataModule):
+    """Base of the datamodules: padded batches, and examples for the statistics of the features.
+
+    A batch has `x1`, `x0` (B, C, T) and `condition` (B, C', T), zero beyond `lengths` (B,), and `seeds` as a list.
+
+    Args:
+        val_items: items for validation, from the end of the sorted corpus.
+        statistics_items: training items, evenly from all, whose first crops give the statistics of the features.
+        batch_size: items per batch and process, of similar length.
+        num_workers: loader processes.
+        seed: of order, crops, degradation and noise.
+    """
+
+    def __init__(
+        self, val_items: int, statistics_items: int, batch_size: int, num_workers: int = 0, seed: int = 1234
+    ) -> None:
+        super().__init__(batch_size=batch_size, num_workers=num_workers, seed=seed)
+        if statistics_items < 1:
+            raise ValueError(f"data.init_args.statistics_items is at least 1, not {statistics_items}")
+        self.val_items = val_items
+        self.statistics_items = statistics_items
+
+    def examples(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Some training sequences (C, T) with their conditions (C', T), the same in every process."""
+        size = len(self.train_set)  # type: ignore[arg-type]
+        for index in np.linspace(0, size - 1, min(size, self.statistics_items)).round().astype(int):
+            item = self.train_set[0, int(index)]
+            yield item["x1"], item["condition"]
+
+    def split(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers of the items for training and for validation.
+
+        Raises:
+            ValueError: when one of both sets would be empty.
+        """
+        if not 0 < self.val_items < count:
+            raise ValueError(
+                f"data.init_args.val_items: {self.val_items} of {count} items are for validation, both sets need one"
+            )
+        return np.arange(count - self.val_items), np.arange(count - self.val_items, count)
+
+    def collate(self, items: Sequence[Any]) -> dict[str, Any]:
+        """Join items, shorter ones padded with zeros; the seeds stay plain numbers."""
+        lengths = [item["x1"].shape[1] for item in items]
+        batch: dict[str, Any] = {
+            key: torch.stack([pad(item[key], (0, max(lengths) - item[key].shape[1])) for item in items])
+            for key in ("x1", "x0", "condition")
+        }
+        return {**batch, "lengths": torch.tensor(lengths), "seeds": [item["seed"] for item in items]}
+
+
+class MelData(SequenceData):
+    """Log-mels of clean speech, and of the same speech degraded on the spot.
+
+    The first use of a corpus writes a memory-mapped cache (int16, mono, resampled), later ones open it. Clips are
+    scaled to a peak of 0.95. Validation hears parts of the noises that training does not.
+
+    Args:
+        mel: waveform to log-mel; equal to the model's.
+        degrader: how to degrade.
+        root: folder of clean speech, LJSpeech's layout or any tree; null for the embedded corpus.
+        noise: folder of noise; null for noise made in code.
+        rir: folder of room impulse responses; null for some made in code.
+        max_seconds: longest training crop.
+        val_seconds: longest excerpt of a validation clip.
+        val_items: see `SequenceData`, like all that follow but these.
+        statistics_items: see there.
+        cache: folder of the corpus caches.
+        max_bad_share: share of unreadable files above which the run stops; below it they are named and left out.
+        embedded_if_missing: use what is made in code, with a message, where a folder does not exist.
+        embedded_utterances: size of the embedded corpus.
+        batch_size: see there.
+        num_workers: see there.
+        seed: see there.
+
+    Raises:
+        FileNotFoundError: when a folder does not exist.
+        ValueError: when an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        mel: LogMel,
+        degrader: Degrader,
+        root: str | None = None,
+        noise: str | None = None,
+        rir: str | None = None,
+        max_seconds: float = 6.0,
+        val_seconds: float = 6.0,
+        val_items: int = 16,
+        statistics_items: int = 256,
+        cache: str = CACHES,
+        max_bad_share: float = 0.1,
+        embedded_if_missing: bool = False,
+        embedded_utterances: int = 24,
+        batch_size: int = 16,
+        num_workers: int = 0,
+        seed: int = 1234,
+    ) -> None:
+        super().__init__(val_items, statistics_items, batch_size, num_workers, seed)
+        self.mel = mel
+        self.degrader = degrader
+        self.root = data_folder("root", root, embedded_if_missing)
+        self.noise = data_folder("noise", noise, embedded_if_missing)
+        self.rir = data_folder("rir", rir, embedded_if_missing)
+        self.max_samples, self.val_samples = (
+            self._samples(key, seconds) for key, seconds in (("max_seconds", max_seconds), ("val_seconds", val_seconds))
+        )
+        self.cache = Path(cache)
+        self.max_bad_share = max_bad_share
+        self.embedded_utterances = embedded_utterances
+
+    def prepare_data(self) -> None:
+        """Write the corpus caches, once per machine."""
+        for folder in (self.root, self.noise):
+            if folder is not None:
+                paths = walk(folder)
+                if not paths:
+                    raise ValueError(f"no audio file below {folder}")
+                build(paths, self._cache_of(folder), self.mel.sample_rate, max_bad_share=self.max_bad_share)
+
+    def setup(self, stage: str) -> None:
+        """Open the corpora and split them."""
+        rate = self.mel.sample_rate
+        speech: Corpus
+        if self.root is None:
+            speech = EmbeddedCorpus(self.embedded_utterances, rate)
+        else:
+            speech = CorpusCache(self._cache_of(self.root))
+        rirs = open_rirs(self.rir, rate)
+        noises = (open_noises(self.noise, self.cache, rate, training) for training in (True, False))
+        train, val = self.split(len(speech.lengths))
+        self.train_set, self.val_set = (
+            DegradedMels(speech, indices, self.mel, samples, self.degrader, noise, rirs, self.seed)
+            for indices, samples, noise in zip((train, val), (self.max_samples, self.val_samples), noises, strict=True)
+        )
+        self.lengths = np.minimum(speech.lengths[train], self.max_samples)
+
+    def _samples(self, key: str, seconds: float) -> int:
+        """Samples of whole frames in so many seconds."""
+        frames = int(seconds * self.mel.sample_rate) // self.mel.hop_length
+        if frames < 1:
+            raise ValueError(f"data.init_args.{key}: {seconds} s are less than a frame of the mel")
+        return frames * self.mel.hop_length
+
+    def _cache_of(self, folder: Path) -> Path:
+        return cache_folder(self.cache, folder, self.mel.sample_rate)
+
+
+class FeatureData(SequenceData):
+    """Features made elsewhere, as `zoo predict` of another system writes them: two folders of `.npy` (C, F).
+
+    Args:
+        root: folder of clean features, any tree.
+        degraded: folder of the degraded ones, the tree mirrored.
+        max_frames: longest training crop.
+        val_frames: longest excerpt of a validation item.
+        val_items: see `SequenceData`, like all that follow.
+        statistics_items: see there.
+        batch_size: see there.
+        num_workers: see there.
+        seed: see there.
+
+    Raises:
+        FileNotFoundError: when a folder does not exist.
+        ValueError: when an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        degraded: str,
+        max_frames: int = 300,
+        val_frames: int = 300,
+        val_items: int = 16,
+        statistics_items: int = 256,
+        batch_size: int = 16,
+        num_workers: int = 0,
+        seed: int = 1234,
+    ) -> None:
+        super().__init__(val_items, statistics_items, batch_size, num_workers, seed)
+        if min(max_frames, val_frames) < 1:
+            raise ValueError(f"data: max_frames and val_frames are at least 1, not {max_frames} and {val_frames}")
+        self.folders = [Path(root), Path(degraded)]
+        for key, folder in zip(("root", "degraded"), self.folders, strict=True):
+            data_folder(key, str(folder), False)
+        self.max_frames = max_frames
+        self.val_frames = val_frames
+
+    def setup(self, stage: str) -> None:
+        """List the files, compare their shapes and split them."""
+        names = [path.relative_to(self.folders[0]) for path in walk(self.folders[0], (FEATURE_SUFFIX,))]
+        clean, degraded = ([folder / name for name in names] for folder in self.folders)
+        if lacking := [path for path in degraded if not path.is_file()]:
+            raise ValueError(
+                f"data.init_args.degraded: {len(lacking)} of {len(names)} files of {self.folders[0]} have no twin of "
+                f"their name, among them {lacking[0]}"
+            )
+        pairs = list(zip(clean, degraded, strict=True))
+        frames = np.array([_frames_of(pair) for pair in pairs])
+        train, val = self.split(len(pairs))
+        self.train_set = FeaturePairs([pairs[i] for i in train], self.max_frames, self.seed)
+        self.val_set = FeaturePairs([pairs[i] for i in val], self.val_frames, self.seed)
+        self.lengths = np.minimum(frames[train], self.max_frames)
+        self.contents = (frames[train], [names[i].as_posix() for i in train])
+
+
+def _frames_of(pair: tuple[Path, Path]) -> int:
+    """Frames of a pair.
+
+    Raises:
+        ValueError: when they differ by more than the rounding of two front ends.
+    """
+    counts = [open_features(path).shape[1] for path in pair]
+    if abs(counts[0] - counts[1]) > MOST_SHIFT:
+        raise ValueError(f"{pair[0]} has {counts[0]} frames, its twin {pair[1]} has {counts[1]}: they must be aligned")
+    return min(counts)

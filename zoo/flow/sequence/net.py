@@ -1,0 +1,247 @@
+"""A transformer that predicts the flow of feature sequences under a condition."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from zoo.flow.nets.velocity import TimeEmbedding, VelocityNet, expand_time
+
+ROTARY_BASE = 10000.0
+
+
+class SequenceNet(nn.Module):
+    """Velocity (or data, or noise) of a feature sequence, given a condition of the same length.
+
+    Pre-norm blocks of attention with rotary positions and a feed-forward layer, each scaled, shifted and gated by the
+    time; the gates and the last layer start at zero. Positions are relative, so any length can be computed. Frames
+    beyond an item's length neither enter the others nor come out other than zero.
+
+    Args:
+        channels: of the sequence.
+        condition_channels: of the condition.
+        dim: width of the blocks, a multiple of twice `heads`.
+        layers: number of blocks.
+        heads: of the attention.
+        hidden_mult: width of the feed-forward layers in multiples of `dim`.
+        front_kernel: frames that the first layer sees, odd; 1 for each frame by itself.
+        dropout: in training, after attention and feed-forward layers.
+        time_scale: factor on the time before its sinusoids.
+        gradient_checkpointing: compute blocks again in the backward pass instead of keeping their activations.
+
+    Raises:
+        ValueError: when sizes do not fit.
+
+    Source: Peebles and Xie, "Scalable Diffusion Models with Transformers" (2023), section 3.2 (adaLN-Zero); Su et al.,
+    "RoFormer" (2021), equation 34.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        condition_channels: int,
+        dim: int = 256,
+        layers: int = 6,
+        heads: int = 4,
+        hidden_mult: int = 4,
+        front_kernel: int = 1,
+        dropout: float = 0.0,
+        time_scale: float = 1000.0,
+        gradient_checkpointing: bool = False,
+    ) -> None:
+        super().__init__()
+        if dim % (2 * heads):
+            raise ValueError(f"dim is a multiple of twice the heads, which dim {dim} and heads {heads} are not")
+        if front_kernel < 1 or front_kernel % 2 == 0:
+            raise ValueError(f"front_kernel is odd and at least 1, not {front_kernel}")
+        self.channels = channels
+        self.condition_channels = condition_channels
+        self.gradient_checkpointing = gradient_checkpointing
+        self.time_embedding = TimeEmbedding(dim, time_scale)
+        self.null_condition = nn.Parameter(torch.zeros(condition_channels))
+        self.front = nn.Conv1d(channels + condition_channels, dim, front_kernel, padding=front_kernel // 2)
+        self.rotary = Rotary(dim // heads)
+        self.blocks = nn.ModuleList(Block(dim, heads, hidden_mult, dropout) for _ in range(layers))
+        self.norm = Modulated(dim, 2)
+        self.tail = nn.Linear(dim, channels)
+        for weight in self.tail.parameters():
+            nn.init.zeros_(weight)
+
+    def forward(
+        self,
+        x: Tensor,
+        t: Tensor | float,
+        condition: Tensor,
+        lengths: Tensor | None = None,
+        given: Tensor | None = None,
+    ) -> Tensor:
+        """Predict.
+
+        Args:
+            x: points on the path (B, channels, T), float.
+            t: flow time (B,), (1,) or a number, 0 (noise) to 1 (data).
+            condition: (B, condition_channels, T), float.
+            lengths: frames of each item (B,), 1 to T; None for T.
+            given: (B,), False or at most 0 where the learned null condition takes the condition's place; None for none.
+
+        Returns:
+            Prediction (B, channels, T), zero beyond the lengths.
+
+        Raises:
+            ValueError: when channels or lengths do not fit.
+        """
+        self._check(x, condition)
+        if given is not None:
+            null = self.null_condition.to(condition.dtype)[None, :, None]
+            condition = torch.where((given > 0)[:, None, None], condition, null)
+        joined = torch.cat([x, condition], dim=1)
+        mask = None if lengths is None else valid_frames(lengths, x.shape[2])
+        if mask is not None:
+            joined = joined.masked_fill(~mask[:, None], 0)
+        h = self.front(joined).transpose(1, 2).to(x.dtype)  # under autocast the residual stream stays float32
+        time = functional.silu(self.time_embedding(expand_time(t, x)))
+        positions = self.rotary(h)
+        attended = None if mask is None else mask[:, None, None]
+        for block in self.blocks:
+            if self.gradient_checkpointing and torch.is_grad_enabled():
+                h = checkpoint(block, h, time, positions, attended, use_reentrant=False)
+            else:
+                h = block(h, time, positions, attended)
+        shift, scale = self.norm(time)
+        output = self.tail(modulate(h, shift, scale)).transpose(1, 2)
+        return output if mask is None else output.masked_fill(~mask[:, None], 0)
+
+    def _check(self, x: Tensor, condition: Tensor) -> None:
+        expected = (len(x), self.condition_channels, x.shape[-1])
+        if x.dim() != 3 or x.shape[1] != self.channels or condition.shape != expected:
+            raise ValueError(
+                f"expected x (B, {self.channels}, T) and a condition (B, {self.condition_channels}, T), found "
+                f"{tuple(x.shape)} and {tuple(condition.shape)}"
+            )
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward layer, both modulated by the time.
+
+    Args:
+        dim: width.
+        heads: of the attention.
+        hidden_mult: width of the feed-forward layer in multiples of `dim`.
+        dropout: in training.
+    """
+
+    def __init__(self, dim: int, heads: int, hidden_mult: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.modulation = Modulated(dim, 6)
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.out = nn.Linear(dim, dim)
+        self.feed_forward = nn.Sequential(
+            nn.Linear(dim, hidden_mult * dim), nn.GELU(approximate="tanh"), nn.Linear(hidden_mult * dim, dim)
+        )
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, h: Tensor, time: Tensor, positions: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
+        """Turn (B, T, dim) into the same.
+
+        Args:
+            h: hidden states (B, T, dim).
+            time: embedded times (B, dim).
+            positions: of `Rotary`.
+            mask: bool (B, 1, 1, T), True where a frame may be attended to; None for everywhere.
+        """
+        shift_a, scale_a, gate_a, shift_f, scale_f, gate_f = self.modulation(time)
+        h = h + gate_a * self.dropout(self._attend(modulate(h, shift_a, scale_a), positions, mask))
+        return h + gate_f * self.dropout(self.feed_forward(modulate(h, shift_f, scale_f)))
+
+    def _attend(self, h: Tensor, positions: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
+        batch, frames, dim = h.shape
+        query, key, value = self.qkv(h).view(batch, frames, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        query, key = rotate(query, positions), rotate(key, positions)
+        found = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return self.out(found.transpose(1, 2).reshape(batch, frames, dim))
+
+
+class Modulated(nn.Module):
+    """Shifts, scales and gates from the time; all zero at first.
+
+    Args:
+        dim: width of each.
+        count: how many.
+    """
+
+    def __init__(self, dim: int, count: int) -> None:
+        super().__init__()
+        self.count = count
+        self.linear = nn.Linear(dim, count * dim)
+        for weight in self.linear.parameters():
+            nn.init.zeros_(weight)
+
+    def forward(self, time: Tensor) -> tuple[Tensor, ...]:
+        """Turn embedded times (B, dim) into `count` tensors (B, 1, dim)."""
+        return self.linear(time)[:, None].chunk(self.count, dim=-1)
+
+
+def modulate(h: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """Layer norm of (B, T, dim), then scaled and shifted."""
+    return functional.layer_norm(h, h.shape[-1:]) * (1 + scale) + shift
+
+
+class Rotary(nn.Module):
+    """Cosines and sines of rotary positions.
+
+    Args:
+        head_dim: width of a head, even.
+    """
+
+    frequencies: Tensor
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__()
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+        self.register_buffer("frequencies", ROTARY_BASE**-exponents, persistent=False)
+
+    def forward(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines (T, head_dim / 2) for (B, T, dim), float32 whatever the net computes in."""
+        angles = torch.outer(torch.arange(h.shape[1], device=h.device).float(), self.frequencies.float())
+        return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, positions: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn the two halves of each head (..., T, head_dim) by the angles of their frames."""
+    cos, sin = positions
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1).to(x.dtype)
+
+
+def valid_frames(lengths: Tensor, frames: int) -> Tensor:
+    """Mask (B, frames), True where a frame lies within its item's length (B,)."""
+    return torch.arange(frames, device=lengths.device) < lengths[:, None]
+
+
+class Conditioned(VelocityNet):
+    """A sequence net with its condition filled in, as a net of one class: label 1 has the condition, 0 and -1 do not.
+
+    So guidance and fields written for labels serve conditions as well.
+
+    Args:
+        net: the net.
+        condition: (B, condition_channels, T), float.
+        lengths: frames of each item (B,); None for T.
+    """
+
+    def __init__(self, net: SequenceNet, condition: Tensor, lengths: Tensor | None = None) -> None:
+        super().__init__()
+        self.sample_shape = (net.channels, condition.shape[2])
+        self.num_classes = 1
+        self.net = net
+        self.condition = condition
+        self.lengths = lengths
+
+    def forward(self, x: Tensor, t: Tensor | float, label: Tensor | None = None) -> Tensor:
+        """Predict; see `VelocityNet.forward`. A batch of several times B rows repeats the conditions in order."""
+        copies = len(x) // len(self.condition)
+        lengths = None if self.lengths is None else self.lengths.repeat(copies)
+        return self.net(x, t, self.condition.repeat(copies, 1, 1), lengths, label)

@@ -1,0 +1,309 @@
+"""Inference of conditional flows on sequences: from degraded audio to a clean log-mel, or from features to features."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from zoo.audio.analysis.features import open_features
+from zoo.audio.analysis.mel import LogMel
+from zoo.audio.io import files
+from zoo.audio.io.chunking import Chunker, fit, resampled
+from zoo.common.atomic import replacing, write_atomic
+from zoo.flow.process.guidance import Guidance, velocity_field
+from zoo.flow.process.paths import AffinePath, Prediction
+from zoo.flow.process.solvers import Solver
+from zoo.flow.sequence.net import Conditioned, SequenceNet, valid_frames
+from zoo.flow.sequence.normaliser import Normaliser
+from zoo.runs.inference import Inference, as_audio
+
+FEATURE_SUFFIX = ".npy"
+BLOCK_FRAMES = 4096  # of features, read at once
+BLOCK_SECONDS = 4  # of audio, likewise
+EXAMPLE_FRAMES = 32
+
+
+class SequenceRestorer(Inference):
+    """A sequence net with its scale, its path and, for audio, its mel front end.
+
+    Long inputs are restored in overlapping chunks that are cross-faded (`zoo.audio.io.chunking`), in constant memory;
+    the noise of a frame is the same in all chunks. Results are `.npy`, (C, F) float32; those of a mel are what the
+    vocoder of the same mel takes. Audio is mixed to mono and taken at its own level, zero-padded to whole frames.
+
+    Args:
+        net: the trained net.
+        path: that it was trained on.
+        normaliser: the scale of its training.
+        mel: waveform to log-mel; None for a net of other features, which takes feature files only.
+        prediction: what the net predicts.
+        solver: how to integrate; 8 Euler steps by default.
+        guidance: null for the conditional field.
+        temperature: spread of the noise that the flow starts from. 0 starts from its mean: a deterministic restoration.
+        seed: of that noise; the same for every file.
+        chunk_frames: length of a chunk; about that of the training crops is what the net knows.
+        overlap_frames: shared by neighbouring chunks, at most half a chunk.
+        chunk_batch: chunks restored together.
+
+    Raises:
+        ValueError: when the parts do not fit each other or an argument is out of range.
+    """
+
+    input_suffixes: ClassVar[tuple[str, ...]] = (*files.AUDIO_SUFFIXES, FEATURE_SUFFIX)
+    output_suffix: ClassVar[str] = FEATURE_SUFFIX
+
+    def __init__(
+        self,
+        net: SequenceNet,
+        path: AffinePath,
+        normaliser: Normaliser,
+        mel: LogMel | None = None,
+        prediction: Prediction = "velocity",
+        solver: Solver | None = None,
+        guidance: Guidance | None = None,
+        temperature: float = 0.0,
+        seed: int = 0,
+        chunk_frames: int = 1024,
+        overlap_frames: int = 128,
+        chunk_batch: int = 4,
+    ) -> None:
+        if temperature < 0:
+            raise ValueError(f"temperature is at least 0, not {temperature}")
+        self.net = net
+        self.path = path
+        self.normaliser = normaliser
+        self.mel = mel
+        self.prediction: Prediction = prediction
+        self.solver = solver or Solver(steps=4)
+        self.guidance = guidance
+        self.temperature = temperature
+        self.seed = seed
+        self.chunk_frames = chunk_frames
+        self.overlap_frames = overlap_frames
+        self.chunk_batch = chunk_batch
+        self._check_parts()
+        context = self._chunker(1).context
+        if mel is not None and context * mel.hop_length < mel.padding_samples:
+            least = math.ceil(math.ceil(mel.padding_samples / mel.hop_length) * 8 / 3)
+            raise ValueError(
+                f"overlap_frames is at least {least} with this mel, whose frames overlap; not {overlap_frames}"
+            )
+
+    def _check_parts(self) -> None:
+        sizes = (self.net.channels, self.net.condition_channels)
+        scaled = (self.normaliser.channels, self.normaliser.condition_channels)
+        if sizes != scaled:
+            raise ValueError(f"channels and condition_channels differ: net {sizes}, normaliser {scaled}")
+        if self.mel is not None and sizes != (self.mel.n_mels, self.mel.n_mels):
+            raise ValueError(f"the mel has {self.mel.n_mels} bands, net.channels and condition_channels are {sizes}")
+
+    @torch.inference_mode()
+    def restore(
+        self,
+        condition: Tensor,
+        lengths: Tensor | None = None,
+        noise: Tensor | None = None,
+        solver: Solver | None = None,
+    ) -> Tensor:
+        """Restore a batch; an item's result does not depend on the others.
+
+        Args:
+            condition: degraded sequences (B, condition_channels, T), float, in their own units.
+            lengths: frames of each item (B,), 1 to T; None for T.
+            noise: standard normal (B, channels, T); needed unless the temperature is 0.
+            solver: in the place of the own one.
+
+        Returns:
+            (B, channels, T) float32 on the same device, zero beyond the lengths.
+
+        Raises:
+            ValueError: when there is no noise, or, on the CPU, the normaliser has no statistics yet.
+        """
+        if condition.device.type == "cpu":  # a device is not asked for every batch
+            self._check_fitted()
+        batch, _, frames = condition.shape
+        start = condition.new_zeros(batch, self.net.channels, frames)
+        if self.temperature:
+            if noise is None:
+                raise ValueError(f"noise is needed at temperature {self.temperature}")
+            start = self.temperature * noise
+        outside = None if lengths is None else ~valid_frames(lengths, frames)[:, None]
+        if outside is not None:  # the field is zero there, so that it stays
+            start = start.masked_fill(outside, 0)
+        net = Conditioned(self.net, self.normaliser.normalise_condition(condition), lengths)
+        label = torch.ones(batch, dtype=torch.int64, device=condition.device)
+        field = velocity_field(net, self.path, label, self.guidance, self.prediction)
+        result = self.normaliser.restore((solver or self.solver).solve(field, start).x.float())
+        return result if outside is None else result.masked_fill(outside, 0)
+
+    def __call__(self, audio: np.ndarray, sample_rate: int) -> np.ndarray:
+        """Restore audio as a log-mel.
+
+        Args:
+            audio: (T,) or (C, T), see `as_audio`; channels are mixed.
+            sample_rate: its rate in Hz; resampled to the mel's if different.
+
+        Returns:
+            Log-mel (n_mels, F) float32.
+
+        Raises:
+            ValueError: when the array is no audio, or this restorer takes features.
+        """
+        audio = np.atleast_2d(as_audio(audio, sample_rate))
+        frames = self._frames(audio.shape[1], sample_rate)
+        return self._joined(self._audio_rows([audio], frames, sample_rate), frames, self.mel)
+
+    def from_features(self, features: np.ndarray) -> np.ndarray:
+        """Restore features (or a log-mel made like this model's front end makes it).
+
+        Args:
+            features: (condition_channels, F) float.
+
+        Returns:
+            (channels, F) float32.
+
+        Raises:
+            ValueError: when the array has another shape.
+        """
+        features = np.asarray(features)
+        if features.ndim != 2 or len(features) != self.net.condition_channels or features.shape[1] == 0:
+            raise ValueError(f"expected features ({self.net.condition_channels}, F), found {features.shape}")
+        return self._joined([features.T], features.shape[1], None)
+
+    def process_file(self, source: Path, target: Path) -> dict[str, Any]:
+        """Restore an audio or a feature file.
+
+        Args:
+            source: audio, or `.npy` (condition_channels, F).
+            target: `.npy` file to write, (channels, F) float32, frame after frame (Fortran order).
+
+        Returns:
+            `frames`, `channels`, and of audio `audio_seconds` and `sample_rate` of the input.
+
+        Raises:
+            ValueError: when the file is no sound audio or features of this net.
+            OSError: when it cannot be read or the result cannot be written.
+        """
+        facts: dict[str, Any] = {}
+        mel = None
+        if source.suffix.lower() == FEATURE_SUFFIX:
+            frames = self._open(source).shape[1]
+            rows = self._feature_rows(source, frames)
+        else:
+            header = files.info(source)
+            facts = {"audio_seconds": header.samples / header.sample_rate, "sample_rate": header.sample_rate}
+            frames = self._frames(header.samples, header.sample_rate)
+            blocks = files.blocks(source, BLOCK_SECONDS * header.sample_rate)
+            rows, mel = self._audio_rows(blocks, frames, header.sample_rate), self.mel
+        layout = {"descr": "<f4", "fortran_order": True, "shape": (self.net.channels, frames)}
+        with replacing(target) as temporary, temporary.open("wb") as file:
+            np.lib.format.write_array_header_1_0(file, layout)
+            for piece in self._pieces(rows, frames, mel):
+                file.write(np.ascontiguousarray(piece.T, dtype="<f4").tobytes())
+        return {**facts, "frames": frames, "channels": self.net.channels}
+
+    def dry_run(self) -> str:
+        """Restore a short input."""
+        if self.mel is not None:
+            return super().dry_run()
+        result = self.from_features(np.zeros((self.net.condition_channels, EXAMPLE_FRAMES), np.float32))
+        return f"1 prediction of shape {result.shape}"
+
+    def write_example(self, stem: Path) -> Path:
+        """Write a tone where there is a mel front end, else features that are noise."""
+        if self.mel is not None:
+            return super().write_example(stem)
+        path = stem.with_name(f"{stem.name}{FEATURE_SUFFIX}")
+        features = np.random.default_rng(0).standard_normal((self.net.condition_channels, EXAMPLE_FRAMES))
+        write_atomic(path, lambda file: np.save(file, features.astype(np.float32)))
+        return path
+
+    def _check_fitted(self) -> None:
+        if not self.normaliser.is_fitted:
+            raise ValueError("the normaliser has no statistics: a training sets them, a checkpoint brings them")
+
+    def _chunker(self, values: int) -> Chunker:
+        """Chunks of frames that are so many values each."""
+        return Chunker(self.chunk_frames, self.overlap_frames, values, self.chunk_batch)
+
+    def _frames(self, samples: int, sample_rate: int) -> int:
+        """Frames of so many samples of audio.
+
+        Raises:
+            ValueError: when this restorer takes no audio.
+        """
+        if self.mel is None:
+            raise ValueError("this restorer takes features (.npy), not audio: it has no mel front end")
+        return math.ceil(math.ceil(samples * self.mel.sample_rate / sample_rate) / self.mel.hop_length)
+
+    def _audio_rows(self, blocks: Iterable[np.ndarray], frames: int, sample_rate: int) -> Iterator[np.ndarray]:
+        """Frames (n, hop_length) of audio blocks (C, n)."""
+        assert self.mel is not None  # _frames has looked
+        hop = self.mel.hop_length
+        mono = (block.mean(axis=0, keepdims=True, dtype=np.float32) for block in blocks)
+        rest = np.zeros(0, np.float32)
+        for piece in fit(resampled(mono, sample_rate, self.mel.sample_rate), frames * hop):
+            rest = np.concatenate([rest, piece[0]])
+            whole = len(rest) // hop * hop
+            yield rest[:whole].reshape(-1, hop)
+            rest = rest[whole:]
+
+    def _feature_rows(self, source: Path, frames: int) -> Iterator[np.ndarray]:
+        """Frames (n, condition_channels) of a feature file."""
+        for start in range(0, frames, BLOCK_FRAMES):
+            # mapped anew for every piece: pages of a mapping that stays open count as memory once touched
+            yield np.array(self._open(source)[:, start : start + BLOCK_FRAMES].T, dtype=np.float32)
+
+    def _open(self, source: Path) -> np.ndarray:
+        features = open_features(source)
+        if len(features) != self.net.condition_channels:
+            raise ValueError(f"{source}: expected features ({self.net.condition_channels}, F), found {features.shape}")
+        return features
+
+    def _joined(self, rows: Iterable[np.ndarray], frames: int, mel: LogMel | None) -> np.ndarray:
+        return np.concatenate(list(self._pieces(rows, frames, mel)), axis=1)
+
+    def _pieces(self, rows: Iterable[np.ndarray], frames: int, mel: LogMel | None) -> Iterator[np.ndarray]:
+        """Restore a stream.
+
+        A frame travels through the chunks as one unit: what it is made of and, behind that, its noise.
+
+        Args:
+            rows: pieces (n, values) of it, `frames` in total: samples of audio, or features.
+            frames: how many.
+            mel: turns them into the condition; None where they are it.
+
+        Yields:
+            Pieces (channels, n) float32.
+
+        Raises:
+            ValueError: when the normaliser has no statistics yet.
+        """
+        self._check_fitted()
+        values = self.net.condition_channels if mel is None else mel.hop_length
+        noise_values = self.net.channels if self.temperature else 0
+        rng = np.random.default_rng(self.seed)
+
+        def stream() -> Iterator[np.ndarray]:
+            for block in rows:
+                noise = rng.standard_normal((len(block), noise_values), dtype=np.float32)
+                yield np.concatenate([block, noise], axis=1, dtype=np.float32).reshape(1, -1)
+
+        def compute(chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
+            units = torch.from_numpy(np.ascontiguousarray(chunks)).to(self.device)
+            units = units.unflatten(1, (-1, values + noise_values))
+            content, noise = units[..., :values], units[..., values:].transpose(1, 2)
+            condition = content.transpose(1, 2) if mel is None else mel(content.flatten(1))[..., : units.shape[1]]
+            restored = self.restore(condition, noise=noise).cpu().numpy()
+            if not np.isfinite(restored).all():
+                raise ValueError("the result is NaN or infinite: look at the input; under 16-mixed try precision 32")
+            return restored
+
+        chunker = self._chunker(values + noise_values)
+        for piece in chunker.run(stream(), frames * chunker.unit_samples, compute):
+            yield piece[0]

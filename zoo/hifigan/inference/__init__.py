@@ -1,0 +1,1 @@
+"""From trained nets to results."""

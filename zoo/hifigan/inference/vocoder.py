@@ -1,0 +1,248 @@
+"""Vocoding arrays, streams and files: copy synthesis from audio and synthesis from mels, in constant memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from zoo.audio.analysis.features import FEATURE_SUFFIXES, open_features
+from zoo.audio.analysis.mel import LogMel
+from zoo.audio.io import files
+from zoo.audio.io.resample import StreamResampler, resample_array
+from zoo.hifigan.inference.onnx_export import export_onnx
+from zoo.hifigan.nets.generator import Generator
+from zoo.runs.inference import Inference, as_audio
+
+CHUNK_FRAMES = 256  # new frames per step (3 s at 22.05 kHz); the context adds 30 or so
+
+
+class Vocoder(Inference):
+    """A generator with its mel front end.
+
+    Long inputs are computed in windows of one size that overlap by the exact receptive field, so the result equals
+    that of the whole input; a generator whose conditioner sees everything is run on the whole.
+
+    Channels are vocoded one by one: stereo stays stereo. Audio of another sample rate is resampled to the model's,
+    which the output keeps; its length is that of the resampled input, for which the end is zero-padded to whole
+    frames and cut again.
+
+    Args:
+        generator: mel (or other features) to waveform.
+        mel: waveform to mel; its hop and bands must be the generator's. None for a generator of other features, which
+            takes them through `from_mel`, `stream` and feature files, not audio.
+        sample_rate: of the output in Hz; the mel's when None.
+
+    Raises:
+        ValueError: when hop, bands or sample rate differ, or the sample rate is not given at all.
+    """
+
+    input_suffixes: ClassVar[tuple[str, ...]] = (*files.AUDIO_SUFFIXES, *FEATURE_SUFFIXES)
+    output_suffix: ClassVar[str] = ".wav"
+
+    def __init__(self, generator: Generator, mel: LogMel | None = None, sample_rate: int | None = None) -> None:
+        if mel is not None and (mel.hop_length, mel.n_mels) != (generator.hop_length, generator.in_channels):
+            raise ValueError(
+                f"the generator makes {generator.hop_length} samples from {generator.in_channels} channels per frame, "
+                f"the mel has hop {mel.hop_length} and {mel.n_mels} bands: they must be equal"
+            )
+        rates = {rate for rate in (sample_rate, None if mel is None else mel.sample_rate) if rate is not None}
+        if len(rates) != 1:
+            raise ValueError(f"sample_rate and the mel's must be equal, and one of them given; found {sorted(rates)}")
+        self.generator = generator
+        self.mel = mel
+        self.sample_rate = rates.pop()
+
+    @property
+    def front_end(self) -> LogMel:
+        """The mel front end.
+
+        Raises:
+            ValueError: when the generator takes other features.
+        """
+        if self.mel is None:
+            raise ValueError("this vocoder takes features, not audio (it has no mel front end): use from_mel or stream")
+        return self.mel
+
+    def __call__(self, audio: np.ndarray, sample_rate: int) -> np.ndarray:
+        """Vocode the mel of audio (copy synthesis).
+
+        Args:
+            audio: (T,) or (C, T), see `as_audio`.
+            sample_rate: its rate in Hz; resampled to the model's if different.
+
+        Returns:
+            Audio at the model's rate, float32, as long as the resampled input; same number of dimensions.
+
+        Raises:
+            ValueError: when the array is no audio.
+        """
+        audio = as_audio(audio, sample_rate)
+        channels = np.atleast_2d(resample_array(audio, sample_rate, self.sample_rate))
+        result = np.concatenate(list(self._copy([channels])), axis=1)
+        return result if audio.ndim == 2 else result[0]
+
+    def from_mel(self, mel: np.ndarray) -> np.ndarray:
+        """Vocode a natural-log mel made like this model's front end makes it.
+
+        Args:
+            mel: (n_mels, F) or (B, n_mels, F) float32; other features where the generator takes those.
+
+        Returns:
+            Audio (F * hop,) or (B, F * hop) float32.
+
+        Raises:
+            ValueError: when the array has another shape.
+        """
+        mel = np.asarray(mel, dtype=np.float32)
+        batch = mel[None] if mel.ndim == 2 else mel
+        bands = self.generator.in_channels
+        if batch.ndim != 3 or batch.shape[1] != bands or batch.shape[2] == 0:
+            raise ValueError(f"expected a mel ({bands}, F) or (B, {bands}, F), found {mel.shape}")
+        result = np.concatenate(list(self._synthesise([batch])), axis=1)
+        return result[0] if mel.ndim == 2 else result
+
+    def stream(self, frames: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+        """Vocode a mel that arrives in pieces; delayed by the receptive field, in constant memory.
+
+        Args:
+            frames: pieces (n_mels, n) float32 of one mel, n of any size.
+
+        Yields:
+            Pieces (m,) float32 of the audio; joined they are `from_mel` of the joined input.
+
+        Raises:
+            ValueError: when the generator's conditioner sees the whole input.
+        """
+        if self.generator.receptive_frames is None:
+            name = type(self.generator.conditioner).__name__
+            raise ValueError(f"{name} sees the whole input, so its generator cannot stream: use from_mel")
+        for piece in self._synthesise(np.asarray(each, dtype=np.float32)[None] for each in frames):
+            yield piece[0]
+
+    def process_file(self, source: Path, target: Path) -> dict[str, Any]:
+        """Vocode an audio file (copy synthesis) or a mel (`.npy` or `.pt`, (n_mels, F)) in constant memory.
+
+        Args:
+            source: audio, or a mel array without pickled objects.
+            target: audio file to write.
+
+        Returns:
+            `audio_seconds`, `sample_rate`, `channels`.
+
+        Raises:
+            ValueError: when the file is not sound audio or no mel of this model.
+            OSError: when it cannot be read or the result cannot be written.
+        """
+        if source.suffix.lower() in FEATURE_SUFFIXES:
+            channels, pieces = 1, self._synthesise(self._mel_blocks(source))
+        else:
+            channels, pieces = files.info(source).channels, self._copy(self._audio_blocks(source))
+        samples = 0
+        with files.Writer(target, self.sample_rate, channels) as writer:
+            for piece in pieces:
+                writer.write(piece)
+                samples += piece.shape[1]
+        return {"audio_seconds": samples / self.sample_rate, "sample_rate": self.sample_rate, "channels": channels}
+
+    def dry_run(self) -> str:
+        """Synthesise eight frames of zeros."""
+        audio = self.from_mel(np.zeros((self.generator.in_channels, 8), np.float32))
+        return f"8 frames to {len(audio)} samples at {self.sample_rate} Hz"
+
+    def export_onnx(self, path: Path) -> float:
+        """Write the generator as ONNX; see `zoo.hifigan.inference.onnx_export`."""
+        return export_onnx(self.generator, path)
+
+    def _audio_blocks(self, source: Path) -> Iterator[np.ndarray]:
+        """A file's audio (C, n) at the model's rate."""
+        header = files.info(source)
+        resampler = StreamResampler(header.sample_rate, self.sample_rate, header.channels)
+        for block in files.blocks(source, CHUNK_FRAMES * self.generator.hop_length):
+            yield resampler.push(block)
+        yield resampler.push(np.zeros((header.channels, 0), np.float32), last=True)
+
+    def _mel_blocks(self, source: Path) -> Iterator[np.ndarray]:
+        """A mel file in pieces (1, n_mels, n)."""
+        shape = open_features(source).shape
+        if shape[0] != self.generator.in_channels:
+            raise ValueError(f"{source}: expected a mel ({self.generator.in_channels}, F), found {tuple(shape)}")
+        for start in range(0, shape[1], CHUNK_FRAMES):
+            # mapped anew for every piece: pages of a mapping that stays open count as memory once touched
+            yield np.array(open_features(source)[:, start : start + CHUNK_FRAMES], dtype=np.float32)[None]
+
+    def _synthesise(self, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+        """Mel pieces (B, n_mels, n) to audio pieces (B, m)."""
+        yield from self._windows(blocks, 1, self.generator.receptive_frames, lambda mel: self.generator(mel)[:, 0])
+
+    def _copy(self, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+        """Audio pieces (C, n) at the model's rate to vocoded pieces (C, m) of the same total length."""
+        mel, hop = self.front_end, self.generator.hop_length
+        given = made = 0
+
+        def whole_frames() -> Iterator[np.ndarray]:
+            nonlocal given
+            for block in blocks:
+                given += block.shape[1]
+                yield block
+            wanted = hop * math.ceil(max(given, mel.min_samples) / hop)
+            yield np.zeros((len(block), wanted - given), np.float32)
+            given = max(given, 1)  # so little may resample to nothing
+
+        def compute(audio: Tensor) -> Tensor:
+            return self.generator(mel(audio))[:, 0]
+
+        frames = self.generator.receptive_frames
+        context = None if frames is None else frames + math.ceil(mel.padding_samples / hop)
+        for piece in self._windows(whole_frames(), hop, context, compute):
+            # samples beyond the input exist in its last frame only, when all of the input has been given
+            length = min(piece.shape[1], max(given - made, 0))
+            made += length
+            if length:
+                yield piece[:, :length]
+
+    @torch.inference_mode()
+    def _windows(
+        self, blocks: Iterable[np.ndarray], hop: int, context: int | None, compute: Callable[[Tensor], Tensor]
+    ) -> Iterator[np.ndarray]:
+        """Compute on windows of equal size whose inner edges lie in the overlap.
+
+        Convolutions pad every layer with zeros at the true ends of the input, which zeros around the input would not
+        reproduce: so the first window starts, and the last one ends, with the input.
+
+        Args:
+            blocks: pieces (..., n) of the input.
+            hop: input samples per frame (1 for mels); the input is whole frames in total.
+            context: frames on each side that a frame's output depends on; None computes everything in one window.
+            compute: window (..., n * hop) to audio (B, n * generator hop).
+        """
+        scale = self.generator.hop_length
+        window = None if context is None else CHUNK_FRAMES + 2 * context
+        buffer: np.ndarray | None = None
+        first = done = 0  # frame at which the buffer starts, frames given out
+        for block in blocks:
+            buffer = block if buffer is None else np.concatenate([buffer, block], axis=-1)
+            if window is None or context is None:
+                continue
+            while first + buffer.shape[-1] // hop > max(done - context, 0) + window:
+                start = max(done - context, 0)
+                audio = self._run(buffer[..., (start - first) * hop : (start - first + window) * hop], compute)
+                yield audio[:, (done - start) * scale : (window - context) * scale]
+                done = start + window - context
+                # the last window may reach back a whole window from the input's end
+                keep = min(max(done - context, 0), max(first + buffer.shape[-1] // hop - window, 0))
+                buffer, first = buffer[..., (keep - first) * hop :], keep
+        if buffer is None:
+            return
+        end = first + buffer.shape[-1] // hop
+        start = first if window is None else max(end - window, first)
+        audio = self._run(buffer[..., (start - first) * hop :], compute)
+        yield audio[:, (done - start) * scale :]
+
+    def _run(self, window: np.ndarray, compute: Callable[[Tensor], Tensor]) -> np.ndarray:
+        return compute(torch.from_numpy(np.ascontiguousarray(window)).to(self.device)).float().cpu().numpy()

@@ -1,0 +1,221 @@
+"""Building our cleaner from an original's adapters: which era, which blocks, whose backbone tensors."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from zoo.common.registry import public_name
+from zoo.miipher.convert.names import LAST_NORM, CleanerState, block_of
+from zoo.miipher.convert.read import Original
+from zoo.miipher.nets.adapters import OpenMiipherAdapters, ParallelAdapters
+from zoo.miipher.nets.backbone import Backbone
+from zoo.miipher.nets.cleaner import Cleaner
+
+Attachment = Literal["auto", "parallel"]
+
+UNUSED = "masked_spec_embed"  # only masked training reads it; transformers leaves it out where masking is off
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Built:
+    """A cleaner and how it came about.
+
+    Attributes:
+        cleaner: with the original's weights.
+        spec: `class_path` and `init_args` that build it anew.
+        notes: what was decided or differs.
+    """
+
+    cleaner: Cleaner
+    spec: dict[str, Any]
+    notes: list[str]
+
+
+def build_cleaner(
+    original: Original,
+    source: str | Path | None,
+    pad: bool,
+    layer: int | None = None,
+    attachment: Attachment = "auto",
+) -> Built:
+    """Build the cleaner of an original.
+
+    Args:
+        original: what was read.
+        source: the backbone's folder or hub id; None takes the one that the original's configuration names.
+        pad: ceil(n / hop) frames (True) or the original's unpadded ones.
+        layer: block, from 1, whose output is the feature, where configuration and adapters disagree.
+        attachment: "parallel" says that adapters run beside the feed-forward where the file cannot show it.
+
+    Raises:
+        ValueError: when the era is not the one that our adapters compute, or is ambiguous, or tensors do not fit.
+    """
+    where = original.files[0]
+    name = str(source if source is not None else original.settings.get("hubert_model_name") or "")
+    if not name:
+        raise ValueError(f"{where} does not say its backbone: give the transformers folder (or hub id) as backbone=")
+    if original.open_miipher:
+        return _open_miipher(original, name)
+    if original.cleaner is None:
+        raise ValueError(f"{where} holds no adapters (it is a vocoder: vocoder_from_original reads it)")
+    state = original.cleaner
+    if state.inside:
+        raise ValueError(
+            f"{where}: adapters inside the blocks (…layers.0.adapter.ff) are Miipher-2's first era: they follow the "
+            "whole block, h + ff(h), which our adapters parallel to the feed-forward cannot represent; train anew"
+        )
+    count, era = block_count(state, original.settings, layer, where)
+    cleaner, spec = _cleaner(
+        name,
+        {"layer": count, "family": _family(name, state), "pad": pad},
+        ParallelAdapters(hidden_dim=state.hidden_dim),
+        {"hidden_dim": state.hidden_dim},
+    )
+    notes = [f"layers counted {era}: the feature is the output of block {count}"]
+    notes += _take_backbone(cleaner.backbone, state, where)
+    _check_attachment(cleaner.backbone, state, era, attachment, where)
+    _load(cleaner.adapters, {**state.adapters, **state.norms()}, where)
+    for note in notes[1:]:
+        log.warning("%s: %s", where, note)
+    return Built(cleaner, spec, notes)
+
+
+def block_count(
+    state: CleanerState, settings: Mapping[str, Any], layer: int | None, source: Path
+) -> tuple[int, Literal["from 1", "from 0", "by the adapters alone"]]:
+    """How many blocks have adapters, and how the configuration counted.
+
+    Returns:
+        The block, from 1, whose output is the feature, and how the configuration's `hubert_layer` is counted.
+
+    Raises:
+        ValueError: when configuration, argument and number of adapters contradict each other.
+    """
+    count, stated = state.count, settings.get("hubert_layer")
+    if layer is not None and layer != count:
+        raise ValueError(
+            f"{source}: layer is {layer}, but {count} blocks have adapters; the feature is block {count}'s"
+        )
+    if stated == count:
+        return count, "from 1"
+    if stated == count - 1:
+        return count, "from 0"
+    if stated is not None and layer is None:
+        raise ValueError(
+            f"{source}: hubert_layer is {stated} and {count} blocks have adapters; counted from 1 there should be "
+            f"{stated}, from 0 (before 2025-06-27) {stated + 1}. Give layer={count} if the feature is block {count}'s"
+        )
+    return count, "by the adapters alone"
+
+
+def _check_attachment(backbone: Backbone, state: CleanerState, era: str, attachment: Attachment, source: Path) -> None:
+    """Refuse adapters that may follow the whole block: that era trained no norms, the later one does."""
+    if era == "from 1" or attachment == "parallel":
+        return
+    own = backbone.model.state_dict()
+    norms = {key: value for key, value in state.backbone.items() if key in own and f".{LAST_NORM}." in key}
+    if all(torch.equal(value.float(), own[key].float()) for key, value in norms.items()):
+        raise ValueError(
+            f"{source}: the blocks' {LAST_NORM} are the backbone's own, so the adapters may be of the era before "
+            "2025-06-19, when they followed the whole block, h + ff(h), which ours cannot represent. Give "
+            'attachment="parallel" if they run beside the feed-forward'
+        )
+
+
+def _family(source: str, state: CleanerState) -> str:
+    """WavLM without its relative positions was loaded with the HuBERT class."""
+    from transformers import AutoConfig
+
+    kind = AutoConfig.from_pretrained(source).model_type
+    relative = any(".gru_rel_pos" in key for key in state.backbone)
+    return "wavlm_as_hubert" if kind == "wavlm" and state.backbone and not relative else "auto"
+
+
+def _take_backbone(backbone: Backbone, state: CleanerState, source: Path) -> list[str]:
+    """Give the backbone the file's frozen tensors and report how they differ from those it was built with.
+
+    The norms that the file trained stay out: they belong to the adapters.
+
+    Raises:
+        ValueError: when tensors are missing, unknown or of another shape.
+    """
+    own = backbone.model.state_dict()
+    given = state.backbone
+    stable = isinstance(backbone.model.encoder.layer_norm, torch.nn.Identity)
+
+    def is_beyond(key: str) -> bool:
+        block = block_of(key)
+        return (block is not None and block >= state.count) or (stable and key.startswith("encoder.layer_norm."))
+
+    faults = [f"missing {key}" for key in own if key not in given and key != UNUSED]
+    faults += [f"unexpected {key}" for key in given if key not in own and key != UNUSED and not is_beyond(key)]
+    faults += [
+        f"{key} is {tuple(given[key].shape)}, the backbone's {tuple(own[key].shape)}"
+        for key in own
+        if key in given and own[key].shape != given[key].shape
+    ]
+    if faults:
+        raise ValueError(f"{source}: {len(faults)} tensors do not fit the backbone: {'; '.join(faults[:4])}")
+    frozen = {key: value for key, value in state.frozen().items() if key in own}
+    differing = [key for key, value in frozen.items() if not torch.equal(value.to(own[key]), own[key])]
+    backbone.load_state_dict({f"model.{key}": value for key, value in frozen.items()}, strict=False)
+    if not differing:
+        return []
+    return [f"{len(differing)} frozen tensors differ from the backbone's and are the file's, among them {differing[0]}"]
+
+
+def _open_miipher(original: Original, source: str) -> Built:
+    state, where = original.open_miipher, original.files[0]
+    count = len({key.split(".")[1] for key in state if key.startswith("adapter_norms.")})
+    first = "adapter_layers.0."
+    if f"{first}down_proj.weight" not in state or f"{first}pre_ln.weight" not in state:
+        raise ValueError(f"{where}: expected {first}pre_ln.weight and {first}down_proj.weight of Open-Miipher-2")
+    arguments = {
+        "hidden_dim": state[f"{first}down_proj.weight"].shape[0],
+        "init": "bert",
+        "learnable_scale": original.settings["learnable_scale"],
+    }
+    cleaner, spec = _cleaner(source, {"layer": count}, OpenMiipherAdapters(**arguments), arguments)
+    _load(cleaner.adapters, state, where)
+    return Built(cleaner, spec, [f"Open-Miipher-2: {count} blocks with adapters"])
+
+
+def _cleaner(
+    source: str, backbone: dict[str, Any], adapters: Any, arguments: dict[str, Any]
+) -> tuple[Cleaner, dict[str, Any]]:
+    """Build a cleaner, and describe it with every argument written out."""
+    given = {"source": source, **backbone}
+    built = Backbone(**given)
+    spec = spec_of(Cleaner, {"backbone": spec_of(Backbone, given), "adapters": spec_of(type(adapters), arguments)})
+    return Cleaner(built, adapters), spec
+
+
+def spec_of(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """`class_path` and `init_args` of a class, every argument that has a default written out."""
+    parameters = inspect.signature(cls).parameters.values()
+    defaults = {entry.name: entry.default for entry in parameters if entry.default is not entry.empty}
+    return {"class_path": public_name(cls), "init_args": {**defaults, **given}}
+
+
+def _load(adapters: torch.nn.Module, state: Mapping[str, Tensor], source: Path) -> None:
+    own = adapters.state_dict()
+    faults = [f"missing {key}" for key in own if key not in state]
+    faults += [f"unexpected {key}" for key in state if key not in own]
+    faults += [
+        f"{key} is {tuple(state[key].shape)}, expected {tuple(own[key].shape)}"
+        for key in own
+        if key in state and own[key].shape != state[key].shape
+    ]
+    if faults:
+        raise ValueError(f"{source}: {len(faults)} adapter tensors do not fit: {'; '.join(faults[:4])}")
+    adapters.load_state_dict(dict(state))

@@ -1,0 +1,169 @@
+"""Clean speech and its degraded twin, item by item: whole clips for the cleaner, segments for the vocoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from zoo.audio.augment.degrade import Degrader
+from zoo.audio.corpora.corpus import Corpus, scaled
+from zoo.miipher.nets.families import SAMPLE_RATE
+from zoo.training.data import Key, item_seed
+
+Item = dict[str, Any]
+Twins = tuple[Corpus, list[list[int]]]  # degraded clips, and for each clean clip the numbers of its twins
+
+
+class Degradation:
+    """What makes the degraded twin of a clip: made on the spot, or read from a corpus of degraded twins.
+
+    Args:
+        degrader: for twins made on the spot.
+        noises: at 16 kHz.
+        rirs: room impulse responses (T,) at 16 kHz.
+        twins: degraded twins at 16 kHz, each with the number of its clean clip.
+    """
+
+    def __init__(
+        self,
+        degrader: Degrader | None,
+        noises: Corpus | None = None,
+        rirs: Sequence[np.ndarray] = (),
+        twins: Twins | None = None,
+    ) -> None:
+        self.degrader = degrader
+        self.noises = noises
+        self.rirs = rirs
+        self.twins = twins
+
+    def twin(self, clean: np.ndarray, index: int, start: int, rng: np.random.Generator) -> np.ndarray:
+        """The degraded twin (T,) of a piece of clip `index` that starts at sample `start`."""
+        if self.twins is not None:
+            corpus, numbers = self.twins
+            found = corpus.read(int(rng.choice(numbers[index])), start, len(clean))
+            return np.pad(found, (0, len(clean) - len(found)))
+        if self.degrader is None:
+            return clean
+        return self.degrader.degrade(clean, SAMPLE_RATE, rng, self.noises, self.rirs).audio
+
+
+class Clips(Dataset[Item]):
+    """Clips (or crops of long ones) at 16 kHz with their twins, keyed by (epoch, item) or, in evaluation, by item.
+
+    Args:
+        corpus: clean, at 16 kHz.
+        indices: which of its clips.
+        degradation: of the input.
+        max_samples: longest crop.
+        seed: of crops and degradation.
+    """
+
+    def __init__(
+        self, corpus: Corpus, indices: np.ndarray, degradation: Degradation, max_samples: int, seed: int
+    ) -> None:
+        self.corpus = corpus
+        self.indices = indices
+        self.degradation = degradation
+        self.max_samples = max_samples
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, key: Key | int) -> Item:
+        epoch, item = key if isinstance(key, tuple) else (-1, key)
+        index = int(self.indices[item])
+        rng = np.random.default_rng(item_seed(self.seed, epoch, item))
+        room = max(int(self.corpus.lengths[index]) - self.max_samples, 0)
+        start = int(rng.integers(room + 1)) if epoch >= 0 else 0
+        clean = scaled(self.corpus, index, True, start, self.max_samples)
+        twin = self.degradation.twin(clean.numpy(), index, start, rng)
+        return {"clean": clean, "input": torch.from_numpy(twin), "lengths": torch.tensor(len(clean))}
+
+
+class Segments(Dataset[Item]):
+    """Segments of audio with the 16 kHz input around them, keyed by (epoch, item).
+
+    Args:
+        corpora: the clean corpus at 16 kHz and at the vocoder's rate.
+        indices: which of its clips.
+        degradation: of the input.
+        frames: of a segment.
+        context: frames of input on either side, so that the encoder sees what precedes and follows.
+        hops: samples per frame at the two rates.
+        clean_share: share of the items whose input stays clean.
+        seed: of segments and degradation.
+    """
+
+    def __init__(
+        self,
+        corpora: tuple[Corpus, Corpus],
+        indices: np.ndarray,
+        degradation: Degradation,
+        frames: int,
+        context: int,
+        hops: tuple[int, int],
+        clean_share: float,
+        seed: int,
+    ) -> None:
+        self.corpora = corpora
+        self.indices = indices
+        self.degradation = degradation
+        self.frames = frames
+        self.context = context
+        self.hops = hops
+        self.clean_share = clean_share
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, key: Key) -> Item:
+        epoch, item = key
+        index = int(self.indices[item])
+        rng = np.random.default_rng(item_seed(self.seed, epoch, item))
+        (speech, audio), (hop, audio_hop) = self.corpora, self.hops
+        window = self.frames + 2 * self.context
+        available = int(speech.lengths[index]) // hop
+        start = int(rng.integers(max(available - self.frames, 0) + 1))
+        first = int(np.clip(start - self.context, 0, max(available - window, 0)))
+        clean = scaled(speech, index, True, first * hop, window * hop)
+        is_clean = bool(rng.random() < self.clean_share)
+        twin = clean if is_clean else torch.from_numpy(self.degradation.twin(clean.numpy(), index, first * hop, rng))
+        target = scaled(audio, index, True, start * audio_hop, self.frames * audio_hop)
+        return {
+            "input": _padded(twin, window * hop),
+            "lengths": torch.tensor(len(twin)),
+            "audio": _padded(target, self.frames * audio_hop),
+            "first": torch.tensor(start - first),
+            "frames": self.frames,
+            "is_clean": is_clean,
+        }
+
+
+class Pairs(Dataset[Item]):
+    """Whole clips for the vocoder's evaluation: the input at 16 kHz and the audio at the vocoder's rate."""
+
+    def __init__(self, clips: Clips, audio: Corpus, hops: tuple[int, int]) -> None:
+        self.clips = clips
+        self.audio = audio
+        self.hops = hops
+
+    def __len__(self) -> int:
+        return len(self.clips)
+
+    def __getitem__(self, item: int) -> Item:
+        clip = self.clips[item]
+        frames = len(clip["input"]) // self.hops[0]
+        index = int(self.clips.indices[item])
+        audio = scaled(self.audio, index, True, 0, frames * self.hops[1])
+        return {"input": clip["input"][: frames * self.hops[0]], "audio": audio}
+
+
+def _padded(audio: Tensor, samples: int) -> Tensor:
+    return torch.nn.functional.pad(audio, (0, samples - len(audio)))

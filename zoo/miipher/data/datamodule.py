@@ -1,0 +1,268 @@
+"""The datamodules of Miipher-2's stages: corpora, noise, rooms and the split."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from zoo.audio.augment.degrade import Degrader
+from zoo.audio.augment.disturbances import open_noises, open_rirs
+from zoo.audio.corpora.cache import CorpusCache, build, relative_names
+from zoo.audio.corpora.corpus import CACHES, Corpus, EmbeddedCorpus, ResampledCorpus, cache_folder
+from zoo.audio.corpora.layouts import CorpusKind, read_corpus
+from zoo.audio.io.files import walk
+from zoo.common.folders import data_folder
+from zoo.miipher.data.clips import Clips, Degradation, Item, Pairs, Segments, Twins
+from zoo.miipher.nets.families import SAMPLE_RATE
+from zoo.training.data import ZooDataModule
+
+log = logging.getLogger(__name__)
+
+
+class Part(NamedTuple):
+    """What training or validation reads: corpora at the rates asked for, which clips, and what degrades them."""
+
+    corpora: list[Corpus]
+    indices: np.ndarray
+    degradation: Degradation
+
+
+class SpeechData(ZooDataModule):
+    """Clean speech with degraded twins, for the cleaner and for training a backbone.
+
+    Corpora are decoded once into memory-mapped caches. Clips are scaled to a peak of 0.95; validation is the same in
+    every run: whole clips of held-out speakers or the corpus' end, with noise that training does not hear.
+
+    Args:
+        root: folder of clean speech; null for the embedded corpus.
+        kind: its layout; auto looks.
+        degraded: folder of degraded twins, the tree mirrored (as `zoo degrade` writes it); null to degrade on the spot.
+        degrader: how to degrade on the spot; null leaves the input clean.
+        noise: folder of noise; null for noise made in code.
+        rir: folder of room impulse responses; null for some made in code.
+        val_root: folder of clean speech for validation, such as `val/clean` of `zoo degrade`; `root` is then for
+            training alone.
+        val_degraded: folder of its degraded twins.
+        max_seconds: longest training crop.
+        val_speakers: their clips are for validation; none takes the last `val_items` of the sorted corpus.
+        val_items: number of validation clips when no speakers are named.
+        val_seconds: longest excerpt of a validation clip.
+        cache: folder of the corpus caches.
+        max_bad_share: share of unreadable files above which the run stops; below it they are named and left out.
+        embedded_if_missing: use the embedded corpus, with a message, when `root` does not exist.
+        embedded_utterances: size of the embedded corpus.
+        batch_size: clips per batch and process, of similar length.
+        num_workers: loader processes.
+        seed: of order, crops and degradation.
+
+    Raises:
+        FileNotFoundError: when a folder does not exist.
+    """
+
+    def __init__(
+        self,
+        root: str | None = None,
+        kind: CorpusKind = "auto",
+        degraded: str | None = None,
+        degrader: Degrader | None = None,
+        noise: str | None = None,
+        rir: str | None = None,
+        val_root: str | None = None,
+        val_degraded: str | None = None,
+        max_seconds: float = 10.0,
+        val_speakers: list[str] | None = None,
+        val_items: int = 8,
+        val_seconds: float = 10.0,
+        cache: str = CACHES,
+        max_bad_share: float = 0.1,
+        embedded_if_missing: bool = False,
+        embedded_utterances: int = 24,
+        batch_size: int = 8,
+        num_workers: int = 0,
+        seed: int = 1234,
+    ) -> None:
+        super().__init__(batch_size=batch_size, num_workers=num_workers, seed=seed)
+        if degraded is not None and degrader is not None:
+            raise ValueError("data: give either degraded (twins made before) or degrader (made on the spot), not both")
+        self.root = data_folder("root", root, embedded_if_missing)
+        missing = self.root is None
+        self.kind: CorpusKind = kind
+        self.degraded = None if missing else data_folder("degraded", degraded, False)
+        self.degrader = degrader
+        self.noise = data_folder("noise", noise, embedded_if_missing)
+        self.rir = data_folder("rir", rir, embedded_if_missing)
+        self.val_root = None if missing else data_folder("val_root", val_root, False)
+        self.val_degraded = None if missing else data_folder("val_degraded", val_degraded, False)
+        if self.val_root is not None and (self.degraded is None) != (self.val_degraded is None):
+            raise ValueError("data: val_root needs val_degraded where degraded is given, and only there")
+        self.max_samples = int(max_seconds * SAMPLE_RATE)
+        self.val_speakers = list(val_speakers or [])
+        self.val_items = val_items
+        self.val_samples = int(val_seconds * SAMPLE_RATE)
+        self.cache = Path(cache)
+        self.max_bad_share = max_bad_share
+        self.embedded_utterances = embedded_utterances
+
+    def prepare_data(self) -> None:
+        """Write the corpus caches, once per machine."""
+        for root in (self.root, self.val_root):
+            if root is not None:
+                paths = [utterance.path for utterance in read_corpus(root, self.kind)]
+                for sample_rate in self.sample_rates():
+                    self._build(paths, root, sample_rate)
+        for folder in (self.degraded, self.val_degraded, self.noise):
+            if folder is not None:
+                self._build(walk(folder), folder, SAMPLE_RATE)
+
+    def sample_rates(self) -> list[int]:
+        """Rates at which the clean corpus is needed, in Hz."""
+        return [SAMPLE_RATE]
+
+    def setup(self, stage: str) -> None:
+        """Open the corpora and split them."""
+        train, val = self.parts()
+        (speech,) = train.corpora
+        self.train_set = Clips(speech, train.indices, train.degradation, self.max_samples, self.seed)
+        self.val_set = Clips(val.corpora[0], val.indices, val.degradation, self.val_samples, self.seed)
+        self.lengths = np.minimum(speech.lengths[train.indices], self.max_samples)
+        self.contents = (speech.lengths[train.indices],)
+
+    def parts(self) -> tuple[Part, Part]:
+        """What training and validation read."""
+        corpora = self._open(self.root)
+        twins = self._twins(corpora[0], self.root, self.degraded)
+        if self.val_root is None:
+            train, val = self.split(corpora[0])
+            held_out, held_out_twins = corpora, twins
+        else:
+            held_out = self._open(self.val_root)
+            held_out_twins = self._twins(held_out[0], self.val_root, self.val_degraded)
+            train, val = np.arange(len(corpora[0].lengths)), np.arange(len(held_out[0].lengths))
+        return (
+            Part(corpora, train, self.degradation(True, twins)),
+            Part(held_out, val, self.degradation(False, held_out_twins)),
+        )
+
+    def degradation(self, training: bool, twins: Twins | None) -> Degradation:
+        """What degrades the clips of training or of validation."""
+        if twins is not None or self.degrader is None:
+            return Degradation(None, twins=twins)
+        noises = open_noises(self.noise, self.cache, SAMPLE_RATE, training)
+        return Degradation(self.degrader, noises, open_rirs(self.rir, SAMPLE_RATE))
+
+    def split(self, corpus: Corpus) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers of the clips for training and for validation."""
+        count = len(corpus.lengths)
+        if self.val_speakers and self.root is not None:
+            utterances = read_corpus(self.root, self.kind)
+            names = relative_names([utterance.path for utterance in utterances])
+            speakers = dict(zip(names, (utterance.speaker for utterance in utterances), strict=True))
+            if unknown := set(self.val_speakers) - set(speakers.values()):
+                raise ValueError(f"data.init_args.val_speakers: no {', '.join(sorted(unknown))} in {self.root}")
+            chosen = np.array([speakers[name] in self.val_speakers for name in corpus.names])
+        else:
+            chosen = np.arange(count) >= count - self.val_items
+        if not chosen.any() or chosen.all():
+            raise ValueError(f"{int(chosen.sum())} of {count} clips are for validation: both sets need at least one")
+        return np.flatnonzero(~chosen), np.flatnonzero(chosen)
+
+    def collate(self, items: Sequence[Item]) -> Item:
+        """Join items, shorter ones padded with zeros; plain values stay on the host, as lists."""
+        return {key: _joined([item[key] for item in items]) for key in items[0]}
+
+    def _build(self, paths: list[Path], root: Path, sample_rate: int) -> None:
+        if not paths:
+            raise ValueError(f"no audio file below {root}")
+        build(paths, cache_folder(self.cache, root, sample_rate), sample_rate, max_bad_share=self.max_bad_share)
+
+    def _open(self, root: Path | None) -> list[Corpus]:
+        """A clean corpus at each of `sample_rates()`."""
+        rates = self.sample_rates()
+        if root is None:
+            made = EmbeddedCorpus(self.embedded_utterances, rates[-1])
+            return [made if rate == rates[-1] else ResampledCorpus(made, rates[-1], rate) for rate in rates]
+        corpora: list[Corpus] = [CorpusCache(cache_folder(self.cache, root, rate)) for rate in rates]
+        if any(list(corpus.names) != list(corpora[0].names) for corpus in corpora[1:]):
+            raise ValueError(f"the caches of {root} at {rates} Hz differ: delete them below {self.cache}")
+        return corpora
+
+    def _twins(self, corpus: Corpus, root: Path | None, folder: Path | None) -> Twins | None:
+        """The degraded corpus, and for each clean clip the numbers of its twins."""
+        if folder is None:
+            return None
+        degraded = CorpusCache(cache_folder(self.cache, folder, SAMPLE_RATE))
+        numbers: dict[str, list[int]] = {}
+        for number, name in enumerate(degraded.names):
+            numbers.setdefault(str(Path(name).with_suffix("")), []).append(number)
+        stems = [str(Path(name).with_suffix("")) for name in corpus.names]
+        if lacking := [stem for stem in stems if stem not in numbers]:
+            raise ValueError(
+                f"data.init_args.degraded: {len(lacking)} clips of {root} have no twin of their name in {folder}, "
+                f"among them {lacking[0]}"
+            )
+        return degraded, [numbers[stem] for stem in stems]
+
+
+class VocoderSegments(SpeechData):
+    """Segments with context for training the vocoder on features computed on the spot.
+
+    Args:
+        sample_rate: of the vocoder in Hz.
+        segment_frames: of a training segment.
+        context_frames: input on either side of it, for the encoder.
+        frame_rate: frames a second of the encoder.
+        clean_share: share of training items whose input is clean (for a cleaner: mixed fine-tuning).
+        kwargs: of SpeechData; without degrader and degraded twins the input is clean (pre-training).
+
+    Raises:
+        ValueError: when a rate does not divide into frames.
+    """
+
+    def __init__(
+        self,
+        sample_rate: int = 22050,
+        segment_frames: int = 50,
+        context_frames: int = 50,
+        frame_rate: int = 50,
+        clean_share: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if sample_rate % frame_rate or SAMPLE_RATE % frame_rate:
+            raise ValueError(f"data: {frame_rate} frames a second do not divide {sample_rate} and {SAMPLE_RATE} Hz")
+        if not 0 <= clean_share <= 1:
+            raise ValueError(f"data.init_args.clean_share: expected 0 to 1, found {clean_share}")
+        self.sample_rate = sample_rate
+        self.segment_frames = segment_frames
+        self.context_frames = context_frames
+        self.hops = SAMPLE_RATE // frame_rate, sample_rate // frame_rate
+        self.clean_share = clean_share
+
+    def sample_rates(self) -> list[int]:
+        """16 kHz for the encoder, then the vocoder's rate."""
+        return [SAMPLE_RATE, self.sample_rate]
+
+    def setup(self, stage: str) -> None:
+        """Open the corpora and split them."""
+        train, val = self.parts()
+        speech, audio = train.corpora
+        self.train_set = Segments(
+            (speech, audio), train.indices, train.degradation, self.segment_frames, self.context_frames,
+            self.hops, self.clean_share, self.seed,
+        )  # fmt: skip
+        self.contents = (speech.lengths[train.indices],)
+        speech, audio = val.corpora
+        self.val_set = Pairs(Clips(speech, val.indices, val.degradation, self.val_samples, self.seed), audio, self.hops)
+
+
+def _joined(values: Sequence[Any]) -> Any:
+    if not isinstance(values[0], Tensor):
+        return list(values)
+    return pad_sequence(list(values), batch_first=True) if values[0].ndim else torch.stack(list(values))

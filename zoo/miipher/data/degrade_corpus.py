@@ -1,0 +1,399 @@
+"""Degrading a corpus off line into mirrored trees or shards; the result does not depend on how it is run."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import logging
+import multiprocessing
+import os
+import shutil
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from rich.progress import track
+from scipy.io import wavfile
+
+from zoo.audio.augment.degrade import Degrader
+from zoo.audio.corpora.corpus import Corpus
+from zoo.audio.corpora.layouts import CorpusKind, Utterance, read_corpus
+from zoo.audio.io import files
+from zoo.audio.io.shards import AUDIO_SUFFIXES, CLEAN, DEGRADED, ShardWriter
+from zoo.common import folders
+from zoo.common.atomic import replacing, sweep_temporaries, write_atomic
+from zoo.common.workers import begin_worker
+
+Row = dict[str, Any]
+Result = tuple[Row, dict[str, bytes]]  # a line of the manifest, and the members of the sample
+
+
+@dataclass(frozen=True)
+class Job:
+    """The copies to make of one utterance.
+
+    Attributes:
+        utterance: The clean recording.
+        split: "train" or "val".
+        copies: Key of each copy and the seed of its randomness.
+    """
+
+    utterance: Utterance
+    split: str
+    copies: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """All that a process needs to carry out jobs.
+
+    Attributes:
+        degrader: What degrades.
+        noises: Noise at `sample_rate`, or None.
+        rirs: Room impulse responses (T,) at `sample_rate`, or None.
+        sample_rate: Of what is written, in Hz.
+        root: Folder of the corpus, to which the manifest's sources are relative.
+        tree: Folder of the mirrored trees; None hands back the members of shards.
+    """
+
+    degrader: Degrader
+    noises: Corpus | None
+    rirs: Sequence[np.ndarray] | None
+    sample_rate: int
+    root: Path
+    tree: Path | None
+
+    def work(self, job: Job) -> list[Result]:
+        """Make the copies of an utterance.
+
+        Args:
+            job: What to make.
+
+        Returns:
+            One row of the manifest per copy, with the members of its sample (empty in a tree, or when it failed).
+
+        Raises:
+            OSError: The result cannot be written: the next ones would fare no better.
+        """
+        utterance = job.utterance
+        source = utterance.path.relative_to(self.root).as_posix()
+        facts: Row = {"split": job.split, "source": source, "sample_rate": self.sample_rate}
+        facts |= {"speaker": utterance.speaker, "language": utterance.language, "text": utterance.text}
+        try:
+            clean = files.read_mono(utterance.path, self.sample_rate)
+            clean = clean / max(1.0, float(np.abs(clean).max()))
+            made = [
+                self.degrader.degrade(clean, self.sample_rate, np.random.default_rng(seed), self.noises, self.rirs)
+                for _, seed in job.copies
+            ]
+        except (ValueError, OSError, RuntimeError) as error:
+            cause = f"{type(error).__name__}: {error}"
+            return [({"key": key, "status": "failed", "error": cause, **facts}, {}) for key, _ in job.copies]
+        facts |= {"samples": len(clean)}
+        rows = [
+            {"key": key, "status": "done", "error": None, **facts, "degradation": twin.facts}
+            for (key, _), twin in zip(job.copies, made, strict=True)
+        ]
+        twins = [twin.audio for twin in made]
+        if self.tree is not None:
+            self._write(self.tree / job.split, [row["key"] for row in rows], clean, twins)
+            return [(row, {}) for row in rows]
+        original = self._original(utterance.path, clean)
+        return [
+            (row, {**original, f"{DEGRADED}.wav": _wav(twin, self.sample_rate), "json": to_json(row)})
+            for row, twin in zip(rows, twins, strict=True)
+        ]
+
+    def _write(self, folder: Path, keys: Sequence[str], clean: np.ndarray, twins: Sequence[np.ndarray]) -> None:
+        """All copies of the clean recording are one file where the file system has hard links."""
+        first = folder / "clean" / f"{keys[0]}.wav"
+        files.write(first, clean, self.sample_rate)
+        for key, twin in zip(keys, twins, strict=True):
+            target = folder / "clean" / f"{key}.wav"
+            if target != first:
+                target.unlink(missing_ok=True)
+                try:
+                    os.link(first, target)
+                except OSError:
+                    with replacing(target) as temporary:
+                        shutil.copyfile(first, temporary)
+            files.write(folder / "degraded" / f"{key}.wav", twin, self.sample_rate)
+
+    def _original(self, path: Path, clean: np.ndarray) -> dict[str, bytes]:
+        suffix = path.suffix.lower()
+        if suffix in AUDIO_SUFFIXES:
+            return {CLEAN + suffix: path.read_bytes()}
+        return {f"{CLEAN}.wav": _wav(clean, self.sample_rate)}
+
+
+def plan(utterances: Sequence[Utterance], copies: int, seed: int, val_items: int) -> list[Job]:
+    """Shuffle and split a corpus.
+
+    Args:
+        utterances: In their own order, from which the seeds of the copies follow.
+        copies: Of each utterance.
+        seed: Of the order and of the copies' seeds.
+        val_items: The first so many of the shuffled utterances are for validation.
+
+    Returns:
+        Jobs, those of validation first.
+
+    Raises:
+        ValueError: Nothing is left for training.
+    """
+    from zoo.training.data import item_seed  # imports Lightning, which the workers do not need
+
+    if val_items >= len(utterances):
+        raise ValueError(f"val_items {val_items} leaves nothing of {len(utterances)} utterances for training; lower it")
+    jobs = []
+    for place, index in enumerate(np.random.default_rng(seed).permutation(len(utterances)).tolist()):
+        name = utterances[index].name
+        made = tuple((f"{name}_{copy}", item_seed(seed, copy, index)) for copy in range(copies))
+        jobs.append(Job(utterances[index], "val" if place < val_items else "train", made))
+    return jobs
+
+
+def results(jobs: Sequence[Job], bench: Workbench, workers: int) -> Iterator[list[Result]]:
+    """Carry out jobs.
+
+    Args:
+        jobs: What to make.
+        bench: What they need.
+        workers: Processes; 0 works in this one.
+
+    Yields:
+        Results in the order of the jobs; few wait at a time, because those of shards hold audio.
+
+    Raises:
+        OSError: A result cannot be written, or a worker died.
+    """
+    if workers == 0 or len(jobs) < 2:
+        yield from map(bench.work, jobs)
+        return
+    context = multiprocessing.get_context("spawn")  # a fork of a process with torch's threads may hang
+    with ProcessPoolExecutor(min(workers, len(jobs)), context, _settle_in, (bench,)) as pool:
+        waiting: deque[Future[list[Result]]] = deque()
+        try:
+            for job in jobs:
+                waiting.append(pool.submit(_work, job))
+                if len(waiting) > 2 * workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        except BrokenExecutor as error:
+            raise ChildProcessError(
+                "a worker died, is the memory full? Run the same command again with fewer --workers: it goes on"
+            ) from error
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+_bench: Workbench | None = None  # of a worker process
+
+
+def _settle_in(bench: Workbench) -> None:
+    global _bench
+    _bench = bench
+    begin_worker()
+
+
+def _work(job: Job) -> list[Result]:
+    assert _bench is not None
+    return _bench.work(job)
+
+
+def to_json(row: Row) -> bytes:
+    """One line, without its end."""
+    return json.dumps(row, ensure_ascii=False).encode()
+
+
+def _wav(audio: np.ndarray, sample_rate: int) -> bytes:
+    """A float wav; libsndfile's would hold the time of day, and two runs would differ."""
+    buffer = io.BytesIO()
+    wavfile.write(buffer, sample_rate, audio.astype(np.float32))
+    return buffer.getvalue()
+
+
+SPLITS = ("val", "train")
+MANIFEST_NAME = "manifest.jsonl"
+OutputFormat = Literal["tree", "shards"]
+_LOG = logging.getLogger(__name__)
+
+
+def degrade_corpus(
+    clean: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    degrader: Degrader,
+    noises: Corpus | None,
+    rirs: Sequence[np.ndarray] | None,
+    kind: CorpusKind = "auto",
+    copies: int = 4,
+    format: OutputFormat = "tree",
+    sample_rate: int = 22050,
+    seed: int = 172957,
+    val_items: int = 600,
+    workers: int = 0,
+    max_samples: int = 1000,
+    compress: bool = False,
+    progress: bool = True,
+) -> dict[str, int]:
+    """Write degraded copies of a corpus as mirrored trees or as shards.
+
+    A tree has `OUTPUT/{train,val}/clean/<key>.wav` beside `.../degraded/<key>.wav`, both mono, 16 bit and of equal
+    length. Shards `OUTPUT/{train,val}/<split>-000000.tar` hold `<key>.speech.wav` (the bytes of the original),
+    `<key>.degraded_speech.wav` (mono, 32 bit float) and `<key>.json`. A key is the utterance's name, `_` and the number
+    of the copy. The randomness of a copy follows from the seed, the utterance's place in the sorted corpus and the
+    copy's number alone. A killed call is taken up again by the same call.
+
+    Args:
+        clean: Folder of the corpus.
+        output: Folder to write, also `manifest.jsonl`: a line of facts per copy.
+        degrader: What degrades.
+        noises: Noise at `sample_rate`, or None.
+        rirs: Room impulse responses (T,) float32 at `sample_rate`, or None.
+        kind: Layout of the corpus.
+        copies: Degraded copies of each utterance, >= 1.
+        format: "tree" or "shards".
+        sample_rate: Of the degraded audio (and of the clean audio in a tree), in Hz.
+        seed: Of the split and of all randomness.
+        val_items: Utterances of the shuffled corpus that become `val`, >= 0.
+        workers: Processes; 0 works in this one. The result does not depend on it.
+        max_samples: Samples of a shard.
+        compress: Write `.tar.gz`.
+        progress: Show a progress bar.
+
+    Returns:
+        Counts: `done` and `failed` copies, `skipped` ones that earlier calls made, `bad_files` that failed.
+
+    Raises:
+        FileNotFoundError: There is no corpus.
+        ValueError: An option out of range, no training utterance left, or `output` was begun with other settings.
+        OSError: The disk is full or a worker died; the same call goes on.
+    """
+    clean, output = Path(clean), Path(output)
+    if copies < 1 or workers < 0 or val_items < 0 or sample_rate < 1:
+        raise ValueError(
+            "expected copies >= 1, workers >= 0, val_items >= 0 and sample_rate > 0, got "
+            f"{copies}, {workers}, {val_items}, {sample_rate}"
+        )
+    if output.resolve().is_relative_to(clean.resolve()):
+        raise ValueError(f"output {output} lies in the corpus {clean}; choose a folder outside")
+    utterances = read_corpus(clean, kind)
+    jobs = plan(utterances, copies, seed, val_items)
+    settings: Row = {
+        **{"format": format, "copies": copies, "sample_rate": sample_rate, "seed": seed, "val_items": val_items},
+        "utterances": _digest([[utterance.name for utterance in utterances]]),
+        "degrader": json.loads(json.dumps(vars(degrader))),
+        "noise": _digest(noises and [noises.names, noises.lengths, noises.peaks]),
+        "rirs": _digest(rirs),
+    }
+    if format == "shards":
+        settings |= {"max_samples": max_samples, "compress": compress}
+    folders.begin_output(output, settings)
+    sweep_temporaries(output)
+    bench = Workbench(degrader, noises, rirs, sample_rate, clean, output if format == "tree" else None)
+    manifest = Manifest(output / MANIFEST_NAME)
+    left = 0
+    with manifest:
+        for split in SPLITS:
+            writer = None
+            if format == "shards":
+                writer = ShardWriter(output / split, split, max_samples=max_samples, compress=compress)
+            todo = _remaining([job for job in jobs if job.split == split], manifest.rows, output, writer)
+            left += sum(len(job.copies) for job in todo)
+            with writer or nullcontext():
+                for made in track(results(todo, bench, workers), split, len(todo), disable=not (progress and todo)):
+                    _keep(made, manifest, writer)
+    keys = [key for job in jobs for key, _ in job.copies]
+    rows = manifest.finish(keys)
+    failed = [row for row in rows if row["status"] == "failed"]
+    bad_files = len({row["source"] for row in failed})
+    skipped = len(keys) - left
+    return {"done": len(rows) - len(failed), "failed": len(failed), "skipped": skipped, "bad_files": bad_files}
+
+
+def _keep(made: Sequence[Result], manifest: Manifest, writer: ShardWriter | None) -> None:
+    for row, members in made:
+        if writer is not None and members:
+            writer.write(row["key"], members)
+        manifest.add(row)
+    if made[0][0]["status"] == "failed":
+        _LOG.warning("left out: %s", made[0][0]["error"])
+
+
+def _remaining(jobs: Sequence[Job], rows: Mapping[str, Row], output: Path, writer: ShardWriter | None) -> list[Job]:
+    """What is left of a split: in a tree the copies without row or file, in shards those behind the last whole one."""
+    left = []
+    in_whole_shard = writer is not None and writer.last_key is not None
+    for job in jobs:
+        todo = []
+        for key, seed in job.copies:
+            if writer is None:
+                pair = (output / job.split / part / f"{key}.wav" for part in ("clean", "degraded"))
+                is_done = rows.get(key, {}).get("status") == "done" and all(path.is_file() for path in pair)
+            else:
+                is_done = in_whole_shard
+                in_whole_shard = in_whole_shard and key != writer.last_key
+            if not is_done:
+                todo.append((key, seed))
+        if todo:
+            left.append(Job(job.utterance, job.split, tuple(todo)))
+    return left
+
+
+class Manifest:
+    """A line of facts per copy, appended at once, so that it survives a kill; the last line of a key counts.
+
+    Args:
+        path: JSONL file.
+
+    Attributes:
+        rows: By key, what earlier calls wrote; a line that a kill tore is left out.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.rows: dict[str, Row] = {}
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
+            with suppress(ValueError, KeyError, TypeError):
+                row = json.loads(line)
+                self.rows[row["key"]] = row
+
+    def __enter__(self) -> Manifest:
+        self._rewrite(list(self.rows.values()))
+        self._file = self._path.open("ab")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def add(self, row: Row) -> None:
+        """Append a row."""
+        self.rows[row["key"]] = row
+        self._file.write(to_json(row) + b"\n")
+        self._file.flush()
+
+    def finish(self, keys: Sequence[str]) -> list[Row]:
+        """Write the rows in the order of `keys` and return them."""
+        rows = [self.rows[key] for key in keys if key in self.rows]
+        self._rewrite(rows)
+        return rows
+
+    def _rewrite(self, rows: list[Row]) -> None:
+        write_atomic(self._path, lambda file: file.writelines(to_json(row) + b"\n" for row in rows))
+
+
+def _digest(content: Any) -> str | None:
+    """Tells two materials apart; None for no material."""
+    if content is None:
+        return None
+    digest = hashlib.sha256()
+    for part in content:
+        digest.update(part.tobytes() if isinstance(part, np.ndarray) else json.dumps(list(part)).encode())
+    return digest.hexdigest()[:16]

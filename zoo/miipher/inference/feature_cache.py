@@ -1,0 +1,70 @@
+"""Caching the features of a corpus on disk, so that training need not compute them in every epoch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from rich.progress import track
+from torch import nn
+
+from zoo.common.build import build
+from zoo.common.configs import read_config
+from zoo.miipher.inference.restore import FeatureExtractor
+from zoo.miipher.nets.cleaner import Encoder
+from zoo.runs.bulk import BulkRun, Row, plan
+from zoo.runs.load import load
+
+
+def read_encoder(path: Path) -> Encoder:
+    """Build the encoder that a recipe or a training describes, so that every stage shares its settings.
+
+    Args:
+        path: a recipe (`.yaml`), a run, a checkpoint or an export.
+
+    Returns:
+        The encoder, in evaluation mode.
+
+    Raises:
+        FileNotFoundError: when there is no such file.
+        ValueError: when no encoder is described there, or one whose adapters a recipe leaves untrained.
+    """
+    if path.suffix not in (".yaml", ".yml"):
+        inference = load(path)
+        encoder = inference.parts().get("encoder")
+        if encoder is None:
+            raise ValueError(f"{path}: {type(inference).__name__} has no encoder")
+        return encoder  # type: ignore[return-value]
+    spec = ((read_config(path).get("model") or {}).get("init_args") or {}).get("encoder")
+    if spec is None:
+        raise ValueError(f"{path}: no model.init_args.encoder; name a recipe of this wing")
+    encoder = build(spec, nn.Module)
+    if hasattr(encoder, "adapters"):
+        raise ValueError(f"{path}: its encoder has adapters, which only a training gives weights: name its run instead")
+    return encoder.eval()
+
+
+def cache_folder(input: Path, output: Path, encoder: Encoder, overwrite: bool = False, device: str = "cpu") -> Row:
+    """Write the features of audio files or shards; a second call computes what is missing.
+
+    Args:
+        input: file or folder tree of audio or shards.
+        output: folder for `.npy` files (C, F) float16 of the same tree, and the manifest.
+        encoder: gives the features.
+        overwrite: compute also what is finished already.
+        device: torch device.
+
+    Returns:
+        The summary of `BulkRun.finish`.
+
+    Raises:
+        FileNotFoundError: when there is no such input.
+        ValueError: when there is nothing to do.
+    """
+    extractor = FeatureExtractor(encoder).to(torch.device(device)).eval()
+    jobs = plan(input, output, extractor.input_suffixes, extractor.output_suffix)
+    run = BulkRun(output, overwrite)
+    run.begin()
+    for job in track(jobs, description=f"features of {input.name}"):
+        run.process(extractor, job)
+    return run.finish()

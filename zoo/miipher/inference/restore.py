@@ -1,0 +1,292 @@
+"""Restoring speech: arrays and files of any length, rate and number of channels, in constant memory."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+
+from zoo.audio.analysis.loudness import LoudnessMeter
+from zoo.audio.io import files
+from zoo.audio.io.chunking import fit, resampled
+from zoo.common.atomic import replacing
+from zoo.hifigan.nets.generator import Generator
+from zoo.miipher.inference.chunks import check_padding, encode, make_chunker, mixed, samples_at, to_array
+from zoo.miipher.nets.cleaner import Encoder, check_fit
+from zoo.runs.inference import Inference, as_audio
+
+Stereo = Literal["channels", "mix"]
+Loudness = Literal["input", "keep"]
+
+BLOCK_SECONDS = 4  # read and written at once
+MOST_GAIN = 10.0  # 20 dB; where an input held noise alone, silence would otherwise be raised to its level
+
+
+class Restorer(Inference):
+    """A cleaner (or a plain backbone) and the vocoder on its features.
+
+    Audio is resampled to the encoder's rate, restored in overlapping chunks that are cross-faded
+    (`zoo.audio.io.chunking`) and resampled from the vocoder's rate to the wanted one. n samples give round(n * output
+    rate / input rate), at least one. Chunks lie on the encoder's frame grid; with nets that see no further than 3/8 of
+    the overlap the result is that of the whole file. Clips shorter than 16 frames are computed as if silence followed.
+
+    A chunk gets no gain of its own: encoders level their input over what they see, so matching each chunk to its
+    piece of the input would turn its noise into loudness, and matching it to its neighbour would add up errors over a
+    long file. Differences of level are spread over the cross-fade, and one gain per channel holds for the whole file.
+
+    Args:
+        encoder: waveforms (B, T) at 16 kHz to features (B, ceil(T / hop), C); its backbone must pad.
+        generator: features (B, C, F) to waveforms.
+        sample_rate: of the generator in Hz.
+        output_sample_rate: of results in Hz; None keeps `sample_rate`.
+        stereo: "channels" restores each channel alone, "mix" mixes to mono first.
+        loudness: "input" brings each channel to the gated loudness (ITU-R BS.1770) of its input, by at most +20 dB;
+            "keep" leaves the vocoder's level. Either way the gain is lowered until no sample exceeds 1.
+        chunk_seconds: length of a chunk, > 0.
+        overlap_seconds: shared by neighbouring chunks, at most half a chunk.
+        chunk_batch: chunks computed together, >= 1.
+
+    Raises:
+        ValueError: when the nets do not fit each other or an argument is out of range.
+
+    Source: Miipher-2 (arXiv 2505.04457), section 3; chunks and loudness are ours.
+    """
+
+    input_suffixes: ClassVar[tuple[str, ...]] = files.AUDIO_SUFFIXES
+    output_suffix: ClassVar[str] = ".wav"
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        generator: Generator,
+        sample_rate: int,
+        output_sample_rate: int | None = None,
+        stereo: Stereo = "channels",
+        loudness: Loudness = "input",
+        chunk_seconds: float = 20.0,
+        overlap_seconds: float = 2.0,
+        chunk_batch: int = 4,
+    ) -> None:
+        check_fit(encoder, generator, sample_rate)
+        check_padding(encoder)
+        if stereo not in ("channels", "mix") or loudness not in ("input", "keep"):
+            raise ValueError(f'stereo is "channels" or "mix", loudness "input" or "keep"; found {stereo}, {loudness}')
+        if output_sample_rate is not None and output_sample_rate < 1:
+            raise ValueError(f"output_sample_rate must be positive, found {output_sample_rate}")
+        self.encoder = encoder
+        self.generator = generator
+        self.sample_rate = sample_rate
+        self.output_sample_rate = output_sample_rate or sample_rate
+        self.stereo = stereo
+        self.loudness = loudness
+        self.chunker = make_chunker(encoder, chunk_seconds, overlap_seconds, chunk_batch)
+        reach, context = generator.receptive_frames, self.chunker.context
+        if reach is not None and reach > context:
+            least = math.ceil(reach * 8 / 3) * encoder.hop_samples / encoder.sample_rate
+            raise ValueError(
+                f"overlap_seconds {overlap_seconds} leaves {context} frames of context, the generator sees {reach} on "
+                f"each side: take at least {least:.2f}"
+            )
+
+    def __call__(self, audio: np.ndarray, sample_rate: int, grid_shift_frames: int = 0) -> np.ndarray:
+        """Restore an array.
+
+        Args:
+            audio: (T,) or (C, T), see `as_audio`.
+            sample_rate: its rate in Hz.
+            grid_shift_frames: move the grid of chunks, to measure what it changes; see `Chunker.spans`.
+
+        Returns:
+            (T',) or (C, T') float32, -1 to 1, at `output_sample_rate`; mixed audio is (1, T') where (C, T) was given.
+
+        Raises:
+            ValueError: when the array is no audio.
+        """
+        audio = as_audio(audio, sample_rate)
+        channels = np.atleast_2d(audio)
+        run = _Run(self, sample_rate, len(channels), channels.shape[1], grid_shift_frames)
+        result = np.concatenate(list(run.pieces([channels])), axis=1)
+        result = _scaled(result, run.gains())
+        return result if audio.ndim == 2 else result[0]
+
+    def process_file(self, source: Path, target: Path) -> dict[str, Any]:
+        """Restore an audio file.
+
+        Args:
+            source: audio.
+            target: audio file to write.
+
+        Returns:
+            `audio_seconds`, `sample_rate` and `channels` of the result, `chunks` per channel, `real_time_factor`
+            (seconds of work per second of audio), `peak` of the result, and the `gain` of each channel (a factor).
+
+        Raises:
+            ValueError: when the file is not sound audio.
+            OSError: when it cannot be read or the result cannot be written.
+        """
+        started = time.perf_counter()
+        header = files.info(source)
+        run = _Run(self, header.sample_rate, header.channels, header.samples)
+        with tempfile.TemporaryFile(dir=target.parent) as spool:  # the gain is known when all has been restored
+            for piece in run.pieces(files.blocks(source, BLOCK_SECONDS * header.sample_rate)):
+                spool.write(np.ascontiguousarray(piece.T).tobytes())
+            spool.seek(0)
+            gains = run.gains()
+            with files.Writer(target, self.output_sample_rate, run.channels) as writer:
+                while data := spool.read(4 * run.channels * BLOCK_SECONDS * self.output_sample_rate):
+                    writer.write(_scaled(np.frombuffer(data, np.float32).reshape(-1, run.channels).T, gains))
+        seconds = run.samples_out / self.output_sample_rate
+        return {
+            "audio_seconds": seconds,
+            "sample_rate": self.output_sample_rate,
+            "channels": run.channels,
+            "chunks": run.chunks,
+            "real_time_factor": (time.perf_counter() - started) / seconds,
+            "peak": float((run.peaks * gains).max()),
+            "gain": gains.tolist(),
+        }
+
+    @torch.inference_mode()
+    def compute(self, chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
+        """Chunks (N, T) of whole frames at the encoder's rate to waveforms (N, T') at the vocoder's."""
+        features = encode(self.encoder, chunks, valid, self.device)
+        return to_array(self.generator(features.transpose(1, 2))[:, 0])
+
+
+class _Run:
+    """One file or array on its way through a restorer: the stream, and what is measured on it."""
+
+    def __init__(self, restorer: Restorer, sample_rate: int, channels: int, samples: int, shift: int = 0) -> None:
+        self.restorer = restorer
+        self.source_rate = sample_rate
+        self.channels = 1 if restorer.stereo == "mix" else channels
+        self.samples_in = samples_at(restorer.encoder, samples, sample_rate)
+        self.samples_out = max(round(samples * restorer.output_sample_rate / sample_rate), 1)
+        self.shift = shift
+        self.chunks = len(restorer.chunker.spans(self.samples_in, shift))
+        self.peaks = np.zeros(self.channels)
+        self._input = LoudnessMeter(restorer.encoder.sample_rate, self.channels)
+        self._result = LoudnessMeter(restorer.sample_rate, self.channels)
+
+    def pieces(self, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+        """The result (C, n) before its gain."""
+        restorer = self.restorer
+        if restorer.stereo == "mix":
+            blocks = mixed(blocks)
+        stream = fit(resampled(blocks, self.source_rate, restorer.encoder.sample_rate), self.samples_in)
+        stream = restorer.chunker.run(self._input.listen(stream), self.samples_in, restorer.compute, self.shift)
+        stream = resampled(self._result.listen(stream), restorer.sample_rate, restorer.output_sample_rate)
+        for piece in fit(stream, self.samples_out):
+            self.peaks = np.maximum(self.peaks, np.abs(piece).max(axis=1))
+            yield piece
+
+    def gains(self) -> np.ndarray:
+        """The factor (C,) for each channel, once all pieces have passed."""
+        gains = np.ones(self.channels)
+        if self.restorer.loudness == "input":
+            wanted, found = self._input.loudness(), self._result.loudness()
+            for channel in range(self.channels):
+                if math.isfinite(found[channel]):
+                    gains[channel] = min(10 ** ((wanted[channel] - found[channel]) / 20), MOST_GAIN)
+        return gains / max((gains * self.peaks).max(), 1.0)
+
+
+def _scaled(piece: np.ndarray, gains: np.ndarray) -> np.ndarray:
+    """Samples (C, n) times the gain (C,) of their channel."""
+    return np.clip(piece * gains.astype(np.float32)[:, None], -1.0, 1.0)
+
+
+class FeatureExtractor(Inference):
+    """An encoder alone: audio files to feature files, cut and cross-faded like a restorer's chunks.
+
+    Files are `.npy`, (C, F) float16, frame after frame (Fortran order): a crop of a mapped file is one read.
+
+    Args:
+        encoder: waveforms (B, T) at 16 kHz to features (B, ceil(T / hop), C).
+        chunk_seconds: length of a chunk, > 0.
+        overlap_seconds: shared by neighbouring chunks, at most half a chunk.
+        chunk_batch: chunks computed together, >= 1.
+
+    Raises:
+        ValueError: when the encoder does not pad, or an argument is out of range.
+    """
+
+    input_suffixes: ClassVar[tuple[str, ...]] = files.AUDIO_SUFFIXES
+    output_suffix: ClassVar[str] = ".npy"
+
+    def __init__(
+        self, encoder: Encoder, chunk_seconds: float = 20.0, overlap_seconds: float = 2.0, chunk_batch: int = 4
+    ) -> None:
+        check_padding(encoder)
+        self.encoder = encoder
+        self.chunker = make_chunker(encoder, chunk_seconds, overlap_seconds, chunk_batch)
+
+    def __call__(self, audio: np.ndarray, sample_rate: int) -> np.ndarray:
+        """Encode an array.
+
+        Args:
+            audio: (T,) or (C, T), see `as_audio`; channels are mixed.
+            sample_rate: its rate in Hz.
+
+        Returns:
+            Features (C, F) float32.
+
+        Raises:
+            ValueError: when the array is no audio.
+        """
+        audio = np.atleast_2d(as_audio(audio, sample_rate))
+        return np.concatenate(list(self._pieces([audio], audio.shape[1], sample_rate)), axis=1)
+
+    def process_file(self, source: Path, target: Path) -> dict[str, Any]:
+        """Encode an audio file.
+
+        Args:
+            source: audio.
+            target: `.npy` file to write.
+
+        Returns:
+            `audio_seconds` of the input, `sample_rate` of it, `frames`, `dim` and `chunks`.
+
+        Raises:
+            ValueError: when the file is not sound audio, or a feature exceeds float16.
+            OSError: when it cannot be read or the result cannot be written.
+        """
+        header = files.info(source)
+        frames = self._frames(header.samples, header.sample_rate)
+        layout = {"descr": "<f2", "fortran_order": True, "shape": (self.encoder.dim, frames)}
+        with replacing(target) as temporary, temporary.open("wb") as file:
+            np.lib.format.write_array_header_1_0(file, layout)
+            blocks = files.blocks(source, BLOCK_SECONDS * header.sample_rate)
+            for piece in self._pieces(blocks, header.samples, header.sample_rate):
+                with np.errstate(over="ignore"):  # infinity is what the next line looks for
+                    half = np.ascontiguousarray(piece.T, dtype="<f2")
+                if not np.isfinite(half).all():
+                    raise ValueError(f"{source}: features of up to {np.abs(piece).max():g} do not fit into float16")
+                file.write(half.tobytes())
+        return {
+            "audio_seconds": header.samples / header.sample_rate,
+            "sample_rate": header.sample_rate,
+            "frames": frames,
+            "dim": self.encoder.dim,
+            "chunks": len(self.chunker.spans(samples_at(self.encoder, header.samples, header.sample_rate))),
+        }
+
+    def _frames(self, samples: int, sample_rate: int) -> int:
+        return -(-math.ceil(samples * self.encoder.sample_rate / sample_rate) // self.encoder.hop_samples)
+
+    def _pieces(self, blocks: Iterable[np.ndarray], samples: int, sample_rate: int) -> Iterator[np.ndarray]:
+        """Features (C, n)."""
+        wanted = samples_at(self.encoder, samples, sample_rate)
+        stream = fit(resampled(mixed(blocks), sample_rate, self.encoder.sample_rate), wanted)
+        features = self.chunker.run(stream, wanted, self._compute)
+        yield from fit((piece[0] for piece in features), self._frames(samples, sample_rate))
+
+    @torch.inference_mode()
+    def _compute(self, chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
+        return to_array(encode(self.encoder, chunks, valid, self.device).transpose(1, 2))

@@ -1,0 +1,248 @@
+"""What is trained on a frozen backbone: parallel adapters, LoRA, or the adapters of Open-Miipher-2."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zoo.miipher.nets.backbone import Backbone
+
+
+class AdapterStyle(nn.Module):
+    """Base of the ways to adapt a backbone.
+
+    `install` makes the weights for a backbone and hooks them into its blocks. The backbone's own tensors stay as they
+    are.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.switch = _Switch()
+
+    def install(self, backbone: Backbone) -> None:
+        """Make the weights and hook them into the blocks.
+
+        Raises:
+            ValueError: when the backbone's blocks have no place for this style.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no install()")
+
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        """Let the backbone compute as if nothing were installed."""
+        self.switch.on = False
+        try:
+            yield
+        finally:
+            self.switch.on = True
+
+
+class _Switch:
+    """Shared by all hooks of a style, so that one assignment turns them off."""
+
+    on = True
+
+
+class _Add:
+    """Hook: add an adapter of a module's input to its output."""
+
+    def __init__(self, adapter: nn.Module, switch: _Switch) -> None:
+        self.adapter = adapter
+        self.switch = switch
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+        return output + self.adapter(inputs[0]) if self.switch.on else output
+
+
+class _Replace:
+    """Hook: compute another module of the input instead."""
+
+    def __init__(self, module: nn.Module, switch: _Switch) -> None:
+        self.module = module
+        self.switch = switch
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+        return self.module(inputs[0]) if self.switch.on else output
+
+
+class ParallelAdapter(nn.Module):
+    """Norm, down to the hidden size, GELU, up again, on (B, F, dim).
+
+    Args:
+        dim: width of the backbone.
+        hidden_dim: width between.
+        gain: of the Xavier-uniform weights; small, so that training starts near the plain backbone.
+    """
+
+    def __init__(self, dim: int, hidden_dim: int, gain: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+        self.down = nn.Linear(dim, hidden_dim)
+        self.up = nn.Linear(hidden_dim, dim)
+        for linear in (self.down, self.up):
+            nn.init.xavier_uniform_(linear.weight, gain=gain)
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What is added to the feed-forward output of (B, F, dim)."""
+        return self.up(F.gelu(self.down(self.norm(x))))
+
+
+class ParallelAdapters(AdapterStyle):
+    """One adapter parallel to each block's feed-forward, and trained copies of the blocks' last norms.
+
+    Args:
+        hidden_dim: width of the adapters.
+        gain: of their first weights.
+
+    Source: Miipher-2, section 3.2 (He et al., 2022, for parallel adapters); the norms are the reproduction's.
+    """
+
+    def __init__(self, hidden_dim: int = 768, gain: float = 0.01) -> None:
+        super().__init__()
+        self.hidden_dim = hidden_dim
+        self.gain = gain
+
+    def install(self, backbone: Backbone) -> None:
+        """Make one adapter and one norm a block."""
+        front = backbone.front
+        self.blocks = nn.ModuleList(ParallelAdapter(backbone.dim, self.hidden_dim, self.gain) for _ in backbone.blocks)
+        norms = [getattr(block, front.last_norm) for block in backbone.blocks]
+        self.norms = nn.ModuleList(copy.deepcopy(norm).requires_grad_(True) for norm in norms)
+        for block, frozen, adapter, norm in zip(backbone.blocks, norms, self.blocks, self.norms, strict=True):
+            getattr(block, front.feed_forward).register_forward_hook(_Add(adapter, self.switch))
+            frozen.register_forward_hook(_Replace(norm, self.switch))
+
+
+class LoraAdapters(AdapterStyle):
+    """Low-rank updates of the backbone's linear layers, by peft; their weights live inside the backbone.
+
+    Args:
+        rank: of the updates.
+        alpha: their scale is alpha / rank.
+        targets: last parts of the names of the linear layers.
+    """
+
+    def __init__(
+        self,
+        rank: int = 16,
+        alpha: int = 32,
+        targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "out_proj", "intermediate_dense", "output_dense"),
+    ) -> None:
+        super().__init__()
+        self.rank = rank
+        self.alpha = alpha
+        self.targets = tuple(targets)
+        self._layers: list[Any] = []
+
+    def install(self, backbone: Backbone) -> None:
+        """Wrap the linear layers."""
+        from peft import LoraConfig, inject_adapter_in_model
+        from peft.tuners.tuners_utils import BaseTunerLayer
+
+        backbone.fingerprint()  # of the weights under their own names, before they are wrapped
+        config = LoraConfig(r=self.rank, lora_alpha=self.alpha, target_modules=list(self.targets))
+        try:
+            inject_adapter_in_model(config, backbone.model)
+        except ValueError as error:
+            raise ValueError(f"adapters.targets {', '.join(self.targets)}: {error}") from error
+        self._layers = [module for module in backbone.model.modules() if isinstance(module, BaseTunerLayer)]
+
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        """Let the backbone compute as if nothing were installed."""
+        for layer in self._layers:
+            layer._disable_adapters = True
+        try:
+            yield
+        finally:
+            for layer in self._layers:
+                layer._disable_adapters = False
+
+
+class OpenMiipherAdapter(nn.Module):
+    """Norm, down, ReLU, up, on the light convolution's output (B, F, dim)."""
+
+    def __init__(self, dim: int, hidden_dim: int, zero: bool) -> None:
+        super().__init__()
+        self.pre_ln = nn.RMSNorm(dim, eps=1e-6)
+        self.down_proj = nn.Linear(dim, hidden_dim)
+        self.up_proj = nn.Linear(hidden_dim, dim)
+        for linear in (self.down_proj, self.up_proj):
+            nn.init.normal_(linear.weight, std=0.02)
+            nn.init.zeros_(linear.bias)
+        if zero:
+            nn.init.zeros_(self.up_proj.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What is added to the block's output."""
+        return self.up_proj(F.relu(self.down_proj(self.pre_ln(x))))
+
+
+class _Keep:
+    """Hook: remember a module's output for the block that contains it."""
+
+    def __init__(self) -> None:
+        self.value: Tensor | None = None
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        self.value = output
+
+
+class _AddKept:
+    """Hook of a block: add the adapter of what was kept, then norm."""
+
+    def __init__(self, kept: _Keep, adapter: nn.Module, norm: nn.Module, scale: Tensor, switch: _Switch) -> None:
+        self.kept, self.adapter, self.norm, self.scale, self.switch = kept, adapter, norm, scale, switch
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+        value, self.kept.value = self.kept.value, None
+        if not self.switch.on or value is None:
+            return output
+        return self.norm(output + self.scale * self.adapter(value))
+
+
+class OpenMiipherAdapters(AdapterStyle):
+    """Adapters of Open-Miipher-2: from each Conformer block's light convolution to the block's output, and a norm.
+
+    Args:
+        hidden_dim: width of the adapters.
+        init: "bert" (normal, 0.02) or "lora" (the same, but zero going up).
+        learnable_scale: train one factor a block; otherwise it is 1.
+
+    Source: Open-Miipher-2 (its description; the code is ours).
+    """
+
+    def __init__(
+        self, hidden_dim: int = 1024, init: Literal["bert", "lora"] = "bert", learnable_scale: bool = False
+    ) -> None:
+        super().__init__()
+        self.hidden_dim = hidden_dim
+        self.init = init
+        self.learnable_scale = learnable_scale
+
+    def install(self, backbone: Backbone) -> None:
+        """Make one adapter and one norm a block."""
+        conv = backbone.front.light_conv
+        if conv is None:
+            raise ValueError(f"OpenMiipherAdapters need Conformer blocks; {backbone.family} has none")
+        count = len(backbone.blocks)
+        zero = self.init == "lora"
+        self.adapter_layers = nn.ModuleList(
+            OpenMiipherAdapter(backbone.dim, self.hidden_dim, zero) for _ in range(count)
+        )
+        self.adapter_norms = nn.ModuleList(nn.RMSNorm(backbone.dim, eps=1e-6) for _ in range(count))
+        self.scales = nn.ParameterList(
+            nn.Parameter(torch.ones(()), requires_grad=self.learnable_scale) for _ in range(count)
+        )
+        parts = zip(backbone.blocks, self.adapter_layers, self.adapter_norms, self.scales, strict=True)
+        for block, adapter, norm, scale in parts:
+            kept = _Keep()
+            getattr(block, conv).register_forward_hook(kept)
+            block.register_forward_hook(_AddKept(kept, adapter, norm, scale, self.switch))

@@ -1,0 +1,196 @@
+"""Frozen speech encoders from transformers, cut after block N: the features that are cleaned and vocoded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from zoo.miipher.nets.families import FAMILIES, SAMPLE_RATE, Family, WaveformFamily, model_class, valid
+from zoo.runs.frozen import FrozenModule, newest_backbone, quiet_loading
+from zoo.training.attention import keep_masks_on_the_device
+
+FamilyName = Literal["auto", "hubert", "wavlm", "wav2vec2", "wav2vec2-bert", "gemma3n_audio", "wavlm_as_hubert"]
+
+
+class Backbone(FrozenModule):
+    """The first blocks of a speech encoder, always in evaluation mode.
+
+    Block layout (post-LN or pre-LN), sizes and norms are read from the model's configuration. The feature is the output
+    of block `layer`; later blocks are not built.
+
+    With a mask (`lengths`) a padded clip gives the features that it gives alone: padding stays out of the group norm's
+    statistics, of the attention and of the convolutions.
+
+    Args:
+        layer: block whose output is the feature, counted from 1.
+        source: hub id, a folder in transformers' layout, or a folder of runs that holds `backbone/` folders (the newest
+            is taken); null for random weights of `config`. Loading from the hub was not run here.
+        revision: commit of the hub repository.
+        config: for random weights, where there is no source: `model_type` and what else the family's configuration
+            takes.
+        family: how to read the model; auto asks its configuration. `wavlm_as_hubert` reproduces Miipher-2 checkpoints
+            whose WavLM was loaded with the HuBERT class, without its relative positions.
+        normalize: scale each clip to zero mean and unit variance. Encoders whose first norms are layer norms (the
+            large ones) were trained so; the same setting must serve every stage.
+        pad: pad audio so that n samples give ceil(n / hop) frames, frame k centred in samples [k, k + 1) * hop.
+            Without, as the original: floor((n - 400) / 320) + 1 frames, 2.5 ms late.
+        final_norm: where `layer` is the last block of a pre-LN model, apply the encoder's closing norm.
+        seed: of random weights.
+        gradient_checkpointing: recompute the blocks' activations in the backward pass.
+
+    Raises:
+        FileNotFoundError: when a folder of runs holds no backbone.
+        ValueError: when layer, family or configuration contradict each other.
+
+    Source: Miipher-2 (arXiv 2505.04457), section 3.1.
+    """
+
+    def __init__(
+        self,
+        layer: int,
+        source: str | None = None,
+        revision: str | None = None,
+        config: dict[str, Any] | None = None,
+        family: FamilyName = "auto",
+        normalize: bool = False,
+        pad: bool = True,
+        final_norm: bool = False,
+        seed: int = 0,
+        gradient_checkpointing: bool = False,
+    ) -> None:
+        super().__init__(source=None if source is None else newest_backbone(source), revision=revision)
+        if source is None and config is None:
+            raise ValueError("backbone: give source (pretrained) or config (random weights)")
+        settings = _configuration(self.source, revision, config)
+        self.family: str = settings.model_type if family in ("auto", "wavlm_as_hubert") else family
+        if self.family not in FAMILIES:
+            raise ValueError(f"backbone: model_type {self.family!r} is not among {', '.join(FAMILIES)}")
+        kind = FAMILIES[self.family]
+        count = kind.layers(settings)
+        if not 1 <= layer <= count:
+            raise ValueError(f"backbone: layer is {layer}, the model has blocks 1 to {count}")
+        if final_norm and layer != count:
+            raise ValueError(f"backbone: final_norm belongs to the last block {count}, layer is {layer}")
+        if not pad and kind is not WaveformFamily:
+            raise ValueError(f"backbone: pad: false is for encoders of waveforms, not {self.family}")
+        kind.truncate(settings, layer)
+        if family == "wavlm_as_hubert":
+            settings = _as_hubert(settings)
+            self.family = "hubert"
+        self.layer = layer
+        self.pad = pad
+        self.front: Family = kind(settings, pad, normalize)
+        self.model = _build(model_class(self.family), settings, self.source, revision, seed)
+        keep_masks_on_the_device(self.model)
+        if kind is WaveformFamily and settings.do_stable_layer_norm and not final_norm:
+            self.model.encoder.layer_norm = nn.Identity()  # the feature is what enters it
+        self.dim: int = settings.hidden_size
+        self.gradient_checkpointing = gradient_checkpointing
+        if gradient_checkpointing:
+            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        self.requires_grad_(False)
+        self.eval()
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The transformers blocks 1 to `layer`."""
+        return self.front.blocks(self.model)
+
+    @property
+    def sample_rate(self) -> int:
+        """Of the waveforms, in Hz."""
+        return SAMPLE_RATE
+
+    @property
+    def hop_samples(self) -> int:
+        """Samples per frame."""
+        return self.front.hop_samples
+
+    def frames(self, samples: Any) -> Any:
+        """Frames of a clip of so many samples (an int or an integer tensor)."""
+        return self.front.frames(samples)
+
+    def forward(self, waveform: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Encode waveforms.
+
+        Args:
+            waveform: (B, T) float, -1 to 1, 16 kHz.
+            lengths: valid samples of each (B,) int64; None when all are as long.
+
+        Returns:
+            Features (B, frames(T), dim); frames beyond a clip's end are zero.
+
+        Raises:
+            ValueError: when a clip is too short for one frame without padding.
+        """
+        prepared, ends = self.front.prepare(waveform, lengths)
+        x = self.front.encode(self.model, prepared, ends)[:, : self.frames(waveform.shape[1])]
+        if lengths is None:
+            return x
+        return x * valid(self.frames(lengths), x.shape[1])[..., None]
+
+    def train(self, mode: bool = True) -> Self:
+        """Stay in evaluation mode (no dropout, layer drop or masking) while frozen.
+
+        The blocks alone, not what they contain, take the mode when gradients are checkpointed: transformers asks them.
+        """
+        super().train(mode)
+        if self.gradient_checkpointing:
+            for block in self.blocks:
+                block.training = mode
+        return self
+
+    def unfreeze(self) -> None:
+        """Let the backbone itself be trained: its tensors then go into checkpoints, its modes change."""
+        self.requires_grad_(True)
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether its own weights are not trained."""
+        return not any(p.requires_grad for name, p in self.named_parameters() if "lora_" not in name)
+
+    def frozen_state(self) -> dict[str, Tensor]:
+        """The tensors that come from the source, none while they train themselves."""
+        if not self.is_frozen:
+            return {}
+        return {name: tensor for name, tensor in self.state_dict().items() if "lora_" not in name}
+
+    def save_source(self, folder: Path) -> None:
+        """Write configuration and weights in transformers' layout."""
+        state = {
+            name.removeprefix("model.").replace(".base_layer.", "."): tensor
+            for name, tensor in self.state_dict().items()
+            if "lora_" not in name
+        }
+        with quiet_loading():
+            self.model.save_pretrained(folder, state_dict=state)
+
+
+def _configuration(source: str | None, revision: str | None, config: dict[str, Any] | None) -> Any:
+    from transformers import AutoConfig
+
+    if source is not None:
+        settings = AutoConfig.from_pretrained(source, revision=revision)
+        return getattr(settings, "audio_config", settings)  # a Gemma 3n folder holds the whole model
+    if "model_type" not in (config or {}):
+        raise ValueError(f"backbone: config needs model_type, one of {', '.join(FAMILIES)}")
+    return AutoConfig.for_model(**(config or {}))
+
+
+def _as_hubert(settings: Any) -> Any:
+    from transformers import HubertConfig
+
+    return HubertConfig(**{key: value for key, value in settings.to_dict().items() if key != "model_type"})
+
+
+def _build(model: Any, settings: Any, source: str | None, revision: str | None, seed: int) -> Any:
+    """Build a model; random weights depend on the seed alone and leave the global generator as it was."""
+    if source is not None:
+        with quiet_loading():  # blocks that are not built are no news
+            return model.from_pretrained(source, revision=revision, config=settings, dtype=torch.float32)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return model(settings)

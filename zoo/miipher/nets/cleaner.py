@@ -1,0 +1,72 @@
+"""The feature cleaner: a frozen backbone whose adapted features of degraded speech approach those of clean speech."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from zoo.hifigan.nets.generator import Generator
+from zoo.miipher.nets.adapters import AdapterStyle
+from zoo.miipher.nets.backbone import Backbone
+
+
+class Cleaner(nn.Module):
+    """A backbone with adapters.
+
+    Args:
+        backbone: frozen; its weights are not written into checkpoints.
+        adapters: what is trained.
+    """
+
+    def __init__(self, backbone: Backbone, adapters: AdapterStyle) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.adapters = adapters
+        adapters.install(backbone)
+
+    @property
+    def dim(self) -> int:
+        """Channels of the features."""
+        return self.backbone.dim
+
+    @property
+    def sample_rate(self) -> int:
+        """Of the waveforms, in Hz."""
+        return self.backbone.sample_rate
+
+    @property
+    def hop_samples(self) -> int:
+        """Samples per frame."""
+        return self.backbone.hop_samples
+
+    def frames(self, samples: Any) -> Any:
+        """Frames of a clip of so many samples (an int or an integer tensor)."""
+        return self.backbone.frames(samples)
+
+    def forward(self, waveform: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Cleaned features (B, frames(T), dim) of waveforms (B, T) at 16 kHz; see `Backbone.forward`."""
+        return self.backbone(waveform, lengths)
+
+    def target(self, waveform: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Features (B, frames(T), dim) of the plain backbone, by the same weights."""
+        with self.adapters.disabled():
+            return self.backbone(waveform, lengths)
+
+
+Encoder = Backbone | Cleaner
+
+
+def check_fit(encoder: Encoder, generator: Generator, sample_rate: int) -> None:
+    """Compare an encoder with the generator that is to take its features.
+
+    Raises:
+        ValueError: when channels or hop do not fit.
+    """
+    if generator.in_channels != encoder.dim:
+        raise ValueError(f"the generator takes {generator.in_channels} channels, the encoder gives {encoder.dim}")
+    if generator.hop_length * encoder.sample_rate != sample_rate * encoder.hop_samples:
+        raise ValueError(
+            f"the generator makes {generator.hop_length} samples per frame; {sample_rate} Hz need "
+            f"{sample_rate * encoder.hop_samples / encoder.sample_rate:g} (the product of upsample_rates)"
+        )

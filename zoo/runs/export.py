@@ -1,0 +1,161 @@
+"""Exports: a folder with fused safetensors, the description of the parts and a model card; no Trainer, no pickle."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from zoo import __version__
+from zoo.common.atomic import replacing
+from zoo.common.reading.text import load_json
+from zoo.common.registry import current_name, renamed
+from zoo.runs import frozen
+from zoo.runs.descriptions import described
+
+WEIGHTS_NAME = "model.safetensors"
+CONFIG_NAME = "config.json"
+
+AUDIO_USAGE = """import soundfile, zoo
+
+model = zoo.load("PATH_OF_THIS_FOLDER")
+audio, sample_rate = soundfile.read("input.wav", dtype="float32")
+result = model(audio.T, sample_rate)  # (T,) or (C, T); soundfile has the channels last
+"""
+FEATURES_USAGE = """import numpy, zoo
+
+model = zoo.load("PATH_OF_THIS_FOLDER")
+result = model.from_mel(numpy.load("features.npy"))  # (C, F) to (T,), at model.sample_rate
+"""
+CARD = """---
+library_name: zoo
+tags: [{system}]
+---
+# {title}
+
+Exported by zoo {version} from `{source}`{step}.
+
+```python
+{usage}```
+
+Weights: `{weights}` ({parameters:,} values{fused}). Parts and their arguments: `{config}`.{classes}
+The licence of the weights is that of the data and checkpoints they come from; see NOTICE of the zoo for known sources.
+"""
+
+
+def fuse(parts: dict[str, nn.Module]) -> list[str]:
+    """Fold weight norm and the like of every part that can, in place; returns their names."""
+    fused = [name for name, part in parts.items() if hasattr(part, "fuse_")]
+    for name in fused:
+        parts[name].fuse_()  # type: ignore[operator]
+    return fused
+
+
+def write_export(
+    folder: Path,
+    specs: dict[str, Any],
+    parts: dict[str, nn.Module],
+    source: str,
+    step: int | None = None,
+    usage: str = AUDIO_USAGE,
+) -> None:
+    """Write an export; the folder appears only when it is complete.
+
+    Weights of frozen modules that the hub has are left out, those of local ones go into `frozen/`.
+
+    Args:
+        folder: must not exist, or be an earlier export (replaced).
+        specs: `inference` (dotted class), `parts` (name -> class_path and init_args) and, where there are any,
+            `options` (name -> value), as in our checkpoints.
+        parts: the built parts; those that can be are fused in place.
+        source: where the weights come from, for the card.
+        step: batches trained, for the card.
+        usage: Python lines, for the card.
+
+    Raises:
+        ValueError: when the folder holds something else than an export.
+    """
+    if folder.exists() and not is_export(folder):
+        raise ValueError(f"{folder} exists and is not an export; choose another folder")
+    fused = fuse(parts)
+    modules = frozen.frozen_modules(parts)
+    described, recorded = self_contained(renamed(specs["parts"]), frozen.records(modules))
+    left_out = frozen.frozen_keys(modules)
+    weights: dict[str, Tensor] = {
+        f"{name}.{key}": value.detach().cpu().contiguous()
+        for name, part in parts.items()
+        for key, value in part.state_dict().items()
+        if f"{name}.{key}" not in left_out
+    }
+    config = {
+        "zoo": __version__,
+        "inference": current_name(specs["inference"]),
+        "task": renamed(specs.get("task")),
+        "parts": described,
+        "options": renamed(specs.get("options", {})),
+        "frozen": recorded,
+        "fused": fused,
+        "source": source,
+        "step": step,
+    }
+    package, _, name = current_name(specs["inference"]).rpartition(".")
+    system = package.rpartition(".")[2]
+    classes = config["options"].get("classes")
+    card = CARD.format(
+        system=system,
+        title=f"{system}: {name}",
+        usage=usage,
+        version=__version__,
+        source=source,
+        step=f" after {step} batches" if step else "",
+        weights=WEIGHTS_NAME,
+        config=CONFIG_NAME,
+        classes=f"\nClasses, from 1: {', '.join(classes)}." if classes else "",
+        parameters=sum(tensor.numel() for tensor in weights.values()),
+        fused=f", weight norm folded in {', '.join(fused)}" if fused else "",
+    )
+    with replacing(folder) as aside:
+        aside.mkdir()
+        frozen.save_copies(modules, recorded, aside)
+        (aside / WEIGHTS_NAME).write_bytes(save(weights, metadata={"format": "pt"}))
+        (aside / CONFIG_NAME).write_text(json.dumps(config, indent=2), encoding="utf-8")
+        (aside / "README.md").write_text(card, encoding="utf-8")
+
+
+def self_contained(parts: dict[str, Any], recorded: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Let descriptions and records name the copies in the export, not the folders of this machine."""
+    parts, recorded = copy.deepcopy(parts), copy.deepcopy(recorded)
+    for path, record in recorded.items():
+        arguments = frozen.find_arguments(parts, path)
+        if record["folder"] is not None and arguments is not None:
+            for description in (arguments, record):
+                description |= {"source": record["folder"], "revision": None}
+            if "config" in arguments:
+                arguments["config"] = None
+    return parts, recorded
+
+
+def export_config(folder: Path) -> dict[str, Any]:
+    """Read an export's description, its parts under their public names."""
+    return described(load_json((folder / CONFIG_NAME).read_text(encoding="utf-8")))
+
+
+def is_export(path: Path) -> bool:
+    """Whether a path is an export folder of ours (others, too, call their files config.json and model.safetensors)."""
+    if not ((path / CONFIG_NAME).is_file() and (path / WEIGHTS_NAME).is_file()):
+        return False
+    try:
+        config = export_config(path)
+    except ValueError:
+        return False
+    return isinstance(config, dict) and {"zoo", "inference", "parts"} <= set(config)
+
+
+def parts_state(state: dict[str, Tensor], name: str) -> dict[str, Tensor]:
+    """The tensors of one part, under the part's own names."""
+    prefix = name + "."
+    return {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}

@@ -1,0 +1,147 @@
+"""What `zoo.load` returns and `zoo predict` runs: a system's parts behind one call, without a Trainer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from torch import nn
+
+from zoo.audio.io import files
+
+_FULL_SCALE = {"int8": (0, 2**7), "uint8": (128, 2**7), "int16": (0, 2**15), "int32": (0, 2**31)}
+
+
+def as_audio(audio: Any, sample_rate: float) -> np.ndarray:
+    """Check what a caller gives for audio, by one rule for all systems.
+
+    Integers are samples at full scale of their type, as sound files hold them: int16 is divided by 2**15, int32 by
+    2**31, int8 by 2**7, and uint8 is centred at 128. Floats are taken as they are. A signal has at most as many
+    channels as samples: arrays as soundfile reads them, (T, C), are refused and not guessed at.
+
+    Args:
+        audio: (T,) or (C, T), float or one of these integers.
+        sample_rate: its rate in Hz.
+
+    Returns:
+        (T,) or (C, T) float32, T >= 1.
+
+    Raises:
+        ValueError: the type, the shape, a value that is not finite, or a sample rate that is not positive.
+    """
+    given = np.asarray(audio)
+    if given.ndim not in (1, 2) or given.size == 0:
+        raise ValueError(f"expected finite audio (T,) or (C, T) with samples, found shape {given.shape}")
+    if given.ndim == 2 and given.shape[0] > given.shape[1]:
+        raise ValueError(
+            f"expected audio (C, T), found shape {given.shape}: {given.shape[0]} channels of {given.shape[1]} samples; "
+            "pass audio.T where the channels are the last axis"
+        )
+    if given.dtype.kind not in "iuf" or (given.dtype.kind != "f" and given.dtype.name not in _FULL_SCALE):
+        raise ValueError(
+            f"expected audio of floats or of {', '.join(_FULL_SCALE)}, found {given.dtype}; convert it to float32, "
+            "-1 to 1"
+        )
+    if not sample_rate > 0:
+        raise ValueError(f"expected a sample rate in Hz above 0, found {sample_rate}")
+    if given.dtype.kind != "f":
+        centre, scale = _FULL_SCALE[given.dtype.name]
+        return ((given.astype(np.float64) - centre) / scale).astype(np.float32)
+    if not np.isfinite(given).all():
+        raise ValueError("expected finite audio, found NaN or infinite samples")
+    return given.astype(np.float32)
+
+
+class Inference(ABC):
+    """A system ready to use on arrays and files.
+
+    A subclass takes its parts (nets, front ends) as constructor arguments, keeps each under the argument's name, and
+    defines the call and the file form of it. It holds no state between calls, so one object serves many files.
+    """
+
+    input_suffixes: ClassVar[tuple[str, ...]]
+    """Suffixes of the files it reads, lower case with the dot."""
+    output_suffix: ClassVar[str]
+    """Suffix of the files it writes, with the dot."""
+
+    @abstractmethod
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute on arrays.
+
+        Audio systems take `(audio, sample_rate)`, see `as_audio`; they return audio of the same kind.
+        """
+
+    @abstractmethod
+    def process_file(self, source: Path, target: Path) -> dict[str, Any]:
+        """Read one file, compute, and write the result so that `target` appears only when it is whole.
+
+        Args:
+            source: an existing file with one of the input suffixes.
+            target: the file to write; its folder exists.
+
+        Returns:
+            Facts for the manifest that JSON can hold, such as `audio_seconds`.
+
+        Raises:
+            ValueError: when the file's content cannot be used.
+            OSError: when it cannot be read or the result cannot be written.
+        """
+
+    def dry_run(self) -> str:
+        """Predict once on a made-up input, for `zoo doctor --config`; returns a word on the result."""
+        result = self(np.sin(np.arange(8000, dtype=np.float32) / 10), 16000)
+        return f"1 prediction of shape {np.shape(result)}"
+
+    def write_example(self, stem: Path) -> Path:
+        """Write a small input that `process_file` reads; for audio one second of a tone.
+
+        Args:
+            stem: path of the file without its suffix; its folder is made.
+
+        Returns:
+            The path with the suffix.
+        """
+        path = stem.with_name(f"{stem.name}.wav")
+        files.write(path, 0.1 * np.sin(np.arange(16000, dtype=np.float32) / 10), 16000)
+        return path
+
+    def export_onnx(self, path: Path) -> float:
+        """Write the net as ONNX.
+
+        Args:
+            path: file to write.
+
+        Returns:
+            The largest difference between onnxruntime's and torch's output.
+
+        Raises:
+            ValueError: when this system has no ONNX form.
+        """
+        raise ValueError(f"{type(self).__name__} has no ONNX export")
+
+    def parts(self) -> dict[str, nn.Module]:
+        """The modules it was built from, by name."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, nn.Module)}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parts are (the CPU when they hold no tensor)."""
+        for part in self.parts().values():
+            for tensor in (*part.parameters(), *part.buffers()):
+                return tensor.device
+        return torch.device("cpu")
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move all parts to a device, in place."""
+        for part in self.parts().values():
+            part.to(device)
+        return self
+
+    def eval(self) -> Self:
+        """Put all parts into evaluation mode, in place."""
+        for part in self.parts().values():
+            part.eval()
+        return self

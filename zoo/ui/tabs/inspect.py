@@ -1,0 +1,58 @@
+"""What a checkpoint holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+from typing import Any
+
+import gradio as gr
+
+from zoo.ui.places import CONFIG_NAME, Places
+from zoo.ui.processes import Trainings, last_error
+from zoo.ui.tabs.train import one_line, said
+
+WHOLE = "the whole run"
+
+
+class InspectTab:
+    """The tab; its components are made in the current Blocks.
+
+    Args:
+        places: what it may touch.
+        trainings: runs `zoo inspect`.
+    """
+
+    def __init__(self, places: Places, trainings: Trainings) -> None:
+        self.places = places
+        self.trainings = trainings
+        with gr.Row():
+            self.run = gr.Dropdown([], label="Run", allow_custom_value=True, scale=4)
+            self.checkpoint = gr.Dropdown([WHOLE], value=WHOLE, label="Checkpoint", allow_custom_value=True, scale=3)
+            button = gr.Button("Inspect", variant="primary", scale=1, min_width=110, elem_classes="zoo-button")
+        report = gr.HTML(padding=False, elem_id="report")
+        with gr.Accordion("Config of the run", open=False):
+            config = gr.Code(language="yaml", max_lines=40, interactive=False, label=CONFIG_NAME)
+        self.run.change(self._choose, self.run, [self.checkpoint, config], show_progress="hidden")
+        button.click(self._inspect, [self.run, self.checkpoint], [report], show_progress="hidden")
+
+    def _choose(self, run: str | None) -> list[Any]:
+        if not run:
+            return [gr.skip(), gr.skip()]
+        file = one_line(lambda: self.places.run(run)) / CONFIG_NAME
+        text = file.read_text(encoding="utf-8") if file.is_file() else ""
+        return [gr.update(choices=[WHOLE, *self.places.checkpoints(run)], value=WHOLE), text]
+
+    def _inspect(self, run: str | None, checkpoint: str) -> Iterator[str]:
+        if not run:
+            raise gr.Error("Choose a run first", print_exception=False)
+        path = one_line(
+            lambda: self.places.run(run) if checkpoint == WHOLE else self.places.checkpoint(run, checkpoint)
+        )
+        yield said("busy", "Reading ...")
+        code, text = self.trainings.call("inspect", str(path))
+        told = text.replace(f"{self.places.runs}/", "")
+        if code != 0 and "TORN" not in told and "sound" not in told:
+            yield said("bad", last_error(told))
+        else:
+            yield f'<pre class="zoo-log tall">{escape(told)}</pre>'
