@@ -10,7 +10,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import platform
 import statistics
 import tempfile
 import time
@@ -27,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from zoo.common.atomic import write_atomic
-from zoo.common.hardware import cpu_name, peak_resident_bytes, total_memory_bytes, usable_cores
+from zoo.common.hardware import machine, peak_resident_bytes
 
 
 @dataclass(frozen=True)
@@ -228,21 +227,6 @@ class Finding:
         if self.at_most is not None:
             return self.value <= self.at_most
         return self.value >= self.at_least if self.at_least is not None else None
-
-
-def machine() -> dict[str, Any]:
-    """What the figures depend on: processor, cores, threads, memory, load, versions."""
-    return {
-        "processor": cpu_name(),
-        "cores": usable_cores(),
-        "torch_threads": torch.get_num_threads(),
-        "memory_gib": round(total_memory_bytes() / 2**30, 1),
-        "load_average": [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else None,
-        "system": platform.system(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "lightning": L.__version__,
-    }
 
 
 def command(system: str, benchmarks: Mapping[str, Callable[[bool], Sequence[Finding]]]) -> None:

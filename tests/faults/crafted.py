@@ -290,7 +290,7 @@ ENTRIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "export": (("checkpoint", "export", "run"), ("checkpoint", "export")),
     "init_from": (("checkpoint", "export", "run"), ()),
     "load": (("checkpoint", "export", "run"), ("checkpoint", "export")),
-    "doctor": (("run", "config"), ("run", "config")),
+    "doctor": (("config",), ("config",)),
 }
 
 

@@ -9,11 +9,9 @@ from typing import Any, Literal, Self, get_args
 import torch
 from torch import Tensor, nn
 
-from zoo.audio.evaluation import metrics
 from zoo.audiosr.data.cutoff import CONFIDENCE
 from zoo.audiosr.diffusion.samplers import DPMSolver, Sampler, row_noise
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
-from zoo.audiosr.inference.restore import Restorer
 from zoo.audiosr.losses import DiffusionTerm, Known, Objective, check_parts, checked, draws, replicated, weighted_sum
 from zoo.audiosr.nets.denoiser import UNCONDITIONAL, Denoiser
 from zoo.audiosr.nets.features import MelFeatures, whole_mel
@@ -28,39 +26,12 @@ from zoo.training.schedules import LrScaling
 from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask, WeightedMeans, ZooTask
 
 
-def compare_restored(restorer: Restorer, batch: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Restore the first clip of a batch.
-
-    Args:
-        restorer: at the batch's sample rate.
-        batch: `high`, `low` (B, 1, T), `cutoff_hz` (B,).
-
-    Returns:
-        Signals (T,) on the CPU: `restored`, `input`, `target`, `ceiling`; and values: `lsd`, `lsd_hf` (above the
-        cut-off), `lsd_lf`, the same of the input as `unprocessed_...` and of the ceiling as `ceiling_...`.
-    """
-    high, low = (batch[key][0, 0].float().cpu() for key in ("high", "low"))
-    rate, cutoff_hz = restorer.sample_rate, float(batch["cutoff_hz"][0])
-    signals = {
-        "restored": torch.from_numpy(restorer(low.numpy(), rate, cutoff_hz=cutoff_hz)),
-        "input": low,
-        "target": high,
-        "ceiling": torch.from_numpy(restorer.ceiling(low.numpy(), high.numpy(), rate, cutoff_hz)),
-    }
-    values: dict[str, float] = {}
-    for name, prefix in {"restored": "", "input": "unprocessed_", "ceiling": "ceiling_"}.items():
-        below, above = metrics.lsd_bands(signals[name], high, rate, cutoff_hz)
-        values |= {f"{prefix}lsd": float(metrics.lsd(signals[name], high))}
-        values |= {f"{prefix}lsd_lf": float(below), f"{prefix}lsd_hf": float(above)}
-    return signals, values
-
-
-def log_signals(task: ZooTask, name: str, signals: dict[str, Tensor], restorer: Restorer) -> None:
-    """Keep the signals of `compare_restored` as sounds, and target and result as a picture."""
+def log_signals(task: ZooTask, name: str, signals: dict[str, Tensor], sample_rate: int, features: MelFeatures) -> None:
+    """Keep a restored clip, its target and the others as sounds, and the mels of both as a picture."""
     for kind, audio in signals.items():
-        log_audio(task, f"{name}_{kind}", audio, restorer.sample_rate)
-    pair = torch.stack([signals["target"], signals["restored"]])[:, None].to(restorer.device)
-    target, restored = restorer.features(pair)[:, 0].mT
+        log_audio(task, f"{name}_{kind}", audio, sample_rate)
+    pair = torch.stack([signals["target"], signals["restored"]])[:, None].to(task.device)
+    target, restored = features(pair)[:, 0].mT
     log_figure(task, f"{name}_mel", mel_figure(target, restored))
 
 
@@ -321,10 +292,11 @@ class DiffusionTask(SingleOptimizerTask):
             place, None if heard is None else _repeated(heard), known=known * count,
         )  # fmt: skip
         if self.vocoder is not None and batch_idx < self.restore_items:
-            restorer = self._few_steps()
-            signals, values = compare_restored(restorer, batch)
+            restorer: Any = self.inference(sampler=self.restore_sampler)
+            high, low = (batch[key][0, 0].float().cpu() for key in ("high", "low"))
+            signals, values = restorer.compare(high, low, float(batch["cutoff_hz"][0]))
             if stage == "val":
-                log_signals(self, f"clip{batch_idx}", signals, restorer)
+                log_signals(self, f"clip{batch_idx}", signals, restorer.sample_rate, self.features)
             return {**terms, **values}, count
         return terms, count
 
@@ -337,12 +309,6 @@ class DiffusionTask(SingleOptimizerTask):
             sums = objective(latent, *others, known=known)
         terms = {name: each.sum() / len(latent) for name, each in sums.items()}
         return {"loss": weighted_sum(terms, self.losses), **terms}
-
-    def _few_steps(self) -> Restorer:
-        """The restorer of validation."""
-        parts = {name: getattr(self, name) for name in self.inference_parts}
-        options = {name: getattr(self, name) for name in self.inference_options}
-        return Restorer(**parts, **{**options, "sampler": self.restore_sampler})
 
     def _objective(self) -> Objective:
         return Objective(self.net, self.diffusion, self.losses, self.autoencoder, self.features, self.vocoder)

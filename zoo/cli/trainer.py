@@ -75,8 +75,8 @@ class Loaded(ZooTask):
         for name, part in self._inference.parts().items():
             self.add_module(name, part)
 
-    def inference(self) -> Inference:
-        """The loaded object."""
+    def inference(self, **changes: Any) -> Inference:
+        """The loaded object; its options were changed when it was loaded."""
         assert self._inference is not None
         return self._inference
 

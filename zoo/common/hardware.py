@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 import platform
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
-
-
-import torch
 
 
 @dataclass(frozen=True)
@@ -120,6 +117,24 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
+def machine() -> dict[str, Any]:
+    """What the figures depend on: processor, cores, threads, memory, load, versions."""
+    import lightning
+    import torch
+
+    return {
+        "processor": cpu_name(),
+        "cores": usable_cores(),
+        "torch_threads": torch.get_num_threads(),
+        "memory_gib": round(total_memory_bytes() / 2**30, 1),
+        "load_average": [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else None,
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "lightning": lightning.__version__,
+    }
+
+
 def processes() -> tuple[int, int]:
     """Rank and number of processes that torchrun or accelerate started; 0 and 1 without them."""
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -127,4 +142,6 @@ def processes() -> tuple[int, int]:
 
 def own_device(device: str) -> torch.device:
     """The device of that name; `cuda` is each process's own where several were started."""
+    import torch
+
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if device == "cuda" else torch.device(device)

@@ -6,6 +6,7 @@ import copy
 import inspect
 import os
 from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,26 @@ def load(
     return cls(**parts, **built).to(device).eval()
 
 
+def build_part(specs: Mapping[str, Any], name: str) -> Any:
+    """Build one part that a description names, without its weights.
+
+    Args:
+        specs: `inference` and `parts`.
+        name: of the part.
+
+    Returns:
+        Module or plain value.
+
+    Raises:
+        ValueError: when it does not fit its place in the Inference.
+    """
+    slots = registry.slots(registry.find(specs["inference"], Inference))
+    part = build(specs["parts"][name], slots.get(name, Any))
+    if isinstance(part, str) and registry.takes_parts_only(slots.get(name, str)):
+        raise ValueError(f"{name} is {part!r:.60}, expected a part: class_path and init_args")
+    return part
+
+
 def build_parts(specs: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Build the parts that a description names; frozen modules have their weights, the others not yet.
 
@@ -85,11 +106,7 @@ def build_parts(specs: dict[str, Any], folder: Path) -> dict[str, Any]:
     """
     described, recorded = copy.deepcopy(specs["parts"]), specs.get("frozen", {})
     used = frozen.use_copies(described, recorded, folder)
-    slots = registry.slots(registry.find(specs["inference"], Inference))
-    parts = {name: build(spec, slots.get(name, Any)) for name, spec in described.items()}
-    for name, part in parts.items():
-        if isinstance(part, str) and registry.takes_parts_only(slots.get(name, str)):
-            raise ValueError(f"{name} is {part!r:.60}, expected a part: class_path and init_args")
+    parts = {name: build_part({**specs, "parts": described}, name) for name in described}
     modules = frozen.frozen_modules({name: part for name, part in parts.items() if isinstance(part, nn.Module)})
     frozen.note_sources(modules, specs["parts"], used)
     frozen.check(modules, recorded, str(folder))

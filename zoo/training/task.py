@@ -293,11 +293,18 @@ class ZooTask(L.LightningModule):
                     "use the run's own config.yaml, or init_from: to start anew from its weights"
                 )
 
-    def inference(self) -> Inference:
-        """The object that turns arrays or files into results, built from this task's own parts."""
-        if self._inference is None:
+    def inference(self, **changes: Any) -> Inference:
+        """The object that turns arrays or files into results, built from this task's own parts.
+
+        Args:
+            changes: options in the place of the task's; with any, the object is a new one.
+        """
+        if changes or self._inference is None:
             arguments = {key: getattr(self, key) for key in (*self.inference_parts, *self.inference_options)}
-            self._inference = find(self.inference_class, Inference)(**arguments)
+            made = find(self.inference_class, Inference)(**{**arguments, **changes})
+            if changes:
+                return made
+            self._inference = made
         return self._inference
 
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:

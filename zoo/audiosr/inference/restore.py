@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from zoo.audio.corpora.corpus import PEAK
+from zoo.audio.evaluation import metrics
 from zoo.audio.io import files
 from zoo.audio.io.chunking import Chunker, fit, resampled
 from zoo.audiosr.data.cutoff import CONFIDENCE, FULL_BAND, cutoff, edges
@@ -344,6 +345,32 @@ class Restorer(Inference):
             ValueError: when the array is no audio.
         """
         return self._array(audio, None, sample_rate, grid_shift, cutoff_hz)
+
+    def compare(self, high: Tensor, low: Tensor, cutoff_hz: float) -> tuple[dict[str, Tensor], dict[str, float]]:
+        """Restore a clip beside the input as it is and what the frozen parts can reach.
+
+        Args:
+            high: the target (T,) at this object's sample rate, on the CPU.
+            low: the input of the same shape.
+            cutoff_hz: of the input.
+
+        Returns:
+            Signals (T,): `restored`, `input`, `target`, `ceiling`; and values: `lsd`, `lsd_hf` (above the cut-off),
+            `lsd_lf`, the same of the input as `unprocessed_...` and of the ceiling as `ceiling_...`.
+        """
+        rate = self.sample_rate
+        signals = {
+            "restored": torch.from_numpy(self(low.numpy(), rate, cutoff_hz=cutoff_hz)),
+            "input": low,
+            "target": high,
+            "ceiling": torch.from_numpy(self.ceiling(low.numpy(), high.numpy(), rate, cutoff_hz)),
+        }
+        values: dict[str, float] = {}
+        for name, prefix in {"restored": "", "input": "unprocessed_", "ceiling": "ceiling_"}.items():
+            below, above = metrics.lsd_bands(signals[name], high, rate, cutoff_hz)
+            values |= {f"{prefix}lsd": float(metrics.lsd(signals[name], high))}
+            values |= {f"{prefix}lsd_lf": float(below), f"{prefix}lsd_hf": float(above)}
+        return signals, values
 
     def ceiling(self, low: np.ndarray, high: np.ndarray, sample_rate: int, cutoff_hz: float) -> np.ndarray:
         """What a perfect denoiser would give: the target through autoencoder and vocoder, with the input's low band.

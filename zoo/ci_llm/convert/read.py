@@ -17,11 +17,11 @@ from zoo.ci_llm.data.tokenizers import PretrainedTokenizer
 from zoo.ci_llm.nets.agents import Agents
 from zoo.ci_llm.nets.backbone import Backbone
 from zoo.ci_llm.nets.crowd import Crowd
-from zoo.common.build import build
 from zoo.common.reading.foreign import load_foreign
 from zoo.common.registry import public_name
 from zoo.convert.checkpoints import loop_state, read_ours, write_converted
 from zoo.runs import frozen
+from zoo.runs.load import build_part
 
 Owner = tuple[str, int]  # our name of a stacked parameter, and the agent
 
@@ -250,11 +250,12 @@ def read_checkpoint(source: Path, backbone: Path | str | None) -> tuple[Adapters
     form = {key: str(arguments.get(key, value)) for key, value in (("dtype", "float32"), ("quantization", "none"))}
     progress = known.get("progress") or {"epoch": checkpoint.get("epoch", 0), "global_step": 0, "config": {}}
     step = int(checkpoint.get("global_step", 0))
+    tokenizer = build_part(specs, "tokenizer") if "tokenizer" in specs["parts"] else None
     adapters = Adapters(
         weights, agents.rank, agents.alpha, agents.dropout, list(agents.targets),
         mode=known.get("parallel_mode", "sequential"), base=known.get("base", arguments.get("source")),
         backbone=None if record is None else {"sha256": record["sha256"], **form},
-        progress={**progress, "global_step": step}, tokenizer=_tokenizer_of(specs["parts"]),
+        progress={**progress, "global_step": step}, tokenizer=tokenizer,
     )  # fmt: skip
     notes = ["averaged (EMA) weights"] if averaged else []
     optimizers = checkpoint.get("optimizer_states") or []
@@ -276,11 +277,6 @@ def _backbone_of(
     if folder is None or (given is None and not Path(folder).is_dir()):
         return None
     return Backbone(**{**arguments, "source": str(folder), "revision": None, "config": None})
-
-
-def _tokenizer_of(parts: dict[str, Any]) -> Any:
-    """The tokenizer of a checkpoint, where it has one that can be built."""
-    return build(parts["tokenizer"]) if "tokenizer" in parts else None
 
 
 def _named_backbone(name: str | None, path: Path) -> str:

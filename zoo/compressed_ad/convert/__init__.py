@@ -11,14 +11,15 @@ from torch import Tensor, nn
 
 import zoo
 from zoo.common.atomic import write_atomic
-from zoo.common.build import build
 from zoo.compressed_ad.convert.read import Original, build_policy, env_spec, grid_size, policy_spec, read, to_theirs
 from zoo.compressed_ad.convert.recipe import INFERENCE, TASK, convert_config
 from zoo.compressed_ad.convert.training import our_training, their_training
 from zoo.compressed_ad.convert.write import identify, settings_of
+from zoo.compressed_ad.envs.grids import Env
 from zoo.convert.checkpoints import read_ours, write_converted
 from zoo.runs.export import parts_state, write_export
 from zoo.runs.folder import find_checkpoint
+from zoo.runs.load import build_part
 
 __all__ = ["convert", "convert_config", "describe", "from_original", "is_original", "original_state", "to_original"]
 
@@ -181,12 +182,12 @@ def _to_ours(original: Original, source: Path, target: Path) -> dict[str, Any]:
 def _from_checkpoint(source: Path, target: Path) -> dict[str, Any]:
     """Write the policy of a checkpoint of ours as an original; its averaged weights, where it has them."""
     checkpoint, specs, state, averaged = read_ours(source, INFERENCE)
-    policy, kind = identify(build(specs["parts"][PART]))
+    policy, kind = identify(build_part(specs, PART))
     policy.load_state_dict(parts_state(state, PART))
     ours = [name for name, _ in policy.named_parameters()]
     theirs = list(to_theirs({name: name for name in ours}, kind).values())
     training = {"step": int(checkpoint.get("global_step", 0)), **their_training(checkpoint, ours, theirs)}
-    settings = {**_env_settings(specs["parts"]["env"]), **(specs.get("original_config") or {})}
+    settings = {**_env_settings(build_part(specs, "env")), **(specs.get("original_config") or {})}
     to_original(policy, target, settings, training)
     notes = ["averaged (EMA) weights"] if averaged else []
     return {
@@ -198,6 +199,5 @@ def _from_checkpoint(source: Path, target: Path) -> dict[str, Any]:
     }
 
 
-def _env_settings(spec: Mapping[str, Any]) -> dict[str, Any]:
-    env = build(spec)
+def _env_settings(env: Env) -> dict[str, Any]:
     return {"env": env.name, "horizon": env.horizon}

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 import zoo
 from zoo.common.atomic import write_atomic
-from zoo.common.build import build
 from zoo.convert.checkpoints import read_ours, write_converted
 from zoo.flow.convert.read import DEFAULTS, PREFIX, SETTINGS, build_net, net_spec, read
 from zoo.flow.convert.recipe import INFERENCE, TASK, convert_config
@@ -19,6 +18,7 @@ from zoo.flow.nets.mlp import ToyNet
 from zoo.flow.nets.unet import GROUPS, UNet
 from zoo.runs.export import parts_state, write_export
 from zoo.runs.folder import find_checkpoint
+from zoo.runs.load import build_part
 
 __all__ = ["convert", "convert_config", "describe", "from_original", "is_original", "original_state", "to_original"]
 
@@ -190,7 +190,7 @@ def _from_checkpoint(source: Path, target: Path) -> dict[str, Any]:
     """Write the net of a checkpoint of ours as an original; its averaged weights, where it has them."""
     ours = read_ours(source, INFERENCE)
     specs = ours.specs
-    net = build(specs["parts"][PART])
+    net = build_part(specs, PART)
     net.load_state_dict(parts_state(ours.state, PART))
     path = specs["parts"]["path"]
     if not path["class_path"].endswith(".ConditionalOT") or specs["parts"].get("prediction", "velocity") != "velocity":

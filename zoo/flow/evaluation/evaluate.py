@@ -20,8 +20,8 @@ from scipy import stats
 from torch import Tensor
 
 import zoo
-from scripts.bench.tools import machine
 from zoo.common.atomic import write_atomic
+from zoo.common.hardware import machine
 from zoo.common.statistics import LEVEL, Interval, bootstrap_mean
 from zoo.common.table import csv_lines, header_line
 from zoo.flow.evaluation import metrics as distances

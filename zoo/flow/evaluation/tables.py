@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from scripts.bench.tools import machine
 from zoo.common.atomic import write_atomic
+from zoo.common.hardware import machine
 from zoo.flow.inference.drawing import requests
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.process.guidance import Guidance

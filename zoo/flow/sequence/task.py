@@ -15,7 +15,6 @@ from zoo.flow.process.solvers import Solver
 from zoo.flow.process.time_samplers import TimeSampler, seeded_draws
 from zoo.flow.sequence.net import SequenceNet, valid_frames
 from zoo.flow.sequence.normaliser import Normaliser
-from zoo.flow.sequence.restore import SequenceRestorer
 from zoo.training.schedules import LrScaling
 from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask
 
@@ -178,8 +177,7 @@ class SequenceTask(SingleOptimizerTask):
         repeated = (each.repeat_interleave(EVALUATION_TIMES, dim=0) for each in (x1, batch["x0"], condition, lengths))
         clean, noise, degraded, frames = repeated
         terms = {"loss": self.loss(clean, noise, grid.repeat(count), degraded, frames)}
-        restorer = self.inference()
-        assert isinstance(restorer, SequenceRestorer)
+        restorer: Any = self.inference()
         for name, solver in (("l1", None), ("l1_one_step", Solver(steps=1))):
             restored = restorer.restore(batch["condition"], lengths, batch["x0"], solver)
             terms[name] = masked_mean((restored - batch["x1"]).abs(), lengths)

@@ -10,7 +10,7 @@ import gradio as gr
 
 from zoo.ui.places import CONFIG_NAME, Places
 from zoo.ui.processes import Trainings, last_error
-from zoo.ui.tabs.train import one_line, said
+from zoo.ui.tabs.pieces import one_line, said
 
 WHOLE = "the whole run"
 

@@ -18,7 +18,7 @@ from zoo.ui.places import CONFIG_NAME, Places
 from zoo.ui.processes import Trainings, last_error
 from zoo.ui.readings import is_media, tail
 from zoo.ui.store import Store
-from zoo.ui.tabs.train import one_line, said
+from zoo.ui.tabs.pieces import one_line, said
 
 NEWEST = "the newest sound one"
 RECORDS = ("manifest.jsonl", "summary.json")

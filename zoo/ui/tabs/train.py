@@ -5,10 +5,9 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from html import escape
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gradio as gr
 
@@ -19,30 +18,11 @@ from zoo.ui.controls import CONTROLS, GROUPS, OPTIONAL, Control
 from zoo.ui.forms import Form
 from zoo.ui.places import Places, choose
 from zoo.ui.processes import Trainings, last_error
-
-if TYPE_CHECKING:
-    from zoo.ui.tabs.watch import WatchTab
+from zoo.ui.tabs.pieces import one_line, said
+from zoo.ui.tabs.watch import WatchTab
 
 AS_RECIPE = "as in the recipe"
 Marks = tuple[tuple[Path, int], ...]
-
-
-def said(kind: str, text: str) -> str:
-    """A coloured line: kind "good", "busy" or "bad"."""
-    return f'<div class="zoo-said {kind}">{escape(text)}</div>'
-
-
-def title(text: str) -> str:
-    """A small heading."""
-    return f'<div class="zoo-title">{escape(text)}</div>'
-
-
-def one_line(function: Callable[[], Any]) -> Any:
-    """Call; what a user can mend becomes a notice on the page."""
-    try:
-        return function()
-    except (ValueError, OSError) as error:
-        raise gr.Error(" ".join(str(error).split()), print_exception=False) from error
 
 
 class TrainTab:

@@ -11,7 +11,7 @@ from zoo.ui import charts
 from zoo.ui.places import LOG_NAME, Places
 from zoo.ui.processes import Trainings
 from zoo.ui.readings import Metrics, is_rate, last_media, log_of, losses_of
-from zoo.ui.tabs.train import one_line, title
+from zoo.ui.tabs.pieces import one_line, title
 
 BUSY = ("running", "stopping", "active")
 
