@@ -13,8 +13,8 @@ import yaml
 from jsonargparse import ArgumentParser, _loaders_dumpers, get_loader, set_loader, set_parsing_settings
 
 from zoo.common import registry
-from zoo.common.configs import limit_resolvers
 from zoo.common.options import SETTINGS_SUFFIXES
+from zoo.common.reading.configs import limit_resolvers
 from zoo.common.reading.text import check_yaml, safe_load
 
 PARSER_MODE = "omegaconf+"

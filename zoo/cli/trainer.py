@@ -37,9 +37,9 @@ from zoo.cli.parsing import (
 )
 from zoo.common import registry
 from zoo.common.atomic import write_atomic
-from zoo.common.configs import check_places
 from zoo.common.locks import locked
 from zoo.common.options import files_first, take_option
+from zoo.common.reading.configs import check_places
 from zoo.runs import folder as runs
 from zoo.runs import frozen
 from zoo.runs.bulk import BulkData

@@ -18,8 +18,8 @@ from zoo.audiosr.data.items import Blank, Crops, Grid
 from zoo.audiosr.data.simulate import Simulation, top
 from zoo.audiosr.data.sources import FileCorpus, Part, RamCorpus, Recordings, find_parts, pair
 from zoo.common.build import build as make
-from zoo.common.configs import read_config
 from zoo.common.folders import data_folder
+from zoo.common.reading.configs import read_config
 from zoo.training.data import ZooDataModule
 
 log = logging.getLogger(__name__)

@@ -31,7 +31,7 @@ from zoo.audiosr.inference.report import Spectrogram, write_picture
 from zoo.audiosr.inference.restore import Restorer
 from zoo.common.atomic import write_atomic
 from zoo.common.build import build
-from zoo.common.configs import read_config
+from zoo.common.reading.configs import read_config
 from zoo.common.statistics import LEVEL, Measure, markdown_table, summarise
 from zoo.common.table import Row, Table, csv_lines, header_line
 from zoo.runs.export import WEIGHTS_NAME, is_export

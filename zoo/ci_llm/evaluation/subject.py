@@ -15,7 +15,7 @@ from zoo.ci_llm.data.tokenizers import Tokenizer
 from zoo.ci_llm.inference.writer import Writer
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.common.build import build
-from zoo.common.configs import read_config
+from zoo.common.reading.configs import read_config
 from zoo.common.registry import slots
 from zoo.runs.folder import find_config, has_config
 from zoo.runs.load import load

@@ -17,8 +17,8 @@ from torch import Tensor
 
 import zoo
 from zoo.common.atomic import replacing, sweep_temporaries, write_atomic
-from zoo.common.configs import read_config
 from zoo.common.folders import begin_output
+from zoo.common.reading.configs import read_config
 from zoo.common.table import csv_lines, header_line
 from zoo.compressed_ad.data.history import read_index
 from zoo.compressed_ad.envs.grids import DarkroomPermuted, Env

@@ -9,7 +9,7 @@ from rich.progress import track
 from torch import nn
 
 from zoo.common.build import build
-from zoo.common.configs import read_config
+from zoo.common.reading.configs import read_config
 from zoo.miipher.inference.restore import FeatureExtractor
 from zoo.miipher.nets.cleaner import Encoder
 from zoo.runs.bulk import BulkRun, Row, plan

@@ -22,7 +22,7 @@ from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEn
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from zoo.common.configs import read_config
+from zoo.common.reading.configs import read_config
 from zoo.runs.folder import find_config, has_config
 
 log = logging.getLogger(__name__)

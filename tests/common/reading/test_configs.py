@@ -4,7 +4,7 @@ import pytest
 import yaml
 from omegaconf.basecontainer import BaseContainer
 
-from zoo.common.configs import check_places, limit_resolvers, read_config
+from zoo.common.reading.configs import check_places, limit_resolvers, read_config
 
 
 def test_no_resolver_but_ours_is_left() -> None:
