@@ -7,21 +7,17 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import torch
 import yaml
 
 from scripts.bench.tools import Finding, save, show
 from zoo.ci_llm.evaluation import plots
+from zoo.ci_llm.evaluation.controls import spoiled_scores
 from zoo.ci_llm.evaluation.evaluate import evaluate
 from zoo.ci_llm.evaluation.report import SINGLE, plain
-from zoo.ci_llm.evaluation.scoring import fit_weights, rules, score_all
-from zoo.ci_llm.evaluation.subject import load_subject, validation_examples
-from zoo.ci_llm.nets.agents import Agents
 from zoo.common.atomic import write_atomic
 from zoo.common.reading.text import safe_load
 from zoo.common.systems import recipe_root
@@ -79,7 +75,6 @@ def plan(root: Path, seeds: Sequence[int]) -> Iterator[tuple[str, Path, list[str
 
 
 FOLDER, NAME, PICTURE, TABLE = "evidence", "evidence.json", "evidence.png", "evidence.md"
-NOISE = 2.0  # on the weights of the spoiled agent, as a part of their own size
 KIND = "strict"  # of the exact match that is shown
 COLUMNS = {
     "nll_mean": "mean NLL",
@@ -140,40 +135,6 @@ def gather(
     write_atomic(first / TABLE, lambda file: file.write(text.encode()))
     plots.save(plots.arms(arms), first / PICTURE)
     return findings
-
-
-def spoiled_scores(run: Path, agent: int = 0, noise: float = NOISE, seed: int = 0) -> dict[str, dict[str, float]]:
-    """Summaries of each rule that joins the agents, on the run's test, when one agent's weights are noisy.
-
-    Args:
-        run: run folder; the agents' weights are fitted anew on its validation set.
-        agent: to be spoiled.
-        noise: standard deviation, as a part of the root mean square of each of its weight matrices.
-        seed: of the noise.
-
-    Returns:
-        What `zoo.ci_llm.losses.metrics.CrowdScores.summary` tells, by rule.
-    """
-    subject, data, _ = load_subject(run)
-    form = (subject.crowd, subject.tokenizer, subject.template)
-    with spoiled(subject.crowd.agents, agent, noise, seed):
-        alpha, _ = fit_weights(*form, validation_examples(data))
-        scores = score_all(*form, data.examples("test"), rules(subject.crowd.count, alpha))
-    return {name: each.summary() for name, each in scores.items()}
-
-
-@contextmanager
-def spoiled(agents: Agents, agent: int, noise: float, seed: int) -> Iterator[None]:
-    """Add noise to the weights of an agent for a while."""
-    before = {key: value.clone() for key, value in agents.adapter(agent).items()}
-    generator = torch.Generator().manual_seed(seed)
-    drawn = {key: torch.randn(value.shape, generator=generator).to(value.device) for key, value in before.items()}
-    noisy = {key: value + noise * value.square().mean().sqrt() * drawn[key] for key, value in before.items()}
-    agents.load_adapter(agent, noisy)
-    try:
-        yield
-    finally:
-        agents.load_adapter(agent, before)
 
 
 def markdown(arms: Sequence[Row]) -> str:
