@@ -11,10 +11,11 @@ import torch
 import yaml
 
 from scripts.bench.tools import Finding
-from scripts.evidence.ci_llm import ARMS, COLUMNS, gather, markdown, plan, spoiled, spoiled_scores
+from scripts.evidence.ci_llm import ARMS, COLUMNS, gather, markdown, plan
 from tests.ci_llm.crowd_parts import CONFIGS
 from tests.harness import REPOSITORY
 from zoo.ci_llm.evaluation import plots
+from zoo.ci_llm.evaluation.controls import spoiled, spoiled_scores
 from zoo.ci_llm.nets.agents import Agents
 from zoo.ci_llm.nets.backbone import Backbone
 from zoo.ci_llm.nets.crowd import Crowd
