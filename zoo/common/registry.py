@@ -45,15 +45,20 @@ FOREIGN = {
 }
 
 _modules: dict[str, dict[str, str]] = {}  # package -> public name -> module
+_former: dict[str, str] = {}  # former path -> public name, of the packages imported so far
 _admitted: list[str] = []
 
 
-def public(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], list[str]]:
+def public(
+    package: str, modules: Mapping[str, str], former: Mapping[str, str] | None = None
+) -> tuple[Callable[[str], Any], list[str]]:
     """Register a package's parts and base classes.
 
     Args:
         package: its dotted name, `__name__` in its `__init__.py`.
         modules: module below the package ("" for the package itself) -> names of its classes, separated by spaces.
+        former: the same of modules where classes stood before, so that recipes and checkpoints that name them by these
+            paths go on.
 
     Returns:
         `__getattr__` and `__all__` of the package: a name is imported on its first use.
@@ -68,6 +73,8 @@ def public(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], An
                 raise ValueError(f"{package}: {name} is listed twice, in {places[name]} and {module}")
             places[name] = f"{package}.{module}" if module else package
     _modules[package] = places
+    for module, names in (former or {}).items():
+        _former.update({f"{package}.{module}.{name}": f"{package}.{name}" for name in names.split()})
 
     def attribute(name: str) -> Any:
         if places.get(name, package) == package:  # its own are there already
@@ -136,7 +143,8 @@ def current_name(name: str) -> str:
         return FORMER_NAMES[name]
     module, _, attribute = name.rpartition(".")
     package = _owner(name)
-    return f"{package}.{attribute}" if package and (_table(package) or {}).get(attribute) == module else name
+    listed = (_table(package) if package else None) or {}
+    return f"{package}.{attribute}" if listed.get(attribute) == module else _former.get(name, name)
 
 
 def renamed(value: Any) -> Any:

@@ -8,8 +8,9 @@ __getattr__, __all__ = public(
         "backbone": "FrozenTask Louder Scale Scaled",
         "data": "PairData",
         "faults": "Ballast BadBatches BrokenLogger DyingAmplifier DyingTask FillDisk KillAt PlainData Watch",
+        "inference": "Amplifier",
         "nets": "Gain",
-        "restore": "Amplifier",
         "task": "GainTask",
     },
+    former={"restore": "Amplifier"},
 )

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from toy_wing.restore import Amplifier
+from toy_wing.inference import Amplifier
 from zoo.runs.frozen import FrozenModule
 from zoo.training.task import OptimizerCallable, SingleOptimizerTask
 

@@ -17,7 +17,7 @@ from lightning.pytorch.loggers import Logger
 from torch.utils.data import DataLoader
 
 from toy_wing.data import PairData, Pairs
-from toy_wing.restore import Amplifier
+from toy_wing.inference import Amplifier
 from toy_wing.task import GainTask
 
 
