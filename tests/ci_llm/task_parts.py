@@ -54,8 +54,8 @@ def byte_task(count: int = 2, **arguments: Any) -> CrowdTask:
     return task(crowd, tokenizer=ByteTokenizer(), **{"template": "{prompt}", "max_new_tokens": 8, **arguments})
 
 
-def pretrain_task(**arguments: Any) -> PretrainTask:
-    backbone = LearningBackbone({**BYTES, "max_position_embeddings": 64})
+def pretrain_task(tied: bool = False, **arguments: Any) -> PretrainTask:
+    backbone = LearningBackbone({**BYTES, "max_position_embeddings": 64, "tie_word_embeddings": tied})
     settings = {"optimizer": partial(torch.optim.SGD, lr=0.5), "tokenizer": ByteTokenizer(), "template": "{prompt}"}
     return PretrainTask(backbone, **{**settings, "max_new_tokens": 8, **arguments})
 

@@ -3,10 +3,12 @@
 import pytest
 import torch
 
-from tests.ci_llm.task_parts import loader, pretrain_task, rows, texts, trainer
+from tests.ci_llm.task_parts import BYTES, loader, pretrain_task, rows, texts, trainer
 from zoo.ci_llm.data.tokenizers import PretrainedTokenizer
 from zoo.ci_llm.losses.likelihood import losses
 from zoo.ci_llm.nets.backbone import Backbone
+from zoo.runs.export import write_export
+from zoo.runs.load import load
 
 
 def test_the_whole_model_trains_and_is_saved(tmp_path):
@@ -60,6 +62,19 @@ def test_a_validation_writes_a_backbone_that_agents_can_use(tmp_path):
     for key, value in made.backbone.model.state_dict().items():
         assert torch.equal(backbone.model.state_dict()[key], value)
     assert PretrainedTokenizer(folder).encode("abc") == made.tokenizer.encode("abc")
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_its_export_answers_the_same(tied, tmp_path):
+    made = pretrain_task(tied)  # most language models are
+    trainer(tmp_path, max_steps=1).fit(made, loader([texts()]))
+    speaker = made.inference()
+    config = {**BYTES, "max_position_embeddings": 64, "tie_word_embeddings": tied}
+    backbone = {"class_path": "zoo.ci_llm.LearningBackbone", "init_args": {"config": config}}
+    parts = {"backbone": backbone, "tokenizer": {"class_path": "zoo.ci_llm.ByteTokenizer"}}
+    specs = {"inference": "zoo.ci_llm.Speaker", "parts": parts, "options": {"template": speaker.template}}
+    write_export(tmp_path / "export", specs, speaker.parts(), "run")
+    assert load(tmp_path / "export")(["2 + 3"]) == speaker(["2 + 3"])
 
 
 def test_it_answers_and_stays_as_it_is():

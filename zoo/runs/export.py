@@ -71,7 +71,7 @@ def write_export(
         folder: must not exist, or be an earlier export (replaced).
         specs: `inference` (dotted class), `parts` (name -> class_path and init_args) and, where there are any,
             `options` (name -> value), as in our checkpoints.
-        parts: the built parts; those that can be are fused in place.
+        parts: the built parts; those that can be are fused in place, those that `specs` does not name left out.
         source: where the weights come from, for the card.
         step: batches trained, for the card.
         usage: Python lines, for the card.
@@ -81,6 +81,7 @@ def write_export(
     """
     if folder.exists() and not is_export(folder):
         raise ValueError(f"{folder} exists and is not an export; choose another folder")
+    parts = {name: part for name, part in parts.items() if name in specs["parts"]}
     fused = fuse(parts)
     modules = frozen.frozen_modules(parts)
     described, recorded = self_contained(renamed(specs["parts"]), frozen.records(modules))
@@ -91,6 +92,8 @@ def write_export(
         for key, value in part.state_dict().items()
         if f"{name}.{key}" not in left_out
     }
+    if len({value.data_ptr() for value in weights.values()}) < len(weights):  # tied ones: safetensors takes no aliases
+        weights = {name: value.clone() for name, value in weights.items()}
     config = {
         "zoo": __version__,
         "inference": current_name(specs["inference"]),
