@@ -2,7 +2,6 @@
 
 import itertools
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,14 +20,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
     good(forked(*FIT, f"--trainer.default_root_dir={folder / 'run'}", cwd=folder))
     return folder / "run"
-
-
-@pytest.fixture(autouse=True)
-def hang_ups_are_heard() -> Iterator[None]:
-    """As from a terminal, also where these tests themselves run under nohup."""
-    before = signal.signal(HUP, signal.SIG_DFL)
-    yield
-    signal.signal(HUP, before)
 
 
 def kill(number: int, where: str, times: int = 1, group: bool = False) -> list[str]:
