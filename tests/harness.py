@@ -7,6 +7,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -172,6 +173,7 @@ def _call_in_child(connection: Any, function: Callable[..., Any], args: Sequence
 
 
 def _zoo_in_child(args: Sequence[str], cwd: str, variables: dict[str, str], out: str, err: str) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
     from zoo.cli.main import main
 
     os.setpgrp()
