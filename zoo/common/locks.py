@@ -86,11 +86,16 @@ def _told(owner: Path) -> str:
         return "another process"
 
 
-def writes_into(*parameters: str) -> Callable[[Function], Function]:
-    """Mark a tool's function: the command line locks the folders that these arguments name while it runs."""
+def writes_into(*parameters: str, positional: bool = True) -> Callable[[Function], Function]:
+    """Mark a tool's function: the command line locks the folders that these arguments name while it runs.
+
+    Args:
+        parameters: names of the arguments.
+        positional: whether the command takes its required arguments by position; else as options.
+    """
 
     def mark(function: Function) -> Function:
-        function.writes_into = parameters  # type: ignore[attr-defined]
+        function.writes_into, function.positional = parameters, positional  # type: ignore[attr-defined]
         return function
 
     return mark
