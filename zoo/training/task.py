@@ -123,7 +123,6 @@ class ZooTask(L.LightningModule):
         Args:
             stage: "train", "val" or "test".
             terms: means over this rank's batch.
-            batch_size: items in it.
             weight: of this rank in the means over all; the items when not given.
         """
         if stage == "train" and self._trainer is not None and not self._trainer._logger_connector.should_update_logs:
@@ -144,9 +143,6 @@ class ZooTask(L.LightningModule):
 
         So a training step neither makes tensors on the CPU nor asks the device for values. A batch that has it already
         comes back as it is.
-
-        Args:
-            batch: as the training loader gives it.
         """
         return batch
 
@@ -165,7 +161,6 @@ class ZooTask(L.LightningModule):
 
         Args:
             batch: a batch of the validation or test loader.
-            batch_idx: its number on this rank.
             stage: "val" or "test".
 
         Returns:

@@ -119,9 +119,7 @@ class LossGuard(Counting):
         if self._scales:
             self.hook_rates(trainer)
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Forget the last batch; remember running statistics, which the forward pass itself changes."""
         self.skipped = self._stepped = False
         if not self._pending:  # otherwise this batch is accumulated on earlier ones, and their step is one
@@ -222,8 +220,6 @@ class Snapshot:
     """Weights, buffers, optimizer states and averages of `EMA` at one batch, in memory.
 
     Args:
-        trainer: whose optimizers are copied.
-        pl_module: whose trainable parameters and buffers are copied.
         averages: copy those of the trainer's `EMA` as well.
     """
 
@@ -453,7 +449,6 @@ def robust_z(value: float, seen: Sequence[float]) -> float:
     """How far a value lies above others, in robust standard deviations of their logarithms.
 
     Args:
-        value: finite.
         seen: the others, at least one, finite; where they or `value` are not all positive, no logarithm is taken.
 
     Returns:

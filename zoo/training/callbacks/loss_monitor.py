@@ -30,9 +30,6 @@ class Decision:
     """What the original does about one loss.
 
     Args:
-        skip: leave the micro-batch out.
-        reduce: lower the learning rates.
-        stop: end training.
         kind: the last reason; empty without one.
     """
 
@@ -202,9 +199,7 @@ class LossMonitor(Counting):
                     parameter.grad = None
         self._taken = 0
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Log the counters."""
         counters = {"reductions": self.monitor.reductions, "nonfinite": self.monitor.nonfinite}
         values = {f"train/monitor_{name}": float(value) for name, value in counters.items()}

@@ -25,7 +25,6 @@ def scale_rates(optimizer: Optimizer, factor: Callable[[], float]) -> None:
     factors multiply.
 
     Args:
-        optimizer: whose rates are scaled.
         factor: asked at each step, > 0.
     """
     if optimizer in _FACTORS:
@@ -148,8 +147,6 @@ class Plateau(Counting):
             said = "%s did not improve in %d validations: learning rates are now times %.3g"
             log.warning(said, self.monitor, self.patience, self.multiplier)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Log the multiplier."""
         pl_module.log("train/plateau_lr_multiplier", self.multiplier, on_step=True, on_epoch=False)
