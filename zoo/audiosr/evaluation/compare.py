@@ -62,12 +62,7 @@ def compare(
 ) -> dict[str, Component]:
     """Compare two files tensor by tensor.
 
-    Args:
-        first: run folder, checkpoint or export of ours, safetensors, or an original's file.
-        second: likewise.
-        tolerance: absolute difference that still counts as equal.
-        depth: parts of a name that make its component.
-        ema: compare averaged weights, where a checkpoint of ours has them.
+    The arguments are those of `compare_files`.
 
     Returns:
         Findings by component, in the order of the first file.

@@ -77,17 +77,10 @@ def collect(
 
     The histories of a task depend on `seed` and its index alone, so shard size and number of processes do not matter.
 
+    The other arguments are those of `collect_histories`.
+
     Args:
-        env: of the tasks.
-        output: folder of the store.
         source: what makes the histories.
-        episodes: of each history.
-        streams: histories of each task.
-        tasks: indices into `env.tasks()`; all when None.
-        seed: of the histories.
-        split_seed: of the division into training and test, see `Env.split`.
-        train_share: of the tasks that are for training.
-        shard_size: tasks per file, which are made together.
         rank: of this process; it makes every world_size-th shard from the rank-th on.
         world_size: number of processes.
         progress: show a progress bar.

@@ -52,18 +52,10 @@ def build_quality(
 ) -> Quality:
     """Build what judges a sampler's samples.
 
+    The other arguments are those of `zoo.flow.evaluation.evaluate.evaluate`.
+
     Args:
         sampler: whose samples are judged.
-        point_set: the set that a net of points was trained on; None for images.
-        reference: see `zoo.flow.evaluation.evaluate.evaluate`, like all that follow.
-        train: see there.
-        extractor: see there.
-        weights: see there.
-        val_every: see there.
-        split_seed: see there.
-        seed: see there.
-        device: see there.
-        cache: see there.
 
     Returns:
         A function of samples and labels.

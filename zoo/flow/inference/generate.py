@@ -51,16 +51,12 @@ def generate(
     grid, animation and `samples.npy`. Sample i is the same, to the bit, for any number of processes and kills; for
     another `sampler.chunk` it is the same but for rounding, and with dopri5 but for its tolerances.
 
+    The other arguments are those of `sample`.
+
     Args:
         sampler: a loaded run; its solver, guidance and chunk are used.
-        output: folder to write.
-        count: samples.
-        labels: classes by number or name, taken in turns; None for all.
-        seed: of the noise.
         rank: of this process, 0 to world_size - 1. It takes every world_size-th chunk.
         world_size: processes.
-        grid: write the grid.
-        trajectory: "none", "gif" or "mp4".
         progress: show a bar on rank 0.
 
     Returns:

@@ -41,19 +41,14 @@ def make_pairs(
     number of processes, as far as a sample does not depend on its chunk (see `Sampler`). `meta.json` says how they were
     made. A second call makes missing shards only.
 
+    The other arguments are those of `write_pairs`.
+
     Args:
         sampler: the teacher, in evaluation mode, with its solver and guidance; it samples `chunk` pairs at once.
-        output: folder to write.
-        count: pairs in all, over all processes.
-        labels: pairs take their labels from these in turns, 1 to K (0 is the null class) or names; None takes all
-            classes, and no label for a net without classes.
-        seed: of the noise.
-        shard_size: pairs per file.
         rank: of this process; it makes every world_size-th shard from the rank-th on.
         world_size: number of processes.
         progress: show a progress bar.
         run: name of the teacher, for meta.json.
-        classes: names of the teacher's classes, for meta.json; those that it knows when None.
 
     Returns:
         Pairs that this process `made`, and `skipped` because they were there.

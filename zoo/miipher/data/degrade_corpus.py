@@ -254,19 +254,12 @@ def degrade_corpus(
     of the copy. The randomness of a copy follows from the seed, the utterance's place in the sorted corpus and the
     copy's number alone. A killed call is taken up again by the same call.
 
+    The other arguments are those of `degrade`.
+
     Args:
-        clean: Folder of the corpus.
-        output: Folder to write, also `manifest.jsonl`: a line of facts per copy.
         degrader: What degrades.
         noises: Noise at `sample_rate`, or None.
         rirs: Room impulse responses (T,) float32 at `sample_rate`, or None.
-        kind: Layout of the corpus.
-        copies: Degraded copies of each utterance, >= 1.
-        format: "tree" or "shards".
-        sample_rate: Of the degraded audio (and of the clean audio in a tree), in Hz.
-        seed: Of the split and of all randomness.
-        val_items: Utterances of the shuffled corpus that become `val`, >= 0.
-        workers: Processes; 0 works in this one. The result does not depend on it.
         max_samples: Samples of a shard.
         compress: Write `.tar.gz`.
         progress: Show a progress bar.
