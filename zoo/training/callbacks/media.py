@@ -46,8 +46,8 @@ def log_audio(task: L.LightningModule, name: str, audio: Tensor | np.ndarray, sa
         raise ValueError(f"log_audio({name!r}): expected audio of shape (T,), T >= 1, found {tuple(samples.shape)}")
     samples = np.clip(np.nan_to_num(samples.reshape(-1), nan=0.0, posinf=0.0, neginf=0.0), -1.0, 1.0)
 
-    write = partial(files.write, audio=samples, sample_rate=sample_rate)
-    _keep(task, name, "audio", ".wav", write, samples[None], {"sample_rate": sample_rate})
+    options = {"sample_rate": sample_rate}
+    _keep(task, name, "audio", ".wav", lambda path: files.write(path, samples, sample_rate), samples[None], options)
 
 
 def log_image(task: L.LightningModule, name: str, image: Tensor | np.ndarray) -> None:
@@ -64,8 +64,8 @@ def log_image(task: L.LightningModule, name: str, image: Tensor | np.ndarray) ->
     """
     pixels = _pixels(name, _array(image))
 
-    write = partial(write_atomic, write=partial(_save_png, pixels))
-    _keep(task, name, "image", ".png", write, pixels, {"dataformats": "HW" if pixels.ndim == 2 else "HWC"})
+    options = {"dataformats": "HW" if pixels.ndim == 2 else "HWC"}
+    _keep(task, name, "image", ".png", lambda path: write_atomic(path, partial(_save_png, pixels)), pixels, options)
 
 
 def log_figure(task: L.LightningModule, name: str, figure: Figure) -> None:
