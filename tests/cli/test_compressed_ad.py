@@ -77,7 +77,7 @@ def test_two_processes_evaluate_as_one(trained: Path) -> None:
         for rank in range(2)
     ]
     said = [good(process.wait()).stdout for process in both]
-    assert sum("chunks are missing" in text for text in said) <= 1
+    assert sum("parts are missing" in text for text in said) <= 1
     names = {path.name for path in (trained / "alone").glob("*.*")}
     assert {"eval_result.npy", "returns.npy", "gap.npy", "evaluation.json", "evaluation.csv"} <= names
     for name in names - {"evaluation.png"}:

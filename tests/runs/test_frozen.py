@@ -19,7 +19,7 @@ from zoo.cli.main import main
 from zoo.runs import frozen
 from zoo.runs.checkpoints import load_checkpoint
 from zoo.runs.load import load
-from zoo.training.adversarial import Discriminator, Verdict
+from zoo.training.adversarial import Discriminator, Output
 from zoo.training.callbacks.checkpoint import Checkpoints, check_disk
 from zoo.training.callbacks.ema import EMA
 from zoo.training.callbacks.guard import LossGuard
@@ -356,7 +356,7 @@ class Critic(Discriminator):
         super().__init__()
         self.score = nn.Linear(8, 1)
 
-    def forward(self, x: torch.Tensor) -> list[Verdict]:
+    def forward(self, x: torch.Tensor) -> list[Output]:
         scores = self.score(x).flatten(1)
         return [(scores, [scores])]
 

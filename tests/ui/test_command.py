@@ -20,8 +20,8 @@ def test_without_the_extra_one_line_names_it(monkeypatch: pytest.MonkeyPatch, ca
     [
         ({"port": 70000}, "0 to 65535"),
         ({"max_upload_mib": 0}, "at least 1"),
-        ({"max_uploads": 0}, "--max_uploads is at least 1"),
-        ({"max_session_mib": -1}, "--max_session_mib is at least 1"),
+        ({"max_uploads": 0}, "max_uploads is at least 1"),
+        ({"max_session_mib": -1}, "max_session_mib is at least 1"),
         ({"password_env": "ZOO_NO_SUCH"}, "no such environment variable"),
         ({"password_env": "ZOO_SHORT"}, "at least 8"),
     ],

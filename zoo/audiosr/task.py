@@ -140,10 +140,6 @@ class DiffusionTask(SingleOptimizerTask):
 
     inference_class = "zoo.audiosr.Restorer"
     inference_parts = ("net", "autoencoder", "vocoder", "features", "diffusion", "condition_autoencoder")
-    inference_options = (
-        "sampler", "guidance_scale", "guidance_rescale", "cutoff_hz", "chunk_seconds", "overlap_seconds", "seed",
-        "batch_size", "input_lowpass_hz", "pictures", "cutoff_rule", "cutoff_confidence",
-    )  # fmt: skip
 
     def __init__(
         self,

@@ -27,7 +27,6 @@ class _Stage(ZooTask):
 
     inference_class = "zoo.audiosr.Reconstructor"
     inference_parts = ("autoencoder", "features")
-    inference_options = ("chunk_seconds",)
 
     autoencoder: Autoencoder
     features: MelFeatures

@@ -40,7 +40,6 @@ class PretrainTask(SingleOptimizerTask):
 
     inference_class = "zoo.ci_llm.Speaker"
     inference_parts = ("backbone", "tokenizer")
-    inference_options = ("template", "max_new_tokens")
 
     def __init__(
         self,

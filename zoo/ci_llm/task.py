@@ -56,7 +56,6 @@ class CrowdTask(SingleOptimizerTask):
 
     inference_class = "zoo.ci_llm.Writer"
     inference_parts = ("crowd", "tokenizer")
-    inference_options = ("template", "aggregator", "max_new_tokens", "sampling", "prompt_batch", "answer_seed")
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """The command line: finds the command, imports only what it needs, turns errors into one line and an exit code.
 
 The Trainer's commands (fit, validate, test, predict) are in `zoo.cli.trainer`, which imports Lightning; the tools are
-one function a file in `zoo/cli/commands/` and, for one system alone, in `zoo/<system>/commands.py`. Help needs neither:
-summaries are read from the sources.
+one function a file in `zoo/cli/commands/` and, for one system alone, those that the table in `zoo/<system>/commands.py`
+names. Help needs neither: tables and summaries are read from the sources.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import zoo
+from zoo.common.hardware import processes
 from zoo.common.locks import locked_arguments
 from zoo.common.options import files_first, take_option
 from zoo.common.registry import admit
@@ -29,6 +32,7 @@ TRAINER_COMMANDS = {
     "predict": "run a checkpoint on files: predict --ckpt_path RUN --input PATH --output DIR",
 }
 PER_SYSTEM = ("evaluate",)  # tools that several systems have, called as `zoo evaluate SYSTEM`
+RANKS = ("rank", "world_size")  # arguments of a tool that follow from how its process was started
 TRACEBACK_VARIABLE = "ZOO_TRACEBACK"
 
 
@@ -78,42 +82,62 @@ def run_tool(command: str, args: list[str]) -> int:
     if command not in tools:
         known = ", ".join([name for name in tools if name.startswith(f"{command} ")] or [*TRAINER_COMMANDS, *tools])
         return _fail(f"no command {' '.join([command, *args[:1]])!r}; commands: {known}", code=2)
-    module, function_name, summary = tools[command]
-    function = getattr(importlib.import_module(module), function_name)
+    module, _, name = tools[command].partition(":")
+    function = getattr(importlib.import_module(module), name)
+    positional = getattr(function, "positional", True)
+    ranks = {key: value for key, value in zip(RANKS, processes(), strict=True) if key in signature(function).parameters}
 
     from zoo.cli.parsing import OneLineParser
 
-    parser = OneLineParser(prog=f"zoo {command}", description=summary)
-    parser.add_function_arguments(function, as_positional=True, fail_untyped=True)
+    parser = OneLineParser(prog=f"zoo {command}", description=summary(tools[command]))
+    parser.add_function_arguments(function, as_positional=positional, fail_untyped=True, skip={*RANKS, "progress"})
     values = dict(parser.instantiate_classes(parser.parse_args(files_first(args))))
     with locked_arguments(function, values, command):
-        result = function(**values)
+        result = function(**values, **ranks)
+    if isinstance(result, Mapping):
+        place = values.get((*getattr(function, "writes_into", ()), "output")[0])
+        return _show_counts(result, place)
     return result if isinstance(result, int) else 0
 
 
-def find_tools() -> dict[str, tuple[str, str, str]]:
-    """All tools: command name -> (module, function, summary), read from the sources without importing them."""
-    tools: dict[str, tuple[str, str, str]] = {}
-    for file in sorted((HERE / "commands").glob("[!_]*.py")):
-        summary = _functions(file).get("main", "")
-        tools[file.stem.replace("_", "-")] = (f"zoo.cli.commands.{file.stem}", "main", summary)
+def _show_counts(counts: Mapping[str, Any], place: Any) -> int:
+    """Print what a tool has counted (other results it has shown itself); 1 where something failed."""
+    missing = counts.get("missing")
+    if counts.keys() != {"missing"} and all(isinstance(value, int | float | list) for value in counts.values()):
+        print(f"{place}: {', '.join(f'{key} {value}' for key, value in counts.items())}")
+    if missing:
+        print(f"{missing} parts are missing: the other processes, or the same command again, make them")
+    return int(bool(counts.get("failed")))
+
+
+def find_tools() -> dict[str, str]:
+    """All tools: command name -> "module:function", read from the sources without importing them."""
+    tools = {
+        file.stem.replace("_", "-"): f"zoo.cli.commands.{file.stem}:main"
+        for file in sorted((HERE / "commands").glob("[!_]*.py"))
+    }
     for file in sorted(HERE.parent.glob("*/commands.py")):
-        for name, summary in _functions(file).items():
-            command = f"{name} {file.parent.name}" if name in PER_SYSTEM else name.replace("_", "-")
-            tools[command] = (f"zoo.{file.parent.name}.commands", name, summary)
+        table = next(node for node in _parsed(file).body if isinstance(node, ast.Assign))
+        for name, function in ast.literal_eval(table.value).items():
+            tools[f"{name} {file.parent.name}" if name in PER_SYSTEM else name.replace("_", "-")] = function
     return tools
 
 
-def _functions(file: Path) -> dict[str, str]:
-    """The public functions of a source file with the first lines of their docstrings."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    public = [node for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
-    return {node.name: (ast.get_docstring(node) or "").split("\n")[0] for node in public}
+def summary(tool: str) -> str:
+    """The first line of the docstring of a function "module:function", which is not imported."""
+    module, _, name = tool.partition(":")
+    file = HERE.parents[1].joinpath(*module.split(".")).with_suffix(".py")
+    found = next(node for node in _parsed(file).body if isinstance(node, ast.FunctionDef) and node.name == name)
+    return (ast.get_docstring(found) or "").split("\n")[0]
+
+
+def _parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
 
 
 def overview() -> str:
     """The help of `zoo` itself."""
-    tools = {name: summary for name, (_, _, summary) in find_tools().items()}
+    tools = {name: summary(tool) for name, tool in find_tools().items()}
     width = max(map(len, [*TRAINER_COMMANDS, *tools])) + 2
     lines = ["usage: zoo COMMAND [options]   (zoo COMMAND --help tells a command's options)", ""]
     for title, group in (("training and inference", TRAINER_COMMANDS), ("tools", tools)):

@@ -1,4 +1,4 @@
-"""The argument parser of the tools and the import rules of every config."""
+"""The argument parser of the tools, the import rules of every config, and all that reaches into jsonargparse."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
-from jsonargparse import ArgumentParser, _loaders_dumpers, get_loader, set_loader, set_parsing_settings
+from jsonargparse import (
+    ActionConfigFile,
+    ArgumentParser,
+    Namespace,
+    _loaders_dumpers,
+    get_loader,
+    set_loader,
+    set_parsing_settings,
+)
 
 from zoo.common import registry
 from zoo.common.options import SETTINGS_SUFFIXES
@@ -104,6 +112,33 @@ def _settings(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"{file}: expected a mapping of keys, found {type(content).__name__}")
     return content
+
+
+KINDS = ("class_path", "model_type")  # where one of these changes, the arguments of the former kind go
+
+
+class MergingConfigFile(ActionConfigFile):
+    """`--config`, whose mappings (`backbone.config`) merge with those of earlier files key by key, as all else does."""
+
+    @staticmethod
+    def apply_config(parser: Any, cfg: Namespace, dest: str, value: Any) -> None:
+        """Read a file into what the files before it gave."""
+        before = cfg.clone()
+        ActionConfigFile.apply_config(parser, cfg, dest, value)
+        merged = _merged(before, cfg)
+        for key in vars(cfg):
+            setattr(cfg, key, getattr(merged, key))
+
+
+def _merged(before: Any, after: Any) -> Any:
+    """A value of a config with the keys of former mappings that it lacks."""
+    if type(before) is not type(after) or not isinstance(after, Namespace | dict):
+        return after
+    old, new = (vars(value) if isinstance(value, Namespace) else value for value in (before, after))
+    if any(old.get(kind) != new[kind] for kind in KINDS if kind in new):
+        return after
+    found = {key: _merged(old.get(key), value) for key, value in new.items()}
+    return {**old, **found} if isinstance(after, dict) else Namespace(**found)
 
 
 class ConfigError(ValueError):

@@ -28,6 +28,7 @@ from zoo.cli.parsing import (
     PARSER_MODE,
     SECTIONS,
     ConfigError,
+    MergingConfigFile,
     check_config,
     explain_build,
     fail,
@@ -83,33 +84,6 @@ class Loaded(ZooTask):
 
 class NoData(L.LightningDataModule):
     """Stands where a recipe's data would: `predict --input` brings its own."""
-
-
-KINDS = ("class_path", "model_type")  # where one of these changes, the arguments of the former kind go
-
-
-class MergingConfigFile(ActionConfigFile):
-    """`--config`, whose mappings (`backbone.config`) merge with those of earlier files key by key, as all else does."""
-
-    @staticmethod
-    def apply_config(parser: Any, cfg: Namespace, dest: str, value: Any) -> None:
-        """Read a file into what the files before it gave."""
-        before = cfg.clone()
-        ActionConfigFile.apply_config(parser, cfg, dest, value)
-        merged = _merged(before, cfg)
-        for key in vars(cfg):
-            setattr(cfg, key, getattr(merged, key))
-
-
-def _merged(before: Any, after: Any) -> Any:
-    """A value of a config with the keys of former mappings that it lacks."""
-    if type(before) is not type(after) or not isinstance(after, Namespace | dict):
-        return after
-    old, new = (vars(value) if isinstance(value, Namespace) else value for value in (before, after))
-    if any(old.get(kind) != new[kind] for kind in KINDS if kind in new):
-        return after
-    found = {key: _merged(old.get(key), value) for key, value in new.items()}
-    return {**old, **found} if isinstance(after, dict) else Namespace(**found)
 
 
 class ZooParser(LightningArgumentParser):
@@ -251,8 +225,6 @@ class ZooCLI(LightningCLI):
     """One Trainer command: parses, builds model, data and trainer; `run` below calls the trainer.
 
     Args:
-        command: fit, validate, test or predict.
-        args: its arguments.
         brought: the run whose own config is among them, where no command line named it.
         held: takes the lock of a fit's run folder, for as long as it is open; no lock when not given.
     """
@@ -420,8 +392,6 @@ def run(command: str, args: list[str], brought: Path | None = None) -> int:
     """Run one of the four commands.
 
     Args:
-        command: fit, validate, test or predict.
-        args: its arguments.
         brought: the run that a config among them came with; that of `--ckpt_path` is known without.
 
     Returns:
@@ -495,9 +465,6 @@ def predict(cli: ZooCLI) -> int:
 
 def dry_run(config: Path) -> list[tuple[str, bool, str]]:
     """Build a recipe, run one step, save, load and predict once, in a temporary folder.
-
-    Args:
-        config: the recipe.
 
     Returns:
         (check, passed, detail) for each stage that was reached.

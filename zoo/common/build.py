@@ -77,8 +77,6 @@ def build_whole(spec: Mapping[str, Any], state: Mapping[str, Tensor], source: st
     """Build a net and load its weights, all of them.
 
     Args:
-        spec: its description.
-        state: its tensors by name.
         source: what to call their origin in an error.
         slot: class or annotation of the place it is for.
 

@@ -19,7 +19,6 @@ class Device:
         name: torch's name, `cuda:0`; AMD devices are called cuda as well.
         description: the maker's name.
         backend: "CPU", "CUDA 13.0", "ROCm 6.4" or "MPS".
-        memory_bytes: its memory; 0 when unknown.
     """
 
     name: str

@@ -60,7 +60,7 @@ def locked(folder: Path, command: str) -> Iterator[None]:
         lock.acquire()
     except Timeout as error:
         raise ValueError(
-            f"{folder} is being written by {_told(owner)}: wait for it or stop it, or choose another folder"
+            f"{folder} is being written by {_owner_of(owner)}: wait for it or stop it, or choose another folder"
         ) from error
     try:
         facts = {"command": command, "host": socket.gethostname(), "pid": os.getpid(), "since": time.time()}
@@ -76,7 +76,7 @@ def locked(folder: Path, command: str) -> Iterator[None]:
                 path.rmdir()
 
 
-def _told(owner: Path) -> str:
+def _owner_of(owner: Path) -> str:
     """What the owner of a lock has noted of itself."""
     try:
         facts = json.loads(owner.read_text(encoding="utf-8"))
@@ -86,11 +86,15 @@ def _told(owner: Path) -> str:
         return "another process"
 
 
-def writes_into(*parameters: str) -> Callable[[Function], Function]:
-    """Mark a tool's function: the command line locks the folders that these arguments name while it runs."""
+def writes_into(*parameters: str, positional: bool = True) -> Callable[[Function], Function]:
+    """Mark a tool's function: the command line locks the folders that these arguments name while it runs.
+
+    Args:
+        positional: whether the command takes its required arguments by position; else as options.
+    """
 
     def mark(function: Function) -> Function:
-        function.writes_into = parameters  # type: ignore[attr-defined]
+        function.writes_into, function.positional = parameters, positional  # type: ignore[attr-defined]
         return function
 
     return mark
@@ -99,11 +103,6 @@ def writes_into(*parameters: str) -> Callable[[Function], Function]:
 @contextlib.contextmanager
 def locked_arguments(function: Callable[..., object], values: Mapping[str, Any], command: str) -> Iterator[None]:
     """Lock what a tool's function is marked to write into; see `locked`.
-
-    Args:
-        function: of the tool.
-        values: its arguments.
-        command: its name.
 
     Raises:
         ValueError: when another process writes there.

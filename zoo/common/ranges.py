@@ -23,6 +23,27 @@ def positive(**values: Any) -> None:
             raise ValueError(f"{name} is positive, not {value!r}")
 
 
+def above(bound: float, **values: Any) -> None:
+    """Refuse values that are not above `bound`."""
+    for name, value in values.items():
+        if not value > bound:
+            raise ValueError(f"{name} is above {bound:g}, not {value!r}")
+
+
+def below(bound: float, **values: Any) -> None:
+    """Refuse values that are not below `bound`."""
+    for name, value in values.items():
+        if not value < bound:
+            raise ValueError(f"{name} is below {bound:g}, not {value!r}")
+
+
+def between(low: float, high: float, **values: Any) -> None:
+    """Refuse values outside of `low` to `high`, neither included."""
+    for name, value in values.items():
+        if not low < value < high:
+            raise ValueError(f"{name} lies between {low:g} and {high:g}, not {value!r}")
+
+
 def within(low: float, high: float, **values: Any) -> None:
     """Refuse values outside of `low` to `high`, both included."""
     for name, value in values.items():

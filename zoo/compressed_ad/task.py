@@ -101,8 +101,6 @@ class DistillationTask(PolicyTask):
     Source: Laskin et al., "In-context Reinforcement Learning with Algorithm Distillation" (2022), equation 1.
     """
 
-    inference_options = ("episodes", "greedy")
-
     @property
     def find_unused_parameters(self) -> bool:
         """Whether a step without a compression leaves the compressor without gradients."""

@@ -53,7 +53,6 @@ class FlowTask(SingleOptimizerTask):
 
     inference_class = "zoo.flow.Sampler"
     inference_parts = ("net", "path", "prediction")
-    inference_options = ("solver", "guidance", "chunk", "images", "trajectory", "classes")
 
     def __init__(
         self,

@@ -125,9 +125,6 @@ class VocoderTask(HiFiGANTask):
 
     inference_class = "zoo.miipher.Restorer"
     inference_parts = ("encoder", "generator", "sample_rate")
-    inference_options = (
-        "output_sample_rate", "stereo", "loudness", "chunk_seconds", "overlap_seconds", "chunk_batch",
-    )  # fmt: skip
 
     def __init__(
         self,

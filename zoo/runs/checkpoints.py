@@ -101,8 +101,6 @@ def load_checkpoint(path: Path, map_location: Any = "cpu", mapped: bool = False)
     Parts are described under their public names, also in a file that has former ones.
 
     Args:
-        path: the file.
-        map_location: device of the tensors.
         mapped: leave tensors on disk until they are used, for a look at the other values.
 
     Raises:

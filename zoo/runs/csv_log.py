@@ -59,25 +59,14 @@ class RunCSV(Logger):
         """Empty: Lightning joins it to `save_dir`, and a run folder has no sub-folders per experiment."""
         return ""
 
-    @property
-    def version(self) -> str:
-        """Empty, for the same reason."""
-        return ""
+    version = name
 
     @property
     def save_dir(self) -> str:
         """The run folder."""
         return str(self._folder)
 
-    @property
-    def root_dir(self) -> str:
-        """The run folder."""
-        return str(self._folder)
-
-    @property
-    def log_dir(self) -> str:
-        """The run folder."""
-        return str(self._folder)
+    root_dir = log_dir = save_dir
 
     @property
     def experiment(self) -> None:
@@ -252,7 +241,6 @@ class Curve:
     """How a metric went over a run; a step counts batches trained before the logged one.
 
     Args:
-        steps: of the values.
         values: of the metric, the first before training.
     """
 

@@ -163,11 +163,6 @@ def records(modules: Mapping[str, FrozenModule]) -> dict[str, dict[str, Any]]:
 
 def save_copies(modules: Mapping[str, FrozenModule], recorded: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
     """Copy the local ones below a run or export folder, each once; a copy appears only when it is whole.
-
-    Args:
-        modules: by path.
-        recorded: their records.
-        folder: of the run or export.
     """
     for path, record in recorded.items():
         if record["folder"] is None or (folder / record["folder"]).is_dir():
@@ -189,7 +184,6 @@ def use_copies(arguments: Any, recorded: Mapping[str, Mapping[str, Any]], folder
     Args:
         arguments: descriptions (`class_path`, `init_args`) by argument name, as mappings or jsonargparse namespaces.
         recorded: the `frozen` entry of a checkpoint or export.
-        folder: that holds it.
 
     Returns:
         The copies put in, by module path.
@@ -212,7 +206,6 @@ def note_sources(modules: Mapping[str, FrozenModule], arguments: Any, used: Mapp
     """Let modules remember the sources that their descriptions name, and the copies that were read instead.
 
     Args:
-        modules: by path.
         arguments: descriptions as they were before `use_copies`.
         used: what `use_copies` returned.
     """
@@ -244,8 +237,6 @@ def check(modules: Mapping[str, FrozenModule], recorded: Mapping[str, Mapping[st
     """Compare frozen modules with the records of a checkpoint or export.
 
     Args:
-        modules: all of this model, by path.
-        recorded: the `frozen` entry.
         where: what the entry was read from, for the message.
 
     Raises:

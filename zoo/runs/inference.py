@@ -24,7 +24,6 @@ def as_audio(audio: Any, sample_rate: float) -> np.ndarray:
 
     Args:
         audio: (T,) or (C, T), float or one of these integers.
-        sample_rate: its rate in Hz.
 
     Returns:
         (T,) or (C, T) float32, T >= 1.
@@ -110,9 +109,6 @@ class Inference(ABC):
 
     def export_onnx(self, path: Path) -> float:
         """Write the net as ONNX.
-
-        Args:
-            path: file to write.
 
         Returns:
             The largest difference between onnxruntime's and torch's output.

@@ -76,7 +76,6 @@ def build_part(specs: Mapping[str, Any], name: str) -> Any:
 
     Args:
         specs: `inference` and `parts`.
-        name: of the part.
 
     Returns:
         Module or plain value.

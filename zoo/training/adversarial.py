@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 from zoo.common.reading.unpickle import at_least_float32
 
-Verdict = tuple[Tensor, list[Tensor]]
+Output = tuple[Tensor, list[Tensor]]
 """What one sub-discriminator returns: scores (B, N) and its feature maps, the post-convolution output last."""
 
 
 class Discriminator(nn.Module):
-    """Base of all waveform discriminators: a set of sub-discriminators, each with its own verdict."""
+    """Base of all waveform discriminators: a set of sub-discriminators, each with its own output."""
 
-    def forward(self, x: Tensor) -> list[Verdict]:
+    def forward(self, x: Tensor) -> list[Output]:
         """Judge a batch of waveforms.
 
         Args:
@@ -28,12 +28,12 @@ class Discriminator(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} defines no forward()")
 
 
-def discriminator_loss(real: Sequence[Verdict], fake: Sequence[Verdict]) -> Tensor:
+def discriminator_loss(real: Sequence[Output], fake: Sequence[Output]) -> Tensor:
     """Least-squares loss of a discriminator: real scores towards 1, generated ones towards 0.
 
     Args:
-        real: verdicts on real audio, one per sub-discriminator.
-        fake: verdicts on generated audio (detached from the generator), in the same order.
+        real: outputs on real audio, one per sub-discriminator.
+        fake: outputs on generated audio (detached from the generator), in the same order.
 
     Returns:
         Scalar: means inside a sub-discriminator, sum over sub-discriminators, float32.
@@ -47,11 +47,11 @@ def discriminator_loss(real: Sequence[Verdict], fake: Sequence[Verdict]) -> Tens
     return torch.stack(terms).sum()
 
 
-def adversarial_loss(fake: Sequence[Verdict]) -> Tensor:
+def adversarial_loss(fake: Sequence[Output]) -> Tensor:
     """Least-squares loss of the generator: generated scores towards 1.
 
     Args:
-        fake: verdicts on generated audio, one per sub-discriminator.
+        fake: outputs on generated audio, one per sub-discriminator.
 
     Returns:
         Scalar: means inside a sub-discriminator, sum over sub-discriminators, float32.
@@ -61,12 +61,12 @@ def adversarial_loss(fake: Sequence[Verdict]) -> Tensor:
     return torch.stack([(1 - at_least_float32(scores)).square().mean() for scores, _ in fake]).sum()
 
 
-def feature_matching_loss(real: Sequence[Verdict], fake: Sequence[Verdict]) -> Tensor:
+def feature_matching_loss(real: Sequence[Output], fake: Sequence[Output]) -> Tensor:
     """Mean absolute distance of feature maps, summed over all maps (the paper's factor 2 is a loss weight).
 
     Args:
-        real: verdicts on real audio; its feature maps are detached.
-        fake: verdicts on generated audio, in the same order.
+        real: outputs on real audio; its feature maps are detached.
+        fake: outputs on generated audio, in the same order.
 
     Returns:
         Scalar, float32.

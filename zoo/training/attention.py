@@ -11,9 +11,6 @@ def keep_masks_on_the_device(model: Any) -> None:
     """Let a transformers model that uses `sdpa` take every padding mask as it is.
 
     By itself it reads each mask back, to leave it out where nothing is padded. Without a mask nothing changes.
-
-    Args:
-        model: a transformers model.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward

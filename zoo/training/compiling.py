@@ -20,8 +20,6 @@ def compile_in_place(module: nn.Module, mode: Mode = "default", fullgraph: bool 
     the module goes on as it was.
 
     Args:
-        module: whose calls are compiled.
-        mode: of torch.compile.
         fullgraph: refuse breaks of the graph; one then counts as a failure.
     """
     module._compiled_call_impl = _Guarded(module, mode, fullgraph)

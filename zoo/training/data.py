@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
+from zoo.common.ranges import at_least
 from zoo.training.signals import reset_in_worker
 
 log = logging.getLogger(__name__)
@@ -38,12 +39,7 @@ class ResumableBatches(Sampler[list[Key]]):
     from the r-th on, so that two ranks with half the batch see what one rank with the whole batch sees.
 
     Args:
-        size: number of items.
         batch_size: items per batch and rank.
-        seed: of the order.
-        rank: of this process.
-        world: number of processes.
-        shuffle: permute anew in each epoch.
         drop_last: drop an incomplete last global batch; otherwise it is filled up to a multiple of `world` from the
             epoch's beginning, so that every rank takes as many steps.
 
@@ -120,9 +116,6 @@ class BucketBatches(ResumableBatches):
     Args:
         lengths: of the items (N,), in any unit.
         batch_size: items per batch and rank.
-        seed: of the order.
-        rank: of this process.
-        world: number of processes.
         drop_last: drop an incomplete last global batch, see `ResumableBatches`.
         pool_batches: global batches in a pool; the more, the less padding, and the less random the batches.
 
@@ -141,8 +134,7 @@ class BucketBatches(ResumableBatches):
         pool_batches: int = 50,
     ) -> None:
         super().__init__(len(lengths), batch_size, seed, rank, world, drop_last=drop_last)
-        if pool_batches < 1:
-            raise ValueError(f"pool_batches is at least 1, not {pool_batches}")
+        at_least(1, pool_batches=pool_batches)
         self.lengths = np.asarray(lengths)
         self.pool_batches = pool_batches
 
@@ -332,13 +324,13 @@ def circumstances_changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> 
         return None
     if "items" in changed and "contents" in changed:
         changed.remove("contents")
-    told = ", ".join(words[key].format(now[key], before[key]) for key in changed)
+    changes = ", ".join(words[key].format(now[key], before[key]) for key in changed)
     if not {"seed", "items", "contents"}.isdisjoint(changed):
-        return f"{told}: steps see other items from here on, so this is no longer the run that was interrupted"
+        return f"{changes}: steps see other items from here on, so this is no longer the run that was interrupted"
     joined = [each["batch_size"] * each["processes"] for each in (before, now)]
     if "accumulated_batches" not in changed and joined[0] == joined[1]:
-        return f"{told}: steps see the same items, so the run stays the same up to rounding, not bit for bit"
+        return f"{changes}: steps see the same items, so the run stays the same up to rounding, not bit for bit"
     return (
-        f"{told}: steps see more or fewer items, and this epoch repeats or leaves out some, so this is no longer the "
-        "run that was interrupted"
+        f"{changes}: steps see more or fewer items, and this epoch repeats or leaves out some, so this is no longer "
+        "the run that was interrupted"
     )

@@ -17,14 +17,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.checkpoint import checkpoint
 
+from zoo.common.ranges import at_least, one_of
 from zoo.common.reading.unpickle import at_least_float32
-from zoo.training.adversarial import (
-    Discriminator,
-    Verdict,
-    adversarial_loss,
-    discriminator_loss,
-    feature_matching_loss,
-)
+from zoo.training.adversarial import Discriminator, Output, adversarial_loss, discriminator_loss, feature_matching_loss
 from zoo.training.task import OptimizerCallable, SchedulerCallable, ZooTask
 
 
@@ -32,7 +27,6 @@ def check_loss_weights(weights: Mapping[str, float], names: Sequence[str], discr
     """Check the weights that the discriminators need.
 
     Args:
-        weights: weight by term.
         names: of the discriminators; each needs `d/<name>`, `g/adv_<name>` and `g/fm_<name>`.
         discriminator_start: number of batches trained without adversarial terms.
 
@@ -181,7 +175,9 @@ class GANTask(ZooTask):
     ) -> None:
         super().__init__(compile=compile)
         self.automatic_optimization = False
-        _check_range(scheduler_interval, accumulate, discriminator_start)
+        one_of(("epoch", "step"), scheduler_interval=scheduler_interval)
+        at_least(1, accumulate=accumulate)
+        at_least(0, discriminator_start=discriminator_start)
         self.generator = generator
         for name, discriminator in discriminators.items():
             if name in dir(self) or not name.isidentifier():
@@ -207,9 +203,6 @@ class GANTask(ZooTask):
 
     def generate(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Generate audio for a batch (or a chunk of one).
-
-        Args:
-            batch: as the training loader gives it.
 
         Returns:
             Generated and real waveforms, each (B, 1, T), -1 to 1.
@@ -348,14 +341,14 @@ class GANTask(ZooTask):
                 terms[f"d/{name}"] = discriminator_loss(real, fake)
         return terms
 
-    def _judge(self, discriminator: Discriminator, real: Tensor, fake: Tensor) -> tuple[list[Verdict], list[Verdict]]:
+    def _judge(self, discriminator: Discriminator, real: Tensor, fake: Tensor) -> tuple[list[Output], list[Output]]:
         if self.separate_passes:
             return discriminator(real), discriminator(fake)
-        verdicts = discriminator(torch.cat([real, fake]))
+        outputs = discriminator(torch.cat([real, fake]))
         size = len(real)
         return (
-            [(scores[:size], [each[:size] for each in maps]) for scores, maps in verdicts],
-            [(scores[size:], [each[size:] for each in maps]) for scores, maps in verdicts],
+            [(scores[:size], [each[:size] for each in maps]) for scores, maps in outputs],
+            [(scores[size:], [each[size:] for each in maps]) for scores, maps in outputs],
         )
 
     def _generator_terms(self, chunk: _Chunk, adversarial: bool) -> dict[str, Tensor]:
@@ -409,12 +402,3 @@ class GANTask(ZooTask):
             yield
         finally:
             plugin.scaler = own
-
-
-def _check_range(scheduler_interval: str, accumulate: int, discriminator_start: int) -> None:
-    if scheduler_interval not in ("epoch", "step"):
-        raise ValueError(f"scheduler_interval is 'epoch' or 'step', not {scheduler_interval!r}")
-    if accumulate < 1:
-        raise ValueError(f"accumulate is at least 1, not {accumulate}")
-    if discriminator_start < 0:
-        raise ValueError(f"discriminator_start is at least 0, not {discriminator_start}")

@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from zoo.common.ranges import at_least, one_of, positive, within
+
 
 class _ClosedForm(LRScheduler):
     """A factor on the base rates as a function of the number of batches."""
@@ -40,14 +42,10 @@ class WarmupConstant(_ClosedForm):
     Args:
         optimizer: whose groups' rates are the base rates.
         warmup_steps: batches of warm-up; 0 for none.
-
-    Raises:
-        ValueError: when a number of steps or a factor is out of its range.
     """
 
     def __init__(self, optimizer: Optimizer, warmup_steps: int = 0) -> None:
-        if warmup_steps < 0:
-            raise ValueError(f"{type(self).__name__}: warmup_steps is at least 0, not {warmup_steps}")
+        at_least(0, warmup_steps=warmup_steps)
         self.warmup_steps = warmup_steps
         super().__init__(optimizer)
 
@@ -71,8 +69,7 @@ class _WarmupToEnd(WarmupConstant):
                 f"{type(self).__name__}: total_steps ({total_steps}) counts the warm-up too and exceeds "
                 f"warmup_steps ({warmup_steps})"
             )
-        if not 0.0 <= min_factor <= 1.0:
-            raise ValueError(f"{type(self).__name__}: min_factor lies in [0, 1], not {min_factor}")
+        within(0, 1, min_factor=min_factor)
         self.total_steps = total_steps
         self.min_factor = min_factor
         super().__init__(optimizer, warmup_steps)
@@ -96,9 +93,6 @@ class WarmupCosine(_WarmupToEnd):
         total_steps: batches until `min_factor` is reached, warm-up included.
         min_factor: last factor, in [0, 1].
 
-    Raises:
-        ValueError: when a number of steps or a factor is out of its range.
-
     Source: Loshchilov and Hutter, SGDR, equation 5, without restarts.
     """
 
@@ -117,9 +111,6 @@ class RampedCosine(WarmupCosine):
         warmup_steps: batches of warm-up.
         total_steps: batches until `min_factor` is reached, warm-up included.
         min_factor: last factor, in [0, 1].
-
-    Raises:
-        ValueError: when a number of steps or a factor is out of its range.
     """
 
     def factor(self, step: int) -> float:
@@ -135,9 +126,6 @@ class WarmupLinear(_WarmupToEnd):
         warmup_steps: batches of warm-up.
         total_steps: batches until `min_factor` is reached, warm-up included.
         min_factor: last factor, in [0, 1].
-
-    Raises:
-        ValueError: when a number of steps or a factor is out of its range.
     """
 
     def remaining(self, progress: float) -> float:
@@ -155,16 +143,12 @@ class WarmupExponential(WarmupConstant):
         gamma: factor per epoch, in (0, 1].
         steps_per_epoch: batches of an epoch; 1 when stepped once per epoch.
         warmup_steps: batches of warm-up.
-
-    Raises:
-        ValueError: when gamma or a number of steps is out of its range.
     """
 
     def __init__(self, optimizer: Optimizer, gamma: float, steps_per_epoch: int = 1, warmup_steps: int = 0) -> None:
-        if not 0.0 < gamma <= 1.0:
-            raise ValueError(f"WarmupExponential: gamma lies in (0, 1], not {gamma}")
-        if steps_per_epoch < 1:
-            raise ValueError(f"WarmupExponential: steps_per_epoch is at least 1, not {steps_per_epoch}")
+        positive(gamma=gamma)
+        within(0, 1, gamma=gamma)
+        at_least(1, steps_per_epoch=steps_per_epoch)
         self.gamma = gamma
         self.steps_per_epoch = steps_per_epoch
         super().__init__(optimizer, warmup_steps)
@@ -201,8 +185,7 @@ class StageCosine(_ClosedForm):
     ) -> None:
         if not starts or starts[0] != 0:
             raise ValueError(f"StageCosine: the first stage starts at batch 0, found starts {list(starts)}")
-        if not 0.0 <= min_factor <= 1.0:
-            raise ValueError(f"StageCosine: min_factor lies in [0, 1], not {min_factor}")
+        within(0, 1, min_factor=min_factor)
         self.stages = [
             (start, end, stage_warmup_steps if start else warmup_steps)
             for start, end in pairwise([*starts, total_steps])
@@ -238,18 +221,13 @@ class LrScaling:
         batch_size: effective batch that the recipe's rates were chosen for.
         rule: "sqrt" multiplies the rates by 1.41 for each doubling of the batch, "linear" by 2, "none" by 1.
 
-    Raises:
-        ValueError: when the rule is unknown, or the batch is empty.
-
     Source: Krizhevsky, "One weird trick for parallelizing convolutional neural networks" (2014), section 5, for sqrt;
     Goyal et al., "Accurate, Large Minibatch SGD" (2017), for linear.
     """
 
     def __init__(self, batch_size: int, rule: Rule = "sqrt") -> None:
-        if rule not in EXPONENTS:
-            raise ValueError(f"lr_scaling.rule is one of {', '.join(EXPONENTS)}, not {rule!r}")
-        if batch_size < 1:
-            raise ValueError(f"lr_scaling.batch_size is at least 1, not {batch_size}")
+        one_of(EXPONENTS, rule=rule)
+        at_least(1, batch_size=batch_size)
         self.batch_size = batch_size
         self.rule: Rule = rule
 

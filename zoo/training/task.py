@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from zoo.common.build import completed
-from zoo.common.registry import find
+from zoo.common.registry import find, slots
 from zoo.runs import frozen
 from zoo.runs.folder import run_folder
 from zoo.runs.inference import Inference
@@ -83,9 +83,6 @@ class ZooTask(L.LightningModule):
 
     inference_class: ClassVar[str]
     inference_parts: ClassVar[tuple[str, ...]]
-    inference_options: ClassVar[tuple[str, ...]] = ()
-    """Constructor arguments (plain values, or objects without weights), kept as attributes, that the Inference takes
-    besides its parts; prediction may change them."""
 
     def __init__(self, compile: bool = False) -> None:
         super().__init__()
@@ -93,6 +90,16 @@ class ZooTask(L.LightningModule):
         self.compile_parts = compile
         self._means = WeightedMeans()
         self._inference: Inference | None = None
+
+    @property
+    def inference_options(self) -> tuple[str, ...]:
+        """Arguments that task and Inference share besides the parts: plain values, or objects without weights.
+
+        The task keeps them as attributes; prediction may change them.
+        """
+        taken = slots(type(self))
+        shared = (name for name in slots(find(self.inference_class, Inference)) if name in taken)
+        return tuple(name for name in shared if name not in self.inference_parts)
 
     @property
     def find_unused_parameters(self) -> bool:
@@ -116,7 +123,6 @@ class ZooTask(L.LightningModule):
         Args:
             stage: "train", "val" or "test".
             terms: means over this rank's batch.
-            batch_size: items in it.
             weight: of this rank in the means over all; the items when not given.
         """
         if stage == "train" and self._trainer is not None and not self._trainer._logger_connector.should_update_logs:
@@ -137,9 +143,6 @@ class ZooTask(L.LightningModule):
 
         So a training step neither makes tensors on the CPU nor asks the device for values. A batch that has it already
         comes back as it is.
-
-        Args:
-            batch: as the training loader gives it.
         """
         return batch
 
@@ -158,7 +161,6 @@ class ZooTask(L.LightningModule):
 
         Args:
             batch: a batch of the validation or test loader.
-            batch_idx: its number on this rank.
             stage: "val" or "test".
 
         Returns:

@@ -28,7 +28,6 @@ def curves(series: Mapping[str, Points], log_scale: bool = False, smooth: float 
     """Draw curves against batches as SVG.
 
     Args:
-        series: points by metric.
         log_scale: logarithmic values; those that are not positive are left out.
         smooth: weight of the past in an exponential mean, 0 (off) to below 1.
         width: of the picture, in units of its text's size.
@@ -63,8 +62,8 @@ def curves(series: Mapping[str, Points], log_scale: bool = False, smooth: float 
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in placed)
         parts.append(f'<polyline points="{path}" stroke="{colour}"/>')
         for (x, y), (step, value) in list(zip(placed, points, strict=True))[:: max(1, len(placed) // 80)]:
-            told = f"{escape(name)}: {_short(10**value if log_scale else value)} at batch {step:.0f}"
-            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour}"><title>{told}</title></circle>')
+            label = f"{escape(name)}: {_short(10**value if log_scale else value)} at batch {step:.0f}"
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour}"><title>{label}</title></circle>')
         last = series[name][-1][1]
         legend.append(f'<span><i style="background:{colour}"></i>{escape(name)} <b>{_short(last)}</b></span>')
     parts.append("</svg>")
@@ -91,10 +90,10 @@ def _meter(name: str, percent: float, text: str) -> str:
 def status(run: str, state: str, facts: Sequence[tuple[str, str]]) -> str:
     """A run's state as a coloured word with some facts beside it."""
     kind, word = STATE_WORDS.get(state, ("calm", state))
-    told = "".join(f"<span>{escape(name)} <b>{escape(value)}</b></span>" for name, value in facts)
+    shown = "".join(f"<span>{escape(name)} <b>{escape(value)}</b></span>" for name, value in facts)
     return (
         f'<div class="zoo-status" data-state="{escape(state)}"><em class="{kind}">{word}</em>'
-        f"<code>{escape(run)}</code>{told}</div>"
+        f"<code>{escape(run)}</code>{shown}</div>"
     )
 
 

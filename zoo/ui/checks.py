@@ -7,10 +7,11 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
+from zoo.common.reading.text import PlainLoader, YAMLBombError, check_yaml
 from zoo.common.registry import is_part
 
 MAX_DEPTH = 32
@@ -18,19 +19,8 @@ MAX_NODES = 20_000
 # Decided by the server or by a choice of their own.
 RESERVED = ("config", "ckpt_path", "init_from", "input", "output", "overwrite", "trainer.default_root_dir")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:[/\\]|.*://", re.DOTALL)
-# as the parser of configs
-_PARSERS_OWN: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # what a tag on a value of another kind makes SafeLoader raise
 _UNREADABLE = (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError)
-
-
-class _Loader(_PARSERS_OWN):
-    """Plain values; a date stays text."""
-
-    yaml_implicit_resolvers: ClassVar = {
-        first: [(tag, pattern) for tag, pattern in rules if tag != "tag:yaml.org,2002:timestamp"]
-        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
 
 
 def read_yaml(text: str) -> Any:
@@ -40,32 +30,14 @@ def read_yaml(text: str) -> Any:
         ValueError: it is no YAML, has tags, anchors or aliases, or is nested deeper than 32 levels.
     """
     try:
-        marked = _scan(text)
+        marked = check_yaml(text, MAX_DEPTH)
         if not marked:
-            return yaml.load(text, _Loader)
+            return yaml.load(text, PlainLoader)
+    except YAMLBombError:
+        raise
     except yaml.YAMLError as error:
         raise ValueError(f"the value is no YAML ({' '.join(str(error).split())[:120]})") from error
     raise ValueError(f"YAML's {marked} is not taken here; write the value itself")
-
-
-def _scan(text: str) -> str:
-    """Name the first tag, anchor or alias, "" for none, before anything is built.
-
-    Raises:
-        ValueError: it is nested too deeply.
-    """
-    depth, marked = 0, ""
-    for event in yaml.parse(text, _Loader):
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_DEPTH:
-            raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
-        if isinstance(event, yaml.AliasEvent):
-            marked = "alias"
-        elif isinstance(event, yaml.NodeEvent):
-            tag = getattr(event, "tag", None)
-            marked = marked or (f"tag {tag}" if tag else "anchor" if event.anchor else "")
-    return marked
 
 
 def strings(tree: Any) -> Iterator[str]:
@@ -114,7 +86,6 @@ class Rules:
         """Check a complete config as the parser made it of recipe, choices and lines.
 
         Args:
-            config: nested mappings.
             known: strings that the server's own recipe and choices hold, which may lead anywhere.
 
         Raises:
@@ -195,14 +166,16 @@ def _read_again(place: str, text: str) -> list[Any]:
         ValueError: it is nested too deeply or repeats itself by aliases.
     """
     try:
-        marked = _scan(text)
-        yaml.compose(text, _Loader)  # an alias of nothing is no YAML
+        marked = check_yaml(text, MAX_DEPTH)
+        yaml.compose(text, PlainLoader)  # an alias of nothing is no YAML
+    except YAMLBombError:
+        raise
     except yaml.YAMLError:
         return []
     if marked == "alias":
         raise ValueError(f"{place}: YAML's aliases are not taken here; write the value itself")
     try:
-        value = yaml.load(text, _Loader)
+        value = yaml.load(text, PlainLoader)
     except _UNREADABLE:
         return []
     return [] if value == text else [value]

@@ -30,12 +30,9 @@ class Control:
     """One control of the form.
 
     Args:
-        label: for people.
-        group: one of `GROUPS`.
         kind: what it holds; "choice" offers `choices` and takes others too.
         keys: dotted keys or globs of them; the first that the recipe has is edited, without any the control is hidden.
         choices: of "choice" and "many".
-        info: a word of help.
     """
 
     label: str
@@ -74,11 +71,7 @@ CONTROLS = (
     Control("Initial loss scale", "Performance", "number", (f"{_SCALE}init_scale",), info="of 16-mixed"),
     Control("Compile", "Performance", "switch", (f"{_MODEL}compile", "*.compile")),
     Control(
-        "Compile mode",
-        "Performance",
-        "choice",
-        ("*.compile_mode",),
-        ("default", "reduce-overhead", "max-autotune"),
+        "Compile mode", "Performance", "choice", ("*.compile_mode",), ("default", "reduce-overhead", "max-autotune")
     ),
     Control("Compile the full graph", "Performance", "switch", ("*fullgraph", "*.full_graph")),
     Control("Gradient checkpointing", "Performance", "switch", ("*.checkpointing", "*.gradient_checkpointing")),
@@ -103,10 +96,7 @@ CONTROLS = (
         ("skip", "reduce", "roll_back"),
     ),
     Control(
-        "Explosion threshold",
-        "Protection",
-        "number",
-        (f"{_GUARD}threshold", f"{_MONITOR}threshold", f"{_GUARD}factor"),
+        "Explosion threshold", "Protection", "number", (f"{_GUARD}threshold", f"{_MONITOR}threshold", f"{_GUARD}factor")
     ),
     Control("Reduction of the learning rate", "Protection", "number", (f"{_GUARD}reduce_factor", f"{_MONITOR}factor")),
     Control("Guard's patience", "Protection", "int", (f"{_GUARD}patience",), info="bad batches until it stops"),

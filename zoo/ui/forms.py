@@ -63,7 +63,6 @@ class Form:
         Args:
             given: value by label of a control; those that show what the recipe says are no change.
             lines: one `key=value` each; the values are YAML.
-            rules: what a user may say.
 
         Raises:
             ValueError: a line or a value cannot be used.

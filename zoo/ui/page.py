@@ -22,14 +22,7 @@ HEAD = '<div class="zoo-head"><h1>zoo</h1><p>train, watch, inspect, predict</p><
 
 
 class Page:
-    """Builds the page and holds what its tabs share.
-
-    Args:
-        places: what it may touch.
-        trainings: starts and watches processes.
-        store: uploads and results.
-        session_of: the session that a request belongs to.
-    """
+    """Builds the page and holds what its tabs share."""
 
     def __init__(self, places: Places, trainings: Trainings, store: Store, session_of: Callable[[Any], str]) -> None:
         self.places = places

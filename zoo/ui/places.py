@@ -41,7 +41,6 @@ class Places:
     Args:
         work: where commands run, so that relative paths in recipes mean what they mean on the command line.
         runs: root of the run folders, `<system>/<recipe>/<time>` each.
-        temp: the server's own temporary folder.
         data: the folder of data sets that the page offers.
     """
 

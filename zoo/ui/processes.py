@@ -42,7 +42,6 @@ class Record:
     Args:
         pid: its number, which the system gives again to others.
         started: when it began, seconds since 1970; pid and this together mean one process only.
-        command: how it was called.
         exit_code: None while it runs, or when nobody was there to see its end.
         stopping: whether the page asked it to stop.
     """
@@ -82,7 +81,6 @@ class Trainings:
     """Starts and watches the trainings of one server.
 
     Args:
-        places: what it may touch.
         secrets: names of environment variables that no child inherits.
         program: the command line in front of a command's name.
     """
@@ -103,7 +101,6 @@ class Trainings:
         Args:
             configs: the recipe and what is laid over it.
             changes: nested config values laid over those; kept in the run folder as `changes.yaml`.
-            run: name of its fresh folder.
 
         Raises:
             OSError: the process cannot be started.
@@ -226,9 +223,6 @@ class Trainings:
         """Parse a training's command line without running it, and check the complete config that comes of it.
 
         Args:
-            configs: as for `start`.
-            changes: as for `start`.
-            rules: what the config may hold.
             known: tells the strings that the server itself put into configs and changes; asked while the parser works.
 
         Returns:

@@ -137,10 +137,7 @@ class Load:
     """How busy a device is.
 
     Args:
-        name: for people.
         percent: of its computing, 0 to 100.
-        used_bytes: of its memory.
-        total_bytes: of its memory.
     """
 
     name: str
@@ -165,12 +162,12 @@ def nvidia_load() -> list[Load]:
         return []
     query = "--query-gpu=name,utilization.gpu,memory.used,memory.total"
     try:
-        told = subprocess.run(
+        answer = subprocess.run(
             [program, query, "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=5, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return []
-    return parse_nvidia(told.stdout)
+    return parse_nvidia(answer.stdout)
 
 
 def parse_nvidia(text: str) -> list[Load]:

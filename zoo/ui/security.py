@@ -109,9 +109,6 @@ class Gate:
     """ASGI middleware: checks Host, Origin, session, size and named files before anything behind it sees a request.
 
     Args:
-        app: what is behind it.
-        keys: what opens it.
-        upload_limit: bytes of one upload.
         store: knows how many bytes may still be stored and whose uploads are whose.
     """
 
@@ -239,8 +236,8 @@ class Gate:
         """Pass an upload on unless it is too large, also when it lies about that."""
         limit = min(self.upload_limit, max(self.store.room() - self._coming, 0))
         hint = f"uploads may have {limit // MIB} MiB here (--max_upload_mib; what is stored counts as well)"
-        told = headers.get("content-length", str(limit))
-        if not told.isdigit() or int(told) > limit:
+        claimed = headers.get("content-length", str(limit))
+        if not claimed.isdigit() or int(claimed) > limit:
             await _say(send, 413, hint)
             return
         seen = 0
@@ -260,12 +257,12 @@ class Gate:
                 begun = True
                 await send(message)
 
-        self._coming += int(told)
+        self._coming += int(claimed)
         try:
             with contextlib.suppress(_TooLargeError):
                 await self.app(scope, counted, passed_on)
         finally:
-            self._coming -= int(told)
+            self._coming -= int(claimed)
         if seen > limit and not begun:
             await _say(send, 413, hint)
 

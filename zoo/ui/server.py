@@ -49,7 +49,6 @@ def serve(runs: Path, data: Path, port: int, password: str | None, secrets: tupl
         port: 0 for any free one.
         password: what opens the page; None for a token in the printed address.
         secrets: environment variables to keep from the processes that are started.
-        limits: how much may be uploaded.
 
     Raises:
         OSError: the port is taken.
@@ -98,12 +97,6 @@ def _bind(port: int) -> socket.socket:
 
 def build(places: Places, trainings: Trainings, keys: Keys, limits: Limits) -> FastAPI:
     """Put the page together.
-
-    Args:
-        places: what it may touch.
-        trainings: starts and watches processes.
-        keys: what opens it.
-        limits: how much may be uploaded.
 
     Returns:
         An ASGI app whose every route is behind the gate.

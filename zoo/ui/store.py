@@ -30,13 +30,7 @@ class UploadError(ValueError):
 
 @dataclass(frozen=True)
 class Upload:
-    """What was noted when a file came in.
-
-    Args:
-        device: of its file system.
-        inode: its number there.
-        size: in bytes.
-    """
+    """What was noted when a file came in."""
 
     device: int
     inode: int
@@ -48,7 +42,6 @@ class Store:
     """Uploads, and one folder for each file that `predict` works on; each belongs to the session that sent it.
 
     Args:
-        root: the temporary folder.
         quota: bytes that it may hold.
         max_files: uploads that a session may have at a time.
         max_bytes: bytes that they may have together.
@@ -85,7 +78,6 @@ class Store:
         """Keep an uploaded file and note whose it is.
 
         Args:
-            session: who sends it.
             name: as the sender calls it.
             file: its content, at the start.
 
@@ -157,20 +149,19 @@ class Store:
     def _check_file(self, session: str, described: Mapping[str, Any]) -> None:
         path = str(self.owned(session, described.get("path")))
         url, name = described.get("url"), described.get("orig_name") or ""
-        told = {key: described.get(key) for key in ("meta", "is_stream")}
+        marks = {key: described.get(key) for key in ("meta", "is_stream")}
         if url is not None and unquote(urlsplit(url).path if isinstance(url, str) else "") != FILE_ROUTE + path:
             raise ValueError(f"url: expected the address of this upload, not {str(url)[:80]!r}")
         if not isinstance(name, str) or re.search(r"[/\\\0]", name):
             raise ValueError(f"orig_name: expected the name of a file, not {str(name)[:80]!r}")
-        if told["meta"] != {"_type": "gradio.FileData"} or told["is_stream"]:
-            raise ValueError(f"expected an uploaded file, not {json.dumps(told)[:80]}")
+        if marks["meta"] != {"_type": "gradio.FileData"} or marks["is_stream"]:
+            raise ValueError(f"expected an uploaded file, not {json.dumps(marks)[:80]}")
 
     def new_job(self, session: str, path: Any) -> tuple[str, Path, Path]:
         """Take an uploaded file in; the session's oldest jobs go.
 
         Args:
             session: whose upload it must be.
-            path: where the upload lies.
 
         Returns:
             The job's name, the file under a harmless name, and the folder for results.

@@ -227,7 +227,7 @@ def test_fp16_losses_are_unscaled_and_overflows_are_the_scalers_business():
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [({"action": "stop"}, "action is"), ({"factor": 1.0}, "factor > 1"), ({"patience": 0}, "at least 1")],
+    [({"action": "stop"}, "action is"), ({"factor": 1.0}, "factor is above 1"), ({"patience": 0}, "at least 1")],
 )
 def test_wrong_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):

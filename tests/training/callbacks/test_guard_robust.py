@@ -197,7 +197,7 @@ def test_robust_z():
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="threshold > 0"):
+    with pytest.raises(ValueError, match="threshold is positive"):
         RobustGuard(threshold=0)
     run = trainer()
     run.strategy.__class__ = FSDPStrategy

@@ -82,7 +82,7 @@ def test_it_stops_and_keeps_its_counters(tmp_path):
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="factor lies in"):
+    with pytest.raises(ValueError, match="factor lies between 0 and 1"):
         LossMonitor(factor=1.0)
     with pytest.raises(ValueError, match="one process, with one optimizer that the Trainer steps"):
         fit([1.0], LossMonitor(), Task(automatic=False))

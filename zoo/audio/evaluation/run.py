@@ -16,11 +16,13 @@ import numpy as np
 from rich.progress import track
 
 import zoo
-from zoo.audio.evaluation.judges import Judge
+from zoo.audio.evaluation.dnsmos import DNSMOS
+from zoo.audio.evaluation.judges import ASR, Judge, MOSPredictor, SpeakerSimilarity
 from zoo.audio.evaluation.measures import METRICS, Pair, check_names, compare, installed
 from zoo.audio.io import files
 from zoo.audio.io.resample import resample_array
 from zoo.common.atomic import write_atomic
+from zoo.common.locks import writes_into
 from zoo.common.statistics import LEVEL, Measure, box_plots, markdown_table, summarise
 from zoo.common.table import Row, Table, csv_lines, header_line
 from zoo.common.workers import spread
@@ -347,3 +349,78 @@ def _values(job: Job, settings: Settings) -> Row:
 def _mono(path: Path) -> tuple[np.ndarray, int]:
     audio, rate = files.read(path)
     return audio.mean(axis=0, dtype=np.float32), rate
+
+
+@writes_into("output", positional=False)
+def evaluate_folders(
+    clean: Path,
+    restored: Path | dict[str, Path],
+    output: Path,
+    degraded: Path | None = None,
+    metrics: list[str] | None = None,
+    sample_rate: int = 22050,
+    match_level: bool = False,
+    texts: Path | None = None,
+    asr_model: str | None = None,
+    asr_language: str | None = None,
+    speaker_model: str | None = None,
+    dnsmos: Path | None = None,
+    mos_model: Path | None = None,
+    device: str = "cpu",
+    workers: int = 0,
+) -> int:
+    """Measure restored (and degraded) files against clean ones: CSV, summary with intervals, box plots.
+
+    Files are matched by their paths below the folders, without suffix. A second call computes only what is missing. The
+    exit code is 1 when a file could not be measured; per_file.csv says why.
+
+    Args:
+        clean: folder of clean files.
+        restored: folder of restored files; of several systems with --restored.NAME FOLDER.
+        output: folder for per_file.csv, summary.csv, summary.json, report.md and boxplots.png.
+        degraded: folder of the files that were restored, to tell the gain.
+        metrics: of pesq, stoi, estoi, si_sdr, mcd, pitch, lsd, m_stft; all that are installed when not given.
+        sample_rate: at which si_sdr, mcd, lsd and m_stft are taken, in Hz; not above that of the clean files.
+        match_level: bring signals to the level of the clean ones for lsd and m_stft.
+        texts: file with what is said, lines `name|text`; for the recogniser.
+        asr_model: hub id or folder of a transformers recogniser, for word and character error rates.
+        asr_language: for a recogniser of several languages, such as en.
+        speaker_model: hub id or folder of a transformers x-vector model, or an ONNX file, for speaker similarity.
+        dnsmos: folder with Microsoft's sig_bak_ovr.onnx and model_v8.onnx.
+        mos_model: ONNX file from waveform to predicted opinion score (UTMOS and the like).
+        device: torch device of the transformers models.
+        workers: processes; 0 computes in this one.
+
+    Returns:
+        0, or 1 when a file failed.
+
+    Raises:
+        FileNotFoundError: a folder or model file is missing.
+        ValueError: the trees do not match, a name is unknown, or a recogniser is given without texts.
+    """
+    if (asr_model is None) != (texts is None):
+        raise ValueError("--asr_model and --texts belong together: error rates need a recogniser and what was said")
+    chosen = [
+        SpeakerSimilarity(speaker_model, device=device) if speaker_model else None,
+        DNSMOS(dnsmos) if dnsmos else None,
+        MOSPredictor(mos_model) if mos_model else None,
+        ASR(asr_model, language=asr_language, device=device) if asr_model else None,
+    ]
+    settings = Settings(
+        metrics=tuple(installed() if metrics is None else metrics),
+        sample_rate=sample_rate,
+        match_level=match_level,
+        judges=tuple(judge for judge in chosen if judge is not None),
+    )
+    result = evaluate(
+        clean,
+        restored if isinstance(restored, dict) else {"restored": restored},
+        output,
+        degraded,
+        settings,
+        read_texts(texts) if texts is not None else None,
+        workers,
+    )
+    print((output / "report.md").read_text(encoding="utf-8"))
+    print(f"wrote {output}")
+    return 1 if result.failed else 0

@@ -257,3 +257,14 @@ def read_data(config: Path) -> SuperResolutionData:
     if data.cache_mode == "none":
         raise ValueError(f"{config}: data.init_args.cache_mode is none, so there is no cache to build")
     return data
+
+
+def cache(config: Path) -> None:
+    """Decode a recipe's corpus into its memory-mapped cache before training; a killed call is taken up again.
+
+    Args:
+        config: a recipe whose data is AudioSR's.
+    """
+    data = read_data(config)
+    data.prepare_data()
+    print(f"{config}: ready, {data.counts()}")

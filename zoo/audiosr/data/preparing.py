@@ -16,6 +16,7 @@ from zoo.audio.io.resample import StreamResampler
 from zoo.audiosr.data.simulate import STEP_HZ, lowpass, top
 from zoo.common.atomic import sweep_temporaries
 from zoo.common.folders import begin_output
+from zoo.common.locks import writes_into
 from zoo.common.workers import spread
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class Joint(NamedTuple):
     overwrite: bool
 
 
+@writes_into("out_high", "out_low")
 def preprocess(
     in_dir: Path,
     out_high: Path,
@@ -61,17 +63,19 @@ def preprocess(
     mp3_lpf_hz: float = -1.0,
     workers: int = 0,
 ) -> dict[str, int]:
-    """Write a full-band and a band-limited wav of every file below a folder, mono, equally long and aligned.
+    """Write pairs of full-band and band-limited wavs of a folder, for `mode: paired`.
 
-    The band ends at 5/6 of half the low rate. A killed call is taken up again by the same call.
+    Both are mono, equally long and aligned. The band of the second ends at 5/6 of half its low rate. The same call
+    again goes on after a kill.
 
     Args:
-        in_dir: folder tree of audio.
-        out_high: folder for the full-band files: the same tree.
-        out_low: folder for their twins, also at `sample_rate`; holds the settings in `preprocess.json`.
+        in_dir: folder tree of wav, flac, ogg, opus or mp3.
+        out_high: folder for the full-band files, such as data/train/high: the same tree.
+        out_low: folder for their counterparts, such as data/train/low, with the settings in `preprocess.json`.
         sample_rate: of both, in Hz.
-        low_sample_rate: rate that the twins go down to and back from, in Hz.
-        mp3_lpf_hz: first limits both at this frequency, against what MP3 leaves above it; -1 is off.
+        low_sample_rate: rate that the second go down to and back from, in Hz.
+        mp3_lpf_hz: first limits both at this frequency, in Hz, against what MP3 leaves above it; -1 is off. (The
+            original's 16000 also takes from the target what a model should learn.)
         workers: processes; 0 works in this one.
 
     Returns:
@@ -135,16 +139,16 @@ def _make_twin(job: Twin) -> Outcome:
 
 
 def splice(folder: Path, output: Path, each: bool = False, overwrite: bool = False, workers: int = 0) -> dict[str, int]:
-    """Join the wav and flac files of a folder, in the order of their names, into one wav; audio is streamed.
+    """Join the wav and flac files of a folder into one wav, of any length, in the order of their names.
 
     The result has the highest rate, most channels and deepest samples among its parts; mono parts go to all channels.
 
     Args:
-        folder: holds the files, or with `each` the folders of files.
-        output: the wav; with `each` a folder, in which `A/B` becomes `A/B.wav`.
-        each: join the files of each folder below `folder`.
+        folder: with the files, or with --each true the folders of files.
+        output: the wav; with --each true a folder, in which A/B becomes A/B.wav.
+        each: join the files of each folder below FOLDER.
         overwrite: write also what is there already.
-        workers: processes, with `each`; 0 works in this one.
+        workers: processes, with --each true; 0 works in this one.
 
     Returns:
         Counts `done`, `skipped` (there before) and `failed`; what failed is logged.

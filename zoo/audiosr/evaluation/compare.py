@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from zoo.common.atomic import write_atomic
 from zoo.common.reading.foreign import load_foreign
 from zoo.runs import export
 from zoo.runs.checkpoints import load_checkpoint
@@ -60,12 +62,7 @@ def compare(
 ) -> dict[str, Component]:
     """Compare two files tensor by tensor.
 
-    Args:
-        first: run folder, checkpoint or export of ours, safetensors, or an original's file.
-        second: likewise.
-        tolerance: absolute difference that still counts as equal.
-        depth: parts of a name that make its component.
-        ema: compare averaged weights, where a checkpoint of ours has them.
+    The arguments are those of `compare_files`.
 
     Returns:
         Findings by component, in the order of the first file.
@@ -191,3 +188,31 @@ def _difference(name: str, first: Tensor, second: Tensor) -> Difference:
     largest = float(gap.abs().nan_to_num(nan=math.inf).max())
     relative = float(gap.norm() / one[one.isfinite()].norm().clamp_min(torch.finfo(torch.float64).tiny))
     return Difference(name, largest, relative if math.isfinite(largest) else math.inf)
+
+
+def compare_files(
+    first: Path,
+    second: Path,
+    tolerance: float = 0.0,
+    depth: int = 2,
+    most: int = 5,
+    ema: bool = False,
+    output: Path | None = None,
+) -> None:
+    """Tell which tensors of two checkpoints differ, component by component, and by how much.
+
+    Args:
+        first: run folder, checkpoint or export, safetensors, or an original's file.
+        second: likewise.
+        tolerance: absolute difference that still counts as equal.
+        depth: parts of a tensor's name that make its component.
+        most: different tensors to name for each component.
+        ema: compare averaged weights, where they are there.
+        output: JSON file for all findings.
+    """
+    found = compare(first, second, tolerance, depth, ema)
+    print(summary(found, most))
+    if output is not None:
+        text = json.dumps(plain(found), indent=1)
+        write_atomic(output, lambda file: file.write(text.encode()))
+        print(f"wrote {output}")

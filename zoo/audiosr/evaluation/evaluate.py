@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import lightning as L
 import numpy as np
@@ -31,6 +31,7 @@ from zoo.audiosr.inference.report import Spectrogram, write_picture
 from zoo.audiosr.inference.restore import Restorer
 from zoo.common.atomic import write_atomic
 from zoo.common.build import build
+from zoo.common.locks import writes_into
 from zoo.common.reading.configs import read_config
 from zoo.common.statistics import LEVEL, Measure, markdown_table, summarise
 from zoo.common.table import Row, Table, csv_lines, header_line
@@ -517,3 +518,78 @@ def _key(run: Path, settings: Settings, job: Job, system: str) -> str:
     told = asdict(replace(settings, cutoffs_hz=None, max_items=None, keep=0))
     known = (zoo.__version__, path.name, facts.st_size, facts.st_mtime_ns, told, job[2:], system)
     return hashlib.sha256(repr(known).encode()).hexdigest()[:16]
+
+
+@writes_into("output")
+def evaluate_run(
+    run: Path,
+    output: Path,
+    data: Path | None = None,
+    train: Path | None = None,
+    cutoffs: list[float] | None = None,
+    max_items: int | None = None,
+    seconds: float = 5.0,
+    match_level: bool = False,
+    keep: int = 2,
+    sampler: Literal["ddim", "dpm"] | None = None,
+    steps: int | None = None,
+    guidance_scale: float | None = None,
+    guidance_rescale: float | None = None,
+    seed: int | None = None,
+    batch_size: int | None = None,
+    device: str = "cpu",
+) -> int:
+    """Measure how well a run restores clips at a grid of cut-offs, beside baselines and the ceiling of its parts.
+
+    Prints a report and writes per_item.csv, summary.csv, summary.json, report.md, cutoffs.png, and sound and pictures
+    of the first clips. A second call computes only what is missing.
+
+    Args:
+        run: run folder, checkpoint or export of the diffusion stage.
+        output: folder for the report.
+        data: folder of full-band audio that was not trained on; the validation clips of the run when not given.
+        train: folder of training audio, for noise in the shape of its spectrum; that of the run when not given.
+        cutoffs: cut-offs in Hz; those of the run's validation, or 2, 4, 8, 12 and 16 kHz, when not given.
+        max_items: most clips.
+        seconds: length of an excerpt of the files in DATA.
+        match_level: bring the lowest tenth of the bins to the target's level first, as a note of AudioSR does.
+        keep: clips of which sound and pictures are kept.
+        sampler: ddim or dpm (DPM-Solver++), in the place of the run's.
+        steps: of that sampler; 100 and 15 when not given.
+        guidance_scale: in the place of the run's.
+        guidance_rescale: likewise.
+        seed: of the noise, likewise.
+        batch_size: chunks restored at once, likewise.
+        device: torch device.
+
+    Returns:
+        0, or 1 when an item failed.
+
+    Raises:
+        FileNotFoundError: a folder is missing.
+        ValueError: the run restores nothing, there is nothing to restore, or --steps comes without --sampler.
+    """
+    if steps is not None and sampler is None:
+        raise ValueError("--steps belongs to --sampler: name one of ddim and dpm")
+    named = {"ddim": "zoo.audiosr.DDIM", "dpm": "zoo.audiosr.DPMSolver"}
+    options = {
+        "sampler": sampler and {"class_path": named[sampler], "init_args": {} if steps is None else {"steps": steps}},
+        "guidance_scale": guidance_scale,
+        "guidance_rescale": guidance_rescale,
+        "seed": seed,
+        "batch_size": batch_size,
+    }
+    settings = Settings(
+        data=data,
+        train=train,
+        cutoffs_hz=None if cutoffs is None else tuple(cutoffs),
+        max_items=max_items,
+        seconds=seconds,
+        match_level=match_level,
+        keep=keep,
+        options={name: value for name, value in options.items() if value is not None},
+    )
+    result = evaluate(run, output, settings, device)
+    print((output / "report.md").read_text(encoding="utf-8"))
+    print(f"wrote {output}")
+    return int(bool(result.failed))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from zoo.training.adversarial import Discriminator, Verdict
+from zoo.training.adversarial import Discriminator, Output
 
 SLOPE = 0.2  # pix2pix
 MOST_WIDTH = 8  # times the base width
@@ -39,7 +39,7 @@ class PatchDiscriminator(Discriminator):
         )
         self.out = parametrizations.weight_norm(nn.Conv2d(widths[-1], 1, 4, padding=1))
 
-    def forward(self, x: Tensor) -> list[Verdict]:
+    def forward(self, x: Tensor) -> list[Output]:
         """Judge a batch of mel images.
 
         Args:

@@ -28,6 +28,8 @@ from zoo.ci_llm.losses.distances import sliced_wasserstein
 from zoo.ci_llm.losses.metrics import CrowdScores, risk_coverage
 from zoo.common.atomic import replacing, sweep_temporaries, write_atomic
 from zoo.common.folders import begin_output
+from zoo.common.hardware import own_device
+from zoo.common.locks import writes_into
 from zoo.runs.frozen import state_digest
 from zoo.training.data import item_seed
 
@@ -169,6 +171,7 @@ def _arrays(scores: Scores, questions: Sequence[int]) -> dict[str, np.ndarray]:
 PARTS_NAME, WEIGHTS_NAME = "parts", "weights.json"
 
 
+@writes_into("output", positional=False)
 def evaluate(
     run: Path,
     output: Path,
@@ -185,12 +188,15 @@ def evaluate(
     layers: Sequence[int] = (-1,),
     batch_size: int = 16,
     seed: int = 0,
-    device: str | torch.device = "cpu",
+    device: str = "cpu",
     rank: int = 0,
     world_size: int = 1,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Evaluate a run; see `evaluate_crowd`.
+    """Ask a crowd questions: single agents, ensembles, votes, self-consistency, oracle; likelihood and calibration.
+
+    Prints tables and writes items.jsonl, evaluation.json, evaluation.csv and pictures, see `evaluate_crowd`. The same
+    call goes on after a kill. Under torchrun the processes share the work; the result is the same.
 
     Args:
         run: run folder, checkpoint or export of CI-LLM.
@@ -204,12 +210,12 @@ def evaluate(
         answer_field: name of the answer; likewise.
         max_items: first so many questions; all by default.
         max_new_tokens: most tokens of an answer; the run's own limit by default.
-        samples: of self-consistency, see `evaluate_crowd`.
-        all_samples: likewise.
-        temperature: of the samples.
-        layers: whose distances are measured.
+        samples: answers of one agent for each self-consistency vote; as many as agents by default.
+        all_samples: answers of every agent for a vote over all; 0 for none.
+        temperature: of those answers.
+        layers: whose distances between agents are measured.
         batch_size: questions computed together; fewer need less memory.
-        seed: of the samples.
+        seed: of the sampled answers.
         device: torch device.
         rank: of this process.
         world_size: processes.
@@ -223,7 +229,7 @@ def evaluate(
         ValueError: when the run is another kind's, its weights are not finite, an argument is out of range, or the
             folder was begun with other settings.
     """
-    subject, data, limit = load_subject(run, device)
+    subject, data, limit = load_subject(run, own_device(device))
     fields = (prompt_field or data.fields[0], answer_field or data.fields[1])
     if questions is None:
         examples, held = data.examples(split), validation_examples(data)

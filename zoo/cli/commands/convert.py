@@ -9,14 +9,7 @@ from pathlib import Path
 from zoo.common.systems import find_system
 
 
-def main(
-    system: str,
-    source: Path,
-    target: Path,
-    *,
-    backbone: Path | None = None,
-    allow_partial: bool = False,
-) -> None:
+def main(system: str, source: Path, target: Path, *, backbone: Path | None = None, allow_partial: bool = False) -> None:
     """Convert an original's checkpoint to ours, or ours to the original's format.
 
     Pickled code in the source is never executed; the direction follows from the source. Which options a system has, its

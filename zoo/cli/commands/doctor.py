@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from zoo.common.ranges import within
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -183,8 +185,7 @@ def disk_check(root: Path) -> Check:
 
 def port_check(port: int) -> Check:
     """Whether the meeting port of a distributed run is free."""
-    if not 0 < port < 65536:
-        raise ValueError(f"--port {port}: expected 1 to 65535")
+    within(1, 65535, port=port)
     with socket.socket() as probe:
         # What torch's store sets as well: a port in TIME_WAIT after a stopped run is usable.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -7,6 +7,8 @@ import importlib.util
 import os
 from pathlib import Path
 
+from zoo.common.ranges import at_least, within
+
 MODULES = ("fastapi", "gradio", "psutil", "uvicorn")
 LEAST_PASSWORD = 8
 
@@ -42,12 +44,8 @@ def main(
     missing = [name for name in MODULES if importlib.util.find_spec(name) is None]
     if missing:
         raise ImportError(f"the page needs {', '.join(missing)}: pip install 'zoo[ui]'")
-    if not 0 <= port < 2**16:
-        raise ValueError(f"--port is 0 to 65535, not {port}")
-    limits = {"max_upload_mib": max_upload_mib, "max_uploads": max_uploads, "max_session_mib": max_session_mib}
-    for name, limit in limits.items():
-        if limit < 1:
-            raise ValueError(f"--{name} is at least 1, not {limit}")
+    within(0, 65535, port=port)
+    at_least(1, max_upload_mib=max_upload_mib, max_uploads=max_uploads, max_session_mib=max_session_mib)
     password = None
     if password_env is not None:
         password = os.environ.get(password_env)

@@ -25,11 +25,7 @@ _TEXT_UNIT = 64  # characters of text that count as one part
 
 
 class Budget:
-    """What reading one file may still cost; shared by all pickles of it, nested ones included.
-
-    Args:
-        size: bytes of the file.
-    """
+    """What reading one file may still cost; shared by all pickles of it, nested ones included."""
 
     def __init__(self, size: int) -> None:
         self.allowed = BYTES_PER_BYTE * size + BYTES_FREE
@@ -110,10 +106,6 @@ def check_shape(content: Any, budget: Budget) -> None:
 
     Containers may share their parts, so that few of them stand for very many; whoever copies or writes a list or table
     meets each part as often as it is referred to. Records (`Stub`) may refer to one another in circles.
-
-    Args:
-        content: what was read.
-        budget: spent on it.
 
     Raises:
         UnsafeFileError: a list or table nests too deeply, holds itself, or stands for far more parts than were read.

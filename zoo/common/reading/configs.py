@@ -33,7 +33,6 @@ def read_config(path: Path, brought: bool = False) -> dict[str, Any]:
     """Read a recipe or a run's config, its interpolations resolved and its parts under their public names.
 
     Args:
-        path: YAML file.
         brought: it came with a run and was not named by the user: the places that it names are checked.
 
     Returns:
@@ -80,7 +79,6 @@ def check_places(config: Mapping[str, Any], folder: Path, args: Sequence[str] = 
 
     Args:
         config: plain values, those of the command line laid over the run's.
-        folder: the run.
         args: the command line; what it names itself may lie anywhere.
 
     Raises:

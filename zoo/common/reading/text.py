@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -17,6 +17,15 @@ MAX_PLAIN = 10_000  # characters of a value without quotes, which may be a numbe
 MAX_JSON = 2**24  # characters, of which two can make an object of 64 bytes
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class PlainLoader(_Loader):
+    """Reads plain values; a date stays text."""
+
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, pattern) for tag, pattern in rules if tag != "tag:yaml.org,2002:timestamp"]
+        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
 
 class YAMLBombError(yaml.YAMLError, UnsafeFileError):
@@ -34,8 +43,11 @@ def safe_load(text: str) -> Any:
     return yaml.load(text, Loader=_Loader)
 
 
-def check_yaml(text: str) -> None:
+def check_yaml(text: str, max_depth: int = MAX_DEPTH) -> str:
     """Go through a YAML text without building anything.
+
+    Returns:
+        What it holds beside plain values: "alias", else the first "anchor" or "tag ..."; "" for nothing.
 
     Raises:
         YAMLBombError: it is too long, too deep, or its aliases stand for too much.
@@ -43,13 +55,13 @@ def check_yaml(text: str) -> None:
     """
     if len(text) > MAX_CHARACTERS:
         raise YAMLBombError(f"{len(text)} characters of YAML, at most {MAX_CHARACTERS} are read")
-    _check_events(yaml.parse(text, Loader=_Loader))
+    return _check_events(yaml.parse(text, Loader=_Loader), max_depth)
 
 
-def _check_events(events: Iterable[yaml.Event]) -> None:
+def _check_events(events: Iterable[yaml.Event], max_depth: int) -> str:
     sizes: dict[str | None, int] = {}  # nodes below each finished anchor
     begun: list[tuple[str | None, int]] = []  # anchor and count before, of each unfinished list or table
-    count = 0
+    count, alias, marks = 0, False, ""
     for event in events:
         if isinstance(event, yaml.CollectionEndEvent):
             anchor, before = begun.pop()
@@ -62,16 +74,20 @@ def _check_events(events: Iterable[yaml.Event]) -> None:
             if any(event.anchor == anchor for anchor, _ in begun):
                 raise YAMLBombError(f"the alias *{event.anchor} stands within what it means")
             count += sizes.get(event.anchor, 1)
+            alias = True
         elif isinstance(event, yaml.ScalarEvent):
             count += 1
             if event.anchor is not None:
                 sizes[event.anchor] = 1
             if len(event.value) > MAX_PLAIN and (event.implicit[0] or event.tag is not None):
                 raise YAMLBombError(f"a value of {len(event.value)} characters without quotes, expected {MAX_PLAIN}")
-        if len(begun) > MAX_DEPTH:
-            raise YAMLBombError(f"lists and tables nest deeper than {MAX_DEPTH} (a bomb?)")
+        if isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent):
+            marks = marks or (f"tag {event.tag}" if event.tag else "anchor" if event.anchor else "")
+        if len(begun) > max_depth:
+            raise YAMLBombError(f"lists and tables nest deeper than {max_depth} (a bomb?)")
         if count > MAX_NODES:
             raise YAMLBombError(f"more than {MAX_NODES} values, aliases written out (a bomb?)")
+    return "alias" if alias else marks
 
 
 def load_json(text: str | bytes) -> Any:

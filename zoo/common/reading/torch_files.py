@@ -123,7 +123,6 @@ class _Storages:
 
     Args:
         allocate: makes a flat tensor from key, dtype and number of values.
-        budget: of the file.
     """
 
     def __init__(self, allocate: Callable[[str, torch.dtype, int], torch.Tensor], budget: Budget) -> None:

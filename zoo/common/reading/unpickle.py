@@ -42,7 +42,6 @@ class Machine(pickle._Unpickler):
 
     Args:
         stream: binary file at the first byte of the pickle, which never allocates more than it holds.
-        budget: of the file.
         storage: turns a persistent id into a flat tensor.
         nested: reads a torch file that is embedded as bytes.
     """

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from rich.progress import Progress
 from torch import Tensor
 
+from zoo.common.hardware import processes
+from zoo.common.locks import writes_into
 from zoo.compressed_ad.collecting.base import Algorithm
 from zoo.compressed_ad.collecting.ppo import PPO
 from zoo.compressed_ad.collecting.q_learning import QLearning
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.data.history import COLUMNS, HistoryStore, HistoryWriter, from_steps
-from zoo.compressed_ad.envs.grids import Env
+from zoo.compressed_ad.envs.grids import Darkroom, Env
 from zoo.training.data import item_seed
 
 
@@ -75,17 +77,10 @@ def collect(
 
     The histories of a task depend on `seed` and its index alone, so shard size and number of processes do not matter.
 
+    The other arguments are those of `collect_histories`.
+
     Args:
-        env: of the tasks.
-        output: folder of the store.
         source: what makes the histories.
-        episodes: of each history.
-        streams: histories of each task.
-        tasks: indices into `env.tasks()`; all when None.
-        seed: of the histories.
-        split_seed: of the division into training and test, see `Env.split`.
-        train_share: of the tasks that are for training.
-        shard_size: tasks per file, which are made together.
         rank: of this process; it makes every world_size-th shard from the rank-th on.
         world_size: number of processes.
         progress: show a progress bar.
@@ -131,3 +126,52 @@ def best_returns(store: HistoryStore) -> Tensor:
     starts = torch.cartesian_prod(*[torch.arange(size)] * 2) if env.random_start else torch.tensor([env.start_cell])
     possible = [env.best_return(store.tasks, start.expand(len(store), -1)) for start in starts]
     return torch.stack(possible).double().mean(dim=0)
+
+
+@writes_into("output")
+def collect_histories(
+    output: Path,
+    env: Env | None = None,
+    algorithm: Literal["ppo", "q_learning", "epsilon"] = "ppo",
+    ppo: PPO | None = None,
+    q_learning: QLearning | None = None,
+    epsilon: Epsilon | None = None,
+    episodes: int = 52,
+    streams: int = 100,
+    tasks: list[int] | None = None,
+    seed: int = 42,
+    split_seed: int = 0,
+    train_share: float = 0.9,
+    shard_size: int = 9,
+) -> None:
+    """Write the histories of an algorithm that learns tasks, to distil it.
+
+    Each history is the same for any shard size or number of processes. The same call goes on after a kill; damaged
+    shards are made anew. Under torchrun the processes share the work.
+
+    Args:
+        output: folder to write.
+        env: the original's dark room when not given, e.g. --env DarkKeyToDoor --env.horizon 50.
+        algorithm: that learns; epsilon is a demonstrator that knows the task and explores less and less.
+        ppo: its settings, e.g. --ppo.rollout_steps 50.
+        q_learning: its settings, e.g. --q_learning.bonus 0.1.
+        epsilon: its settings, e.g. --epsilon.best 0.8.
+        episodes: of each history.
+        streams: histories of each task.
+        tasks: numbers of the tasks in row-major order; all when not given.
+        seed: of the histories; those of a task depend on it and on the task alone.
+        split_seed: of the split into training and test tasks, which is noted beside the histories.
+        train_share: share of the tasks that are to be trained on.
+        shard_size: tasks that are learned together and saved as one file.
+    """
+    source = {"ppo": ppo, "q_learning": q_learning, "epsilon": epsilon}[algorithm] or SOURCES[algorithm]()
+    rank, world_size = processes()
+    counts = collect(
+        env or Darkroom(), output, source, episodes, streams, tasks, seed, split_seed, train_share, shard_size,
+        rank, world_size,
+    )  # fmt: skip
+    print(f"{output}: {', '.join(f'{key} {value}' for key, value in counts.items())}")
+    if world_size == 1:
+        store = HistoryStore(output)
+        reached, best = last_returns(store).mean(), best_returns(store).mean()
+        print(f"return of the last episode, mean over {len(store)} tasks: {reached:.2f}, the best possible {best:.2f}")

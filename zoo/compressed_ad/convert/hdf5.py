@@ -14,7 +14,7 @@ from torch import Tensor
 
 from zoo.common.atomic import replacing
 from zoo.compressed_ad.data.history import HistoryStore, HistoryWriter, from_steps, to_steps
-from zoo.compressed_ad.envs.grids import Env
+from zoo.compressed_ad.envs.grids import Darkroom, Env
 from zoo.compressed_ad.nets.steps import Steps
 
 log = logging.getLogger(__name__)
@@ -210,3 +210,44 @@ def _repeat(env: Env, task: Tensor, found: Steps, name: str) -> np.ndarray:
             hint = hints.get(field, f"it does not come from {env.describe()}")
             raise ValueError(f"{name}: {field} differ at step {step_number} of stream {stream}: {hint}")
     return transitions
+
+
+def import_histories(
+    source: Path,
+    output: Path,
+    order: Literal["row_major", "shuffled"],
+    env: Env | None = None,
+    split_seed: int = 0,
+    train_share: float = 0.9,
+    shard_size: int = 9,
+) -> None:
+    """Turn a history file of the original (hdf5) into a folder of histories.
+
+    Every step is played again, so a wrong environment or order is refused.
+
+    Args:
+        source: the hdf5 file.
+        output: folder to write.
+        order: of the tasks in the file: shuffled by the split's seed, as the last original wrote them, or row_major.
+        env: the original's dark room when not given.
+        split_seed: of the split, and of the shuffled order.
+        train_share: share of the tasks that are to be trained on.
+        shard_size: tasks in one file.
+    """
+    store = import_hdf5(source, output, env or Darkroom(), order, split_seed, train_share, shard_size)
+    print(f"{output}: {len(store)} tasks, {store.streams} streams, {store.steps} steps")
+
+
+def export_histories(
+    source: Path, output: Path, order: Literal["row_major", "shuffled"] = "row_major", allow_missing: bool = False
+) -> None:
+    """Turn a folder of histories into a history file that the original reads (hdf5).
+
+    Args:
+        source: folder of histories.
+        output: file to write.
+        order: of the tasks in the file.
+        allow_missing: leave out tasks whose files are missing or damaged.
+    """
+    export_hdf5(HistoryStore(source, allow_missing), output, order)
+    print(output)

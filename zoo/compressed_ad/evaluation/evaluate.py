@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ from torch import Tensor
 import zoo
 from zoo.common.atomic import replacing, sweep_temporaries, write_atomic
 from zoo.common.folders import begin_output
+from zoo.common.hardware import own_device
+from zoo.common.locks import writes_into
 from zoo.common.reading.configs import read_config
 from zoo.common.table import csv_lines, header_line
 from zoo.compressed_ad.data.history import read_index
@@ -125,28 +127,29 @@ log = logging.getLogger(__name__)
 GAP_NAME, PARTS_NAME = "gap.npy", "parts"
 
 
+@writes_into("output", positional=False)
 def evaluate(
     run: Path,
     output: Path,
     episodes: int = 100,
     seeds: int = 20,
-    split: str = "test",
+    split: Literal["train", "test", "all"] = "test",
     split_seed: int | None = None,
     train_share: float | None = None,
     greedy: bool = False,
     gap: bool = False,
     gap_steps: int | None = None,
     chunk: int = CHUNK,
-    device: str | torch.device = "cpu",
+    device: str = "cpu",
     rank: int = 0,
     world_size: int = 1,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Play episodes in all tasks of a split, the context never cleared, and sum up; the same call resumes after a kill.
+    """Let a frozen policy learn tasks in its context, against exact random, oracle and explorer returns.
 
-    OUTPUT then holds `eval_result.npy` (tasks, episodes), the mean over seeds, `returns.npy` (tasks, seeds, episodes),
-    `evaluation.json`, `.csv` (a row per task) and `.png`, and, with `gap`, `gap.npy` (tasks, seeds, 3): whether the
-    goal was found, and the return before and after the gap.
+    Prints a table. The same call goes on after a kill. OUTPUT then holds `eval_result.npy` (tasks, episodes), the mean
+    over seeds, `returns.npy` (tasks, seeds, episodes), `evaluation.json`, `.csv` (a row per task) and `.png`, and, with
+    `gap`, `gap.npy` (tasks, seeds, 3): whether the goal was found, and the return before and after the gap.
 
     Processes share the chunks by `rank` and `world_size` and need not talk to each other: the one that ends last
     writes the result, which is the same to the bit for any number of processes and kills.
@@ -156,10 +159,10 @@ def evaluate(
         output: folder to write.
         episodes: of each pair of task and seed; 500 tell whether it goes on beyond what it was trained on.
         seeds: of each task.
-        split: "train", "test" or "all".
-        split_seed: of the division of the tasks; as in the run when neither this nor the share is given.
-        train_share: of the tasks.
-        greedy: take the most likely action.
+        split: tasks to play; those that were not trained on by default.
+        split_seed: of the split; as in training when neither this nor the share is given.
+        train_share: of the split; likewise.
+        greedy: take the most likely action instead of drawing one.
         gap: probe the memory after the episodes, see `zoo.compressed_ad.evaluation.memory_gap`.
         gap_steps: of that; a window by default.
         chunk: pairs in lock-step; more need more memory.
@@ -181,7 +184,7 @@ def evaluate(
         raise ValueError(f"rank lies between 0 and world_size - 1, found rank {rank} of {world_size}")
     if min(episodes, seeds, chunk) < 1:
         raise ValueError(f"at least 1 is needed of episodes ({episodes}), seeds ({seeds}) and chunk ({chunk})")
-    agent = load_agent(run, device)
+    agent = load_agent(run, own_device(device))
     if gap_steps is not None and gap_steps < agent.policy.window:
         raise ValueError(f"a gap of {gap_steps} steps does not empty the window of {agent.policy.window}")
     tasks, told = split_of(run, agent.env, split, split_seed, train_share)

@@ -11,6 +11,7 @@ import numpy as np
 
 import zoo
 from zoo.common.atomic import write_atomic
+from zoo.common.locks import writes_into
 from zoo.compressed_ad.data.history import HistoryStore
 from zoo.compressed_ad.envs.grids import build_env
 from zoo.compressed_ad.evaluation import plots
@@ -23,23 +24,24 @@ NAME = "report"
 METRICS = 9  # panels of training curves
 
 
+@writes_into("output", positional=False)
 def report(
     evaluations: Sequence[Path],
     output: Path,
     labels: Sequence[str] | None = None,
     source: Path | None = None,
 ) -> dict[str, Any]:
-    """Compare evaluations: write report.md, report.json and pictures.
+    """Compare evaluations: curves with intervals, regret, bars per task, sweeps; figures, Markdown and JSON.
 
     The first evaluation is the reference: gains over it are paired where tasks, seeds and episodes are the same, and
     the episodes that the others need are told up to shares of its final level. Where latents K or window T differ,
     the return is drawn over them, over the compression ratio T / K and over the free space T - K - 1.
 
     Args:
-        evaluations: folders that `evaluate` wrote.
+        evaluations: folders that `zoo evaluate compressed_ad` wrote; the first is the reference.
         output: folder to write.
-        labels: names, one for each; the folders' by default.
-        source: store of histories (`zoo collect`) whose own curve is drawn besides: what was learned from.
+        labels: of the evaluations, one for each; the folders' names by default.
+        source: a folder of histories (`zoo collect`), whose own curve is drawn besides: what was learned from.
 
     Returns:
         What report.json holds.
@@ -83,6 +85,7 @@ def report(
     page = markdown(result)
     write_atomic(output / f"{NAME}.md", lambda file: file.write(page.encode()))
     write_atomic(output / f"{NAME}.json", lambda file: file.write(text.encode()))
+    print(output / f"{NAME}.md")
     return result
 
 

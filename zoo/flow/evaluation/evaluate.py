@@ -22,6 +22,7 @@ from torch import Tensor
 import zoo
 from zoo.common.atomic import write_atomic
 from zoo.common.hardware import machine
+from zoo.common.locks import writes_into
 from zoo.common.statistics import LEVEL, Interval, bootstrap_mean
 from zoo.common.table import csv_lines, header_line
 from zoo.flow.evaluation import metrics as distances
@@ -179,6 +180,7 @@ GROUPS = 10  # of the jackknife
 SHARE_TOLERANCE = 0.01  # of a class; twice the rounding of some hundred samples
 
 
+@writes_into("output", positional=False)
 def evaluate(
     generated: Path,
     output: Path,
@@ -197,10 +199,11 @@ def evaluate(
     device: str = "cpu",
     cache: Path | None = Path("runs/cache"),
 ) -> dict[str, Any]:
-    """Compare generated images with real ones; print a table, write evaluation.json, .csv and .png.
+    """Compare generated images with real ones: Fréchet and kernel distance, accuracy, variety, copying.
 
-    A Fréchet distance says nothing without the number of images and the feature net: both stand beside it, and with
-    fewer images than dimensions a warning. The interval of the Fréchet distance is of the generated images' draw.
+    Prints a table and writes evaluation.json, evaluation.csv, classes.csv and evaluation.png. A Fréchet distance says
+    nothing without the number of images and the feature net: both stand beside it, and with fewer images than
+    dimensions a warning. The interval of the Fréchet distance is of the generated images' draw.
 
     Args:
         generated: a folder that `zoo sample` wrote, a folder of pictures, of class folders, or an npz; see

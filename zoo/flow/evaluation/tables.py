@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from zoo.common.atomic import write_atomic
 from zoo.common.hardware import machine
-from zoo.flow.inference.drawing import requests
+from zoo.flow.inference.drawing import load_sampler, requests
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.solvers import TABLEAUS, Grid, Method, Solver
@@ -318,3 +318,26 @@ def evaluate_straightness(sampler: Sampler, labels: Sequence[int] | None, seeds:
         field = sampler.field(None if labels is None else labels[part])
         total += float(straightness(field, sampler.noise(seeds[part]), sampler.solver).sum())
     return total / len(seeds)
+
+
+def print_straightness(
+    run: Path,
+    count: int = 256,
+    seed: int = 63,
+    solver: Solver | None = None,
+    guidance: Guidance | None = None,
+    device: str = "cpu",
+) -> None:
+    """Tell how far a run's paths are from straight lines; 0 is a net that one Euler step samples exactly.
+
+    Args:
+        run: run folder, checkpoint or export.
+        count: paths.
+        seed: of the noise.
+        solver: the run's when not given; its grid is that of the integral.
+        guidance: the run's when not given.
+        device: torch device.
+    """
+    sampler = load_sampler(run, solver, guidance, device=device)
+    labels, seeds = requests(count, seed, sampler.net.num_classes)
+    print(f"straightness of {count} paths: {evaluate_straightness(sampler, labels, seeds):.4f}")

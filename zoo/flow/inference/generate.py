@@ -14,10 +14,14 @@ from torch import Tensor
 
 from zoo.common import folders
 from zoo.common.atomic import sweep_temporaries, write_atomic
+from zoo.common.hardware import processes
+from zoo.common.locks import writes_into
 from zoo.common.table import csv_lines, header_line
 from zoo.flow import rendering
-from zoo.flow.inference.drawing import Drawn, requests, sampler_settings
+from zoo.flow.inference.drawing import Drawn, load_sampler, requests, sampler_settings
 from zoo.flow.inference.sampler import ANIMATED_IMAGES, Sampler
+from zoo.flow.process.guidance import Guidance
+from zoo.flow.process.solvers import Solver
 
 LABELS_NAME, JOINED_NAME = "labels.csv", "samples.npy"
 GRID_IMAGES = 100
@@ -47,16 +51,12 @@ def generate(
     grid, animation and `samples.npy`. Sample i is the same, to the bit, for any number of processes and kills; for
     another `sampler.chunk` it is the same but for rounding, and with dopri5 but for its tolerances.
 
+    The other arguments are those of `sample`.
+
     Args:
         sampler: a loaded run; its solver, guidance and chunk are used.
-        output: folder to write.
-        count: samples.
-        labels: classes by number or name, taken in turns; None for all.
-        seed: of the noise.
         rank: of this process, 0 to world_size - 1. It takes every world_size-th chunk.
         world_size: processes.
-        grid: write the grid.
-        trajectory: "none", "gif" or "mp4".
         progress: show a bar on rank 0.
 
     Returns:
@@ -188,3 +188,40 @@ def _write_sample(path: Path, sample: Tensor) -> None:
         rendering.write_png(path, rendering.to_pixels(sample[None])[0])
     else:
         write_atomic(path, lambda file: np.save(file, sample.numpy()))
+
+
+@writes_into("output")
+def sample(
+    run: Path,
+    output: Path,
+    count: int = 500,
+    labels: list[str | int] | None = None,
+    seed: int = 63,
+    solver: Solver | None = None,
+    guidance: Guidance | None = None,
+    chunk: int | None = None,
+    grid: bool = True,
+    trajectory: rendering.Animation = "none",
+    device: str = "cpu",
+) -> dict[str, Any]:
+    """Draw samples from a run into a folder: 0.png, 1.png, ..., labels.csv, a grid and an animation.
+
+    Sample i is the same for any chunk, device or number of processes, up to rounding. The same call goes on after a
+    kill. Under torchrun the processes share the work.
+
+    Args:
+        run: run folder, checkpoint or export; its averaged weights, where it has them.
+        output: folder to write.
+        count: samples.
+        labels: classes by number (1 to K) or name, taken in turns; all when not given. A name of digits needs quotes:
+            --labels '["7"]'.
+        seed: of the noise.
+        solver: the run's when not given, e.g. --solver.method heun2 --solver.steps 10.
+        guidance: the run's when not given, e.g. --guidance.scale 2; 1 is the conditional field.
+        chunk: samples integrated together; as the run says when not given.
+        grid: write the first 100 as one picture, OUTPUT_grid.png.
+        trajectory: none, gif or mp4: the way of the first 64 from noise to data.
+        device: torch device.
+    """
+    sampler = load_sampler(run, solver, guidance, chunk, device)
+    return generate(sampler, output, count, labels, seed, *processes(), grid, trajectory)

@@ -10,10 +10,14 @@ from rich.progress import Progress
 
 from zoo.common import folders
 from zoo.common.atomic import TEMPORARY_MARK, remove, write_atomic
+from zoo.common.hardware import processes
+from zoo.common.locks import writes_into
 from zoo.flow.data.pair_shards import CHECKED_VALUES, META_NAME, row_type, shard_paths
-from zoo.flow.inference.drawing import requests, sampler_settings
+from zoo.flow.inference.drawing import load_sampler, requests, sampler_settings
 from zoo.flow.inference.sampler import Sampler
+from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.sampling import PAIRS
+from zoo.flow.process.solvers import Solver
 
 NOT_COMPARED = ("run",)  # a matter of where it lies; the teacher's weights are compared by their hash
 
@@ -37,19 +41,14 @@ def make_pairs(
     number of processes, as far as a sample does not depend on its chunk (see `Sampler`). `meta.json` says how they were
     made. A second call makes missing shards only.
 
+    The other arguments are those of `write_pairs`.
+
     Args:
         sampler: the teacher, in evaluation mode, with its solver and guidance; it samples `chunk` pairs at once.
-        output: folder to write.
-        count: pairs in all, over all processes.
-        labels: pairs take their labels from these in turns, 1 to K (0 is the null class) or names; None takes all
-            classes, and no label for a net without classes.
-        seed: of the noise.
-        shard_size: pairs per file.
         rank: of this process; it makes every world_size-th shard from the rank-th on.
         world_size: number of processes.
         progress: show a progress bar.
         run: name of the teacher, for meta.json.
-        classes: names of the teacher's classes, for meta.json; those that it knows when None.
 
     Returns:
         Pairs that this process `made`, and `skipped` because they were there.
@@ -107,3 +106,39 @@ def _write(path: Path, rows: np.ndarray) -> None:
     for stale in path.parent.glob(f".{path.name}{TEMPORARY_MARK}*"):  # of a killed process
         remove(stale)
     write_atomic(path, lambda file: np.save(file, rows))
+
+
+@writes_into("output")
+def write_pairs(
+    run: Path,
+    output: Path,
+    count: int = 50000,
+    labels: list[str | int] | None = None,
+    seed: int = 63,
+    solver: Solver | None = None,
+    guidance: Guidance | None = None,
+    shard_size: int = 1024,
+    chunk: int | None = None,
+    classes: list[str] | None = None,
+    device: str = "cpu",
+) -> dict[str, int]:
+    """Write a run's samples with the noise that each was made of, to train on: reflow and distillation.
+
+    A pair is the same for any chunk, shard size or number of processes, up to rounding. The same call goes on after a
+    kill. Under torchrun the processes share the work.
+
+    Args:
+        run: run folder, checkpoint or export of the teacher.
+        output: folder to write.
+        count: pairs in all.
+        labels: classes by number or name, taken in turns; all when not given.
+        seed: of the noise.
+        solver: the run's when not given; pairs deserve more steps than samples.
+        guidance: the run's when not given; it is baked into the pairs.
+        shard_size: pairs per file.
+        chunk: pairs sampled at once; as the run says when not given.
+        classes: names of the classes, to be noted; those of the run when not given.
+        device: torch device.
+    """
+    sampler = load_sampler(run, solver, guidance, chunk, device)
+    return make_pairs(sampler, output, count, labels, seed, shard_size, *processes(), run=str(run), classes=classes)

@@ -60,9 +60,6 @@ class SequenceTask(SingleOptimizerTask):
 
     inference_class = "zoo.flow.SequenceRestorer"
     inference_parts = ("net", "path", "normaliser", "mel", "prediction")
-    inference_options = (
-        "solver", "guidance", "temperature", "seed", "chunk_frames", "overlap_frames", "chunk_batch",
-    )  # fmt: skip
 
     def __init__(
         self,

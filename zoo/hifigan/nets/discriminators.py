@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
-from zoo.training.adversarial import Discriminator, Verdict
+from zoo.training.adversarial import Discriminator, Output
 
 SLOPE = 0.1
 PERIOD_CHANNELS = (32, 128, 512, 1024, 1024)
@@ -87,7 +87,7 @@ class ConvolutionStack(nn.Module):
         for conv in [*convs, conv_post]:
             norm(conv)
 
-    def forward(self, x: Tensor) -> Verdict:
+    def forward(self, x: Tensor) -> Output:
         """Score (B, 1, ...); scores are flattened to (B, N), the last feature map is the score map."""
         maps = []
         for conv in self.convs:
@@ -117,7 +117,7 @@ class PeriodDiscriminator(ConvolutionStack):
         super().__init__(convs, nn.Conv2d(widths[-1], 1, (3, 1), padding=(1, 0)), _weight_norm)
         self.period = period
 
-    def forward(self, x: Tensor) -> Verdict:
+    def forward(self, x: Tensor) -> Output:
         """Score waveforms (B, 1, T)."""
         surplus = x.shape[-1] % self.period
         if surplus:
@@ -145,8 +145,8 @@ class MultiPeriodDiscriminator(Discriminator):
             raise ValueError(f"periods must be positive sample counts, not {list(periods)}")
         self.discriminators = nn.ModuleList(PeriodDiscriminator(period, channel_mult) for period in periods)
 
-    def forward(self, x: Tensor) -> list[Verdict]:
-        """Judge waveforms (B, 1, T); one verdict per period, six feature maps each."""
+    def forward(self, x: Tensor) -> list[Output]:
+        """Judge waveforms (B, 1, T); one output per period, six feature maps each."""
         return [discriminator(x) for discriminator in self.discriminators]
 
 
@@ -197,14 +197,14 @@ class MultiScaleDiscriminator(Discriminator):
             ScaleDiscriminator(channel_mult, spectral=index == 0) for index in range(scales)
         )
 
-    def forward(self, x: Tensor) -> list[Verdict]:
-        """Judge waveforms (B, 1, T); one verdict per scale, eight feature maps each."""
-        verdicts = []
+    def forward(self, x: Tensor) -> list[Output]:
+        """Judge waveforms (B, 1, T); one output per scale, eight feature maps each."""
+        outputs = []
         for index, discriminator in enumerate(self.discriminators):
             if index:
                 x = F.avg_pool1d(x, kernel_size=4, stride=2, padding=2)
-            verdicts.append(discriminator(x))
-        return verdicts
+            outputs.append(discriminator(x))
+        return outputs
 
 
 def _check_width(channel_mult: float) -> None:

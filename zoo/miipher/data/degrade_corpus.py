@@ -21,13 +21,16 @@ import numpy as np
 from rich.progress import track
 from scipy.io import wavfile
 
+from zoo.audio.augment import rooms
 from zoo.audio.augment.degrade import Degrader
-from zoo.audio.corpora.corpus import Corpus
+from zoo.audio.corpora.cache import build
+from zoo.audio.corpora.corpus import Corpus, cache_folder
 from zoo.audio.corpora.layouts import CorpusKind, Utterance, read_corpus
 from zoo.audio.io import files
 from zoo.audio.io.shards import AUDIO_SUFFIXES, CLEAN, DEGRADED, ShardWriter
 from zoo.common import folders
 from zoo.common.atomic import replacing, sweep_temporaries, write_atomic
+from zoo.common.locks import writes_into
 from zoo.common.workers import begin_worker
 
 Row = dict[str, Any]
@@ -251,19 +254,12 @@ def degrade_corpus(
     of the copy. The randomness of a copy follows from the seed, the utterance's place in the sorted corpus and the
     copy's number alone. A killed call is taken up again by the same call.
 
+    The other arguments are those of `degrade`.
+
     Args:
-        clean: Folder of the corpus.
-        output: Folder to write, also `manifest.jsonl`: a line of facts per copy.
         degrader: What degrades.
         noises: Noise at `sample_rate`, or None.
         rirs: Room impulse responses (T,) float32 at `sample_rate`, or None.
-        kind: Layout of the corpus.
-        copies: Degraded copies of each utterance, >= 1.
-        format: "tree" or "shards".
-        sample_rate: Of the degraded audio (and of the clean audio in a tree), in Hz.
-        seed: Of the split and of all randomness.
-        val_items: Utterances of the shuffled corpus that become `val`, >= 0.
-        workers: Processes; 0 works in this one. The result does not depend on it.
         max_samples: Samples of a shard.
         compress: Write `.tar.gz`.
         progress: Show a progress bar.
@@ -397,3 +393,59 @@ def _digest(content: Any) -> str | None:
     for part in content:
         digest.update(part.tobytes() if isinstance(part, np.ndarray) else json.dumps(list(part)).encode())
     return digest.hexdigest()[:16]
+
+
+@writes_into("output")
+def degrade(
+    clean: Path,
+    output: Path,
+    noise: Path | None = None,
+    rir: Path | None = None,
+    kind: CorpusKind = "auto",
+    copies: int = 4,
+    format: OutputFormat = "tree",
+    sample_rate: int = 22050,
+    seed: int = 172957,
+    val_items: int = 600,
+    workers: int = 0,
+    recipe: Literal["a2", "open_miipher"] = "a2",
+    degrader: Degrader | None = None,
+    shard_samples: int = 1000,
+    gzip: bool = False,
+    cache: Path = Path("runs/cache"),
+) -> dict[str, int]:
+    """Write degraded copies of a corpus: mirrored trees or WebDataset shards, split into train and val.
+
+    The same call again goes on after a kill and repeats failed files. The result does not depend on --workers.
+
+    Args:
+        clean: folder of clean speech.
+        output: folder to write: train/ and val/, and manifest.jsonl with the facts of every copy.
+        noise: folder of noise; noise made in code when not given.
+        rir: folder of room impulse responses; made in code when not given.
+        kind: layout of the corpus; auto looks.
+        copies: degraded copies of each utterance.
+        format: tree (clean/ and degraded/ with equal names) or shards (tar files).
+        sample_rate: of the degraded audio in Hz.
+        seed: of the split and of all randomness.
+        val_items: utterances of the shuffled corpus that go to val/.
+        workers: processes; 0 works in this one.
+        recipe: a2 (noise, then reverb for half, then a codec) or open_miipher (up to 3 of 4 steps in random order).
+        degrader: settings of your own instead of the recipe, e.g. --degrader.steps '[reverb, noise, codec]'.
+        shard_samples: samples of a shard.
+        gzip: compress the shards (.tar.gz).
+        cache: folder of the corpus caches, for the noise.
+
+    Returns:
+        Counts, see `degrade_corpus`.
+    """
+    noises: Corpus = (
+        rooms.SyntheticNoise(clips=24, sample_rate=sample_rate)
+        if noise is None
+        else build(files.walk(noise), cache_folder(cache, noise, sample_rate), sample_rate)
+    )
+    rirs = rooms.synthetic_rirs(200, sample_rate) if rir is None else rooms.read_rirs(rir, sample_rate)
+    return degrade_corpus(
+        clean, output, degrader or getattr(Degrader, recipe)(), noises, rirs, kind, copies, format, sample_rate, seed,
+        val_items, workers, shard_samples, gzip,
+    )  # fmt: skip

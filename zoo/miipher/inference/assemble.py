@@ -12,11 +12,11 @@ from zoo.runs.load import load, read_parts
 
 
 def assemble(cleaner: Path, vocoder: Path, output: Path) -> None:
-    """Write an export of a cleaner and a vocoder.
+    """Write a restorer of a trained cleaner and a vocoder that was not fine-tuned on it, as an export.
 
     Args:
         cleaner: run, checkpoint or export of stage 1.
-        vocoder: run, checkpoint or export of stage 2 or 3.
+        vocoder: run, checkpoint or export of stage 2 (or 3), on the same backbone.
         output: folder to write; appears only when complete.
 
     Raises:
@@ -36,3 +36,4 @@ def assemble(cleaner: Path, vocoder: Path, output: Path) -> None:
     specs["parts"] = {**specs["parts"], "encoder": read_parts(cleaner)[0]["parts"]["encoder"]}
     parts = {"encoder": encoder, "generator": restorer.generator}
     write_export(output, specs, parts, f"{cleaner.name} and {vocoder.name}", specs.get("step"))
+    print(f"wrote {output}")

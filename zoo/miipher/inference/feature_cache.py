@@ -9,6 +9,7 @@ from rich.progress import track
 from torch import nn
 
 from zoo.common.build import build
+from zoo.common.locks import writes_into
 from zoo.common.reading.configs import read_config
 from zoo.miipher.inference.restore import FeatureExtractor
 from zoo.miipher.nets.cleaner import Encoder
@@ -44,13 +45,16 @@ def read_encoder(path: Path) -> Encoder:
     return encoder.eval()
 
 
-def cache_folder(input: Path, output: Path, encoder: Encoder, overwrite: bool = False, device: str = "cpu") -> Row:
-    """Write the features of audio files or shards; a second call computes what is missing.
+@writes_into("output")
+def cache_features(input: Path, output: Path, encoder: Path, overwrite: bool = False, device: str = "cpu") -> Row:
+    """Write the features of audio as memory-mappable .npy files, for training the vocoder without the encoder.
+
+    The same call again computes only what is missing; manifest.jsonl tells the status of every file.
 
     Args:
-        input: file or folder tree of audio or shards.
-        output: folder for `.npy` files (C, F) float16 of the same tree, and the manifest.
-        encoder: gives the features.
+        input: audio file, shard, or folder of them.
+        output: folder to write: the same tree of (C, F) float16 files.
+        encoder: a recipe (its model.encoder), or a run, checkpoint or export (its trained encoder).
         overwrite: compute also what is finished already.
         device: torch device.
 
@@ -61,7 +65,7 @@ def cache_folder(input: Path, output: Path, encoder: Encoder, overwrite: bool = 
         FileNotFoundError: when there is no such input.
         ValueError: when there is nothing to do.
     """
-    extractor = FeatureExtractor(encoder).to(torch.device(device)).eval()
+    extractor = FeatureExtractor(read_encoder(encoder)).to(torch.device(device)).eval()
     jobs = plan(input, output, extractor.input_suffixes, extractor.output_suffix)
     run = BulkRun(output, overwrite)
     run.begin()

@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loops.fit_loop import _FitLoop
 
 from zoo.common.atomic import TEMPORARY_MARK, sweep_temporaries
+from zoo.common.ranges import at_least, one_of
 from zoo.runs import checkpoints as files
 from zoo.runs.csv_log import RunCSV
 from zoo.runs.folder import run_folder
@@ -73,7 +74,6 @@ def validate_again(trainer: L.Trainer, epoch: int) -> None:
     """Validate before the first batch of a resumed run, as the interrupted run did or would have done at this step.
 
     Args:
-        trainer: about to train.
         epoch: that the step belongs to; where it ends one, Lightning has begun the next.
     """
     for logger in trainer.loggers:
@@ -140,10 +140,8 @@ class Checkpoints(Checkpoint):
         save_best: int = 1,
         keep_last: int = 2,
     ) -> None:
-        if mode not in ("min", "max"):
-            raise ValueError(f"Checkpoints: mode is 'min' or 'max', not {mode!r}")
-        if keep_last < 1:
-            raise ValueError(f"Checkpoints: keep_last is at least 1, not {keep_last}")
+        one_of(("min", "max"), mode=mode)
+        at_least(1, keep_last=keep_last)
         self.every_n_batches = every_n_batches
         self.every_minutes = every_minutes
         self.monitor = monitor
@@ -187,15 +185,11 @@ class Checkpoints(Checkpoint):
             validate_again(trainer, self._owed_epoch)
             self._owed_epoch = None
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Note that a step is under way: its half-done state is never saved."""
         self._at_boundary = False
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Save when it is time; after a stop signal save and leave."""
         if trainer.fit_loop.epoch_loop._should_accumulate():
             return  # the gradients gathered so far belong to a step under way
@@ -355,10 +349,5 @@ def check_disk(folder: Path, module: L.LightningModule, copies: int) -> None:
             f"{free / 2**20:.0f} MiB are free; set trainer.default_root_dir to another disk"
         )
     if free < copies * one:
-        log.warning(
-            "%s has %.1f GiB free; %d checkpoints of about %.2f GiB will not all fit",
-            folder,
-            free / 2**30,
-            copies,
-            one / 2**30,
-        )
+        said = "%s has %.1f GiB free; %d checkpoints of about %.2f GiB will not all fit"
+        log.warning(said, folder, free / 2**30, copies, one / 2**30)

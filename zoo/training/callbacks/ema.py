@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from zoo.common.ranges import at_least, below
+
 log = logging.getLogger(__name__)
 
 
@@ -43,12 +45,9 @@ class EMA(L.Callback):
     ) -> None:
         if not modules:
             raise ValueError("EMA: modules names no part")
-        if not 0.0 <= decay < 1.0:
-            raise ValueError(f"EMA: decay lies in [0, 1), not {decay}")
-        if start_batch < 0 or every_n_batches < 1:
-            raise ValueError(
-                f"EMA: start_batch >= 0 and every_n_batches >= 1 are needed, not {start_batch} and {every_n_batches}"
-            )
+        at_least(0, decay=decay, start_batch=start_batch)
+        below(1, decay=decay)
+        at_least(1, every_n_batches=every_n_batches)
         self.modules = modules
         self.decay = decay
         self.start_batch = start_batch
@@ -86,9 +85,7 @@ class EMA(L.Callback):
         if trainer.ckpt_path is not None and not self._restored:
             log.warning("EMA: %s holds no average; it starts from the live weights", trainer.ckpt_path)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Update, unless a guard threw this batch away or it only accumulated gradients."""
         done = trainer.fit_loop.epoch_loop.total_batch_idx + 1 - self.start_batch
         stepped = trainer.global_step != self._step

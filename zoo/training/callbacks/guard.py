@@ -1,4 +1,8 @@
-"""A guard against diverging losses: bad batches are thrown away before they reach weights or optimizer states."""
+"""Guards of the loss: bad batches are thrown away before they reach weights or optimizer states.
+
+`LossGuard` and `RobustGuard` differ in what they take for bad and in the strategy by which they answer it: skip the
+batch, also reduce the rates, also roll back to a snapshot, or stop.
+"""
 
 from __future__ import annotations
 
@@ -7,59 +11,31 @@ import logging
 import math
 import statistics
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
-from weakref import WeakKeyDictionary
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 import lightning as L
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from zoo.common.ranges import above, at_least, between, one_of, positive, within
 from zoo.training.callbacks.checkpoint import SHARDING_STRATEGIES
 from zoo.training.callbacks.ema import EMA
-
-_FACTORS: WeakKeyDictionary[Optimizer, list[Callable[[], float]]] = WeakKeyDictionary()
-
-
-def scale_rates(optimizer: Optimizer, factor: Callable[[], float]) -> None:
-    """Multiply an optimizer's rates by a factor that may change, in effect during its steps only.
-
-    Between steps the rates are the schedule's, so it neither overwrites the factor nor takes it for its own. Several
-    factors multiply.
-
-    Args:
-        optimizer: whose rates are scaled.
-        factor: asked at each step, > 0.
-    """
-    if optimizer in _FACTORS:
-        _FACTORS[optimizer].append(factor)
-        return
-    _FACTORS[optimizer] = factors = [factor]
-    scheduled: list[Any] = []
-
-    def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        scheduled[:] = [group["lr"] for group in optimizer.param_groups]
-        product = math.prod(each() for each in factors)
-        for group in optimizer.param_groups:
-            group["lr"] = group["lr"] * product
-
-    def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        for group, rate in zip(optimizer.param_groups, scheduled, strict=True):
-            group["lr"] = rate
-
-    optimizer.register_step_pre_hook(before)
-    optimizer.register_step_post_hook(after)
-
+from zoo.training.callbacks.rates import Counting
 
 log = logging.getLogger(__name__)
+
+Strategy = Literal["skip", "reduce", "roll_back", "stop"]
+NORMAL = 1.4826  # standard deviation of a normal distribution in units of its median absolute deviation
+LEAST_DEVIATION = 0.1  # relative; losses that hardly vary would make every one of them an outlier
 
 
 class DivergedError(RuntimeError):
     """Too many bad batches in a row."""
 
 
-class LossGuard(L.Callback):
+class LossGuard(Counting):
     """Skips batches whose loss or gradient is not finite, or whose loss explodes; stops when they do not end.
 
     Gradients of a bad batch are dropped before the optimizer sees them, so neither weights nor moments change. With
@@ -85,6 +61,9 @@ class LossGuard(L.Callback):
         DivergedError: while training, after `patience` bad batches in a row.
     """
 
+    counters: ClassVar[tuple[str, ...]] = ("trips", "multiplier", "in_a_row", "good")
+    windows: ClassVar[tuple[str, ...]] = ("losses",)  # of good steps
+
     def __init__(
         self,
         action: Literal["skip", "reduce", "roll_back"] = "skip",
@@ -96,12 +75,12 @@ class LossGuard(L.Callback):
         floor: float = 0.01,
         snapshot_every: int = 100,
     ) -> None:
-        if action not in ("skip", "reduce", "roll_back"):
-            raise ValueError(f"LossGuard: action is 'skip', 'reduce' or 'roll_back', not {action!r}")
-        if factor <= 1 or not 0 < reduce_factor < 1 or not 0 < floor <= 1:
-            raise ValueError("LossGuard: factor > 1, 0 < reduce_factor < 1 and 0 < floor <= 1 are needed")
-        if min(window, patience, snapshot_every) < 1:
-            raise ValueError("LossGuard: window, patience and snapshot_every are at least 1")
+        one_of(("skip", "reduce", "roll_back"), action=action)
+        above(1, factor=factor)
+        between(0, 1, reduce_factor=reduce_factor)
+        positive(floor=floor)
+        within(0, 1, floor=floor)
+        at_least(1, window=window, patience=patience, snapshot_every=snapshot_every)
         self.action = action
         self.factor = factor
         self.window = window
@@ -111,51 +90,37 @@ class LossGuard(L.Callback):
         self.floor = floor
         self.snapshot_every = snapshot_every
         self.trips = 0
-        self.multiplier = 1.0
+        self.in_a_row = 0
+        self.good = 0
         self.skipped = False
         self._scales = action == "reduce"
         self._stepped = False
-        self._in_a_row = 0
-        self._good = 0
-        self._losses: dict[int, deque[float]] = {}
+        self._seen: dict[str, dict[int, deque[float]]] = {name: {} for name in self.windows}
         self._pending: list[Tensor] = []
         self._reasons: list[str] = []
         self._statistics: list[tuple[Tensor, Tensor]] = []
         self._snapshot: Snapshot | None = None
 
-    @property
-    def state_key(self) -> str:
-        """Same key whatever the arguments, so that a resume may change them."""
-        return "LossGuard"
-
     def state_dict(self) -> dict[str, Any]:
         """Counters and windows."""
-        return {
-            "trips": self.trips,
-            "multiplier": self.multiplier,
-            "in_a_row": self._in_a_row,
-            "good": self._good,
-            "losses": {index: list(losses) for index, losses in self._losses.items()},
-        }
+        windows = {name: {index: list(seen) for index, seen in self._seen[name].items()} for name in self.windows}
+        return super().state_dict() | windows
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore counters and windows."""
-        self.trips, self.multiplier = state_dict["trips"], state_dict["multiplier"]
-        self._in_a_row, self._good = state_dict["in_a_row"], state_dict["good"]
-        self._losses = {index: deque(losses, self.window) for index, losses in state_dict["losses"].items()}
+        super().load_state_dict(state_dict)
+        for name in self.windows:
+            self._seen[name] = {index: deque(seen, self.window) for index, seen in state_dict[name].items()}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Take the first snapshot, or hook the multiplier into the optimizers."""
         if self.action == "roll_back":
             self._snapshot = Snapshot(trainer, pl_module)
         if self._scales:
-            for optimizer in trainer.optimizers:
-                scale_rates(optimizer, lambda: self.multiplier)
+            self.hook_rates(trainer)
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        """Forget the last batch's verdict; remember running statistics, which the forward pass itself changes."""
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
+        """Forget the last batch; remember running statistics, which the forward pass itself changes."""
         self.skipped = self._stepped = False
         if not self._pending:  # otherwise this batch is accumulated on earlier ones, and their step is one
             norms = [m for m in pl_module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
@@ -163,12 +128,7 @@ class LossGuard(L.Callback):
 
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
         """Note the loss, unscaled, for the optimizer step that it belongs to."""
-        scaler = getattr(trainer.precision_plugin, "scaler", None)
-        loss = loss.detach().float()
-        if scaler is not None:
-            # scaling a one yields the scale without waiting for the device
-            loss = loss / scaler.scale(torch.ones_like(loss))
-        self._pending.append(loss)
+        self._pending.append(unscaled(trainer, loss))
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
         """Judge the step; drop its gradients when it, or an earlier step on this batch, is bad."""
@@ -185,7 +145,9 @@ class LossGuard(L.Callback):
             self._reasons.append(reason)
             self.skipped = True
         else:
-            self._remember(index, loss, gradient)
+            for (_, seen), value in zip(self._seen.items(), (loss, gradient), strict=False):
+                if math.isfinite(value):
+                    seen.setdefault(index, deque(maxlen=self.window)).append(value)
         if self.skipped:
             for parameter in parameters:
                 parameter.grad = None
@@ -196,15 +158,15 @@ class LossGuard(L.Callback):
         """Count; act on a bad batch; take a snapshot after enough good ones."""
         if self.skipped:
             self.trips += 1
-            self._in_a_row += 1
+            self.in_a_row += 1
             message = _describe(trainer, batch, batch_idx, self._reasons)
             self._reasons.clear()
             for buffer, before in self._statistics:
                 buffer.copy_(before)
-            self._act(trainer, pl_module, message)
+            self._apply(self._strategy(), trainer, message)
         elif self._stepped:
-            self._in_a_row = 0
-            self._good += 1
+            self.in_a_row = 0
+            self.good += 1
             self._approve(trainer, pl_module)
         pl_module.log("train/guard_trips", float(self.trips), on_step=True, on_epoch=False)
         if self._scales:
@@ -217,7 +179,7 @@ class LossGuard(L.Callback):
             return f"{what} is {loss}"
         if self.limit is not None and loss > self.limit:
             return f"{what} is {loss:.4g}, above the limit of {self.limit:g}"
-        seen = self._losses.get(index, ())
+        seen = self._seen["losses"].get(index, ())
         median = statistics.median(seen) if len(seen) == self.window else 0.0
         if 0 < median * self.factor < loss:
             return f"{what} is {loss:.4g}, above {self.factor:g} times the running median of {median:.4g}"
@@ -226,45 +188,48 @@ class LossGuard(L.Callback):
             return f"the gradient norm behind {what} is {gradient}"
         return None
 
-    def _remember(self, index: int, loss: float, gradient: float) -> None:
-        """Note the values of a good step."""
-        self._losses.setdefault(index, deque(maxlen=self.window)).append(loss)
-
     def _approve(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Act on a good batch."""
-        if self.action == "roll_back" and self._good % self.snapshot_every == 0:
+        if self.action == "roll_back" and self.good % self.snapshot_every == 0:
             self._snapshot = Snapshot(trainer, pl_module)
 
-    def _act(self, trainer: L.Trainer, pl_module: L.LightningModule, message: str) -> None:
-        """Act on a bad batch, whose gradients are dropped already."""
-        if self._in_a_row >= self.patience:
+    def _strategy(self) -> Strategy:
+        """What to do about a bad batch, which is counted and whose gradients are dropped already."""
+        return self.action if self.in_a_row < self.patience else "stop"
+
+    def _apply(self, strategy: Strategy, trainer: L.Trainer, message: str) -> None:
+        if strategy == "stop":
             raise DivergedError(
-                f"{self._in_a_row} bad batches in a row, the last: {message}. Lower the learning rate, clip gradients, "
-                "or check these files; the last checkpoint is from before"
+                f"{self._history()}, the last: {message}. Lower the learning rate, clip gradients, or check these "
+                "files; the last checkpoint is from before"
             )
-        if self.action == "reduce":
-            self.multiplier = max(self.floor, self.multiplier * self.reduce_factor)
-            log.warning("skipped %s; learning rates are now times %g", message, self.multiplier)
-        elif self.action == "roll_back" and self._snapshot is not None:
+        done = ""
+        if strategy == "reduce":
+            self.lower(self.reduce_factor)
+            done = f"; learning rates are now times {self.multiplier:.3g}"
+        elif strategy == "roll_back" and self._snapshot is not None:
             self._snapshot.restore(trainer)
-            log.warning("skipped %s; rolled back to batch %d", message, self._snapshot.batch)
-        else:
-            log.warning("skipped %s", message)
+            done = f"; rolled back to batch {self._snapshot.batch}"
+        log.warning("skipped %s%s", message, done)
+
+    def _history(self) -> str:
+        return f"{self.in_a_row} bad batches in a row"
 
 
 class Snapshot:
-    """Weights, buffers and optimizer states at one batch, in memory.
+    """Weights, buffers, optimizer states and averages of `EMA` at one batch, in memory.
 
     Args:
-        trainer: whose optimizers are copied.
-        pl_module: whose trainable parameters and buffers are copied.
+        averages: copy those of the trainer's `EMA` as well.
     """
 
-    def __init__(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def __init__(self, trainer: L.Trainer, pl_module: L.LightningModule, averages: bool = False) -> None:
         tensors = [*(p for p in pl_module.parameters() if p.requires_grad), *pl_module.buffers()]
+        emas = [each for each in trainer.callbacks if averages and isinstance(each, EMA)]  # type: ignore[attr-defined]
         self.batch = trainer.global_step
         self._tensors = [(tensor, tensor.detach().clone()) for tensor in tensors]
         self._states = [copy.deepcopy(optimizer.state_dict()["state"]) for optimizer in trainer.optimizers]
+        self._averages = [(ema, clone(ema.shadow), ema.updates) for ema in emas]
 
     @torch.no_grad()
     def restore(self, trainer: L.Trainer) -> None:
@@ -274,6 +239,47 @@ class Snapshot:
         for optimizer, state in zip(trainer.optimizers, self._states, strict=True):
             groups = optimizer.state_dict()["param_groups"]
             optimizer.load_state_dict({"state": copy.deepcopy(state), "param_groups": groups})
+        for ema, shadow, updates in self._averages:
+            ema.shadow, ema.updates = clone(shadow), updates
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as tensors and plain values."""
+        return {
+            "batch": self.batch,
+            "tensors": [value for _, value in self._tensors],
+            "optimizers": self._states,
+            "averages": [(shadow, updates) for _, shadow, updates in self._averages],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take the place of the snapshot that was saved.
+
+        Raises:
+            ValueError: when it is one of other weights or averages.
+        """
+        shapes = [value.shape for value in state["tensors"]]
+        if shapes != [tensor.shape for tensor, _ in self._tensors] or len(state["averages"]) != len(self._averages):
+            raise ValueError(
+                "RobustGuard: the checkpoint's snapshot holds other weights or averages than this run trains; "
+                "begin anew from its weights by --init_from"
+            )
+        self.batch = state["batch"]
+        pairs = zip(self._tensors, state["tensors"], strict=True)
+        self._tensors = [(tensor, value.to(tensor.device)) for (tensor, _), value in pairs]
+        self._states = copy.deepcopy(state["optimizers"])
+        self._averages = [(ema, *saved) for (ema, *_), saved in zip(self._averages, state["averages"], strict=True)]
+
+
+def clone(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of named tensors."""
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def unscaled(trainer: L.Trainer, loss: Tensor) -> Tensor:
+    """A loss before fp16's scale; scaling a one yields the scale without waiting for the device."""
+    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    loss = loss.detach().float()
+    return loss if scaler is None else loss / scaler.scale(torch.ones_like(loss))
 
 
 def _loss_of(trainer: L.Trainer, index: int) -> str:
@@ -291,10 +297,6 @@ def _describe(trainer: L.Trainer, batch: Any, batch_idx: int, reasons: list[str]
     if names:
         text += f"; items: {', '.join(map(str, names))}"
     return text
-
-
-NORMAL = 1.4826  # standard deviation of a normal distribution in units of its median absolute deviation
-LEAST_SPREAD = 0.1  # relative; losses that hardly vary would make every one of them an outlier
 
 
 class RobustGuard(LossGuard):
@@ -330,6 +332,9 @@ class RobustGuard(LossGuard):
         DivergedError: while training, after the last roll-back.
     """
 
+    counters = (*LossGuard.counters, "level", "calm", "rolled_back", "due")
+    windows = ("losses", "gradients")
+
     def __init__(
         self,
         threshold: float = 6.0,
@@ -344,19 +349,10 @@ class RobustGuard(LossGuard):
         recover_steps: int = 500,
         snapshot_every: int = 100,
     ) -> None:
-        super().__init__(
-            factor=math.inf,
-            window=window,
-            limit=limit,
-            reduce_factor=reduce_factor,
-            floor=floor,
-            snapshot_every=snapshot_every,
-        )
-        if threshold <= 0 or min(skips, reductions, rollbacks) < 0 or min(calm_steps, recover_steps) < 1:
-            raise ValueError(
-                "RobustGuard: threshold > 0, skips, reductions and rollbacks of at least 0, calm_steps and "
-                "recover_steps of at least 1 are needed"
-            )
+        super().__init__("roll_back", math.inf, window, limit, 1, reduce_factor, floor, snapshot_every)
+        positive(threshold=threshold)
+        at_least(0, skips=skips, reductions=reductions, rollbacks=rollbacks)
+        at_least(1, calm_steps=calm_steps, recover_steps=recover_steps)
         self.threshold = threshold
         self.skips = skips
         self.reductions = reductions
@@ -365,35 +361,18 @@ class RobustGuard(LossGuard):
         self.recover_steps = recover_steps
         self.rolled_back = 0
         self._scales = True
-        self._level = 0  # bad steps since the last calm or roll-back
-        self._calm = calm_steps  # good steps in a row
-        self._due = False  # a snapshot, at the next step: by then every callback is done with this one
-        self._gradients: dict[int, deque[float]] = {}
+        self.level = 0  # bad steps since the last calm or roll-back
+        self.calm = calm_steps  # good steps in a row
+        self.due = False  # a snapshot, at the next step: by then every callback is done with this one
         self._saved: dict[str, Any] | None = None
-
-    @property
-    def state_key(self) -> str:
-        """Same key whatever the arguments, so that a resume may change them."""
-        return "RobustGuard"
 
     def state_dict(self) -> dict[str, Any]:
         """Counters, windows and the snapshot."""
-        snapshot = self._snapshot.state_dict() if isinstance(self._snapshot, WholeSnapshot) else None
-        return super().state_dict() | {
-            "level": self._level,
-            "calm": self._calm,
-            "rolled_back": self.rolled_back,
-            "due": self._due,
-            "gradients": {index: list(norms) for index, norms in self._gradients.items()},
-            "snapshot": snapshot,
-        }
+        return super().state_dict() | {"snapshot": None if self._snapshot is None else self._snapshot.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore counters, windows and the snapshot."""
         super().load_state_dict(state_dict)
-        self._level, self._calm = state_dict["level"], state_dict["calm"]
-        self.rolled_back, self._due = state_dict["rolled_back"], state_dict["due"]
-        self._gradients = {index: deque(norms, self.window) for index, norms in state_dict["gradients"].items()}
         self._saved = state_dict["snapshot"]
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -406,8 +385,8 @@ class RobustGuard(LossGuard):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Hook the multiplier into the optimizers; take the first snapshot, or that of the resumed run."""
-        super().on_train_start(trainer, pl_module)
-        self._snapshot = WholeSnapshot(trainer, pl_module)
+        self.hook_rates(trainer)
+        self._snapshot = Snapshot(trainer, pl_module, averages=True)
         if self._saved is not None:
             self._snapshot.load_state_dict(self._saved)
             self._saved = None
@@ -416,8 +395,8 @@ class RobustGuard(LossGuard):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Take the snapshot that is due."""
-        if self._due:
-            self._snapshot, self._due = WholeSnapshot(trainer, pl_module), False
+        if self.due:
+            self._snapshot, self.due = Snapshot(trainer, pl_module, averages=True), False
         super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
 
     def on_train_batch_end(
@@ -432,119 +411,54 @@ class RobustGuard(LossGuard):
         if reason is not None:
             return reason
         what = _loss_of(trainer, index)
-        for name, value, seen in (
-            (what, loss, self._losses.get(index, ())),
-            (f"the gradient norm behind {what}", gradient, self._gradients.get(index, ())),
-        ):
+        names = (what, f"the gradient norm behind {what}")
+        for name, value, windows in zip(names, (loss, gradient), self._seen.values(), strict=True):
+            seen = windows.get(index, ())
             # a gradient that is not finite passes where it is the loss scaler's everyday business
             if len(seen) == self.window and math.isfinite(value) and (z := robust_z(value, seen)) > self.threshold:
                 return f"{name} is {value:.4g}, {z:.1f} robust standard deviations above the last {self.window}"
         return None
 
-    def _remember(self, index: int, loss: float, gradient: float) -> None:
-        super()._remember(index, loss, gradient)
-        if math.isfinite(gradient):
-            self._gradients.setdefault(index, deque(maxlen=self.window)).append(gradient)
-
     def _approve(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._calm += 1
+        self.calm += 1
         self.multiplier = min(1.0, self.multiplier * self.reduce_factor ** (-1 / self.recover_steps))
-        if self._calm >= self.calm_steps:
-            self._level = 0
-            self._due = self._good % self.snapshot_every == 0
-        if self._calm >= self.recover_steps:
+        if self.calm >= self.calm_steps:
+            self.level = 0
+            self.due = self.good % self.snapshot_every == 0
+        if self.calm >= self.recover_steps:
             self.rolled_back = 0
 
-    def _act(self, trainer: L.Trainer, pl_module: L.LightningModule, message: str) -> None:
-        self._calm = 0
-        self._level += 1
-        if self._level <= self.skips:
-            log.warning("skipped %s", message)
-        elif self._level <= self.skips + self.reductions:
-            self.multiplier = max(self.floor, self.multiplier * self.reduce_factor)
-            log.warning("skipped %s; learning rates are now times %.3g", message, self.multiplier)
-        elif self.rolled_back == self.rollbacks or self._snapshot is None:
-            raise DivergedError(
-                f"diverging again after {self.rolled_back} roll-backs, the last: {message}. Lower the learning rate, "
-                "clip gradients, or check these files"
-            )
-        else:
-            self._snapshot.restore(trainer)
-            self.rolled_back += 1
-            self._level = 0
-            log.warning("skipped %s; rolled back to batch %d", message, self._snapshot.batch)
+    def _strategy(self) -> Strategy:
+        self.calm = 0
+        self.level += 1
+        if self.level <= self.skips:
+            return "skip"
+        if self.level <= self.skips + self.reductions:
+            return "reduce"
+        if self.rolled_back == self.rollbacks:
+            return "stop"
+        self.rolled_back += 1
+        self.level = 0
+        return "roll_back"
 
-
-class WholeSnapshot(Snapshot):
-    """A snapshot with the averages of `EMA`, which can be saved.
-
-    Args:
-        trainer: whose optimizers and averages are copied.
-        pl_module: whose trainable parameters and buffers are copied.
-    """
-
-    def __init__(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        super().__init__(trainer, pl_module)
-        emas = [callback for callback in trainer.callbacks if isinstance(callback, EMA)]  # type: ignore[attr-defined]
-        self._averages = [(ema, clone(ema.shadow), ema.updates) for ema in emas]
-
-    def restore(self, trainer: L.Trainer) -> None:
-        """Put everything back except the learning rates, which belong to the schedule."""
-        super().restore(trainer)
-        for ema, shadow, updates in self._averages:
-            ema.shadow, ema.updates = clone(shadow), updates
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything, as tensors and plain values."""
-        return {
-            "batch": self.batch,
-            "tensors": [value for _, value in self._tensors],
-            "optimizers": self._states,
-            "averages": [(shadow, updates) for _, shadow, updates in self._averages],
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take the place of the snapshot that was saved.
-
-        Raises:
-            ValueError: when it is one of other weights or averages.
-        """
-        shapes = [value.shape for value in state["tensors"]]
-        if shapes != [tensor.shape for tensor, _ in self._tensors] or len(state["averages"]) != len(self._averages):
-            raise ValueError(
-                "RobustGuard: the checkpoint's snapshot holds other weights or averages than this run trains; "
-                "begin anew from its weights by --init_from"
-            )
-        self.batch = state["batch"]
-        self._tensors = [
-            (tensor, value.to(tensor.device))
-            for (tensor, _), value in zip(self._tensors, state["tensors"], strict=True)
-        ]
-        self._states = copy.deepcopy(state["optimizers"])
-        self._averages = [
-            (ema, shadow, updates)
-            for (ema, *_), (shadow, updates) in zip(self._averages, state["averages"], strict=True)
-        ]
-
-
-def clone(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of named tensors."""
-    return {name: tensor.clone() for name, tensor in tensors.items()}
+    def _history(self) -> str:
+        return f"diverging again after {self.rolled_back} roll-backs"
 
 
 def robust_z(value: float, seen: Sequence[float]) -> float:
     """How far a value lies above others, in robust standard deviations of their logarithms.
 
     Args:
-        value: finite.
         seen: the others, at least one, finite; where they or `value` are not all positive, no logarithm is taken.
 
     Returns:
         (value - median) / max(1.4826 * median absolute deviation, a tenth), negative below the median.
     """
-    positive = value > 0 and min(seen) > 0
-    value, values = (math.log(value), [math.log(each) for each in seen]) if positive else (value, list(seen))
+    all_positive = value > 0 and min(seen) > 0
+    value, values = (math.log(value), [math.log(each) for each in seen]) if all_positive else (value, list(seen))
     median = statistics.median(values)
-    least = LEAST_SPREAD if positive else LEAST_SPREAD * statistics.median(abs(each) for each in values)
-    spread = max(NORMAL * statistics.median(abs(each - median) for each in values), least)
-    return (value - median) / spread if spread else math.copysign(math.inf, value - median) if value != median else 0.0
+    least = LEAST_DEVIATION if all_positive else LEAST_DEVIATION * statistics.median(abs(each) for each in values)
+    deviation = max(NORMAL * statistics.median(abs(each - median) for each in values), least)
+    if deviation:
+        return (value - median) / deviation
+    return math.copysign(math.inf, value - median) if value != median else 0.0

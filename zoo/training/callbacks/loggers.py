@@ -44,9 +44,6 @@ def make_loggers(
 
     Args:
         names: "tensorboard", "wandb".
-        wandb: settings of the latter.
-        folder: of the run.
-        configured: loggers of the user's own.
 
     Returns:
         Those whose service can be had.

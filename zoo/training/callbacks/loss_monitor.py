@@ -12,12 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from zoo.common.ranges import between
+from zoo.training.callbacks.guard import unscaled
+from zoo.training.callbacks.rates import Counting
+
 log = logging.getLogger(__name__)
 
 Kind = Literal["", "nonfinite", "explosion", "plateau", "early_stop"]
 _HISTORY = 100  # finite losses before a rise is looked for
 _RISE = 1.01  # short over long average
 _RISE_EVERY = 500  # optimizer steps
+_STATE = ("best", "since_best", "reductions", "nonfinite", "finite", "short", "long")
 
 
 @dataclass(frozen=True)
@@ -25,9 +30,6 @@ class Decision:
     """What the original does about one loss.
 
     Args:
-        skip: leave the micro-batch out.
-        reduce: lower the learning rates.
-        stop: end training.
         kind: the last reason; empty without one.
     """
 
@@ -111,14 +113,12 @@ class OriginalMonitor:
             setattr(self, name, state[name])
 
 
-_STATE = ("best", "since_best", "reductions", "nonfinite", "finite", "short", "long")
-
-
-class LossMonitor(L.Callback):
+class LossMonitor(Counting):
     """Applies `OriginalMonitor`. For parity with the original; `zoo.training.RobustGuard` is better.
 
-    Like the original it judges each micro-batch before its backward pass, lets an exploded one train with lowered
-    rates, and lowers the optimizer's own rates, which the schedule's next step overwrites.
+    Like the original it judges each
+    micro-batch before its backward pass, lets an exploded one train with lowered rates, and lowers the optimizer's own
+    rates, which the schedule's next step overwrites.
 
     Unlike it, the micro-batch that stops training is trained, the run does stop, and a loss that is not finite in the
     last micro-batch of a window does not join this window to the next.
@@ -137,17 +137,11 @@ class LossMonitor(L.Callback):
     def __init__(
         self, threshold: float = 10.0, factor: float = 0.5, patience: int | None = None, min_lr: float = 1e-7
     ) -> None:
-        if not 0 < factor < 1:
-            raise ValueError(f"LossMonitor: factor lies in (0, 1), not {factor}")
+        between(0, 1, factor=factor)
         self.monitor = OriginalMonitor(threshold, factor, math.inf if patience is None else patience, min_lr)
         self.skipped = False
         self._taken = 0  # micro-batches of this window that were not skipped
         self._before: list[tuple[nn.Parameter, Tensor | None]] = []
-
-    @property
-    def state_key(self) -> str:
-        """Same key whatever the arguments, so that a resume may change them."""
-        return "LossMonitor"
 
     def state_dict(self) -> dict[str, Any]:
         """Averages and counters."""
@@ -168,8 +162,7 @@ class LossMonitor(L.Callback):
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
         """Judge the loss; keep the gradients of the window if this one must not add to them."""
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        scale = scaler.get_scale() if scaler is not None else 1.0
-        value = float(loss.detach()) / scale * trainer.accumulate_grad_batches
+        value = float(unscaled(trainer, loss)) * trainer.accumulate_grad_batches
         decision = self.monitor.update(value, trainer.global_step)
         self.skipped = decision.skip
         self._taken += not decision.skip
@@ -206,9 +199,7 @@ class LossMonitor(L.Callback):
                     parameter.grad = None
         self._taken = 0
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Log the counters."""
         counters = {"reductions": self.monitor.reductions, "nonfinite": self.monitor.nonfinite}
         values = {f"train/monitor_{name}": float(value) for name, value in counters.items()}

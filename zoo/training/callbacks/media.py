@@ -6,6 +6,7 @@ import logging
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -33,7 +34,6 @@ def log_audio(task: L.LightningModule, name: str, audio: Tensor | np.ndarray, sa
     full disk, is reported once and costs nothing but the sound.
 
     Args:
-        task: the task that validates.
         name: what it is, e.g. `val/generated_0`; the same in every validation.
         audio: (T,) floats in [-1, 1]; leading axes of size 1 are dropped, values that are not finite become silence.
         sample_rate: in Hz.
@@ -46,16 +46,8 @@ def log_audio(task: L.LightningModule, name: str, audio: Tensor | np.ndarray, sa
         raise ValueError(f"log_audio({name!r}): expected audio of shape (T,), T >= 1, found {tuple(samples.shape)}")
     samples = np.clip(np.nan_to_num(samples.reshape(-1), nan=0.0, posinf=0.0, neginf=0.0), -1.0, 1.0)
 
-    def give(logger: Any, experiment: Any, path: Path, step: int) -> bool:
-        if hasattr(logger, "log_audio"):
-            logger.log_audio(name, [str(path)], step=step)
-        elif hasattr(experiment, "add_audio"):
-            experiment.add_audio(name, samples[None], step, sample_rate=sample_rate)
-        else:
-            return False
-        return True
-
-    _keep(task, name, ".wav", lambda path: files.write(path, samples, sample_rate), give)
+    options = {"sample_rate": sample_rate}
+    _keep(task, name, "audio", ".wav", lambda path: files.write(path, samples, sample_rate), samples[None], options)
 
 
 def log_image(task: L.LightningModule, name: str, image: Tensor | np.ndarray) -> None:
@@ -64,7 +56,6 @@ def log_image(task: L.LightningModule, name: str, image: Tensor | np.ndarray) ->
     Call it on every rank; rank zero writes. Otherwise as `log_audio`.
 
     Args:
-        task: the task that validates.
         name: what it is, e.g. `val/samples`.
         image: (H, W), (H, W, C) or (C, H, W) with C of 1, 3 or 4; uint8, or floats in [0, 1].
 
@@ -73,16 +64,8 @@ def log_image(task: L.LightningModule, name: str, image: Tensor | np.ndarray) ->
     """
     pixels = _pixels(name, _array(image))
 
-    def give(logger: Any, experiment: Any, path: Path, step: int) -> bool:
-        if hasattr(logger, "log_image"):
-            logger.log_image(name, [pixels], step=step)
-        elif hasattr(experiment, "add_image"):
-            experiment.add_image(name, pixels, step, dataformats="HW" if pixels.ndim == 2 else "HWC")
-        else:
-            return False
-        return True
-
-    _keep(task, name, ".png", lambda path: write_atomic(path, lambda file: _save_png(pixels, file)), give)
+    options = {"dataformats": "HW" if pixels.ndim == 2 else "HWC"}
+    _keep(task, name, "image", ".png", lambda path: write_atomic(path, partial(_save_png, pixels)), pixels, options)
 
 
 def log_figure(task: L.LightningModule, name: str, figure: Figure) -> None:
@@ -91,7 +74,6 @@ def log_figure(task: L.LightningModule, name: str, figure: Figure) -> None:
     Call it on every rank; rank zero draws. Otherwise as `log_image`.
 
     Args:
-        task: the task that validates.
         name: what it is, e.g. `val/mel_0`.
         figure: the figure, e.g. of `mel_figure`.
     """
@@ -179,11 +161,16 @@ def _folder(task: L.LightningModule) -> Path | None:
 def _keep(
     task: L.LightningModule,
     name: str,
+    kind: str,
     suffix: str,
     write: Callable[[Path], object],
-    give: Callable[[Any, Any, Path, int], bool],
+    value: np.ndarray,
+    options: dict[str, Any],
 ) -> None:
-    """Write the file on rank zero, then offer it to each logger; whoever cannot take it is named once."""
+    """Write the file on rank zero, then offer it to each logger; whoever cannot take it is named once.
+
+    W&B's `log_<kind>` takes images as they are and other media as files, TensorBoard's `add_<kind>` takes arrays.
+    """
     trainer, folder = task.trainer, _folder(task)
     if folder is None:
         return
@@ -196,15 +183,19 @@ def _keep(
     except OSError as error:
         _warn_once("files", f"{path} cannot be written ({error}): sounds and pictures may be missing from now on")
         return
+    step = trainer.fit_loop.epoch_loop._batches_that_stepped
     for logger in trainer.loggers:
         try:
             experiment: Any = getattr(logger, "experiment", None)
-            taken = give(logger, experiment, path, trainer.fit_loop.epoch_loop._batches_that_stepped)
-            if not taken and hasattr(experiment, "log_artifact") and hasattr(logger, "run_id"):
+            if hasattr(logger, f"log_{kind}"):
+                getattr(logger, f"log_{kind}")(name, [value if kind == "image" else str(path)], step=step)
+            elif hasattr(experiment, f"add_{kind}"):
+                getattr(experiment, f"add_{kind}")(name, value, step, **options)
+            elif hasattr(experiment, "log_artifact") and hasattr(logger, "run_id"):
                 experiment.log_artifact(logger.run_id, str(path), f"media/{path.parent.name}")
         except Exception as error:  # whatever a third party's logger raises must not end a training
-            kind = type(logger).__name__
-            _warn_once(kind, f"{kind} could not take {path.name} ({error}); the file is in {path.parent}")
+            kind_of = type(logger).__name__
+            _warn_once(kind_of, f"{kind_of} could not take {path.name} ({error}); the file is in {path.parent}")
 
 
 _warned: set[str] = set()

@@ -77,9 +77,7 @@ class Throughput(L.Callback):
         """Leave this pause out."""
         self._ended = None
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """End of waiting."""
         self._started = time.perf_counter()
         if self._ended is not None:
@@ -107,9 +105,7 @@ class Resources(L.Callback):
     the process's without a device.
     """
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Log when it is time."""
         if not due(trainer):
             return
@@ -125,7 +121,6 @@ def learning_rates(optimizers: Sequence[Optimizer], names: Sequence[str] = ()) -
     """Learning rates by log key.
 
     Args:
-        optimizers: of the trainer.
         names: of the optimizers, in their order; without them their classes, numbered from the second of a class on.
 
     Returns:
@@ -289,8 +284,6 @@ def facts(trainer: L.Trainer, module: L.LightningModule, places: list[str]) -> d
 
     Args:
         trainer: with its strategy and datamodule connected.
-        module: the task.
-        places: device name of each rank.
 
     Returns:
         Text by name, in the order in which it is shown.

@@ -22,6 +22,7 @@ from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEn
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.utilities.seed import isolate_rng
 
+from zoo.common.ranges import above, at_least, between, positive
 from zoo.common.reading.configs import read_config
 from zoo.runs.folder import find_config, has_config
 
@@ -57,10 +58,10 @@ class Trial:
     sound: bool
 
     def __str__(self) -> str:
-        verdict = "sound" if self.sound else "loss differs" if self.finite else "loss or gradients not finite"
+        outcome = "sound" if self.sound else "loss differs" if self.finite else "loss or gradients not finite"
         if self.seconds == math.inf:
-            verdict = "out of memory"
-        return f"{self.precision:<10} {self.seconds:.4g} s per step, loss {self.loss:.5g}: {verdict}"
+            outcome = "out of memory"
+        return f"{self.precision:<10} {self.seconds:.4g} s per step, loss {self.loss:.5g}: {outcome}"
 
 
 def settle(command: str, checkpoint: Path | None, build: Callable[[], dict[str, Any]]) -> str | None:
@@ -68,7 +69,6 @@ def settle(command: str, checkpoint: Path | None, build: Callable[[], dict[str, 
 
     Args:
         command: fit, validate, test or predict; without a run, the latter three take float32.
-        checkpoint: of the run.
         build: gives the first arguments of `try_precisions`, built for the trial alone.
 
     Returns:
@@ -121,8 +121,6 @@ def try_precisions(
     Args:
         model: to be thrown away afterwards: its optimizers are replaced, and what it counts has counted.
         data: likewise.
-        accelerator: as the Trainer takes it.
-        devices: as the Trainer takes it, one of them.
         precisions: of `PRECISIONS`, the most exact first; by default all that the device computes in.
 
     Returns:
@@ -266,11 +264,10 @@ class LossScale(L.Callback):
         backoff_factor: float = 0.5,
         growth_interval: int = 2000,
     ) -> None:
-        if init_scale <= 0 or growth_factor <= 1 or not 0 < backoff_factor < 1 or growth_interval < 1:
-            raise ValueError(
-                "LossScale: init_scale > 0, growth_factor > 1, 0 < backoff_factor < 1 and growth_interval >= 1 are "
-                "needed"
-            )
+        positive(init_scale=init_scale)
+        above(1, growth_factor=growth_factor)
+        between(0, 1, backoff_factor=backoff_factor)
+        at_least(1, growth_interval=growth_interval)
         self.state = {
             "scale": init_scale,
             "growth_factor": growth_factor,

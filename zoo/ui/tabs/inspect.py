@@ -16,12 +16,7 @@ WHOLE = "the whole run"
 
 
 class InspectTab:
-    """The tab; its components are made in the current Blocks.
-
-    Args:
-        places: what it may touch.
-        trainings: runs `zoo inspect`.
-    """
+    """The tab; its components are made in the current Blocks."""
 
     def __init__(self, places: Places, trainings: Trainings) -> None:
         self.places = places
@@ -51,8 +46,8 @@ class InspectTab:
         )
         yield said("busy", "Reading ...")
         code, text = self.trainings.call("inspect", str(path))
-        told = text.replace(f"{self.places.runs}/", "")
-        if code != 0 and "TORN" not in told and "sound" not in told:
-            yield said("bad", last_error(told))
+        report = text.replace(f"{self.places.runs}/", "")
+        if code != 0 and "TORN" not in report and "sound" not in report:
+            yield said("bad", last_error(report))
         else:
-            yield f'<pre class="zoo-log tall">{escape(told)}</pre>'
+            yield f'<pre class="zoo-log tall">{escape(report)}</pre>'

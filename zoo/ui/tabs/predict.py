@@ -25,14 +25,7 @@ RECORDS = ("manifest.jsonl", "summary.json")
 
 
 class PredictTab:
-    """The tab; its components are made in the current Blocks.
-
-    Args:
-        places: what it may touch.
-        trainings: runs `zoo predict`.
-        store: uploads and results.
-        session_of: the session that a request belongs to.
-    """
+    """The tab; its components are made in the current Blocks."""
 
     def __init__(self, places: Places, trainings: Trainings, store: Store, session_of: Callable[[Any], str]) -> None:
         self.places = places

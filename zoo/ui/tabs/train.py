@@ -26,12 +26,7 @@ Marks = tuple[tuple[Path, int], ...]
 
 
 class TrainTab:
-    """The tab; its components are made in the current Blocks.
-
-    Args:
-        places: what it may touch.
-        trainings: starts processes.
-    """
+    """The tab; its components are made in the current Blocks."""
 
     def __init__(self, places: Places, trainings: Trainings) -> None:
         self.places = places

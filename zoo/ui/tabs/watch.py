@@ -17,12 +17,7 @@ BUSY = ("running", "stopping", "active")
 
 
 class WatchTab:
-    """The tab; its components are made in the current Blocks.
-
-    Args:
-        places: what it may touch.
-        trainings: stops and resumes processes.
-    """
+    """The tab; its components are made in the current Blocks."""
 
     def __init__(self, places: Places, trainings: Trainings) -> None:
         self.places = places

@@ -9,7 +9,7 @@ from toy_wing.data import PairData
 
 from zoo.runs.checkpoints import find_checkpoints
 from zoo.training.callbacks.checkpoint import Checkpoints
-from zoo.training.callbacks.plateau import Plateau
+from zoo.training.callbacks.rates import Plateau
 from zoo.training.task import ZooTask
 
 ERRORS = [5.0, 4.0, 4.0, 4.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0]  # of the validations
@@ -86,5 +86,5 @@ def test_both_resume_as_if_never_killed(killed, tmp_path):
 def test_a_metric_that_is_not_logged_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"monitor 'val/x' is not logged; logged metrics: .*val/loss"):
         fit(tmp_path, Plateau("val/x"), 3)
-    with pytest.raises(ValueError, match="0 < factor < 1"):
+    with pytest.raises(ValueError, match="factor lies between 0 and 1"):
         Plateau(factor=1.0)
