@@ -181,9 +181,9 @@ class Converter(ABC, Generic[File]):
         content = load_foreign(path)
         if not isinstance(content, Mapping):
             raise ValueError(f"{path} holds a {type(content).__name__}, not a dict of tensors; {self.formats}")
-        return self._interpret(content, path, **options)
+        return self._interpret(content, path)
 
-    def _interpret(self, content: Mapping[str, Any], path: Path, **options: Any) -> File:
+    def _interpret(self, content: Mapping[str, Any], path: Path) -> File:
         """Recognise the layout of a loaded file and bring its tensors under our names."""
         raise NotImplementedError
 
