@@ -15,6 +15,7 @@ from zoo.common.build import build_whole
 from zoo.common.reading.foreign import load_foreign
 from zoo.convert.checkpoints import Ours, read_ours, write_converted
 from zoo.convert.names import State, below, beneath
+from zoo.runs import frozen
 from zoo.runs.export import AUDIO_USAGE, write_export
 from zoo.runs.folder import find_checkpoint
 from zoo.runs.load import build_part
@@ -56,12 +57,12 @@ class Converted:
 
     Attributes:
         parts: descriptions of the parts of the Inference.
-        nets: the built ones, with their weights.
-        state: tensors of a checkpoint under the task's names; None takes those of `nets`.
+        nets: the built ones, with their weights; their frozen modules are copied beside a checkpoint.
+        state: tensors of a checkpoint under the task's names; None takes those of `nets` that are not frozen.
         step: batches trained.
         epoch: that begins.
         training: further entries of a checkpoint: `optimizer_states`, `lr_schedulers`, `loops`, averages.
-        specs: further entries of its description.
+        specs: further (or other) entries of its description.
         facts: for the report, before the count of tensors.
         notes: what was left out or assumed.
         name: of the source, for an export's card; None takes the file's.
@@ -81,14 +82,12 @@ class Converted:
     usage: str = AUDIO_USAGE
 
     def tensors(self) -> State:
-        """What a checkpoint holds."""
+        """What a checkpoint holds; frozen tensors are kept beside it."""
         if self.state is not None:
             return self.state
-        return {
-            key: value
-            for name, net in self.nets.items()
-            for key, value in beneath(net.state_dict(), f"{name}.").items()
-        }
+        left_out = frozen.frozen_keys(frozen.frozen_modules(self.nets))
+        whole = {f"{name}.{key}": value for name, net in self.nets.items() for key, value in net.state_dict().items()}
+        return {key: value for key, value in whole.items() if key not in left_out}
 
 
 File = TypeVar("File", bound=Original)
@@ -228,13 +227,20 @@ class Converter(ABC, Generic[File]):
         made = self._ours(original, source, is_checkpoint, **options)
         names = {"version": zoo.__version__, "system": self.system, "task": self.task, "inference": self.inference}
         specs = {**names, "parts": made.parts, **made.specs}
-        state = made.tensors()
         if is_checkpoint:
+            state = made.tensors()
+            modules = frozen.frozen_modules(made.nets)
+            if modules:
+                made.training["frozen"] = frozen.records(modules)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                frozen.save_copies(modules, made.training["frozen"], target.parent)
             write_converted(target, specs, state, made.step, made.epoch, made.training)
+            count = len(state)
         else:
+            count = sum(len(net.state_dict()) for net in made.nets.values())
             name = made.name if made.name is not None else source.name
             write_export(target, specs, made.nets, name, made.step or None, made.usage)
-        return {**made.facts, "tensors": len(state), "notes": made.notes}
+        return {**made.facts, "tensors": count, "notes": made.notes}
 
     def _from_ours(self, source: Path, target: Path, **options: Any) -> dict[str, Any]:
         """Write our checkpoint or run as a file of the project, with averaged weights where it has them.

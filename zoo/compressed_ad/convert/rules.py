@@ -18,7 +18,7 @@ from zoo.compressed_ad.nets.embedding import LinearEmbedding
 from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.convert.checkpoints import Ours
 from zoo.convert.engine import Converted, Converter, Original, tally
-from zoo.convert.names import Names, unwrapped
+from zoo.convert.names import Names, unwrapped_state
 from zoo.convert.settings import plain, read_table
 from zoo.convert.sizes import Leaf, count, described, has, part, said, size
 from zoo.runs.load import build_part
@@ -226,7 +226,7 @@ class PolicyConverter(Converter[PolicyFile]):
     def _interpret(self, content: Mapping[str, Any], path: Path) -> PolicyFile:
         tensors = content.get("model", content)
         is_state = isinstance(tensors, Mapping) and all(isinstance(value, Tensor) for value in tensors.values())
-        state = {unwrapped(key): value for key, value in tensors.items()} if is_state and "zoo" not in content else {}
+        state = unwrapped_state(tensors) if is_state and "zoo" not in content else {}
         kind = kind_of(state)
         if kind is None:
             raise self._unknown(path, content)
