@@ -15,6 +15,7 @@ from zoo.common.build import build_whole
 from zoo.common.reading.foreign import load_foreign
 from zoo.convert.checkpoints import Ours, read_ours, write_converted
 from zoo.convert.names import State, below, beneath
+from zoo.runs import frozen
 from zoo.runs.export import AUDIO_USAGE, write_export
 from zoo.runs.folder import find_checkpoint
 from zoo.runs.load import build_part
@@ -56,7 +57,7 @@ class Converted:
 
     Attributes:
         parts: descriptions of the parts of the Inference.
-        nets: the built ones, with their weights.
+        nets: the built ones, with their weights; a checkpoint has the frozen ones as copies beside it.
         state: tensors of a checkpoint under the task's names; None takes those of `nets`.
         step: batches trained.
         epoch: that begins.
@@ -228,13 +229,24 @@ class Converter(ABC, Generic[File]):
         made = self._ours(original, source, is_checkpoint, **options)
         names = {"version": zoo.__version__, "system": self.system, "task": self.task, "inference": self.inference}
         specs = {**names, "parts": made.parts, **made.specs}
-        state = made.tensors()
+        state, notes = made.tensors(), list(made.notes)
         if is_checkpoint:
-            write_converted(target, specs, state, made.step, made.epoch, made.training)
+            modules = frozen.frozen_modules(made.nets)
+            records, left_out = frozen.records(modules), frozen.frozen_keys(modules)
+            state = {key: value for key, value in state.items() if key not in left_out}
+            target.parent.mkdir(parents=True, exist_ok=True)
+            frozen.save_copies(modules, records, target.parent)
+            training = {"frozen": records, **made.training} if records else made.training
+            write_converted(target, specs, state, made.step, made.epoch, training)
+            notes += self._copied({path: target.parent / str(record["folder"]) for path, record in records.items()})
         else:
             name = made.name if made.name is not None else source.name
             write_export(target, specs, made.nets, name, made.step or None, made.usage)
-        return {**made.facts, "tensors": len(state), "notes": made.notes}
+        return {**made.facts, "tensors": len(state), "notes": notes}
+
+    def _copied(self, copies: Mapping[str, Path]) -> list[str]:
+        """Notes on a checkpoint beside which frozen nets were copied, by their paths; none as a rule."""
+        return []
 
     def _from_ours(self, source: Path, target: Path, **options: Any) -> dict[str, Any]:
         """Write our checkpoint or run as a file of the project, with averaged weights where it has them.
