@@ -162,7 +162,7 @@ class Converter(ABC, Generic[File]):
         if self._is_ours(source):
             report = self._from_ours(source, target, **options)
         else:
-            report = self._to_ours(self.read(source), source, target, **options)
+            report = self._to_ours(self._read_source(source, **options), source, target, **options)
         written = report.pop("target", [target])
         return {"system": self.system, "source": str(source), "target": [str(file) for file in written], **report}
 
@@ -183,6 +183,10 @@ class Converter(ABC, Generic[File]):
         if not isinstance(content, Mapping):
             raise ValueError(f"{path} holds a {type(content).__name__}, not a dict of tensors; {self.formats}")
         return self._interpret(content, path, **options)
+
+    def _read_source(self, source: Path, **options: Any) -> File:
+        """Read the source of a conversion."""
+        return self.read(source)
 
     def _interpret(self, content: Mapping[str, Any], path: Path, **options: Any) -> File:
         """Recognise the layout of a loaded file and bring its tensors under our names."""
