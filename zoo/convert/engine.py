@@ -57,8 +57,8 @@ class Converted:
 
     Attributes:
         parts: descriptions of the parts of the Inference.
-        nets: the built ones, with their weights; their frozen modules are copied beside a checkpoint.
-        state: tensors of a checkpoint under the task's names; None takes those of `nets` that are not frozen.
+        nets: the built ones, with their weights; a checkpoint has the frozen ones as copies beside it.
+        state: tensors of a checkpoint under the task's names; None takes those of `nets`.
         step: batches trained.
         epoch: that begins.
         training: further entries of a checkpoint: `optimizer_states`, `lr_schedulers`, `loops`, averages.
@@ -82,12 +82,10 @@ class Converted:
     usage: str = AUDIO_USAGE
 
     def tensors(self) -> State:
-        """What a checkpoint holds; frozen tensors are kept beside it."""
+        """What a checkpoint holds."""
         if self.state is not None:
             return self.state
-        left_out = frozen.frozen_keys(frozen.frozen_modules(self.nets))
-        whole = {f"{name}.{key}": value for name, net in self.nets.items() for key, value in net.state_dict().items()}
-        return {key: value for key, value in whole.items() if key not in left_out}
+        return {f"{name}.{key}": value for name, net in self.nets.items() for key, value in net.state_dict().items()}
 
 
 File = TypeVar("File", bound=Original)
@@ -138,13 +136,14 @@ class Converter(ABC, Generic[File]):
         """
         return self._task_state(self.read(Path(path)), Path(path))
 
-    def convert(self, source: Path | str | nn.Module, target: Path | str, **options: Any) -> dict[str, Any]:
+    def convert(self, source: Path | str | nn.Module, target: Path | str, *args: Any, **options: Any) -> dict[str, Any]:
         """Convert an original to ours, or ours to an original.
 
         Args:
             source: a file of the project; or our checkpoint, our run folder, or a net.
             target: for an original, a `.ckpt` file, or else an export folder; for ours, the file to write.
-            options: the wing's own.
+            args: options of the wing, where it has any.
+            options: the same by name.
 
         Returns:
             What was written: source, target, tensors, and notes on what was left out or assumed.
@@ -160,7 +159,7 @@ class Converter(ABC, Generic[File]):
         if self._is_ours(source):
             report = self._from_ours(source, target, **options)
         else:
-            report = self._to_ours(self.read(source), source, target, **options)
+            report = self._to_ours(self._read_source(source, **options), source, target, **options)
         written = report.pop("target", [target])
         return {"system": self.system, "source": str(source), "target": [str(file) for file in written], **report}
 
@@ -168,7 +167,7 @@ class Converter(ABC, Generic[File]):
         """Whether the source of a conversion is ours."""
         return not self.is_original(source)
 
-    def read(self, path: Path, **options: Any) -> File:
+    def read(self, path: Path, *args: Any, **options: Any) -> File:
         """Read a file (or folder) of the project without executing anything in it.
 
         Raises:
@@ -181,6 +180,10 @@ class Converter(ABC, Generic[File]):
         if not isinstance(content, Mapping):
             raise ValueError(f"{path} holds a {type(content).__name__}, not a dict of tensors; {self.formats}")
         return self._interpret(content, path)
+
+    def _read_source(self, source: Path, *args: Any, **options: Any) -> File:
+        """Read the source of a conversion."""
+        return self.read(source)
 
     def _interpret(self, content: Mapping[str, Any], path: Path) -> File:
         """Recognise the layout of a loaded file and bring its tensors under our names."""
@@ -211,14 +214,10 @@ class Converter(ABC, Generic[File]):
         return build_whole(self._spec(original, path, **options), original.state, str(path)).eval()
 
     @abstractmethod
-    def _ours(self, original: File, source: Path, is_checkpoint: bool, **options: Any) -> Converted:
-        """An original as ours.
+    def _ours(self, original: File, source: Path, is_checkpoint: bool, *args: Any, **options: Any) -> Converted:
+        """An original as ours, for a checkpoint or else for an export, which has no training state.
 
-        Args:
-            original: what was read.
-            source: named in errors.
-            is_checkpoint: for a checkpoint; else for an export, which has no training state.
-            options: of `convert`.
+        The source is named in errors; further arguments are those of `convert`.
         """
 
     def _to_ours(self, original: File, source: Path, target: Path, **options: Any) -> dict[str, Any]:
@@ -227,22 +226,26 @@ class Converter(ABC, Generic[File]):
         made = self._ours(original, source, is_checkpoint, **options)
         names = {"version": zoo.__version__, "system": self.system, "task": self.task, "inference": self.inference}
         specs = {**names, "parts": made.parts, **made.specs}
+        state, notes = made.tensors(), list(made.notes)
         if is_checkpoint:
-            state = made.tensors()
             modules = frozen.frozen_modules(made.nets)
-            if modules:
-                made.training["frozen"] = frozen.records(modules)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                frozen.save_copies(modules, made.training["frozen"], target.parent)
-            write_converted(target, specs, state, made.step, made.epoch, made.training)
-            count = len(state)
+            records, left_out = frozen.records(modules), frozen.frozen_keys(modules)
+            state = {key: value for key, value in state.items() if key not in left_out}
+            target.parent.mkdir(parents=True, exist_ok=True)
+            frozen.save_copies(modules, records, target.parent)
+            training = {"frozen": records, **made.training} if records else made.training
+            write_converted(target, specs, state, made.step, made.epoch, training)
+            notes += self._copied({path: target.parent / str(record["folder"]) for path, record in records.items()})
         else:
-            count = sum(len(net.state_dict()) for net in made.nets.values())
             name = made.name if made.name is not None else source.name
             write_export(target, specs, made.nets, name, made.step or None, made.usage)
-        return {**made.facts, "tensors": count, "notes": made.notes}
+        return {**made.facts, "tensors": len(state), "notes": notes}
 
-    def _from_ours(self, source: Path, target: Path, **options: Any) -> dict[str, Any]:
+    def _copied(self, copies: Mapping[str, Path]) -> list[str]:
+        """Notes on a checkpoint beside which frozen nets were copied, by their paths; none as a rule."""
+        return []
+
+    def _from_ours(self, source: Path, target: Path, *args: Any, **options: Any) -> dict[str, Any]:
         """Write our checkpoint or run as a file of the project, with averaged weights where it has them.
 
         Returns:
@@ -263,7 +266,7 @@ class Converter(ABC, Generic[File]):
     def to_original(self, module: nn.Module, path: Path | str, *args: Any, **kwargs: Any) -> None:
         """Write a net as a file of the project."""
 
-    def _from_module(self, module: nn.Module, target: Path, **options: Any) -> dict[str, Any]:
+    def _from_module(self, module: nn.Module, target: Path, *args: Any, **options: Any) -> dict[str, Any]:
         """Write a net as a file of the project; returns the report."""
         self.to_original(module, target, **options)
         return {"target": [str(target)], "tensors": len(module.state_dict())}

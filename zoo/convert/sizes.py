@@ -60,5 +60,5 @@ def described(table: Any, source: Any, where: object) -> dict[str, Any]:
     """
     try:
         return filled(table, source)
-    except (KeyError, IndexError, ValueError) as error:
+    except (KeyError, IndexError, ValueError, ZeroDivisionError) as error:
         raise ValueError(f"{where}: the sizes of its net cannot be told from its tensors ({error})") from error

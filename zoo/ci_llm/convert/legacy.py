@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from zoo.ci_llm.convert.folders import PROGRESS, is_original_folder, read_json
+from zoo.ci_llm.convert.read import PROGRESS, is_original_folder, read_json
 from zoo.ci_llm.convert.recipe import convert_config
 from zoo.common.atomic import write_atomic
 from zoo.common.options import take_option

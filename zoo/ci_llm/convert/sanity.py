@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from zoo.ci_llm.aggregation.aggregator import Aggregator, Dirichlet, Mean
-from zoo.ci_llm.convert.folders import Adapters, adapters_of, read_original, write_original
-from zoo.ci_llm.convert.peft import read_peft, write_peft
+from zoo.ci_llm.convert.read import Adapters, adapters_of, read_original, read_peft
+from zoo.ci_llm.convert.write import write_original, write_peft
 from zoo.ci_llm.inference.generate import generate
 from zoo.ci_llm.losses.diversity import Diversity
 from zoo.ci_llm.losses.objective import Batch, Objective

@@ -135,7 +135,6 @@ class MiipherConverter(Converter[MiipherFile]):
         source: Path | str | nn.Module,
         target: Path | str,
         backbone: Path | str | None = None,
-        **options: Any,
     ) -> dict[str, Any]:
         """Convert an original to ours, or ours to an original.
 
@@ -145,7 +144,6 @@ class MiipherConverter(Converter[MiipherFile]):
                 with a prenet), `.pth` (Open-Miipher-2) or `.ckpt` (vocoder) file, or else a unified folder.
             backbone: the transformers folder or hub id of the backbone; by default a folder `backbone*` beside an
                 original, then the one that its configuration (or our checkpoint) names.
-            options: none.
 
         Returns:
             What was written: source, target(s), step, and notes on what was decided or left out.
@@ -154,7 +152,7 @@ class MiipherConverter(Converter[MiipherFile]):
             FileNotFoundError: when the source or a config is missing.
             ValueError: when the layout is not known, or the target format cannot hold the source.
         """
-        return super().convert(source, target, backbone=backbone, **options)
+        return super().convert(source, target, backbone=backbone)
 
     def _is_ours(self, source: Path) -> bool:
         may_be_ours = is_export(source) or source.suffix == ".ckpt" or any(source.glob("*.ckpt"))
