@@ -50,7 +50,7 @@ class MiipherConverter(Converter[MiipherFile]):
 
     system, task, inference = "miipher", "zoo.miipher.AdapterTask", "zoo.miipher.FeatureExtractor"
 
-    def read(self, path: Path, **options: Any) -> MiipherFile:
+    def read(self, path: Path) -> MiipherFile:
         """Read a file or folder, see `zoo.miipher.convert.rules.read`."""
         return read(path)
 
@@ -164,7 +164,6 @@ class MiipherConverter(Converter[MiipherFile]):
         source: Path,
         is_checkpoint: bool,
         backbone: Path | str | None = None,
-        **options: Any,
     ) -> Converted:
         vocoder, built, step = original.vocoder, None, original.step or 0
         if vocoder is None or original.cleaner is not None or original.open_miipher:
@@ -216,12 +215,10 @@ class MiipherConverter(Converter[MiipherFile]):
         """
         _write(module, Path(path), backbone)
 
-    def _from_module(self, module: nn.Module, target: Path, **options: Any) -> dict[str, Any]:
-        return {"target": [str(file) for file in _write(module, target, options["backbone"])]}
+    def _from_module(self, module: nn.Module, target: Path, backbone: Path | str | None = None) -> dict[str, Any]:
+        return {"target": [str(file) for file in _write(module, target, backbone)]}
 
-    def _from_ours(
-        self, source: Path, target: Path, backbone: Path | str | None = None, **options: Any
-    ) -> dict[str, Any]:
+    def _from_ours(self, source: Path, target: Path, backbone: Path | str | None = None) -> dict[str, Any]:
         """Write a checkpoint, run or export of ours in the originals' layouts."""
         specs, state, fused = read_parts(source, ema=False)
         if not str(specs["inference"]).startswith("zoo.miipher."):
