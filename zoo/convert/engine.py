@@ -140,7 +140,7 @@ class Converter(ABC, Generic[File]):
         """
         return self._task_state(self.read(Path(path)), Path(path))
 
-    def convert(self, source: Path | str | nn.Module, target: Path | str, **options: Any) -> dict[str, Any]:
+    def convert(self, source: Path | str | nn.Module, target: Path | str, *args: Any, **options: Any) -> dict[str, Any]:
         """Convert an original to ours, or ours to an original.
 
         Args:
@@ -184,11 +184,11 @@ class Converter(ABC, Generic[File]):
             raise ValueError(f"{path} holds a {type(content).__name__}, not a dict of tensors; {self.formats}")
         return self._interpret(content, path, **options)
 
-    def _read_source(self, source: Path, **options: Any) -> File:
+    def _read_source(self, source: Path, *args: Any, **options: Any) -> File:
         """Read the source of a conversion."""
         return self.read(source)
 
-    def _interpret(self, content: Mapping[str, Any], path: Path, **options: Any) -> File:
+    def _interpret(self, content: Mapping[str, Any], path: Path, *args: Any, **options: Any) -> File:
         """Recognise the layout of a loaded file and bring its tensors under our names."""
         raise NotImplementedError
 

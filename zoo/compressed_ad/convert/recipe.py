@@ -10,12 +10,10 @@ from typing import Any
 import yaml
 
 from zoo.common.systems import recipe_root
-from zoo.compressed_ad.convert.read import DROPOUT, Kind, env_spec, grid_size, policy_spec, read, read_config
+from zoo.compressed_ad.convert.rules import DROPOUT, Kind, PolicyConverter, env_spec, grid_size, policy_spec
 from zoo.compressed_ad.data.curriculum import CATEGORIES
-from zoo.convert.old_calls import PRECISIONS, read_accelerate
-
-TASK = "zoo.compressed_ad.DistillationTask"
-INFERENCE = "zoo.compressed_ad.Agent"
+from zoo.convert.old_calls import PRECISIONS
+from zoo.convert.settings import hinted, launch_recipe, read_table, set_option
 
 MODEL, DATA = "model.init_args", "data.init_args"
 POLICY = f"{MODEL}.policy.init_args"
@@ -116,13 +114,12 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
         ValueError: when it is none of them, or a value cannot be.
     """
     path = Path(path)
-    original = read(path) if path.suffix == ".pt" else None
-    config = read_config(path) if original is None else original.config
+    original = PolicyConverter().read(path) if path.suffix == ".pt" else None
+    config = read_table(path) if original is None else original.settings
     if original is not None and original.is_whole:
-        config = {"grid_size": grid_size(original.state), **config}
-    if {"distributed_type", "num_processes"} <= set(config):
-        launch = read_accelerate(path)
-        return {"trainer": launch.trainer}, launch.unmapped
+        config = {"grid_size": grid_size(original), **config}
+    if (launch := launch_recipe(config, path)) is not None:
+        return launch
     kind = _kind(config, path)
     recipe = yaml.safe_load(recipe_path(kind, config.get("env", "darkroom")).read_text(encoding="utf-8"))
     try:
@@ -132,8 +129,7 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
     if original is not None and original.is_whole:
         recipe["model"]["init_args"]["policy"] = policy_spec(original, path)  # so that the training can be resumed
     known = {*RENAMED, *OWN[kind], *COUNTED, *SWITCHES, *(RECONSTRUCTION if kind == "CAD" else ())}
-    unmapped = [str(key) for key in config if key not in known]
-    return recipe, [f"{key}: {HINTS[key]}" if key in HINTS else key for key in unmapped]
+    return recipe, hinted([str(key) for key in config if key not in known], HINTS)
 
 
 def recipe_path(kind: Kind, env: str) -> Path:
@@ -227,8 +223,4 @@ def _set(recipe: dict[str, Any], option: str, value: Any, key: str) -> None:
             value = float(value)  # YAML reads 3e-4 as text
         except (TypeError, ValueError):
             raise ValueError(f"{key} is a number, not {value!r}") from None
-    *parents, name = option.split(".")
-    section: Any = recipe
-    for parent in parents:
-        section = section[parent]
-    section[int(name) if isinstance(section, list) else name] = value
+    set_option(recipe, option, value)

@@ -9,12 +9,10 @@ from typing import Any
 
 import yaml
 
-from zoo.common.reading.text import safe_load
 from zoo.common.systems import recipe_root
-from zoo.convert.old_calls import PRECISIONS, read_accelerate
+from zoo.convert.old_calls import PRECISIONS
+from zoo.convert.settings import launch_recipe, read_table, set_option
 
-TASK = "zoo.flow.FlowTask"
-INFERENCE = "zoo.flow.Sampler"
 RECIPE = "base_parity"
 
 # The flags of the lineage's train.py with their defaults; configs/flow/base_parity.yaml has the same.
@@ -110,17 +108,9 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
         ValueError: when it is neither of the two.
     """
     path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"no configuration at {path}")
-    try:
-        config = safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML, too
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is neither JSON nor YAML: {error}") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{path} must hold a table of settings, found {type(config).__name__}")
-    if {"distributed_type", "num_processes"} <= set(config):
-        launch = read_accelerate(path)
-        return {"trainer": launch.trainer}, launch.unmapped
+    config = read_table(path)
+    if (launch := launch_recipe(config, path)) is not None:
+        return launch
     if not {"train_num_steps", "batch_size"} <= set(config):
         raise ValueError(
             f"{path} is no configuration of the flow matching lineage: it lacks train_num_steps and batch_size "
@@ -128,11 +118,7 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
         )
     recipe = yaml.safe_load(recipe_path().read_text(encoding="utf-8"))
     for option, value in options({key: config[key] for key in config if key in FLAGS}, str(path)).items():
-        *parents, name = option.split(".")
-        section = recipe
-        for parent in parents:
-            section = section[parent]
-        section[name] = value
+        set_option(recipe, option, value)
     return recipe, [str(key) for key in config if key not in FLAGS]
 
 

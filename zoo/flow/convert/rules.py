@@ -16,7 +16,6 @@ from zoo.convert.checkpoints import Ours
 from zoo.convert.engine import NO_TRAINING, Converted, Converter, Original, tally
 from zoo.convert.names import State, beneath, unwrapped
 from zoo.convert.sizes import count, described, part, said, size
-from zoo.flow.convert.recipe import INFERENCE, TASK
 from zoo.flow.nets.mlp import ToyNet
 from zoo.flow.nets.unet import GROUPS, UNet
 from zoo.flow.nets.velocity import VelocityNet
@@ -97,10 +96,10 @@ NETS = {"head.weight": UNET, "net.0.fc.weight": TOY}
 class FlowConverter(Converter[FlowFile]):
     """Files of the lineage; their labels count from 1, 0 is the null class."""
 
-    system, task, inference, part = "flow", TASK, INFERENCE, "net"
+    system, task, inference, part = "flow", "zoo.flow.FlowTask", "zoo.flow.Sampler", "net"
     formats = "known are fm.save files and the flat last.ckpt of the Accelerate fork, whose tensors are named network.*"
 
-    def _interpret(self, content: Mapping[str, Any], path: Path, **options: Any) -> FlowFile:
+    def _interpret(self, content: Mapping[str, Any], path: Path) -> FlowFile:
         flat = content.get("state_dict", content)
         tensors = isinstance(flat, Mapping) and all(isinstance(value, Tensor) for value in flat.values())
         if "zoo" in content or not tensors:
