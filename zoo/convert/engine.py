@@ -62,7 +62,7 @@ class Converted:
         step: batches trained.
         epoch: that begins.
         training: further entries of a checkpoint: `optimizer_states`, `lr_schedulers`, `loops`, averages.
-        specs: further entries of its description.
+        specs: further (or other) entries of its description.
         facts: for the report, before the count of tensors.
         notes: what was left out or assumed.
         name: of the source, for an export's card; None takes the file's.
@@ -85,11 +85,7 @@ class Converted:
         """What a checkpoint holds."""
         if self.state is not None:
             return self.state
-        return {
-            key: value
-            for name, net in self.nets.items()
-            for key, value in beneath(net.state_dict(), f"{name}.").items()
-        }
+        return {f"{name}.{key}": value for name, net in self.nets.items() for key, value in net.state_dict().items()}
 
 
 File = TypeVar("File", bound=Original)
@@ -146,7 +142,8 @@ class Converter(ABC, Generic[File]):
         Args:
             source: a file of the project; or our checkpoint, our run folder, or a net.
             target: for an original, a `.ckpt` file, or else an export folder; for ours, the file to write.
-            options: the wing's own.
+            args: options of the wing, where it has any.
+            options: the same by name.
 
         Returns:
             What was written: source, target, tensors, and notes on what was left out or assumed.
@@ -170,7 +167,7 @@ class Converter(ABC, Generic[File]):
         """Whether the source of a conversion is ours."""
         return not self.is_original(source)
 
-    def read(self, path: Path, **options: Any) -> File:
+    def read(self, path: Path, *args: Any, **options: Any) -> File:
         """Read a file (or folder) of the project without executing anything in it.
 
         Raises:
@@ -217,14 +214,10 @@ class Converter(ABC, Generic[File]):
         return build_whole(self._spec(original, path, **options), original.state, str(path)).eval()
 
     @abstractmethod
-    def _ours(self, original: File, source: Path, is_checkpoint: bool, **options: Any) -> Converted:
-        """An original as ours.
+    def _ours(self, original: File, source: Path, is_checkpoint: bool, *args: Any, **options: Any) -> Converted:
+        """An original as ours, for a checkpoint or else for an export, which has no training state.
 
-        Args:
-            original: what was read.
-            source: named in errors.
-            is_checkpoint: for a checkpoint; else for an export, which has no training state.
-            options: of `convert`.
+        The source is named in errors; further arguments are those of `convert`.
         """
 
     def _to_ours(self, original: File, source: Path, target: Path, **options: Any) -> dict[str, Any]:
@@ -252,7 +245,7 @@ class Converter(ABC, Generic[File]):
         """Notes on a checkpoint beside which frozen nets were copied, by their paths; none as a rule."""
         return []
 
-    def _from_ours(self, source: Path, target: Path, **options: Any) -> dict[str, Any]:
+    def _from_ours(self, source: Path, target: Path, *args: Any, **options: Any) -> dict[str, Any]:
         """Write our checkpoint or run as a file of the project, with averaged weights where it has them.
 
         Returns:
@@ -273,7 +266,7 @@ class Converter(ABC, Generic[File]):
     def to_original(self, module: nn.Module, path: Path | str, *args: Any, **kwargs: Any) -> None:
         """Write a net as a file of the project."""
 
-    def _from_module(self, module: nn.Module, target: Path, **options: Any) -> dict[str, Any]:
+    def _from_module(self, module: nn.Module, target: Path, *args: Any, **options: Any) -> dict[str, Any]:
         """Write a net as a file of the project; returns the report."""
         self.to_original(module, target, **options)
         return {"target": [str(target)], "tensors": len(module.state_dict())}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 from torch import Tensor
 
@@ -128,6 +128,11 @@ def unwrapped(name: str) -> str:
     return _WRAPPERS.sub("", str(name).replace("_orig_mod.", ""))
 
 
+def unwrapped_state(state: Mapping[str, Value]) -> dict[str, Value]:
+    """Tensors by their names without what data parallelism and compilation put before them."""
+    return {unwrapped(key): value for key, value in state.items()}
+
+
 def below(state: Mapping[str, Value], prefix: str) -> dict[str, Value]:
     """What lies below a prefix, without it."""
     return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
@@ -147,6 +152,6 @@ def by_part(state: Mapping[str, Value]) -> dict[str, dict[str, Value]]:
     return parts
 
 
-def is_state(value: Any) -> bool:
+def is_state(value: Any) -> TypeGuard[State]:
     """Whether a value is a table of tensors, and not empty."""
     return isinstance(value, Mapping) and bool(value) and all(isinstance(entry, Tensor) for entry in value.values())

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from zoo.common.atomic import write_atomic
-from zoo.common.reading.text import safe_load
+from zoo.convert.settings import read_table
 
 
 @dataclass
@@ -158,15 +158,19 @@ def read_accelerate(path: Path) -> Launch:
         FileNotFoundError: there is no such file.
         ValueError: the file is no mapping, or a value is not one that accelerate writes.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such accelerate configuration")
+    given = read_table(path)
     try:
-        given = safe_load(path.read_text(encoding="utf-8"))
-        if not isinstance(given, dict):
-            raise ValueError(f"expected keys like num_processes, found a {type(given).__name__}")
         return translate(given)
-    except (yaml.YAMLError, ValueError) as error:
+    except ValueError as error:
         raise ValueError(f"{path}: {' '.join(str(error).split())}") from error
+
+
+def launch_recipe(config: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], list[str]] | None:
+    """The `trainer` section, and keys without a counterpart, where a configuration is Accelerate's; else None."""
+    if not {"distributed_type", "num_processes"} <= set(config):
+        return None
+    launch = read_accelerate(path)
+    return {"trainer": launch.trainer}, launch.unmapped
 
 
 def translate(given: Mapping[str, Any]) -> Launch:

@@ -10,7 +10,6 @@ import yaml
 
 from zoo.common.reading.errors import UnsafeFileError
 from zoo.common.reading.text import load_json, safe_load
-from zoo.convert.old_calls import read_accelerate
 
 
 def read_table(path: Path) -> dict[str, Any]:
@@ -39,14 +38,6 @@ def _parsed(text: str) -> Any:
         raise
     except ValueError:
         return safe_load(text)
-
-
-def launch_recipe(config: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], list[str]] | None:
-    """The `trainer` section, and keys without a counterpart, where a configuration is Accelerate's; else None."""
-    if not {"distributed_type", "num_processes"} <= set(config):
-        return None
-    launch = read_accelerate(path)
-    return {"trainer": launch.trainer}, launch.unmapped
 
 
 def set_option(recipe: Any, option: str, value: Any) -> None:

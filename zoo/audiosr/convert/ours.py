@@ -218,8 +218,8 @@ def as_ours(file: AudioSRFile, is_checkpoint: bool, allow_partial: bool) -> Conv
     nets: dict[str, nn.Module] = {"net": model.unet.net}
     for name, net in (("autoencoder", model.vae), ("vocoder", model.vocoder), (CONDITION, model.condition_vae)):
         if net is not None:
-            nets[name] = build(parts[name])
-            nets[name].net.load_state_dict(net.state_dict())
+            nets[name] = frozen = build(parts[name])
+            frozen.net.load_state_dict(net.state_dict())
     nets |= {name: build(parts[name]) for name in ("features", "diffusion")}
     notes = [*model.notes, *(f"{count} tensors left out: {what}" for what, count in file.left_out.items())]
     if model.vocoder is None:

@@ -245,10 +245,8 @@ def original_config(nets: Nets, layout: str, arguments: Mapping[str, Mapping[str
     def first_stage(vae: Mapping[str, Any]) -> dict[str, Any]:
         sizes = {**FIRST_STAGE, **_theirs(vae, AUTOENCODER_KEYS), "dropout": vae["dropout"], **mel_bins}
         params = {"ddconfig": sizes, "embed_dim": vae["latent_channels"]}
-        return {
-            "target": f"{module}.AudioSRAutoEncoderKL",
-            "params": copy.deepcopy(params),
-        }  # YAML refers to equal lists
+        # copied, for YAML writes a list that stands twice as a reference
+        return {"target": f"{module}.AudioSRAutoEncoderKL", "params": copy.deepcopy(params)}
 
     keys = {"cond_stage_key": "lowpass_mel", "conditioning_key": "concat"}
     inner = {"first_stage_config": first_stage(arguments.get(COPY, arguments["vae"]))}

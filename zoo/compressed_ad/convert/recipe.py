@@ -12,8 +12,8 @@ import yaml
 from zoo.common.systems import recipe_root
 from zoo.compressed_ad.convert.rules import DROPOUT, Kind, PolicyConverter, env_spec, grid_size, policy_spec
 from zoo.compressed_ad.data.curriculum import CATEGORIES
-from zoo.convert.old_calls import PRECISIONS
-from zoo.convert.settings import hinted, launch_recipe, read_table, set_option
+from zoo.convert.old_calls import PRECISIONS, launch_recipe
+from zoo.convert.settings import hinted, read_table, set_option
 
 MODEL, DATA = "model.init_args", "data.init_args"
 POLICY = f"{MODEL}.policy.init_args"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ from zoo.compressed_ad.nets.embedding import LinearEmbedding
 from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.convert.checkpoints import Ours
 from zoo.convert.engine import Converted, Converter, Original, tally
-from zoo.convert.names import Names, unwrapped
+from zoo.convert.names import Names, unwrapped_state
 from zoo.convert.settings import plain, read_table
 from zoo.convert.sizes import Leaf, count, described, has, part, said, size
 from zoo.runs.load import build_part
@@ -82,6 +83,33 @@ ENVIRONMENTS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "dark_key_to_door": ("DarkKeyToDoor", 50, {}),
 }
 TRAINING = ("step", "optimizer", "lr_sched", "eval_reward")
+# The original's key: where a policy has it; of modules their number, of a tensor its second axis.
+SIZES = {
+    "num_actions": "embedding.num_actions",
+    "grid_size": "embedding.grid_size",
+    "n_transit": "window",
+    "tf_n_embd": "transformer.dim",
+    "tf_n_head": "transformer.blocks.0.attn.heads",
+    "tf_n_layer": "transformer.blocks",
+    "tf_dim_feedforward": "transformer.blocks.0.mlp.fc1.out_features",
+    "tf_dropout": "transformer.dropout",
+}
+OWN_SIZES: dict[Kind, dict[str, str]] = {
+    "AD": {},
+    "CAD": {
+        "n_compress_tokens": "compressor.num_latents",
+        "compress_n_layers": "compressor.layers",
+        "compress_n_heads": "compressor.layers.0.self_attn.num_heads",
+    },
+    "v1": {
+        "n_latent": "compressor.num_latents",
+        "encoder_n_layer": "compressor.transformer_encoder.layers",
+        "encoder_n_head": "compressor.transformer_encoder.layers.0.self_attn.num_heads",
+        "encoder_dim_feedforward": "compressor.transformer_encoder.layers.0.linear1.out_features",
+        "max_encoder_length": "compressor.pos_embedding",
+        "decoder_max_seq_length": "window",
+    },
+}
 MODELS: dict[Kind, str] = {"AD": "AD", "CAD": "CompressedAD", "v1": "CompressedAD"}
 KINDS: dict[type[nn.Module] | None, Kind] = {None: "AD", QueryCompressor: "CAD", EncoderCompressor: "v1"}
 
@@ -226,7 +254,7 @@ class PolicyConverter(Converter[PolicyFile]):
     def _interpret(self, content: Mapping[str, Any], path: Path) -> PolicyFile:
         tensors = content.get("model", content)
         is_state = isinstance(tensors, Mapping) and all(isinstance(value, Tensor) for value in tensors.values())
-        state = {unwrapped(key): value for key, value in tensors.items()} if is_state and "zoo" not in content else {}
+        state = unwrapped_state(tensors) if is_state and "zoo" not in content else {}
         kind = kind_of(state)
         if kind is None:
             raise self._unknown(path, content)
@@ -377,46 +405,15 @@ def identify(module: nn.Module) -> tuple[InContextPolicy, Kind]:
 
 
 def settings_of(policy: InContextPolicy, kind: Kind) -> dict[str, Any]:
-    """The sizes of a policy under the original's names.
+    """The sizes of a policy under the original's names."""
 
-    Args:
-        policy: that the original can hold.
-        kind: what `identify` said.
-    """
-    transformer = policy.transformer
-    block: Any = transformer.blocks[0]
-    settings: dict[str, Any] = {
-        "model": MODELS[kind],
-        "dim_states": 2,
-        "dim_actions": 1,
-        "num_actions": policy.embedding.num_actions,
-        "grid_size": policy.embedding.grid_size,
-        "n_transit": policy.window,
-        "tf_n_embd": transformer.dim,
-        "tf_n_head": block.attn.heads,
-        "tf_n_layer": len(transformer.blocks),
-        "tf_dim_feedforward": block.mlp.fc1.out_features,
-        "tf_dropout": transformer.dropout,
-    }
-    compressor = policy.compressor
-    if isinstance(compressor, QueryCompressor):
-        layer: Any = compressor.layers[0]
-        settings |= {
-            "n_compress_tokens": compressor.num_latents,
-            "compress_n_layers": len(compressor.layers),
-            "compress_n_heads": layer.self_attn.num_heads,
-        }
-    elif isinstance(compressor, EncoderCompressor):
-        layers = compressor.transformer_encoder.layers
-        settings |= {
-            "n_latent": compressor.num_latents,
-            "encoder_n_layer": len(layers),
-            "encoder_n_head": layers[0].self_attn.num_heads,
-            "encoder_dim_feedforward": layers[0].linear1.out_features,
-            "max_encoder_length": compressor.pos_embedding.shape[1],
-            "decoder_max_seq_length": policy.window,
-        }
-    return settings
+    def sized(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.shape[1]
+        return len(value) if isinstance(value, nn.ModuleList) else value
+
+    sizes = {key: sized(attrgetter(place)(policy)) for key, place in {**SIZES, **OWN_SIZES[kind]}.items()}
+    return {"model": MODELS[kind], "dim_states": 2, "dim_actions": 1, **sizes}
 
 
 def _is_norm(module: nn.Module | None) -> bool:

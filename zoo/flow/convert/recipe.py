@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 
 from zoo.common.systems import recipe_root
-from zoo.convert.old_calls import PRECISIONS
-from zoo.convert.settings import launch_recipe, read_table, set_option
+from zoo.convert.old_calls import PRECISIONS, launch_recipe
+from zoo.convert.settings import read_table, set_option
 
 RECIPE = "base_parity"
 
