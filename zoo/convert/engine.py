@@ -179,13 +179,13 @@ class Converter(ABC, Generic[File]):
         content = load_foreign(path)
         if not isinstance(content, Mapping):
             raise ValueError(f"{path} holds a {type(content).__name__}, not a dict of tensors; {self.formats}")
-        return self._interpret(content, path)
+        return self._interpret(content, path, **options)
 
     def _read_source(self, source: Path, *args: Any, **options: Any) -> File:
         """Read the source of a conversion."""
         return self.read(source)
 
-    def _interpret(self, content: Mapping[str, Any], path: Path) -> File:
+    def _interpret(self, content: Mapping[str, Any], path: Path, *args: Any, **options: Any) -> File:
         """Recognise the layout of a loaded file and bring its tensors under our names."""
         raise NotImplementedError
 

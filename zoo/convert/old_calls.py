@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from zoo.common.atomic import write_atomic
 from zoo.convert.settings import read_table
 
 
@@ -73,6 +75,27 @@ def is_true(value: str) -> bool:
 def shown(path: Path) -> str:
     """A path for people and command lines: relative to the working directory where it lies in it."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def write_recipe(recipe: Mapping[str, Any], original: Path, script: str) -> str:
+    """Write a recipe beside the configuration it was made of, as `<name>.zoo.yaml`; every process of a launch does.
+
+    Returns:
+        Its path for command lines.
+    """
+    path = original.with_suffix(".zoo.yaml")
+    text = f"# Made of {original.name} by {script}.\n" + yaml.safe_dump(recipe, sort_keys=False)
+    write_atomic(path, lambda file: file.write(text.encode()))
+    return shown(path)
+
+
+def share_steps(recipe: Mapping[str, Any], processes: int) -> None:
+    """Divide the steps of whole epochs and their warm-up by the processes, in place."""
+    trainer, schedule = recipe["trainer"], recipe["model"]["init_args"]["scheduler"]
+    if "max_steps" in trainer:
+        trainer["max_steps"] = math.ceil(trainer["max_steps"] / processes)
+        if schedule is not None:
+            schedule["init_args"]["warmup_steps"] //= processes
 
 
 PRECISIONS = {"no": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed"}

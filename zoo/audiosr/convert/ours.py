@@ -218,8 +218,8 @@ def as_ours(file: AudioSRFile, is_checkpoint: bool, allow_partial: bool) -> Conv
     nets: dict[str, nn.Module] = {"net": model.unet.net}
     for name, net in (("autoencoder", model.vae), ("vocoder", model.vocoder), (CONDITION, model.condition_vae)):
         if net is not None:
-            nets[name] = build(parts[name])
-            nets[name].net.load_state_dict(net.state_dict())
+            nets[name] = frozen = build(parts[name])
+            frozen.net.load_state_dict(net.state_dict())
     nets |= {name: build(parts[name]) for name in ("features", "diffusion")}
     notes = [*model.notes, *(f"{count} tensors left out: {what}" for what, count in file.left_out.items())]
     if model.vocoder is None:
@@ -228,14 +228,15 @@ def as_ours(file: AudioSRFile, is_checkpoint: bool, allow_partial: bool) -> Conv
         notes.append(WITHOUT_VOCODER)
     elif file.is_mel_first:
         notes.append(EXPONENTIAL)
-    training: dict[str, Any] = {"loops": loop_state(file.step, 0, automatic=True)}
-    if file.averaged:
-        live = beneath(model.unet.net.state_dict(), "net.")
-        shadow = {key: value for key, value in live.items() if value.is_floating_point()}
-        shadow |= {key: value for key, value in _denoiser_state(file, file.averaged).items() if key in shadow}
-        training["ema"] = {"shadow": shadow, "updates": max(file.step, 1)}
     facts = {"layout": file.layout, "step": file.step, **told(model.report)}
-    return Converted(parts, nets, None, file.step, 0, training, {"original_config": file.settings}, facts, notes)
+    training: dict[str, Any] = {"loops": loop_state(file.step, 0, automatic=True)}
+    made = Converted(parts, nets, None, file.step, 0, training, {"original_config": file.settings}, facts, notes)
+    made.state = state = made.tensors()
+    if file.averaged:
+        live = {key: value for key, value in state.items() if key.startswith("net.") and value.is_floating_point()}
+        averaged = {key: value for key, value in _denoiser_state(file, file.averaged).items() if key in live}
+        training["ema"] = {"shadow": live | averaged, "updates": max(file.step, 1)}
+    return made
 
 
 def _denoiser_state(file: AudioSRFile, parts: Mapping[str, State]) -> State:

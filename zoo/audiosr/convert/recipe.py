@@ -40,7 +40,7 @@ HINTS = {
 }
 SECTIONS = ("data", "experiment", "inference", "train")
 NETS = ("first_stage_config", "cond_stage_config", "unet_config", "data_config")  # of model.params
-EMPTY = (None, False, [], 0, 0.0)  # values that need no note
+EMPTY: tuple[Any, ...] = (None, False, [], 0, 0.0)  # values that need no note
 RISING = 0.1  # the original's last factor on the rate, whatever min_lr_ratio says
 # of the denoiser, see `Denoiser.groups`
 GROUPS = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from collections.abc import Mapping
@@ -187,7 +188,7 @@ def tables(steps: int, scale: Tensor, layout: str) -> State:
 def content_of(nets: Nets, layout: str) -> dict[str, Any]:
     """What a file holds, float32 on the CPU: `state_dict` and, for ProjectLily's, `ema`."""
     net = nets.net
-    state, weights = tables(nets.diffusion.steps, net.latent_scale, layout), {}
+    state, weights = tables(nets.diffusion.steps, net.latent_scale, layout), State()
     for prefix, part in (
         (PREFIX["global_encoder"], net.global_encoder),
         (PREFIX["unet"], net.unet),
@@ -244,7 +245,8 @@ def original_config(nets: Nets, layout: str, arguments: Mapping[str, Mapping[str
     def first_stage(vae: Mapping[str, Any]) -> dict[str, Any]:
         sizes = {**FIRST_STAGE, **_theirs(vae, AUTOENCODER_KEYS), "dropout": vae["dropout"], **mel_bins}
         params = {"ddconfig": sizes, "embed_dim": vae["latent_channels"]}
-        return {"target": f"{module}.AudioSRAutoEncoderKL", "params": params}
+        # copied, for YAML writes a list that stands twice as a reference
+        return {"target": f"{module}.AudioSRAutoEncoderKL", "params": copy.deepcopy(params)}
 
     keys = {"cond_stage_key": "lowpass_mel", "conditioning_key": "concat"}
     inner = {"first_stage_config": first_stage(arguments.get(COPY, arguments["vae"]))}

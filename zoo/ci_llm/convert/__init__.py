@@ -27,15 +27,8 @@ from zoo.convert.names import State
 from zoo.runs.folder import find_checkpoint
 
 __all__ = [
-    "convert",
-    "convert_config",
-    "describe",
-    "from_original",
-    "is_original",
-    "original_state",
-    "to_original",
-    "to_peft",
-]
+    "convert", "convert_config", "describe", "from_original", "is_original", "original_state", "to_original", "to_peft",
+]  # fmt: skip
 
 ORIGINAL_NAMES = ("checkpoint_step_", "final_checkpoint")
 

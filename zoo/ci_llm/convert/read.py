@@ -172,11 +172,7 @@ def adapter_weights(content: Mapping[str, Tensor], name: str, where: str) -> Wei
 
 
 def check_pairs(weights: Mapping[str, Tensor], where: str) -> None:
-    """See that there are weights, and that each layer has both its matrices, of one rank.
-
-    Raises:
-        ValueError: when not.
-    """
+    """See that there are weights, and that each layer has both its matrices, of one rank."""
     if not weights:
         raise ValueError(f"{where} holds no LoRA weights")
     for key, value in weights.items():
@@ -191,11 +187,7 @@ def check_pairs(weights: Mapping[str, Tensor], where: str) -> None:
 
 
 def check_alike(weights: Sequence[Weights], rank: int, where: Path) -> None:
-    """See that all agents adapt the same layers with the rank that the configuration says.
-
-    Raises:
-        ValueError: when not.
-    """
+    """See that all agents adapt the same layers with the rank that the configuration says."""
     for number, each in enumerate(weights):
         if (ranks := {value.shape[0] for key, value in each.items() if ".lora_A." in key}) != {rank}:
             raise ValueError(f"{where}: agent {number} has rank {sorted(ranks)}, the configuration says {rank}")
@@ -211,14 +203,7 @@ def check_alike(weights: Sequence[Weights], rank: int, where: Path) -> None:
 
 
 def split_state(keys: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Sort the adapters in accelerate's state of the whole module by agent.
-
-    Args:
-        keys: of the state.
-
-    Returns:
-        By agent's name: peft's name of each of its tensors, and its key in the state.
-    """
+    """Sort the names in accelerate's state of the whole module: agent -> peft's name -> name in the state."""
     agents: dict[str, dict[str, str]] = {}
     for key in keys:
         found = _NAMED.fullmatch(key.removeprefix("module."))
