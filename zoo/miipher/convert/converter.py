@@ -357,19 +357,9 @@ def _write(
     sample_rate: int = SAMPLE_RATE,
     training: Mapping[str, Any] | None = None,
 ) -> list[Path]:
-    """Write a cleaner or a generator as an original's file, see `to_original`.
+    """Write a cleaner or a generator as an original's file, see `to_original`; returns the files.
 
-    Args:
-        module: to write.
-        path: the file.
-        backbone: the whole backbone's folder or hub id.
-        step: batches trained.
-        others: `mpd.*` and `msd.*` that go with a generator.
-        sample_rate: of the generator's audio, in Hz.
-        training: further entries of an adapter's file.
-
-    Returns:
-        The files written.
+    `others` are the `mpd.*` and `msd.*` of a generator, `training` further entries of an adapter's file.
     """
     if isinstance(module, Cleaner):
         content, suffix = _cleaner_content(module, backbone, step, training or {})
@@ -389,14 +379,9 @@ def _write(
 
 
 def _whole_backbone(cleaner: Cleaner, source: Path | str | None) -> tuple[State, str]:
-    """All blocks of the backbone that a cleaner uses the first of.
+    """All blocks of the backbone that a cleaner uses the first of, by transformers' names; and the source's name.
 
-    Args:
-        cleaner: whose own tensors come before those of the source.
-        source: folder or hub id; None takes the cleaner's own.
-
-    Returns:
-        (tensors by transformers' names, the source's name).
+    The cleaner's own tensors come before those of the source.
     """
     own = cleaner.backbone
     place = source if source is not None else own.source
