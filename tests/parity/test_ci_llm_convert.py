@@ -7,10 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.ci_llm.convert.test_folders import same
+from tests.ci_llm.convert.test_read import same
 from zoo.ci_llm.convert import convert, describe, from_original, is_original
-from zoo.ci_llm.convert.folders import META, read_original
-from zoo.ci_llm.convert.peft import read_peft
+from zoo.ci_llm.convert.read import META, read_original, read_peft
 
 pytestmark = pytest.mark.shared
 

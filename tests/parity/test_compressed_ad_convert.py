@@ -8,7 +8,7 @@ import torch
 
 from zoo.common.reading.foreign import load_foreign
 from zoo.compressed_ad.convert import convert, describe, from_original, is_original, original_state, to_original
-from zoo.compressed_ad.convert.read import to_theirs
+from zoo.compressed_ad.convert.rules import to_theirs
 from zoo.runs.checkpoints import load_checkpoint
 
 pytestmark = pytest.mark.shared

@@ -11,7 +11,7 @@ from torch import Tensor
 from zoo.common.reading.foreign import load_foreign
 from zoo.compressed_ad.convert import from_original
 from zoo.compressed_ad.convert.legacy import LegacyCAD, LegacyEncoder
-from zoo.compressed_ad.convert.read import read, to_theirs
+from zoo.compressed_ad.convert.rules import PolicyConverter, to_theirs
 from zoo.compressed_ad.envs.grids import Darkroom
 from zoo.compressed_ad.losses import reconstruction_loss
 from zoo.compressed_ad.nets.compression import EncoderCompressor, QueryCompressor, ReconstructionDecoder
@@ -146,7 +146,7 @@ def test_earlier_encoder(golden, load, depth):
 
 @pytest.mark.parametrize("name", CONTEXTS)
 def test_cad_training_loss_and_gradients(golden, load, folder, name):
-    policy, config = without_dropout(load("cad")), read(folder / "cad_ckpt-0.pt").config
+    policy, config = without_dropout(load("cad")), PolicyConverter().read(folder / "cad_ckpt-0.pt").settings
     batch, expected = golden["cad"]["batches"][name], golden["cad"]["train0"][name]
     action = F.cross_entropy(policy.logits(*inputs(batch)), batch["target_actions"].long())
     recon = torch.zeros(())
@@ -168,7 +168,7 @@ def test_ad_gradients(golden, load):
 
 
 def test_five_steps_of_adamw(golden, load, folder):
-    policy, config = without_dropout(load("ad")), read(folder / "ad_ckpt-0.pt").config
+    policy, config = without_dropout(load("ad")), PolicyConverter().read(folder / "ad_ckpt-0.pt").settings
     batch, expected = golden["ad"]["batch_full"], golden["ad"]["out"]
     betas = (config["beta1"], config["beta2"])
     optimizer = torch.optim.AdamW(

@@ -17,7 +17,7 @@ from tests.numeric import exactly
 from zoo.audio.analysis.mel import LogMel
 from zoo.common.reading.foreign import load_foreign
 from zoo.hifigan.convert import from_original
-from zoo.hifigan.convert.read import to_legacy_keys, to_our_keys
+from zoo.hifigan.convert.rules import to_legacy_keys, to_our_keys
 from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator, MultiScaleDiscriminator
 from zoo.training.adversarial import adversarial_loss, discriminator_loss, feature_matching_loss
 

@@ -87,7 +87,25 @@ def build_whole(spec: Mapping[str, Any], state: Mapping[str, Tensor], source: st
         ValueError: when the tensors are not the whole net; the message names missing, unexpected and differing ones.
     """
     with torch.device("meta"):
-        expected = {key: tuple(value.shape) for key, value in build(spec, slot).state_dict().items()}
+        check_whole(build(spec, slot), state, source, f"a whole {str(spec['class_path']).rpartition('.')[2]}")
+    net = build(spec, slot)
+    net.load_state_dict(state)
+    return net
+
+
+def check_whole(net: torch.nn.Module, state: Mapping[str, Tensor], source: str, what: str) -> None:
+    """Refuse tensors that are not those of a net.
+
+    Args:
+        net: on any device.
+        state: tensors by name.
+        source: what to call their origin in an error.
+        what: what to call the net.
+
+    Raises:
+        ValueError: naming missing, unexpected and differing tensors.
+    """
+    expected = {key: tuple(value.shape) for key, value in net.state_dict().items()}
     given = {key: tuple(value.shape) for key, value in state.items()}
     faults = [f"missing {key}" for key in expected if key not in given]
     faults += [f"unexpected {key}" for key in given if key not in expected]
@@ -95,8 +113,4 @@ def build_whole(spec: Mapping[str, Any], state: Mapping[str, Tensor], source: st
         f"{key} is {given[key]}, expected {shape}" for key, shape in expected.items() if given.get(key, shape) != shape
     ]
     if faults:
-        name = str(spec["class_path"]).rpartition(".")[2]
-        raise ValueError(f"{source}: {len(faults)} tensors do not fit a whole {name}: {'; '.join(faults[:4])}")
-    net = build(spec, slot)
-    net.load_state_dict(state)
-    return net
+        raise ValueError(f"{source}: {len(faults)} tensors do not fit {what}: {'; '.join(faults[:4])}")

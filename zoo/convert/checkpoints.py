@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,12 +56,8 @@ def write_converted(
 def read_ours(source: Path, inference: str) -> Ours:
     """Read a checkpoint of ours that is to become an original's file.
 
-    Args:
-        source: the file.
-        inference: dotted path of the Inference that it must name.
-
     Raises:
-        ValueError: when it is another system's, or nobody's.
+        ValueError: when it does not name this Inference, or describes no parts.
     """
     checkpoint = load_checkpoint(source)
     specs = checkpoint.get("zoo")
@@ -73,6 +69,29 @@ def read_ours(source: Path, inference: str) -> Ours:
     averaged = bool(checkpoint.get("ema"))
     state = {**checkpoint["state_dict"], **(checkpoint["ema"]["shadow"] if averaged else {})}
     return Ours(checkpoint, specs, state, averaged)
+
+
+def renumbered(optimizer: Mapping[str, Any], before: Sequence[str], after: Sequence[str]) -> dict[str, Any]:
+    """Renumber an optimizer's positional state for another order of the same parameters.
+
+    Args:
+        optimizer: its state dict.
+        before: names of the parameters in its order.
+        after: names in the order wanted.
+
+    Returns:
+        The state dict in the new order; tensors are shared.
+
+    Raises:
+        ValueError: when it has not one group of all these parameters.
+    """
+    groups, old = optimizer["param_groups"], optimizer["state"]
+    if len(groups) != 1 or list(groups[0]["params"]) != list(range(len(before))):
+        found = [len(group["params"]) for group in groups]
+        raise ValueError(f"expected one optimizer group of {len(before)} parameters, found groups of {found}")
+    numbers = {name: number for number, name in enumerate(before)}
+    state = {new: old[numbers[name]] for new, name in enumerate(after) if numbers[name] in old}
+    return {"state": state, "param_groups": [dict(groups[0])]}
 
 
 def loop_state(batches: int, epoch: int, automatic: bool = False) -> dict[str, Any]:

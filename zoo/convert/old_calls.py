@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import sys
@@ -12,7 +13,8 @@ from typing import Any
 
 import yaml
 
-from zoo.common.reading.text import safe_load
+from zoo.common.atomic import write_atomic
+from zoo.convert.settings import read_table
 
 
 @dataclass
@@ -75,6 +77,27 @@ def shown(path: Path) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
+def write_recipe(recipe: Mapping[str, Any], original: Path, script: str) -> str:
+    """Write a recipe beside the configuration it was made of, as `<name>.zoo.yaml`; every process of a launch does.
+
+    Returns:
+        Its path for command lines.
+    """
+    path = original.with_suffix(".zoo.yaml")
+    text = f"# Made of {original.name} by {script}.\n" + yaml.safe_dump(recipe, sort_keys=False)
+    write_atomic(path, lambda file: file.write(text.encode()))
+    return shown(path)
+
+
+def share_steps(recipe: Mapping[str, Any], processes: int) -> None:
+    """Divide the steps of whole epochs and their warm-up by the processes, in place."""
+    trainer, schedule = recipe["trainer"], recipe["model"]["init_args"]["scheduler"]
+    if "max_steps" in trainer:
+        trainer["max_steps"] = math.ceil(trainer["max_steps"] / processes)
+        if schedule is not None:
+            schedule["init_args"]["warmup_steps"] //= processes
+
+
 PRECISIONS = {"no": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed"}
 # As in configs/trainer/ddp.yaml.
 DDP: dict[str, Any] = {
@@ -135,29 +158,23 @@ def read_accelerate(path: Path) -> Launch:
         FileNotFoundError: there is no such file.
         ValueError: the file is no mapping, or a value is not one that accelerate writes.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such accelerate configuration")
+    given = read_table(path)
     try:
-        given = safe_load(path.read_text(encoding="utf-8"))
-        if not isinstance(given, dict):
-            raise ValueError(f"expected keys like num_processes, found a {type(given).__name__}")
         return translate(given)
-    except (yaml.YAMLError, ValueError) as error:
+    except ValueError as error:
         raise ValueError(f"{path}: {' '.join(str(error).split())}") from error
 
 
+def launch_recipe(config: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], list[str]] | None:
+    """The `trainer` section, and keys without a counterpart, where a configuration is Accelerate's; else None."""
+    if not {"distributed_type", "num_processes"} <= set(config):
+        return None
+    launch = read_accelerate(path)
+    return {"trainer": launch.trainer}, launch.unmapped
+
+
 def translate(given: Mapping[str, Any]) -> Launch:
-    """Translate the keys of an accelerate configuration.
-
-    Args:
-        given: its keys.
-
-    Returns:
-        The settings.
-
-    Raises:
-        ValueError: a value is not one that accelerate writes.
-    """
+    """Translate the keys of an accelerate configuration; a value that accelerate does not write is a ValueError."""
     values = dict(given)
     kind = str(values.pop("distributed_type", None) or "NO")
     on_cpu = values.pop("use_cpu", False) is True or kind == "MULTI_CPU"

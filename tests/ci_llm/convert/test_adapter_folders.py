@@ -10,8 +10,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from tests.ci_llm import crowd_parts
 from tests.ci_llm.task_parts import byte_task, loader, pretrain_task, task, texts, trainer, weights
 from zoo.ci_llm.convert.adapter_folders import AdapterFolders
-from zoo.ci_llm.convert.folders import read_original
-from zoo.ci_llm.convert.peft import read_peft
+from zoo.ci_llm.convert.read import read_original, read_peft
 from zoo.ci_llm.data.tokenizers import PretrainedTokenizer
 from zoo.training.callbacks.checkpoint import AtomicCheckpointIO, Checkpoints
 from zoo.training.callbacks.rng import RNGState

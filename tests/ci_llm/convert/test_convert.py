@@ -6,7 +6,7 @@ import pytest
 import torch
 import yaml
 
-from tests.ci_llm.convert.test_folders import change, same
+from tests.ci_llm.convert.test_read import change, same
 from zoo.ci_llm.convert import (
     convert,
     convert_config,
@@ -17,9 +17,8 @@ from zoo.ci_llm.convert import (
     to_original,
     to_peft,
 )  # fmt: skip
-from zoo.ci_llm.convert.folders import META, read_original
-from zoo.ci_llm.convert.peft import read_peft
-from zoo.ci_llm.convert.read import original_order
+from zoo.ci_llm.convert.ours import original_order
+from zoo.ci_llm.convert.read import META, read_original, read_peft
 from zoo.ci_llm.nets.agents import Agents
 from zoo.ci_llm.nets.backbone import Backbone
 from zoo.ci_llm.nets.crowd import Crowd

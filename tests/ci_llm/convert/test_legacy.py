@@ -7,8 +7,9 @@ import yaml
 
 from tests.ci_llm.crowd_parts import CONFIGS
 from tests.harness import good, zoo
-from zoo.ci_llm.convert.folders import adapters_of, write_original
 from zoo.ci_llm.convert.legacy import command, translate
+from zoo.ci_llm.convert.read import adapters_of
+from zoo.ci_llm.convert.write import write_original
 from zoo.ci_llm.data.tokenizers import ByteTokenizer
 from zoo.ci_llm.nets.agents import Agents
 from zoo.ci_llm.nets.backbone import Backbone

@@ -21,7 +21,7 @@ from zoo.compressed_ad.convert import (
     to_original,
 )
 from zoo.compressed_ad.convert.legacy import LegacyEncoder
-from zoo.compressed_ad.convert.read import to_theirs
+from zoo.compressed_ad.convert.rules import to_theirs
 from zoo.compressed_ad.nets import compression
 from zoo.compressed_ad.nets.embedding import FactoredEmbedding, LinearEmbedding
 from zoo.compressed_ad.nets.policy import InContextPolicy

@@ -17,8 +17,8 @@ from zoo.hifigan.convert import (
     original_state,
     to_original,
 )
-from zoo.hifigan.convert.read import to_legacy_keys, to_our_keys
 from zoo.hifigan.convert.recipe import DEFAULTS
+from zoo.hifigan.convert.rules import to_legacy_keys, to_our_keys
 from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator, MultiScaleDiscriminator
 from zoo.hifigan.nets.generator import Generator
 
@@ -347,7 +347,7 @@ def test_errors_name_the_cure(folder, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"put the original's config.json beside it or pass config="):
         from_original(folder / f"g_{STEPS:08d}")
     assert from_original(folder / f"g_{STEPS:08d}", tmp_path / "config.json").hop_length == 8
-    with pytest.raises(ValueError, match="tensors of the generator do not fit the config"):
+    with pytest.raises(ValueError, match="tensors do not fit the generator of the config"):
         from_original(folder / f"g_{STEPS:08d}", CONFIG | {"upsample_initial_channel": 16})
     with pytest.raises(ValueError, match="lacks upsample_rates"):
         from_original(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import zoo
 from tests.miipher.parts import CONFIGS, backbone, cleaner
 from zoo.common.reading.foreign import load_foreign
-from zoo.hifigan.convert.read import to_legacy_keys
+from zoo.hifigan.convert.rules import to_legacy_keys
 from zoo.hifigan.nets.conditioners import ConformerConditioner, PrenetConditioner
 from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator, MultiScaleDiscriminator
 from zoo.hifigan.nets.generator import Generator
@@ -534,7 +534,7 @@ def test_adapter_configurations(tmp_path: Path) -> None:
 
 def test_other_configurations_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "other.yaml"
-    for text, said in (("upsample_rates: [8, 8]", "prenet"), ("a: 1", "lacks"), ("[", "not YAML")):
+    for text, said in (("upsample_rates: [8, 8]", "prenet"), ("a: 1", "lacks"), ("[", "neither JSON nor YAML")):
         path.write_text(text)
         with pytest.raises(ValueError, match=said):
             convert_config(path)

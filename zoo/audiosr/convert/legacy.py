@@ -7,14 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from zoo.audiosr.convert.recipe import convert_config
-from zoo.common.atomic import write_atomic
 from zoo.common.options import take_option
 from zoo.common.systems import recipe_root
 from zoo.convert import old_calls
 from zoo.convert.old_calls import Call, shown
+from zoo.convert.sizes import part
 
 CONFIG = "config.yaml"  # that the original reads when none is named
 TRAIN = ("--headless", "--term", "--distributed")
@@ -74,33 +72,19 @@ def translate(arguments: Sequence[str], environment: Mapping[str, str]) -> Call:
                 notes.append("devices: all of this machine, a process each; torchrun is not needed")
     elif fragments:
         raise ValueError(f"{TEST} tests one configuration, found also {', '.join(fragments)}")
-    written = _written(Path(original), recipe)
-    options = [part for config in (shown(written), *fragments) for part in ("--config", config)]
+    written = old_calls.write_recipe(recipe, Path(original), "scripts/train_audiosr.py")
+    options = [text for config in (written, *fragments) for text in ("--config", config)]
     verb = "fit" if ways == {"train"} else "doctor"
     return Call([verb, *options, *flags, *rest], [f"not translated: {note}" for note in notes])
 
 
 def _spread(recipe: dict[str, Any], processes: int) -> None:
     """One process a device: DataParallel and the monitor of one process are replaced, the epochs' steps shared."""
-    trainer, model = recipe["trainer"], recipe["model"]["init_args"]
-    model["parallel"] = "none"
+    trainer = recipe["trainer"]
+    recipe["model"]["init_args"]["parallel"] = "none"
     trainer.pop("devices")
     for place, callback in enumerate(trainer["callbacks"]):
         if callback["class_path"] == MONITOR:
             limit = callback["init_args"]["threshold"]
-            trainer["callbacks"][place] = {
-                "class_path": GUARD,
-                "init_args": {"limit": limit if math.isfinite(limit) else None},
-            }
-    if "max_steps" in trainer:
-        schedule = model["scheduler"]["init_args"]
-        trainer["max_steps"] = math.ceil(trainer["max_steps"] / processes)
-        schedule["warmup_steps"] //= processes
-
-
-def _written(original: Path, recipe: Mapping[str, Any]) -> Path:
-    """Write the recipe; every process of a launch writes the same."""
-    path = original.with_suffix(".zoo.yaml")
-    text = f"# Made of {original.name} by scripts/train_audiosr.py.\n" + yaml.safe_dump(recipe, sort_keys=False)
-    write_atomic(path, lambda file: file.write(text.encode()))
-    return path
+            trainer["callbacks"][place] = part(GUARD, limit=limit if math.isfinite(limit) else None)
+    old_calls.share_steps(recipe, processes)

@@ -1,40 +1,44 @@
-"""Our checkpoints and exports from AudioSR's and ProjectLily's files."""
+"""Our nets, checkpoints and exports from AudioSR's and ProjectLily's files."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-import zoo
-from zoo.audiosr.convert.read import (
-    COPY,
-    Layout,
-    Original,
-    Report,
-    State,
-    check,
-    compare,
-    describe_nets,
-    params,
-    told,
-    transposed,
-)
-from zoo.audiosr.diffusion.schedule import CosineDiffusion
+from zoo.audiosr.convert.read import COPY, AudioSRFile, Report, State, check, compare, section, told, transposed
 from zoo.audiosr.nets.denoiser import Denoiser
-from zoo.audiosr.nets.features import MelFeatures
-from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.audiosr.nets.global_encoder import GlobalEncoder
 from zoo.audiosr.nets.vae import Autoencoder
 from zoo.common.build import build
-from zoo.common.registry import public_name
-from zoo.convert.checkpoints import loop_state, write_converted
+from zoo.convert.checkpoints import loop_state
+from zoo.convert.engine import Converted
+from zoo.convert.names import beneath
+from zoo.convert.sizes import part
 from zoo.hifigan.nets.generator import Generator
-from zoo.runs import frozen
-from zoo.runs.export import write_export
+
+log = logging.getLogger(__name__)
+
+INFERENCE = "zoo.audiosr.Restorer"
+CONDITION = "condition_autoencoder"  # our part
+FROZEN = {"autoencoder": "vae", "vocoder": "vocoder", CONDITION: COPY}  # our part -> component of a file
+STEPS = 1000  # of the diffusion
+PREDICTIONS = {"v": "v", "eps": "noise"}
+# argument of the mel front end -> ProjectLily's key in `data`, AudioSR's in `preprocessing`
+FEATURES = {
+    "sample_rate": ("sample_rate", ("audio", "sampling_rate")),
+    "n_fft": ("n_fft", ("stft", "filter_length")),
+    "hop_length": ("hop_length", ("stft", "hop_length")),
+    "n_mels": ("n_mels", ("mel", "n_mel_channels")),
+    "f_min": ("fmin", ("mel", "mel_fmin")),
+    "f_max": ("fmax", ("mel", "mel_fmax")),
+}
+WITHOUT_VOCODER = "the file holds no vocoder: no sound comes out before model.init_args.vocoder names one"
+EXPONENTIAL = (
+    "ProjectLily ran its vocoder on exp(log-mel), with AudioSR's weights for log-mels; here it runs on log-mels"
+)
 
 
 class OriginalUNet(nn.Module):
@@ -87,7 +91,7 @@ class OriginalModel(nn.Module):
         vae: Autoencoder,
         unet: OriginalUNet,
         vocoder: Generator | None,
-        layout: Layout,
+        layout: str,
         condition_vae: Autoencoder | None = None,
     ) -> None:
         super().__init__()
@@ -95,7 +99,7 @@ class OriginalModel(nn.Module):
         self.vae = vae
         self.unet = unet
         self.vocoder = vocoder
-        self.layout: Layout = layout
+        self.layout = layout
         self.config: dict[str, Any] = {}
         self.step = 0
         self.report: Report = {}
@@ -107,14 +111,8 @@ class OriginalModel(nn.Module):
         return self.unet.net.global_encoder
 
 
-def build_model(original: Original, ema: bool, min_matched: float, allow_partial: bool) -> OriginalModel:
-    """Build the nets of a file and load their weights.
-
-    Args:
-        original: what was read.
-        ema: take the averaged parameters where the file has them.
-        min_matched: share of each component's tensors that must match, 0 to 1.
-        allow_partial: see `zoo.audiosr.convert.read.check`.
+def build_model(file: AudioSRFile, ema: bool, min_matched: float, allow_partial: bool) -> OriginalModel:
+    """Build the nets of a file and load their weights; arguments as those of `from_original`.
 
     Returns:
         The nets in evaluation mode.
@@ -122,24 +120,22 @@ def build_model(original: Original, ema: bool, min_matched: float, allow_partial
     Raises:
         ValueError: when the autoencoder or the UNet is missing or not whole.
     """
-    nets = describe_nets(original)
-    report = compare(original, nets)
-    notes = check(original, report, min_matched, allow_partial)
-    if missing := [name for name in ("vae", "unet") if name not in nets]:
-        raise ValueError(f"{original.path} holds no {' and no '.join(missing)}, without which nothing is computed")
-    states = dict(original.parts)
-    if ema:
-        states |= {name: {**original.parts[name], **own} for name, own in original.averaged.items()}
-    built: dict[str, Any] = {name: _loaded(cls(**arguments), states[name]) for name, (cls, arguments) in nets.items()}
+    specs = file.specs()
+    report = compare(file, specs)
+    notes = check(file, report, min_matched, allow_partial)
+    if missing := [name for name in ("vae", "unet") if name not in specs]:
+        raise ValueError(f"{file.path} holds no {' and no '.join(missing)}, without which nothing is computed")
+    averaged = file.averaged if ema else {}
+    built = {name: _loaded(build(spec), file.parts[name] | averaged.get(name, {})) for name, spec in specs.items()}
     denoiser = Denoiser(built["unet"], built.get("global_encoder"))
-    denoiser.latent_scale.copy_(original.scale)
-    unet = OriginalUNet(denoiser, original.is_mel_first)
-    model = OriginalModel(built["vae"], unet, built.get("vocoder"), original.layout, built.get(COPY))
-    model.config, model.step, model.report, model.notes = original.config, original.step, report, notes
+    denoiser.latent_scale.copy_(file.scale)
+    unet = OriginalUNet(denoiser, file.is_mel_first)
+    model = OriginalModel(built["vae"], unet, built.get("vocoder"), file.layout, built.get(COPY))
+    model.config, model.step, model.report, model.notes = file.settings, file.step, report, notes
     return model.eval()
 
 
-def _loaded(net: nn.Module, state: State) -> nn.Module:
+def _loaded(net: Any, state: State) -> Any:
     """Load what fits; `check` has judged the rest."""
     if isinstance(net, Generator):
         net.fuse_()
@@ -149,205 +145,118 @@ def _loaded(net: nn.Module, state: State) -> nn.Module:
     return net
 
 
-@torch.no_grad()
-def transpose_kernels(net: nn.Module) -> None:
-    """Turn a net for mel-first images into one for time-first images, or back, in place."""
-    for layer in net.modules():
-        if isinstance(layer, nn.Conv2d):
-            layer.weight.copy_(layer.weight.transpose(-1, -2).clone())
-
-
-TASK = "zoo.audiosr.DiffusionTask"
-INFERENCE = "zoo.audiosr.Restorer"
-CONDITION = "condition_autoencoder"  # our part
-STEPS = 1000  # of the diffusion
-PREDICTIONS = {"v": "v", "eps": "noise"}
-# our argument, ProjectLily's key in `data`
-FEATURES = {
-    "sample_rate": "sample_rate",
-    "n_fft": "n_fft",
-    "hop_length": "hop_length",
-    "n_mels": "n_mels",
-    "f_min": "fmin",
-    "f_max": "fmax",
-}
-WITHOUT_VOCODER = "the file holds no vocoder: no sound comes out before model.init_args.vocoder names one"
-EXPONENTIAL = (
-    "ProjectLily ran its vocoder on exp(log-mel), with AudioSR's weights for log-mels; here it runs on log-mels"
-)
-
-
-def spec_of(cls: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """`class_path` and `init_args`."""
-    return {"class_path": public_name(cls), "init_args": dict(arguments)}
+def transpose_kernels(*nets: nn.Module | None) -> None:
+    """Turn nets for mel-first images into ones for time-first images, or back, in place."""
+    for net in nets:
+        if net is not None:
+            net.load_state_dict(transposed(net.state_dict()))
 
 
 def features_spec(config: Mapping[str, Any], kind: str, n_mels: int | None = None) -> dict[str, Any]:
     """Describe the mel front end of a configuration.
 
     Args:
-        config: the original's; AudioSR's own keeps the numbers in `preprocessing`.
+        config: the original's.
         kind: "audiosr" or "projectlily".
         n_mels: where the configuration does not say them.
     """
-    data = dict(config.get("data") or {})
-    preprocessing = config.get("preprocessing") or {}
-    stft, mel = preprocessing.get("stft") or {}, preprocessing.get("mel") or {}
-    theirs = {
-        "sample_rate": (preprocessing.get("audio") or {}).get("sampling_rate"),
-        "n_fft": stft.get("filter_length"),
-        "hop_length": stft.get("hop_length"),
-        "n_mels": mel.get("n_mel_channels"),
-        "fmin": mel.get("mel_fmin"),
-        "fmax": mel.get("mel_fmax"),
+    data, preprocessing = section(config, "data"), section(config, "preprocessing")
+    found = {
+        ours: value
+        for ours, (key, (table, inner)) in FEATURES.items()
+        if (value := data.get(key, section(preprocessing, table).get(inner))) is not None
     }
-    data = {key: value for key, value in theirs.items() if value is not None} | data
-    found = {ours: data[key] for ours, key in FEATURES.items() if data.get(key) is not None}
     if n_mels is not None:
         found.setdefault("n_mels", n_mels)
-    return spec_of(MelFeatures, {"kind": kind, **found})
+    return part("zoo.audiosr.MelFeatures", kind=kind, **found)
 
 
-def diffusion_spec(original: Original) -> dict[str, Any]:
-    """Describe the diffusion of a file.
+def describe_parts(file: AudioSRFile) -> dict[str, Any]:
+    """Describe the parts of our task that a file fills.
 
     Raises:
         ValueError: when the net predicts what ours does not.
     """
-    said = params(original.config)
-    prediction = str(said.get("parameterization", "v"))
+    specs, params = file.specs(), section(file.settings, "model", "params")
+    prediction = str(params.get("parameterization", "v"))
     if prediction not in PREDICTIONS:
         known = ", ".join(PREDICTIONS)
-        raise ValueError(f"{original.path}: parameterization {prediction!r} is not supported; known are {known}")
-    exact = original.parts.get("tables", {}).get("alphas_cumprod")
-    steps = len(exact) if exact is not None else int(said.get("timesteps", STEPS))
-    return spec_of(CosineDiffusion, {"steps": steps, "prediction": PREDICTIONS[prediction]})
-
-
-def describe_parts(original: Original) -> dict[str, Any]:
-    """Describe the parts of our task that a file fills."""
-    nets = describe_nets(original)
-    described = {name: spec_of(cls, arguments) for name, (cls, arguments) in nets.items()}
-    encoder = described.get("global_encoder")
-    denoiser = {"unet": described["unet"], "global_encoder": encoder}
-    frozen_parts = {
-        name: None if part not in nets else spec_of(cls, {"source": None, "config": nets[part][1]})
-        for name, part, cls in (("autoencoder", "vae", FrozenAutoencoder), ("vocoder", "vocoder", FrozenVocoder))
-    }
-    if COPY in nets:
-        frozen_parts[CONDITION] = spec_of(FrozenAutoencoder, {"source": None, "config": nets[COPY][1]})
-    kind = "projectlily" if original.is_mel_first else "audiosr"
-    sizes = original.settings("first_stage_config").get("ddconfig") or {}
-    bands = encoder["init_args"]["n_mels"] if encoder else sizes.get("mel_bins")
+        raise ValueError(f"{file.path}: parameterization {prediction!r} is not supported; known are {known}")
+    exact = file.parts.get("tables", {}).get("alphas_cumprod")
+    steps = len(exact) if exact is not None else int(params.get("timesteps", STEPS))
+    encoder = specs.get("global_encoder")
+    bands = encoder["init_args"]["n_mels"] if encoder else file.settings_of("vae").get("mel_bins")
+    frozen: dict[str, Any] = {"autoencoder": None, "vocoder": None}
+    for name, net in FROZEN.items():
+        if net in specs:
+            cls = "FrozenVocoder" if name == "vocoder" else "FrozenAutoencoder"
+            frozen[name] = part(f"zoo.audiosr.{cls}", source=None, config=specs[net]["init_args"])
     return {
-        "net": spec_of(Denoiser, denoiser),
-        **frozen_parts,
-        "features": features_spec(original.config, kind, bands),
-        "diffusion": diffusion_spec(original),
+        "net": part("zoo.audiosr.Denoiser", unet=specs["unet"], global_encoder=encoder),
+        **frozen,
+        "features": features_spec(file.settings, "projectlily" if file.is_mel_first else "audiosr", bands),
+        "diffusion": part("zoo.audiosr.CosineDiffusion", steps=steps, prediction=PREDICTIONS[prediction]),
     }
 
 
-def to_ours(original: Original, target: Path, allow_partial: bool) -> dict[str, Any]:
-    """Write a checkpoint (`.ckpt`) or an export folder; see `zoo.audiosr.convert.convert`."""
-    if original.is_mel_first and float(original.scale) != 1.0:
+def as_ours(file: AudioSRFile, is_checkpoint: bool, allow_partial: bool) -> Converted:
+    """A file as our parts with their weights, time first.
+
+    Raises:
+        ValueError: when a component is not whole, an export would be without vocoder, or the scale of the latents would
+            be another one's.
+    """
+    if file.is_mel_first and float(file.scale) != 1.0:
         raise ValueError(
-            f"{original.path}: scale_factor is {float(original.scale):g}; ProjectLily does not apply it to the "
-            "condition, AudioSR and our task do, so the net would hear another condition"
+            f"{file.path}: scale_factor is {float(file.scale):g}; ProjectLily does not apply it to the condition, "
+            "AudioSR and our task do, so the net would hear another condition"
         )
-    is_checkpoint = target.suffix == ".ckpt"
-    model = build_model(original, not is_checkpoint, 1.0, allow_partial)
-    parts = describe_parts(original)
-    specs = {
-        "version": zoo.__version__,
-        "system": "audiosr",
-        "task": TASK,
-        "inference": INFERENCE,
-        "parts": parts,
-        "original_config": original.config,
-    }
-    modules = _modules(model, parts)
-    notes = [*model.notes, *(f"{count} tensors left out: {what}" for what, count in original.left_out.items())]
-    if modules["vocoder"] is None:
-        notes.append(WITHOUT_VOCODER)
-    elif original.is_mel_first:
-        notes.append(EXPONENTIAL)
-    nets = {name: module for name, module in modules.items() if module is not None}
-    if is_checkpoint:
-        notes += _write_checkpoint(original, specs, nets, target)
-    elif modules["vocoder"] is None:
-        raise ValueError(f"{original.path} holds no vocoder and restores nothing by itself: convert it to a .ckpt")
-    else:
-        write_export(target, specs, nets, original.path.name, original.step or None)
-    return {
-        "system": "audiosr",
-        "source": str(original.path),
-        "layout": original.layout,
-        "target": [str(target)],
-        "step": original.step,
-        **told(model.report),
-        "notes": notes,
-    }
-
-
-def _modules(model: OriginalModel, parts: Mapping[str, Any]) -> dict[str, nn.Module | None]:
-    """Our parts with the weights of an original, time first."""
-    if model.unet.is_mel_first:
-        for images in (model.vae, model.unet.net.unet, model.condition_vae):
-            if images is not None:
-                transpose_kernels(images)
-    modules: dict[str, nn.Module | None] = {"net": model.unet.net, "autoencoder": None, "vocoder": None}
+    model = build_model(file, not is_checkpoint, 1.0, allow_partial)
+    parts = describe_parts(file)
+    if file.is_mel_first:
+        transpose_kernels(model.vae, model.unet.net.unet, model.condition_vae)
+    nets: dict[str, nn.Module] = {"net": model.unet.net}
     for name, net in (("autoencoder", model.vae), ("vocoder", model.vocoder), (CONDITION, model.condition_vae)):
         if net is not None:
-            part = build(parts[name])
-            part.net.load_state_dict(net.state_dict())
-            modules[name] = part
-    return {**modules, "features": build(parts["features"]), "diffusion": build(parts["diffusion"])}
+            nets[name] = frozen = build(parts[name])
+            frozen.net.load_state_dict(net.state_dict())
+    nets |= {name: build(parts[name]) for name in ("features", "diffusion")}
+    notes = [*model.notes, *(f"{count} tensors left out: {what}" for what, count in file.left_out.items())]
+    if model.vocoder is None:
+        if not is_checkpoint:
+            raise ValueError(f"{file.path} holds no vocoder and restores nothing by itself: convert it to a .ckpt")
+        notes.append(WITHOUT_VOCODER)
+    elif file.is_mel_first:
+        notes.append(EXPONENTIAL)
+    facts = {"layout": file.layout, "step": file.step, **told(model.report)}
+    training: dict[str, Any] = {"loops": loop_state(file.step, 0, automatic=True)}
+    made = Converted(parts, nets, None, file.step, 0, training, {"original_config": file.settings}, facts, notes)
+    made.state = state = made.tensors()
+    if file.averaged:
+        live = {key: value for key, value in state.items() if key.startswith("net.") and value.is_floating_point()}
+        averaged = {key: value for key, value in _denoiser_state(file, file.averaged).items() if key in live}
+        training["ema"] = {"shadow": live | averaged, "updates": max(file.step, 1)}
+    return made
 
 
-def _write_checkpoint(
-    original: Original, specs: Mapping[str, Any], nets: Mapping[str, nn.Module], target: Path
-) -> list[str]:
-    modules = frozen.frozen_modules(nets)
-    left_out = frozen.frozen_keys(modules)
-    whole = {f"{name}.{key}": value for name, net in nets.items() for key, value in net.state_dict().items()}
-    state = {key: value for key, value in whole.items() if key not in left_out}
-    records = frozen.records(modules)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    frozen.save_copies(modules, records, target.parent)
-    training: dict[str, Any] = {"frozen": records, "loops": loop_state(original.step, 0, automatic=True)}
-    if original.averaged:
-        shadow = {key: value for key, value in state.items() if key.startswith("net.") and value.is_floating_point()}
-        shadow |= {key: value for key, value in averaged_state(original).items() if key in shadow}
-        training["ema"] = {"shadow": shadow, "updates": max(original.step, 1)}
-    write_converted(target, specs, state, original.step, training=training)
-    copies = [f"for training, {name}.init_args.source: {target.parent / r['folder']}" for name, r in records.items()]
-    return [*copies, "no training state: start from it with init_from"]
-
-
-def averaged_state(original: Original) -> State:
-    """Averaged parameters under our task's names, time first."""
-    return denoiser_state(original, original.averaged)
-
-
-def denoiser_state(original: Original, parts: Mapping[str, State]) -> State:
+def _denoiser_state(file: AudioSRFile, parts: Mapping[str, State]) -> State:
     """UNet and global encoder under our task's names, time first."""
     unet = parts.get("unet", {})
-    state = {f"net.unet.{key}": value for key, value in (transposed(unet) if original.is_mel_first else unet).items()}
-    return state | {f"net.global_encoder.{key}": value for key, value in parts.get("global_encoder", {}).items()}
+    state = beneath(transposed(unet) if file.is_mel_first else unet, "net.unet.")
+    return state | beneath(parts.get("global_encoder", {}), "net.global_encoder.")
 
 
-def task_state(original: Original) -> dict[str, Tensor]:
+def task_state(file: AudioSRFile) -> State:
     """All tensors under the names of our tasks, time first: of the diffusion's and of the autoencoder's."""
-    parts = original.parts
-    state = denoiser_state(original, parts)
+    path, parts = file.path, file.parts
+    if file.lacks_projection:
+        log.warning("%s has no projection of the global encoder: random here, train it (trains: global_encoder)", path)
+    state = _denoiser_state(file, parts)
     if "unet" in parts:
-        state["net.latent_scale"] = original.scale
-    vae = parts.get("vae", {})
-    vae = transposed(vae) if original.is_mel_first else vae
+        state["net.latent_scale"] = file.scale
+    vae, own = (transposed(net) if file.is_mel_first else net for net in (parts.get("vae", {}), parts.get(COPY, {})))
     for prefix in ("autoencoder.net.", "autoencoder."):  # frozen in the diffusion's task, trained in its own
-        state |= {f"{prefix}{key}": value for key, value in vae.items()}
-    if original.has_own_conditioner:
-        own = parts[COPY]
-        own = transposed(own) if original.is_mel_first else own
-        state |= {f"{CONDITION}.net.{key}": value for key, value in own.items()}
-    return state | {f"vocoder.net.{key}": value for key, value in parts.get("vocoder", {}).items()}
+        state |= beneath(vae, prefix)
+    if file.has_own_conditioner:
+        state |= beneath(own, f"{CONDITION}.net.")
+    return state | beneath(parts.get("vocoder", {}), "vocoder.net.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,20 +17,19 @@ from torch import Tensor, nn
 
 from zoo.audiosr.convert.ours import CONDITION, FEATURES, INFERENCE, PREDICTIONS, OriginalModel, transpose_kernels
 from zoo.audiosr.convert.read import (
-    AVERAGE,
-    CONDITIONER,
+    AUTOENCODER_KEYS,
     CONFIG_NAME,
     COPY,
+    ENCODER_KEYS,
+    LAYOUTS,
     NORM_GROUPS,
     PREFIXES,
-    VOCODERS,
-    Layout,
+    SCALE,
+    UNET_KEYS,
     State,
-    describe_nets,
     interpret,
     read_config,
     squashed,
-    tables,
     transformers_per_down_block,
     transposed,
 )
@@ -39,190 +40,37 @@ from zoo.audiosr.nets.frozen import FrozenVocoder
 from zoo.audiosr.nets.global_encoder import GlobalEncoder
 from zoo.common.atomic import write_atomic
 from zoo.convert.checkpoints import read_ours
+from zoo.convert.names import below, beneath
 from zoo.hifigan.nets.generator import Generator
 from zoo.runs.checkpoints import find_checkpoints, step_of
-from zoo.runs.export import WEIGHTS_NAME, export_config, is_export, parts_state
+from zoo.runs.export import WEIGHTS_NAME, export_config, is_export
 from zoo.runs.folder import find_checkpoint
 from zoo.runs.load import build_parts
 
-MODULES: dict[Layout, str] = {"modelV1": "modelV1", "model.py": "model", "audiosr": "audiosr"}
-
-
-def heads_of(encoder: GlobalEncoder) -> int:
-    """Heads of a global encoder's attention, which the shapes of its weights do not show."""
-    layers: Any = encoder.transformer.layers
-    return layers[0].self_attn.num_heads
-
-
-def vocoder_section(vocoder: Generator) -> dict[str, Any]:
-    """What the shapes of a vocoder's weights do not show; for reading it here, the original's code has the numbers."""
-    return {
-        "upsample_rates": list(vocoder.upsample_rates),
-        "resblock_dilation_sizes": [list(dilations) for dilations in vocoder.resblock_dilation_sizes],
-    }
-
-
-def unfit(vocoder: Generator, layout: Layout) -> str:
-    """Why a layout cannot hold a vocoder; empty where it can."""
-    slope, padding = VOCODERS[layout]
-    if vocoder.last_slope != slope or vocoder.output_padding not in (None, padding):
-        return (
-            f"{layout} computes with last_slope {slope} and output_padding {padding}, it was trained with "
-            f"{vocoder.last_slope} and {vocoder.output_padding}"
-        )
-    if vocoder.conditioner is not None or vocoder.padding_mode != "zeros":
-        return f"{layout}'s has no conditioner and pads with zeros, this one with {vocoder.padding_mode}"
-    return ""
-
-
-def check_heads(read: Mapping[str, Any], encoder: GlobalEncoder, beside: Path) -> None:
-    """Refuse a file that would be read with another number of attention heads than its global encoder's.
-
-    Args:
-        read: arguments that the file is read with.
-        encoder: that is written.
-        beside: the configuration beside the file.
-
-    Raises:
-        ValueError: when they differ.
-    """
-    if read["heads"] != heads_of(encoder):
-        raise ValueError(
-            f"the global encoder has {heads_of(encoder)} heads, with {beside} they would be read as {read['heads']}; "
-            "name a target in another folder"
-        )
-
-
-def check_vocoder(read: Mapping[str, Any], vocoder: Generator, beside: Path) -> None:
-    """Refuse a file that would be read with other rates or dilations than the vocoder's.
-
-    Args:
-        read: arguments that the file is read with.
-        vocoder: that is written.
-        beside: the configuration beside the file.
-
-    Raises:
-        ValueError: when they differ.
-    """
-    for key, value in vocoder_section(vocoder).items():
-        if read[key] != value:
-            raise ValueError(
-                f"the vocoder's {key} are {value}, with {beside} they would be read as {read[key]}; name a target in "
-                "another folder"
-            )
-
-
-def original_config(
-    nets: Mapping[str, tuple[type[nn.Module], Mapping[str, Any]]],
-    net: Denoiser,
-    layout: Layout,
-    diffusion: CosineDiffusion,
-    features: MelFeatures | None,
-) -> dict[str, Any]:
-    """The sections `model` and `data` that the original builds such nets from.
-
-    Args:
-        nets: classes and arguments by component, as `zoo.audiosr.convert.read.describe_nets` tells them.
-        net: the denoiser.
-        layout: of the file.
-        diffusion: the process.
-        features: the front end; None leaves `data` out.
-    """
-    module = MODULES[layout]
-    first_stage = _first_stage(nets["vae"][1], module, features.n_mels if features else None)
-    keys = {"cond_stage_key": "lowpass_mel", "conditioning_key": "concat"}
-    own = nets.get(COPY, nets["vae"])[1]
-    inner = {"first_stage_config": _first_stage(own, module, features.n_mels if features else None)}
-    condition: dict[str, Any] = {"target": f"{module}.VAEFeatureExtract"}
-    # modelV1's class refuses these two as arguments
-    condition |= {**keys, "params": inner} if layout == "modelV1" else {"params": {**keys, **inner}}
-    model = {
-        "first_stage_config": first_stage,
-        "beta_schedule": "cosine",
-        "timesteps": diffusion.steps,
-        "parameterization": {ours: theirs for theirs, ours in PREDICTIONS.items()}[diffusion.prediction],
-        "scale_factor": float(net.latent_scale),
-        "cond_stage_config": {"concat_lowpass_cond": condition},
-        "unet_config": {"target": f"{module}.UNetModel", "params": _unet(nets, net)},
-    }
-    config: dict[str, Any] = {"model": {"target": f"{module}.LatentDiffusion", "params": model}}
-    if features is not None:
-        mel = features.mel
-        values = {
-            "sample_rate": features.sample_rate,
-            "n_fft": features.n_fft,
-            "hop_length": features.hop_length,
-            "n_mels": features.n_mels,
-            "f_min": mel.f_min,
-            "f_max": mel.f_max,
-        }
-        config["data"] = {theirs: values[ours] for ours, theirs in FEATURES.items()}
-    return config
-
-
-def _first_stage(arguments: Mapping[str, Any], module: str, n_mels: int | None) -> dict[str, Any]:
-    latents = arguments["latent_channels"]
-    sizes = {
-        "double_z": True,
-        "z_channels": latents,
-        "resolution": 256,
-        "in_channels": 1,
-        "out_ch": 1,
-        "ch": arguments["channels"],
-        "ch_mult": list(arguments["multipliers"]),
-        "num_res_blocks": arguments["blocks"],
-        "attn_resolutions": [],
-        "dropout": arguments["dropout"],
-        **({"mel_bins": n_mels} if n_mels else {}),
-    }
-    return {"target": f"{module}.AudioSRAutoEncoderKL", "params": {"ddconfig": sizes, "embed_dim": latents}}
-
-
-def _unet(nets: Mapping[str, tuple[type[nn.Module], Mapping[str, Any]]], net: Denoiser) -> dict[str, Any]:
-    arguments, encoder = nets["unet"][1], net.global_encoder
-    more: dict[str, Any] = {"use_global_encoder": encoder is not None}
-    if encoder is not None:
-        sizes = nets["global_encoder"][1]
-        more |= {
-            "global_context_dim": sizes["context_channels"],
-            "global_encoder_hidden_dim": sizes["channels"],
-            "global_encoder_heads": heads_of(encoder),
-            "global_encoder_layers": sizes["layers"],
-        }
-    return {
-        "image_size": 64,
-        "in_channels": arguments["in_channels"],
-        "out_channels": arguments["out_channels"],
-        "model_channels": arguments["channels"],
-        "attention_resolutions": list(arguments["attention_factors"]),
-        "num_res_blocks": arguments["blocks"],
-        "channel_mult": list(arguments["multipliers"]),
-        "num_head_channels": net.unet.head_channels,
-        "use_spatial_transformer": True,
-        "transformer_depth": 1,
-        "context_dim": None,
-        **more,
-    }
-
-
 FINAL = "final_ema.pt"
 MODELV1_ENCODER = (128, 2, 1024)  # channels, layers, positions that its class insists on
+PREFIX = {component: prefix for prefix, component in PREFIXES.items()}
 _BEST = re.compile(r"best-step_(\d+)-")
-_FUSIONS = {"replace": "modelV1", "residual": "model.py"}
+# A first stage's and a UNet's configuration in their order; None stands for what the nets say.
+FIRST_STAGE: dict[str, Any] = {
+    "double_z": True, "z_channels": None, "resolution": 256, "in_channels": 1, "out_ch": 1, "ch": None, "ch_mult": None,
+    "num_res_blocks": None, "attn_resolutions": [], "dropout": None,
+}  # fmt: skip
+TRANSFORMER = {"use_spatial_transformer": True, "transformer_depth": 1, "context_dim": None}
 
 
 @dataclass
 class Nets:
-    """What goes into a file.
+    """What goes into a file, with the image axes of its layout.
 
     Attributes:
-        vae: autoencoder, in the axis order of the layout.
-        net: denoiser, likewise.
+        vae: autoencoder.
+        net: denoiser.
         vocoder: or None.
-        averaged: averaged parameters of the denoiser by name, likewise; empty without.
+        averaged: averaged parameters of the denoiser by name; empty without.
         diffusion: the process.
         features: the front end; None where it is not known.
-        condition_vae: the condition's autoencoder, likewise; None where the first serves both.
+        condition_vae: the condition's autoencoder; None where the first serves both.
     """
 
     vae: nn.Module
@@ -234,7 +82,13 @@ class Nets:
     condition_vae: nn.Module | None = None
 
 
-def layout_of(net: Denoiser, vae: nn.Module, suffix: str) -> Layout:
+def heads_of(encoder: GlobalEncoder) -> int:
+    """Heads of a global encoder's attention, which the shapes of its weights do not show."""
+    layers: Any = encoder.transformer.layers
+    return layers[0].self_attn.num_heads
+
+
+def layout_of(net: Denoiser, vae: nn.Module, suffix: str) -> str:
     """The layout that can hold a denoiser and its autoencoder.
 
     Args:
@@ -246,7 +100,7 @@ def layout_of(net: Denoiser, vae: nn.Module, suffix: str) -> Layout:
         ValueError: when none can; the message says why.
     """
     unet, encoder = net.unet, net.global_encoder
-    if unet.fusion not in ("none", *_FUSIONS):
+    if unet.fusion not in ("none", "replace", "residual"):
         raise ValueError(
             f"the originals know no fusion {unet.fusion!r}, only none, replace (modelV1) and residual (model.py); use "
             "`zoo export`"
@@ -258,7 +112,7 @@ def layout_of(net: Denoiser, vae: nn.Module, suffix: str) -> Layout:
                 f"the originals' norms have {NORM_GROUPS} groups, those of this {name} {groups}; use `zoo export`"
             )
     down = transformers_per_down_block(unet.state_dict()) or 2
-    layout: Layout = "modelV1" if down == 2 else "model.py"
+    layout = "modelV1" if down == 2 else "model.py"
     if encoder is None and suffix == ".bin" and down == 2:
         return "audiosr"
     if (scale := float(net.latent_scale)) != 1.0:
@@ -269,7 +123,7 @@ def layout_of(net: Denoiser, vae: nn.Module, suffix: str) -> Layout:
         )
     if encoder is None:
         return layout
-    if _FUSIONS[unet.fusion] != layout or suffix == ".bin":
+    if unet.fusion != LAYOUTS[layout].fusion or suffix == ".bin":
         raise ValueError(
             f"fusion {unet.fusion!r} with {down} transformers per down block and suffix {suffix!r} is no original's: "
             "modelV1 is replace with 2, model.py residual with 1, both in a .pt file"
@@ -283,41 +137,150 @@ def layout_of(net: Denoiser, vae: nn.Module, suffix: str) -> Layout:
     return layout
 
 
-def content_of(nets: Nets, layout: Layout) -> dict[str, Any]:
-    """What a file of the original holds, with the names of its layout.
+def _unfit(vocoder: Generator, layout: str) -> str:
+    """Why a layout cannot hold a vocoder; empty where it can."""
+    slope, padding = LAYOUTS[layout].last_slope, LAYOUTS[layout].output_padding
+    if vocoder.last_slope != slope or vocoder.output_padding not in (None, padding):
+        return (
+            f"{layout} computes with last_slope {slope} and output_padding {padding}, it was trained with "
+            f"{vocoder.last_slope} and {vocoder.output_padding}"
+        )
+    if vocoder.conditioner is not None or vocoder.padding_mode != "zeros":
+        return f"{layout}'s has no conditioner and pads with zeros, this one with {vocoder.padding_mode}"
+    return ""
+
+
+def tables(steps: int, scale: Tensor, layout: str) -> State:
+    """The buffers of the original's diffusion, equal to the last bit.
 
     Args:
-        nets: in the axis order of the layout.
-        layout: of the file.
-
-    Returns:
-        `state_dict` and, for ProjectLily's, `ema`: float32 on the CPU.
+        steps: of the cosine schedule.
+        scale: of the latents, scalar.
+        layout: of the file; ProjectLily took a switch for the weight of the posterior's variance, which makes it 0.
     """
-    net = nets.net
-    parts: dict[str, nn.Module | None] = {
-        "global_encoder": net.global_encoder,
-        "unet": net.unet,
-        "vae": nets.vae,
-        "vocoder": nets.vocoder,
+    times = torch.arange(steps + 1, dtype=torch.float64)
+    raw = torch.cos((times / steps + 0.008) / (1 + 0.008) * math.pi * 0.5) ** 2
+    raw = raw / raw[0]
+    betas = 1 - raw[1:] / raw[:-1]
+    alphas = 1 - betas
+    product = torch.cumprod(alphas, 0)
+    before = torch.cat([torch.ones(1, dtype=torch.float64), product[:-1]])
+    rest = 1 - product
+    variance = betas * (1 - before) / rest if layout == "audiosr" else torch.zeros_like(betas)
+    found = {
+        "betas": betas,
+        "alphas_cumprod": product,
+        "alphas_cumprod_prev": before,
+        "sqrt_alphas_cumprod": product.sqrt(),
+        "sqrt_one_minus_alphas_cumprod": rest.sqrt(),
+        "log_one_minus_alphas_cumprod": rest.log(),
+        "sqrt_recip_alphas_cumprod": (1 / product).sqrt(),
+        "sqrt_recipm1_alphas_cumprod": (1 / product - 1).sqrt(),
+        "posterior_variance": variance,
+        "posterior_log_variance_clipped": variance.clamp(min=1e-20).log(),
+        "posterior_mean_coef1": betas * before.sqrt() / rest,
+        "posterior_mean_coef2": (1 - before) * alphas.sqrt() / rest,
+        "logvar": torch.zeros_like(betas),
     }
-    state = tables(nets.diffusion.steps, net.latent_scale, layout)
-    weights: State = {}
-    for name, part in parts.items():
+    return {SCALE: scale.detach().cpu().float(), **{name: table.float() for name, table in found.items()}}
+
+
+def content_of(nets: Nets, layout: str) -> dict[str, Any]:
+    """What a file holds, float32 on the CPU: `state_dict` and, for ProjectLily's, `ema`."""
+    net = nets.net
+    state, weights = tables(nets.diffusion.steps, net.latent_scale, layout), State()
+    for prefix, part in (
+        (PREFIX["global_encoder"], net.global_encoder),
+        (PREFIX["unet"], net.unet),
+        (PREFIX["vae"], nets.vae),
+        (PREFIX["vocoder"], nets.vocoder),
+        (LAYOUTS[layout].conditioner, nets.condition_vae or nets.vae),
+    ):
         if part is not None:
-            state |= _named(part.state_dict(), PREFIXES[name])
-            weights |= _named(dict(part.named_parameters()), PREFIXES[name])
-    conditioner = nets.condition_vae or nets.vae
-    state |= _named(conditioner.state_dict(), CONDITIONER[layout])
-    weights |= _named(dict(conditioner.named_parameters()), CONDITIONER[layout])
-    averaged = {_theirs(name): value for name, value in nets.averaged.items()}
+            state |= beneath(_plain(part.state_dict()), prefix)
+            weights |= beneath(_plain(dict(part.named_parameters())), prefix)
+    averaged = {}
+    for name, value in nets.averaged.items():
+        part_name, _, rest = name.partition(".")
+        averaged[PREFIX["average"] + squashed(rest) if layout == "audiosr" else PREFIX[part_name] + rest] = value
     if layout == "audiosr":
-        start = PREFIXES["unet"]
-        buffers = {AVERAGE + squashed(key.removeprefix(start)): value for key, value in averaged.items()}
-        return {"state_dict": state | buffers}
+        return {"state_dict": state | averaged}
     return {"state_dict": state, "ema": {**weights, **averaged} if averaged else {}}
 
 
-def write(nets: Nets, layout: Layout, path: Path, config: dict[str, Any] | None = None) -> list[str]:
+def _plain(state: Mapping[str, Tensor]) -> State:
+    return {
+        name: (value.detach().cpu().float() if value.is_floating_point() else value.cpu()).clone()
+        for name, value in state.items()
+    }
+
+
+def _unshown(nets: Nets) -> dict[str, dict[str, Any]]:
+    """Arguments of each net that the shapes of its weights do not show."""
+    found: dict[str, dict[str, Any]] = {"unet": {"head_channels": nets.net.unet.head_channels}}
+    if nets.net.global_encoder is not None:
+        found["global_encoder"] = {"heads": heads_of(nets.net.global_encoder)}
+    for name, vae in (("vae", nets.vae), (COPY, nets.condition_vae)):
+        if vae is not None:
+            found[name] = {"dropout": next(module.p for module in vae.modules() if isinstance(module, nn.Dropout))}
+    if nets.vocoder is not None:
+        found["vocoder"] = {
+            "upsample_rates": list(nets.vocoder.upsample_rates),
+            "resblock_dilation_sizes": [list(dilations) for dilations in nets.vocoder.resblock_dilation_sizes],
+        }
+    return found
+
+
+def original_config(nets: Nets, layout: str, arguments: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The configuration that the original builds such nets from; `vocoder` is for reading it here.
+
+    Args:
+        nets: what is written.
+        layout: of the file.
+        arguments: of its nets, by component.
+    """
+    module, features = LAYOUTS[layout].module, nets.features
+    mel_bins = {"mel_bins": features.n_mels} if features else {}
+
+    def first_stage(vae: Mapping[str, Any]) -> dict[str, Any]:
+        sizes = {**FIRST_STAGE, **_theirs(vae, AUTOENCODER_KEYS), "dropout": vae["dropout"], **mel_bins}
+        params = {"ddconfig": sizes, "embed_dim": vae["latent_channels"]}
+        # copied, for YAML writes a list that stands twice as a reference
+        return {"target": f"{module}.AudioSRAutoEncoderKL", "params": copy.deepcopy(params)}
+
+    keys = {"cond_stage_key": "lowpass_mel", "conditioning_key": "concat"}
+    inner = {"first_stage_config": first_stage(arguments.get(COPY, arguments["vae"]))}
+    # modelV1's class refuses the two keys as arguments
+    condition = {**keys, "params": inner} if layout == "modelV1" else {"params": {**keys, **inner}}
+    encoder = arguments.get("global_encoder")
+    unet = {
+        "image_size": 64,
+        **_theirs(arguments["unet"], UNET_KEYS),
+        **TRANSFORMER,
+        "use_global_encoder": encoder is not None,
+        **(_theirs(encoder, ENCODER_KEYS) if encoder is not None else {}),
+    }
+    params = {
+        "first_stage_config": first_stage(arguments["vae"]),
+        "beta_schedule": "cosine",
+        "timesteps": nets.diffusion.steps,
+        "parameterization": {ours: theirs for theirs, ours in PREDICTIONS.items()}[nets.diffusion.prediction],
+        "scale_factor": float(nets.net.latent_scale),
+        "cond_stage_config": {"concat_lowpass_cond": {"target": f"{module}.VAEFeatureExtract", **condition}},
+        "unet_config": {"target": f"{module}.UNetModel", "params": unet},
+    }
+    config: dict[str, Any] = {"model": {"target": f"{module}.LatentDiffusion", "params": params}}
+    if features is not None:
+        values = {**vars(features), "f_min": features.mel.f_min, "f_max": features.mel.f_max}
+        config["data"] = {key: values[ours] for ours, (key, _) in FEATURES.items()}
+    return config
+
+
+def _theirs(arguments: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str, Any]:
+    return {key: arguments[ours] for key, ours in keys.items()}
+
+
+def write(nets: Nets, layout: str, path: Path, config: dict[str, Any] | None = None) -> list[str]:
     """Write a file, and the configuration beside it where there is none.
 
     Args:
@@ -333,36 +296,43 @@ def write(nets: Nets, layout: Layout, path: Path, config: dict[str, Any] | None 
         ValueError: when the configuration that is already there is another net's.
     """
     notes = []
-    if nets.vocoder is not None and (reason := unfit(nets.vocoder, layout)):
+    if nets.vocoder is not None and (reason := _unfit(nets.vocoder, layout)):
         notes.append(f"vocoder left out: {reason}")
         nets.vocoder = None
-    content = content_of(nets, layout)
+    content, unshown = content_of(nets, layout), _unshown(nets)
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(CONFIG_NAME)
-    if not beside.exists():
-        described = describe_nets(interpret(content, path, {}))
-        for name, vae in (("vae", nets.vae), (COPY, nets.condition_vae)):
-            if name in described and vae is not None:
-                described[name][1]["dropout"] = next(m.p for m in vae.modules() if isinstance(m, nn.Dropout))
-        settings = config or original_config(described, nets.net, layout, nets.diffusion, nets.features)
-        if nets.vocoder is not None:
-            settings = {**settings, "vocoder": vocoder_section(nets.vocoder)}
+    if beside.exists():
+        try:
+            said = read_config(beside)
+        except ValueError:
+            said = {}
+            notes.append(f"{beside} is another program's: the original needs its own configuration with this file")
+        _check_beside(interpret(content, path, said).specs(), unshown, beside)
+    else:
+        specs = interpret(content, path, {}).specs()
+        arguments = {name: {**spec["init_args"], **unshown.get(name, {})} for name, spec in specs.items()}
+        settings = config or original_config(nets, layout, arguments)
+        if "vocoder" in unshown:
+            settings = {**settings, "vocoder": unshown["vocoder"]}
         text = yaml.safe_dump(settings, sort_keys=False)
         write_atomic(beside, lambda file: file.write(text.encode()))
-    else:
-        if not (is_theirs := _is_theirs(beside)):
-            notes.append(f"{beside} is another program's: the original needs its own configuration with this file")
-        described = describe_nets(interpret(content, path, read_config(beside) if is_theirs else {}))
-        if nets.net.global_encoder is not None:
-            check_heads(described["global_encoder"][1], nets.net.global_encoder, beside)
-        if nets.vocoder is not None:
-            check_vocoder(described["vocoder"][1], nets.vocoder, beside)
     write_atomic(path, lambda file: torch.save(content, file))
     return notes
 
 
-def to_original(model: OriginalModel, path: Path) -> None:
-    """Write the nets of a file again, in its layout; see `zoo.audiosr.convert.to_original`."""
+def _check_beside(specs: Mapping[str, Any], unshown: Mapping[str, Mapping[str, Any]], beside: Path) -> None:
+    """Refuse a file that would be read with other heads, rates or dilations than its nets have."""
+    advice = f"with {beside} they would be read as {{}}; name a target in another folder"
+    for name in ("global_encoder", "vocoder"):
+        for key, value in unshown.get(name, {}).items():
+            if (read := specs[name]["init_args"][key]) != value:
+                what = f"global encoder has {value} heads" if key == "heads" else f"vocoder's {key} are {value}"
+                raise ValueError(f"the {what}, {advice.format(read)}")
+
+
+def write_model(model: OriginalModel, path: Path) -> None:
+    """Write the nets of a file again, in its layout."""
     nets = Nets(model.vae, model.unet.net, model.vocoder, condition_vae=model.condition_vae)
     if model.layout != "audiosr":
         nets.averaged = {name: value.detach() for name, value in model.unet.net.named_parameters()}
@@ -371,27 +341,23 @@ def to_original(model: OriginalModel, path: Path) -> None:
 
 def from_ours(source: Path, target: Path) -> dict[str, Any]:
     """Write a run, checkpoint or export of ours; see `zoo.audiosr.convert.convert`."""
-    jobs = _jobs(source, target)
+    files = _files(source, target)
     notes: list[str] = []
     layout = ""
-    for file, origin in jobs.items():
+    for file, origin in files.items():
         nets, config = _read(origin)
         layout = layout_of(nets.net, nets.vae, file.suffix)
         if layout != "audiosr":
-            nets = _mel_first(nets)
+            transpose_kernels(nets.vae, nets.net.unet, nets.condition_vae)
+            unet = {name: value for name, value in nets.averaged.items() if name.startswith("unet.")}
+            nets.averaged |= transposed(unet)
         notes += write(nets, layout, file, config)
         if not nets.averaged:
             notes.append(f"{origin.name} has no averaged weights: {file.name} holds the live ones alone")
-    return {
-        "system": "audiosr",
-        "source": str(source),
-        "layout": layout,
-        "target": [str(file) for file in jobs],
-        "notes": list(dict.fromkeys(notes)),
-    }
+    return {"target": list(files), "layout": layout, "notes": list(dict.fromkeys(notes))}
 
 
-def _jobs(source: Path, target: Path) -> dict[Path, Path]:
+def _files(source: Path, target: Path) -> dict[Path, Path]:
     """Files to write, each with the checkpoint or export that it is made of."""
     whole = is_export(source)
     newest = source if whole else find_checkpoint(source)
@@ -419,51 +385,20 @@ def _read(source: Path) -> tuple[Nets, dict[str, Any]]:
     averaged: State = {}
     if is_export(source):
         specs, folder = export_config(source), source
-        state: Mapping[str, Tensor] = load_file(source / WEIGHTS_NAME)
+        state = load_file(source / WEIGHTS_NAME)
         if specs["inference"] != INFERENCE:
             raise ValueError(f"{source}: expected an export for {INFERENCE}, found {specs['inference']}")
     else:
         ours = read_ours(source, INFERENCE)
         specs = {**ours.specs, "frozen": ours.checkpoint.get("frozen", {})}
         state, folder = ours.checkpoint["state_dict"], source.parent
-        averaged = parts_state((ours.checkpoint.get("ema") or {}).get("shadow", {}), "net")
+        averaged = below((ours.checkpoint.get("ema") or {}).get("shadow", {}), "net.")
     parts = build_parts(specs, folder)
     net = parts["net"]
-    net.load_state_dict(parts_state(dict(state), "net"))
+    net.load_state_dict(below(state, "net."))
     kept = dict(net.named_parameters())
     vocoder = parts["vocoder"].net if isinstance(parts.get("vocoder"), FrozenVocoder) else None
     averaged = {name: value for name, value in averaged.items() if name in kept}
     own = parts[CONDITION].net if parts.get(CONDITION) is not None else None
     nets = Nets(parts["autoencoder"].net, net, vocoder, averaged, parts["diffusion"], parts["features"], own)
     return nets, dict(specs.get("original_config") or {})
-
-
-def _mel_first(nets: Nets) -> Nets:
-    """The same nets for images with the mel axis first; in place."""
-    for net in (nets.vae, nets.net.unet, nets.condition_vae):
-        if net is not None:
-            transpose_kernels(net)
-    unet = {name: value for name, value in nets.averaged.items() if name.startswith("unet.")}
-    nets.averaged = {**nets.averaged, **transposed(unet)}
-    return nets
-
-
-def _named(state: Mapping[str, Tensor], prefix: str) -> State:
-    return {
-        prefix + name: (value.detach().cpu().float() if value.is_floating_point() else value.cpu()).clone()
-        for name, value in state.items()
-    }
-
-
-def _theirs(name: str) -> str:
-    """A denoiser's name (`unet.out.2.bias`) in the original."""
-    part, _, rest = name.partition(".")
-    return PREFIXES[part] + rest
-
-
-def _is_theirs(path: Path) -> bool:
-    try:
-        read_config(path)
-    except ValueError:
-        return False
-    return True

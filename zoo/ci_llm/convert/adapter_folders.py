@@ -9,8 +9,8 @@ from typing import Any
 
 import lightning as L
 
-from zoo.ci_llm.convert.folders import BACKBONE, META, adapters_of, read_json, write_original
-from zoo.ci_llm.convert.peft import write_peft
+from zoo.ci_llm.convert.read import BACKBONE, META, adapters_of, read_json
+from zoo.ci_llm.convert.write import write_original, write_peft
 from zoo.ci_llm.task import CrowdTask
 from zoo.common.atomic import remove
 from zoo.common.reading.text import safe_load

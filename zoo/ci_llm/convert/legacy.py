@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import yaml
-
-from zoo.ci_llm.convert.folders import PROGRESS, is_original_folder, read_json
+from zoo.ci_llm.convert.read import PROGRESS, is_original_folder, read_json
 from zoo.ci_llm.convert.recipe import convert_config
-from zoo.common.atomic import write_atomic
 from zoo.common.options import take_option
 from zoo.common.reading.text import safe_load
 from zoo.common.systems import recipe_root
@@ -52,7 +47,8 @@ def translate(arguments: Sequence[str], environment: Mapping[str, str]) -> Call:
     settings = safe_load(Path(original).read_text(encoding="utf-8"))
     # one process a device, as many as the launcher has started
     devices, nodes = old_calls.processes(environment)
-    _share_steps(recipe, settings, devices * nodes)
+    if settings.get("max_train_steps") is None:  # a number that was asked for stays
+        old_calls.share_steps(recipe, devices * nodes)
     flags = [f"--trainer.devices={devices}", f"--trainer.num_nodes={nodes}"]
     if devices * nodes > 1:
         fragments.insert(0, shown(recipe_root() / "trainer" / "ddp.yaml"))
@@ -64,27 +60,9 @@ def translate(arguments: Sequence[str], environment: Mapping[str, str]) -> Call:
     start, more = _start(resumes[-1] if resumes else settings.get("resume_from_checkpoint"))
     if not start.startswith("--ckpt_path"):  # a run that is taken up again goes on in its own folder
         flags.append(f"--trainer.default_root_dir={settings.get('output_dir') or OUTPUT}")
-    written = _written(Path(original), recipe)
-    options = [part for config in (shown(written), *fragments) for part in ("--config", config)]
+    written = old_calls.write_recipe(recipe, Path(original), "scripts/train_ci_llm.py")
+    options = [part for config in (written, *fragments) for part in ("--config", config)]
     return Call(["fit", *options, *flags, *filter(None, [start]), *rest], notes + more)
-
-
-def _share_steps(recipe: dict[str, Any], settings: Mapping[str, Any], processes: int) -> None:
-    """Divide the steps of whole epochs by the processes; a number of steps that was asked for stays."""
-    trainer, schedule = recipe["trainer"], recipe["model"]["init_args"]["scheduler"]
-    if settings.get("max_train_steps") is not None or "max_steps" not in trainer or processes == 1:
-        return
-    trainer["max_steps"] = math.ceil(trainer["max_steps"] / processes)
-    if schedule is not None:
-        schedule["init_args"]["warmup_steps"] //= processes
-
-
-def _written(original: Path, recipe: Mapping[str, Any]) -> Path:
-    """Write the recipe; every process of a launch writes the same."""
-    path = original.with_suffix(".zoo.yaml")
-    text = f"# Made of {original.name} by scripts/train_ci_llm.py.\n" + yaml.safe_dump(recipe, sort_keys=False)
-    write_atomic(path, lambda file: file.write(text.encode()))
-    return path
 
 
 def _start(resume: str | None) -> tuple[str, list[str]]:

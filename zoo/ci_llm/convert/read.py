@@ -1,124 +1,460 @@
-"""Crowds from adapters and a backbone, and our checkpoints from crowds and back."""
+"""Checkpoint folders of CI-LLM (`checkpoint_step_{n}/`, `final_checkpoint/`) and PEFT folders (`agent{i}/`), read."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping, Sequence
+import logging
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
-import zoo
-from zoo.ci_llm.convert.folders import Adapters, is_original_folder, read_original
-from zoo.ci_llm.convert.names import OURS, PART, check_pairs, from_ours
-from zoo.ci_llm.convert.peft import is_peft_folder, read_peft
-from zoo.ci_llm.data.tokenizers import PretrainedTokenizer
-from zoo.ci_llm.nets.agents import Agents
-from zoo.ci_llm.nets.backbone import Backbone
+from zoo.ci_llm.data.tokenizers import Tokenizer
+from zoo.ci_llm.nets.agents import LINEAR_LAYERS, PEFT_PREFIX
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.common.reading.foreign import load_foreign
-from zoo.common.registry import public_name
-from zoo.convert.checkpoints import loop_state, read_ours, write_converted
-from zoo.runs import frozen
-from zoo.runs.load import build_part
+from zoo.common.reading.text import load_json
+from zoo.convert.engine import Original
 
-Owner = tuple[str, int]  # our name of a stacked parameter, and the agent
+log = logging.getLogger(__name__)
 
+Weights = dict[str, Tensor]  # of one agent, by peft's names
 
-def original_order(backbone: Backbone, layers: Sequence[str], count: int) -> list[Owner | None]:
-    """What the original's optimizer numbers: all weights of the backbone, and behind a layer's own those of its agents.
+PART = "crowd"  # name of the net in the task, and so prefix of its tensors
+# Names of an adapter's tensors: peft's; those of agent 1 in other releases of peft and in accelerate's state; ours.
+#   base_model.model.{layer}.lora_A.weight
+#   base_model.model.{layer}.lora_A.agent1.weight, {layer}.lora_A1.weight; base_model.{layer}.lora_A.agent1.weight
+#   crowd.agents.adapters.{layer}.lora_A, stacked over agents
+OURS = f"{PART}.agents.adapters."
+STATE_PREFIX = "base_model."  # of the whole module in accelerate's state; the backbone's other registration is dropped
+_PEFT = re.compile(rf"{re.escape(PEFT_PREFIX)}(?P<layer>.+)\.lora_(?P<side>[AB])\.weight")
+_NAMED = re.compile(r"(?P<layer>.+)\.lora_(?P<side>[AB])(?P<rest>\d*)(?:\.(?P<agent>[^.]+))?\.weight")
 
-    Args:
-        backbone: that the agents adapt.
-        layers: full names of the adapted layers.
-        count: of the agents.
+# Files of CI-LLM's folders; META marks one.
+META = "ci_llm_meta_config.json"
+PROGRESS = "training_progress.json"
+TOKENIZER = "tokenizer"
+STATE = "model.safetensors"
+OPTIMIZER = "optimizer.bin"
+BACKBONE = "backbone"  # our addition to the meta file
+_WEIGHTS = re.compile(r"agent(\d+)_weights\.pth")
+# Files of a PEFT folder.
+CONFIG = "adapter_config.json"
+PEFT_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+_FOLDER = re.compile(r"agent(\d+)")
+# What changes the function that A and B stand for, and which our agents do not compute.
+REFUSED = (
+    "use_dora", "use_rslora", "modules_to_save", "lora_bias", "rank_pattern", "alpha_pattern", "use_qalora",
+    "use_bdlora", "trainable_token_indices", "target_parameters", "layer_replication", "alora_invocation_tokens",
+    "arrow_config",
+)  # fmt: skip
+EQUAL = ("r", "lora_alpha", "target_modules", "lora_dropout")  # in all agents of a crowd
 
-    Returns:
-        One entry per number; None for a weight of the backbone.
-    """
-    names = [name for name, _ in backbone.model.named_parameters()]
-    last = {layer: max(i for i, name in enumerate(names) if name.rpartition(".")[0] == layer) for layer in layers}
-    behind = {number: layer for layer, number in last.items()}
-    order: list[Owner | None] = []
-    for number in range(len(names)):
-        order.append(None)
-        if number in behind:
-            order += [(f"{OURS}{behind[number]}.lora_{side}", agent) for side in "AB" for agent in range(count)]
-    return order
-
-
-def our_optimizer(
-    optimizer: Mapping[str, Any], order: Sequence[Owner | None], names: Sequence[str], count: int
-) -> tuple[dict[str, Any] | None, list[str]]:
-    """Stack the states of the agents; agents without one (the original trained the last alone) begin with zeros.
-
-    Args:
-        optimizer: the original's.
-        order: see `original_order`.
-        names: our parameters in our optimizer's order.
-        count: of the agents.
-
-    Returns:
-        Our optimizer's state, or None where there is nothing to take over; and notes.
-    """
-    groups, old = optimizer.get("param_groups", []), optimizer.get("state", {})
-    if len(groups) != 1 or list(groups[0]["params"]) != list(range(len(order))):
-        return None, ["optimizer left out: it is not one group of all weights of this backbone and its agents"]
-    known: dict[str, dict[int, Any]] = {}
-    for number, owner in enumerate(order):
-        if owner is not None and number in old:
-            known.setdefault(owner[0], {})[owner[1]] = old[number]
-    if set(known) != set(names):
-        return None, ["optimizer left out: it has no state yet, or not of every adapted layer"]
-    absent = [agent for agent in range(count) if not all(agent in states for states in known.values())]
-    notes = [f"optimizer: agents {', '.join(map(str, absent))} have no state and begin with zeros"] if absent else []
-    state = {number: _stacked(known[name], count) for number, name in enumerate(names)}
-    return {"state": state, "param_groups": [{**groups[0], "params": list(range(len(names)))}]}, notes
-
-
-def their_optimizer(
-    optimizer: Mapping[str, Any], order: Sequence[Owner | None], names: Sequence[str]
-) -> dict[str, Any] | None:
-    """Give each agent its part of our state; None where it is not one group of all our parameters."""
-    groups, ours = optimizer["param_groups"], optimizer["state"]
-    if len(groups) != 1 or list(groups[0]["params"]) != list(range(len(names))):
-        return None
-    numbers = {name: number for number, name in enumerate(names)}
-    state = {
-        number: {
-            key: value[owner[1]].clone() if torch.is_tensor(value) and value.ndim else value
-            for key, value in ours[numbers[owner[0]]].items()
-        }
-        for number, owner in enumerate(order)
-        if owner is not None and numbers[owner[0]] in ours
-    }
-    return {"state": state, "param_groups": [{**groups[0], "params": list(range(len(order)))}]}
-
-
-def _stacked(states: Mapping[int, Mapping[str, Any]], count: int) -> dict[str, Any]:
-    """One state of all agents; counts of steps are the largest."""
-    some = next(iter(states.values()))
-    result: dict[str, Any] = {}
-    for key, value in some.items():
-        if torch.is_tensor(value) and value.ndim:
-            empty = torch.zeros_like(value)
-            result[key] = torch.stack([states[agent][key] if agent in states else empty for agent in range(count)])
-        else:
-            result[key] = max(state[key] for state in states.values())
-    return result
-
-
-TASK = "zoo.ci_llm.CrowdTask"
-INFERENCE = "zoo.ci_llm.Writer"
+ORIGINAL_LAYOUT, PEFT_LAYOUT = "checkpoint of CI-LLM", "PEFT folders"
 FORMATS = (
     "known are checkpoint folders of CI-LLM (ci_llm_meta_config.json) and PEFT folders (adapter_config.json, or "
     "agent0, agent1, ... with one)"
 )
 
 
+@dataclass(kw_only=True)
+class Adapters(Original):
+    """Adapters of some agents, with what their files say of them.
+
+    Attributes:
+        weights: of each agent, by peft's names.
+        rank: of all.
+        alpha: of all; the scale is alpha / rank.
+        dropout: of their inputs in training.
+        targets: last parts of the names of the adapted layers.
+        task_type: peft's.
+        mode: the original's `parallel_mode`, which nobody reads.
+        base: name of the backbone, where known.
+        backbone: `sha256`, `dtype` and `quantization` of the one that they were trained on, where known.
+        progress: content of `training_progress.json`, where there is one.
+        tokenizer: folder of its files, or the tokenizer itself.
+        optimizer: the original's optimizer state, or the file of it, where there is one.
+    """
+
+    layout: str = ORIGINAL_LAYOUT
+    weights: list[Weights]
+    rank: int
+    alpha: int
+    dropout: float
+    targets: list[str]
+    task_type: str = "CAUSAL_LM"
+    mode: str = "sequential"
+    base: str | None = None
+    backbone: dict[str, str] | None = None
+    progress: dict[str, Any] = field(default_factory=dict)
+    tokenizer: Path | Tokenizer | None = None
+    optimizer: Path | dict[str, Any] | None = None
+
+    @property
+    def blocks(self) -> list[int] | None:
+        """Numbers of the adapted blocks; None when the lowest is among them, so that all are."""
+        parts = (key.split(".") for key in self.weights[0])
+        numbers = sorted({next((int(part) for part in each if part.isdigit()), 0) for each in parts})
+        return numbers if numbers[0] > 0 else None
+
+    @property
+    def tensors(self) -> int:
+        """How many there are."""
+        return sum(map(len, self.weights))
+
+
+def adapters_of(
+    crowd: Crowd, progress: Mapping[str, Any] | None = None, tokenizer: Path | Tokenizer | None = None
+) -> Adapters:
+    """The adapters of a crowd, to be written.
+
+    Args:
+        crowd: what holds them.
+        progress: for `training_progress.json`: epoch, global_step, config, and `completed` at the end.
+        tokenizer: to be saved beside them.
+    """
+    agents, backbone = crowd.agents, crowd.backbone
+    dtype = str(backbone.model.dtype).removeprefix("torch.")
+    return Adapters(
+        weights=[{k: v.cpu().clone() for k, v in agents.adapter(number).items()} for number in range(agents.count)],
+        rank=agents.rank,
+        alpha=agents.alpha,
+        dropout=agents.dropout,
+        targets=list(agents.targets),
+        base=backbone.source,
+        backbone={"sha256": backbone.fingerprint(), "dtype": dtype, "quantization": backbone.quantization},
+        progress=dict(progress or {}),
+        tokenizer=tokenizer,
+    )
+
+
+def agent_name(number: int) -> str:
+    """The original's name of an agent."""
+    return f"agent{number}"
+
+
+def adapter_weights(content: Mapping[str, Tensor], name: str, where: str) -> Weights:
+    """The adapter of a file.
+
+    Older releases of peft chose an adapter's tensors by a part of its name, so that the file of agent1 also holds
+    those of agent10: what still has the name of another adapter is left out, with a message.
+
+    Args:
+        content: tensors of the file.
+        name: of the adapter.
+        where: the file, for errors.
+
+    Raises:
+        ValueError: when it holds something else, or half an adapter.
+    """
+    weights, others, strangers = {}, [], []
+    for key, value in content.items():
+        found = _NAMED.fullmatch(key)
+        if _PEFT.fullmatch(key):
+            weights[key] = value
+        elif found and not found["rest"] and found["agent"] == name:
+            weights[f"{found['layer']}.lora_{found['side']}.weight"] = value
+        elif found and key.startswith(PEFT_PREFIX):
+            others.append(key)
+        else:
+            strangers.append(key)
+    if strangers or not all(map(_PEFT.fullmatch, weights)):
+        bad = strangers or [key for key in weights if not _PEFT.fullmatch(key)]
+        raise ValueError(f"{where}: {len(bad)} tensors are no LoRA weights of peft: {', '.join(bad[:3])}")
+    if others:
+        log.warning("%s: %d tensors of other adapters left out (%s)", where, len(others), others[0])
+    check_pairs(weights, where)
+    return weights
+
+
+def check_pairs(weights: Mapping[str, Tensor], where: str) -> None:
+    """See that there are weights, and that each layer has both its matrices, of one rank."""
+    if not weights:
+        raise ValueError(f"{where} holds no LoRA weights")
+    for key, value in weights.items():
+        partner = key.replace(".lora_A.", ".lora_B.") if ".lora_A." in key else key.replace(".lora_B.", ".lora_A.")
+        if partner not in weights:
+            raise ValueError(f"{where}: {key} is there, {partner} is missing; is the file complete?")
+        if ".lora_A." in key and (value.ndim != 2 or value.shape[0] != weights[partner].shape[-1]):
+            raise ValueError(
+                f"{where}: {key} is {tuple(value.shape)} and its partner {tuple(weights[partner].shape)}; expected "
+                "(r, in) and (out, r)"
+            )
+
+
+def check_alike(weights: Sequence[Weights], rank: int, where: Path) -> None:
+    """See that all agents adapt the same layers with the rank that the configuration says."""
+    for number, each in enumerate(weights):
+        if (ranks := {value.shape[0] for key, value in each.items() if ".lora_A." in key}) != {rank}:
+            raise ValueError(f"{where}: agent {number} has rank {sorted(ranks)}, the configuration says {rank}")
+        odd = each.keys() ^ weights[0].keys()
+        if odd:
+            raise ValueError(f"{where}: agents 0 and {number} adapt different layers: {sorted(odd)[0]} is in one only")
+        for key, value in each.items():
+            if value.shape != weights[0][key].shape:
+                raise ValueError(
+                    f"{where}: {key} is {tuple(value.shape)} in agent {number}, but "
+                    f"{tuple(weights[0][key].shape)} in agent 0"
+                )
+
+
+def split_state(keys: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Sort the names in accelerate's state of the whole module: agent -> peft's name -> name in the state."""
+    agents: dict[str, dict[str, str]] = {}
+    for key in keys:
+        found = _NAMED.fullmatch(key.removeprefix("module."))
+        if found and found["agent"] and found["layer"].startswith(STATE_PREFIX):
+            layer = found["layer"].removeprefix(STATE_PREFIX)
+            name = f"{PEFT_PREFIX}{layer}.lora_{found['side']}.weight"
+            agents.setdefault(found["agent"], {})[name] = key
+    return agents
+
+
+def to_ours(agents: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Stack the adapters of all agents under our task's names: (K, r, in) and (K, out, r)."""
+    return {
+        f"{OURS}{key.removeprefix(PEFT_PREFIX).removesuffix('.weight')}": torch.stack([each[key] for each in agents])
+        for key in agents[0]
+    }
+
+
+def from_ours(state: Mapping[str, Tensor]) -> list[Weights]:
+    """The adapters of each agent in a state of our task, under peft's names; other tensors are passed over."""
+    stacked = {
+        f"{PEFT_PREFIX}{key.removeprefix(OURS)}.weight": value for key, value in state.items() if key.startswith(OURS)
+    }
+    count = len(next(iter(stacked.values()), ()))
+    return [{key: value[agent].contiguous().clone() for key, value in stacked.items()} for agent in range(count)]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        FileNotFoundError: when there is no such file.
+        ValueError: when it holds something else.
+    """
+    try:
+        content = load_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FileNotFoundError(f"no file {path}") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold an object, found {type(content).__name__}")
+    return content
+
+
+def is_original_folder(path: Path) -> bool:
+    """Whether a path is a checkpoint folder of the original."""
+    return (path / META).is_file()
+
+
+def read_original(folder: Path, allow_partial: bool = False) -> Adapters:
+    """Read a checkpoint folder of the original.
+
+    Agents whose files are missing are taken out of accelerate's state, where the folder has that.
+
+    Args:
+        folder: with `ci_llm_meta_config.json`.
+        allow_partial: pass over agents that are missing; those that are there are counted anew, from 0.
+
+    Raises:
+        FileNotFoundError: when there is no meta file, or an agent is missing.
+        ValueError: when a file is damaged, or the files do not belong together.
+    """
+    if not is_original_folder(folder):
+        raise FileNotFoundError(f"{folder} has no {META}; name a checkpoint_step_<n> or final_checkpoint folder")
+    meta = read_json(folder / META)
+    number = (int, float)
+    kinds = {"r": int, "lora_alpha": number, "lora_dropout": number, "target_modules": list, "K_agents": int}
+    wrong = [key for key, kind in kinds.items() if not isinstance(meta.get(key), kind)]  # type: ignore[arg-type]
+    if wrong or meta["K_agents"] < 1:
+        raise ValueError(f"{folder / META}: {', '.join(wrong) or 'K_agents'} is missing or cannot be so")
+    weights = _read_agents(folder, meta["K_agents"], allow_partial)
+    check_alike(weights, meta["r"], folder)
+    beside = _beside(folder)
+    config = beside["progress"].get("config")
+    return Adapters(
+        weights=weights,
+        rank=meta["r"],
+        alpha=meta["lora_alpha"],
+        dropout=meta["lora_dropout"],
+        targets=meta["target_modules"],
+        task_type=str(meta.get("task_type", "CAUSAL_LM")),
+        mode=str(meta.get("parallel_mode", "sequential")),
+        base=config.get("model_name") if isinstance(config, dict) else None,
+        backbone=meta.get(BACKBONE),
+        optimizer=folder / OPTIMIZER if (folder / OPTIMIZER).is_file() else None,
+        **beside,
+    )
+
+
+def _beside(folder: Path) -> dict[str, Any]:
+    """Progress and tokenizer of a folder of adapters, as arguments of `Adapters`."""
+    progress = read_json(folder / PROGRESS) if (folder / PROGRESS).is_file() else {}
+    return {"progress": progress, "tokenizer": folder / TOKENIZER if (folder / TOKENIZER).is_dir() else None}
+
+
+def _read_agents(folder: Path, count: int, allow_partial: bool) -> list[Weights]:
+    numbers = {int(found[1]): path for path in folder.iterdir() if (found := _WEIGHTS.fullmatch(path.name))}
+    beyond = sorted(number for number in numbers if number >= count)
+    if beyond:
+        raise ValueError(
+            f"{folder}: {META} says K_agents {count}, but there is {numbers[beyond[0]].name}; the files of two "
+            "checkpoints are mixed, or K_agents is wrong"
+        )
+    missing = [number for number in range(count) if number not in numbers]
+    rescued = _from_state(folder / STATE, missing)
+    lost = [number for number in missing if number not in rescued]
+    if lost and not (allow_partial and len(lost) < count):
+        names = ", ".join(f"{agent_name(number)}_weights.pth" for number in lost)
+        raise FileNotFoundError(
+            f"{folder}: {META} says K_agents {count}, but {names} is missing"
+            + (f", and {STATE} does not hold it either" if (folder / STATE).is_file() else "")
+            + ("" if len(lost) == count else "; allow_partial takes the agents that are there")
+        )
+    if lost:
+        log.warning("%s: agents %s are missing; the others are counted anew", folder, ", ".join(map(str, lost)))
+    result = []
+    for number in range(count):
+        if number in numbers:
+            content = load_foreign(numbers[number])
+            if not isinstance(content, Mapping) or not all(torch.is_tensor(value) for value in content.values()):
+                raise ValueError(f"{numbers[number]} holds no tensors by name")
+            result.append(adapter_weights(content, agent_name(number), str(numbers[number])))
+        elif number in rescued:
+            result.append(rescued[number])
+    return result
+
+
+def _from_state(path: Path, numbers: Sequence[int]) -> dict[int, Weights]:
+    """Adapters of some agents out of accelerate's state; the backbone's tensors are not read."""
+    if not numbers or not path.is_file():
+        return {}
+    try:
+        with safe_open(path, framework="pt") as file:
+            agents = split_state(file.keys())
+            found = {
+                number: {name: file.get_tensor(key) for name, key in agents[agent_name(number)].items()}
+                for number in numbers
+                if agent_name(number) in agents
+            }
+    except SafetensorError as error:
+        raise ValueError(f"{path}: not a readable safetensors file ({error}); is it complete?") from error
+    for number, weights in found.items():
+        check_pairs(weights, f"{path} ({agent_name(number)})")
+    if found:
+        log.warning("%s: agent files are missing, their weights come from %s", path.parent, path.name)
+    return found
+
+
+def is_peft_folder(path: Path) -> bool:
+    """Whether a path is a folder of LoRA adapters of language models: one, or one for each agent."""
+    try:
+        folders = _folders(path)
+        return bool(folders) and read_json(folders[0] / CONFIG).get("task_type") in (None, "CAUSAL_LM")
+    except (OSError, ValueError):
+        return False
+
+
+def read_peft(folder: Path, allow_partial: bool = False) -> Adapters:
+    """Read PEFT folders.
+
+    Args:
+        folder: with a folder `agent{i}` for each agent; or a single adapter.
+        allow_partial: pass over agents that are missing; those that are there are counted anew, from 0.
+
+    Raises:
+        FileNotFoundError: when there is no adapter, or an agent is missing.
+        ValueError: when an adapter is of a kind that is not supported, or the agents differ in rank, alpha, dropout or
+            targets.
+    """
+    folders = _folders(folder)
+    if not folders:
+        raise FileNotFoundError(f"{folder} has neither {CONFIG} nor folders agent0, agent1, ... with one")
+    if folders[0] != folder and not allow_partial:
+        there = {path.name for path in folders}
+        missing = [agent_name(n) for n in range(_number(folders[-1]) + 1) if agent_name(n) not in there]
+        if missing:
+            raise FileNotFoundError(f"{folder}: {', '.join(missing)} is missing; allow_partial takes the others")
+    configs, weights = [], []
+    for path in folders:
+        content = _read_weights(path)
+        weights.append(adapter_weights(content, path.name, str(path)))
+        configs.append(_checked(read_json(path / CONFIG), path, weights[-1]))
+    for path, config in zip(folders, configs, strict=True):
+        for key in EQUAL:
+            if config[key] != configs[0][key]:
+                raise ValueError(
+                    f"{path / CONFIG}: {key} is {config[key]}, {folders[0].name} has {configs[0][key]}; the agents of "
+                    "a crowd have the same"
+                )
+    first = configs[0]
+    check_alike(weights, first["r"], folder)
+    return Adapters(
+        layout=PEFT_LAYOUT,
+        weights=weights,
+        rank=first["r"],
+        alpha=first["lora_alpha"],
+        dropout=first["lora_dropout"],
+        targets=first["target_modules"],
+        base=first.get("base_model_name_or_path"),
+        **_beside(folder),
+    )
+
+
+def _folders(path: Path) -> list[Path]:
+    """The folders of adapters, in the order of their numbers."""
+    if (path / CONFIG).is_file():
+        return [path]
+    if not path.is_dir():
+        return []
+    found = [each for each in path.iterdir() if _FOLDER.fullmatch(each.name) and (each / CONFIG).is_file()]
+    return sorted(found, key=_number)
+
+
+def _number(folder: Path) -> int:
+    return int(folder.name.removeprefix("agent"))
+
+
+def _read_weights(folder: Path) -> dict[str, Any]:
+    for name in PEFT_WEIGHTS:
+        if (folder / name).is_file():
+            return load_foreign(folder / name)
+    raise FileNotFoundError(f"{folder} has {CONFIG}, but no {PEFT_WEIGHTS[0]}")
+
+
+def _checked(config: dict[str, Any], folder: Path, weights: Weights) -> dict[str, Any]:
+    """A configuration that ours can be, its targets spelled out in one order."""
+    where = folder / CONFIG
+    if config.get("peft_type") != "LORA":
+        raise ValueError(f"{where}: peft_type is {config.get('peft_type')!r}, only LORA is supported")
+    refused = [key for key in REFUSED if config.get(key)]
+    if config.get("bias", "none") != "none":
+        refused.append("bias")
+    if refused:
+        said = ", ".join(f"{key}: {config[key]}" for key in refused)
+        raise ValueError(f"{where}: {said} is not supported; train or merge the adapter without it")
+    absent = [key for key in ("r", "lora_alpha") if not isinstance(config.get(key), int | float)]
+    if absent:
+        raise ValueError(f"{where}: {', '.join(absent)} is missing or no number")
+    order = {name: place for place, name in enumerate(LINEAR_LAYERS)}  # peft keeps a set
+    layers = dict.fromkeys(key.rpartition(".lora_")[0].rpartition(".")[2] for key in weights)
+    targets = sorted(layers, key=lambda name: order.get(name, len(order)))
+    return {**config, "target_modules": targets, "lora_dropout": config.get("lora_dropout", 0.0)}
+
+
 def read(path: Path, allow_partial: bool = False) -> Adapters:
     """Read a checkpoint folder of the original, or PEFT folders.
+
+    Args:
+        path: of the folder.
+        allow_partial: pass over agents that are missing; those that are there are counted anew, from 0.
 
     Raises:
         FileNotFoundError: when there is no such folder, or an agent is missing.
@@ -131,176 +467,3 @@ def read(path: Path, allow_partial: bool = False) -> Adapters:
     if is_peft_folder(path):
         return read_peft(path, allow_partial)
     raise ValueError(f"{path}: unknown layout; {FORMATS}")
-
-
-def build_crowd(adapters: Adapters, path: Path, backbone: Path | str | None) -> tuple[Crowd, dict[str, Any]]:
-    """Put adapters onto their backbone.
-
-    Args:
-        adapters: what was read.
-        path: where from.
-        backbone: folder or hub id; by default what the files name.
-
-    Returns:
-        The crowd in evaluation mode, and its description.
-
-    Raises:
-        FileNotFoundError: when no backbone is known.
-        ValueError: when the backbone is another one than that of training, or adapters do not fit it.
-    """
-    known = adapters.backbone or {}
-    form = {"dtype": known.get("dtype", "float32"), "quantization": known.get("quantization", "none")}
-    source = str(backbone) if backbone is not None else _named_backbone(adapters.base, path)
-    base = Backbone(source=source, **form)  # type: ignore[arg-type]
-    if known and base.fingerprint() != known["sha256"]:
-        raise ValueError(
-            f"{path} was trained on a backbone with sha256 {known['sha256'][:16]}, {source} has "
-            f"{base.fingerprint()[:16]} (as {form['dtype']}, quantization {form['quantization']}); name the folder of "
-            "the former with backbone"
-        )
-    arguments: dict[str, Any] = {
-        "count": len(adapters.weights),
-        "rank": adapters.rank,
-        "alpha": adapters.alpha,
-        "targets": list(adapters.targets),
-        "dropout": adapters.dropout,
-        "top_layers": None if adapters.blocks is None else len(base.blocks) - adapters.blocks[0],
-    }
-    crowd = Crowd(base, Agents(**arguments))
-    for number, weights in enumerate(adapters.weights):
-        try:
-            crowd.agents.load_adapter(number, weights)
-        except ValueError as error:
-            raise ValueError(f"{path} does not fit the backbone {source}: {error}") from error
-    backbone_spec, agents_spec = _spec(Backbone, {"source": source, **form}), _spec(Agents, arguments)
-    return crowd.eval(), _spec(Crowd, {"backbone": backbone_spec, "agents": agents_spec})
-
-
-def write_checkpoint(adapters: Adapters, source: Path, target: Path, backbone: Path | str | None) -> list[str]:
-    """Write our checkpoint; a backbone that lies in a folder is copied beside it.
-
-    Returns:
-        Notes on what was left out.
-    """
-    crowd, spec = build_crowd(adapters, source, backbone)
-    parts: dict[str, Any] = {PART: spec}
-    given = isinstance(adapters.tokenizer, Path)
-    tokenizer = adapters.tokenizer if given else _backbones_tokenizer(crowd.backbone.source)
-    if tokenizer is not None:
-        parts["tokenizer"] = _spec(PretrainedTokenizer, {"source": str(tokenizer)})
-    specs = {
-        "version": zoo.__version__,
-        "system": "ci_llm",
-        "task": TASK,
-        "inference": INFERENCE,
-        "parts": parts,
-        "options": {"template": "{prompt}"},
-        "original_config": {"parallel_mode": adapters.mode, "base": adapters.base, "progress": adapters.progress},
-    }
-    modules = frozen.frozen_modules({PART: crowd})
-    left_out = frozen.frozen_keys(modules)
-    records = frozen.records(modules)
-    state = {f"{PART}.{key}": value for key, value in crowd.state_dict().items() if f"{PART}.{key}" not in left_out}
-    target.parent.mkdir(parents=True, exist_ok=True)
-    frozen.save_copies(modules, records, target.parent)
-    step, epoch = (_count(adapters.progress, key) for key in ("global_step", "epoch"))
-    training: dict[str, Any] = {"frozen": records, "loops": loop_state(step, epoch, automatic=True)}
-    notes = ["no optimizer: start from it with init_from"]
-    if isinstance(adapters.optimizer, Path):
-        names = [f"{PART}.{name}" for name, weight in crowd.named_parameters() if weight.requires_grad]
-        order = original_order(crowd.backbone, crowd.agents.names, crowd.agents.count)
-        converted, notes = our_optimizer(load_foreign(adapters.optimizer), order, names, crowd.agents.count)
-        notes += ["schedule left out: it begins anew"]
-        training |= {} if converted is None else {"optimizer_states": [converted]}
-    write_converted(target, specs, state, step, epoch, training)
-    return notes
-
-
-def _backbones_tokenizer(source: str | None) -> str | None:
-    """A backbone's source, where it has a tokenizer too; a hub repository has."""
-    if source is None or (Path(source).is_dir() and not (Path(source) / "tokenizer_config.json").is_file()):
-        return None
-    return source
-
-
-def read_checkpoint(source: Path, backbone: Path | str | None) -> tuple[Adapters, list[str]]:
-    """Read our checkpoint as adapters.
-
-    Args:
-        source: the file.
-        backbone: compare it with that of training, and number the optimizer's parameters by it; by default the copy
-            beside the checkpoint is used for that, where there is one.
-
-    Raises:
-        ValueError: when it is another system's, has no adapters, or the backbone is another one.
-    """
-    checkpoint, specs, state, averaged = read_ours(source, INFERENCE)
-    described = specs["parts"][PART]["init_args"]
-    agents = Agents(**described["agents"]["init_args"])
-    weights = from_ours(state)
-    if not weights:
-        raise ValueError(f"{source} holds no adapters ({OURS}*); is it a checkpoint of CrowdTask?")
-    check_pairs(weights[0], str(source))
-    record = checkpoint.get("frozen", {}).get(f"{PART}.backbone")
-    arguments = dict(described["backbone"]["init_args"])
-    base = _backbone_of(arguments, record, source, backbone)
-    if base is not None and record is not None:
-        frozen.compare(base, record, f"{source} belongs to {PART}.backbone", "backbone")
-    known = specs.get("original_config") or {}
-    form = {key: str(arguments.get(key, value)) for key, value in (("dtype", "float32"), ("quantization", "none"))}
-    progress = known.get("progress") or {"epoch": checkpoint.get("epoch", 0), "global_step": 0, "config": {}}
-    step = int(checkpoint.get("global_step", 0))
-    tokenizer = build_part(specs, "tokenizer") if "tokenizer" in specs["parts"] else None
-    adapters = Adapters(
-        weights, agents.rank, agents.alpha, agents.dropout, list(agents.targets),
-        mode=known.get("parallel_mode", "sequential"), base=known.get("base", arguments.get("source")),
-        backbone=None if record is None else {"sha256": record["sha256"], **form},
-        progress={**progress, "global_step": step}, tokenizer=tokenizer,
-    )  # fmt: skip
-    notes = ["averaged (EMA) weights"] if averaged else []
-    optimizers = checkpoint.get("optimizer_states") or []
-    if len(optimizers) == 1 and base is not None:
-        names = [key for key in state if key.startswith(OURS)]
-        layers = list(dict.fromkeys(name.removeprefix(OURS).rpartition(".")[0] for name in names))
-        adapters.optimizer = their_optimizer(optimizers[0], original_order(base, layers, len(weights)), names)
-    if optimizers and adapters.optimizer is None:
-        notes.append("optimizer left out: its numbers depend on the backbone; name its folder with backbone")
-    return adapters, notes
-
-
-def _backbone_of(
-    arguments: dict[str, Any], record: dict[str, Any] | None, source: Path, given: Path | str | None
-) -> Backbone | None:
-    """The backbone that was named, or the copy beside a checkpoint."""
-    copy = source.parent / record["folder"] if record is not None and record["folder"] else None
-    folder = given if given is not None else copy
-    if folder is None or (given is None and not Path(folder).is_dir()):
-        return None
-    return Backbone(**{**arguments, "source": str(folder), "revision": None, "config": None})
-
-
-def _named_backbone(name: str | None, path: Path) -> str:
-    """The backbone that files name: a folder beside them, or else a folder or hub id as it stands there."""
-    if not name:
-        raise FileNotFoundError(f"{path} names no backbone; give its transformers folder or hub id as backbone")
-    beside = [folder / name for folder in (path, path.parent) if (folder / name / "config.json").is_file()]
-    if not beside and not Path(name).is_dir() and "/" not in name:
-        raise FileNotFoundError(
-            f"{path} names the backbone {name!r}, which is no folder beside it; give its folder or hub id as backbone"
-        )
-    return str(beside[0]) if beside else name
-
-
-def _count(progress: dict[str, Any], key: str) -> int:
-    value = progress.get(key, 0)
-    return value if isinstance(value, int) else 0
-
-
-def _spec(cls: type, given: dict[str, Any]) -> dict[str, Any]:
-    """Describe an object with all its arguments, for a resume compares them."""
-    known = inspect.signature(cls).parameters.values()
-    defaults = {each.name: each.default for each in known if each.default is not inspect.Parameter.empty}
-    arguments = {
-        name: list(value) if isinstance(value, tuple) else value for name, value in {**defaults, **given}.items()
-    }
-    return {"class_path": public_name(cls), "init_args": arguments}

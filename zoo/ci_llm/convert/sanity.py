@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from zoo.ci_llm.aggregation.aggregator import Aggregator, Dirichlet, Mean
-from zoo.ci_llm.convert.folders import Adapters, adapters_of, read_original, write_original
-from zoo.ci_llm.convert.peft import read_peft, write_peft
+from zoo.ci_llm.convert.read import Adapters, adapters_of, read_original, read_peft
+from zoo.ci_llm.convert.write import write_original, write_peft
 from zoo.ci_llm.inference.generate import generate
 from zoo.ci_llm.losses.diversity import Diversity
 from zoo.ci_llm.losses.objective import Batch, Objective
@@ -81,21 +81,13 @@ def checks() -> Iterator[Check]:
 
 
 def environment() -> str:
-    """Name libraries and devices.
-
-    Raises:
-        PackageNotFoundError: when a library is missing.
-    """
+    """Name libraries and devices."""
     found = ", ".join(f"{name} {version(name)}" for name in LIBRARIES)
     return f"python {platform.python_version()}, {found}; {', '.join(each.description for each in devices())}"
 
 
 def init() -> str:
-    """See that fresh agents differ and begin as the backbone.
-
-    Raises:
-        ValueError: when not.
-    """
+    """See that fresh agents differ and begin as the backbone."""
     crowd = tiny_crowd(init="lora")
     ids, mask = _texts()
     with torch.no_grad():
@@ -109,11 +101,7 @@ def init() -> str:
 
 
 def gradients() -> str:
-    """See that every agent is trained, and by the same gradients in every mode.
-
-    Raises:
-        ValueError: when not.
-    """
+    """See that every agent is trained, and by the same gradients in every mode."""
     modes: tuple[tuple[Mode, int | None], ...] = (("batched", None), ("sequential", None), ("chunked", 2))
     found = {}
     for mode, chunk in modes:
@@ -129,11 +117,7 @@ def gradients() -> str:
 
 
 def checkpoint() -> str:
-    """Write adapters in the original's layout and as PEFT folders, read them back, put them onto a new backbone.
-
-    Raises:
-        ValueError: when something has changed on the way.
-    """
+    """Write adapters in the original's layout and as PEFT folders, read them back, put them onto a new backbone."""
     crowd = tiny_crowd()
     ids, mask = _texts()
     layouts: dict[str, tuple[Callable[[Path, Adapters], None], Callable[[Path], Adapters]]] = {
@@ -154,11 +138,7 @@ def checkpoint() -> str:
 
 
 def diversity() -> str:
-    """See that the distance is 0 for equal agents, above 0 for others, and drives them apart.
-
-    Raises:
-        ValueError: when not.
-    """
+    """See that the distance is 0 for equal agents, above 0 for others, and drives them apart."""
     term, crowd = Diversity(1.0, 16), tiny_crowd()
     ids, mask = _texts()
     points = term.represent(*_hidden(crowd, ids, mask), mask)
@@ -173,11 +153,7 @@ def diversity() -> str:
 
 
 def generation() -> str:
-    """Let the agents write together, by their mean and by drawn weights.
-
-    Raises:
-        ValueError: when predictions are no probabilities, or a text depends on the texts beside it.
-    """
+    """Let the agents write together, by their mean and by drawn weights."""
     crowd = tiny_crowd()
     ids, mask = _texts()
     rules: tuple[Aggregator, ...] = (Mean(), Dirichlet(1.0))

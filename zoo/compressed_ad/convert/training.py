@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from zoo.convert.checkpoints import loop_state
+from zoo.convert.checkpoints import loop_state, renumbered
 
 # what every schedule keeps, theirs and ours
 COMMON = ("base_lrs", "last_epoch", "_step_count", "_is_initial", "_get_lr_called_within_step", "_last_lr")
@@ -14,16 +14,9 @@ COMMON = ("base_lrs", "last_epoch", "_step_count", "_is_initial", "_get_lr_calle
 def our_training(
     training: Mapping[str, Any], config: Mapping[str, Any], theirs: Sequence[str], ours: Sequence[str]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Entries of a Lightning checkpoint for an original's training state.
+    """Entries of a Lightning checkpoint for an original's training state, and what could not be taken over.
 
-    Args:
-        training: `step`, `optimizer`, `lr_sched` as far as present.
-        config: the original's.
-        theirs: our names of the parameters, in the order in which the original's optimizer numbers them.
-        ours: the same in our optimizer's order.
-
-    Returns:
-        `optimizer_states`, `lr_schedulers`, `loops`; and what could not be taken over.
+    `theirs` and `ours` are our names of the parameters as the original's optimizer numbers them, and as ours does.
     """
     step = int(training.get("step") or 0)
     entries: dict[str, Any] = {
@@ -34,10 +27,10 @@ def our_training(
     optimizer, schedule = training.get("optimizer"), training.get("lr_sched")
     if not optimizer:
         return entries, ["no optimizer: start from it with init_from"]
-    renumbered = renumber(optimizer, theirs, ours)
-    if renumbered is None:
+    try:
+        entries["optimizer_states"] = [renumbered(optimizer, theirs, ours)]
+    except ValueError:
         return entries, ["optimizer left out: it has not one group of all parameters; start from it with init_from"]
-    entries["optimizer_states"] = [renumbered]
     if not schedule:
         return entries, ["no schedule: start from it with init_from"]
     entries["lr_schedulers"] = [_our_schedule(schedule, config)]
@@ -48,31 +41,14 @@ def their_training(checkpoint: Mapping[str, Any], ours: Sequence[str], theirs: S
     """Optimizer and schedule of a checkpoint of ours in the original's order and words, as far as there are any."""
     optimizers, schedules = checkpoint.get("optimizer_states") or [], checkpoint.get("lr_schedulers") or []
     result: dict[str, Any] = {}
-    if len(optimizers) == 1 and (renumbered := renumber(optimizers[0], ours, theirs)) is not None:
-        result["optimizer"] = renumbered
-        if len(schedules) == 1:
-            result["lr_sched"] = _their_schedule(schedules[0])
+    try:
+        (optimizer,) = optimizers
+        result["optimizer"] = renumbered(optimizer, ours, theirs)
+    except ValueError:  # not one optimizer with one group of all parameters
+        return result
+    if len(schedules) == 1:
+        result["lr_sched"] = _their_schedule(schedules[0])
     return result
-
-
-def renumber(optimizer: Mapping[str, Any], before: Sequence[str], after: Sequence[str]) -> dict[str, Any] | None:
-    """Renumber an optimizer's positional state for another order of the same parameters.
-
-    Args:
-        optimizer: its state dict.
-        before: names of the parameters in its order.
-        after: names in the order wanted.
-
-    Returns:
-        The state dict in the new order, tensors being shared; None when it has not one group of all these parameters.
-    """
-    groups = optimizer["param_groups"]
-    if len(groups) != 1 or list(groups[0]["params"]) != list(range(len(before))):
-        return None
-    numbers = {name: number for number, name in enumerate(before)}
-    old = optimizer["state"]
-    state = {new: old[numbers[name]] for new, name in enumerate(after) if numbers[name] in old}
-    return {"state": state, "param_groups": [dict(groups[0])]}
 
 
 def _our_schedule(schedule: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:

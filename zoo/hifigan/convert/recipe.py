@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from zoo.common.reading.text import load_json
+from zoo.convert.settings import read_table
+from zoo.convert.sizes import part
 
 CONFIG_NAME = "config.json"
 
@@ -36,6 +37,7 @@ DATA_KEYS = {
     "num_workers": "num_workers",
     "seed": "seed",
 }
+OTHER_KEYS = ("learning_rate", "adam_b1", "adam_b2", "lr_decay", "fmax_for_loss")
 # config_v1.json of the original; what a recipe of ours does not say takes these values on the way back
 DEFAULTS: dict[str, Any] = {
     "num_gpus": 0,
@@ -63,24 +65,6 @@ LOSS_WEIGHTS = {
 }
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """Read an original config.json.
-
-    Raises:
-        FileNotFoundError: when there is no such file.
-        ValueError: when it is not a JSON object.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"no original config at {path}")
-    try:
-        config = load_json(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{path} must hold a JSON object, found {type(config).__name__}")
-    return config
-
-
 def generator_spec(config: Mapping[str, Any], in_channels: int | None = None) -> dict[str, Any]:
     """Describe the generator of an original config, with every argument written out.
 
@@ -95,13 +79,9 @@ def generator_spec(config: Mapping[str, Any], in_channels: int | None = None) ->
         ValueError: when a size is missing.
     """
     given = {"num_mels": in_channels, **config} if in_channels is not None else dict(config)
-    missing = [key for key in GENERATOR_KEYS if key not in given]
-    if missing:
-        raise ValueError(f"the original's config lacks {', '.join(missing)}; it has {', '.join(list(config)[:8])}")
-    arguments: dict[str, Any] = {ours: given[theirs] for theirs, ours in GENERATOR_KEYS.items()}
+    arguments = _arguments(given, GENERATOR_KEYS)
     arguments["resblock"] = str(arguments["resblock"])
-    arguments |= {"conditioner": None, "padding_mode": "zeros", "init": "default"}
-    return {"class_path": "zoo.hifigan.Generator", "init_args": arguments}
+    return part("zoo.hifigan.Generator", **arguments, conditioner=None, padding_mode="zeros", init="default")
 
 
 def mel_spec(config: Mapping[str, Any], f_max: float | None) -> dict[str, Any]:
@@ -110,13 +90,15 @@ def mel_spec(config: Mapping[str, Any], f_max: float | None) -> dict[str, Any]:
     Raises:
         ValueError: when a setting is missing.
     """
-    missing = [key for key in MEL_KEYS if key not in config and key != "fmax"]
+    arguments = _arguments({**config, "fmax": None}, MEL_KEYS) | {"f_min": float(config["fmin"])}
+    return part("zoo.audio.LogMel", **arguments | {"f_max": None if f_max is None else float(f_max)})
+
+
+def _arguments(config: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str, Any]:
+    missing = [key for key in keys if key not in config]
     if missing:
         raise ValueError(f"the original's config lacks {', '.join(missing)}; it has {', '.join(list(config)[:8])}")
-    arguments = {ours: config.get(theirs) for theirs, ours in MEL_KEYS.items()}
-    arguments["f_min"] = float(config["fmin"])
-    arguments["f_max"] = None if f_max is None else float(f_max)
-    return {"class_path": "zoo.audio.LogMel", "init_args": arguments}
+    return {ours: config[theirs] for theirs, ours in keys.items()}
 
 
 def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
@@ -134,20 +116,18 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
         ValueError: when it is no config of a HiFi-GAN generator.
     """
     path = Path(path)
-    return recipe_of(read_config(path / CONFIG_NAME if path.is_dir() else path))
+    return recipe_of(read_table(path / CONFIG_NAME if path.is_dir() else path))
 
 
 def recipe_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The recipe for an original's settings; see `convert_config`."""
     settings = DEFAULTS | dict(config)
-    optimizer = {
-        "class_path": "torch.optim.AdamW",
-        "init_args": {"lr": settings["learning_rate"], "betas": [settings["adam_b1"], settings["adam_b2"]]},
-    }
-    scheduler = {"class_path": "torch.optim.lr_scheduler.ExponentialLR", "init_args": {"gamma": settings["lr_decay"]}}
+    betas = [settings["adam_b1"], settings["adam_b2"]]
+    optimizer = part("torch.optim.AdamW", lr=settings["learning_rate"], betas=betas)
+    scheduler = part("torch.optim.lr_scheduler.ExponentialLR", gamma=settings["lr_decay"])
     discriminators = {
-        "mpd": {"class_path": "zoo.hifigan.MultiPeriodDiscriminator", "init_args": {}},
-        "msd": {"class_path": "zoo.hifigan.MultiScaleDiscriminator", "init_args": {}},
+        "mpd": part("zoo.hifigan.MultiPeriodDiscriminator"),
+        "msd": part("zoo.hifigan.MultiScaleDiscriminator"),
     }
     model = {
         "generator": generator_spec(config),
@@ -165,19 +145,10 @@ def recipe_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     recipe = {
         "seed_everything": settings["seed"],
         "trainer": {"max_epochs": MAX_EPOCHS},
-        "model": {"class_path": "zoo.hifigan.HiFiGANTask", "init_args": model},
-        "data": {"class_path": "zoo.hifigan.VocoderData", "init_args": data},
+        "model": part("zoo.hifigan.HiFiGANTask", **model),
+        "data": part("zoo.hifigan.VocoderData", **data),
     }
-    mapped = {
-        *GENERATOR_KEYS,
-        *MEL_KEYS,
-        *DATA_KEYS,
-        "learning_rate",
-        "adam_b1",
-        "adam_b2",
-        "lr_decay",
-        "fmax_for_loss",
-    }
+    mapped = {*GENERATOR_KEYS, *MEL_KEYS, *DATA_KEYS, *OTHER_KEYS}
     return recipe, [key for key in config if key not in mapped]
 
 

@@ -12,9 +12,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from zoo.common.build import check_whole
 from zoo.common.registry import public_name
-from zoo.miipher.convert.names import LAST_NORM, CleanerState, block_of
-from zoo.miipher.convert.read import Original
+from zoo.miipher.convert.rules import LAST_NORM, CleanerState, MiipherFile, block_of
 from zoo.miipher.nets.adapters import OpenMiipherAdapters, ParallelAdapters
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner
@@ -42,7 +42,7 @@ class Built:
 
 
 def build_cleaner(
-    original: Original,
+    original: MiipherFile,
     source: str | Path | None,
     pad: bool,
     layer: int | None = None,
@@ -174,7 +174,7 @@ def _take_backbone(backbone: Backbone, state: CleanerState, source: Path) -> lis
     return [f"{len(differing)} frozen tensors differ from the backbone's and are the file's, among them {differing[0]}"]
 
 
-def _open_miipher(original: Original, source: str) -> Built:
+def _open_miipher(original: MiipherFile, source: str) -> Built:
     state, where = original.open_miipher, original.files[0]
     count = len({key.split(".")[1] for key in state if key.startswith("adapter_norms.")})
     first = "adapter_layers.0."
@@ -208,14 +208,5 @@ def spec_of(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _load(adapters: torch.nn.Module, state: Mapping[str, Tensor], source: Path) -> None:
-    own = adapters.state_dict()
-    faults = [f"missing {key}" for key in own if key not in state]
-    faults += [f"unexpected {key}" for key in state if key not in own]
-    faults += [
-        f"{key} is {tuple(state[key].shape)}, expected {tuple(own[key].shape)}"
-        for key in own
-        if key in state and own[key].shape != state[key].shape
-    ]
-    if faults:
-        raise ValueError(f"{source}: {len(faults)} adapter tensors do not fit: {'; '.join(faults[:4])}")
+    check_whole(adapters, state, str(source), "the adapters")
     adapters.load_state_dict(dict(state))

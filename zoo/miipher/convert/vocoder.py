@@ -10,20 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.hifigan.convert.read import (
+from zoo.convert.names import State, below, beneath, by_part, is_state, unwrapped_state
+from zoo.hifigan.convert.recipe import GENERATOR_KEYS
+from zoo.hifigan.convert.rules import (
     PREFIXES,
-    build_generator,
+    HifiganFile,
+    refuse_variants,
     renamed,
     split_prefixes,
     to_legacy_keys,
     with_weight_norm,
 )
-from zoo.hifigan.convert.read import Original as Nets
-from zoo.hifigan.convert.recipe import CONFIG_NAME, GENERATOR_KEYS, read_config
-from zoo.hifigan.convert.write import refuse_variants
 from zoo.hifigan.nets.conditioners import Conditioner, ConformerConditioner, PrenetConditioner, sinusoids
 from zoo.hifigan.nets.generator import Generator
-from zoo.miipher.convert.names import State, unwrapped
 
 SAMPLE_RATE = 22050  # of every published vocoder
 # buffers of the prenet that ours computes
@@ -39,63 +38,49 @@ CONFORMER_KEYS = {
     "kernel_size": "conformer_conv_kernel_size",
     "dropout": "conformer_dropout",
 }
-LAYOUTS = ("ssl-vocoder", "prenet", "prenet with EMA", "state dicts", "accelerate")
 
 
 @dataclass
-class Vocoder:
-    """What a vocoder file holds.
+class Vocoder(HifiganFile):
+    """What a vocoder file holds: generator (with its front end), mpd and msd by our names.
+
+    The layout is "ssl-vocoder", "prenet", "prenet with EMA", "state dicts" or "accelerate"; `settings` is what the file
+    itself says about the generator, in the original's words, and `training` has the batches trained as `step`.
 
     Attributes:
-        layout: one of `LAYOUTS`.
-        nets: generator (with its front end), mpd and msd by our names.
-        settings: what the file itself says about the generator, in the original's words.
         ema: averaged parameters of the generator by our names; empty when the file has none.
-        step: batches trained, as far as it says.
     """
 
-    layout: str
-    nets: Nets
-    settings: dict[str, Any] = field(default_factory=dict)
     ema: State = field(default_factory=dict)
-    step: int | None = None
 
 
 def vocoder_of(content: Mapping[str, Any], source: Path) -> Vocoder | None:
-    """Recognise a vocoder among what a file holds.
-
-    Args:
-        content: the loaded file, OmegaConf nodes already plain.
-        source: named in errors.
-
-    Returns:
-        The vocoder, or None when it is none of Miipher-2's.
+    """Recognise a vocoder of Miipher-2 among what a file holds (OmegaConf nodes already plain), or return None.
 
     Raises:
         ValueError: when a prenet's positions are not the sinusoids that ours computes.
     """
-    step = content.get("steps", content.get("step", content.get("global_step")))
-    if _is_state(content.get("generator_modules")):
-        modules = unwrapped(content["generator_modules"])
-        vocoder = _with_prenet("prenet with EMA", _below(modules), content, source)
-        if _is_state(content.get("ema_g")):
-            parts = _below(unwrapped(content["ema_g"]))
-            vocoder.ema = _merged(parts, source).state
-    elif _is_state(content.get("generator")) and _is_state(content.get("prenet")):
-        vocoder = _with_prenet(
-            "prenet", {name: unwrapped(content[name]) for name in ("prenet", "generator")}, content, source
-        )
-    elif _is_state(content.get("model_state_dict")) and _is_generator(content["model_state_dict"]):
-        parts = {ours: unwrapped(content[name]) for ours, name in BY_STATE_DICT.items() if _is_state(content.get(name))}
-        vocoder = Vocoder("state dicts", renamed("hifi-gan", parts))
-    elif "zoo" not in content and _is_state(content.get("state_dict")):
+    if is_state(content.get("generator_modules")):
+        parts = by_part(unwrapped_state(content["generator_modules"]))
+        vocoder = _with_prenet("prenet with EMA", parts, content, source)
+        if is_state(content.get("ema_g")):
+            vocoder.ema = _merged(by_part(unwrapped_state(content["ema_g"])), source).state
+    elif is_state(content.get("generator")) and is_state(content.get("prenet")):
+        parts = {name: unwrapped_state(content[name]) for name in ("prenet", "generator")}
+        vocoder = _with_prenet("prenet", parts, content, source)
+    elif is_state(content.get("model_state_dict")) and _is_generator(content["model_state_dict"]):
+        given = {ours: content[name] for ours, name in BY_STATE_DICT.items() if is_state(content.get(name))}
+        vocoder = _vocoder("state dicts", renamed("", {ours: unwrapped_state(net) for ours, net in given.items()}))
+    elif "zoo" not in content and is_state(content.get("state_dict")):
         state = split_prefixes(content["state_dict"], PREFIXES["ssl-vocoder"])
         if not any(key.startswith("generator.conv_pre.") for key in state):
             return None
-        vocoder = Vocoder("ssl-vocoder", renamed("ssl-vocoder", _below(state)), _lightning_settings(content))
+        vocoder = _vocoder("ssl-vocoder", renamed("", by_part(state)), _lightning_settings(content))
     else:
         return None
-    vocoder.step = int(step) if isinstance(step, int) else None
+    step = content.get("steps", content.get("step", content.get("global_step")))
+    if isinstance(step, int):
+        vocoder.training["step"] = int(step)
     return vocoder
 
 
@@ -108,7 +93,7 @@ def kind_of(state: Mapping[str, Tensor]) -> str | None:
     """Which net of a vocoder run a state dict is: generator, prenet, mpd, msd, or None for another."""
     if _is_generator(state):
         return "generator"
-    names = unwrapped(state)
+    names = unwrapped_state(state)
     if "proj.weight" in names and (SCALE in names or POSITIONS in names or set(names) == {"proj.weight", "proj.bias"}):
         return "prenet"
     weights = [
@@ -117,47 +102,6 @@ def kind_of(state: Mapping[str, Tensor]) -> str | None:
     if not weights:
         return None
     return "mpd" if weights[-1].dim() == 4 else "msd"  # a period discriminator convolves in two dimensions
-
-
-def build_vocoder(
-    vocoder: Vocoder, source: Path, config: Mapping[str, Any] | Path | str | None, ema: bool
-) -> Generator:
-    """Build the generator of a vocoder file.
-
-    Args:
-        vocoder: what was read.
-        source: the file; a config.json beside it is taken where it says nothing itself.
-        config: the original's settings, or the path of its config.json.
-        ema: take the averaged parameters where the file has them.
-
-    Raises:
-        FileNotFoundError: when nothing says the sizes.
-        ValueError: when settings and weights do not fit.
-    """
-    nets = vocoder.nets
-    if ema and vocoder.ema:
-        nets = Nets(nets.layout, nets.state | vocoder.ema, nets.training, nets.reflect)
-    return build_generator(nets, settings_of(vocoder, source, config), source)
-
-
-def settings_of(vocoder: Vocoder, source: Path, config: Mapping[str, Any] | Path | str | None = None) -> dict[str, Any]:
-    """The generator's settings in the original's words: those given, the file's own, config.json beside it.
-
-    Raises:
-        FileNotFoundError: when there are none.
-    """
-    if isinstance(config, Mapping):
-        return vocoder.settings | dict(config)
-    if config is not None:
-        return vocoder.settings | read_config(Path(config))
-    if "upsample_rates" in vocoder.settings:
-        return vocoder.settings
-    beside = (source if source.is_dir() else source.parent) / CONFIG_NAME
-    if not beside.is_file():
-        raise FileNotFoundError(
-            f"{source} does not say the generator's sizes: put HiFi-GAN's {CONFIG_NAME} beside it or pass config="
-        )
-    return vocoder.settings | read_config(beside)
 
 
 def vocoder_file(generator: Generator, others: Mapping[str, Tensor], sample_rate: int, step: int) -> dict[str, Any]:
@@ -185,14 +129,12 @@ def vocoder_file(generator: Generator, others: Mapping[str, Tensor], sample_rate
         )
     refuse_variants(generator)
     own = with_weight_norm(generator.state_dict())  # an exported generator is fused
-    state = to_legacy_keys({**{f"generator.{key}": value for key, value in own.items()}, **others})
+    state = to_legacy_keys({**beneath(own, "generator."), **others})
     if isinstance(front, PrenetConditioner):
         return _prenet_file(state, front, step)
-    theirs = {ours: name for name, ours in PREFIXES["ssl-vocoder"]}
-    named = {}
-    for key, value in state.items():
-        part, _, rest = key.partition(".")
-        named[theirs[f"{part}."] + rest.removeprefix("conditioner.")] = value
+    theirs = {ours: name for name, ours in PREFIXES["ssl-vocoder"].items()}
+    parts = ((theirs[f"{part}."], net) for part, net in by_part(state).items())
+    named = {prefix + key.removeprefix("conditioner."): net[key] for prefix, net in parts for key in net}
     return {
         "epoch": 0,
         "global_step": step,
@@ -250,33 +192,36 @@ def listed(value: Any) -> Any:
 
 def _prenet_file(state: State, front: PrenetConditioner, step: int) -> dict[str, Any]:
     """The layout of the older training script: a dict of nets."""
-    parts = _below(state)
-    prefix = "conditioner."
-    generator = {key: value for key, value in parts.pop("generator").items() if not key.startswith(prefix)}
+    parts = by_part(state)
+    whole = parts.pop("generator")
     prenet: State = {SCALE: torch.tensor(front.scale)}
     if len(front.layers):
         prenet[POSITIONS] = sinusoids(MAX_POSITIONS, front.in_channels)
-    prenet |= {key.removeprefix(f"generator.{prefix}"): value for key, value in state.items() if f".{prefix}" in key}
+    prenet |= below(whole, "conditioner.")
+    generator = {key: value for key, value in whole.items() if not key.startswith("conditioner.")}
     return {"prenet": prenet, "generator": generator, **parts, "steps": step}
+
+
+def _vocoder(layout: str, nets: HifiganFile, settings: Mapping[str, Any] | None = None) -> Vocoder:
+    return Vocoder(layout, nets.state, dict(settings or {}), reflect=nets.reflect)
 
 
 def _with_prenet(layout: str, parts: Mapping[str, State], content: Mapping[str, Any], source: Path) -> Vocoder:
     prenet = parts.get("prenet", {})
     settings = {"prenet_scale": float(prenet[SCALE])} if SCALE in prenet else {}
-    extra = {name: unwrapped(content[name]) for name in ("mpd", "msd") if _is_state(content.get(name))}
-    return Vocoder(layout, _merged({**parts, **extra}, source), settings)
+    extra = {name: unwrapped_state(content[name]) for name in ("mpd", "msd") if is_state(content.get(name))}
+    return _vocoder(layout, _merged({**parts, **extra}, source), settings)
 
 
-def _merged(parts: Mapping[str, State], source: Path) -> Nets:
+def _merged(parts: Mapping[str, State], source: Path) -> HifiganFile:
     """Put the prenet into the generator's slot for a front end; its buffers are computed by ours."""
     prenet = dict(parts.get("prenet", {}))
     prenet.pop(SCALE, None)
     positions = prenet.pop(POSITIONS, None)
     if positions is not None and not torch.allclose(positions, sinusoids(*positions.shape), atol=1e-4):
         raise ValueError(f"{source}: the prenet's {POSITIONS} are no sinusoids, which is all that our prenet computes")
-    generator = {**{f"conditioner.{key}": value for key, value in prenet.items()}, **parts.get("generator", {})}
-    nets = {"generator": generator, **{name: parts[name] for name in ("mpd", "msd") if name in parts}}
-    return renamed("hifi-gan", nets)
+    generator = beneath(prenet, "conditioner.") | parts.get("generator", {})
+    return renamed("", {**parts, "generator": generator})
 
 
 def _lightning_settings(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -288,18 +233,6 @@ def _lightning_settings(content: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _below(state: Mapping[str, Tensor]) -> dict[str, State]:
-    parts: dict[str, State] = {}
-    for key, value in state.items():
-        part, _, rest = key.partition(".")
-        parts.setdefault(part, {})[rest] = value
-    return parts
-
-
-def _is_state(value: Any) -> bool:
-    return isinstance(value, Mapping) and bool(value) and all(isinstance(tensor, Tensor) for tensor in value.values())
-
-
 def _is_generator(state: Mapping[str, Any]) -> bool:
-    names = unwrapped(state)
+    names = unwrapped_state(state)
     return any(name.startswith("conv_pre.") for name in names) and any(name.startswith("ups.") for name in names)

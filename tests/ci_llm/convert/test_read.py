@@ -6,9 +6,19 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from zoo.ci_llm.convert.folders import META, Adapters, is_original_folder, read_original, write_original
-from zoo.ci_llm.convert.names import adapter_weights, from_ours, split_state, to_ours
-from zoo.ci_llm.convert.peft import is_peft_folder, read_peft, write_peft
+from zoo.ci_llm.convert.read import (
+    META,
+    Adapters,
+    adapter_weights,
+    from_ours,
+    is_original_folder,
+    is_peft_folder,
+    read_original,
+    read_peft,
+    split_state,
+    to_ours,
+)
+from zoo.ci_llm.convert.write import write_original, write_peft
 from zoo.ci_llm.data.tokenizers import ByteTokenizer
 
 LAYERS = ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.up_proj")
@@ -24,7 +34,11 @@ def adapter(seed, layers=LAYERS, rank=2):
 
 
 def crowd(count, **options):
-    return Adapters([adapter(seed) for seed in range(count)], 2, 4, 0.1, ["q_proj", "up_proj"], **options)
+    return adapters([adapter(seed) for seed in range(count)], 0.1, ["q_proj", "up_proj"], **options)
+
+
+def adapters(weights, dropout, targets, **options):
+    return Adapters(weights=weights, rank=2, alpha=4, dropout=dropout, targets=targets, **options)
 
 
 def same(left, right):
@@ -74,7 +88,7 @@ def test_peft_and_back(tmp_path):
 
 
 def test_top_blocks_are_told(tmp_path):
-    made = Adapters([adapter(0, LAYERS[1:])], 2, 4, 0.0, ["up_proj"])
+    made = adapters([adapter(0, LAYERS[1:])], 0.0, ["up_proj"])
     assert made.blocks == [1]
     write_original(tmp_path / "original", made)
     write_peft(tmp_path / "peft", made)
@@ -187,7 +201,7 @@ def test_peft_that_is_refused(tmp_path, values, said):
 
 
 def test_agents_that_adapt_other_layers(tmp_path):
-    made = Adapters([adapter(0), adapter(1, LAYERS[:1])], 2, 4, 0.1, ["q_proj", "up_proj"])
+    made = adapters([adapter(0), adapter(1, LAYERS[:1])], 0.1, ["q_proj", "up_proj"])
     write_peft(tmp_path / "peft", made)
     with pytest.raises(ValueError, match="target_modules is"):
         read_peft(tmp_path / "peft")
@@ -203,7 +217,7 @@ def test_a_failed_write_leaves_the_old_folder(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr("zoo.ci_llm.convert.folders.torch.save", fail)
+    monkeypatch.setattr("zoo.ci_llm.convert.write.torch.save", fail)
     with pytest.raises(OSError, match="disk full"):
         write_original(folder, crowd(2))
     assert len(read_original(folder).weights) == 1 and len(list(tmp_path.iterdir())) == 1

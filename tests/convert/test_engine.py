@@ -1,0 +1,156 @@
+"""Tables of names, sizes and settings, and the engine over them, with a project made up for the purpose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from zoo.convert.checkpoints import renumbered
+from zoo.convert.engine import Converted, Converter, Original
+from zoo.convert.names import Names, Rule, below, beneath, by_part, is_state, unwrapped
+from zoo.convert.old_calls import launch_recipe
+from zoo.convert.settings import Settings, plain, read_table, set_option
+from zoo.convert.sizes import count, described, filled, has, part, said, size
+
+LAYER = Names(("ff.0.{leaf}", "norm.{leaf}"), ("ff.1.{leaf}", "down.{leaf}"))
+NAMES = Names(
+    ("head", "out"),
+    ("blocks.{n}.", "layers.{n}.", LAYER),
+    Rule("gain.{n}", "scales.{n}", read=lambda value: value / 2, write=lambda value: value * 2),
+    ("rest.{rest}", "{rest}"),
+)
+
+
+def test_names_are_read_in_both_directions():
+    theirs = {"head": 1.0, "blocks.1.ff.1.bias": 2.0, "blocks.1.ff.0.bias": 3.0, "gain.7": 4.0, "rest.a.b": 5.0}
+    ours, strangers = NAMES.read({**theirs, "other": 6.0, "blocks.x.ff.0.bias": 7.0})
+    assert ours == {"out": 1.0, "layers.1.down.bias": 2.0, "layers.1.norm.bias": 3.0, "scales.7": 2.0, "a.b": 5.0}
+    assert strangers == ["other", "blocks.x.ff.0.bias"]
+    back = NAMES.write(ours)
+    assert back == theirs
+    assert list(back) == ["head", "blocks.1.ff.0.bias", "blocks.1.ff.1.bias", "gain.7", "rest.a.b"]
+
+
+def test_what_is_written_follows_the_table_block_by_block():
+    ours = [f"layers.{block}.{name}.bias" for name in ("down", "norm") for block in (10, 2)]
+    found = list(NAMES.write(dict.fromkeys(ours, 0)))
+    assert found == [f"blocks.{block}.ff.{number}.bias" for block in (2, 10) for number in (0, 1)]
+    with pytest.raises(ValueError, match="no tensor like layers"):
+        Names(("a", "b")).write({"layers": 0})
+
+
+def test_parts_of_states():
+    assert unwrapped("module.module._orig_mod.net.0") == "net.0" and unwrapped("net.module.0") == "net.module.0"
+    state = {"a.b": 1, "a.c": 2, "d.b": 3}
+    assert below(state, "a.") == {"b": 1, "c": 2} and beneath({"b": 1}, "a.") == {"a.b": 1}
+    assert by_part(state) == {"a": {"b": 1, "c": 2}, "d": {"b": 3}}
+    assert is_state({"a": torch.ones(1)}) and not is_state({}) and not is_state({"a": 1}) and not is_state([])
+
+
+def test_descriptions_are_filled_from_tensors_and_settings():
+    table = part(
+        "zoo.Net",
+        dim=size("w", 1),
+        depth=count("blocks."),
+        norm=has("norm"),
+        heads=said("heads", 4, int),
+        inner=lambda source: part("zoo.Inner", dim=size("w")) if "w" in source.state else None,
+    )
+    state = {"w": torch.zeros(2, 3), "blocks.0.a": torch.zeros(1), "blocks.0.b": torch.zeros(1), "blocks.3.a": 0}
+    spec = filled(table, Original("", state, {"heads": "8"}))
+    inner = {"class_path": "zoo.Inner", "init_args": {"dim": 2}}
+    assert spec["init_args"] == {"dim": 3, "depth": 2, "norm": False, "heads": 8, "inner": inner}
+    with pytest.raises(ValueError, match=r"a\.pt: the sizes of its net cannot be told from its tensors \('w'\)"):
+        described(table, Original(""), "a.pt")
+
+
+def test_optimizers_are_renumbered_by_names():
+    optimizer = {"state": {0: "a", 2: "c"}, "param_groups": [{"lr": 1, "params": [0, 1, 2]}]}
+    assert renumbered(optimizer, "abc", "cba")["state"] == {0: "c", 2: "a"}
+    with pytest.raises(ValueError, match=r"one optimizer group of 2 parameters, found groups of \[3\]"):
+        renumbered(optimizer, "ab", "ba")
+
+
+def test_files_of_settings(tmp_path: Path):
+    path = tmp_path / "config"
+    for text, message in (("[1]", "a table of settings, found list"), ("a: b: c", "neither JSON nor YAML")):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            read_table(path)
+    path.write_text('{"lr": 1e-4}')
+    assert read_table(path) == {"lr": 1e-4} and launch_recipe(read_table(path), path) is None
+    path.write_text("distributed_type: NO\nnum_processes: 1\n")
+    assert list(launch_recipe(read_table(path), path)[0]) == ["trainer"]
+
+
+def test_settings_are_taken():
+    given = {"a": {"b": 1, "c": None}, "lr": "3e-5", "on": True, "word": False, "left": 2, "pin": 1, "hint": 3}
+    settings = Settings(given, Path("c.yaml"), implied=("pin",), hints={"hint": "do so"})
+    assert (settings.take("a.b"), settings.take("a.c", 5), settings.number("lr", 0)) == (1, 5, 3e-5)
+    assert settings.flag("on", False) and settings.choice("word", "x", {"no": "none"}) == "none"
+    assert settings.left() == ["left", "hint: do so"]
+    for ask, message in (
+        (lambda: settings.need("x"), r"c\.yaml lacks x"),
+        (lambda: settings.number("on.x", "fast"), "on.x is a number, not 'fast'"),
+        (lambda: settings.flag("lr", True), "lr is true or false"),
+        (lambda: settings.choice("lr", "x", {"no": 1}), "lr is one of no, not '3e-5'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ask()
+
+
+def test_options_of_recipes_and_plain_values():
+    recipe: dict[str, Any] = {"a": {"b": [0, 1]}}
+    set_option(recipe, "a.b.1", 5)
+    set_option(recipe, "a.c", 6)
+    assert recipe == {"a": {"b": [0, 5], "c": 6}}
+    assert plain({1: (torch.float32, torch.ones(()).numpy()[()])}) == {"1": ["torch.float32", 1.0]}
+
+
+@dataclass
+class File(Original):
+    pass
+
+
+class Toy(Converter[File]):
+    system, task, inference, part = "flow", "zoo.flow.FlowTask", "zoo.flow.Sampler", "net"
+    formats = "known are toys"
+
+    def _interpret(self, content, path):
+        if "toy" not in content:
+            raise self._unknown(path, content)
+        return File("toy", content["toy"], {"depth": 1})
+
+    def _spec(self, original, path, **options):
+        return described(part("zoo.flow.ToyNet", dim=size("net.0.fc.weight", 1), widths=[4]), original, path)
+
+    def _ours(self, original, source, is_checkpoint):
+        notes = original.assumed({"depth": 1, "width": 2})
+        return Converted({"net": self._spec(original, source)}, {"net": self.build(original, source)}, notes=notes)
+
+    def to_original(self, module, path):
+        torch.save({"toy": module.state_dict()}, path)
+
+
+def test_the_engine_converts_there_and_back(tmp_path: Path):
+    from zoo.flow.nets.mlp import ToyNet
+
+    toy, net = Toy(), ToyNet(2, (4,))
+    assert toy.convert(net, tmp_path / "a.pt")["tensors"] == len(net.state_dict())
+    assert toy.is_original(tmp_path / "a.pt") and not toy.is_original(tmp_path / "b.pt")
+    assert toy.describe(tmp_path / "a.pt")["format"] == "toy"
+    assert set(toy.original_state(tmp_path / "a.pt")) == {f"net.{key}" for key in net.state_dict()}
+    report = toy.convert(tmp_path / "a.pt", tmp_path / "ours.ckpt")
+    assert list(report) == ["system", "source", "target", "tensors", "notes"]
+    assert report["notes"] == ["width is not in the file: 2 assumed"]
+    assert not toy.is_original(tmp_path / "ours.ckpt")
+    toy.convert(tmp_path / "ours.ckpt", tmp_path / "back.pt")
+    before, after = (torch.load(tmp_path / name, weights_only=True)["toy"] for name in ("a.pt", "back.pt"))
+    assert list(before) == list(after) and all(torch.equal(before[key], after[key]) for key in before)
+    torch.save({"other": 1}, tmp_path / "other.pt")
+    with pytest.raises(ValueError, match=r"other\.pt: unknown layout with keys other; known are toys"):
+        toy.describe(tmp_path / "other.pt")

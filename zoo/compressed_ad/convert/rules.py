@@ -1,0 +1,420 @@
+"""Checkpoints of CompressedAD (AD, CAD, and the earlier encoder "v1"): their names, their policies, and back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from zoo.common.atomic import write_atomic
+from zoo.compressed_ad.convert.training import our_training, their_training
+from zoo.compressed_ad.nets.compression import EncoderCompressor, QueryCompressor, ReconstructionDecoder
+from zoo.compressed_ad.nets.embedding import LinearEmbedding
+from zoo.compressed_ad.nets.policy import InContextPolicy
+from zoo.convert.checkpoints import Ours
+from zoo.convert.engine import Converted, Converter, Original, tally
+from zoo.convert.names import Names, unwrapped_state
+from zoo.convert.settings import plain, read_table
+from zoo.convert.sizes import Leaf, count, described, has, part, said, size
+from zoo.runs.load import build_part
+
+Kind = Literal["AD", "CAD", "v1"]
+
+COMMON = (
+    ("embed_context.{rest}", "embedding.context.{rest}"),
+    ("embed_query_state.{rest}", "embedding.query_state.{rest}"),
+)
+HEAD = ("pred_action.{rest}", "head.{rest}")
+# The earlier model's blocks are torch's encoder layers.
+LAYER = Names(
+    ("self_attn.in_proj_weight", "attn.qkv_proj.weight"),
+    ("self_attn.in_proj_bias", "attn.qkv_proj.bias"),
+    ("self_attn.out_proj.{rest}", "attn.out_proj.{rest}"),
+    ("linear1.{rest}", "mlp.fc1.{rest}"),
+    ("linear2.{rest}", "mlp.fc2.{rest}"),
+    ("norm1.{rest}", "ln1.{rest}"),
+    ("norm2.{rest}", "ln2.{rest}"),
+)
+BLOCKS = "transformer.blocks."
+NAMES: dict[Kind, Names] = {
+    "AD": Names(("transformer.{rest}", "transformer.{rest}"), *COMMON, HEAD),
+    "CAD": Names(
+        ("latent_type_embedding{rest}", "latent_type{rest}"),
+        ("ad_transformer.{rest}", "transformer.{rest}"),
+        *COMMON,
+        HEAD,
+        ("compression_transformer.{rest}", "compressor.{rest}"),
+        ("reconstruction_decoder.{rest}", "decoder.{rest}"),
+    ),
+    "v1": Names(
+        ("pos_embedding", "transformer.pos_embedding"),
+        ("encoder.{rest}", "compressor.{rest}"),
+        *COMMON,
+        ("embed_ln.{rest}", "embedding.norm.{rest}"),
+        ("input_ln.{rest}", "transformer.ln_in.{rest}"),
+        ("transformer_decoder.layers.{n}.", f"{BLOCKS}{{n}}.", LAYER),
+        HEAD,
+    ),
+}
+# A tensor that a model alone has, with which its pre-trained compressor is told as well; the first that fits counts.
+MARKS: dict[Kind, str] = {
+    "v1": "encoder.query_tokens",
+    "CAD": "compression_transformer.compress_queries",
+    "AD": "transformer.pos_embedding",
+}
+WHOLE = "transformer.pos_embedding"  # of ours: not in a pre-trained compressor
+# What shapes cannot tell: the original's key, and its value where a file does not say.
+HEADS: dict[Kind, dict[str, int]] = {
+    "AD": {"tf_n_head": 4},
+    "CAD": {"tf_n_head": 4, "compress_n_heads": 4},
+    "v1": {"tf_n_head": 8, "encoder_n_head": 8},
+}
+DROPOUT = 0.1
+# the original's name: our class, steps of an episode, other arguments (written out, for a resume compares them)
+ENVIRONMENTS: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "darkroom": ("Darkroom", 20, {"start": None, "hard": False, "random_start": False}),
+    "darkroom_permuted": ("DarkroomPermuted", 20, {}),
+    "dark_key_to_door": ("DarkKeyToDoor", 50, {}),
+}
+TRAINING = ("step", "optimizer", "lr_sched", "eval_reward")
+# The original's key: where a policy has it; of modules their number, of a tensor its second axis.
+SIZES = {
+    "num_actions": "embedding.num_actions",
+    "grid_size": "embedding.grid_size",
+    "n_transit": "window",
+    "tf_n_embd": "transformer.dim",
+    "tf_n_head": "transformer.blocks.0.attn.heads",
+    "tf_n_layer": "transformer.blocks",
+    "tf_dim_feedforward": "transformer.blocks.0.mlp.fc1.out_features",
+    "tf_dropout": "transformer.dropout",
+}
+OWN_SIZES: dict[Kind, dict[str, str]] = {
+    "AD": {},
+    "CAD": {
+        "n_compress_tokens": "compressor.num_latents",
+        "compress_n_layers": "compressor.layers",
+        "compress_n_heads": "compressor.layers.0.self_attn.num_heads",
+    },
+    "v1": {
+        "n_latent": "compressor.num_latents",
+        "encoder_n_layer": "compressor.transformer_encoder.layers",
+        "encoder_n_head": "compressor.transformer_encoder.layers.0.self_attn.num_heads",
+        "encoder_dim_feedforward": "compressor.transformer_encoder.layers.0.linear1.out_features",
+        "max_encoder_length": "compressor.pos_embedding",
+        "decoder_max_seq_length": "window",
+    },
+}
+MODELS: dict[Kind, str] = {"AD": "AD", "CAD": "CompressedAD", "v1": "CompressedAD"}
+KINDS: dict[type[nn.Module] | None, Kind] = {None: "AD", QueryCompressor: "CAD", EncoderCompressor: "v1"}
+
+
+def kind_of(state: Mapping[str, object]) -> Kind | None:
+    """Which of the original's models has these tensors; None for none of them."""
+    return next((kind for kind, mark in MARKS.items() if mark in state and "embed_context.weight" in state), None)
+
+
+def to_theirs(state: Mapping[str, Any], kind: Kind) -> dict[str, Any]:
+    """An `InContextPolicy`'s tensors (or other values by their names) in the order of the original's parameters."""
+    return NAMES[kind].write(state)
+
+
+@dataclass
+class PolicyFile(Original):
+    """What a file of the original holds; `layout` is the kind of its model, `settings` the merged configuration."""
+
+    layout: Kind
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is a policy, not a pre-trained compressor alone."""
+        return WHOLE in self.state
+
+
+def grid_size(source: PolicyFile) -> int:
+    """Rows of the grid whose states have a token each; a grid that is not square is a ValueError."""
+    states = len(source.state["embedding.query_state.weight"])
+    if math.isqrt(states) ** 2 != states:
+        raise ValueError(f"{states} query states are those of no square grid")
+    return math.isqrt(states)
+
+
+WIDTH = size("embedding.context.weight")
+
+
+def _heads(key: str) -> Leaf:
+    def read(source: PolicyFile) -> int:
+        heads, dim = int(source.settings.get(key, HEADS[source.layout][key])), WIDTH(source)
+        if dim % heads:
+            raise ValueError(f"{key}: {heads} heads do not divide {dim} channels")
+        return heads
+
+    return read
+
+
+def _layers(prefix: str, heads: str, hidden: str) -> dict[str, Any]:
+    """Arguments that all nets of layers have."""
+    return {
+        "dim": WIDTH,
+        "depth": count(prefix),
+        "heads": _heads(heads),
+        "feedforward": size(f"{prefix}0.{hidden}.weight"),
+        "dropout": DROPOUT,  # fixed in the original
+    }
+
+
+QUERIES = part(
+    "zoo.compressed_ad.QueryCompressor",
+    **_layers("compressor.layers.", "compress_n_heads", "ffn.0"),
+    num_latents=size("compressor.compress_queries", 1),
+    max_tokens=size("compressor.context_pos_embedding", 1),
+)
+ENCODER = part(
+    "zoo.compressed_ad.EncoderCompressor",
+    **_layers("compressor.transformer_encoder.layers.", "encoder_n_head", "linear1"),
+    num_latents=size("compressor.query_tokens", 1),
+    max_tokens=size("compressor.pos_embedding", 1),
+)
+DECODER = part(
+    "zoo.compressed_ad.ReconstructionDecoder",
+    **_layers("decoder.layers.", "compress_n_heads", "ffn.0"),
+    max_tokens=size("decoder.position_queries", 1),
+)
+COMPRESSORS: dict[Kind, Any] = {"AD": None, "CAD": QUERIES, "v1": ENCODER}
+POLICY = part(
+    "zoo.compressed_ad.InContextPolicy",
+    embedding=part(
+        "zoo.compressed_ad.LinearEmbedding",
+        dim=WIDTH,
+        grid_size=grid_size,
+        num_actions=size("head.weight"),
+        norm=has("embedding.norm.weight"),
+    ),
+    transformer=part(
+        "zoo.compressed_ad.Transformer",
+        dim=WIDTH,
+        depth=count(BLOCKS),
+        heads=_heads("tf_n_head"),
+        context=size(WHOLE, 1),
+        feedforward=size(f"{BLOCKS}0.mlp.fc1.weight"),
+        dropout=said("tf_dropout", DROPOUT, float),
+        activation="gelu",
+        input_norm=has("transformer.ln_in.weight"),
+        final_norm=has("transformer.ln_f.weight"),
+    ),
+    compressor=lambda source: COMPRESSORS[source.layout],
+    arrangement="separate",
+    latent_mask="full",
+    decoder=lambda source: DECODER if "decoder.position_queries" in source.state else None,
+    type_embedding=has("latent_type"),
+)
+
+
+def env_spec(config: Mapping[str, Any], grid_size: int) -> dict[str, Any]:
+    """Describe the environment that a configuration names.
+
+    Raises:
+        ValueError: when there is no such environment.
+    """
+    name = config.get("env", "darkroom")
+    if name not in ENVIRONMENTS:
+        raise ValueError(f"env is one of {', '.join(ENVIRONMENTS)}, found {name!r}")
+    cls, horizon, others = ENVIRONMENTS[name]
+    arguments = {"grid_size": grid_size, "horizon": int(config.get("horizon", horizon)), **others}
+    return part(f"zoo.compressed_ad.{cls}", **arguments)
+
+
+def policy_spec(original: PolicyFile, path: Path) -> dict[str, Any]:
+    """Describe the policy of a file: `class_path` and `init_args`, with every argument written out.
+
+    Raises:
+        ValueError: when it holds a pre-trained compressor alone, or its tensors are not those of a whole model.
+    """
+    if not original.is_whole:
+        raise ValueError(
+            f"{path} holds a pre-trained compressor without a policy; start a training from it with init_from"
+        )
+    return described(POLICY, original, path)
+
+
+class PolicyConverter(Converter[PolicyFile]):
+    """Checkpoints of AD, CAD and the earlier encoder, and pre-trained compressors."""
+
+    system, part = "compressed_ad", "policy"
+    task, inference = "zoo.compressed_ad.DistillationTask", "zoo.compressed_ad.Agent"
+    formats = (
+        "known are ckpt-*.pt, best-model.pt and pretrain-*.pt of AD, CAD and the earlier encoder, and their state dicts"
+    )
+
+    def _interpret(self, content: Mapping[str, Any], path: Path) -> PolicyFile:
+        tensors = content.get("model", content)
+        is_state = isinstance(tensors, Mapping) and all(isinstance(value, Tensor) for value in tensors.values())
+        state = unwrapped_state(tensors) if is_state and "zoo" not in content else {}
+        kind = kind_of(state)
+        if kind is None:
+            raise self._unknown(path, content)
+        renamed, strangers = NAMES[kind].read(state)
+        if strangers:
+            raise ValueError(f"{path}: {len(strangers)} tensors belong to no {kind} model: {', '.join(strangers[:4])}")
+        found = content.get("config", {}) if tensors is not content else {}
+        known = plain(found) if isinstance(found, Mapping) else {}
+        training = {key: content[key] for key in TRAINING if tensors is not content and key in content}
+        return PolicyFile(kind, renamed, known, training)
+
+    def _spec(self, original: PolicyFile, path: Path, **options: Any) -> dict[str, Any]:
+        return policy_spec(original, path)
+
+    def _facts(self, original: PolicyFile, path: Path) -> dict[str, Any]:
+        facts: dict[str, Any] = tally(original.state)
+        if original.is_whole:
+            for name, found in policy_spec(original, path)["init_args"].items():
+                if isinstance(found, Mapping):
+                    facts[name] = {"net": found["class_path"].rpartition(".")[2], **found["init_args"]}
+        else:
+            facts = {"format": f"pre-trained compressor of {original.layout}", **facts}
+        for key, kind in (("step", None), ("eval_reward", float)):
+            if key in original.training:
+                facts[key] = kind(original.training[key]) if kind else original.training[key]
+        facts["optimizer"] = bool(original.training.get("optimizer"))
+        return {**facts, "settings in the file": original.settings}
+
+    def from_original(self, path: Path | str, config: Mapping[str, Any] | Path | str | None = None) -> InContextPolicy:
+        """Build the policy of a checkpoint of the original.
+
+        Args:
+            path: AD, CAD or the earlier encoder; what it is, follows from its tensors.
+            config: the original's configuration (or its YAML file), where the checkpoint has none: numbers of heads
+                cannot be told from tensors.
+
+        Returns:
+            An `InContextPolicy` in evaluation mode. `policy.logits(...)` computes as the original does while it trains,
+            `zoo.compressed_ad.convert.legacy` as it does while it acts.
+
+        Raises:
+            FileNotFoundError: when there is no such file.
+            ValueError: when its layout is not known, or its tensors do not make up a whole policy.
+        """
+        path = Path(path)
+        original = self.read(path)
+        original.settings |= read_table(Path(config)) if isinstance(config, Path | str) else dict(config or {})
+        return self.build(original, path)
+
+    def _ours(self, original: PolicyFile, source: Path, is_checkpoint: bool) -> Converted:
+        policy = self.build(original, source)
+        converted = Converted(
+            parts={
+                self.part: policy_spec(original, source),
+                "env": env_spec(original.settings, grid_size(original)),
+            },
+            nets={self.part: policy},
+            step=int(original.training.get("step") or 0),
+            specs={"original_config": original.settings},
+            notes=original.assumed({**HEADS[original.layout], "env": "darkroom"}),
+        )
+        if is_checkpoint:
+            ours = [name for name, _ in policy.named_parameters()]
+            converted.training, left_out = our_training(
+                original.training, original.settings, list(original.state), ours
+            )
+            converted.notes += left_out
+        return converted
+
+    def _beside(self, ours: Ours, net: nn.Module, source: Path, notes: list[str]) -> dict[str, Any]:
+        policy, kind = identify(net)
+        own = [name for name, _ in policy.named_parameters()]
+        theirs = list(to_theirs({name: name for name in own}, kind).values())
+        state = their_training(ours.checkpoint, own, theirs)
+        if "optimizer" not in state:
+            notes.append("no optimizer of all parameters: none written")
+        env = build_part(ours.specs, "env")
+        settings = {"env": env.name, "horizon": env.horizon, **(ours.specs.get("original_config") or {})}
+        return {"settings": settings, "training": {"step": int(ours.checkpoint.get("global_step", 0)), **state}}
+
+    def to_original(
+        self,
+        module: nn.Module,
+        path: Path | str,
+        settings: Mapping[str, Any] | None = None,
+        training: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write a policy as a checkpoint of the original.
+
+        Args:
+            module: an `InContextPolicy` that computes as one of the original's models.
+            path: file to write.
+            settings: of the original's configuration (environment, split, training), beside the model's sizes.
+            training: `step`, `optimizer` and `lr_sched`, as the original keeps them; step 0 by default.
+
+        Raises:
+            ValueError: when the original's models would compute something else with these weights.
+        """
+        policy, kind = identify(module)
+        state = {key: value.detach().cpu().contiguous() for key, value in policy.state_dict().items()}
+        content = {
+            "step": 0,
+            "config": {**(settings or {}), **settings_of(policy, kind), "device": torch.device("cpu")},
+            "model": to_theirs(state, kind),
+            **(training or {}),
+        }
+        write_atomic(Path(path), lambda file: torch.save(content, file))
+
+
+def identify(module: nn.Module) -> tuple[InContextPolicy, Kind]:
+    """Tell which of the original's models a policy is.
+
+    Returns:
+        The policy itself, and the model.
+
+    Raises:
+        ValueError: when it is none of them: they would compute something else with its weights.
+    """
+    if not isinstance(module, InContextPolicy):
+        raise ValueError(f"expected an InContextPolicy, found {type(module).__name__}")
+    compressor = None if module.compressor is None else type(module.compressor)
+    kind = KINDS.get(compressor)
+    earlier = kind == "v1"
+    block: Any = module.transformer.blocks[0]
+    differing = [
+        f"{what} {found}, theirs {theirs}"
+        for what, found, theirs in (
+            ("embedding", type(module.embedding).__name__, LinearEmbedding.__name__),
+            ("arrangement", module.arrangement, "separate"),
+            ("latent_mask", module.latent_mask if compressor else "full", "full"),
+            ("embedding.norm", _is_norm(getattr(module.embedding, "norm", None)), earlier),
+            ("transformer.input_norm", _is_norm(module.transformer.ln_in), earlier),
+            ("transformer.final_norm", _is_norm(module.transformer.ln_f), not earlier),
+            ("transformer.activation", block.mlp.activation, "gelu"),
+            ("type_embedding", module.latent_type is not None, kind == "CAD"),
+            ("decoder", type(module.decoder), ReconstructionDecoder if module.decoder is not None else type(None)),
+        )
+        if found != theirs
+    ]
+    if kind is None:
+        raise ValueError(f"the original has no compressor like {compressor and compressor.__name__}; use `zoo export`")
+    if differing:
+        raise ValueError(
+            f"the original's {kind} would compute something else with these weights ({'; '.join(differing)}); "
+            "use `zoo export`"
+        )
+    return module, kind
+
+
+def settings_of(policy: InContextPolicy, kind: Kind) -> dict[str, Any]:
+    """The sizes of a policy under the original's names."""
+
+    def sized(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.shape[1]
+        return len(value) if isinstance(value, nn.ModuleList) else value
+
+    sizes = {key: sized(attrgetter(place)(policy)) for key, place in {**SIZES, **OWN_SIZES[kind]}.items()}
+    return {"model": MODELS[kind], "dim_states": 2, "dim_actions": 1, **sizes}
+
+
+def _is_norm(module: nn.Module | None) -> bool:
+    return isinstance(module, nn.LayerNorm)

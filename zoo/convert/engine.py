@@ -1,0 +1,277 @@
+"""The engine of all converters: both directions, reports, refusals; a wing adds its tables, see `zoo.convert`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+from torch import Tensor, nn
+
+import zoo
+from zoo.common.build import build_whole
+from zoo.common.reading.foreign import load_foreign
+from zoo.convert.checkpoints import Ours, read_ours, write_converted
+from zoo.convert.names import State, below, beneath
+from zoo.runs import frozen
+from zoo.runs.export import AUDIO_USAGE, write_export
+from zoo.runs.folder import find_checkpoint
+from zoo.runs.load import build_part
+
+NO_TRAINING = "no training state: start from it with init_from"
+AVERAGED = "averaged (EMA) weights"
+
+
+@dataclass
+class Original:
+    """What a foreign file holds.
+
+    Attributes:
+        layout: which of the project's formats.
+        state: tensors under our names.
+        settings: what the file says of itself, in its own words.
+        training: optimizers, schedules, counts, as far as present.
+    """
+
+    layout: str
+    state: State = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
+
+    def part(self, name: str) -> State:
+        """Tensors of one net, under its own names."""
+        return below(self.state, f"{name}.")
+
+    def assumed(self, defaults: Mapping[str, Any]) -> list[str]:
+        """Notes on what the file does not say and is taken for granted."""
+        return [
+            f"{key} is not in the file: {value} assumed" for key, value in defaults.items() if key not in self.settings
+        ]
+
+
+@dataclass
+class Converted:
+    """An original as ours: what a checkpoint or an export of it holds.
+
+    Attributes:
+        parts: descriptions of the parts of the Inference.
+        nets: the built ones, with their weights; a checkpoint has the frozen ones as copies beside it.
+        state: tensors of a checkpoint under the task's names; None takes those of `nets`.
+        step: batches trained.
+        epoch: that begins.
+        training: further entries of a checkpoint: `optimizer_states`, `lr_schedulers`, `loops`, averages.
+        specs: further (or other) entries of its description.
+        facts: for the report, before the count of tensors.
+        notes: what was left out or assumed.
+        name: of the source, for an export's card; None takes the file's.
+        usage: Python lines for that card.
+    """
+
+    parts: dict[str, Any]
+    nets: dict[str, nn.Module]
+    state: State | None = None
+    step: int = 0
+    epoch: int = 0
+    training: dict[str, Any] = field(default_factory=dict)
+    specs: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    name: str | None = None
+    usage: str = AUDIO_USAGE
+
+    def tensors(self) -> State:
+        """What a checkpoint holds."""
+        if self.state is not None:
+            return self.state
+        return {f"{name}.{key}": value for name, net in self.nets.items() for key, value in net.state_dict().items()}
+
+
+File = TypeVar("File", bound=Original)
+
+
+class Converter(ABC, Generic[File]):
+    """Reads one project's files and writes them. A subclass fills in what is its own."""
+
+    system: ClassVar[str]
+    """Name of the wing."""
+    task: ClassVar[str]
+    """Public name of the task that trains a converted checkpoint."""
+    inference: ClassVar[str]
+    """Public name of the Inference of a converted checkpoint."""
+    part: ClassVar[str]
+    """Name of the net in the task, and so prefix of its tensors, where a file holds one net."""
+    formats: ClassVar[str]
+    """What files are known, for refusals: "known are ..."."""
+
+    def is_original(self, path: Path | str) -> bool:
+        """Whether a path is a file (or folder) of the project."""
+        try:
+            self.read(Path(path))
+        except (ValueError, OSError):
+            return False
+        return True
+
+    def describe(self, path: Path | str) -> dict[str, Any]:
+        """Say what a file of the project holds.
+
+        Returns:
+            System, format, and `facts`: nets with their arguments, counts, what the file says of its training.
+
+        Raises:
+            FileNotFoundError: when there is no such file.
+            ValueError: when its layout is not known.
+        """
+        path = Path(path)
+        original = self.read(path)
+        return {"system": self.system, "format": original.layout, **self._facts(original, path)}
+
+    def original_state(self, path: Path | str) -> State:
+        """Tensors of a file of the project under our task's names, for `init_from`.
+
+        Raises:
+            FileNotFoundError: when there is no such file.
+            ValueError: when its layout is not known.
+        """
+        return self._task_state(self.read(Path(path)), Path(path))
+
+    def convert(self, source: Path | str | nn.Module, target: Path | str, *args: Any, **options: Any) -> dict[str, Any]:
+        """Convert an original to ours, or ours to an original.
+
+        Args:
+            source: a file of the project; or our checkpoint, our run folder, or a net.
+            target: for an original, a `.ckpt` file, or else an export folder; for ours, the file to write.
+            args: options of the wing, where it has any.
+            options: the same by name.
+
+        Returns:
+            What was written: source, target, tensors, and notes on what was left out or assumed.
+
+        Raises:
+            FileNotFoundError: when there is no source.
+            ValueError: when the layout is not known or the target format cannot hold the source.
+        """
+        target = Path(target)
+        if isinstance(source, nn.Module):
+            return {"system": self.system, **self._from_module(source, target, *args, **options)}
+        source = Path(source)
+        if self._is_ours(source):
+            report = self._from_ours(source, target, *args, **options)
+        else:
+            report = self._to_ours(self._read_source(source, *args, **options), source, target, *args, **options)
+        written = report.pop("target", [target])
+        return {"system": self.system, "source": str(source), "target": [str(file) for file in written], **report}
+
+    def _is_ours(self, source: Path) -> bool:
+        """Whether the source of a conversion is ours."""
+        return not self.is_original(source)
+
+    def read(self, path: Path, *args: Any, **options: Any) -> File:
+        """Read a file (or folder) of the project without executing anything in it.
+
+        Raises:
+            FileNotFoundError: when there is no such file.
+            ValueError: when its layout is not known; the message lists a few keys.
+        """
+        if not path.is_file():
+            raise FileNotFoundError(f"no file at {path}")
+        content = load_foreign(path)
+        if not isinstance(content, Mapping):
+            raise ValueError(f"{path} holds a {type(content).__name__}, not a dict of tensors; {self.formats}")
+        return self._interpret(content, path, **options)
+
+    def _read_source(self, source: Path, *args: Any, **options: Any) -> File:
+        """Read the source of a conversion."""
+        return self.read(source)
+
+    def _interpret(self, content: Mapping[str, Any], path: Path, *args: Any, **options: Any) -> File:
+        """Recognise the layout of a loaded file and bring its tensors under our names."""
+        raise NotImplementedError
+
+    def _unknown(self, path: Path, keys: Iterable[object]) -> ValueError:
+        """The refusal of a layout that is not known."""
+        return ValueError(f"{path}: unknown layout with keys {', '.join(map(str, list(keys)[:5]))}; {self.formats}")
+
+    def _facts(self, original: File, path: Path) -> dict[str, Any]:
+        """What `describe` says beyond system and format."""
+        return tally(original.state)
+
+    def _task_state(self, original: File, path: Path) -> State:
+        """Tensors of a file under our task's names."""
+        return beneath(original.state, f"{self.part}.")
+
+    def _spec(self, original: File, path: Path, **options: Any) -> dict[str, Any]:
+        """Describe the net of a file: `class_path` and `init_args`, with every argument written out."""
+        raise NotImplementedError
+
+    def build(self, original: File, path: Path, **options: Any) -> Any:
+        """Build the net of a file with its weights, in evaluation mode.
+
+        Raises:
+            ValueError: when its tensors are not a whole net; the message names missing, unexpected and differing ones.
+        """
+        return build_whole(self._spec(original, path, **options), original.state, str(path)).eval()
+
+    @abstractmethod
+    def _ours(self, original: File, source: Path, is_checkpoint: bool, *args: Any, **options: Any) -> Converted:
+        """An original as ours, for a checkpoint or else for an export, which has no training state.
+
+        The source is named in errors; further arguments are those of `convert`.
+        """
+
+    def _to_ours(self, original: File, source: Path, target: Path, *args: Any, **options: Any) -> dict[str, Any]:
+        """Write an original as a checkpoint (`.ckpt`) or an export folder; returns the report."""
+        is_checkpoint = target.suffix == ".ckpt"
+        made = self._ours(original, source, is_checkpoint, *args, **options)
+        names = {"version": zoo.__version__, "system": self.system, "task": self.task, "inference": self.inference}
+        specs = {**names, "parts": made.parts, **made.specs}
+        state, notes = made.tensors(), list(made.notes)
+        if is_checkpoint:
+            modules = frozen.frozen_modules(made.nets)
+            records, left_out = frozen.records(modules), frozen.frozen_keys(modules)
+            state = {key: value for key, value in state.items() if key not in left_out}
+            target.parent.mkdir(parents=True, exist_ok=True)
+            frozen.save_copies(modules, records, target.parent)
+            training = {"frozen": records, **made.training} if records else made.training
+            write_converted(target, specs, state, made.step, made.epoch, training)
+            notes += self._copied({path: target.parent / str(record["folder"]) for path, record in records.items()})
+        else:
+            name = made.name if made.name is not None else source.name
+            write_export(target, specs, made.nets, name, made.step or None, made.usage)
+        return {**made.facts, "tensors": len(state), "notes": notes}
+
+    def _copied(self, copies: Mapping[str, Path]) -> list[str]:
+        """Notes on a checkpoint beside which frozen nets were copied, by their paths; none as a rule."""
+        return []
+
+    def _from_ours(self, source: Path, target: Path, *args: Any, **options: Any) -> dict[str, Any]:
+        """Write our checkpoint or run as a file of the project, with averaged weights where it has them.
+
+        Returns:
+            The report: `target` where more than one file was written, tensors, notes.
+        """
+        ours = read_ours(find_checkpoint(source), self.inference)
+        net = build_part(ours.specs, self.part)
+        net.load_state_dict(below(ours.state, f"{self.part}."))
+        notes = [AVERAGED] if ours.averaged else []
+        self.to_original(net, target, **self._beside(ours, net, source, notes))
+        return {"tensors": len(net.state_dict()), "notes": notes}
+
+    def _beside(self, ours: Ours, net: nn.Module, source: Path, notes: list[str]) -> dict[str, Any]:
+        """What of our checkpoint goes to `to_original` besides the net; may refuse, and add notes."""
+        return {}
+
+    @abstractmethod
+    def to_original(self, module: nn.Module, path: Path | str, *args: Any, **kwargs: Any) -> None:
+        """Write a net as a file of the project."""
+
+    def _from_module(self, module: nn.Module, target: Path, *args: Any, **options: Any) -> dict[str, Any]:
+        """Write a net as a file of the project; returns the report."""
+        self.to_original(module, target, *args, **options)
+        return {"target": [str(target)], "tensors": len(module.state_dict())}
+
+
+def tally(state: Mapping[str, Tensor]) -> dict[str, int]:
+    """How many tensors and values there are."""
+    return {"tensors": len(state), "values": sum(tensor.numel() for tensor in state.values())}

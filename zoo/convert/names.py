@@ -1,0 +1,157 @@
+"""Names of tensors in foreign files and in ours: tables of templates, read in both directions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeGuard, TypeVar
+
+from torch import Tensor
+
+State = dict[str, Tensor]
+Value = TypeVar("Value")
+
+_FIELD = re.compile(r"\{(\w+)\}")
+_WRAPPERS = re.compile(r"^(module\.)+")  # of data parallelism; torch.compile puts _orig_mod. anywhere
+
+
+class Rule(NamedTuple):
+    """How one name, or all names of a form, are called there and here.
+
+    In a template, a single letter in braces stands for a number, `{rest}` for all that follows, and another word for
+    one part between dots. Both templates have the same fields.
+
+    Args:
+        theirs: template of the foreign name; with `below` of its beginning.
+        ours: template of our name, likewise.
+        below: table for what follows.
+        read: makes our tensor of theirs.
+        write: makes their tensor of ours.
+    """
+
+    theirs: str
+    ours: str
+    below: Names | None = None
+    read: Callable[[Any], Any] | None = None
+    write: Callable[[Any], Any] | None = None
+
+
+class Found(NamedTuple):
+    """A translated name, the rule that did it, and its place in the order of the table."""
+
+    name: str
+    rule: Rule
+    place: tuple[int, ...]
+
+
+class Names:
+    """A table of names. The first rule that fits a name counts.
+
+    Args:
+        rules: in the order in which the foreign project registers its parameters, which its optimizer numbers.
+    """
+
+    def __init__(self, *rules: Rule | tuple[str, str] | tuple[str, str, Names]) -> None:
+        self.rules = [Rule(*rule) for rule in rules]
+        self._patterns = {
+            side: [_pattern(getattr(rule, side), rule.below is not None) for rule in self.rules]
+            for side in ("theirs", "ours")
+        }
+
+    def find(self, name: str, side: str) -> Found | None:
+        """Translate a name.
+
+        Args:
+            name: of a tensor.
+            side: whose it is, "theirs" or "ours".
+
+        Returns:
+            What it is on the other side, or None where no rule fits.
+        """
+        other = "ours" if side == "theirs" else "theirs"
+        for number, (rule, pattern) in enumerate(zip(self.rules, self._patterns[side], strict=True)):
+            match = pattern.fullmatch(name)
+            if match is None:
+                continue
+            fields = match.groupdict()
+            place = (number, *(int(value) for key, value in fields.items() if len(key) == 1))
+            renamed = getattr(rule, other).format(**fields)
+            if rule.below is None:
+                return Found(renamed, rule, place)
+            inner = rule.below.find(fields["below_"], side)
+            if inner is not None:
+                return Found(renamed + inner.name, inner.rule, (*place, *inner.place))
+        return None
+
+    def read(self, state: Mapping[str, Value]) -> tuple[dict[str, Value], list[str]]:
+        """Rename what a foreign file holds, in its order.
+
+        Returns:
+            The same under our names, and the names that no rule knows.
+        """
+        renamed: dict[str, Value] = {}
+        strangers = []
+        for key, value in state.items():
+            found = self.find(key, "theirs")
+            if found is None:
+                strangers.append(key)
+            else:
+                renamed[found.name] = found.rule.read(value) if found.rule.read else value
+        return renamed, strangers
+
+    def write(self, state: Mapping[str, Value]) -> dict[str, Value]:
+        """Rename what is ours, in the order of the table.
+
+        Raises:
+            ValueError: when the foreign format has no place for a tensor.
+        """
+        entries = []
+        for key, value in state.items():
+            found = self.find(key, "ours")
+            if found is None:
+                raise ValueError(f"the original has no tensor like {key}")
+            entries.append((found.place, found.name, found.rule.write(value) if found.rule.write else value))
+        return {name: value for _, name, value in sorted(entries, key=lambda entry: entry[0])}
+
+
+def _pattern(template: str, is_beginning: bool) -> re.Pattern[str]:
+    parts = _FIELD.split(template)
+    for place in range(1, len(parts), 2):
+        kind = r"\d+" if len(parts[place]) == 1 else ".*" if parts[place] == "rest" else r"[^.]+"
+        parts[place] = f"(?P<{parts[place]}>{kind})"
+    parts[::2] = map(re.escape, parts[::2])
+    return re.compile("".join(parts) + ("(?P<below_>.+)" if is_beginning else ""))
+
+
+def unwrapped(name: str) -> str:
+    """A tensor's name without what data parallelism and compilation put before it."""
+    return _WRAPPERS.sub("", str(name).replace("_orig_mod.", ""))
+
+
+def unwrapped_state(state: Mapping[str, Value]) -> dict[str, Value]:
+    """Tensors by their names without what data parallelism and compilation put before them."""
+    return {unwrapped(key): value for key, value in state.items()}
+
+
+def below(state: Mapping[str, Value], prefix: str) -> dict[str, Value]:
+    """What lies below a prefix, without it."""
+    return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+
+
+def beneath(state: Mapping[str, Value], prefix: str) -> dict[str, Value]:
+    """Put a prefix before every name."""
+    return {f"{prefix}{key}": value for key, value in state.items()}
+
+
+def by_part(state: Mapping[str, Value]) -> dict[str, dict[str, Value]]:
+    """Sort by the first part of the names, and take it off them."""
+    parts: dict[str, dict[str, Value]] = {}
+    for key, value in state.items():
+        first, _, rest = key.partition(".")
+        parts.setdefault(first, {})[rest] = value
+    return parts
+
+
+def is_state(value: Any) -> TypeGuard[State]:
+    """Whether a value is a table of tensors, and not empty."""
+    return isinstance(value, Mapping) and bool(value) and all(isinstance(entry, Tensor) for entry in value.values())

@@ -1,0 +1,178 @@
+"""Settings of other projects as recipes of ours: reading their files, taking values, laying them over a recipe."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from zoo.common.reading.errors import UnsafeFileError
+from zoo.common.reading.text import load_json, safe_load
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """Read a file of settings, JSON or YAML.
+
+    Raises:
+        FileNotFoundError: when there is no such file.
+        ValueError: when it holds something else.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"no configuration at {path}")
+    try:
+        text = path.read_text(encoding="utf-8")
+        config = _parsed(text)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: neither JSON nor YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{path}: must hold a table of settings, found {type(config).__name__}")
+    return config
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return load_json(text)  # as YAML, 1e-4 would be text
+    except UnsafeFileError:
+        raise
+    except ValueError:
+        return safe_load(text)
+
+
+class Setting(NamedTuple):
+    """What a foreign setting is here.
+
+    Args:
+        options: dotted options of the recipe that take its value, with spaces between.
+        updates: the option that counts optimizer steps where theirs counts the batches of a process.
+        default: theirs; its type is the setting's.
+        least: smallest value.
+        hint: what to do instead, where there is no counterpart.
+    """
+
+    options: str = ""
+    updates: str = ""
+    default: Any = None
+    least: float = 1
+    hint: str = ""
+
+    def laid_out(self, value: Any, parts: int) -> dict[str, Any]:
+        """Values by option.
+
+        Args:
+            value: of the setting.
+            parts: batches of a process in an optimizer step.
+        """
+        found = dict.fromkeys(self.options.split(), value)
+        return found | ({self.updates: math.ceil(int(value) / parts)} if self.updates else {})
+
+
+def without_counterpart(table: Mapping[str, Setting], config: Mapping[Any, Any]) -> list[str]:
+    """Keys of a configuration that a table does not know, or has a hint on instead."""
+    known = {key for key, setting in table.items() if not setting.hint}
+    return hinted(
+        [str(key) for key in config if key not in known], {key: table[key].hint for key in table.keys() - known}
+    )
+
+
+def set_option(recipe: Any, option: str, value: Any) -> None:
+    """Set a dotted option of a recipe; numbers in it are places in lists."""
+    *parents, name = option.split(".")
+    for parent in parents:
+        recipe = recipe[parent]
+    recipe[int(name) if isinstance(recipe, list) else name] = value
+
+
+def plain(value: Any) -> Any:
+    """A value with numpy's numbers, devices and tuples turned into what JSON knows."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    if hasattr(value, "dtype") and hasattr(value, "item"):
+        return value.item()
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+class Settings:
+    """Values of a configuration by dotted key, and which of them were taken.
+
+    Args:
+        config: its tables; keys of inner ones follow a dot.
+        path: named in errors.
+        implied: keys that say nothing that ours needs to be told.
+        hints: what to do instead, for keys without a counterpart.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        path: Path,
+        implied: tuple[str, ...] = (),
+        hints: Mapping[str, str] | None = None,
+    ) -> None:
+        self.path = path
+        self.values = dict(_flat(config))
+        self.taken = set(implied)
+        self.hints = hints or {}
+        self.notes: list[str] = []
+
+    def take(self, key: str, default: Any = None) -> Any:
+        """The value of a key; null counts as not given."""
+        self.taken.add(key)
+        value = self.values.get(key)
+        return default if value is None else value
+
+    def need(self, key: str) -> Any:
+        """The value of a key that must be there."""
+        value = self.take(key)
+        if value is None:
+            raise ValueError(f"{self.path} lacks {key}; it has {', '.join(list(self.values)[:6]) or 'nothing'}")
+        return value
+
+    def number(self, key: str, default: Any, kind: type[int] | type[float] = float) -> Any:
+        """A number, or None where neither the file nor the default says one; YAML reads `3e-5` as text."""
+        value = self.take(key, default)
+        try:
+            return None if value is None else kind(float(value))
+        except (TypeError, ValueError):
+            raise ValueError(f"{self.path}: {key} is a number, not {value!r}") from None
+
+    def flag(self, key: str, default: bool) -> bool:
+        """True or false."""
+        value = self.take(key, default)
+        if not isinstance(value, bool):
+            raise ValueError(f"{self.path}: {key} is true or false, not {value!r}")
+        return value
+
+    def choice(self, key: str, default: str, known: Mapping[str, Any]) -> Any:
+        """What a word stands for; YAML reads a bare `no` as false."""
+        value = self.take(key, default)
+        word = "no" if value is False else str(value)
+        if word not in known:
+            raise ValueError(f"{self.path}: {key} is one of {', '.join(known)}, not {word!r}")
+        return known[word]
+
+    def left(self, empty: tuple[Any, ...] = (None,)) -> list[str]:
+        """Notes, and keys not taken that hold something else than one of `empty`, with their hints."""
+        keys = [key for key, value in self.values.items() if key not in self.taken and not _among(value, empty)]
+        return [*self.notes, *hinted(keys, self.hints)]
+
+
+def _among(value: Any, known: tuple[Any, ...]) -> bool:
+    return any(type(value) is type(each) and value == each for each in known)
+
+
+def hinted(keys: list[str], hints: Mapping[str, str]) -> list[str]:
+    """Keys without a counterpart, each with its hint where there is one."""
+    return [f"{key}: {hints[key]}" if key in hints else key for key in keys]
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -1,0 +1,64 @@
+"""Descriptions of nets as tables whose leaves read a foreign file: sizes from shapes, the rest from its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Leaf = Callable[[Any], Any]  # of an `Original`, or what has its `state` and `settings`
+
+
+def part(class_path: str, **arguments: Any) -> dict[str, Any]:
+    """Describe a part: `class_path` and `init_args`, whose values may be leaves."""
+    return {"class_path": class_path, "init_args": arguments}
+
+
+def size(name: str, axis: int = 0) -> Leaf:
+    """Read an axis of a tensor."""
+    return lambda source: source.state[name].shape[axis]
+
+
+def count(prefix: str) -> Leaf:
+    """Count the numbers (or names) that stand behind a prefix."""
+    return lambda source: len(
+        {key.removeprefix(prefix).partition(".")[0] for key in source.state if key.startswith(prefix)}
+    )
+
+
+def has(name: str) -> Leaf:
+    """Tell whether there is a tensor."""
+    return lambda source: name in source.state
+
+
+def said(key: str, default: Any, kind: Callable[[Any], Any] | None = None) -> Leaf:
+    """Take a setting, or the default where the file is silent."""
+    return lambda source: kind(source.settings.get(key, default)) if kind else source.settings.get(key, default)
+
+
+def filled(table: Any, source: Any) -> Any:
+    """A table with its leaves read.
+
+    Args:
+        table: mapping of values, leaves and further mappings; a leaf may give a table again.
+        source: what they read.
+    """
+    if isinstance(table, Mapping):
+        return {key: filled(value, source) for key, value in table.items()}
+    return filled(table(source), source) if callable(table) else table
+
+
+def described(table: Any, source: Any, where: object) -> dict[str, Any]:
+    """Describe the net of a foreign file.
+
+    Args:
+        table: see `filled`.
+        source: the file's tensors and settings.
+        where: named in errors.
+
+    Raises:
+        ValueError: when a tensor is missing or its shape cannot be.
+    """
+    try:
+        return filled(table, source)
+    except (KeyError, IndexError, ValueError, ZeroDivisionError) as error:
+        raise ValueError(f"{where}: the sizes of its net cannot be told from its tensors ({error})") from error

@@ -1,0 +1,267 @@
+"""Our HiFi-GAN checkpoints and exports from original files, and original files from our checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zoo.common.atomic import write_atomic
+from zoo.common.build import build
+from zoo.common.registry import public_name
+from zoo.convert.checkpoints import loop_state, read_ours, renumbered
+from zoo.convert.engine import NO_TRAINING, Converted, Converter, tally
+from zoo.convert.names import State, by_part
+from zoo.convert.settings import read_table
+from zoo.hifigan.convert.recipe import CONFIG_NAME, GENERATOR_KEYS, generator_spec, original_config, recipe_of
+from zoo.hifigan.convert.rules import (
+    NAME,
+    PARTS,
+    Config,
+    HifiganFile,
+    build_generator,
+    discriminator_specs,
+    layout_of,
+    pair,
+    refuse_variants,
+    settings_of,
+    to_legacy_keys,
+    trainable_state,
+)
+from zoo.hifigan.nets.generator import Generator
+from zoo.runs.folder import find_checkpoint
+
+ORIGINAL_ORDER = ("msd", "mpd")  # the original's discriminator optimizer numbers MSD's parameters first
+OUR_ORDER = ("mpd", "msd")  # order of the task's `discriminators`
+BUFFER_LEAVES = ("_u", "_v", "running_mean", "running_var", "num_batches_tracked")
+
+
+class HifiganConverter(Converter[HifiganFile]):
+    """The original's `g_*` with the `do_*` of the same number beside it, and its descendants' files."""
+
+    system, task, inference = "hifigan", "zoo.hifigan.HiFiGANTask", "zoo.hifigan.Vocoder"
+    formats = "known are the original's g_* and do_*, Coqui's, SpeechBrain's and the SSL vocoder's checkpoints"
+
+    def is_original(self, path: Path | str) -> bool:
+        """Whether a path is a HiFi-GAN file of another project, or a folder with a `g_*` file, told by its name."""
+        try:
+            file = pair(Path(path))[0]
+        except FileNotFoundError:
+            return False
+        return bool(NAME.fullmatch(file.name)) or super().is_original(file)
+
+    def read(self, path: Path) -> HifiganFile:
+        """Read a file of another project, together with its pair; see `Converter.read`."""
+        first, *rest = [super(HifiganConverter, self).read(file) for file in pair(path)]
+        for other in rest:
+            first = HifiganFile(
+                first.layout, {**first.state, **other.state}, training=other.training, reflect=first.reflect
+            )
+        return first
+
+    def _interpret(self, content: Mapping[str, Any], path: Path) -> HifiganFile:
+        if "prenet" in content or "generator_modules" in content:
+            raise ValueError(f"{path} is a vocoder of Miipher-2 with a prenet: convert it with `zoo convert miipher`")
+        found = layout_of(content)
+        if found is None:
+            model = content.get("model")
+            raise self._unknown(path, [f"model/{key}" for key in model] if isinstance(model, Mapping) else content)
+        return found
+
+    def _facts(self, original: HifiganFile, path: Path) -> dict[str, Any]:
+        files = pair(path)
+        facts: dict[str, Any] = {
+            "files": [file.name for file in files],
+            "fused": original.is_fused,
+            "parts": {name: tally(original.part(name)) for name in PARTS if original.part(name)},
+            **{key: original.training[key] for key in ("steps", "epoch") if key in original.training},
+        }
+        config = files[0].with_name(CONFIG_NAME)
+        return facts | ({"config": read_table(config)} if config.is_file() else {})
+
+    def from_original(self, path: Path | str, config: Config = None) -> Generator:
+        """Build the generator of an original file.
+
+        Args:
+            path: a `g_*` file (or another project's checkpoint with a generator).
+            config: the original's settings, or the path of its config.json; by default the one beside the file.
+
+        Returns:
+            The generator with its weights, in training mode; fused when the file's weight norm was removed.
+
+        Raises:
+            FileNotFoundError: when the file or its config is missing.
+            ValueError: when settings and weights do not fit or the layout is not known.
+        """
+        path = Path(path)
+        return build_generator(self.read(path), settings_of(path, config), path)
+
+    def _task_state(self, original: HifiganFile, path: Path) -> State:
+        return trainable_state(original.state)
+
+    def _ours(self, original: HifiganFile, source: Path, is_checkpoint: bool) -> Converted:
+        settings = settings_of(source)
+        generator = build_generator(original, settings, source)
+        recipe, unmapped = recipe_of({"num_mels": generator.in_channels, **settings})
+        arguments = recipe["model"]["init_args"]
+        if generator.conditioner is not None:
+            raise ValueError(f"{source} has a conditioner: convert it with `zoo convert miipher`")
+        arguments["generator"]["init_args"]["padding_mode"] = generator.padding_mode
+        file = pair(source)[0]
+        match = NAME.fullmatch(file.name)
+        # the original counts from zero and saves after the step that it names
+        batches = 1 + int(original.training.get("steps", int(match[2]) if match else -1))
+        converted = Converted(
+            parts={part: arguments[part] for part in ("generator", "mel")},
+            nets={},
+            step=batches,
+            specs={"config": arguments, "original_config": settings},
+            facts={"batches": batches},
+            name=file.name,
+        )
+        if not is_checkpoint:
+            converted.nets = {"generator": generator.fuse_(), "mel": build(arguments["mel"])}
+            return converted
+        state = converted.state = trainable_state(original.state)
+        arguments["discriminators"].update(discriminator_specs(state, source))
+        converted.notes = [f"config: {key} has no counterpart" for key in unmapped]
+        converted.epoch = original.training.get("epoch", 0)
+        converted.training["loops"] = loop_state(batches, max(converted.epoch, 0))
+        if not {"optim_g", "optim_d"} <= set(original.training):
+            converted.notes.append(NO_TRAINING)
+        elif original.is_fused:
+            converted.notes.append(
+                "training state left out: the generator's weight norm was removed, its optimizer does not fit"
+            )
+        else:
+            converted.training |= _our_training(original, state, arguments["scheduler_g"]["init_args"]["gamma"])
+        return converted
+
+    def _from_ours(self, source: Path, target: Path) -> dict[str, Any]:
+        """Write a checkpoint of ours as `g_%08d`, `do_%08d` and config.json into a folder."""
+        source = find_checkpoint(source)
+        checkpoint, specs, *_ = read_ours(source, self.inference)
+        state = checkpoint["state_dict"]
+        spec = specs["parts"]["generator"]
+        if spec["class_path"] != public_name(Generator) or spec["init_args"].get("conditioner"):
+            raise ValueError(f"{source}: the original's format cannot hold the generator {spec}; use `zoo export`")
+        generator = Generator(**spec["init_args"])
+        refuse_variants(generator)  # before anything is written
+        parts = by_part(state)
+        generator.load_state_dict(parts["generator"])
+        steps = max(int(checkpoint.get("global_step", 0)) - 1, 0)
+        optimizers = checkpoint.get("optimizer_states") or []
+        target.mkdir(parents=True, exist_ok=True)
+        written = [target / f"g_{steps:08d}"]
+        mel = specs["parts"]["mel"]["init_args"]
+        config = specs.get("original_config") or original_config(spec["init_args"], mel, _known_settings(checkpoint))
+        _write_config(target / CONFIG_NAME, config)
+        notes = []
+        if len(optimizers) == 2 and set(PARTS) <= set(parts):
+            # a run's task may have its discriminators in another order than the recipe's
+            order = [part for part in parts if part in OUR_ORDER]
+            content = {
+                "mpd": to_legacy_keys(parts["mpd"]),
+                "msd": to_legacy_keys(parts["msd"]),
+                "optim_g": _reordered(optimizers[0], state, ["generator"], ["generator"]),
+                "optim_d": _reordered(optimizers[1], state, order, ORIGINAL_ORDER),
+                "steps": steps,
+                "epoch": int(checkpoint.get("epoch", 0)),
+            }
+            written.append(target / f"do_{steps:08d}")
+            write_atomic(written[-1], lambda file: torch.save(content, file))
+        else:
+            notes.append("no do_ file: the checkpoint lacks mpd, msd or their optimizer")
+        self.to_original(generator, written[0])
+        return {"target": written, "tensors": len(state), "steps": steps, "notes": notes}
+
+    def to_original(self, module: nn.Module, path: Path | str) -> None:
+        """Write a generator as an original `g_*` file, and its settings as config.json if none is beside it.
+
+        Args:
+            module: a `Generator` without conditioner; a fused one is written with plain weights.
+            path: the file, by convention `g_%08d`.
+
+        Raises:
+            ValueError: when the original's format cannot hold it, or a config.json beside it says something else.
+        """
+        path = Path(path)
+        if not isinstance(module, Generator):
+            raise ValueError(f"expected a HiFi-GAN generator, found {type(module).__name__}")
+        if module.conditioner is not None or module.padding_mode != "zeros":
+            raise ValueError(
+                "the original's format holds no conditioner and pads with zeros only; use `zoo export`. This generator "
+                f"has conditioner {type(module.conditioner).__name__} and padding_mode {module.padding_mode!r}"
+            )
+        refuse_variants(module)
+        _write_config(path.with_name(CONFIG_NAME), original_config(vars(module), None, {}))
+        content = {"generator": to_legacy_keys(module.state_dict())}
+        write_atomic(path, lambda file: torch.save(content, file))
+
+    def _from_module(self, module: nn.Module, target: Path) -> dict[str, Any]:
+        return super()._from_module(module, target if NAME.fullmatch(target.name) else target / "g_00000000")
+
+
+def _write_config(path: Path, config: Mapping[str, Any]) -> None:
+    """Write config.json where there is none; refuse one that describes another generator."""
+    if not path.is_file():
+        write_atomic(path, lambda file: file.write(json.dumps(config, indent=2).encode()))
+        return
+    found, wanted = (json.loads(json.dumps(generator_spec(each)["init_args"])) for each in (read_table(path), config))
+    differing = [key for key, ours in GENERATOR_KEYS.items() if found[ours] != wanted[ours]]
+    if differing:
+        raise ValueError(f"{path} describes another generator ({', '.join(differing)} differ); choose another folder")
+
+
+def _reordered(optimizer: Mapping[str, Any], state: Mapping[str, Tensor], before: Any, after: Any) -> dict[str, Any]:
+    """Renumber an optimizer's state for another order of the nets; a state dict has parameters in their order."""
+    names = {
+        part: [key for key in state if key.startswith(f"{part}.") and not key.endswith(BUFFER_LEAVES)]
+        for part in before
+    }
+    return renumbered(optimizer, *([name for part in order for name in names[part]] for order in (before, after)))
+
+
+def _our_training(original: HifiganFile, state: Mapping[str, Tensor], gamma: float) -> dict[str, Any]:
+    """Optimizers and schedules; the original keeps none of the latter, and derives them from the epoch."""
+    epoch = max(original.training["epoch"], 0)
+    optimizers = [
+        _reordered(original.training["optim_g"], state, ["generator"], ["generator"]),
+        _reordered(original.training["optim_d"], state, ORIGINAL_ORDER, OUR_ORDER),
+    ]
+    schedules = [
+        {
+            "gamma": gamma,
+            "base_lrs": [_initial_rate(group, gamma, epoch) for group in optimizer["param_groups"]],
+            "last_epoch": epoch,
+            "_step_count": epoch + 1,
+            "_is_initial": False,
+            "_get_lr_called_within_step": False,
+            "_last_lr": [group["lr"] for group in optimizer["param_groups"]],
+        }
+        for optimizer in optimizers
+    ]
+    return {"optimizer_states": optimizers, "lr_schedulers": schedules}
+
+
+def _initial_rate(group: Mapping[str, Any], gamma: float, epoch: int) -> float:
+    """The learning rate that training began with."""
+    return group["initial_lr"] if "initial_lr" in group else group["lr"] / gamma**epoch
+
+
+def _known_settings(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """What optimizer and schedule of a checkpoint say, in the original's words."""
+    known: dict[str, Any] = {}
+    gammas = [schedule["gamma"] for schedule in checkpoint.get("lr_schedulers") or [] if "gamma" in schedule]
+    if gammas:
+        known["lr_decay"] = gammas[0]
+    for optimizer in (checkpoint.get("optimizer_states") or [])[:1]:
+        group = optimizer["param_groups"][0]
+        known["learning_rate"] = _initial_rate(group, 1.0, 0)
+        if "betas" in group:
+            known["adam_b1"], known["adam_b2"] = group["betas"]
+    return known

@@ -1,0 +1,315 @@
+"""Other projects' HiFi-GAN files: their layouts and names, and a generator built from them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from zoo.common.build import build, check_whole
+from zoo.common.registry import public_name
+from zoo.convert.engine import Original
+from zoo.convert.names import State, below, beneath, by_part, is_state
+from zoo.convert.settings import read_table
+from zoo.convert.sizes import count, filled, part, said, size
+from zoo.hifigan.convert.recipe import CONFIG_NAME, generator_spec
+from zoo.hifigan.nets.conditioners import Conditioner
+from zoo.hifigan.nets.discriminators import PERIOD_CHANNELS, MultiPeriodDiscriminator, MultiScaleDiscriminator
+from zoo.hifigan.nets.generator import LAST_SLOPE, Generator
+
+Value = TypeVar("Value")
+Config = Mapping[str, Any] | Path | str | None
+
+NAME = re.compile(r"(g|do)_(\d+)")
+PARTS = ("generator", "mpd", "msd")
+# leaves below `parametrizations.weight.`, and the legacy ones; weight_v means two things, so weight_orig decides
+WEIGHT_NORM = {"original0": "weight_g", "original1": "weight_v"}
+SPECTRAL_NORM = {"original": "weight_orig", "0._u": "weight_u", "0._v": "weight_v"}
+_NORM = ".parametrizations.weight."
+# prefixes of one file that holds several nets: theirs, ours
+PREFIXES = {
+    "coqui": {"model_g.": "generator.", "model_d.mpd.": "mpd.", "model_d.msd.": "msd."},
+    "ssl-vocoder": {
+        "generator.": "generator.",
+        "multi_period_discriminator.": "mpd.",
+        "multi_scale_discriminator.": "msd.",
+    },
+}
+# the SSL vocoder keeps its Conformer front end beside the convolutions, we keep it in a slot
+CONDITIONER_MODULES = ("input_projection.", "output_projection.", "conformer1.", "conformer2.")
+GENERATOR_MODULES = ("conv_pre.", "conv_post.", "ups.", "resblocks.")
+# SpeechBrain's convolutions have an extra level, and pad by reflection
+_SPEECHBRAIN_LEVEL = re.compile(
+    r"^((?:mpd\.)?(?:discriminators\.\d+\.)?(?:conv_pre|conv_post|ups\.\d+|convs\.\d+|resblocks\.\d+\.convs[12]?\.\d+))\.conv\."
+)
+
+# Front ends by a tensor that they have: the SSL vocoder's Conformer, the older prenet.
+_LAYER = "conditioner.conformer1.conformer_layers.0"
+CONDITIONERS = {
+    "conditioner.input_projection.weight": part(
+        "zoo.hifigan.ConformerConditioner",
+        in_channels=size("conditioner.input_projection.weight", 1),
+        out_channels=size("conditioner.output_projection.weight"),
+        dim=size("conditioner.input_projection.weight"),
+        heads=said("conformer_num_heads", 8),
+        ffn_dim=size(f"{_LAYER}.ffn1.sequential.1.weight"),
+        kernel_size=size(f"{_LAYER}.conv_module.sequential.2.weight", 2),
+        dropout=said("conformer_dropout", 0.1),
+    ),
+    "conditioner.proj.weight": part(
+        "zoo.hifigan.PrenetConditioner",
+        in_channels=size("conditioner.proj.weight", 1),
+        out_channels=size("conditioner.proj.weight"),
+        layers=count("conditioner.layers."),
+        heads=said("prenet_num_heads", 8),
+        kernel_size=lambda source: (
+            size(name, 2)(source) if (name := "conditioner.layers.0.conv.depthwise.weight") in source.state else 31
+        ),
+        scale=said("prenet_scale", 22050 / 256 / 50),
+    ),
+}
+
+
+@dataclass
+class HifiganFile(Original):
+    """What one or two files of another project hold.
+
+    The layout is "hifi-gan", "coqui", "speechbrain" or "ssl-vocoder"; names begin with `generator.`, `mpd.`, `msd.`,
+    and a fused generator stays plain.
+
+    Attributes:
+        reflect: whether convolutions pad by reflection.
+    """
+
+    reflect: bool = False
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether the generator's weight norm was removed."""
+        return "generator.conv_pre.weight" in self.state
+
+
+def to_our_keys(state: Mapping[str, Value]) -> dict[str, Value]:
+    """Rename legacy norm leaves to the parametrised ones; plain and parametrised names stay."""
+    spectral = {key.removesuffix("weight_orig") for key in state if key.endswith(".weight_orig")}
+    weight_norm, spectral_norm = (
+        {theirs: ours for ours, theirs in table.items()} for table in (WEIGHT_NORM, SPECTRAL_NORM)
+    )
+    renamed = {}
+    for key, value in state.items():
+        stem, _, leaf = key.rpartition(".")
+        ours = (spectral_norm if f"{stem}." in spectral else weight_norm).get(leaf)
+        renamed[key if ours is None else f"{stem}{_NORM}{ours}"] = value
+    return renamed
+
+
+def to_legacy_keys(state: Mapping[str, Value]) -> dict[str, Value]:
+    """Rename parametrised norm leaves to the original's; the inverse of `to_our_keys`."""
+    leaves = WEIGHT_NORM | SPECTRAL_NORM
+    renamed = {}
+    for key, value in state.items():
+        stem, _, leaf = key.partition(_NORM)
+        renamed[f"{stem}.{leaves[leaf]}" if leaf in leaves else key] = value
+    return renamed
+
+
+def split_prefixes(state: Mapping[str, Value], prefixes: Mapping[str, str]) -> dict[str, Value]:
+    """Rename entries under known prefixes and leave out all others."""
+    found = ((key, value, next(filter(key.startswith, prefixes), None)) for key, value in state.items())
+    return {prefixes[known] + key.removeprefix(known): value for key, value, known in found if known is not None}
+
+
+def with_weight_norm(state: Mapping[str, Tensor]) -> State:
+    """Give plain convolution weights of a generator weight norm back, so that they can be trained on.
+
+    The direction is the weight itself and the gain its norm: the function is the same up to rounding.
+
+    Args:
+        state: entries of a generator (no prefix), each convolution plain or parametrised.
+
+    Returns:
+        Entries by our parametrised names.
+    """
+    result: State = {}
+    for key, value in state.items():
+        if key.endswith(".weight") and key.startswith(GENERATOR_MODULES):
+            stem = key.removesuffix(".weight") + _NORM
+            result[f"{stem}original0"] = torch.linalg.vector_norm(value, dim=tuple(range(1, value.dim())), keepdim=True)
+            result[f"{stem}original1"] = value
+        else:
+            result[key] = value
+    return result
+
+
+def trainable_state(state: Mapping[str, Tensor]) -> State:
+    """The same tensors with weight norm on every convolution of the generator."""
+    normed = beneath(with_weight_norm(below(state, "generator.")), "generator.")
+    return normed | {key: value for key, value in state.items() if not key.startswith("generator.")}
+
+
+def pair(path: Path) -> list[Path]:
+    """The generator's file and the training file of the same number beside it, as far as they exist.
+
+    Args:
+        path: a `g_*` or `do_*` file, a file of another name, or a folder (its highest number counts).
+
+    Raises:
+        FileNotFoundError: when there is none.
+    """
+    if path.is_dir():
+        found = [file for file in path.glob("g_*") if NAME.fullmatch(file.name)]
+        if not found:
+            raise FileNotFoundError(f"no g_<number> file in {path}")
+        path = max(found, key=lambda file: int(file.name[2:]))
+    elif not path.is_file():
+        raise FileNotFoundError(f"no file at {path}")
+    match = NAME.fullmatch(path.name)
+    if match is None:
+        return [path]
+    both = [path.with_name(f"{kind}_{match[2]}") for kind in ("g", "do")]
+    return [file for file in both if file.is_file()]
+
+
+def layout_of(content: Mapping[str, Any]) -> HifiganFile | None:
+    """Recognise the layout of a loaded file and rename its tensors; None when it is not known."""
+    if is_state(content.get("generator")):
+        return renamed("hifi-gan", {"generator": content["generator"]})
+    if is_state(content.get("mpd")) and is_state(content.get("msd")):
+        training = {key: content[key] for key in ("optim_g", "optim_d", "steps", "epoch") if key in content}
+        return renamed("hifi-gan", {name: content[name] for name in ("mpd", "msd")}, training)
+    if is_state(model := content.get("model")):
+        if any(key.startswith("model_g.") for key in model):
+            return renamed("coqui", by_part(split_prefixes(model, PREFIXES["coqui"])))
+        critics = content.get("model_disc")
+        is_generator = any(key.startswith("conv_pre.") for key in model)
+        parts = {"generator": model} | (by_part(critics) if is_state(critics) else {})
+        return renamed("coqui", parts) if is_generator else None
+    if is_state(state := content.get("state_dict")):
+        ours = "zoo" in content or any(key.startswith(("mpd.", "msd.")) for key in state)
+        known = split_prefixes(state, PREFIXES["ssl-vocoder"])
+        if not ours and any(key.startswith("generator.conv_pre.") for key in known):
+            return renamed("ssl-vocoder", by_part(known))
+    if is_state(content):
+        layout = "speechbrain" if any(map(_SPEECHBRAIN_LEVEL.match, content)) else "hifi-gan"
+        if any(key.startswith("conv_pre.") for key in content):
+            return renamed(layout, {"generator": content})
+        if all(key.startswith(("mpd.", "msd.")) for key in content):
+            return renamed(layout, by_part(content))
+    return None
+
+
+def renamed(layout: str, parts: Mapping[str, Mapping[str, Tensor]], training: Any = None) -> HifiganFile:
+    """Put the nets of a file (generator, mpd, msd), each under its own names, below one another by our names."""
+    state: State = {}
+    for name in PARTS:
+        tensors = {_SPEECHBRAIN_LEVEL.sub(r"\1.", key): value for key, value in parts.get(name, {}).items()}
+        if name == "generator":
+            slot = ("", "conditioner.")
+            tensors = {slot[key.startswith(CONDITIONER_MODULES)] + key: value for key, value in tensors.items()}
+        state |= beneath(to_our_keys(tensors), f"{name}.")
+    reflect = any(_SPEECHBRAIN_LEVEL.match(key) for name in PARTS for key in parts.get(name, {}))
+    return HifiganFile(layout, state, training=training or {}, reflect=reflect)
+
+
+def settings_of(path: Path, config: Config = None, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The generator's settings in the original's words: those given, the file's own, or config.json beside it.
+
+    Args:
+        path: a file or folder of the original.
+        config: settings, or their file; they come before what the file says.
+        known: what the file itself says.
+
+    Raises:
+        FileNotFoundError: when there are none.
+    """
+    own = dict(known or {})
+    if isinstance(config, Mapping):
+        return own | dict(config)
+    if config is None:
+        if "upsample_rates" in own:
+            return own
+        config = (path if path.is_dir() else path.parent) / CONFIG_NAME
+        if not config.is_file():
+            raise FileNotFoundError(
+                f"{path} does not say its sizes: put the original's {CONFIG_NAME} beside it or pass config="
+            )
+    return own | read_table(Path(config))
+
+
+def build_generator(original: HifiganFile, config: Mapping[str, Any], source: Path) -> Generator:
+    """Build the generator of a file and load its weights.
+
+    Args:
+        original: what was read.
+        config: the original's settings.
+        source: named in errors.
+
+    Returns:
+        The generator; fused when the file's weight norm was removed.
+
+    Raises:
+        ValueError: when the file holds none, or settings and weights do not fit.
+    """
+    state = original.part("generator")
+    if not state:
+        raise ValueError(f"{source} holds no generator (only {', '.join(by_part(original.state))})")
+    names = ("conv_pre.weight", f"conv_pre{_NORM}original1")
+    in_channels = next((state[name].shape[1] for name in names if name in state), None)
+    arguments = dict(generator_spec(config, in_channels)["init_args"])
+    table = next((table for mark, table in CONDITIONERS.items() if mark in state), None)
+    if table is not None:
+        conditioner: Conditioner = build(filled(table, Original(original.layout, state, dict(config))))
+        arguments |= {"in_channels": conditioner.in_channels, "conditioner": conditioner}
+    if original.reflect:
+        arguments["padding_mode"] = "reflect"
+    generator = Generator(**arguments)
+    if original.is_fused and not any(_NORM in key for key in state):
+        generator.fuse_()
+    else:
+        state = with_weight_norm(state)
+    check_whole(generator, state, str(source), "the generator of the config")
+    generator.load_state_dict(state)
+    return generator
+
+
+def discriminator_specs(state: Mapping[str, Tensor], source: Path) -> dict[str, dict[str, Any]]:
+    """Describe the discriminators whose tensors a state holds, and check that they fit.
+
+    Raises:
+        ValueError: when names or shapes are not those of a multi-period or multi-scale discriminator.
+    """
+    widest = {"mpd": (MultiPeriodDiscriminator, PERIOD_CHANNELS[0]), "msd": (MultiScaleDiscriminator, 128)}
+    specs = {}
+    for name, (cls, channels) in widest.items():
+        own = below(state, f"{name}.")
+        if not own:
+            continue
+        bias = own.get("discriminators.0.convs.0.bias")
+        if bias is None:
+            raise ValueError(f"{source}: {name} lacks discriminators.0.convs.0.bias; it has {', '.join(list(own)[:3])}")
+        arguments = {"channel_mult": bias.numel() / channels}
+        with torch.device("meta"):
+            check_whole(cls(**arguments), own, str(source), f"the {name}")
+        specs[name] = part(public_name(cls), **arguments)
+    return specs
+
+
+def refuse_variants(generator: Generator) -> None:
+    """Refuse a generator whose weights the original's code, and every descendant of it, would run otherwise.
+
+    Raises:
+        ValueError: for another slope of the last activation, or a stage whose kernel minus rate is odd.
+    """
+    stages = zip(generator.upsample_kernel_sizes, generator.upsample_rates, strict=True)
+    odd = [f"{kernel} with rate {rate}" for kernel, rate in stages if (kernel - rate) % 2]
+    if generator.last_slope != LAST_SLOPE or odd:
+        raise ValueError(
+            f"the format holds generators with last_slope {LAST_SLOPE} and even kernel - rate only; this one has "
+            f"last_slope {generator.last_slope} and "
+            f"{'odd kernel - rate: kernel ' + ', '.join(odd) if odd else 'even kernel - rate'}; use `zoo export`"
+        )

@@ -1,0 +1,326 @@
+"""Files and folders of the two Miipher-2 reproductions: their names, containers and eras."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zoo.common.reading.foreign import load_foreign, plain
+from zoo.common.reading.text import load_json
+from zoo.convert.engine import Original
+from zoo.convert.names import Names, Rule, State, beneath, by_part, is_state, unwrapped_state
+from zoo.hifigan.convert.rules import to_our_keys
+from zoo.miipher.convert.vocoder import Vocoder, kind_of, vocoder_of, vocoder_of_parts
+from zoo.runs.export import is_export
+
+LAST_NORM = "final_layer_norm"
+MODULES = Names(("ff.0.{leaf}", "norm.{leaf}"), ("ff.1.{leaf}", "down.{leaf}"), ("ff.3.{leaf}", "up.{leaf}"))
+# The last era: adapters beside the backbone, whose last norms they trained.
+ADAPTERS = Names(
+    ("adapters.{n}.", "blocks.{n}.", MODULES),
+    (f"extractor.model.encoder.layers.{{n}}.{LAST_NORM}.{{leaf}}", "norms.{n}.{leaf}"),
+)
+# The first era: adapters as attributes of the blocks.
+INSIDE = Names(("encoder.layers.{n}.adapter.", "blocks.{n}.", MODULES))
+BACKBONE = re.compile(r"extractor\.(?:model|hubert)\.(.+)")  # called `hubert` until 2025-07-13
+OPEN_MIIPHER = Names(
+    ("adapter_layers.{n}.{module}.{leaf}", "adapter_layers.{n}.{module}.{leaf}"),
+    ("adapter_norms.{n}.{leaf}", "adapter_norms.{n}.{leaf}"),
+    Rule(
+        "adapter_layers.{n}.scale",
+        "scales.{n}",
+        read=lambda scale: scale.reshape(()),
+        write=lambda scale: scale.reshape(1),
+    ),
+)
+_LAYER = re.compile(r"encoder\.layers\.(\d+)\.(.+)")
+
+UNIFIED_TYPE = "miipher2"
+OPEN_MIIPHER_NAMES = ("feature_cleaner.pth", "model.pth")
+# one model of an Accelerate folder: model.safetensors, model_1.safetensors, pytorch_model.bin, …
+ACCELERATE_NAME = re.compile(r"(?:model|pytorch_model)(?:_(\d+))?\.(?:safetensors|bin)")
+FOLDER_STEP = re.compile(r"checkpoint_(\d+)(k?)")
+TRAINING = ("step", "optimizer_state_dict", "scheduler_state_dict", "config")
+
+
+@dataclass
+class CleanerState:
+    """Tensors of an original cleaner.
+
+    Attributes:
+        backbone: by transformers' names, weight norm by the parametrised ones.
+        adapters: `blocks.{i}.{norm,down,up}.{weight,bias}`.
+        inside: whether the adapters were attributes of the blocks (the first era).
+    """
+
+    backbone: State = field(default_factory=dict)
+    adapters: State = field(default_factory=dict)
+    inside: bool = False
+
+    @property
+    def count(self) -> int:
+        """How many blocks have an adapter."""
+        return len({key.split(".")[1] for key in self.adapters})
+
+    @property
+    def hidden_dim(self) -> int:
+        """Width of the adapters."""
+        return self.adapters["blocks.0.down.weight"].shape[0]
+
+    def norms(self) -> State:
+        """The trained norms `norms.{i}.{weight,bias}` of the blocks that have an adapter."""
+        found = ADAPTERS.read(beneath(self.backbone, "extractor.model."))[0]
+        return {key: value for key, value in found.items() if int(key.split(".")[1]) < self.count}
+
+    def frozen(self) -> State:
+        """The backbone's tensors up to the last block with an adapter, without the trained norms."""
+        return {
+            key: value
+            for key, value in self.backbone.items()
+            if (block_of(key) or 0) < self.count and f".{LAST_NORM}." not in key
+        }
+
+
+@dataclass
+class MiipherFile(Original):
+    """What a file or folder of a Miipher-2 reproduction holds.
+
+    `layout` is the kind of container, `settings` section `model` of the training configuration (or what a unified
+    folder says of its adapter), `training` what is there of `TRAINING` for the adapter.
+
+    Attributes:
+        files: those that were read.
+        cleaner: adapters and the backbone that they were trained on.
+        open_miipher: the adapters of Open-Miipher-2, by our names.
+        vocoder: the generator and its discriminators.
+    """
+
+    files: list[Path] = field(default_factory=list)
+    cleaner: CleanerState | None = None
+    open_miipher: State = field(default_factory=dict)
+    vocoder: Vocoder | None = None
+
+    @property
+    def step(self) -> int | None:
+        """Batches trained, as far as the file says: the adapter's before the vocoder's."""
+        found = self.training.get("step")
+        if found is None and self.vocoder is not None:
+            found = self.vocoder.training.get("step")
+        return found if isinstance(found, int) else None
+
+
+def block_of(key: str) -> int | None:
+    """The block, from 0, that a backbone tensor belongs to."""
+    match = _LAYER.fullmatch(key)
+    return int(match[1]) if match else None
+
+
+def is_cleaner(state: Mapping[str, object]) -> bool:
+    """Whether names are those of an original cleaner with adapters."""
+    names = unwrapped_state(state)
+    return any(
+        ".adapter.ff." in name or (name.startswith("adapters.") and ADAPTERS.find(name, "theirs")) for name in names
+    )
+
+
+def split_cleaner(state: Mapping[str, Tensor], source: object) -> CleanerState:
+    """Sort the tensors of an original cleaner, of any era, by our names.
+
+    Args:
+        state: its state dict.
+        source: named in errors.
+
+    Raises:
+        ValueError: when a name is unknown or the adapters are not numbered from 0 without gaps.
+    """
+    result = CleanerState()
+    for key, value in unwrapped_state(state).items():
+        inner = BACKBONE.fullmatch(key)
+        found = INSIDE.find(inner[1], "theirs") if inner else ADAPTERS.find(key, "theirs")
+        if found:
+            result.adapters[found.name] = value
+            result.inside = result.inside or bool(inner)
+        elif inner:
+            result.backbone[inner[1]] = value
+        else:
+            raise ValueError(f"{source}: {key} belongs neither to the extractor nor to the adapters of Miipher-2")
+    names = [f"{module}.{leaf}" for module in ("norm", "down", "up") for leaf in ("weight", "bias")]
+    wanted = {f"blocks.{block}.{name}" for block in range(result.count) for name in names}
+    if missing := sorted(wanted - set(result.adapters)):
+        raise ValueError(f"{source}: {len(missing)} adapter tensors are missing, among them {missing[0]}")
+    result.backbone = to_our_keys(result.backbone)
+    return result
+
+
+def join_cleaner(backbone: Mapping[str, Tensor], adapters: Mapping[str, Tensor]) -> State:
+    """The state dict of an original cleaner, as its last era names it.
+
+    Args:
+        backbone: the whole backbone by transformers' names.
+        adapters: ours, `blocks.*` and `norms.*`; the norms take the place of the backbone's.
+    """
+    return beneath(backbone, "extractor.model.") | ADAPTERS.write(adapters)
+
+
+def open_miipher_state(content: Mapping[str, Mapping[str, Tensor]], path: Path) -> State:
+    """Tensors of Open-Miipher-2's feature cleaner under the names of `OpenMiipherAdapters`; a scale not there is 1."""
+    parts = ("adapter_layers", "adapter_norms")
+    found, strangers = OPEN_MIIPHER.read(
+        {f"{part}.{key}": content[part][key] for part in parts for key in content[part]}
+    )
+    if strangers:
+        raise ValueError(f"{path}: {strangers[0]} does not belong to the adapters of Open-Miipher-2")
+    numbers = {key.split(".")[1] for key in found if key.startswith("adapter_layers.")}
+    return {**{f"scales.{number}": torch.ones(()) for number in numbers}, **found}
+
+
+def to_open_miipher(state: Mapping[str, Tensor], learnable_scale: bool) -> dict[str, State]:
+    """The file of Open-Miipher-2 for the state of `OpenMiipherAdapters`."""
+    kept = {key: value for key, value in state.items() if learnable_scale or not key.startswith("scales.")}
+    return by_part(OPEN_MIIPHER.write(kept))
+
+
+def read(path: Path) -> MiipherFile:
+    """Read a file or folder.
+
+    Args:
+        path: `checkpoint_<n>k.pt`, `adapter_final.pt`, a vocoder's `.pt` or `.ckpt`, an Accelerate folder, a unified
+            folder (config.json with model_type miipher2), or a folder of Open-Miipher-2.
+
+    Raises:
+        FileNotFoundError: when it, or a file that it names, is not there.
+        ValueError: when its layout is not known.
+        UnsafeFileError: (a ValueError) when it asks to run code.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"no file or folder at {path}")
+    if path.is_file():
+        return _file(path)
+    if is_unified(path):
+        return _unified(path, _config(path))
+    models = {file for file in path.iterdir() if ACCELERATE_NAME.fullmatch(file.name)}
+    if models and not is_export(path) and "model_type" not in _config(path):  # which a transformers folder has
+        return _accelerate(path, models)
+    for name in OPEN_MIIPHER_NAMES:
+        if (path / name).is_file():
+            return _file(path / name)
+    raise ValueError(
+        f"{path}: no folder of Miipher-2; known are Accelerate's (model.safetensors or pytorch_model.bin), a unified "
+        f"one (config.json with model_type {UNIFIED_TYPE}) and Open-Miipher-2's ({' or '.join(OPEN_MIIPHER_NAMES)})"
+    )
+
+
+def _file(path: Path) -> MiipherFile:
+    content = plain(load_foreign(path))
+    if not isinstance(content, Mapping):
+        raise ValueError(f"{path} holds a {type(content).__name__}, not a dict of tensors")
+    state = content.get("model_state_dict")
+    if is_state(state) and is_cleaner(state):
+        config = content.get("config") or {}
+        training = {key: content[key] for key in TRAINING if key in content}
+        model = dict(config.get("model") or {}) if isinstance(config, Mapping) else {}
+        cleaner = split_cleaner(state, path)
+        return MiipherFile("checkpoint", settings=model, training=training, files=[path], cleaner=cleaner)
+    if is_state(content) and is_cleaner(content):
+        return MiipherFile("state dict", files=[path], cleaner=split_cleaner(content, path))
+    if is_state(content.get("adapter_layers")) and is_state(content.get("adapter_norms")):
+        settings = {"learnable_scale": any(key.endswith(".scale") for key in content["adapter_layers"])}
+        adapters = open_miipher_state(content, path)
+        return MiipherFile("open-miipher-2", settings=settings, files=[path], open_miipher=adapters)
+    vocoder = vocoder_of(content, path)
+    if vocoder is not None:
+        return MiipherFile("vocoder", files=[path], vocoder=vocoder)
+    raise ValueError(
+        f"{path}: unknown layout with keys {', '.join(str(key) for key in list(content)[:5])}; known are Miipher-2's "
+        "adapter and vocoder checkpoints, the SSL vocoder's and Open-Miipher-2's feature cleaner"
+    )
+
+
+def _accelerate(folder: Path, files: set[Path]) -> MiipherFile:
+    """The models of an Accelerate folder, told apart by their tensors: their order differs between the scripts."""
+    cleaner: CleanerState | None = None
+    parts: dict[str, State] = {}
+    used = sorted(files, key=_number)
+    for file in used:
+        content = load_foreign(file)
+        if not is_state(content):
+            raise ValueError(f"{file} holds no state dict; found {type(content).__name__}")
+        state = unwrapped_state(content)
+        if is_cleaner(state):
+            cleaner = split_cleaner(state, file)
+        elif (kind := kind_of(state)) is not None:
+            parts[kind] = state
+        elif not any(key.startswith(("hubert.", "model.")) for key in state):  # the frozen extractor of the targets
+            raise ValueError(f"{file}: unknown model with tensors {', '.join(list(state)[:3])}")
+    if cleaner is None and "generator" not in parts:
+        raise ValueError(f"{folder}: neither adapters nor a generator among {', '.join(file.name for file in used)}")
+    vocoder = vocoder_of_parts(parts, folder) if "generator" in parts else None
+    result = MiipherFile("accelerate", files=used, cleaner=cleaner, vocoder=vocoder)
+    step = _folder_step(folder, adapter=vocoder is None)
+    if step is not None:
+        (result if vocoder is None else vocoder).training["step"] = step
+    return result
+
+
+def _number(file: Path) -> int:
+    match = ACCELERATE_NAME.fullmatch(file.name)
+    return int((match and match[1]) or 0)
+
+
+def _folder_step(folder: Path, adapter: bool) -> int | None:
+    """Batches trained, from step.txt or the folder's name.
+
+    Adapter runs wrote the step itself before the k, vocoder runs the thousands.
+    """
+    written = folder / "step.txt"
+    text = written.read_text(encoding="utf-8").strip() if written.is_file() else ""
+    if text.isdecimal():
+        return int(text)
+    match = FOLDER_STEP.fullmatch(folder.name)
+    return int(match[1]) * (1000 if match[2] and not adapter else 1) if match else None
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        config = load_json((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def is_unified(folder: Path) -> bool:
+    """Whether a path is a unified folder."""
+    return _config(folder).get("model_type") == UNIFIED_TYPE
+
+
+def _unified(folder: Path, config: dict[str, Any]) -> MiipherFile:
+    components = config.get("components") or {}
+    found = {}
+    for name in ("adapter", "vocoder"):
+        if name not in components:
+            continue
+        file = str(components[name].get("checkpoint_file", ""))
+        if not file or Path(file).name != file:
+            raise ValueError(f"{folder}/config.json: {name}.checkpoint_file names a file beside it, found {file!r}")
+        if not (folder / file).is_file():
+            raise FileNotFoundError(f"{folder}/config.json names {file}, which is not in the folder")
+        found[name] = _file(folder / file)
+    if not found:
+        raise ValueError(f"{folder}/config.json names neither an adapter nor a vocoder")
+    result = found.get("adapter") or MiipherFile("")
+    said = components.get("adapter") or {}
+    stated = {"hubert_model_name": said.get("base_model"), "hubert_layer": said.get("hubert_layer")}
+    result.settings = {key: value for key, value in stated.items() if value is not None} | result.settings
+    if "vocoder" in found:
+        result.vocoder = found["vocoder"].vocoder
+        result.files = [*result.files, *found["vocoder"].files]
+        if result.vocoder is not None and "output_sampling_rate" in config:
+            result.vocoder.settings.setdefault("sampling_rate", config["output_sampling_rate"])
+    result.layout = "unified"
+    return result
