@@ -56,12 +56,8 @@ def write_converted(
 def read_ours(source: Path, inference: str) -> Ours:
     """Read a checkpoint of ours that is to become an original's file.
 
-    Args:
-        source: the file.
-        inference: dotted path of the Inference that it must name.
-
     Raises:
-        ValueError: when it is another system's, or nobody's.
+        ValueError: when it does not name this Inference, or describes no parts.
     """
     checkpoint = load_checkpoint(source)
     specs = checkpoint.get("zoo")

@@ -154,12 +154,12 @@ class Converter(ABC, Generic[File]):
         """
         target = Path(target)
         if isinstance(source, nn.Module):
-            return {"system": self.system, **self._from_module(source, target, **options)}
+            return {"system": self.system, **self._from_module(source, target, *args, **options)}
         source = Path(source)
         if self._is_ours(source):
-            report = self._from_ours(source, target, **options)
+            report = self._from_ours(source, target, *args, **options)
         else:
-            report = self._to_ours(self._read_source(source, **options), source, target, **options)
+            report = self._to_ours(self._read_source(source, *args, **options), source, target, *args, **options)
         written = report.pop("target", [target])
         return {"system": self.system, "source": str(source), "target": [str(file) for file in written], **report}
 
@@ -220,10 +220,10 @@ class Converter(ABC, Generic[File]):
         The source is named in errors; further arguments are those of `convert`.
         """
 
-    def _to_ours(self, original: File, source: Path, target: Path, **options: Any) -> dict[str, Any]:
+    def _to_ours(self, original: File, source: Path, target: Path, *args: Any, **options: Any) -> dict[str, Any]:
         """Write an original as a checkpoint (`.ckpt`) or an export folder; returns the report."""
         is_checkpoint = target.suffix == ".ckpt"
-        made = self._ours(original, source, is_checkpoint, **options)
+        made = self._ours(original, source, is_checkpoint, *args, **options)
         names = {"version": zoo.__version__, "system": self.system, "task": self.task, "inference": self.inference}
         specs = {**names, "parts": made.parts, **made.specs}
         state, notes = made.tensors(), list(made.notes)
@@ -268,7 +268,7 @@ class Converter(ABC, Generic[File]):
 
     def _from_module(self, module: nn.Module, target: Path, *args: Any, **options: Any) -> dict[str, Any]:
         """Write a net as a file of the project; returns the report."""
-        self.to_original(module, target, **options)
+        self.to_original(module, target, *args, **options)
         return {"target": [str(target)], "tensors": len(module.state_dict())}
 
 

@@ -174,17 +174,7 @@ def launch_recipe(config: Mapping[str, Any], path: Path) -> tuple[dict[str, Any]
 
 
 def translate(given: Mapping[str, Any]) -> Launch:
-    """Translate the keys of an accelerate configuration.
-
-    Args:
-        given: its keys.
-
-    Returns:
-        The settings.
-
-    Raises:
-        ValueError: a value is not one that accelerate writes.
-    """
+    """Translate the keys of an accelerate configuration; a value that accelerate does not write is a ValueError."""
     values = dict(given)
     kind = str(values.pop("distributed_type", None) or "NO")
     on_cpu = values.pop("use_cpu", False) is True or kind == "MULTI_CPU"

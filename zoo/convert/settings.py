@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -25,9 +26,9 @@ def read_table(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
         config = _parsed(text)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is neither JSON nor YAML: {error}") from error
+        raise ValueError(f"{path}: neither JSON nor YAML: {' '.join(str(error).split())}") from error
     if not isinstance(config, dict):
-        raise ValueError(f"{path} must hold a table of settings, found {type(config).__name__}")
+        raise ValueError(f"{path}: must hold a table of settings, found {type(config).__name__}")
     return config
 
 
@@ -38,6 +39,42 @@ def _parsed(text: str) -> Any:
         raise
     except ValueError:
         return safe_load(text)
+
+
+class Setting(NamedTuple):
+    """What a foreign setting is here.
+
+    Args:
+        options: dotted options of the recipe that take its value, with spaces between.
+        updates: the option that counts optimizer steps where theirs counts the batches of a process.
+        default: theirs; its type is the setting's.
+        least: smallest value.
+        hint: what to do instead, where there is no counterpart.
+    """
+
+    options: str = ""
+    updates: str = ""
+    default: Any = None
+    least: float = 1
+    hint: str = ""
+
+    def laid_out(self, value: Any, parts: int) -> dict[str, Any]:
+        """Values by option.
+
+        Args:
+            value: of the setting.
+            parts: batches of a process in an optimizer step.
+        """
+        found = dict.fromkeys(self.options.split(), value)
+        return found | ({self.updates: math.ceil(int(value) / parts)} if self.updates else {})
+
+
+def without_counterpart(table: Mapping[str, Setting], config: Mapping[Any, Any]) -> list[str]:
+    """Keys of a configuration that a table does not know, or has a hint on instead."""
+    known = {key for key, setting in table.items() if not setting.hint}
+    return hinted(
+        [str(key) for key in config if key not in known], {key: table[key].hint for key in table.keys() - known}
+    )
 
 
 def set_option(recipe: Any, option: str, value: Any) -> None:

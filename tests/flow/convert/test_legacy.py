@@ -47,7 +47,7 @@ def test_the_example_of_the_manual() -> None:
 
 def test_the_recipe_has_the_defaults_of_the_flags() -> None:
     recipe = yaml.safe_load(recipe_path().read_text())
-    for option, value in options(FLAGS, "defaults").items():
+    for option, value in options({flag: setting.default for flag, setting in FLAGS.items()}, "defaults").items():
         section = recipe
         for key in option.split("."):
             section = section[key]
@@ -127,7 +127,7 @@ def test_a_faulty_call_ends_with_one_line(arguments: list[str], told: str, capsy
 
 @pytest.mark.parametrize("on", [True, False])
 def test_all_flags_make_a_command_that_parses(on: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    given = [f"--{flag}={usual}" for flag, usual in FLAGS.items() if flag != "use_cfg"]
+    given = [f"--{flag}={setting.default}" for flag, setting in FLAGS.items() if flag != "use_cfg"]
     given = [*given, "--gpu=0", *(["--use_cfg"] if on else [])]
     assert main([*legacy.translate(given, {}).command, "--print_config"]) == 0, capsys.readouterr().err
     printed = yaml.safe_load(capsys.readouterr().out)

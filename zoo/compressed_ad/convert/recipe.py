@@ -13,7 +13,7 @@ from zoo.common.systems import recipe_root
 from zoo.compressed_ad.convert.rules import DROPOUT, Kind, PolicyConverter, env_spec, grid_size, policy_spec
 from zoo.compressed_ad.data.curriculum import CATEGORIES
 from zoo.convert.old_calls import PRECISIONS, launch_recipe
-from zoo.convert.settings import hinted, read_table, set_option
+from zoo.convert.settings import Setting, read_table, set_option, without_counterpart
 
 MODEL, DATA = "model.init_args", "data.init_args"
 POLICY = f"{MODEL}.policy.init_args"
@@ -21,61 +21,70 @@ EMBEDDING, TRANSFORMER = f"{POLICY}.embedding.init_args", f"{POLICY}.transformer
 COMPRESSOR, DECODER = f"{POLICY}.compressor.init_args", f"{POLICY}.decoder.init_args"
 OPTIMIZER, SCHEDULER = f"{MODEL}.optimizer.init_args", f"{MODEL}.scheduler.init_args"
 CURRICULUM = f"{DATA}.curriculum.init_args"
-RENAMED: dict[str, tuple[str, ...]] = {
-    "seed": ("seed_everything", f"{DATA}.seed"),
-    "env_split_seed": (f"{DATA}.split_seed",),
-    "train_env_ratio": (f"{DATA}.train_share",),
-    "num_actions": (f"{EMBEDDING}.num_actions",),
-    "n_transit": (f"{TRANSFORMER}.context",),
-    "tf_n_embd": (f"{EMBEDDING}.dim",),
-    "tf_n_layer": (f"{TRANSFORMER}.depth",),
-    "tf_n_head": (f"{TRANSFORMER}.heads",),
-    "tf_dim_feedforward": (f"{TRANSFORMER}.feedforward",),
-    "tf_dropout": (f"{TRANSFORMER}.dropout",),
-    "lr": (f"{OPTIMIZER}.lr",),
-    "beta1": (f"{OPTIMIZER}.betas.0",),
-    "beta2": (f"{OPTIMIZER}.betas.1",),
-    "weight_decay": (f"{OPTIMIZER}.weight_decay",),
-    "label_smoothing": (f"{MODEL}.label_smoothing",),
-    "grad_clip": ("trainer.gradient_clip_val",),
-    "gradient_accumulation_steps": ("trainer.accumulate_grad_batches",),
-    "gen_interval": ("trainer.val_check_interval",),  # Lightning counts batches here, as they do
-    "train_batch_size": (f"{DATA}.batch_size", f"{MODEL}.lr_scaling.init_args.batch_size"),
-    "train_n_stream": (f"{DATA}.streams",),
-    "train_source_timesteps": (f"{DATA}.history_steps",),
-    "num_workers": (f"{DATA}.num_workers",),
+# Where theirs count the batches of a process, ours count optimizer steps, each of which may gather several batches.
+KEYS = {
+    **dict.fromkeys(("model", "env", "horizon", "grid_size", "mixed_precision", "curriculum_schedule"), Setting()),
+    "stage_warmup_steps": Setting(),
+    "seed": Setting(f"seed_everything {DATA}.seed"),
+    "env_split_seed": Setting(f"{DATA}.split_seed"),
+    "train_env_ratio": Setting(f"{DATA}.train_share"),
+    "num_actions": Setting(f"{EMBEDDING}.num_actions"),
+    "n_transit": Setting(f"{TRANSFORMER}.context"),
+    "tf_n_embd": Setting(f"{EMBEDDING}.dim"),
+    "tf_n_layer": Setting(f"{TRANSFORMER}.depth"),
+    "tf_n_head": Setting(f"{TRANSFORMER}.heads"),
+    "tf_dim_feedforward": Setting(f"{TRANSFORMER}.feedforward"),
+    "tf_dropout": Setting(f"{TRANSFORMER}.dropout"),
+    "lr": Setting(f"{OPTIMIZER}.lr"),
+    "beta1": Setting(f"{OPTIMIZER}.betas.0"),
+    "beta2": Setting(f"{OPTIMIZER}.betas.1"),
+    "weight_decay": Setting(f"{OPTIMIZER}.weight_decay"),
+    "label_smoothing": Setting(f"{MODEL}.label_smoothing"),
+    "grad_clip": Setting("trainer.gradient_clip_val"),
+    "gradient_accumulation_steps": Setting("trainer.accumulate_grad_batches"),
+    "gen_interval": Setting("trainer.val_check_interval"),  # Lightning counts batches here, as they do
+    "train_batch_size": Setting(f"{DATA}.batch_size {MODEL}.lr_scaling.init_args.batch_size"),
+    "train_n_stream": Setting(f"{DATA}.streams"),
+    "train_source_timesteps": Setting(f"{DATA}.history_steps"),
+    "num_workers": Setting(f"{DATA}.num_workers"),
+    "train_timesteps": Setting(updates="trainer.max_steps"),
+    "num_warmup_steps": Setting(updates=f"{SCHEDULER}.warmup_steps"),
+    "summary_interval": Setting(updates="trainer.log_every_n_steps"),
+    "ckpt_interval": Setting(updates="checkpoints.every_n_batches"),
+    "alg": Setting(hint="the histories' source, see zoo collect"),
+    "alg_seed": Setting(hint="the histories' source, see zoo collect"),
+    "device": Setting(hint="trainer.accelerator"),
+    "early_stopping_patience": Setting(hint="the original only prints it"),
+    "eval_interval": Setting(hint="loss and acting are both evaluated every gen_interval"),
+    "flash_attn": Setting(hint="ignored by the original"),
+    "log_dir": Setting(hint="trainer.default_root_dir"),
+    "tf_attn_dropout": Setting(hint="ignored by the original, which takes tf_dropout"),
+    "tf_n_inner": Setting(hint="ignored by the original, which takes tf_dim_feedforward"),
+    "traj_dir": Setting(hint="data.init_args.root, a folder of zoo collect"),
 }
-OWN: dict[Kind, dict[str, tuple[str, ...]]] = {
+OWN: dict[Kind, dict[str, Setting]] = {
     "AD": {},
     "CAD": {
-        "n_compress_tokens": (f"{COMPRESSOR}.num_latents",),
-        "compress_n_layers": (f"{COMPRESSOR}.depth", f"{DECODER}.depth"),
-        "compress_n_heads": (f"{COMPRESSOR}.heads", f"{DECODER}.heads"),
-        "recon_reg_weight": (f"{MODEL}.recon_weight",),
-        "reward_weight_multiplier": (f"{MODEL}.reward_weight",),
-        "max_gradient_rounds": (f"{MODEL}.gradient_rounds",),
-        "min_context_length": (f"{CURRICULUM}.shortest",),
-        "min_lr_ratio": (f"{SCHEDULER}.min_factor",),
+        **dict.fromkeys(("use_recon_reg", "use_reward_weighted_recon"), Setting()),
+        "n_compress_tokens": Setting(f"{COMPRESSOR}.num_latents"),
+        "compress_n_layers": Setting(f"{COMPRESSOR}.depth {DECODER}.depth"),
+        "compress_n_heads": Setting(f"{COMPRESSOR}.heads {DECODER}.heads"),
+        "recon_reg_weight": Setting(f"{MODEL}.recon_weight"),
+        "reward_weight_multiplier": Setting(f"{MODEL}.reward_weight"),
+        "max_gradient_rounds": Setting(f"{MODEL}.gradient_rounds"),
+        "min_context_length": Setting(f"{CURRICULUM}.shortest"),
+        "min_lr_ratio": Setting(f"{SCHEDULER}.min_factor"),
+        "stage_warmup_steps": Setting(updates=f"{SCHEDULER}.stage_warmup_steps"),
     },
     "v1": {
-        "n_latent": (f"{COMPRESSOR}.num_latents",),
-        "encoder_n_layer": (f"{COMPRESSOR}.depth",),
-        "encoder_n_head": (f"{COMPRESSOR}.heads",),
-        "encoder_dim_feedforward": (f"{COMPRESSOR}.feedforward",),
-        "max_encoder_length": (f"{COMPRESSOR}.max_tokens",),
-        "max_compression_depth": (f"{CURRICULUM}.max_compressions.0",),
+        "n_latent": Setting(f"{COMPRESSOR}.num_latents"),
+        "encoder_n_layer": Setting(f"{COMPRESSOR}.depth"),
+        "encoder_n_head": Setting(f"{COMPRESSOR}.heads"),
+        "encoder_dim_feedforward": Setting(f"{COMPRESSOR}.feedforward"),
+        "max_encoder_length": Setting(f"{COMPRESSOR}.max_tokens"),
+        "max_compression_depth": Setting(f"{CURRICULUM}.max_compressions.0"),
     },
 }
-# Theirs count the batches of a process, ours optimizer steps, each of which may gather several batches.
-COUNTED = {
-    "train_timesteps": "trainer.max_steps",
-    "num_warmup_steps": f"{SCHEDULER}.warmup_steps",
-    "stage_warmup_steps": f"{SCHEDULER}.stage_warmup_steps",
-    "summary_interval": "trainer.log_every_n_steps",
-    "ckpt_interval": "checkpoints.every_n_batches",
-}
-SWITCHES = ("model", "env", "horizon", "grid_size", "mixed_precision", "curriculum_schedule")
-RECONSTRUCTION = ("use_recon_reg", "use_reward_weighted_recon")
 # What the earlier model's own recipe has, where a configuration is silent.
 EARLIER = {
     **{"n_transit": 240, "tf_n_embd": 128, "tf_n_head": 8, "tf_n_layer": 4, "lr": 1e-4},
@@ -84,18 +93,6 @@ EARLIER = {
 # Of the lengths in a stage without shares of its own, by its limit on compressions; the others take that of None.
 SHARES = {1: [0.5, 0.45, 0.05], 2: [0.35, 0.4, 0.2, 0.05], 3: [0.25, 0.3, 0.3, 0.15], None: [0.2, 0.25, 0.3, 0.25]}
 EARLIER_SHARES = [0.1, 0.2, 0.3, 0.4]  # it draws items of depth 0 to 3, deeper ones more often
-HINTS = {
-    "alg": "the histories' source, see zoo collect",
-    "alg_seed": "the histories' source, see zoo collect",
-    "device": "trainer.accelerator",
-    "early_stopping_patience": "the original only prints it",
-    "eval_interval": "loss and acting are both evaluated every gen_interval",
-    "flash_attn": "ignored by the original",
-    "log_dir": "trainer.default_root_dir",
-    "tf_attn_dropout": "ignored by the original, which takes tf_dropout",
-    "tf_n_inner": "ignored by the original, which takes tf_dim_feedforward",
-    "traj_dir": "data.init_args.root, a folder of zoo collect",
-}
 
 
 def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
@@ -128,8 +125,7 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
         raise ValueError(f"{path}: {' '.join(map(str, error.args))}") from error
     if original is not None and original.is_whole:
         recipe["model"]["init_args"]["policy"] = policy_spec(original, path)  # so that the training can be resumed
-    known = {*RENAMED, *OWN[kind], *COUNTED, *SWITCHES, *(RECONSTRUCTION if kind == "CAD" else ())}
-    return recipe, hinted([str(key) for key in config if key not in known], HINTS)
+    return recipe, without_counterpart(KEYS | OWN[kind], config)
 
 
 def recipe_path(kind: Kind, env: str) -> Path:
@@ -164,11 +160,10 @@ def _lay_over(recipe: dict[str, Any], config: Mapping[str, Any], kind: Kind) -> 
     parts = int(config.get("gradient_accumulation_steps", 1))
     if kind == "CAD" and config.get("curriculum_schedule"):
         _set_stages(data["curriculum"]["init_args"], config["curriculum_schedule"], parts)
-    for key, value in config.items():
-        for option in {**RENAMED, **OWN[kind]}.get(key, ()):
-            _set(recipe, option, value, key)
-        if key in COUNTED and (key != "stage_warmup_steps" or kind == "CAD"):
-            _set(recipe, COUNTED[key], math.ceil(int(value) / parts), key)
+    table = KEYS | OWN[kind]
+    for key in filter(table.__contains__, config):
+        for option, value in table[key].laid_out(config[key], parts).items():
+            set_option(recipe, option, _number(key, value))
     if "mixed_precision" in config:
         name = str(config["mixed_precision"] or "no")  # YAML reads a bare `no` as false
         if name not in {**PRECISIONS, "fp32": ""}:
@@ -216,11 +211,9 @@ def _make_earlier(arguments: dict[str, Any], data: dict[str, Any]) -> None:
     data["offset"] = "start"
 
 
-def _set(recipe: dict[str, Any], option: str, value: Any, key: str) -> None:
-    """Set one option, as a number."""
-    if value is not None and not isinstance(value, int | float):
-        try:
-            value = float(value)  # YAML reads 3e-4 as text
-        except (TypeError, ValueError):
-            raise ValueError(f"{key} is a number, not {value!r}") from None
-    set_option(recipe, option, value)
+def _number(key: str, value: Any) -> Any:
+    """A number, or None; YAML reads 3e-4 as text."""
+    try:
+        return value if value is None or isinstance(value, int | float) else float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{key} is a number, not {value!r}") from None

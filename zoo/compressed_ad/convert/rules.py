@@ -304,7 +304,7 @@ class PolicyConverter(Converter[PolicyFile]):
         original.settings |= read_table(Path(config)) if isinstance(config, Path | str) else dict(config or {})
         return self.build(original, path)
 
-    def _ours(self, original: PolicyFile, source: Path, is_checkpoint: bool, **options: Any) -> Converted:
+    def _ours(self, original: PolicyFile, source: Path, is_checkpoint: bool) -> Converted:
         policy = self.build(original, source)
         converted = Converted(
             parts={

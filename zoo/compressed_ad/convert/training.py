@@ -14,16 +14,9 @@ COMMON = ("base_lrs", "last_epoch", "_step_count", "_is_initial", "_get_lr_calle
 def our_training(
     training: Mapping[str, Any], config: Mapping[str, Any], theirs: Sequence[str], ours: Sequence[str]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Entries of a Lightning checkpoint for an original's training state.
+    """Entries of a Lightning checkpoint for an original's training state, and what could not be taken over.
 
-    Args:
-        training: `step`, `optimizer`, `lr_sched` as far as present.
-        config: the original's.
-        theirs: our names of the parameters, in the order in which the original's optimizer numbers them.
-        ours: the same in our optimizer's order.
-
-    Returns:
-        `optimizer_states`, `lr_schedulers`, `loops`; and what could not be taken over.
+    `theirs` and `ours` are our names of the parameters as the original's optimizer numbers them, and as ours does.
     """
     step = int(training.get("step") or 0)
     entries: dict[str, Any] = {

@@ -67,7 +67,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Train as the lineage's train.py does; options of `zoo fit` may be mixed in.",
         allow_abbrev=False,
     )
-    for flag, usual in FLAGS.items():
+    for flag, setting in FLAGS.items():
+        usual = setting.default
         if isinstance(usual, bool):
             parser.add_argument(f"--{flag}", action="store_true", help="train and sample with classes")
         else:

@@ -11,54 +11,37 @@ import yaml
 
 from zoo.common.systems import recipe_root
 from zoo.convert.old_calls import PRECISIONS, launch_recipe
-from zoo.convert.settings import read_table, set_option
+from zoo.convert.settings import Setting, read_table, set_option
 
 RECIPE = "base_parity"
 
-# The flags of the lineage's train.py with their defaults; configs/flow/base_parity.yaml has the same.
-FLAGS: dict[str, bool | int | float | str] = {
-    "use_cfg": True,
-    "batch_size": 32,
-    "train_num_steps": 100_000,
-    "warmup_steps": 200,
-    "log_interval": 200,
-    "sample_log_interval": 2000,
-    "max_num_images_per_cat": 3000,
-    "sigma_min": 0.001,
-    "seed": 63,
-    "cfg_dropout": 0.1,
-    "image_resolution": 64,
-    "gradient_accumulation_steps": 1,
-    "mixed_precision": "no",
-    "num_workers": 4,
+# The flags of the lineage's train.py; configs/flow/base_parity.yaml has the same defaults.
+FLAGS = {
+    "use_cfg": Setting(default=True),
+    "batch_size": Setting("data.init_args.batch_size", default=32),
+    "train_num_steps": Setting(updates="trainer.max_steps", default=100_000),
+    "warmup_steps": Setting(default=200, least=0),
+    "log_interval": Setting(updates="trainer.log_every_n_steps", default=200),
+    # Lightning counts batches here, as they do
+    "sample_log_interval": Setting("trainer.val_check_interval", "checkpoints.every_n_batches", default=2000),
+    # 0 or less takes all
+    "max_num_images_per_cat": Setting("data.init_args.max_per_class", default=3000, least=-math.inf),
+    "sigma_min": Setting("model.init_args.path.init_args.sigma_min", default=0.001, least=0),
+    "seed": Setting("seed_everything data.init_args.seed", default=63, least=0),
+    "cfg_dropout": Setting("model.init_args.label_drop", default=0.1, least=0),
+    "image_resolution": Setting("data.init_args.image_resolution", default=64),
+    "gradient_accumulation_steps": Setting("trainer.accumulate_grad_batches", default=1),
+    "mixed_precision": Setting(default="no"),
+    "num_workers": Setting("data.init_args.num_workers", default=4, least=0),
 }
 WITHOUT_COUNTERPART = {
     "gpu": "devices are chosen by --trainer.devices=[0], CUDA_VISIBLE_DEVICES or the launcher; the fork ignored it too"
-}
-RENAMED: dict[str, tuple[str, ...]] = {
-    "batch_size": ("data.init_args.batch_size",),
-    "max_num_images_per_cat": ("data.init_args.max_per_class",),
-    "sigma_min": ("model.init_args.path.init_args.sigma_min",),
-    "seed": ("seed_everything", "data.init_args.seed"),
-    "cfg_dropout": ("model.init_args.label_drop",),
-    "image_resolution": ("data.init_args.image_resolution",),
-    "gradient_accumulation_steps": ("trainer.accumulate_grad_batches",),
-    "num_workers": ("data.init_args.num_workers",),
-    "sample_log_interval": ("trainer.val_check_interval",),  # Lightning counts batches here, as they do
-}
-# Theirs count the batches of a process, ours optimizer steps, each of which may gather several batches.
-COUNTED = {
-    "train_num_steps": "trainer.max_steps",
-    "log_interval": "trainer.log_every_n_steps",
-    "sample_log_interval": "checkpoints.every_n_batches",
 }
 WITHOUT_CLASSES = {
     "model.init_args.net.init_args.num_classes": 0,
     "model.init_args.label_drop": 0.0,
     "model.init_args.guidance": None,
 }
-MAY_BE_ZERO = ("warmup_steps", "seed", "num_workers")
-ANY_WHOLE = ("max_num_images_per_cat",)  # 0 or less takes all
 
 
 def options(given: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -75,15 +58,15 @@ def options(given: Mapping[str, Any], where: str) -> dict[str, Any]:
     Raises:
         ValueError: when a value cannot be.
     """
-    flags = {**FLAGS, **{flag: _read(flag, value, where) for flag, value in given.items()}}
-    parts = int(flags["gradient_accumulation_steps"])
-    counted = COUNTED if "gradient_accumulation_steps" in given else COUNTED.keys() & given.keys()
+    flags = {flag: setting.default for flag, setting in FLAGS.items()}
+    flags |= {flag: _read(flag, value, where) for flag, value in given.items()}
+    parts = flags["gradient_accumulation_steps"]
     found: dict[str, Any] = {}
     for flag, value in flags.items():
         if flag in given:
-            found |= dict.fromkeys(RENAMED.get(flag, ()), value)
-        if flag in counted:
-            found[COUNTED[flag]] = math.ceil(int(value) / parts)
+            found |= FLAGS[flag].laid_out(value, parts)
+        elif FLAGS[flag].updates and "gradient_accumulation_steps" in given:
+            found[FLAGS[flag].updates] = math.ceil(value / parts)
     if "mixed_precision" in given:
         found["trainer.precision"] = PRECISIONS[str(flags["mixed_precision"])]
     if "warmup_steps" in given:
@@ -129,7 +112,7 @@ def recipe_path() -> Path:
 
 def _read(flag: str, value: Any, where: str) -> bool | int | float | str:
     """A flag's value in its type."""
-    usual = FLAGS[flag]
+    usual = FLAGS[flag].default
     if flag == "mixed_precision":
         name = "no" if value is None or value is False else str(value)  # YAML reads a bare `no` as false
         if name in PRECISIONS:
@@ -146,7 +129,6 @@ def _read(flag: str, value: Any, where: str) -> bool | int | float | str:
         number = None
     if isinstance(number, bool) or not isinstance(number, int | kind):
         raise ValueError(f"{where}: {flag} is a {'whole ' if kind is int else ''}number, not {value!r}")
-    least = -math.inf if flag in ANY_WHOLE else 0 if kind is float or flag in MAY_BE_ZERO else 1
-    if number < least:
-        raise ValueError(f"{where}: {flag} is at least {least}, not {value!r}")
+    if number < FLAGS[flag].least:
+        raise ValueError(f"{where}: {flag} is at least {FLAGS[flag].least}, not {value!r}")
     return number

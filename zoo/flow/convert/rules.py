@@ -148,7 +148,7 @@ class FlowConverter(Converter[FlowFile]):
         path = Path(path)
         return self.build(self.read(path), path, image_resolution=image_resolution)
 
-    def _ours(self, original: FlowFile, source: Path, is_checkpoint: bool, **options: Any) -> Converted:
+    def _ours(self, original: FlowFile, source: Path, is_checkpoint: bool) -> Converted:
         net = self.build(original, source)
         wanted = ("sigma_min",) if isinstance(net, ToyNet) else ("image_resolution", "sigma_min")
         notes = original.assumed({name: DEFAULTS[name] for name in wanted})

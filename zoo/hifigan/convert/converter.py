@@ -54,7 +54,7 @@ class HifiganConverter(Converter[HifiganFile]):
             return False
         return bool(NAME.fullmatch(file.name)) or super().is_original(file)
 
-    def read(self, path: Path, **options: Any) -> HifiganFile:
+    def read(self, path: Path) -> HifiganFile:
         """Read a file of another project, together with its pair; see `Converter.read`."""
         first, *rest = [super(HifiganConverter, self).read(file) for file in pair(path)]
         for other in rest:
@@ -103,7 +103,7 @@ class HifiganConverter(Converter[HifiganFile]):
     def _task_state(self, original: HifiganFile, path: Path) -> State:
         return trainable_state(original.state)
 
-    def _ours(self, original: HifiganFile, source: Path, is_checkpoint: bool, **options: Any) -> Converted:
+    def _ours(self, original: HifiganFile, source: Path, is_checkpoint: bool) -> Converted:
         settings = settings_of(source)
         generator = build_generator(original, settings, source)
         recipe, unmapped = recipe_of({"num_mels": generator.in_channels, **settings})
@@ -141,7 +141,7 @@ class HifiganConverter(Converter[HifiganFile]):
             converted.training |= _our_training(original, state, arguments["scheduler_g"]["init_args"]["gamma"])
         return converted
 
-    def _from_ours(self, source: Path, target: Path, **options: Any) -> dict[str, Any]:
+    def _from_ours(self, source: Path, target: Path) -> dict[str, Any]:
         """Write a checkpoint of ours as `g_%08d`, `do_%08d` and config.json into a folder."""
         source = find_checkpoint(source)
         checkpoint, specs, *_ = read_ours(source, self.inference)
@@ -202,7 +202,7 @@ class HifiganConverter(Converter[HifiganFile]):
         content = {"generator": to_legacy_keys(module.state_dict())}
         write_atomic(path, lambda file: torch.save(content, file))
 
-    def _from_module(self, module: nn.Module, target: Path, **options: Any) -> dict[str, Any]:
+    def _from_module(self, module: nn.Module, target: Path) -> dict[str, Any]:
         return super()._from_module(module, target if NAME.fullmatch(target.name) else target / "g_00000000")
 
 

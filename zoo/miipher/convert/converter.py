@@ -50,7 +50,7 @@ class MiipherConverter(Converter[MiipherFile]):
 
     system, task, inference = "miipher", "zoo.miipher.AdapterTask", "zoo.miipher.FeatureExtractor"
 
-    def read(self, path: Path, **options: Any) -> MiipherFile:
+    def read(self, path: Path) -> MiipherFile:
         """Read a file or folder, see `zoo.miipher.convert.rules.read`."""
         return read(path)
 
@@ -164,7 +164,6 @@ class MiipherConverter(Converter[MiipherFile]):
         source: Path,
         is_checkpoint: bool,
         backbone: Path | str | None = None,
-        **options: Any,
     ) -> Converted:
         vocoder, built, step = original.vocoder, None, original.step or 0
         if vocoder is None or original.cleaner is not None or original.open_miipher:
@@ -216,12 +215,10 @@ class MiipherConverter(Converter[MiipherFile]):
         """
         _write(module, Path(path), backbone)
 
-    def _from_module(self, module: nn.Module, target: Path, **options: Any) -> dict[str, Any]:
-        return {"target": [str(file) for file in _write(module, target, options["backbone"])]}
+    def _from_module(self, module: nn.Module, target: Path, backbone: Path | str | None = None) -> dict[str, Any]:
+        return {"target": [str(file) for file in _write(module, target, backbone)]}
 
-    def _from_ours(
-        self, source: Path, target: Path, backbone: Path | str | None = None, **options: Any
-    ) -> dict[str, Any]:
+    def _from_ours(self, source: Path, target: Path, backbone: Path | str | None = None) -> dict[str, Any]:
         """Write a checkpoint, run or export of ours in the originals' layouts."""
         specs, state, fused = read_parts(source, ema=False)
         if not str(specs["inference"]).startswith("zoo.miipher."):
@@ -360,19 +357,9 @@ def _write(
     sample_rate: int = SAMPLE_RATE,
     training: Mapping[str, Any] | None = None,
 ) -> list[Path]:
-    """Write a cleaner or a generator as an original's file, see `to_original`.
+    """Write a cleaner or a generator as an original's file, see `to_original`; returns the files.
 
-    Args:
-        module: to write.
-        path: the file.
-        backbone: the whole backbone's folder or hub id.
-        step: batches trained.
-        others: `mpd.*` and `msd.*` that go with a generator.
-        sample_rate: of the generator's audio, in Hz.
-        training: further entries of an adapter's file.
-
-    Returns:
-        The files written.
+    `others` are the `mpd.*` and `msd.*` of a generator, `training` further entries of an adapter's file.
     """
     if isinstance(module, Cleaner):
         content, suffix = _cleaner_content(module, backbone, step, training or {})
@@ -392,14 +379,9 @@ def _write(
 
 
 def _whole_backbone(cleaner: Cleaner, source: Path | str | None) -> tuple[State, str]:
-    """All blocks of the backbone that a cleaner uses the first of.
+    """All blocks of the backbone that a cleaner uses the first of, by transformers' names; and the source's name.
 
-    Args:
-        cleaner: whose own tensors come before those of the source.
-        source: folder or hub id; None takes the cleaner's own.
-
-    Returns:
-        (tensors by transformers' names, the source's name).
+    The cleaner's own tensors come before those of the source.
     """
     own = cleaner.backbone
     place = source if source is not None else own.source

@@ -55,14 +55,7 @@ class Vocoder(HifiganFile):
 
 
 def vocoder_of(content: Mapping[str, Any], source: Path) -> Vocoder | None:
-    """Recognise a vocoder among what a file holds.
-
-    Args:
-        content: the loaded file, OmegaConf nodes already plain.
-        source: named in errors.
-
-    Returns:
-        The vocoder, or None when it is none of Miipher-2's.
+    """Recognise a vocoder of Miipher-2 among what a file holds (OmegaConf nodes already plain), or return None.
 
     Raises:
         ValueError: when a prenet's positions are not the sinusoids that ours computes.
