@@ -25,6 +25,12 @@ def count(prefix: str) -> Leaf:
     )
 
 
+def sizes(template: str, axis: int = 0) -> Leaf:
+    """Read an axis of each of the tensors whose names count up from 0, as `ups.{}.weight`."""
+    counted = count(template.partition("{}")[0])
+    return lambda source: [source.state[template.format(number)].shape[axis] for number in range(counted(source))]
+
+
 def has(name: str) -> Leaf:
     """Tell whether there is a tensor."""
     return lambda source: name in source.state

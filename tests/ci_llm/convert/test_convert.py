@@ -227,6 +227,9 @@ def test_configuration(tmp_path):
     assert arguments["scheduler"]["init_args"]["warmup_steps"] == 84
     assert recipe["data"]["init_args"]["max_length"] == 768 and recipe["data"]["init_args"]["root"].endswith("/gsm8k")
     assert {each.partition(":")[0] for each in left} == {"use_deepspeed", "output_dir", "eval_batch_size"}
+    path.write_text(yaml.safe_dump({**MAIN, "max_train_steps": 17}))
+    recipe, left = convert_config(path)
+    assert recipe["trainer"]["max_steps"] == 17 and "epochs" in left  # which then say nothing
 
 
 def test_configuration_that_cannot_be(tmp_path):

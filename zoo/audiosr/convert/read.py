@@ -18,7 +18,7 @@ from zoo.common.build import build
 from zoo.convert.engine import Original
 from zoo.convert.names import State, unwrapped
 from zoo.convert.settings import read_table
-from zoo.convert.sizes import count, described, part, said, size
+from zoo.convert.sizes import count, described, part, said, size, sizes
 from zoo.hifigan.nets.generator import Generator
 
 
@@ -146,7 +146,7 @@ def _context_channels(unet: Original) -> int | None:
 
 
 def _autoencoder_multipliers(vae: Original) -> list[int]:
-    widths = [len(vae.state[f"encoder.down.{i}.block.0.conv1.weight"]) for i in range(count("encoder.down.")(vae))]
+    widths = sizes("encoder.down.{}.block.0.conv1.weight")(vae)
     return [width // len(vae.state["encoder.conv_in.weight"]) for width in widths]
 
 
@@ -159,14 +159,13 @@ def _n_mels(encoder: Original) -> int:
 
 def _heads(encoder: Original) -> int:
     """By the configuration of such an encoder; modelV1 swallows the keys, so that of a model.py says nothing of it."""
-    sizes = (encoder.state["pos_encoding"].shape[2], count("transformer.layers.")(encoder))
-    is_its = all(encoder.settings.get(key, value) == value for key, value in zip(ENCODER_SIZES, sizes, strict=True))
+    its = (encoder.state["pos_encoding"].shape[2], count("transformer.layers.")(encoder))
+    is_its = all(encoder.settings.get(key, value) == value for key, value in zip(ENCODER_SIZES, its, strict=True))
     heads = LAYOUTS[encoder.layout].encoder[1]
     return int(encoder.settings.get("global_encoder_heads", heads)) if is_its else heads
 
 
-def _upsample_kernels(vocoder: Original) -> list[int]:
-    return [vocoder.state[f"ups.{i}.weight"].shape[2] for i in range(count("ups.")(vocoder))]
+_upsample_kernels = sizes("ups.{}.weight", 2)
 
 
 def _resblock_kernels(vocoder: Original) -> list[int]:

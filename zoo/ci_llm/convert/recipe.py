@@ -19,6 +19,7 @@ SCHEDULES = {
 IMPLIED = ("parallel_mode", "dataset_subset", "tokenizer_name")
 DATA = "${oc.env:ZOO_DATA,data}"
 EMPTY: tuple[Any, ...] = (None, False, 0, 0.0)  # values that need no note
+EPOCHS = ("epochs", 1, int)
 ACCUMULATED = ("gradient_accumulation_steps", 4, int)
 GSM8K_ITEMS = 7473  # training questions
 HINTS = {
@@ -59,11 +60,11 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
         found = ", ".join(map(str, list(config)[:6]))
         raise ValueError(f"{path} is no configuration of CI-LLM: expected model_name and num_agents, found {found}")
     settings = Settings(config, path, IMPLIED, HINTS)
-    steps, epochs = _steps(settings), settings.number("epochs", 1, int)
+    steps = _steps(settings)
     recipe = {
         "seed_everything": settings.number("seed", 42, int),
         "trainer": {
-            **({"max_epochs": epochs} if steps is None else {"max_steps": steps}),
+            **({"max_epochs": settings.number(*EPOCHS)} if steps is None else {"max_steps": steps}),
             "precision": settings.choice("mixed_precision", "no", PRECISIONS),
             "accumulate_grad_batches": settings.number(*ACCUMULATED),
             "gradient_clip_val": 1.0,  # the original's DeepSpeed file alone has it
@@ -84,7 +85,7 @@ def _steps(settings: Settings) -> int | None:
         return steps
     items = settings.number("debug_subset_size", GSM8K_ITEMS, int)
     batches = math.ceil(items / settings.number("batch_size", 1, int))
-    return settings.number("epochs", 1, int) * math.ceil(batches / settings.number(*ACCUMULATED))
+    return settings.number(*EPOCHS) * math.ceil(batches / settings.number(*ACCUMULATED))
 
 
 def _model(settings: Settings, steps: int | None) -> dict[str, Any]:
