@@ -40,10 +40,7 @@ class Step:
         latent: clean ones, in the scale that the net sees.
         t: diffusion steps (B,).
         place: where an item is cropped, (B,) in [0, 1), from the first to the last place.
-        diffusion: the process.
         scale: of the latents, scalar.
-        autoencoder: decodes latents.
-        features: waveforms to mels.
         vocoder: mels to waveforms; None without one.
         known: `t` and `place` on the host; None asks the device for them.
     """
@@ -110,7 +107,6 @@ class AutoencoderStep:
 
     Args:
         mel: log-mels (B, 1, F, n_mels).
-        decoded: the autoencoder's, same shape.
         moments: of the latents, see `Autoencoder.encode`.
     """
 
@@ -124,9 +120,6 @@ class LossTerm(nn.Module, ABC):
 
     Args:
         weight: of the term; 0 leaves it out.
-
-    Raises:
-        ValueError: when the weight is negative.
     """
 
     def __init__(self, weight: float = 1.0) -> None:
@@ -181,9 +174,6 @@ class Spectral(DiffusionTerm):
         most_time: share of the diffusion's steps below which an item takes part, in (0, 1].
         crop_frames: mel frames that are decoded of each.
         weight: of the term.
-
-    Raises:
-        ValueError: when a number is out of its range.
     """
 
     def __init__(self, most_time: float = 0.1, crop_frames: int = 64, weight: float = 1.0) -> None:
@@ -251,15 +241,7 @@ class KL(AutoencoderTerm):
 
 
 def weighted_sum(terms: dict[str, Tensor], losses: nn.ModuleDict) -> Tensor:
-    """The sum that is minimised.
-
-    Args:
-        terms: values by name.
-        losses: the terms of these names.
-
-    Returns:
-        A scalar.
-    """
+    """The scalar that is minimised: values by name, each times the weight of the term of this name."""
     return torch.stack([cast(LossTerm, losses[name]).weight * value for name, value in terms.items()]).sum()
 
 
@@ -306,30 +288,14 @@ class Draws(NamedTuple):
 
 
 def draws(seeds: Sequence[int], shape: Sequence[int], steps: int, dropout: float) -> Draws:
-    """Draw what one training step needs, on the CPU.
-
-    Args:
-        seeds: of the items.
-        shape: of an item's latents.
-        steps: of the diffusion.
-        dropout: probability that the condition is dropped.
-    """
+    """Draw what one training step needs, on the CPU, for items with latents of this shape."""
     time, drop, place = seeded_uniforms(seeds, 3)
     noises = row_noise(seeds, shape)
     return Draws((time * steps).long(), next(noises), next(noises), drop >= dropout, place.float())
 
 
 class Objective(nn.Module):
-    """All terms of the loss on one batch.
-
-    Args:
-        net: that trains.
-        diffusion: the process.
-        losses: terms by name.
-        autoencoder: decodes latents for the terms that compare sound.
-        features: the same terms' mels.
-        vocoder: the same terms' waveforms.
-    """
+    """All terms of the loss on one batch."""
 
     def __init__(
         self,

@@ -132,9 +132,6 @@ class DiffusionTask(SingleOptimizerTask):
         compile_mode: of torch.compile.
         compile_fullgraph: refuse breaks of the graph.
 
-    Raises:
-        ValueError: when the parts do not fit each other or an argument is out of range.
-
     Source: Liu et al., "AudioSR" (2023), section 2; v: Salimans and Ho (2022).
     """
 

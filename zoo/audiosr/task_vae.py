@@ -98,9 +98,6 @@ class AutoencoderTask(_Stage, SingleOptimizerTask):
         lr_scaling: of the rates with the effective batch.
         compile: compile encoder and decoder in place.
 
-    Raises:
-        ValueError: when no term has a weight, or bands and factor do not fit.
-
     Source: Rombach et al., "High-Resolution Image Synthesis with Latent Diffusion Models" (2022), section 3.1.
     """
 
@@ -149,9 +146,6 @@ class AdversarialAutoencoderTask(_Stage, GANTask):
         chunk_seconds: long files are reconstructed in pieces of this length.
         kwargs: of GANTask; `discriminator_start` is the warm-up.
 
-    Raises:
-        ValueError: when a weight is missing, no term has one, or bands and factor do not fit.
-
     Source: Rombach et al. (2022), section 3.1 and appendix G, with least-squares losses.
     """
 
@@ -198,15 +192,7 @@ class AdversarialAutoencoderTask(_Stage, GANTask):
 
 
 def through_latents(autoencoder: Autoencoder, mel: Tensor) -> tuple[Tensor, Tensor]:
-    """Decode a draw of the latents.
-
-    Args:
-        autoencoder: the net.
-        mel: log-mels (B, 1, F, n_mels).
-
-    Returns:
-        Decoded log-mels of the same shape, and the moments.
-    """
+    """Decode a sample of the latents of log-mels (B, 1, F, n_mels); returns the moments, too."""
     moments = autoencoder.encode(mel)
     noise = torch.randn_like(split(moments)[0])
     return autoencoder.decode(draw(moments, noise)), moments

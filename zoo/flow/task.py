@@ -45,9 +45,6 @@ class FlowTask(SingleOptimizerTask):
         compile: compile the net in place.
         classes: names of the classes; those of the data when null. An option of inference.
 
-    Raises:
-        ValueError: when label drop or guidance are asked of a net without classes, or an argument is out of range.
-
     Source: Lipman et al., "Flow Matching for Generative Modeling" (2023), equation 9.
     """
 

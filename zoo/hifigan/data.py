@@ -52,12 +52,8 @@ class Crops(Dataset[dict[str, Tensor]]):
     """Random crops, keyed by (epoch, item): the same whatever worker or rank draws them.
 
     Args:
-        corpus: the clips.
-        indices: which of them.
         segment_samples: length of a crop; shorter clips are padded with zeros on the right.
-        seed: of the crops.
         normalize: scale each clip's peak to 0.95 (the original does, except when fine-tuning).
-        features: conditioning to crop along.
     """
 
     def __init__(
@@ -109,11 +105,7 @@ class Clips(Dataset[dict[str, Tensor]]):
     """Whole clips for evaluation, trimmed to full frames of their features.
 
     Args:
-        corpus: the clips.
-        indices: which of them.
         max_samples: longest excerpt from a clip's beginning.
-        normalize: as in training.
-        features: conditioning, where the data brings it.
     """
 
     def __init__(

@@ -53,9 +53,6 @@ def spectrum(audio: np.ndarray) -> np.ndarray:
 
     Returns:
         (1025,) float64, from 0 Hz to half the sample rate.
-
-    Raises:
-        ValueError: the array has another shape.
     """
     if audio.ndim != 1:
         raise ValueError(f"expected audio (T,), found shape {audio.shape}")
@@ -79,9 +76,6 @@ def cutoff(magnitudes: np.ndarray, sample_rate: int, share: float = SHARE) -> fl
 
     Returns:
         Hz, 0 to sample_rate / 2; 0 for silence.
-
-    Raises:
-        ValueError: the share is out of range.
     """
     if not 0 < share < 1:
         raise ValueError(f"share lies between 0 and 1, not {share}")
@@ -103,9 +97,6 @@ def detect(audio: np.ndarray, sample_rate: int, share: float = SHARE) -> float:
 
     Returns:
         Hz, 0 to sample_rate / 2; 0 for silence.
-
-    Raises:
-        ValueError: the shape or the share does not fit.
 
     Source: AudioSR's inference code; its axis is frequency (ProjectLily's copy cumulates over time).
     """

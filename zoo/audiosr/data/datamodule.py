@@ -73,7 +73,6 @@ class SuperResolutionData(ZooDataModule):
 
     Raises:
         FileNotFoundError: a folder does not exist.
-        ValueError: an argument outside its range.
     """
 
     def __init__(

@@ -85,14 +85,9 @@ class Crops(Dataset[Item]):
     """Random crops with fresh degradations, keyed by (epoch, item): the same whatever worker or rank draws them.
 
     Args:
-        recordings: the clips.
-        indices: which of them.
-        sample_rate: Hz.
         segment_samples: length of a crop.
         blank: which crops to pass over; after a few tries other clips are looked at.
         simulation: makes the twins where the data has none.
-        noises: for the simulation.
-        seed: of crops and degradations.
     """
 
     def __init__(
@@ -140,11 +135,7 @@ class Grid(Dataset[Item]):
     """Every validation clip at every cut-off: the same crop, filter type and order in every run.
 
     Args:
-        recordings: the clips.
-        indices: which of them.
-        sample_rate: Hz.
         samples: length of the excerpt, the first that is not silent.
-        blank: what is silent.
         simulation: its filter types; neither noise nor codecs.
         cutoffs_hz: Hz; where the data has twins they are taken as they are, one item a clip.
 

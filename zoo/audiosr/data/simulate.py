@@ -40,9 +40,6 @@ def lowpass(
     Returns:
         (T,) float32.
 
-    Raises:
-        ValueError: the shape, the type, the order or the cut-off does not fit.
-
     Source: Liu et al., "AudioSR" (2023), section 4.1, and its code's order of steps.
     """
     if audio.ndim != 1 or not audio.size:
@@ -158,17 +155,7 @@ class Simulation:
         return low, cutoff_hz
 
     def limited(self, high: np.ndarray, sample_rate: int, cutoff_hz: float, number: int) -> np.ndarray:
-        """Make the twin for validation: a filter alone, whose type follows from a number.
-
-        Args:
-            high: (T,) float32.
-            sample_rate: Hz.
-            cutoff_hz: Hz.
-            number: any integer >= 0; the types take turns.
-
-        Returns:
-            (T,) float32.
-        """
+        """Limit (T,) float32 for validation: a filter alone; the types take turns by `number`, 0 or more."""
         filter_type = self.filter_types[number % len(self.filter_types)]
         return lowpass(high, sample_rate, cutoff_hz, filter_type, VAL_ORDER)
 

@@ -116,11 +116,7 @@ def _twins(folder: Path, high: Sequence[Path], low: Path) -> list[Path]:
 
 
 class RamCorpus:
-    """A corpus cache read into memory as one block of 16-bit samples, which forked and spawned workers share.
-
-    Args:
-        cache: what to read.
-    """
+    """A corpus cache read into memory as one block of 16-bit samples, which forked and spawned workers share."""
 
     def __init__(self, cache: CorpusCache) -> None:
         self.names = list(cache.names)
@@ -144,12 +140,7 @@ class FileCorpus:
     Headers are checked at once. A file that turns out broken later is named by an AudioFileError from then on.
 
     Args:
-        paths: the files.
-        sample_rate: Hz.
         max_bad_share: share of broken files above which a ValueError ends the run.
-
-    Raises:
-        ValueError: too many broken headers.
     """
 
     def __init__(self, paths: Sequence[Path], sample_rate: int, max_bad_share: float) -> None:
@@ -217,8 +208,6 @@ class Recordings:
     """Full-band clips and, in paired data, their band-limited twins at the same gain.
 
     Args:
-        high: full-band clips.
-        low: band-limited clips.
         twins: for each full-band clip the number of its twin, -1 where it has none that can be read.
         normalize: bring the peak of each full-band clip to 0.95, and its twin along.
     """
@@ -259,18 +248,7 @@ class Recordings:
 
 
 def pair(part: Part, high: Corpus, low: Corpus, sample_rate: int, normalize: bool) -> Recordings:
-    """Bring twins together; pairs of which one is broken are left out, uneven ones are named.
-
-    Args:
-        part: the files.
-        high: their full-band corpus, which may lack broken ones.
-        low: the corpus of the twins, likewise.
-        sample_rate: of both, in Hz.
-        normalize: see `Recordings`.
-
-    Returns:
-        The pairs.
-    """
+    """Bring twins together; pairs of which one is broken are left out, uneven ones are named."""
     low_names = dict(zip(relative_names(part.high), relative_names(part.low), strict=True))
     numbers: Mapping[str, int] = {name: number for number, name in enumerate(low.names)}
     twins = np.array([numbers.get(low_names[name], -1) for name in high.names])

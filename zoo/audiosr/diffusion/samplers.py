@@ -30,9 +30,6 @@ def row_noise(seeds: Sequence[int], shape: Sequence[int], device: torch.device |
 
     Yields:
         (len(seeds), *shape), float32, standard normal, without end: what a sampler starts from, then what it adds.
-
-    Raises:
-        ValueError: when there are no seeds.
     """
     if not seeds:
         raise ValueError("noise needs at least one seed")
@@ -55,9 +52,6 @@ def time_grid(steps: int, grid: Grid, total: int) -> list[int]:
     Returns:
         Falling steps; -1 is clean data.
 
-    Raises:
-        ValueError: when an argument is out of range.
-
     Source: trailing: Lin et al., "Common Diffusion Noise Schedules and Sample Steps are Flawed" (2024), section 3.3.
     """
     if not 1 <= steps <= total:
@@ -77,9 +71,6 @@ class Sampler(ABC):
     Args:
         steps: evaluations of the net.
         grid: see `time_grid`.
-
-    Raises:
-        ValueError: when an argument is out of range.
     """
 
     def __init__(self, steps: int, grid: Grid) -> None:
@@ -118,9 +109,6 @@ class DDIM(Sampler):
         eta: share of fresh noise, 0 (none) to 1 (as much as the process itself has).
         grid: see `time_grid`; "original" with eta 1 is AudioSR's way.
 
-    Raises:
-        ValueError: when an argument is out of range.
-
     Source: Song et al., "DDIM" (2021), equations 12 and 16.
     """
 
@@ -158,9 +146,6 @@ class DPMSolver(Sampler):
     Args:
         steps: evaluations of the net.
         grid: see `time_grid`.
-
-    Raises:
-        ValueError: when an argument is out of range.
 
     Source: Lu et al., "DPM-Solver++" (2022), algorithm 2. Steps from pure noise and to clean data, where the logarithm
     of the signal-to-noise ratio is infinite, are of first order.
@@ -226,9 +211,6 @@ def guided(predict: Predict, unconditional: Predict, scale: float, rescale: floa
 
     Returns:
         Function of x_t and t.
-
-    Raises:
-        ValueError: when an argument is out of range.
     """
     if scale < 0 or not 0 <= rescale <= 1:
         raise ValueError(f"guidance has scale >= 0 and 0 <= rescale <= 1, found {scale} and {rescale}")

@@ -23,9 +23,6 @@ class CosineDiffusion(nn.Module):
     Attributes:
         alpha_bar: a_t (T,), float32.
 
-    Raises:
-        ValueError: when an argument is out of range.
-
     Source: Nichol and Dhariwal, "Improved DDPM" (2021), equation 17, without their limit of 0.999 on beta; v: Salimans
     and Ho, "Progressive Distillation" (2022), appendix D.
     """
@@ -77,16 +74,7 @@ class CosineDiffusion(nn.Module):
         return signal * x0 + spread * noise
 
     def target(self, x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """What the net has to predict.
-
-        Args:
-            x0: data (B, ...), float.
-            noise: standard normal, of the same shape.
-            t: steps (B,), int64.
-
-        Returns:
-            (B, ...).
-        """
+        """What the net has to predict (B, ...); arguments as in `noised`."""
         if self.prediction == "noise":
             return noise
         signal, spread = self._factors(t, x0)
@@ -110,16 +98,7 @@ class CosineDiffusion(nn.Module):
         return ((x - spread * output) / signal.masked_fill(last, 1)).masked_fill(last, 0)
 
     def to_noise(self, x: Tensor, output: Tensor, t: Tensor) -> Tensor:
-        """Noise, by the net's prediction.
-
-        Args:
-            x: x_t (B, ...), float.
-            output: of the net, of the same shape.
-            t: steps (B,), int64.
-
-        Returns:
-            (B, ...).
-        """
+        """Noise (B, ...), by the net's prediction; arguments as in `to_x0`."""
         if self.prediction == "noise":
             return output
         signal, spread = self._factors(t, x)

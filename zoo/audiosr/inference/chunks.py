@@ -28,14 +28,7 @@ _VOCODER_WINDOW = 512  # frames vocoded at once
 
 @dataclass(frozen=True)
 class Settings:
-    """How the nets are used.
-
-    Attributes:
-        sampler: from noise to latents.
-        guidance_scale: see `zoo.audiosr.diffusion.samplers.mix`.
-        guidance_rescale: likewise.
-        seed: of the noise.
-    """
+    """How the nets are used."""
 
     sampler: Sampler
     guidance_scale: float
@@ -64,11 +57,6 @@ class Chunks:
     """The nets on chunks of tagged units.
 
     Args:
-        net: denoiser.
-        autoencoder: of log-mels.
-        features: audio to log-mels.
-        diffusion: the process.
-        settings: how they are used.
         copied: bands of the log-mel (units, n_mels) bool that are taken from the input, for each unit of the clip.
         encoded: what the global encoder made of each channel of the clip; None without one.
         condition_autoencoder: of the condition; None takes `autoencoder`.
@@ -97,18 +85,7 @@ class Chunks:
 
     @torch.inference_mode()
     def restore(self, chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
-        """Generate the log-mels of chunks.
-
-        Args:
-            chunks: (N, units * (unit_samples + TAGS)) float32.
-            valid: not needed.
-
-        Returns:
-            Log-mels (N, n_mels, F) float32.
-
-        Raises:
-            ValueError: when they are not finite.
-        """
+        """Generate the log-mels (N, n_mels, F) float32 of chunks (N, units * (unit_samples + TAGS)) float32."""
         mel, tags = self._mel(chunks)
         copied = self.copied[tags[..., 0].long()]  # (N, units, n_mels)
         if copied.all():

@@ -30,9 +30,6 @@ class Reconstructor(Inference):
         autoencoder: of log-mels.
         features: audio to log-mels.
         chunk_seconds: length of a chunk, > 0.
-
-    Raises:
-        ValueError: when the chunk is too short.
     """
 
     input_suffixes: ClassVar[tuple[str, ...]] = files.AUDIO_SUFFIXES
@@ -50,15 +47,8 @@ class Reconstructor(Inference):
     def __call__(self, audio: np.ndarray, sample_rate: int) -> np.ndarray:
         """Encode and decode.
 
-        Args:
-            audio: (T,) or (C, T), see `as_audio`; channels are mixed.
-            sample_rate: its rate in Hz.
-
         Returns:
             Log-mel (n_mels, F) float32, F = ceil(T * features.sample_rate / sample_rate / hop_length).
-
-        Raises:
-            ValueError: when the array is no audio.
         """
         audio = np.atleast_2d(as_audio(audio, sample_rate))
         return np.concatenate(list(self._pieces([audio], audio.shape[1], sample_rate)), axis=1)
@@ -66,16 +56,8 @@ class Reconstructor(Inference):
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:
         """Write the reconstructed log-mel of an audio file.
 
-        Args:
-            source: audio.
-            target: `.npy` file to write, (n_mels, F) float32, frame after frame.
-
         Returns:
             `audio_seconds` and `sample_rate` of the input, `frames`.
-
-        Raises:
-            ValueError: when the file is not sound audio.
-            OSError: when it cannot be read or the result cannot be written.
         """
         header = files.info(source)
         frames = self._frames(header.samples, header.sample_rate)

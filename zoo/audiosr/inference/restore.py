@@ -42,10 +42,8 @@ class Recording:
     """A file or an array: `survey` it, then `restore` it, then take the `result`.
 
     Args:
-        restorer: what computes.
         blocks: opens the input: pieces (C, n) float32.
         source_rate: of the input in Hz.
-        channels: of the input.
         samples: of the input.
         shift: of the grid of chunks, see `Chunker.spans`.
         cutoff_hz: in the place of the restorer's, in Hz.
@@ -259,9 +257,6 @@ class Restorer(Inference):
             98.5 % of the whole input's magnitude lies ("share").
         cutoff_confidence: of an edge that counts, 0 to 1; see `zoo.audiosr.data.cutoff.Edge`.
 
-    Raises:
-        ValueError: when there is no vocoder, or an argument is out of range.
-
     Source: Liu et al., "AudioSR" (2023), section 2; chunks, cross-over and level are ours.
     """
 
@@ -340,9 +335,6 @@ class Restorer(Inference):
 
         Returns:
             (T',) or (C, T') float32, -1 to 1, at the features' sample rate.
-
-        Raises:
-            ValueError: when the array is no audio.
         """
         return self._array(audio, None, sample_rate, grid_shift, cutoff_hz)
 
@@ -380,21 +372,11 @@ class Restorer(Inference):
             high: the target of the same shape.
             sample_rate: of both, in Hz.
             cutoff_hz: of the input.
-
-        Returns:
-            Like a call.
-
-        Raises:
-            ValueError: when an array is no audio.
         """
         return self._array(low, high, sample_rate, 0, cutoff_hz)
 
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:
         """Restore an audio file.
-
-        Args:
-            source: audio.
-            target: audio file to write.
 
         Returns:
             `audio_seconds`, `sample_rate` and `channels` of the result; `cutoff_hz` (see `Recording`), whether it was
@@ -402,10 +384,6 @@ class Restorer(Inference):
             confidence; `restored`, False where there was nothing to do; `chunks` per channel;
             `real_time_factor` (seconds of work per second of audio); `gain`, below 1 where the result would have left
             full scale; `match`, the factor on the generated band; and the name of the `picture`.
-
-        Raises:
-            ValueError: when the file is not sound audio.
-            OSError: when it cannot be read or the result cannot be written.
         """
         started = time.perf_counter()
         header = files.info(source)

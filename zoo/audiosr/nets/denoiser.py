@@ -40,9 +40,6 @@ class Denoiser(nn.Module):
     Attributes:
         latent_scale: factor from the autoencoder's latents to those that the UNet sees, scalar, float32. Saved with
             the weights; whoever calls the net applies it.
-
-    Raises:
-        ValueError: when UNet and encoder do not fit together.
     """
 
     latent_scale: Tensor

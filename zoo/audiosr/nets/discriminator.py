@@ -21,9 +21,6 @@ class PatchDiscriminator(Discriminator):
         channels: width of the first layer; each further one doubles it, up to eight times.
         layers: convolutions with stride 2; both axes need at least 2 ** (layers + 2) pixels.
 
-    Raises:
-        ValueError: when a number is below 1.
-
     Source: Isola et al., "Image-to-Image Translation with Conditional Adversarial Networks" (2017), appendix 6.1.2.
     """
 

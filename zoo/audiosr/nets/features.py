@@ -27,9 +27,6 @@ class MelFeatures(nn.Module):
         f_min: lower edge of the lowest band in Hz.
         f_max: upper edge of the highest band in Hz; None is sample_rate / 2.
 
-    Raises:
-        ValueError: when the kind is unknown or the sizes contradict each other.
-
     Source: the feature code of AudioSR (Liu et al., 2023) and of ProjectLily's data set.
     """
 
@@ -67,9 +64,6 @@ class MelFeatures(nn.Module):
 
         Returns:
             (B, 1, F, n_mels), float32, >= ln(1e-5); F = T // hop_length, one more for "projectlily".
-
-        Raises:
-            ValueError: when the shape is another one.
         """
         if waveform.dim() != 3 or waveform.shape[1] != 1:
             raise ValueError(f"expected waveforms (B, 1, T), found shape {tuple(waveform.shape)}")

@@ -25,15 +25,7 @@ _PART = "part"  # the net's name in a copy
 
 
 class _FrozenNet(FrozenModule):
-    """A net taken from a run, a checkpoint or an export, or built with random weights; without weight norm.
-
-    Args:
-        class_path: of the net.
-        source: where the weights come from; None for random ones.
-        revision: not used; our runs have none.
-        config: arguments of the net where there is no source.
-        seed: of random weights.
-    """
+    """A net taken from a run, a checkpoint or an export, or built with random weights; without weight norm."""
 
     inference = ""  # of the stage that trains such nets
 

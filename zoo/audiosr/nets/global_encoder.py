@@ -29,9 +29,6 @@ class GlobalEncoder(nn.Module):
         n_mels: bins of the mel images.
         context_channels: width of what comes out.
 
-    Raises:
-        ValueError: when sizes do not fit together.
-
     Source: ProjectLily, GlobalAudioEncoder (names of the weights are the same). Its projection of the flattened
     features was built in the first forward pass, hence never trained; here the constructor builds it.
     """
@@ -78,9 +75,6 @@ class GlobalEncoder(nn.Module):
 
         Returns:
             The clip's vector (B, context_channels) and its tokens (B, T, context_channels).
-
-        Raises:
-            ValueError: when the mel has another number of bins.
         """
         if mel.shape[-2] != self.n_mels:
             raise ValueError(f"the mel has {mel.shape[-2]} bins in its second to last axis, expected {self.n_mels}")

@@ -26,9 +26,6 @@ def timestep_embedding(t: Tensor, dim: int) -> Tensor:
         t: steps (B,), 0 to 999.
         dim: width, even.
 
-    Returns:
-        (B, dim) float32: cosines, then sines.
-
     Source: Dhariwal and Nichol, "Diffusion Models Beat GANs" (2021), their code.
     """
     half = dim // 2
@@ -58,10 +55,6 @@ class ResBlock(nn.Module):
     """Two normed convolutions with the time between them, and a shortcut.
 
     Args:
-        in_channels: of the input.
-        out_channels: of the output.
-        embedding_channels: width of the time embedding.
-        groups: of the norms.
         context_channels: width of the clip's vector that scales and shifts the second norm's output; None for none.
     """
 
@@ -99,13 +92,7 @@ class ResBlock(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head attention of tokens to themselves or to others.
-
-    Args:
-        channels: of the tokens that ask.
-        heads: of the attention.
-        context_channels: of the tokens that are asked; None when they are the same.
-    """
+    """Multi-head attention of tokens to themselves or to others."""
 
     def __init__(self, channels: int, heads: int, context_channels: int | None = None) -> None:
         super().__init__()
@@ -177,14 +164,7 @@ class TransformerBlock(nn.Module):
 
 
 class TokenAttention(nn.Module):
-    """Cross-attention to a clip's tokens, added through a gate that starts at zero.
-
-    Args:
-        channels: width of the image.
-        heads: of the attention.
-        groups: of the norm.
-        context_channels: width of the tokens.
-    """
+    """Cross-attention to a clip's tokens, added through a gate that starts at zero."""
 
     def __init__(self, channels: int, heads: int, groups: int, context_channels: int) -> None:
         super().__init__()
@@ -202,11 +182,7 @@ class SpatialTransformer(nn.Module):
     """A transformer block over all positions of an image, preceded by what the fusion does.
 
     Args:
-        channels: width.
-        heads: of the attentions.
-        groups: of the norm.
         fusion: see `zoo.audiosr.UNet`; "film" does nothing here.
-        context_channels: width of the global context.
     """
 
     def __init__(self, channels: int, heads: int, groups: int, fusion: Fusion, context_channels: int | None) -> None:
@@ -303,9 +279,6 @@ class UNet(nn.Module):
         factor: what both axes of the latents must be multiples of.
         fusion: as given.
         context_channels: as given.
-
-    Raises:
-        ValueError: when sizes do not fit together.
 
     Source: Dhariwal and Nichol, "Diffusion Models Beat GANs" (2021); Rombach et al. (2022); Liu et al., "AudioSR"
     (2023). Names of the weights are theirs.

@@ -72,9 +72,6 @@ class Autoencoder(nn.Module):
         factor: how much smaller the latent image is along each axis.
         latent_channels: of the latent image.
 
-    Raises:
-        ValueError: when the groups do not divide the widths.
-
     Source: Rombach et al., "High-Resolution Image Synthesis with Latent Diffusion Models" (2022), appendix G; names of
     the weights are that code's.
     """
@@ -133,14 +130,7 @@ class Autoencoder(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Two normed convolutions and a shortcut.
-
-    Args:
-        in_channels: of the input.
-        out_channels: of the output.
-        dropout: before the second convolution.
-        groups: of the norms.
-    """
+    """Two normed convolutions and a shortcut."""
 
     def __init__(self, in_channels: int, out_channels: int, dropout: float, groups: int) -> None:
         super().__init__()
@@ -192,17 +182,7 @@ class Middle(nn.Module):
 
 
 class Level(nn.Module):
-    """Residual blocks of one resolution, then the way to the next one.
-
-    Args:
-        in_channels: of the input.
-        out_channels: of the output.
-        blocks: how many.
-        dropout: of the blocks.
-        groups: of the norms.
-        downsample: whether it ends by halving both axes.
-        upsample: whether it ends by doubling both axes.
-    """
+    """Residual blocks of one resolution, then the way to the next one."""
 
     def __init__(
         self,
@@ -242,10 +222,6 @@ class Encoder(nn.Module):
 
     Args:
         widths: of the levels, from fine to coarse.
-        blocks: per level.
-        out_channels: of the output.
-        dropout: of the blocks.
-        groups: of the norms.
     """
 
     def __init__(self, widths: Sequence[int], blocks: int, out_channels: int, dropout: float, groups: int) -> None:
@@ -272,10 +248,6 @@ class Decoder(nn.Module):
 
     Args:
         widths: of the levels, from fine to coarse; they run in the opposite order.
-        blocks: per level.
-        in_channels: of the latent image.
-        dropout: of the blocks.
-        groups: of the norms.
     """
 
     def __init__(self, widths: Sequence[int], blocks: int, in_channels: int, dropout: float, groups: int) -> None:

@@ -101,7 +101,6 @@ class ImageData(FlowData):
 
     Raises:
         FileNotFoundError: when there is no such folder or file.
-        ValueError: when an argument is out of range.
     """
 
     def __init__(

@@ -58,16 +58,7 @@ def first_of_each(labels: Sequence[int], limit: int) -> list[int]:
 
 
 def held_out(labels: Sequence[int], every: int, seed: int | None) -> list[bool]:
-    """Choose every n-th item of each class, in order or, with a seed, from an order of their own.
-
-    Args:
-        labels: classes of the items.
-        every: n.
-        seed: of the order; None for the order of the items.
-
-    Returns:
-        For each item whether it is chosen.
-    """
+    """For each item whether it is the n-th of its class, in order or, with a seed, in an order of their own."""
     order = list(range(len(labels)))
     if seed is not None:
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed)).tolist()
@@ -176,8 +167,6 @@ class HubPictures(Pictures):
 
     Args:
         dataset: of the package datasets; its rows are decoded on access.
-        column: that holds the images.
-        indices: rows to use.
     """
 
     def __init__(self, dataset: Any, column: str, indices: Sequence[int]) -> None:

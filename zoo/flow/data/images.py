@@ -45,9 +45,6 @@ class Framing:
     Args:
         resize: "squash" brings both sides to the resolution; "crop" keeps proportions and takes the centre.
         background: red, green and blue, 0 to 255, that transparent pixels are composed onto.
-
-    Raises:
-        ValueError: when a value is another.
     """
 
     resize: Literal["squash", "crop"] = "squash"
@@ -84,10 +81,6 @@ class Pictures(ABC):
     def upright(self, index: int, background: tuple[int, int, int] = WHITE.background) -> Image.Image:
         """One image as it is meant to be seen: turned as its EXIF data say, opaque, 8 bits per channel.
 
-        Args:
-            index: its number.
-            background: that transparent pixels are composed onto.
-
         Raises:
             ValueError: when it is broken, or its values have no stated range.
         """
@@ -99,12 +92,6 @@ class Pictures(ABC):
 
     def pixels(self, index: int, resolution: int, channels: int, framing: Framing = WHITE) -> np.ndarray:
         """One image, upright and resized.
-
-        Args:
-            index: its number.
-            resolution: height and width of the result.
-            channels: 3 for RGB, 1 for grey.
-            framing: what happens to proportions and transparency.
 
         Returns:
             Pixels (resolution, resolution, channels), uint8.
@@ -148,7 +135,6 @@ class FilePictures(Pictures):
 
     Args:
         root: folder that names are given from.
-        paths: the files.
     """
 
     def __init__(self, root: Path, paths: Sequence[Path]) -> None:
@@ -292,7 +278,6 @@ class DecodedPictures:
     """Decodes and resizes images whenever they are asked for.
 
     Args:
-        pictures: the images.
         resolution: height and width in pixels.
         channels: 3 for RGB, 1 for grey.
         framing: what happens to proportions and transparency.

@@ -19,11 +19,7 @@ DRAWS, FLIP = 0, 1  # what is drawn for an item besides its noise
 
 
 class StoredValues:
-    """Serves values from memory.
-
-    Args:
-        values: (N, ...), float32.
-    """
+    """Serves values from memory."""
 
     def __init__(self, values: Tensor) -> None:
         self.values = values

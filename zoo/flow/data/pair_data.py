@@ -31,9 +31,7 @@ class EmbeddedReader:
     """Pairs made in code: the sample is half of its noise, mirrored along the last axis.
 
     Args:
-        shape: of one sample.
         num_classes: labels run from 1 to here in turn; 0 for none.
-        seed: of the noise.
     """
 
     def __init__(self, shape: Sequence[int], num_classes: int, seed: int) -> None:
@@ -80,10 +78,8 @@ class WithReal(Dataset[dict[str, Any]]):
     """Pairs, some of them replaced by real data with noise of its own; other ones in each epoch.
 
     Args:
-        pairs: the pairs.
         real: a training set of the same kind of items.
         share: of the items that are replaced, 0 to 1.
-        seed: of the choice.
     """
 
     def __init__(self, pairs: Pairs, real: Dataset[dict[str, Any]], share: float, seed: int) -> None:
@@ -128,7 +124,6 @@ class PairData(FlowData):
 
     Raises:
         FileNotFoundError: when there is no such folder.
-        ValueError: when an argument is out of range.
 
     Source: Liu et al., "Flow Straight and Fast" (2023), algorithm 1 and section 2.3.
     """

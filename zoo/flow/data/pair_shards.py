@@ -23,11 +23,7 @@ OPEN_SHARDS = 64  # each holds a file descriptor
 
 
 def row_type(shape: Sequence[int]) -> np.dtype:
-    """How a shard stores a pair: the noise as its seed, the sample as float32.
-
-    Args:
-        shape: of one sample.
-    """
+    """How a shard stores a pair: the noise as its seed, the sample as float32."""
     start = min(CHECKED_VALUES, math.prod(shape))
     return np.dtype(
         [("seed", "<i8"), ("label", "<i8"), ("x0_start", "<f4", (start,)), ("x1", "<f4", tuple(shape))]  # 0: no class
@@ -43,8 +39,6 @@ class ShardReader:
     """Reads pairs from memory-mapped shards; the noise is drawn anew from the seed that the teacher's was drawn from.
 
     Args:
-        paths: the shards.
-        shape: of one sample.
         shard_size: pairs per shard; the last one may hold fewer.
     """
 
@@ -86,10 +80,6 @@ class ShardReader:
 def open_shard(path: Path, shape: Sequence[int]) -> np.ndarray:
     """Map a shard into memory.
 
-    Args:
-        path: of the shard.
-        shape: of one sample.
-
     Returns:
         Pairs (N,) of `row_type(shape)`, read-only.
 
@@ -107,9 +97,6 @@ def open_shard(path: Path, shape: Sequence[int]) -> np.ndarray:
 
 def read_meta(folder: Path) -> dict[str, Any]:
     """Read what a folder of pairs says of itself.
-
-    Args:
-        folder: as `make_pairs` writes it.
 
     Returns:
         `count`, `shard_size`, `sample_shape`, `num_classes`, `classes` (None when not known) and the settings of the

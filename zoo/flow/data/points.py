@@ -31,9 +31,6 @@ def draw(kind: PointSet, count: int, seed: int) -> Tensor:
     Returns:
         Points (count, 2), float32.
 
-    Raises:
-        ValueError: when there is no such set, or no point is asked for.
-
     Source: KAIST CS492(D) 2024, assignment 7, task 1, whose draws are standardised each by itself and of whose
     checkerboards the number of points varies.
     """

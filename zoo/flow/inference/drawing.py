@@ -33,9 +33,6 @@ def requests(
 
     Returns:
         Labels (None without classes) and seeds, one per sample, as `Sampler.sample` takes them.
-
-    Raises:
-        ValueError: when the count is not positive, or a label is no class.
     """
     if count < 1:
         raise ValueError(f"count is at least 1, not {count}")

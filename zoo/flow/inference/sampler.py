@@ -49,9 +49,6 @@ class Sampler(Inference):
         trajectory: animate the way of a request's samples (64 images, all points) as `<stem>.gif` or `<stem>.mp4`.
         classes: names of the classes 1 to K; null where they have none. They may stand in the place of numbers, and
             stand in results.
-
-    Raises:
-        ValueError: when an option is out of range or of another kind.
     """
 
     input_suffixes = (".jsonl",)
@@ -145,9 +142,6 @@ class Sampler(Inference):
 
         Yields:
             Solutions of at most `chunk` samples, on the CPU, float32.
-
-        Raises:
-            ValueError: as in `sample`.
         """
         self._check(labels, seeds)
         for start in range(0, len(seeds), self.chunk):
@@ -180,15 +174,8 @@ class Sampler(Inference):
     def trajectory(self, labels: Sequence[int] | None, seeds: Sequence[int]) -> Tensor:
         """Draw samples and keep the states at all times of the solver's grid.
 
-        Args:
-            labels: as in `sample`.
-            seeds: one per sample.
-
         Returns:
             States (N + 1, B, *sample_shape) for a grid of N intervals, float32 on the CPU: noise first, samples last.
-
-        Raises:
-            ValueError: as in `sample`.
         """
         return _joined(self.solutions(labels, seeds, record=len(seeds)))
 
@@ -201,9 +188,6 @@ class Sampler(Inference):
 
         Returns:
             Images (B, H, W, C), uint8; samples that are no images as they are, (B, *sample_shape), float32.
-
-        Raises:
-            ValueError: as in `sample`.
         """
         if seeds is None:
             seeds = range(len(labels) if labels is not None else 1)
@@ -213,17 +197,9 @@ class Sampler(Inference):
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:
         """Draw what a request file asks for.
 
-        Args:
-            source: the request file.
-            target: PNG to write; the other files are named after it.
-
         Returns:
             `images` or `points`, how many; `classes`, how many of each, where they have names; `nfe`, evaluations of
             the field for each (see `Solution`; with dopri5 the most that a chunk took).
-
-        Raises:
-            ValueError: when the file asks for something else, or the samples cannot be drawn.
-            FileNotFoundError: when an MP4 is asked for and there is no ffmpeg.
         """
         labels, seeds = read_requests(source, self.net.num_classes > 0, self.classes)
         names = self.class_names(labels)

@@ -11,13 +11,7 @@ from zoo.flow.nets.velocity import TimeEmbedding, VelocityNet, expand_time
 
 
 class TimeLinear(nn.Module):
-    """A linear layer, element-wise times an embedding of the time.
-
-    Args:
-        in_features: width of the input.
-        out_features: width of the output.
-        time_scale: of the embedding.
-    """
+    """A linear layer, element-wise times an embedding of the time."""
 
     def __init__(self, in_features: int, out_features: int, time_scale: float = 1000.0) -> None:
         super().__init__()

@@ -40,12 +40,7 @@ def group_norm(channels: int, groups: int | None) -> nn.GroupNorm:
 
 
 class Attention(nn.Module):
-    """One head of self-attention over all pixels, added to the input.
-
-    Args:
-        channels: width.
-        groups: of the norm, see `group_norm`.
-    """
+    """One head of self-attention over all pixels, added to the input."""
 
     def __init__(self, channels: int, groups: int | None) -> None:
         super().__init__()
@@ -67,11 +62,8 @@ class ResidualBlock(nn.Module):
     """Two convolutions with time and class added between them, a shortcut, then attention if wanted.
 
     Args:
-        in_channels: of the input.
-        out_channels: of the output.
         embedding_dim: width of the embedding of time and class.
         dropout: before the second convolution, 0 to 1.
-        attention: whether attention follows.
         groups: of the norms, see `group_norm`.
         attention_gain: of the attention's output weights at the start.
     """

@@ -51,7 +51,6 @@ class TimeEmbedding(nn.Module):
     """Sinusoids of the flow time, then two linear layers.
 
     Args:
-        dim: width of the embedding.
         scale: factor on the time. 1 is the original's: over [0, 1] most of its sinusoids are then nearly constant; 1000
             uses their whole range.
     """

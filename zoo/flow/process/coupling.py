@@ -22,9 +22,6 @@ def assign(x0: Tensor, x1: Tensor) -> Tensor:
 
     Returns:
         Permutation (B,), int64 on the CPU: x0[permutation[i]] goes with x1[i].
-
-    Raises:
-        ValueError: when there is not as much noise as data.
     """
     if len(x0) != len(x1):
         raise ValueError(f"expected as much noise as data, found {len(x0)} and {len(x1)}")
@@ -153,9 +150,6 @@ class PooledTransport:
     Args:
         pool: most items paired at once; time grows with its cube and memory with its square.
         within_classes: each pool holds one class, as sampling with labels needs it.
-
-    Raises:
-        ValueError: when the pool is empty.
     """
 
     def __init__(self, pool: int = 1024, within_classes: bool = True) -> None:

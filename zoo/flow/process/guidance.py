@@ -29,9 +29,6 @@ class Guidance:
         schedule: of the scale over the interval: "constant", or from 1 up to `scale` at its end, linear or as half a
             cosine.
 
-    Raises:
-        ValueError: when an argument is out of range.
-
     Source: Ho and Salimans (2022), equation 6; interval: Kynkäänniemi et al. (2024); rescale: Lin et al., "Common
     Diffusion Noise Schedules and Sample Steps are Flawed" (2024), section 3.4.
     """

@@ -49,9 +49,6 @@ def log_likelihood(
     Returns:
         Log-densities in nats, the noise, and the count of evaluations.
 
-    Raises:
-        ValueError: when probes is not positive.
-
     Source: Grathwohl et al., "FFJORD" (2019), equations 4 and 7.
     """
     if probes is not None and probes < 1:
@@ -94,9 +91,6 @@ def dequantise(images: Tensor, generator: torch.Generator | None = None) -> Tens
 
     Returns:
         Data (B, ...), float32, -1 to 1.
-
-    Raises:
-        ValueError: when the images are not uint8.
 
     Source: Theis et al., "A note on the evaluation of generative models" (2016), section 3.1.
     """

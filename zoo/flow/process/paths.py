@@ -102,9 +102,6 @@ class ConditionalOT(AffinePath):
     Args:
         sigma_min: noise left at t = 1; 0.001 in the assignment, 0 for rectified flow.
 
-    Raises:
-        ValueError: when sigma_min is not in [0, 1).
-
     Source: Lipman et al. (2023), equation 22.
     """
 
@@ -161,9 +158,6 @@ class VariancePreserving(AffinePath):
     Args:
         beta_min: noise rate at the data.
         beta_max: noise rate at the noise.
-
-    Raises:
-        ValueError: unless 0 < beta_min <= beta_max.
 
     Source: Lipman et al. (2023), equation 19, after Song et al. (2021).
     """

@@ -27,9 +27,6 @@ def noise(seeds: Sequence[int], shape: Sequence[int], device: torch.device | str
 
     Returns:
         x_0 (len(seeds), *shape), float32, standard normal.
-
-    Raises:
-        ValueError: when there are no seeds.
     """
     if not seeds:
         raise ValueError("noise needs at least one seed")

@@ -41,16 +41,8 @@ class Dopri5:
     The error of a step is the largest of the samples' root mean squares, so that a sample's accuracy does not depend
     on its neighbours.
 
-    Args:
-        velocity: the field.
-        rtol: relative tolerance.
-        atol: absolute tolerance.
-
     Attributes:
         nfe: evaluations of the field so far.
-
-    Raises:
-        ValueError: when a tolerance is not positive.
 
     Source: Dormand and Prince (1980); Hairer, Norsett and Wanner, "Solving Ordinary Differential Equations I", II.4.
     """
@@ -207,9 +199,6 @@ class Solver:
         sway: strength of the sway grid, -1 (shortest steps near the noise) to 1; 0 is uniform.
         rtol: relative tolerance of dopri5.
         atol: absolute tolerance of dopri5.
-
-    Raises:
-        ValueError: when an argument is unknown or out of range.
     """
 
     def __init__(
@@ -338,9 +327,6 @@ def time_grid(steps: int, grid: Grid = "uniform", sway: float = -1.0) -> list[fl
 
     Returns:
         steps + 1 ascending times.
-
-    Raises:
-        ValueError: when the grid is unknown or an argument out of range.
 
     Source: Karras et al. (2022), equation 5; sway: Chen et al., "F5-TTS" (2024), equation 7.
     """

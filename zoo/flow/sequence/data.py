@@ -65,11 +65,6 @@ class DegradedMels(Sequences):
 
     Args:
         corpus: clean, at the mel's rate.
-        indices: which of its clips.
-        mel: waveform to log-mel.
-        max_samples: longest crop.
-        degrader: how to degrade.
-        noises: at the mel's rate.
         rirs: room impulse responses (N,) at the mel's rate.
         seed: of crops, degradation and noise.
     """
@@ -114,7 +109,6 @@ class FeaturePairs(Sequences):
 
     Args:
         paths: the clean and the degraded file of each item.
-        max_frames: longest crop.
         seed: of crops and noise.
     """
 
@@ -218,7 +212,6 @@ class MelData(SequenceData):
 
     Raises:
         FileNotFoundError: when a folder does not exist.
-        ValueError: when an argument is out of range.
     """
 
     def __init__(
@@ -306,7 +299,6 @@ class FeatureData(SequenceData):
 
     Raises:
         FileNotFoundError: when a folder does not exist.
-        ValueError: when an argument is out of range.
     """
 
     def __init__(

@@ -31,9 +31,6 @@ class SequenceNet(nn.Module):
         time_scale: factor on the time before its sinusoids.
         gradient_checkpointing: compute blocks again in the backward pass instead of keeping their activations.
 
-    Raises:
-        ValueError: when sizes do not fit.
-
     Source: Peebles and Xie, "Scalable Diffusion Models with Transformers" (2023), section 3.2 (adaLN-Zero); Su et al.,
     "RoFormer" (2021), equation 34.
     """
@@ -88,9 +85,6 @@ class SequenceNet(nn.Module):
 
         Returns:
             Prediction (B, channels, T), zero beyond the lengths.
-
-        Raises:
-            ValueError: when channels or lengths do not fit.
         """
         self._check(x, condition)
         if given is not None:
@@ -123,14 +117,7 @@ class SequenceNet(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward layer, both modulated by the time.
-
-    Args:
-        dim: width.
-        heads: of the attention.
-        hidden_mult: width of the feed-forward layer in multiples of `dim`.
-        dropout: in training.
-    """
+    """Attention and a feed-forward layer, both modulated by the time."""
 
     def __init__(self, dim: int, heads: int, hidden_mult: int, dropout: float) -> None:
         super().__init__()
@@ -165,12 +152,7 @@ class Block(nn.Module):
 
 
 class Modulated(nn.Module):
-    """Shifts, scales and gates from the time; all zero at first.
-
-    Args:
-        dim: width of each.
-        count: how many.
-    """
+    """Shifts, scales and gates from the time; all zero at first."""
 
     def __init__(self, dim: int, count: int) -> None:
         super().__init__()
@@ -227,7 +209,6 @@ class Conditioned(VelocityNet):
     So guidance and fields written for labels serve conditions as well.
 
     Args:
-        net: the net.
         condition: (B, condition_channels, T), float.
         lengths: frames of each item (B,); None for T.
     """

@@ -11,12 +11,7 @@ LEAST_SPREAD = 0.01  # of the mean deviation: what a bin that never changes is d
 
 
 class Normaliser(nn.Module):
-    """Brings each bin of a sequence and of its condition to zero mean and unit deviation; saved with the weights.
-
-    Args:
-        channels: bins of the sequence.
-        condition_channels: bins of the condition.
-    """
+    """Brings each bin of a sequence and of its condition to zero mean and unit deviation; saved with the weights."""
 
     mean: Tensor
     deviation: Tensor

@@ -49,9 +49,6 @@ class SequenceRestorer(Inference):
         chunk_frames: length of a chunk; about that of the training crops is what the net knows.
         overlap_frames: shared by neighbouring chunks, at most half a chunk.
         chunk_batch: chunks restored together.
-
-    Raises:
-        ValueError: when the parts do not fit each other or an argument is out of range.
     """
 
     input_suffixes: ClassVar[tuple[str, ...]] = (*files.AUDIO_SUFFIXES, FEATURE_SUFFIX)
@@ -150,9 +147,6 @@ class SequenceRestorer(Inference):
 
         Returns:
             Log-mel (n_mels, F) float32.
-
-        Raises:
-            ValueError: when the array is no audio, or this restorer takes features.
         """
         audio = np.atleast_2d(as_audio(audio, sample_rate))
         frames = self._frames(audio.shape[1], sample_rate)
@@ -166,9 +160,6 @@ class SequenceRestorer(Inference):
 
         Returns:
             (channels, F) float32.
-
-        Raises:
-            ValueError: when the array has another shape.
         """
         features = np.asarray(features)
         if features.ndim != 2 or len(features) != self.net.condition_channels or features.shape[1] == 0:
@@ -178,16 +169,8 @@ class SequenceRestorer(Inference):
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:
         """Restore an audio or a feature file.
 
-        Args:
-            source: audio, or `.npy` (condition_channels, F).
-            target: `.npy` file to write, (channels, F) float32, frame after frame (Fortran order).
-
         Returns:
             `frames`, `channels`, and of audio `audio_seconds` and `sample_rate` of the input.
-
-        Raises:
-            ValueError: when the file is no sound audio or features of this net.
-            OSError: when it cannot be read or the result cannot be written.
         """
         facts: dict[str, Any] = {}
         mel = None
@@ -232,11 +215,7 @@ class SequenceRestorer(Inference):
         return Chunker(self.chunk_frames, self.overlap_frames, values, self.chunk_batch)
 
     def _frames(self, samples: int, sample_rate: int) -> int:
-        """Frames of so many samples of audio.
-
-        Raises:
-            ValueError: when this restorer takes no audio.
-        """
+        """Frames of so many samples of audio."""
         if self.mel is None:
             raise ValueError("this restorer takes features (.npy), not audio: it has no mel front end")
         return math.ceil(math.ceil(samples * self.mel.sample_rate / sample_rate) / self.mel.hop_length)
@@ -280,9 +259,6 @@ class SequenceRestorer(Inference):
 
         Yields:
             Pieces (channels, n) float32.
-
-        Raises:
-            ValueError: when the normaliser has no statistics yet.
         """
         self._check_fitted()
         values = self.net.condition_channels if mel is None else mel.hop_length

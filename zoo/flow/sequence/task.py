@@ -51,9 +51,6 @@ class SequenceTask(SingleOptimizerTask):
         lr_scaling: of the rates with the effective batch.
         compile: compile the net in place.
 
-    Raises:
-        ValueError: when the parts do not fit each other or an argument is out of range.
-
     Source: Lipman et al., "Flow Matching for Generative Modeling" (2023), equation 9; masked loss as in Mehta et al.,
     "Matcha-TTS" (2024).
     """

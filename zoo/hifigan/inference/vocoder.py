@@ -78,9 +78,6 @@ class Vocoder(Inference):
 
         Returns:
             Audio at the model's rate, float32, as long as the resampled input; same number of dimensions.
-
-        Raises:
-            ValueError: when the array is no audio.
         """
         audio = as_audio(audio, sample_rate)
         channels = np.atleast_2d(resample_array(audio, sample_rate, self.sample_rate))
@@ -95,9 +92,6 @@ class Vocoder(Inference):
 
         Returns:
             Audio (F * hop,) or (B, F * hop) float32.
-
-        Raises:
-            ValueError: when the array has another shape.
         """
         mel = np.asarray(mel, dtype=np.float32)
         batch = mel[None] if mel.ndim == 2 else mel
@@ -128,16 +122,8 @@ class Vocoder(Inference):
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:
         """Vocode an audio file (copy synthesis) or a mel (`.npy` or `.pt`, (n_mels, F)) in constant memory.
 
-        Args:
-            source: audio, or a mel array without pickled objects.
-            target: audio file to write.
-
         Returns:
             `audio_seconds`, `sample_rate`, `channels`.
-
-        Raises:
-            ValueError: when the file is not sound audio or no mel of this model.
-            OSError: when it cannot be read or the result cannot be written.
         """
         if source.suffix.lower() in FEATURE_SUFFIXES:
             channels, pieces = 1, self._synthesise(self._mel_blocks(source))

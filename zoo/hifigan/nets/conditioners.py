@@ -32,12 +32,7 @@ class Conditioner(nn.Module):
 
 
 class LinearConditioner(Conditioner):
-    """A linear map of every frame: reduces wide SSL features to the generator's width.
-
-    Args:
-        in_channels: channels of the input frames.
-        out_channels: channels of the output frames.
-    """
+    """A linear map of every frame: reduces wide SSL features to the generator's width."""
 
     def __init__(self, in_channels: int, out_channels: int = 80) -> None:
         super().__init__(in_channels, out_channels, receptive_frames=0)

@@ -72,13 +72,7 @@ def _weight_norm(module: nn.Module) -> None:
 
 
 class ConvolutionStack(nn.Module):
-    """Convolutions with leaky activations and a scoring one; keeps every activation.
-
-    Args:
-        convs: the convolutions.
-        conv_post: the scoring convolution to one channel.
-        norm: normalisation attached to each of them.
-    """
+    """Convolutions with leaky activations and a scoring one; keeps every activation."""
 
     def __init__(self, convs: Sequence[nn.Module], conv_post: nn.Module, norm: Callable[[nn.Module], None]) -> None:
         super().__init__()
@@ -101,7 +95,6 @@ class PeriodDiscriminator(ConvolutionStack):
     """Judges a waveform folded into rows of one period.
 
     Args:
-        period: row length in samples.
         channel_mult: width relative to the paper's.
 
     Source: HiFi-GAN, section 2.3 (Kong et al., 2020).
@@ -131,9 +124,6 @@ class MultiPeriodDiscriminator(Discriminator):
     Args:
         periods: row length of each, in samples; primes overlap least.
         channel_mult: width relative to the paper's.
-
-    Raises:
-        ValueError: when a period is below 1 or `channel_mult` is not positive.
 
     Source: HiFi-GAN, section 2.3 (Kong et al., 2020).
     """
@@ -181,9 +171,6 @@ class MultiScaleDiscriminator(Discriminator):
     Args:
         scales: number of scales, each half the rate of the one before.
         channel_mult: width relative to the paper's.
-
-    Raises:
-        ValueError: when `scales` is below 1 or `channel_mult` is not positive.
 
     Source: HiFi-GAN, section 2.3 (Kong et al., 2020).
     """

@@ -24,11 +24,7 @@ class ResidualBlock(nn.Module):
     """Residual units of one kernel size: type "1" pairs a dilated with a plain convolution, "2" has the first only.
 
     Args:
-        channels: width.
-        kernel_size: odd kernel size.
         dilations: dilation of each unit's first convolution.
-        kind: "1" or "2".
-        padding_mode: edges of the convolutions.
 
     Source: HiFi-GAN, appendix A.1 (Kong et al., 2020).
     """
@@ -87,9 +83,6 @@ class Generator(nn.Module):
     Attributes:
         hop_length: samples per frame (of the conditioner's output frames where it changes their rate).
         receptive_frames: input frames on each side that a frame's samples depend on; None means all.
-
-    Raises:
-        ValueError: when sizes do not fit together.
 
     Source: HiFi-GAN, section 2.2 (Kong et al., 2020).
     """

@@ -24,9 +24,7 @@ class Degradation:
 
     Args:
         degrader: for twins made on the spot.
-        noises: at 16 kHz.
         rirs: room impulse responses (T,) at 16 kHz.
-        twins: degraded twins at 16 kHz, each with the number of its clean clip.
     """
 
     def __init__(
@@ -57,10 +55,6 @@ class Clips(Dataset[Item]):
 
     Args:
         corpus: clean, at 16 kHz.
-        indices: which of its clips.
-        degradation: of the input.
-        max_samples: longest crop.
-        seed: of crops and degradation.
     """
 
     def __init__(
@@ -91,13 +85,10 @@ class Segments(Dataset[Item]):
 
     Args:
         corpora: the clean corpus at 16 kHz and at the vocoder's rate.
-        indices: which of its clips.
-        degradation: of the input.
         frames: of a segment.
         context: frames of input on either side, so that the encoder sees what precedes and follows.
         hops: samples per frame at the two rates.
         clean_share: share of the items whose input stays clean.
-        seed: of segments and degradation.
     """
 
     def __init__(

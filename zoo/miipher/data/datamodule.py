@@ -220,9 +220,6 @@ class VocoderSegments(SpeechData):
         frame_rate: frames a second of the encoder.
         clean_share: share of training items whose input is clean (for a cleaner: mixed fine-tuning).
         kwargs: of SpeechData; without degrader and degraded twins the input is clean (pre-training).
-
-    Raises:
-        ValueError: when a rate does not divide into frames.
     """
 
     def __init__(

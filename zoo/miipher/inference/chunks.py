@@ -16,17 +16,7 @@ LEAST_FRAMES = 16  # a shorter clip is zero-padded: the encoder's group norm nee
 
 
 def make_chunker(encoder: Encoder, chunk_seconds: float, overlap_seconds: float, batch: int) -> Chunker:
-    """Chunks on the encoder's frame grid.
-
-    Args:
-        encoder: gives the grid.
-        chunk_seconds: length of a chunk, > 0.
-        overlap_seconds: shared by neighbouring chunks, at most half a chunk.
-        batch: chunks computed together, >= 1.
-
-    Raises:
-        ValueError: when a number is out of range.
-    """
+    """Chunks on the encoder's frame grid, neighbours of which share at most half a chunk."""
     frames = [
         round(seconds * encoder.sample_rate / encoder.hop_samples) for seconds in (chunk_seconds, overlap_seconds)
     ]

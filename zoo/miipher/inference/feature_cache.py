@@ -56,10 +56,6 @@ def cache_folder(input: Path, output: Path, encoder: Encoder, overwrite: bool = 
 
     Returns:
         The summary of `BulkRun.finish`.
-
-    Raises:
-        FileNotFoundError: when there is no such input.
-        ValueError: when there is nothing to do.
     """
     extractor = FeatureExtractor(encoder).to(torch.device(device)).eval()
     jobs = plan(input, output, extractor.input_suffixes, extractor.output_suffix)

@@ -52,9 +52,6 @@ class Restorer(Inference):
         overlap_seconds: shared by neighbouring chunks, at most half a chunk.
         chunk_batch: chunks computed together, >= 1.
 
-    Raises:
-        ValueError: when the nets do not fit each other or an argument is out of range.
-
     Source: Miipher-2 (arXiv 2505.04457), section 3; chunks and loudness are ours.
     """
 
@@ -104,9 +101,6 @@ class Restorer(Inference):
 
         Returns:
             (T',) or (C, T') float32, -1 to 1, at `output_sample_rate`; mixed audio is (1, T') where (C, T) was given.
-
-        Raises:
-            ValueError: when the array is no audio.
         """
         audio = as_audio(audio, sample_rate)
         channels = np.atleast_2d(audio)
@@ -118,17 +112,9 @@ class Restorer(Inference):
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:
         """Restore an audio file.
 
-        Args:
-            source: audio.
-            target: audio file to write.
-
         Returns:
             `audio_seconds`, `sample_rate` and `channels` of the result, `chunks` per channel, `real_time_factor`
             (seconds of work per second of audio), `peak` of the result, and the `gain` of each channel (a factor).
-
-        Raises:
-            ValueError: when the file is not sound audio.
-            OSError: when it cannot be read or the result cannot be written.
         """
         started = time.perf_counter()
         header = files.info(source)
@@ -212,9 +198,6 @@ class FeatureExtractor(Inference):
         chunk_seconds: length of a chunk, > 0.
         overlap_seconds: shared by neighbouring chunks, at most half a chunk.
         chunk_batch: chunks computed together, >= 1.
-
-    Raises:
-        ValueError: when the encoder does not pad, or an argument is out of range.
     """
 
     input_suffixes: ClassVar[tuple[str, ...]] = files.AUDIO_SUFFIXES
@@ -230,25 +213,14 @@ class FeatureExtractor(Inference):
     def __call__(self, audio: np.ndarray, sample_rate: int) -> np.ndarray:
         """Encode an array.
 
-        Args:
-            audio: (T,) or (C, T), see `as_audio`; channels are mixed.
-            sample_rate: its rate in Hz.
-
         Returns:
             Features (C, F) float32.
-
-        Raises:
-            ValueError: when the array is no audio.
         """
         audio = np.atleast_2d(as_audio(audio, sample_rate))
         return np.concatenate(list(self._pieces([audio], audio.shape[1], sample_rate)), axis=1)
 
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:
         """Encode an audio file.
-
-        Args:
-            source: audio.
-            target: `.npy` file to write.
 
         Returns:
             `audio_seconds` of the input, `sample_rate` of it, `frames`, `dim` and `chunks`.

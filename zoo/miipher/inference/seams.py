@@ -14,11 +14,6 @@ from zoo.miipher.inference.restore import Restorer
 def seams(restorer: Restorer, samples: int, sample_rate: int) -> list[tuple[int, int]]:
     """Where the chunks of a clip are cross-faded.
 
-    Args:
-        restorer: cuts the chunks.
-        samples: length of the clip.
-        sample_rate: of the clip in Hz.
-
     Returns:
         (first, last) sample of each cross-fade in the result, which is at `restorer.output_sample_rate`.
     """

@@ -75,8 +75,6 @@ class ParallelAdapter(nn.Module):
     """Norm, down to the hidden size, GELU, up again, on (B, F, dim).
 
     Args:
-        dim: width of the backbone.
-        hidden_dim: width between.
         gain: of the Xavier-uniform weights; small, so that training starts near the plain backbone.
     """
 

@@ -16,7 +16,6 @@ class Cleaner(nn.Module):
 
     Args:
         backbone: frozen; its weights are not written into checkpoints.
-        adapters: what is trained.
     """
 
     def __init__(self, backbone: Backbone, adapters: AdapterStyle) -> None:
