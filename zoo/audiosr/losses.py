@@ -22,6 +22,7 @@ from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.audiosr.nets.vae import kl
 from zoo.common.draws import seeded_uniforms
+from zoo.common.ranges import at_least, one_of, positive, within
 
 Distance = Literal["l1", "l2"]
 Known = Sequence[tuple[int, float]]
@@ -124,8 +125,7 @@ class LossTerm(nn.Module, ABC):
 
     def __init__(self, weight: float = 1.0) -> None:
         super().__init__()
-        if weight < 0:
-            raise ValueError(f"{type(self).__name__}: the weight is at least 0, not {weight}")
+        at_least(0, weight=weight)
         self.weight = weight
 
 
@@ -157,7 +157,8 @@ class Latent(DiffusionTerm):
 
     def __init__(self, distance: Distance = "l2", weight: float = 1.0) -> None:
         super().__init__(weight)
-        self.distance = _DISTANCES[_known(distance)]
+        one_of(_DISTANCES, distance=distance)
+        self.distance = _DISTANCES[distance]
 
     def forward(self, step: Step) -> Tensor:
         """Mean over all elements."""
@@ -178,11 +179,9 @@ class Spectral(DiffusionTerm):
 
     def __init__(self, most_time: float = 0.1, crop_frames: int = 64, weight: float = 1.0) -> None:
         super().__init__(weight)
-        if not 0 < most_time <= 1 or crop_frames < 1:
-            raise ValueError(
-                f"{type(self).__name__}: most_time lies in (0, 1] and crop_frames is at least 1, found {most_time} and "
-                f"{crop_frames}"
-            )
+        positive(most_time=most_time)
+        within(0, 1, most_time=most_time)
+        at_least(1, crop_frames=crop_frames)
         self.most_time = most_time
         self.crop_frames = crop_frames
 
@@ -225,7 +224,8 @@ class Reconstruction(AutoencoderTerm):
 
     def __init__(self, distance: Distance = "l1", weight: float = 1.0) -> None:
         super().__init__(weight)
-        self.distance = _DISTANCES[_known(distance)]
+        one_of(_DISTANCES, distance=distance)
+        self.distance = _DISTANCES[distance]
 
     def forward(self, step: AutoencoderStep) -> Tensor:
         """Mean over all elements."""
@@ -258,12 +258,6 @@ def checked(losses: dict[str, LossTerm]) -> nn.ModuleDict:
     if not used:
         raise ValueError("losses: no term has a weight")
     return nn.ModuleDict(used)
-
-
-def _known(distance: str) -> str:
-    if distance not in _DISTANCES:
-        raise ValueError(f"distance is one of {', '.join(_DISTANCES)}, not {distance!r}")
-    return distance
 
 
 log = logging.getLogger(__name__)

@@ -17,6 +17,7 @@ from zoo.audiosr.nets.denoiser import UNCONDITIONAL, Denoiser
 from zoo.audiosr.nets.features import MelFeatures, whole_mel
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.audiosr.nets.vae import draw, split
+from zoo.common.ranges import one_of, within
 from zoo.training.callbacks.media import log_audio, log_figure, mel_figure
 from zoo.training.compiling import Mode as CompileMode
 from zoo.training.compiling import compile_in_place
@@ -179,10 +180,8 @@ class DiffusionTask(SingleOptimizerTask):
     ) -> None:
         super().__init__(optimizer, scheduler, compile=compile, lr_scaling=lr_scaling)
         check_parts(net, autoencoder, features, vocoder, condition_autoencoder)
-        if not 0 <= condition_dropout <= 1:
-            raise ValueError(f"condition_dropout lies in [0, 1], not {condition_dropout}")
-        if global_input not in ("lowres", "target"):
-            raise ValueError(f"global_input is 'lowres' or 'target', not {global_input!r}")
+        within(0, 1, condition_dropout=condition_dropout)
+        one_of(("lowres", "target"), global_input=global_input)
         self.net = net
         self.autoencoder = autoencoder
         self.condition_autoencoder = condition_autoencoder

@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from zoo.common.atomic import replacing, write_atomic
+from zoo.common.ranges import one_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -175,8 +176,7 @@ def check_animation(kind: str) -> None:
         ValueError: when the kind is unknown.
         FileNotFoundError: when ffmpeg is needed and missing.
     """
-    if kind not in ANIMATIONS:
-        raise ValueError(f"trajectory is one of {', '.join(ANIMATIONS)}, not {kind!r}")
+    one_of(ANIMATIONS, trajectory=kind)
     if kind == "mp4":
         _find_ffmpeg()
 

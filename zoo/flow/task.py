@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zoo.common.ranges import one_of, within
 from zoo.flow.nets.velocity import VelocityNet
 from zoo.flow.process.coupling import Coupling
 from zoo.flow.process.guidance import Guidance
@@ -72,10 +73,8 @@ class FlowTask(SingleOptimizerTask):
         classes: list[str] | None = None,
     ) -> None:
         super().__init__(optimizer, scheduler, compile=compile, lr_scaling=lr_scaling)
-        if not 0 <= label_drop <= 1:
-            raise ValueError(f"model.label_drop lies in [0, 1], not {label_drop}")
-        if prediction not in PREDICTIONS:
-            raise ValueError(f"model.prediction is one of {', '.join(PREDICTIONS)}, not {prediction!r}")
+        within(0, 1, label_drop=label_drop)
+        one_of(PREDICTIONS, prediction=prediction)
         if not net.num_classes and (label_drop or guidance is not None):
             raise ValueError(
                 "model.net.num_classes is 0: such a net takes no label_drop "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,7 @@ class Features:
         return open_features(path)
 
 
+@dataclass(eq=False)
 class Crops(Dataset[dict[str, Tensor]]):
     """Random crops, keyed by (epoch, item): the same whatever worker or rank draws them.
 
@@ -56,21 +58,12 @@ class Crops(Dataset[dict[str, Tensor]]):
         normalize: scale each clip's peak to 0.95 (the original does, except when fine-tuning).
     """
 
-    def __init__(
-        self,
-        corpus: Corpus,
-        indices: np.ndarray,
-        segment_samples: int,
-        seed: int,
-        normalize: bool = True,
-        features: Features | None = None,
-    ) -> None:
-        self.corpus = corpus
-        self.indices = indices
-        self.segment_samples = segment_samples
-        self.seed = seed
-        self.normalize = normalize
-        self.features = features
+    corpus: Corpus
+    indices: np.ndarray
+    segment_samples: int
+    seed: int
+    normalize: bool = True
+    features: Features | None = None
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -101,6 +94,7 @@ class Crops(Dataset[dict[str, Tensor]]):
         return torch.nn.functional.pad(crop, (0, samples - len(crop)))
 
 
+@dataclass(eq=False)
 class Clips(Dataset[dict[str, Tensor]]):
     """Whole clips for evaluation, trimmed to full frames of their features.
 
@@ -108,19 +102,11 @@ class Clips(Dataset[dict[str, Tensor]]):
         max_samples: longest excerpt from a clip's beginning.
     """
 
-    def __init__(
-        self,
-        corpus: Corpus,
-        indices: np.ndarray,
-        max_samples: int,
-        normalize: bool = True,
-        features: Features | None = None,
-    ) -> None:
-        self.corpus = corpus
-        self.indices = indices
-        self.max_samples = max_samples
-        self.normalize = normalize
-        self.features = features
+    corpus: Corpus
+    indices: np.ndarray
+    max_samples: int
+    normalize: bool = True
+    features: Features | None = None
 
     def __len__(self) -> int:
         return len(self.indices)

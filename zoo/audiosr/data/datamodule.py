@@ -19,6 +19,7 @@ from zoo.audiosr.data.simulate import Simulation, top
 from zoo.audiosr.data.sources import FileCorpus, Part, RamCorpus, Recordings, find_parts, pair
 from zoo.common.build import build as make
 from zoo.common.folders import data_folder
+from zoo.common.ranges import at_least, within
 from zoo.common.reading.configs import read_config
 from zoo.training.data import ZooDataModule
 
@@ -225,15 +226,8 @@ class SuperResolutionData(ZooDataModule):
             self.simulation.band(self.sample_rate)
         elif self.root is None:
             raise ValueError("data.init_args.mode paired needs a root with the folders high and low")
-        shares = {"val_ratio": self.val_ratio or 0.0, "blank_ratio_max": self.blank.ratio_max}
-        for name, share in shares.items():
-            if not 0 <= share <= 1:
-                raise ValueError(f"data.init_args.{name}: expected a share from 0 to 1, found {share}")
-        if self.segment_samples < 1 or self.val_samples < 1:
-            raise ValueError(
-                f"data.init_args: segment_samples and val_samples are at least 1, found {self.segment_samples} and "
-                f"{self.val_samples}"
-            )
+        within(0, 1, val_ratio=self.val_ratio or 0.0, blank_ratio_max=self.blank.ratio_max)
+        at_least(1, segment_samples=self.segment_samples, val_samples=self.val_samples)
 
 
 def read_data(config: Path) -> SuperResolutionData:

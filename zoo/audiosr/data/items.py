@@ -81,6 +81,7 @@ def choose(recordings: Recordings, candidates: Iterable[tuple[int, int]], sample
     return fit(high, samples), None if low is None else fit(low, samples)
 
 
+@dataclass(eq=False)
 class Crops(Dataset[Item]):
     """Random crops with fresh degradations, keyed by (epoch, item): the same whatever worker or rank draws them.
 
@@ -90,25 +91,14 @@ class Crops(Dataset[Item]):
         simulation: makes the twins where the data has none.
     """
 
-    def __init__(
-        self,
-        recordings: Recordings,
-        indices: np.ndarray,
-        sample_rate: int,
-        segment_samples: int,
-        blank: Blank,
-        simulation: Simulation,
-        noises: Corpus | None,
-        seed: int,
-    ) -> None:
-        self.recordings = recordings
-        self.indices = indices
-        self.sample_rate = sample_rate
-        self.segment_samples = segment_samples
-        self.blank = blank
-        self.simulation = simulation
-        self.noises = noises
-        self.seed = seed
+    recordings: Recordings
+    indices: np.ndarray
+    sample_rate: int
+    segment_samples: int
+    blank: Blank
+    simulation: Simulation
+    noises: Corpus | None
+    seed: int
 
     def __len__(self) -> int:
         return len(self.indices)

@@ -12,6 +12,7 @@ from scipy.signal import bessel, butter, cheby1, ellip, resample_poly, sosfiltfi
 from zoo.audio.augment.degrade import Degrader
 from zoo.audio.augment.effects import fit
 from zoo.audio.corpora.corpus import Corpus
+from zoo.common.ranges import at_least, one_of, within
 
 FilterType = Literal["butter", "cheby1", "ellip", "bessel"]
 FILTER_TYPES: tuple[FilterType, ...] = get_args(FilterType)
@@ -56,17 +57,15 @@ def lowpass(
 def _sections(sample_rate: int, cutoff_hz: float, filter_type: FilterType, order: int) -> np.ndarray:
     if not 0 < cutoff_hz < sample_rate / 2:
         raise ValueError(f"cutoff_hz lies between 0 and half the sample rate, {sample_rate / 2} Hz; found {cutoff_hz}")
-    if order < 1:
-        raise ValueError(f"order is at least 1, not {order}")
+    at_least(1, order=order)
+    one_of(FILTER_TYPES, filter_type=filter_type)
     if filter_type == "butter":
         return butter(order, cutoff_hz, fs=sample_rate, output="sos")
     if filter_type == "cheby1":
         return cheby1(order, _RIPPLE_DB, cutoff_hz, fs=sample_rate, output="sos")
     if filter_type == "ellip":
         return ellip(order, _RIPPLE_DB, _STOP_DB, cutoff_hz, fs=sample_rate, output="sos")
-    if filter_type == "bessel":
-        return bessel(order, cutoff_hz, fs=sample_rate, output="sos")
-    raise ValueError(f"filter_type is one of {', '.join(FILTER_TYPES)}, not {filter_type!r}")
+    return bessel(order, cutoff_hz, fs=sample_rate, output="sos")
 
 
 def _both_ways(sections: np.ndarray, audio: np.ndarray) -> np.ndarray:
@@ -188,9 +187,7 @@ class Simulation:
             raise ValueError(f"simulation.filter_types: expected some of {', '.join(FILTER_TYPES)}, found {found}")
         if not 1 <= self.order[0] <= self.order[1] <= 10:
             raise ValueError(f"simulation.order: expected 1 <= lowest <= highest <= 10, found {list(self.order)}")
-        for name in ("resampling", "noise", "codec"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"simulation.{name}: expected a share from 0 to 1, found {getattr(self, name)}")
+        within(0, 1, resampling=self.resampling, noise=self.noise, codec=self.codec)
 
 
 def top(sample_rate: int) -> float:

@@ -204,6 +204,7 @@ class _Peaks:
         return float(np.abs(self._corpus.read(index)).max())
 
 
+@dataclass(eq=False)
 class Recordings:
     """Full-band clips and, in paired data, their band-limited twins at the same gain.
 
@@ -212,17 +213,10 @@ class Recordings:
         normalize: bring the peak of each full-band clip to 0.95, and its twin along.
     """
 
-    def __init__(
-        self,
-        high: Corpus,
-        low: Corpus | None = None,
-        twins: np.ndarray | None = None,
-        normalize: bool = True,
-    ) -> None:
-        self.high = high
-        self.low = low
-        self.twins = twins
-        self.normalize = normalize
+    high: Corpus
+    low: Corpus | None = None
+    twins: np.ndarray | None = None
+    normalize: bool = True
 
     @property
     def usable(self) -> np.ndarray:

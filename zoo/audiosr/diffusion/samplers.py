@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
+from zoo.common.ranges import at_least, one_of, within
 
 Predict = Callable[[Tensor, Tensor], Tensor]
 Grid = Literal["trailing", "dense", "original"]
@@ -54,12 +55,10 @@ def time_grid(steps: int, grid: Grid, total: int) -> list[int]:
 
     Source: trailing: Lin et al., "Common Diffusion Noise Schedules and Sample Steps are Flawed" (2024), section 3.3.
     """
-    if not 1 <= steps <= total:
-        raise ValueError(f"steps lies between 1 and the {total} steps of the process, found {steps}")
+    within(1, total, steps=steps)
     if grid == "original":
         return [*reversed(range(1, total, total // steps)), 0]
-    if grid not in GRIDS:
-        raise ValueError(f"grid is one of {', '.join(GRIDS)}, not {grid!r}")
+    one_of(GRIDS, grid=grid)
     exponent = _DENSITY if grid == "dense" else 1.0
     times = {max(round(total * (1 - index / steps) ** exponent) - 1, 0) for index in range(steps)}
     return [*sorted(times, reverse=True), -1]
@@ -74,10 +73,8 @@ class Sampler(ABC):
     """
 
     def __init__(self, steps: int, grid: Grid) -> None:
-        if steps < 1:
-            raise ValueError(f"steps is at least 1, not {steps}")
-        if grid not in GRIDS:
-            raise ValueError(f"grid is one of {', '.join(GRIDS)}, not {grid!r}")
+        at_least(1, steps=steps)
+        one_of(GRIDS, grid=grid)
         self.steps = steps
         self.grid: Grid = grid
 
@@ -114,8 +111,7 @@ class DDIM(Sampler):
 
     def __init__(self, steps: int = 100, eta: float = 0.0, grid: Grid = "trailing") -> None:
         super().__init__(steps, grid)
-        if not 0 <= eta <= 1:
-            raise ValueError(f"eta lies between 0 and 1, not {eta}")
+        within(0, 1, eta=eta)
         self.eta = eta
 
     @torch.no_grad()
@@ -212,8 +208,8 @@ def guided(predict: Predict, unconditional: Predict, scale: float, rescale: floa
     Returns:
         Function of x_t and t.
     """
-    if scale < 0 or not 0 <= rescale <= 1:
-        raise ValueError(f"guidance has scale >= 0 and 0 <= rescale <= 1, found {scale} and {rescale}")
+    at_least(0, scale=scale)
+    within(0, 1, rescale=rescale)
     if scale == 1:
         return predict
 

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from zoo.common.ranges import at_least, one_of
+
 PREDICTIONS = ("v", "noise")
 _OFFSET = 0.008  # keeps the first step's noise from vanishing
 
@@ -33,10 +35,8 @@ class CosineDiffusion(nn.Module):
 
     def __init__(self, steps: int = 1000, prediction: Literal["v", "noise"] = "v") -> None:
         super().__init__()
-        if steps < 2:
-            raise ValueError(f"steps is at least 2, not {steps}")
-        if prediction not in PREDICTIONS:
-            raise ValueError(f"prediction is one of {', '.join(PREDICTIONS)}, not {prediction!r}")
+        at_least(2, steps=steps)
+        one_of(PREDICTIONS, prediction=prediction)
         self.steps = steps
         self.prediction = prediction
         angles = (np.arange(steps + 1) / steps + _OFFSET) / (1 + _OFFSET) * (math.pi / 2)

@@ -28,6 +28,7 @@ from zoo.audiosr.inference.report import Spectrogram, write_picture
 from zoo.audiosr.nets.denoiser import Denoiser
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
+from zoo.common.ranges import at_least, one_of, positive, within
 from zoo.runs.inference import Inference, as_audio
 
 SILENCE = 2.0**-16  # half a step of 16 bits; nothing louder in it, and a recording is silent
@@ -289,16 +290,10 @@ class Restorer(Inference):
         for name, value in {"cutoff_hz": cutoff_hz, "input_lowpass_hz": input_lowpass_hz}.items():
             if value is not None and not 0 <= value < math.inf:
                 raise ValueError(f"{name} is a frequency in Hz or null, not {value}")
-        if cutoff_rule not in get_args(CutoffRule) or not 0 < cutoff_confidence <= 1:
-            raise ValueError(
-                f"expected cutoff_rule {' or '.join(get_args(CutoffRule))} and cutoff_confidence above 0 and up to 1, "
-                f"found {cutoff_rule!r} and {cutoff_confidence}"
-            )
-        if guidance_scale < 0 or not 0 <= guidance_rescale <= 1:
-            raise ValueError(
-                f"expected guidance_scale >= 0 and guidance_rescale from 0 to 1, found {guidance_scale} and "
-                f"{guidance_rescale}"
-            )
+        one_of(get_args(CutoffRule), cutoff_rule=cutoff_rule)
+        positive(cutoff_confidence=cutoff_confidence)
+        within(0, 1, cutoff_confidence=cutoff_confidence, guidance_rescale=guidance_rescale)
+        at_least(0, guidance_scale=guidance_scale)
         self.net = net
         self.autoencoder = autoencoder
         self.condition_autoencoder = condition_autoencoder

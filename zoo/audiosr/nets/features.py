@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.analysis.spectral import stft_magnitude
+from zoo.common.ranges import one_of
 
 LOG_FLOOR = 1e-5
 KINDS = ("audiosr", "projectlily")
@@ -41,8 +42,7 @@ class MelFeatures(nn.Module):
         f_max: float | None = None,
     ) -> None:
         super().__init__()
-        if kind not in KINDS:
-            raise ValueError(f"kind is one of {', '.join(KINDS)}, not {kind!r}")
+        one_of(KINDS, kind=kind)
         self.kind = kind
         self.sample_rate = sample_rate
         self.n_fft = n_fft

@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from zoo.common.ranges import one_of
+
 Fusion = Literal["none", "replace", "residual", "film", "sequence"]
 """How the global context enters the UNet, see `zoo.audiosr.UNet`."""
 
@@ -301,8 +303,7 @@ class UNet(nn.Module):
     ) -> None:
         super().__init__()
         _check(channels, multipliers, blocks, attention_factors, head_channels, norm_groups)
-        if fusion not in FUSIONS:
-            raise ValueError(f"fusion must be one of {', '.join(FUSIONS)}, not {fusion!r}")
+        one_of(FUSIONS, fusion=fusion)
         if (fusion == "none") != (context_channels is None):
             raise ValueError(f"fusion {fusion!r} with context_channels {context_channels}: give both or neither")
         if channels == norm_groups:

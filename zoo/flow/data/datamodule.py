@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from torch.utils.data import DataLoader, Dataset
 
+from zoo.common.ranges import at_least, one_of, within
 from zoo.flow.data import image_sets, points
 from zoo.flow.data.image_cache import CACHES, ImageCache, build
 from zoo.flow.data.image_sets import ImageSet
@@ -124,12 +125,9 @@ class ImageData(FlowData):
         max_bad_share: float = 0.1,
     ) -> None:
         super().__init__(batch_size, pooled, num_workers, seed)
-        if not 0 <= max_bad_share <= 1:
-            raise ValueError(f"data.init_args.max_bad_share lies in [0, 1], not {max_bad_share}")
-        if channels not in MODES:
-            raise ValueError(f"data.init_args.channels is 1 or 3, not {channels}")
-        if val_every < 2:
-            raise ValueError(f"data.init_args.val_every is at least 2, not {val_every}")
+        within(0, 1, max_bad_share=max_bad_share)
+        one_of(MODES, channels=channels)
+        at_least(2, val_every=val_every)
         if root is not None and hub is not None:
             raise ValueError(f"data.init_args: one of root ({root}) and hub ({hub}) must be null")
         self.root = None if root is None else Path(root)
@@ -258,10 +256,7 @@ class PointData(FlowData):
         seed: int = 63,
     ) -> None:
         super().__init__(batch_size, pooled, num_workers, seed)
-        if min(train_points, val_points) < 1:
-            raise ValueError(
-                f"data.init_args: train_points ({train_points}) and val_points ({val_points}) are at least 1"
-            )
+        at_least(1, train_points=train_points, val_points=val_points)
         self.kind: PointSet = kind
         self.counts = (train_points, val_points)
         self.sample_shape = (2,)

@@ -162,6 +162,7 @@ def _facts(array: np.ndarray | None) -> str:
     return "none" if array is None else f"{array.shape} {array.dtype}"
 
 
+@dataclass(eq=False)
 class HubPictures(Pictures):
     """Images of a data set of the hub.
 
@@ -169,10 +170,9 @@ class HubPictures(Pictures):
         dataset: of the package datasets; its rows are decoded on access.
     """
 
-    def __init__(self, dataset: Any, column: str, indices: Sequence[int]) -> None:
-        self.dataset = dataset
-        self.column = column
-        self.indices = indices
+    dataset: Any
+    column: str
+    indices: Sequence[int]
 
     def __len__(self) -> int:
         return len(self.indices)

@@ -19,6 +19,7 @@ from PIL import Image, ImageOps
 from rich.progress import track
 from torch import Tensor
 
+from zoo.common.ranges import one_of
 from zoo.common.reading.bad_share import check_bad_share
 
 log = logging.getLogger(__name__)
@@ -51,8 +52,7 @@ class Framing:
     background: tuple[int, int, int] = (255, 255, 255)
 
     def __post_init__(self) -> None:
-        if self.resize not in ("squash", "crop"):
-            raise ValueError(f"resize is squash or crop, not {self.resize!r}")
+        one_of(("squash", "crop"), resize=self.resize)
         if len(self.background) != 3 or not all(0 <= value <= 255 for value in self.background):
             raise ValueError(f"background is red, green and blue from 0 to 255, not {list(self.background)}")
 
@@ -130,6 +130,7 @@ def _opaque(image: Image.Image, background: tuple[int, int, int]) -> Image.Image
     return Image.alpha_composite(Image.new("RGBA", layer.size, (*background, 255)), layer).convert("RGB")
 
 
+@dataclass(eq=False)
 class FilePictures(Pictures):
     """Image files.
 
@@ -137,9 +138,8 @@ class FilePictures(Pictures):
         root: folder that names are given from.
     """
 
-    def __init__(self, root: Path, paths: Sequence[Path]) -> None:
-        self.root = root
-        self.paths = paths
+    root: Path
+    paths: Sequence[Path]
 
     def __len__(self) -> int:
         return len(self.paths)

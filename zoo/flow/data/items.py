@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,11 +19,11 @@ POOLS = -3  # index of an epoch's seed of the pools; the order of an epoch takes
 DRAWS, FLIP = 0, 1  # what is drawn for an item besides its noise
 
 
+@dataclass(eq=False)
 class StoredValues:
     """Serves values from memory."""
 
-    def __init__(self, values: Tensor) -> None:
-        self.values = values
+    values: Tensor
 
     def __call__(self, indices: Sequence[int]) -> Tensor:
         """Values (n, ...) of the given indices."""

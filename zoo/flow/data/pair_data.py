@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ class EmbeddedReader:
         return x0, 0.5 * x0.flip(-1), 1 + index % self.num_classes if self.num_classes else 0
 
 
+@dataclass(eq=False)
 class Pairs(Dataset[dict[str, Any]]):
     """Pairs, keyed by (epoch, item) in training and by the item in evaluation.
 
@@ -54,10 +56,9 @@ class Pairs(Dataset[dict[str, Any]]):
         seed: of the task's draws; the noise of a pair is always the same.
     """
 
-    def __init__(self, read: PairReader, indices: Sequence[int], seed: int) -> None:
-        self.read = read
-        self.indices = indices
-        self.seed = seed
+    read: PairReader
+    indices: Sequence[int]
+    seed: int
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -74,6 +75,7 @@ class Pairs(Dataset[dict[str, Any]]):
         return {"x1": x1, "x0": x0, "label": label, "seed": item_seed(self.seed, epoch, item)}
 
 
+@dataclass(eq=False)
 class WithReal(Dataset[dict[str, Any]]):
     """Pairs, some of them replaced by real data with noise of its own; other ones in each epoch.
 
@@ -82,11 +84,10 @@ class WithReal(Dataset[dict[str, Any]]):
         share: of the items that are replaced, 0 to 1.
     """
 
-    def __init__(self, pairs: Pairs, real: Dataset[dict[str, Any]], share: float, seed: int) -> None:
-        self.pairs = pairs
-        self.real = real
-        self.share = share
-        self.seed = seed
+    pairs: Pairs
+    real: Dataset[dict[str, Any]]
+    share: float
+    seed: int
 
     def __len__(self) -> int:
         return len(self.pairs)

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from zoo.common.ranges import at_least, one_of
+
 PointSet = Literal["gaussian", "shifted_gaussian", "circles", "s_curve", "moons", "swiss_roll", "checkerboard"]
 STANDARDISED = ("s_curve", "moons", "swiss_roll", "checkerboard")
 SCALE = 2.0  # standard deviation, over both axes, of a standardised set
@@ -34,10 +36,8 @@ def draw(kind: PointSet, count: int, seed: int) -> Tensor:
     Source: KAIST CS492(D) 2024, assignment 7, task 1, whose draws are standardised each by itself and of whose
     checkerboards the number of points varies.
     """
-    if kind not in get_args(PointSet):
-        raise ValueError(f"expected one of {', '.join(get_args(PointSet))}, found {kind!r}")
-    if count < 1:
-        raise ValueError(f"a set holds at least 1 point, not {count}")
+    one_of(get_args(PointSet), kind=kind)
+    at_least(1, count=count)
     points = _draw(kind, count, seed)
     if kind in STANDARDISED:
         mean, deviation = _moments(kind)

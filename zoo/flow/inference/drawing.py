@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo.common.hardware import own_device
+from zoo.common.ranges import at_least
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.sampling import SAMPLES
@@ -34,8 +35,7 @@ def requests(
     Returns:
         Labels (None without classes) and seeds, one per sample, as `Sampler.sample` takes them.
     """
-    if count < 1:
-        raise ValueError(f"count is at least 1, not {count}")
+    at_least(1, count=count)
     if labels is not None and not num_classes:
         raise ValueError(f"labels {list(labels)} are given to a net that has no classes: leave them out")
     if labels is not None and (not labels or any(not 0 <= label <= num_classes for label in labels)):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from zoo.common.atomic import write_atomic
+from zoo.common.ranges import at_least, one_of
 from zoo.flow import rendering
 from zoo.flow.inference.requests import number_of, read_requests
 from zoo.flow.nets.velocity import VectorField, VelocityNet
@@ -66,10 +67,8 @@ class Sampler(Inference):
         trajectory: rendering.Animation = "none",
         classes: Sequence[str] | None = None,
     ) -> None:
-        if chunk < 1:
-            raise ValueError(f"chunk is at least 1 sample, not {chunk}")
-        if trajectory not in rendering.ANIMATIONS:
-            raise ValueError(f"trajectory is one of {', '.join(rendering.ANIMATIONS)}, not {trajectory!r}")
+        at_least(1, chunk=chunk)
+        one_of(rendering.ANIMATIONS, trajectory=trajectory)
         for name, value, kind in (("solver", solver, Solver), ("guidance", guidance, Guidance)):
             if value is not None and not isinstance(value, kind):
                 raise ValueError(f"{name} is null or {{class_path: ..., init_args: {{...}}}}, found {value!r}")

@@ -9,6 +9,8 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from zoo.common.ranges import at_least
+
 Reader = Callable[[Sequence[int]], Tensor]
 """Values (n, ...) of the items with the given indices."""
 
@@ -127,8 +129,7 @@ def pooled_permutation(
     Raises:
         ValueError: when the pool is empty or the labels are not as many as the items.
     """
-    if pool < 1:
-        raise ValueError(f"pool is at least 1, not {pool}")
+    at_least(1, pool=pool)
     if label is not None and len(label) != size:
         raise ValueError(f"expected {size} labels, found {len(label)}")
     order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
@@ -153,8 +154,7 @@ class PooledTransport:
     """
 
     def __init__(self, pool: int = 1024, within_classes: bool = True) -> None:
-        if pool < 1:
-            raise ValueError(f"pooled.pool is at least 1, not {pool}")
+        at_least(1, pool=pool)
         self.pool = pool
         self.within_classes = within_classes
 

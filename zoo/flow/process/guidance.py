@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from zoo.common.ranges import one_of, within
 from zoo.flow.nets.velocity import NO_LABEL, NULL_LABEL, VectorField, VelocityNet
 from zoo.flow.process.paths import AffinePath, Prediction
 
@@ -41,14 +42,11 @@ class Guidance:
         rescale: float = 0.0,
         schedule: Literal["constant", "linear", "cosine"] = "constant",
     ) -> None:
-        if null_mode not in NULL_LABELS:
-            raise ValueError(f"null_mode is one of {', '.join(NULL_LABELS)}, not {null_mode!r}")
+        one_of(NULL_LABELS, null_mode=null_mode)
         if len(interval) != 2 or not 0 <= interval[0] < interval[1] <= 1:
             raise ValueError(f"interval is two times with 0 <= first < last <= 1, not {list(interval)}")
-        if not 0 <= rescale <= 1:
-            raise ValueError(f"rescale lies in [0, 1], not {rescale}")
-        if schedule not in SCHEDULES:
-            raise ValueError(f"schedule is one of {', '.join(SCHEDULES)}, not {schedule!r}")
+        within(0, 1, rescale=rescale)
+        one_of(SCHEDULES, schedule=schedule)
         self.scale = scale
         self.null_mode = null_mode
         self.interval = (float(interval[0]), float(interval[1]))

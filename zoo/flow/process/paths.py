@@ -9,6 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from zoo.common.ranges import at_least, one_of
+
 Prediction = Literal["velocity", "x1", "noise"]
 PREDICTIONS = ("velocity", "x1", "noise")
 
@@ -52,7 +54,7 @@ class AffinePath(ABC):
         Returns:
             The target, of the shape of x1.
         """
-        _check_prediction(prediction)
+        one_of(PREDICTIONS, prediction=prediction)
         if prediction == "x1":
             return x1
         if prediction == "noise":
@@ -72,7 +74,7 @@ class AffinePath(ABC):
         Returns:
             Estimates of x_0 and x_1, each of the shape of x.
         """
-        _check_prediction(prediction)
+        one_of(PREDICTIONS, prediction=prediction)
         alpha, sigma, d_alpha, d_sigma = self._at(t.clamp(TIME_MARGIN, 1 - TIME_MARGIN), x)
         if prediction == "x1":
             return (x - alpha * output) / sigma, output
@@ -83,7 +85,7 @@ class AffinePath(ABC):
 
     def to_velocity(self, output: Tensor, x: Tensor, t: Tensor, prediction: Prediction) -> Tensor:
         """The velocity dx_t/dt that a prediction at x implies; arguments as in `endpoints`."""
-        _check_prediction(prediction)
+        one_of(PREDICTIONS, prediction=prediction)
         if prediction == "velocity":
             return output
         x0, x1 = self.endpoints(output, x, t, prediction)
@@ -127,8 +129,7 @@ class Polynomial(AffinePath):
     """
 
     def __init__(self, power: float = 2.0) -> None:
-        if power < 1:
-            raise ValueError(f"power is at least 1, not {power}")
+        at_least(1, power=power)
         self.power = power
 
     def coefficients(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -184,8 +185,3 @@ class LinearVariancePreserving(AffinePath):
         """Return alpha, sigma and their derivatives; that of sigma is infinite at t = 1."""
         sigma = torch.sqrt((1 - t) * (1 + t))
         return t, sigma, torch.ones_like(t), -t / sigma
-
-
-def _check_prediction(prediction: str) -> None:
-    if prediction not in PREDICTIONS:
-        raise ValueError(f"prediction is one of {', '.join(PREDICTIONS)}, not {prediction!r}")

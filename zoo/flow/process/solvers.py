@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from zoo.common.ranges import at_least, one_of, positive, within
 from zoo.flow.nets.velocity import VectorField
 
 NODES = (0.0, 1 / 5, 3 / 10, 4 / 5, 8 / 9, 1.0, 1.0)
@@ -48,8 +49,7 @@ class Dopri5:
     """
 
     def __init__(self, velocity: VectorField, rtol: float = 1e-5, atol: float = 1e-5) -> None:
-        if rtol <= 0 or atol <= 0:
-            raise ValueError(f"tolerances are positive, found rtol {rtol} and atol {atol}")
+        positive(rtol=rtol, atol=atol)
         self.velocity = velocity
         self.rtol = rtol
         self.atol = atol
@@ -211,8 +211,7 @@ class Solver:
         rtol: float = 1e-5,
         atol: float = 1e-5,
     ) -> None:
-        if method not in METHODS:
-            raise ValueError(f"method is one of {', '.join(METHODS)}, not {method!r}")
+        one_of(METHODS, method=method)
         self.method = method
         self.grid = check_times(times) if times is not None else time_grid(steps, grid, sway)
         self.rtol = rtol
@@ -330,10 +329,8 @@ def time_grid(steps: int, grid: Grid = "uniform", sway: float = -1.0) -> list[fl
 
     Source: Karras et al. (2022), equation 5; sway: Chen et al., "F5-TTS" (2024), equation 7.
     """
-    if steps < 1:
-        raise ValueError(f"steps is at least 1, not {steps}")
-    if not -1 <= sway <= 1:
-        raise ValueError(f"sway lies in [-1, 1], not {sway}")
+    at_least(1, steps=steps)
+    within(-1, 1, sway=sway)
     even = [i / steps for i in range(steps + 1)]
     if grid == "uniform":
         return even

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from zoo.common.draws import seeded_uniforms
+from zoo.common.ranges import at_least, positive
 
 # Largest float32 below 1: at t = 1 a path may have no finite velocity.
 BELOW_ONE = 1 - 2**-24
@@ -42,8 +43,7 @@ class GridTimes(TimeSampler):
     """
 
     def __init__(self, points: int = 1000) -> None:
-        if points < 1:
-            raise ValueError(f"points is at least 1, not {points}")
+        at_least(1, points=points)
         self.points = points
 
     def quantile(self, u: Tensor) -> Tensor:
@@ -70,8 +70,7 @@ class LogitNormalTimes(TimeSampler):
     """
 
     def __init__(self, mean: float = 0.0, std: float = 1.0) -> None:
-        if std <= 0:
-            raise ValueError(f"std is positive, not {std}")
+        positive(std=std)
         self.mean = mean
         self.std = std
 
@@ -90,8 +89,7 @@ class UShapedTimes(TimeSampler):
     """
 
     def __init__(self, sharpness: float = 4.0) -> None:
-        if sharpness <= 0:
-            raise ValueError(f"sharpness is positive, not {sharpness}")
+        positive(sharpness=sharpness)
         self.sharpness = sharpness
 
     def quantile(self, u: Tensor) -> Tensor:
@@ -114,8 +112,7 @@ class EdmSkewedTimes(TimeSampler):
     FLOOR = 1e-4
 
     def __init__(self, mean: float = -1.2, std: float = 1.2) -> None:
-        if std <= 0:
-            raise ValueError(f"std is positive, not {std}")
+        positive(std=std)
         self.mean = mean
         self.std = std
 

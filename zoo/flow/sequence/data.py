@@ -21,6 +21,7 @@ from zoo.audio.corpora.cache import CorpusCache, build
 from zoo.audio.corpora.corpus import CACHES, Corpus, EmbeddedCorpus, cache_folder, scaled
 from zoo.audio.io.files import walk
 from zoo.common.folders import data_folder
+from zoo.common.ranges import at_least
 from zoo.flow.sequence.restore import FEATURE_SUFFIX
 from zoo.training.data import Key, ZooDataModule, item_seed
 
@@ -152,8 +153,7 @@ class SequenceData(ZooDataModule):
         self, val_items: int, statistics_items: int, batch_size: int, num_workers: int = 0, seed: int = 1234
     ) -> None:
         super().__init__(batch_size=batch_size, num_workers=num_workers, seed=seed)
-        if statistics_items < 1:
-            raise ValueError(f"data.init_args.statistics_items is at least 1, not {statistics_items}")
+        at_least(1, statistics_items=statistics_items)
         self.val_items = val_items
         self.statistics_items = statistics_items
 
@@ -314,8 +314,7 @@ class FeatureData(SequenceData):
         seed: int = 1234,
     ) -> None:
         super().__init__(val_items, statistics_items, batch_size, num_workers, seed)
-        if min(max_frames, val_frames) < 1:
-            raise ValueError(f"data: max_frames and val_frames are at least 1, not {max_frames} and {val_frames}")
+        at_least(1, max_frames=max_frames, val_frames=val_frames)
         self.folders = [Path(root), Path(degraded)]
         for key, folder in zip(("root", "degraded"), self.folders, strict=True):
             data_folder(key, str(folder), False)

@@ -16,6 +16,7 @@ from zoo.audio.analysis.mel import LogMel
 from zoo.audio.io import files
 from zoo.audio.io.chunking import Chunker, fit, resampled
 from zoo.common.atomic import replacing, write_atomic
+from zoo.common.ranges import at_least
 from zoo.flow.process.guidance import Guidance, velocity_field
 from zoo.flow.process.paths import AffinePath, Prediction
 from zoo.flow.process.solvers import Solver
@@ -69,8 +70,7 @@ class SequenceRestorer(Inference):
         overlap_frames: int = 128,
         chunk_batch: int = 4,
     ) -> None:
-        if temperature < 0:
-            raise ValueError(f"temperature is at least 0, not {temperature}")
+        at_least(0, temperature=temperature)
         self.net = net
         self.path = path
         self.normaliser = normaliser

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from zoo.audio.analysis.mel import LogMel
+from zoo.common.ranges import one_of, within
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.paths import PREDICTIONS, AffinePath, Prediction
 from zoo.flow.process.solvers import Solver
@@ -83,10 +84,8 @@ class SequenceTask(SingleOptimizerTask):
         compile: bool = False,
     ) -> None:
         super().__init__(optimizer, scheduler, compile=compile, lr_scaling=lr_scaling)
-        if not 0 <= condition_drop <= 1:
-            raise ValueError(f"model.condition_drop lies in [0, 1], not {condition_drop}")
-        if prediction not in PREDICTIONS:
-            raise ValueError(f"model.prediction is one of {', '.join(PREDICTIONS)}, not {prediction!r}")
+        within(0, 1, condition_drop=condition_drop)
+        one_of(PREDICTIONS, prediction=prediction)
         if guidance is not None and not condition_drop:
             raise ValueError(
                 "model.guidance needs a condition_drop: without it the branch without condition is untrained"

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
+from zoo.common.ranges import at_least, positive
 from zoo.training.adversarial import Discriminator, Verdict
 
 SLOPE = 0.1
@@ -130,7 +131,7 @@ class MultiPeriodDiscriminator(Discriminator):
 
     def __init__(self, periods: Sequence[int] = (2, 3, 5, 7, 11), channel_mult: float = 1.0) -> None:
         super().__init__()
-        _check_width(channel_mult)
+        positive(channel_mult=channel_mult)
         if not periods or min(periods) < 1:
             raise ValueError(f"periods must be positive sample counts, not {list(periods)}")
         self.discriminators = nn.ModuleList(PeriodDiscriminator(period, channel_mult) for period in periods)
@@ -177,9 +178,8 @@ class MultiScaleDiscriminator(Discriminator):
 
     def __init__(self, scales: int = 3, channel_mult: float = 1.0) -> None:
         super().__init__()
-        _check_width(channel_mult)
-        if scales < 1:
-            raise ValueError(f"scales must be at least 1, not {scales}")
+        positive(channel_mult=channel_mult)
+        at_least(1, scales=scales)
         self.discriminators = nn.ModuleList(
             ScaleDiscriminator(channel_mult, spectral=index == 0) for index in range(scales)
         )
@@ -192,8 +192,3 @@ class MultiScaleDiscriminator(Discriminator):
                 x = F.avg_pool1d(x, kernel_size=4, stride=2, padding=2)
             verdicts.append(discriminator(x))
         return verdicts
-
-
-def _check_width(channel_mult: float) -> None:
-    if channel_mult <= 0:
-        raise ValueError(f"channel_mult must be positive, not {channel_mult}")

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
+from zoo.common.ranges import one_of
 from zoo.hifigan.nets.conditioners import Conditioner
 
 SLOPE = 0.1
@@ -105,8 +106,7 @@ class Generator(nn.Module):
         super().__init__()
         _check_upsampling(upsample_rates, upsample_kernel_sizes, initial_channels, output_padding)
         _check_resblocks(resblock, resblock_kernel_sizes, resblock_dilation_sizes)
-        if init not in ("default", "normal"):
-            raise ValueError(f'init must be "default" or "normal", not {init!r}')
+        one_of(("default", "normal"), init=init)
         if conditioner is not None and conditioner.in_channels != in_channels:
             raise ValueError(f"in_channels is {in_channels} and the conditioner takes {conditioner.in_channels}")
         self.in_channels = in_channels
@@ -208,8 +208,7 @@ class Generator(nn.Module):
 
 
 def _check_upsampling(rates: Sequence[int], kernels: Sequence[int], channels: int, output_padding: int | None) -> None:
-    if output_padding not in (None, 0, 1):
-        raise ValueError(f"output_padding is null, 0 or 1, not {output_padding!r}")
+    one_of((None, 0, 1), output_padding=output_padding)
     if not rates or len(rates) != len(kernels):
         raise ValueError(
             f"upsample_rates and upsample_kernel_sizes must have the same length, not {len(rates)} and {len(kernels)}"
@@ -226,8 +225,7 @@ def _check_upsampling(rates: Sequence[int], kernels: Sequence[int], channels: in
 
 
 def _check_resblocks(kind: str, kernels: Sequence[int], dilations: Sequence[Sequence[int]]) -> None:
-    if kind not in ("1", "2"):
-        raise ValueError(f'resblock must be "1" or "2", not {kind!r}')
+    one_of(("1", "2"), resblock=kind)
     if not kernels or len(kernels) != len(dilations):
         raise ValueError(
             "resblock_kernel_sizes and resblock_dilation_sizes must have the same length, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ Item = dict[str, Any]
 Twins = tuple[Corpus, list[list[int]]]  # degraded clips, and for each clean clip the numbers of its twins
 
 
+@dataclass(eq=False)
 class Degradation:
     """What makes the degraded twin of a clip: made on the spot, or read from a corpus of degraded twins.
 
@@ -27,17 +29,10 @@ class Degradation:
         rirs: room impulse responses (T,) at 16 kHz.
     """
 
-    def __init__(
-        self,
-        degrader: Degrader | None,
-        noises: Corpus | None = None,
-        rirs: Sequence[np.ndarray] = (),
-        twins: Twins | None = None,
-    ) -> None:
-        self.degrader = degrader
-        self.noises = noises
-        self.rirs = rirs
-        self.twins = twins
+    degrader: Degrader | None
+    noises: Corpus | None = None
+    rirs: Sequence[np.ndarray] = ()
+    twins: Twins | None = None
 
     def twin(self, clean: np.ndarray, index: int, start: int, rng: np.random.Generator) -> np.ndarray:
         """The degraded twin (T,) of a piece of clip `index` that starts at sample `start`."""
@@ -50,6 +45,7 @@ class Degradation:
         return self.degrader.degrade(clean, SAMPLE_RATE, rng, self.noises, self.rirs).audio
 
 
+@dataclass(eq=False)
 class Clips(Dataset[Item]):
     """Clips (or crops of long ones) at 16 kHz with their twins, keyed by (epoch, item) or, in evaluation, by item.
 
@@ -57,14 +53,11 @@ class Clips(Dataset[Item]):
         corpus: clean, at 16 kHz.
     """
 
-    def __init__(
-        self, corpus: Corpus, indices: np.ndarray, degradation: Degradation, max_samples: int, seed: int
-    ) -> None:
-        self.corpus = corpus
-        self.indices = indices
-        self.degradation = degradation
-        self.max_samples = max_samples
-        self.seed = seed
+    corpus: Corpus
+    indices: np.ndarray
+    degradation: Degradation
+    max_samples: int
+    seed: int
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -80,6 +73,7 @@ class Clips(Dataset[Item]):
         return {"clean": clean, "input": torch.from_numpy(twin), "lengths": torch.tensor(len(clean))}
 
 
+@dataclass(eq=False)
 class Segments(Dataset[Item]):
     """Segments of audio with the 16 kHz input around them, keyed by (epoch, item).
 
@@ -91,25 +85,14 @@ class Segments(Dataset[Item]):
         clean_share: share of the items whose input stays clean.
     """
 
-    def __init__(
-        self,
-        corpora: tuple[Corpus, Corpus],
-        indices: np.ndarray,
-        degradation: Degradation,
-        frames: int,
-        context: int,
-        hops: tuple[int, int],
-        clean_share: float,
-        seed: int,
-    ) -> None:
-        self.corpora = corpora
-        self.indices = indices
-        self.degradation = degradation
-        self.frames = frames
-        self.context = context
-        self.hops = hops
-        self.clean_share = clean_share
-        self.seed = seed
+    corpora: tuple[Corpus, Corpus]
+    indices: np.ndarray
+    degradation: Degradation
+    frames: int
+    context: int
+    hops: tuple[int, int]
+    clean_share: float
+    seed: int
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -137,13 +120,13 @@ class Segments(Dataset[Item]):
         }
 
 
+@dataclass(eq=False)
 class Pairs(Dataset[Item]):
     """Whole clips for the vocoder's evaluation: the input at 16 kHz and the audio at the vocoder's rate."""
 
-    def __init__(self, clips: Clips, audio: Corpus, hops: tuple[int, int]) -> None:
-        self.clips = clips
-        self.audio = audio
-        self.hops = hops
+    clips: Clips
+    audio: Corpus
+    hops: tuple[int, int]
 
     def __len__(self) -> int:
         return len(self.clips)

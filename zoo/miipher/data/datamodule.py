@@ -19,6 +19,7 @@ from zoo.audio.corpora.corpus import CACHES, Corpus, EmbeddedCorpus, ResampledCo
 from zoo.audio.corpora.layouts import CorpusKind, read_corpus
 from zoo.audio.io.files import walk
 from zoo.common.folders import data_folder
+from zoo.common.ranges import within
 from zoo.miipher.data.clips import Clips, Degradation, Item, Pairs, Segments, Twins
 from zoo.miipher.nets.families import SAMPLE_RATE
 from zoo.training.data import ZooDataModule
@@ -234,8 +235,7 @@ class VocoderSegments(SpeechData):
         super().__init__(**kwargs)
         if sample_rate % frame_rate or SAMPLE_RATE % frame_rate:
             raise ValueError(f"data: {frame_rate} frames a second do not divide {sample_rate} and {SAMPLE_RATE} Hz")
-        if not 0 <= clean_share <= 1:
-            raise ValueError(f"data.init_args.clean_share: expected 0 to 1, found {clean_share}")
+        within(0, 1, clean_share=clean_share)
         self.sample_rate = sample_rate
         self.segment_frames = segment_frames
         self.context_frames = context_frames

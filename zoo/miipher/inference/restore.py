@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from zoo.audio.analysis.loudness import LoudnessMeter
 from zoo.audio.io import files
 from zoo.audio.io.chunking import fit, resampled
 from zoo.common.atomic import replacing
+from zoo.common.ranges import one_of
 from zoo.hifigan.nets.generator import Generator
 from zoo.miipher.inference.chunks import check_padding, encode, make_chunker, mixed, samples_at, to_array
 from zoo.miipher.nets.cleaner import Encoder, check_fit
@@ -72,8 +73,8 @@ class Restorer(Inference):
     ) -> None:
         check_fit(encoder, generator, sample_rate)
         check_padding(encoder)
-        if stereo not in ("channels", "mix") or loudness not in ("input", "keep"):
-            raise ValueError(f'stereo is "channels" or "mix", loudness "input" or "keep"; found {stereo}, {loudness}')
+        one_of(get_args(Stereo), stereo=stereo)
+        one_of(get_args(Loudness), loudness=loudness)
         if output_sample_rate is not None and output_sample_rate < 1:
             raise ValueError(f"output_sample_rate must be positive, found {output_sample_rate}")
         self.encoder = encoder

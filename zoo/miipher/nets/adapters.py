@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -49,23 +50,23 @@ class _Switch:
     on = True
 
 
+@dataclass(eq=False)
 class _Add:
     """Hook: add an adapter of a module's input to its output."""
 
-    def __init__(self, adapter: nn.Module, switch: _Switch) -> None:
-        self.adapter = adapter
-        self.switch = switch
+    adapter: nn.Module
+    switch: _Switch
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
         return output + self.adapter(inputs[0]) if self.switch.on else output
 
 
+@dataclass(eq=False)
 class _Replace:
     """Hook: compute another module of the input instead."""
 
-    def __init__(self, module: nn.Module, switch: _Switch) -> None:
-        self.module = module
-        self.switch = switch
+    module: nn.Module
+    switch: _Switch
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
         return self.module(inputs[0]) if self.switch.on else output
