@@ -246,11 +246,7 @@ def weighted_sum(terms: dict[str, Tensor], losses: nn.ModuleDict) -> Tensor:
 
 
 def checked(losses: dict[str, LossTerm]) -> nn.ModuleDict:
-    """The terms that have a weight.
-
-    Raises:
-        ValueError: when none has, or a name is no identifier.
-    """
+    """The terms that have a weight, of which there must be one; names are identifiers."""
     for name in losses:
         if not name.isidentifier() or name == "loss":
             raise ValueError(f"losses: {name!r} cannot name a term; use letters, digits and _, and not `loss`")
@@ -352,14 +348,9 @@ class Objective(nn.Module):
 
 
 def replicated(objective: Objective, device: torch.device) -> nn.Module:
-    """The objective on all GPUs of this process, the first of them `device`.
+    """The objective on all GPUs of this process, the first of them `device`, by `nn.DataParallel`.
 
-    Args:
-        objective: on `device`.
-        device: of the trainer.
-
-    Returns:
-        `nn.DataParallel` of it, or itself, with a message, where there are no two GPUs.
+    Where there are no two GPUs it is returned as it is, with a message.
     """
     count = torch.cuda.device_count() if device.type == "cuda" else 0
     if count < 2:
@@ -376,11 +367,7 @@ def check_parts(
     vocoder: FrozenVocoder | None,
     condition_autoencoder: FrozenAutoencoder | None = None,
 ) -> None:
-    """Compare the sizes of the parts of a diffusion.
-
-    Raises:
-        ValueError: when two do not fit each other; names both values.
-    """
+    """Compare the sizes of the parts of a diffusion."""
     latents = autoencoder.latent_channels
     given, predicted = net.unet.input_blocks[0], net.unet.out[-1]
     found = (next(given.parameters()).shape[1], next(predicted.parameters()).shape[0])

@@ -114,20 +114,11 @@ class DiffusionTask(SingleOptimizerTask):
             collective back end; "none" leaves parallel work to the Trainer's strategy.
         restore_items: validation clips that are restored.
         restore_sampler: the sampler of that; 8 steps of DPM-Solver++ when null.
-        sampler: of inference; see `zoo.audiosr.Restorer`, as for the following.
-        guidance_scale: see there.
-        guidance_rescale: see there.
+        sampler: of inference; this and what is not listed is an option of `zoo.audiosr.Restorer`, see there.
         cutoff_hz: see there; validation takes the data's.
-        chunk_seconds: see there.
-        overlap_seconds: see there.
         seed: of the noise, in training as in inference.
-        batch_size: see there.
-        input_lowpass_hz: see there.
-        pictures: see there.
         condition_autoencoder: frozen; encodes the conditions where they were trained with another one than the
             targets, as in some of ProjectLily's files; null takes `autoencoder`.
-        cutoff_rule: see there.
-        cutoff_confidence: see there.
         lr_scaling: of the rates with the effective batch.
         compile: compile the net in place; where that fails the reason is logged and training goes on without.
         compile_mode: of torch.compile.
@@ -252,12 +243,7 @@ class DiffusionTask(SingleOptimizerTask):
         return {**batch, "noise": self._validation_noise(batch, batch["item"].tolist())} if "item" in batch else batch
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """The loss at one diffusion step per item, some conditions dropped.
-
-        Args:
-            batch: `high` and its band-limited twin `low` (B, 1, T), at the features' rate.
-            batch_idx: its number in the epoch.
-        """
+        """The loss of `high` and `low` (B, 1, T) at one diffusion step per item, some conditions dropped."""
         batch = self.drawn(batch)
         drawn = batch["draws"]
         high, low = self._mels(batch)

@@ -117,12 +117,7 @@ class AutoencoderTask(_Stage, SingleOptimizerTask):
         self._prepare(autoencoder, features, losses, media_items, chunk_seconds)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Encode, draw latents, decode.
-
-        Args:
-            batch: `high` (B, 1, T) at the features' rate.
-            batch_idx: its number in the epoch.
-        """
+        """Encode `high` (B, 1, T) at the features' rate, sample latents, decode."""
         mel = self._mel(batch)
         decoded, moments = through_latents(self.autoencoder, mel)
         terms = self._terms(AutoencoderStep(mel, decoded, moments))
@@ -173,10 +168,7 @@ class AdversarialAutoencoderTask(_Stage, GANTask):
         return self.autoencoder
 
     def generate(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Encode, draw latents, decode.
-
-        Args:
-            batch: `high` (B, 1, T) at the features' rate; gets the `moments` that the terms need.
+        """Encode `high` (B, 1, T), sample latents, decode; the batch gets the `moments` that the terms need.
 
         Returns:
             Decoded and true log-mels (B, 1, F, n_mels).

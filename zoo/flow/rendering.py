@@ -46,11 +46,7 @@ def to_pixels(images: Tensor) -> np.ndarray:
 
 
 def grid(images: np.ndarray) -> np.ndarray:
-    """Lay images (B, H, W, C) out row by row, about as many columns as rows; places that stay empty are black.
-
-    Returns:
-        One image (rows * H, columns * W, C).
-    """
+    """Lay images (B, H, W, C) out row by row, about as many columns as rows; places that stay empty are black."""
     count, height, width, channels = images.shape
     columns = math.ceil(math.sqrt(count))
     rows = -(-count // columns)
@@ -67,11 +63,7 @@ def enlarged(picture: np.ndarray, least: int = LEAST_SIDE) -> np.ndarray:
 
 
 def sheet(images: np.ndarray, names: Sequence[str] | None = None) -> np.ndarray:
-    """Lay images (B, H, W, C) out as `grid` does, small ones `enlarged`, with a name below each where there are names.
-
-    Returns:
-        A picture (H, W, C), uint8.
-    """
+    """Lay images (B, H, W, C) out as `grid` does, small ones `enlarged`, each above its name if there are any."""
     if names is None:
         return enlarged(grid(images))
     factor = len(enlarged(grid(images))) // len(grid(images))
@@ -170,12 +162,7 @@ def write_animation(path: Path, pictures: np.ndarray, fps: int = FRAMES_PER_SECO
 
 
 def check_animation(kind: str) -> None:
-    """Find out before the work whether an animation can be written.
-
-    Raises:
-        ValueError: when the kind is unknown.
-        FileNotFoundError: when ffmpeg is needed and missing.
-    """
+    """Find out before the work whether an animation can be written: its kind is known, and ffmpeg there if needed."""
     one_of(ANIMATIONS, trajectory=kind)
     if kind == "mp4":
         _find_ffmpeg()

@@ -123,17 +123,7 @@ class FlowTask(SingleOptimizerTask):
                 self.specs["options"]["classes"] = self.classes
 
     def loss(self, x1: Tensor, x0: Tensor, t: Tensor, label: Tensor | None) -> Tensor:
-        """Mean squared error of the prediction over all elements.
-
-        Args:
-            x1: data (B, ...), float.
-            x0: noise of the same shape.
-            t: times (B,), 0 to 1.
-            label: classes (B,), int64, 0 for the null class.
-
-        Returns:
-            A scalar.
-        """
+        """Mean squared error over all elements, for data and noise (B, ...), times (B,) and classes (B,)."""
         x = self.path.sample(x0, x1, t)
         output = self.net(x, t, label)
         return (output - self.path.target(x0, x1, t, self.prediction)).float().square().mean()

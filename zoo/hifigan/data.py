@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,9 +14,8 @@ from zoo.audio.analysis.features import open_features
 from zoo.audio.corpora.cache import CorpusCache, build
 from zoo.audio.corpora.corpus import CACHES, Corpus, EmbeddedCorpus, cache_folder, read_list, scaled
 from zoo.audio.io import files
+from zoo.common.folders import data_folder
 from zoo.training.data import Key, ZooDataModule, item_seed
-
-log = logging.getLogger(__name__)
 
 
 class Features:
@@ -29,18 +27,12 @@ class Features:
     """
 
     def __init__(self, folder: Path, hop_samples: int) -> None:
-        if not folder.is_dir():
-            raise FileNotFoundError(f"data.init_args.features: no folder {folder}")
+        data_folder("features", str(folder), False)
         self.folder = folder
         self.hop_samples = hop_samples
 
     def open(self, name: str) -> np.ndarray:
-        """The features (C, F) of a clip.
-
-        Raises:
-            FileNotFoundError: when there are none.
-            ValueError: when they have another shape.
-        """
+        """The features (C, F) of a clip."""
         path = self.folder / Path(name).with_suffix(".npy")
         if not path.is_file():  # other projects put all of them into one folder
             path = self.folder / path.name
@@ -171,7 +163,7 @@ class VocoderData(ZooDataModule):
                 f"data.segment_samples ({segment_samples}) is not a multiple of "
                 f"feature_hop_samples ({feature_hop_samples})"
             )
-        self.root = None if root is None else Path(root)
+        self.root = data_folder("root", root, embedded_if_missing, "the embedded corpus")
         self.sample_rate = sample_rate
         self.segment_samples = segment_samples
         self.lists = (train_list, val_list)
@@ -181,14 +173,6 @@ class VocoderData(ZooDataModule):
         self.cache = Path(cache)
         self.max_bad_share = max_bad_share
         self.embedded_utterances = embedded_utterances
-        if self.root is not None and not self.root.is_dir():
-            if not embedded_if_missing:
-                raise FileNotFoundError(
-                    f"data.init_args.root: no folder {self.root}; put a corpus there, set ZOO_DATA, or use root: null "
-                    "for the embedded corpus"
-                )
-            log.warning("no corpus at %s: using the embedded speech-like one (set ZOO_DATA to train on speech)", root)
-            self.root = None
 
     def prepare_data(self) -> None:
         """Write the corpus cache, once per machine."""

@@ -65,10 +65,7 @@ class HiFiGANTask(GANTask):
         self.media_items = media_items
 
     def generate(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Synthesise a batch.
-
-        Args:
-            batch: `audio` (B, T); `features` (B, C, F) when the data brings the conditioning.
+        """Synthesise a batch of `audio` (B, T), and `features` (B, C, F) where the data brings the conditioning.
 
         Returns:
             Generated and real audio, each (B, 1, T) trimmed to the shorter.

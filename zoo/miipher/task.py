@@ -66,12 +66,7 @@ class AdapterTask(SingleOptimizerTask):
         self.media_items = media_items
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Compare cleaned features with the clean twin's.
-
-        Args:
-            batch: `input` (degraded) and `clean` (B, T) at 16 kHz, `lengths` (B,).
-            batch_idx: its number in the epoch.
-        """
+        """Compare cleaned features of `input` with those of `clean` (B, T), at 16 kHz and of `lengths` (B,)."""
         lengths = batch["lengths"]
         with torch.no_grad():
             target = self.encoder.target(batch["clean"], lengths)

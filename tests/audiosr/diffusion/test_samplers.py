@@ -120,11 +120,11 @@ def test_guidance():
     ("call", "message"),
     [
         (lambda: DDIM(0), "at least 1, not 0"),
-        (lambda: DDIM(5, eta=2), "between 0 and 1, not 2"),
+        (lambda: DDIM(5, eta=2), "eta is 0 to 1, not 2"),
         (lambda: DPMSolver(5, grid="even"), "one of trailing, dense, original, not 'even'"),
-        (lambda: time_grid(101, "trailing", 100), "between 1 and the 100 steps of the process, found 101"),
+        (lambda: time_grid(101, "trailing", 100), "steps is 1 to 100, not 101"),
         (lambda: time_grid(5, "even", 100), "one of trailing, dense, original, not 'even'"),
-        (lambda: guided(None, None, -1.0), "found -1.0 and 0.0"),
+        (lambda: guided(None, None, -1.0), "scale is at least 0, not -1.0"),
         (lambda: DDIM(5, 0.5).sample(None, torch.ones(1, 2), CosineDiffusion()), "pass noises"),
     ],
 )

@@ -9,7 +9,7 @@ from PIL import Image
 
 from zoo.flow.data.datamodule import FlowData, ImageData, PointData
 from zoo.flow.data.image_cache import ImageCache
-from zoo.flow.data.images import DecodedPictures
+from zoo.flow.data.images import DecodedImages
 from zoo.flow.process.coupling import PooledTransport
 
 
@@ -120,7 +120,7 @@ def test_folders_are_classes(tmp_path: Path, cached: bool) -> None:
     data = folder(tmp_path / "set", tmp_path / "cache" if cached else None, max_per_class=10)
     data.prepare_data()
     data.setup("fit")
-    assert type(data.train_set.read) is (ImageCache if cached else DecodedPictures)
+    assert type(data.train_set.read) is (ImageCache if cached else DecodedImages)
     assert data.classes == ["cat", "dog"]
     assert (len(data.train_set), len(data.val_set)) == (18, 2)
     item = data.train_set[0, 0]

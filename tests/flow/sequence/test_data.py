@@ -147,5 +147,5 @@ def test_features_without_twin_or_alignment(tmp_path: Path) -> None:
         module.setup("fit")
     with pytest.raises(FileNotFoundError, match=r"data\.init_args\.degraded"):
         FeatureData(str(tmp_path / "clean"), str(tmp_path / "nowhere"))
-    with pytest.raises(ValueError, match="max_frames and val_frames"):
+    with pytest.raises(ValueError, match="max_frames is at least 1"):
         FeatureData(str(tmp_path), str(tmp_path), max_frames=0)

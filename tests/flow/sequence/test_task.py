@@ -145,7 +145,7 @@ def test_a_small_net_learns_a_mapping() -> None:
 
 
 def test_what_contradicts_itself_is_named() -> None:
-    with pytest.raises(ValueError, match="condition_drop lies in"):
+    with pytest.raises(ValueError, match="condition_drop is 0 to 1"):
         build(Spy(), condition_drop=1.5)
     with pytest.raises(ValueError, match="guidance needs a condition_drop"):
         build(Spy(), condition_drop=0.0, guidance=Guidance())

@@ -46,13 +46,9 @@ class Edge:
 
 
 def spectrum(audio: np.ndarray) -> np.ndarray:
-    """Magnitude per frequency, summed over time; sums of a recording's pieces add up.
+    """Magnitude per frequency (1025,) float64 of audio (T,), 0 Hz to half the sample rate; sums of pieces add up.
 
-    Args:
-        audio: (T,) float; the end is zero-padded to whole frames of 2048 samples.
-
-    Returns:
-        (1025,) float64, from 0 Hz to half the sample rate.
+    It is summed over time; the end is zero-padded to whole frames of 2048 samples.
     """
     if audio.ndim != 1:
         raise ValueError(f"expected audio (T,), found shape {audio.shape}")
@@ -67,16 +63,7 @@ def spectrum(audio: np.ndarray) -> np.ndarray:
 
 
 def cutoff(magnitudes: np.ndarray, sample_rate: int, share: float = SHARE) -> float:
-    """The frequency below which a share of the magnitude lies.
-
-    Args:
-        magnitudes: (N,) from 0 Hz to half the sample rate, as `spectrum` gives them.
-        sample_rate: Hz.
-        share: 0 to 1.
-
-    Returns:
-        Hz, 0 to sample_rate / 2; 0 for silence.
-    """
+    """The frequency in Hz below which a share, 0 to 1, of magnitudes (N,) as of `spectrum` lies; 0 for silence."""
     if not 0 < share < 1:
         raise ValueError(f"share lies between 0 and 1, not {share}")
     below = np.cumsum(magnitudes)

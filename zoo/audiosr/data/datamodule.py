@@ -231,18 +231,7 @@ class SuperResolutionData(ZooDataModule):
 
 
 def read_data(config: Path) -> SuperResolutionData:
-    """Build the datamodule of a recipe alone.
-
-    Args:
-        config: the recipe.
-
-    Returns:
-        The datamodule; nothing is decoded yet.
-
-    Raises:
-        FileNotFoundError: no such recipe, or a folder that it names is missing.
-        ValueError: its data is another system's, or is not cached.
-    """
+    """Build the datamodule of a recipe alone, one that is cached; nothing is decoded yet."""
     spec = read_config(config).get("data")
     data = None if spec is None else make(spec, L.LightningDataModule)
     if not isinstance(data, SuperResolutionData):

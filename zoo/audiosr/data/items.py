@@ -48,19 +48,9 @@ class Blank:
 
 
 def choose(recordings: Recordings, candidates: Iterable[tuple[int, int]], samples: int, blank: Blank) -> Pair:
-    """Take the first crop that is not silent, or else the least silent one.
+    """Take the first of the candidates (clip and first sample) that is not silent, or else the least silent one.
 
-    Args:
-        recordings: the clips.
-        candidates: clip and first sample, in the order to be looked at.
-        samples: of a crop; zeros are appended to a shorter clip and do not count as silence.
-        blank: what is silent.
-
-    Returns:
-        High and low (samples,) float32.
-
-    Raises:
-        AudioFileError: none could be read.
+    Zeros are appended to a shorter clip and do not count as silence. Raises AudioFileError where none could be read.
     """
     best: Pair | None = None
     least, failure = 2.0, AudioFileError("no crop to choose from")

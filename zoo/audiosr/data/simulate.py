@@ -159,11 +159,7 @@ class Simulation:
         return lowpass(high, sample_rate, cutoff_hz, filter_type, VAL_ORDER)
 
     def band(self, sample_rate: int) -> Range:
-        """The cut-offs that are drawn at a sample rate, in Hz.
-
-        Raises:
-            ValueError: the lowest lies above what the rate can hold.
-        """
+        """The cut-offs in Hz that are drawn at a sample rate, which must hold the lowest."""
         highest = min(self.cutoff_hz[1], top(sample_rate))
         if self.cutoff_hz[0] > highest:
             raise ValueError(

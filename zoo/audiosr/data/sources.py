@@ -17,6 +17,7 @@ from zoo.audio.corpora.cache import CorpusCache, relative_names
 from zoo.audio.corpora.corpus import PEAK, Corpus, read_list
 from zoo.audio.io import files
 from zoo.audio.io.decoding import AudioFileError
+from zoo.common.reading.bad_share import check_bad_share
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +146,7 @@ class FileCorpus:
 
     def __init__(self, paths: Sequence[Path], sample_rate: int, max_bad_share: float) -> None:
         self.sample_rate = sample_rate
-        self._allowed = max_bad_share * len(paths)
+        self.max_bad_share = max_bad_share
         self._count = len(paths)
         self._bad: dict[Path, str] = {}
         self._last: tuple[int, np.ndarray] | None = None
@@ -186,11 +187,7 @@ class FileCorpus:
     def _note(self, path: Path, error: AudioFileError) -> None:
         self._bad[path] = str(error)
         log.warning("left out: %s", error)
-        if len(self._bad) > self._allowed:
-            raise ValueError(
-                f"{len(self._bad)} of {self._count} audio files are bad so far, more than max_bad_share allows: "
-                f"{'; '.join(list(self._bad.values())[:_SHOWN])}"
-            ) from error
+        check_bad_share(self._bad.values(), self._count, self.max_bad_share)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_last": None}

@@ -173,16 +173,13 @@ class DPMSolver(Sampler):
 
 
 def mix(conditional: Tensor, unconditional: Tensor, scale: float, rescale: float = 0.0) -> Tensor:
-    """Classifier-free guidance of outputs: u + scale (c - u).
+    """Classifier-free guidance of outputs (B, ...): u + scale (c - u).
 
     Args:
-        conditional: output (B, ...) with the condition.
-        unconditional: output of the same shape without it.
+        conditional: with the condition.
+        unconditional: without it.
         scale: 1 is conditional, 0 unconditional, above 1 exaggerates the condition.
-        rescale: share, 0 to 1, of the result that is brought back to the conditional output's spread.
-
-    Returns:
-        (B, ...).
+        rescale: share, 0 to 1, of the result that is brought back to the conditional output's standard deviation.
 
     Source: Ho and Salimans (2022), equation 6; rescale: Lin et al. (2024), section 3.4.
     """
@@ -197,17 +194,7 @@ def mix(conditional: Tensor, unconditional: Tensor, scale: float, rescale: float
 
 
 def guided(predict: Predict, unconditional: Predict, scale: float, rescale: float = 0.0) -> Predict:
-    """Guide one function by another; see `mix`.
-
-    Args:
-        predict: function of x_t and t with the condition.
-        unconditional: the same without it; never called where the scale is 1.
-        scale: of the guidance, >= 0.
-        rescale: 0 to 1.
-
-    Returns:
-        Function of x_t and t.
-    """
+    """Guide one function of x_t and t by another, which is never called where the scale is 1; see `mix`."""
     at_least(0, scale=scale)
     within(0, 1, rescale=rescale)
     if scale == 1:

@@ -47,29 +47,13 @@ class CosineDiffusion(nn.Module):
             self.register_buffer(name, torch.from_numpy(values).float(), persistent=False)
 
     def levels(self, t: int) -> tuple[float, float]:
-        """Factors of the signal and of the noise at a step, in double precision.
-
-        Args:
-            t: -1 (clean data) to T - 1 (pure noise).
-
-        Returns:
-            sqrt(a_t) and sqrt(1 - a_t), both in [0, 1].
-        """
+        """Factors of signal and noise, sqrt(a_t) and sqrt(1 - a_t), at a step in double precision; -1 is clean data."""
         if t < 0:
             return 1.0, 0.0
         return math.sqrt(self._exact[t]), math.sqrt(1 - self._exact[t])
 
     def noised(self, x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """Data at a step of the process.
-
-        Args:
-            x0: data (B, ...), float.
-            noise: standard normal, of the same shape.
-            t: steps (B,), int64, 0 to T - 1.
-
-        Returns:
-            x_t (B, ...).
-        """
+        """x_t (B, ...) of data and standard normal noise (B, ...) at steps (B,), int64, 0 to T - 1."""
         signal, spread = self._factors(t, x0)
         return signal * x0 + spread * noise
 
@@ -81,15 +65,9 @@ class CosineDiffusion(nn.Module):
         return signal * noise - spread * x0
 
     def to_x0(self, x: Tensor, output: Tensor, t: Tensor) -> Tensor:
-        """Data, by the net's prediction.
+        """Data (B, ...), by the net's output at x_t (B, ...) and steps (B,).
 
-        Args:
-            x: x_t (B, ...), float.
-            output: of the net, of the same shape.
-            t: steps (B,), int64.
-
-        Returns:
-            (B, ...). Noise says nothing about the data at the last step; 0, the data's mean, is given there.
+        Noise says nothing about the data at the last step; 0, the data's mean, is given there.
         """
         signal, spread = self._factors(t, x)
         if self.prediction == "v":

@@ -37,15 +37,9 @@ class Settings:
 
 
 def tagged(blocks: Iterable[np.ndarray], units: int, unit_samples: int) -> Iterator[np.ndarray]:
-    """Bring a stream into units that know their place, so that a chunk can tell which noise is its own.
+    """Cut a stream (C, n) into units (C, unit_samples + TAGS) float32, the last padded with zeros.
 
-    Args:
-        blocks: pieces (C, n) of the signal, zero-padded to whole units.
-        units: of the signal.
-        unit_samples: samples per unit.
-
-    Yields:
-        Units (C, unit_samples + TAGS) float32.
+    A unit knows its place, so that a chunk can tell which noise is its own.
     """
     spans = [(number, number + 1) for number in range(units)]
     for number, window in enumerate(cut(blocks, spans, unit_samples)):

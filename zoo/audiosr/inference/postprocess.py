@@ -105,11 +105,7 @@ def summed_spectrum(audio: np.ndarray) -> np.ndarray:
 
 
 class Segments:
-    """Spectra of a stream's segments.
-
-    Args:
-        samples: length of the stream.
-        segment_samples: of a segment; the last one is half as long to half as long again.
+    """Spectra of a stream's segments, of which the last is half as long to half as long again.
 
     Attributes:
         spectra: magnitude per frequency (S, 1025), summed over time and channels.

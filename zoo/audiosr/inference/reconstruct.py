@@ -45,16 +45,12 @@ class Reconstructor(Inference):
         self.chunker = Chunker(window, window // OVERLAP_SHARE, unit, batch=1)
 
     def __call__(self, audio: np.ndarray, sample_rate: int) -> np.ndarray:
-        """Encode and decode.
-
-        Returns:
-            Log-mel (n_mels, F) float32, F = ceil(T * features.sample_rate / sample_rate / hop_length).
-        """
+        """Encode and decode (T,) or (C, T), its channels mixed, as a log-mel (n_mels, F) float32; see `as_audio`."""
         audio = np.atleast_2d(as_audio(audio, sample_rate))
         return np.concatenate(list(self._pieces([audio], audio.shape[1], sample_rate)), axis=1)
 
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:
-        """Write the reconstructed log-mel of an audio file.
+        """Write the reconstructed log-mel of an audio file as `.npy` (n_mels, F) float32, frame after frame.
 
         Returns:
             `audio_seconds` and `sample_rate` of the input, `frames`.

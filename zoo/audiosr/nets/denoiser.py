@@ -16,15 +16,7 @@ FUSION_PREFIX = "global_"  # of the names of all layers in the UNet that bring t
 
 
 def concat(x: Tensor, condition: Tensor) -> Tensor:
-    """Noisy latents with the condition beside them.
-
-    Args:
-        x: noisy latents (B, C, H, W).
-        condition: latents of the low-resolution input (B, C', H', W'); resized bilinearly when the size differs.
-
-    Returns:
-        (B, C + C', H, W).
-    """
+    """Noisy latents (B, C, H, W) beside the condition (B, C', H', W'), resized bilinearly when the size differs."""
     if condition.shape[-2:] != x.shape[-2:]:
         condition = F.interpolate(condition, size=x.shape[-2:], mode="bilinear", align_corners=False)
     return torch.cat([x, condition], dim=1)
@@ -83,14 +75,7 @@ class Denoiser(nn.Module):
         return self.unet(x, t, context, sequence)
 
     def encode_clip(self, full_audio: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Global context of clips.
-
-        Args:
-            full_audio: log-mel (B, 1, F, n_mels), time first.
-
-        Returns:
-            Vectors (B, C) and tokens (B, F, C), or None without a global encoder.
-        """
+        """Vectors (B, C) and tokens (B, F, C) of log-mels (B, 1, F, n_mels), or None without an encoder."""
         return self.global_encoder(full_audio.transpose(-1, -2)) if self.global_encoder is not None else None
 
     def groups(self) -> dict[str, list[str]]:
@@ -98,7 +83,7 @@ class Denoiser(nn.Module):
 
         Returns:
             Some of global_encoder, time_embed, input_blocks, middle_block, output_blocks, out (the UNet's parts) and
-            global_fusion (the UNet's layers that bring the global context in), each with its parameters.
+        global_fusion (the UNet's layers that bring the global context in).
         """
         groups: dict[str, list[str]] = {}
         for name, _ in self.named_parameters():

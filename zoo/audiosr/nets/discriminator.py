@@ -37,14 +37,7 @@ class PatchDiscriminator(Discriminator):
         self.out = parametrizations.weight_norm(nn.Conv2d(widths[-1], 1, 4, padding=1))
 
     def forward(self, x: Tensor) -> list[Verdict]:
-        """Judge a batch of mel images.
-
-        Args:
-            x: log-mels (B, 1, F, n_mels).
-
-        Returns:
-            One (scores (B, N), feature maps).
-        """
+        """Score log-mels (B, 1, F, n_mels): one (scores (B, N), feature maps)."""
         maps = []
         for conv in self.convs:
             x = nn.functional.leaky_relu(conv(x), SLOPE)

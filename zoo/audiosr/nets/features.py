@@ -57,14 +57,7 @@ class MelFeatures(nn.Module):
         return max(samples, self.n_fft // 2 + 1) // self.hop_length + 1
 
     def forward(self, waveform: Tensor) -> Tensor:
-        """Compute log-mel images.
-
-        Args:
-            waveform: (B, 1, T), float, -1 to 1.
-
-        Returns:
-            (B, 1, F, n_mels), float32, >= ln(1e-5); F = T // hop_length, one more for "projectlily".
-        """
+        """Log-mel images (B, 1, F, n_mels), float32, >= ln(1e-5), of waveforms (B, 1, T), -1 to 1; see `frames`."""
         if waveform.dim() != 3 or waveform.shape[1] != 1:
             raise ValueError(f"expected waveforms (B, 1, T), found shape {tuple(waveform.shape)}")
         audio = waveform[:, 0]
@@ -78,18 +71,7 @@ class MelFeatures(nn.Module):
 
 
 def whole_mel(mel: Tensor, multiple: int) -> Tensor:
-    """Cut a mel image to whole latents in time.
-
-    Args:
-        mel: (B, 1, F, n_mels).
-        multiple: of frames that are kept.
-
-    Returns:
-        (B, 1, F', n_mels), F' the largest multiple.
-
-    Raises:
-        ValueError: when the clip is too short for one multiple, or the bands are none.
-    """
+    """Cut mel images (B, 1, F, n_mels) to whole latents: the most frames that are a multiple, as the bands must be."""
     frames = mel.shape[2] - mel.shape[2] % multiple
     if frames == 0 or mel.shape[3] % multiple:
         raise ValueError(

@@ -156,14 +156,7 @@ class FrozenVocoder(_FrozenNet):
         self.n_mels: int = self.net.in_channels
 
     def forward(self, mel: Tensor) -> Tensor:
-        """Synthesise.
-
-        Args:
-            mel: log-mels (B, 1, F, n_mels), natural logarithm.
-
-        Returns:
-            Waveforms (B, 1, F * hop_length), -1 to 1.
-        """
+        """Waveforms (B, 1, F * hop_length), -1 to 1, of log-mels (B, 1, F, n_mels), natural logarithm."""
         return self.net(mel[:, 0].transpose(1, 2))
 
 

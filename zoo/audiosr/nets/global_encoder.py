@@ -68,14 +68,7 @@ class GlobalEncoder(nn.Module):
         self.global_proj = nn.Linear(context_channels, context_channels)
 
     def forward(self, mel: Tensor) -> tuple[Tensor, Tensor]:
-        """Sum a clip up.
-
-        Args:
-            mel: log-mel images (B, 1, n_mels, T), natural logarithm; T frames of any number.
-
-        Returns:
-            The clip's vector (B, context_channels) and its tokens (B, T, context_channels).
-        """
+        """Sum log-mels (B, 1, n_mels, T) up: vectors (B, context_channels) and tokens (B, T, context_channels)."""
         if mel.shape[-2] != self.n_mels:
             raise ValueError(f"the mel has {mel.shape[-2]} bins in its second to last axis, expected {self.n_mels}")
         features = self._adaptive_proj(self.cnn_encoder(mel).permute(0, 3, 1, 2).flatten(2))

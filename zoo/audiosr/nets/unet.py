@@ -22,11 +22,7 @@ TRANSFORMER_NORM_EPS = 1e-6  # the residual blocks have PyTorch's 1e-5
 
 
 def timestep_embedding(t: Tensor, dim: int) -> Tensor:
-    """Sinusoids of diffusion steps.
-
-    Args:
-        t: steps (B,), 0 to 999.
-        dim: width, even.
+    """Sinusoids (B, dim) float32 of diffusion steps (B,), 0 to 999: cosines, then sines; `dim` is even.
 
     Source: Dhariwal and Nichol, "Diffusion Models Beat GANs" (2021), their code.
     """

@@ -14,41 +14,19 @@ LOGVAR_RANGE = (-30.0, 20.0)  # keeps the exponential of the log-variance finite
 
 
 def split(moments: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and log-variance of the latents.
-
-    Args:
-        moments: what `Autoencoder.encode` returns, (B, 2C, H, W).
-
-    Returns:
-        Mean and log-variance, (B, C, H, W) each; the log-variance lies in -30 to 20.
-    """
+    """Mean and log-variance (B, C, H, W), the latter -30 to 20, of moments (B, 2C, H, W)."""
     mean, logvar = moments.chunk(2, dim=1)
     return mean, logvar.clamp(*LOGVAR_RANGE)
 
 
 def draw(moments: Tensor, noise: Tensor) -> Tensor:
-    """One sample of the latents.
-
-    Args:
-        moments: (B, 2C, H, W).
-        noise: standard normal, (B, C, H, W).
-
-    Returns:
-        Latents (B, C, H, W).
-    """
+    """One sample of the latents (B, C, H, W) of moments (B, 2C, H, W), by standard normal noise of that shape."""
     mean, logvar = split(moments)
     return mean + (0.5 * logvar).exp() * noise
 
 
 def kl(moments: Tensor) -> Tensor:
-    """Divergence of the latents' Gaussians from the standard normal, mean over all latents of an item.
-
-    Args:
-        moments: (B, 2C, H, W).
-
-    Returns:
-        (B,) in nats per latent, float32.
-    """
+    """Divergence (B,) of latents' Gaussians from the standard normal, mean over an item's latents, in nats."""
     mean, logvar = split(moments.float())
     return 0.5 * (mean.square() + logvar.exp() - 1 - logvar).mean(dim=(1, 2, 3))
 
@@ -118,14 +96,7 @@ class Autoencoder(nn.Module):
         return self.quant_conv(self.encoder(mel))
 
     def decode(self, z: Tensor) -> Tensor:
-        """Log-mel images of latents.
-
-        Args:
-            z: (B, latent_channels, H, W), in the autoencoder's own scale.
-
-        Returns:
-            (B, 1, H * factor, W * factor).
-        """
+        """Log-mel images (B, 1, H * factor, W * factor) of latents (B, latent_channels, H, W), in its own scale."""
         return self.decoder(self.post_quant_conv(z))
 
 
@@ -218,11 +189,7 @@ class Downsample(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Mel image to feature image.
-
-    Args:
-        widths: of the levels, from fine to coarse.
-    """
+    """Mel image to feature image; widths go from fine to coarse."""
 
     def __init__(self, widths: Sequence[int], blocks: int, out_channels: int, dropout: float, groups: int) -> None:
         super().__init__()
@@ -244,11 +211,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Latent image to mel image.
-
-    Args:
-        widths: of the levels, from fine to coarse; they run in the opposite order.
-    """
+    """Latent image to mel image; widths go from fine to coarse, and the levels run in the opposite order."""
 
     def __init__(self, widths: Sequence[int], blocks: int, in_channels: int, dropout: float, groups: int) -> None:
         super().__init__()

@@ -11,11 +11,12 @@ from typing import Any, Literal
 import numpy as np
 from torch.utils.data import DataLoader, Dataset
 
-from zoo.common.ranges import at_least, one_of, within
+from zoo.common.folders import data_folder
+from zoo.common.ranges import at_least, within
 from zoo.flow.data import image_sets, points
 from zoo.flow.data.image_cache import CACHES, ImageCache, build
 from zoo.flow.data.image_sets import ImageSet
-from zoo.flow.data.images import MODES, WHITE, ArrayPictures, DecodedPictures, Framing, StoredPixels, decode_all
+from zoo.flow.data.images import WHITE, ArrayImages, DecodedImages, Framing, StoredPixels, decode_all
 from zoo.flow.data.items import Items, StoredValues
 from zoo.flow.data.points import PointSet
 from zoo.flow.process.coupling import PooledTransport
@@ -120,21 +121,21 @@ class ImageData(FlowData):
         embedded_if_missing: bool = False,
         num_workers: int = 0,
         seed: int = 63,
-        resize: Literal["squash", "crop"] = WHITE.resize,
-        background: tuple[int, int, int] = WHITE.background,
+        resize: Literal["squash", "crop"] = "squash",
+        background: tuple[int, int, int] = WHITE,
         max_bad_share: float = 0.1,
     ) -> None:
         super().__init__(batch_size, pooled, num_workers, seed)
         within(0, 1, max_bad_share=max_bad_share)
-        one_of(MODES, channels=channels)
         at_least(2, val_every=val_every)
         if root is not None and hub is not None:
             raise ValueError(f"data.init_args: one of root ({root}) and hub ({hub}) must be null")
-        self.root = None if root is None else Path(root)
+        is_file = root is not None and Path(root).is_file()
+        self.root = (
+            Path(str(root)) if is_file else data_folder("root", root, embedded_if_missing, "scikit-learn's digits")
+        )
         self.hub = hub
-        self.image_resolution = image_resolution
-        self.channels = channels
-        self.framing = Framing(resize, background)
+        self.framing = Framing(image_resolution, channels, resize, background)
         self.max_bad_share = max_bad_share
         self._bad: dict[str, dict[int, str]] = {}  # broken images of each set, where there is no cache to say so
         self.sample_shape = (channels, image_resolution, image_resolution)
@@ -143,31 +144,18 @@ class ImageData(FlowData):
         self.split_seed = split_seed
         self.flips = flips
         self.cache = None if cache is None else Path(cache)
-        if self.root is not None and not self.root.exists():
-            if not embedded_if_missing:
-                raise FileNotFoundError(
-                    f"data.init_args.root: no folder {self.root}; put one folder of images per class there, set "
-                    "ZOO_DATA, or use root: null for scikit-learn's digits"
-                )
-            log.warning("no images at %s: using scikit-learn's digits (set ZOO_DATA to train on photographs)", root)
-            self.root = None
 
     def prepare_data(self) -> None:
         """Write the caches, once per machine; without them, see that all images can be read."""
         for images in self._sets():
-            if isinstance(images.pictures, ArrayPictures):
+            if isinstance(images.source, ArrayImages):
                 continue
             if self.cache is not None:
-                self._cached(images, self.cache)
+                build(images, self.cache, self.framing, max_bad_share=self.max_bad_share)
                 continue
             bad = self._bad[images.name] = {}
-            size = (self.image_resolution, self.channels)
-            for _ in decode_all(images.pictures, *size, True, self.framing, self.max_bad_share, bad):
+            for _ in decode_all(images.source, self.framing, True, self.max_bad_share, bad):
                 pass
-
-    def _cached(self, images: ImageSet, folder: Path) -> ImageCache:
-        size = (self.image_resolution, self.channels)
-        return build(images, folder, *size, framing=self.framing, max_bad_share=self.max_bad_share)
 
     def setup(self, stage: str) -> None:
         """Open the images and split them."""
@@ -177,7 +165,7 @@ class ImageData(FlowData):
             self._bad = self.trainer.strategy.broadcast(self._bad)
         readers, parts = zip(*(self._reader(images) for images in sets), strict=True)
         # what is decoded anew in each epoch has a checksum of times and paths
-        pixels = None if isinstance(readers[0], DecodedPictures) else readers[0].checksum
+        pixels = None if isinstance(readers[0], DecodedImages) else readers[0].checksum
         self.contents = (pixels, sets[0].labels)
         if len(sets) == 2:
             if sets[1].classes != self.classes:
@@ -211,18 +199,17 @@ class ImageData(FlowData):
             return [image_sets.folder(part, limit) for part in (root / "train", held)]
         return [image_sets.folder(root, limit)]
 
-    def _reader(self, images: ImageSet) -> tuple[StoredPixels | DecodedPictures | ImageCache, list[int]]:
+    def _reader(self, images: ImageSet) -> tuple[StoredPixels | DecodedImages | ImageCache, list[int]]:
         """What reads the sound images of a set, and their labels."""
-        size = (self.image_resolution, self.channels)
-        reader: StoredPixels | DecodedPictures | ImageCache
+        reader: StoredPixels | DecodedImages | ImageCache
         bad: Mapping[int, str] = {}
-        if isinstance(images.pictures, ArrayPictures):
-            reader = StoredPixels(np.stack(list(decode_all(images.pictures, *size, False, self.framing))))
+        if isinstance(images.source, ArrayImages):
+            reader = StoredPixels(np.stack(list(decode_all(images.source, self.framing, False))))
         elif self.cache is None:
             bad = self._bad.get(images.name, {})
-            reader = DecodedPictures(images.pictures, *size, self.framing, bad)
+            reader = DecodedImages(images.source, self.framing, bad)
         else:
-            reader = self._cached(images, self.cache)
+            reader = build(images, self.cache, self.framing, max_bad_share=self.max_bad_share)
             bad = reader.bad
         images = replace(images, labels=[label for index, label in enumerate(images.labels) if index not in bad])
         counts = [f"{name} {count}" for name, count in images.counts().items()]

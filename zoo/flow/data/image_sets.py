@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from zoo.common.reading.archives import check_zip
-from zoo.flow.data.images import ArrayPictures, FilePictures, Pictures
+from zoo.flow.data.images import ArrayImages, FileImages, ImageSource
 
 log = logging.getLogger(__name__)
 
@@ -32,13 +32,13 @@ class ImageSet:
         name: of the source, for messages.
         classes: names in the order of the labels.
         labels: of the images, 1 to K.
-        pictures: the images.
+        source: the images.
     """
 
     name: str
     classes: list[str]
     labels: list[int]
-    pictures: Pictures
+    source: ImageSource
 
     def counts(self) -> dict[str, int]:
         """Number of images by class."""
@@ -69,14 +69,7 @@ def held_out(labels: Sequence[int], every: int, seed: int | None) -> list[bool]:
 
 
 def digits(limit: int = 0) -> ImageSet:
-    """Scikit-learn's 1797 handwritten digits, 8 x 8 pixels, which it brings with it.
-
-    Args:
-        limit: first images of each class; 0 or less for all.
-
-    Returns:
-        The set, of ten classes.
-    """
+    """Scikit-learn's 1797 handwritten digits, 8 x 8 pixels; of each class the first `limit`, if above 0."""
     from sklearn.datasets import load_digits
 
     source = load_digits()
@@ -84,7 +77,7 @@ def digits(limit: int = 0) -> ImageSet:
     kept = first_of_each(labels, limit)
     pixels = np.rint(source.images[kept] * (255 / 16)).astype(np.uint8)  # their range is 0 to 16
     names = [str(name) for name in source.target_names]
-    return ImageSet("scikit-learn's digits", names, [labels[i] for i in kept], ArrayPictures(pixels))
+    return ImageSet("scikit-learn's digits", names, [labels[i] for i in kept], ArrayImages(pixels))
 
 
 def folder(path: Path, limit: int = 0) -> ImageSet:
@@ -120,7 +113,7 @@ def folder(path: Path, limit: int = 0) -> ImageSet:
         raise ValueError(f"{path} has no folder with images ({', '.join(SUFFIXES)})")
     if stray:
         log.warning("%s: skipped folders without images: %s", path, ", ".join(stray))
-    return ImageSet(str(path), names, labels, FilePictures(path, paths))
+    return ImageSet(str(path), names, labels, FileImages(path, paths))
 
 
 def npz(path: Path, limit: int = 0) -> ImageSet:
@@ -155,7 +148,7 @@ def npz(path: Path, limit: int = 0) -> ImageSet:
             raise ValueError(f"{path}: labels run from {values[0]} to {values[-1]}, classes has {len(names)} names")
     numbered = (numbers.astype(np.int64) + 1).tolist()
     kept = first_of_each(numbered, limit)
-    return ImageSet(str(path), names, [numbered[i] for i in kept], ArrayPictures(images[kept]))
+    return ImageSet(str(path), names, [numbered[i] for i in kept], ArrayImages(images[kept]))
 
 
 def _facts(array: np.ndarray | None) -> str:
@@ -163,7 +156,7 @@ def _facts(array: np.ndarray | None) -> str:
 
 
 @dataclass(eq=False)
-class HubPictures(Pictures):
+class HubImages(ImageSource):
     """Images of a data set of the hub.
 
     Args:
@@ -229,6 +222,6 @@ def hub(name: str, limit: int = 0) -> list[ImageSet]:
             raise ValueError(f"data.init_args.hub: {name}, split {split}: empty, or images without class")
         kept = first_of_each(labels, limit)
         classes = list(dataset.features[columns["ClassLabel"]].names)
-        pictures = HubPictures(dataset, str(columns["Image"]), kept)
-        sets.append(ImageSet(f"{name}, {split}", classes, [labels[i] for i in kept], pictures))
+        source = HubImages(dataset, str(columns["Image"]), kept)
+        sets.append(ImageSet(f"{name}, {split}", classes, [labels[i] for i in kept], source))
     return sets

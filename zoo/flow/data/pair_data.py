@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +11,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from zoo.common.folders import data_folder
 from zoo.flow.data.datamodule import FlowData
 from zoo.flow.data.items import EVALUATION_EPOCH
 from zoo.flow.data.pair_shards import ShardReader, read_meta, shard_paths
 from zoo.flow.process.sampling import PAIRS, noise
 from zoo.training.data import Key, item_seed
-
-log = logging.getLogger(__name__)
 
 # Epochs of the keys of a pair's randomness (see `item_seed`): training counts from 0, other data takes -1 and -2.
 CHOICE_INDEX = -4  # and below: whether an item is replaced by real data; above are the order (-1, -2) and pools (-3)
@@ -29,11 +27,7 @@ PairReader = Callable[[int], tuple[Tensor, Tensor, int]]
 
 
 class EmbeddedReader:
-    """Pairs made in code: the sample is half of its noise, mirrored along the last axis.
-
-    Args:
-        num_classes: labels run from 1 to here in turn; 0 for none.
-    """
+    """Pairs made in code: the sample is half of its noise, mirrored along the last axis; labels take turns."""
 
     def __init__(self, shape: Sequence[int], num_classes: int, seed: int) -> None:
         self.shape = tuple(shape)
@@ -64,12 +58,7 @@ class Pairs(Dataset[dict[str, Any]]):
         return len(self.indices)
 
     def __getitem__(self, key: Key | int) -> dict[str, Any]:
-        """One item.
-
-        Returns:
-            `x0` and `x1`, float32 of the sample's shape; `label`, 1 to K, or 0 without classes; `seed`, of what the
-            task draws for this item.
-        """
+        """One item: `x0`, `x1` float32; `label`, 1 to K, or 0 without classes; `seed` of the task's random numbers."""
         epoch, item = key if isinstance(key, tuple) else (EVALUATION_EPOCH, key)
         x0, x1, label = self.read(self.indices[item])
         return {"x1": x1, "x0": x0, "label": label, "seed": item_seed(self.seed, epoch, item)}
@@ -150,19 +139,14 @@ class PairData(FlowData):
                 f"data.init_args.real_share lies in [0, 1] and goes with data.init_args.real: found {real_share} and "
                 f"{'no data' if real is None else type(real).__name__}"
             )
-        self.root: Path | None = Path(root)
+        made = "pairs made in code, which train nothing of use"
+        cure = f"write pairs there with `zoo make-pairs RUN {root}`"
+        self.root = data_folder("root", root, embedded_if_missing, made, cure)
         self.val_share = val_share
         self.real = real
         self.real_share = real_share
         self.embedded_shape = tuple(embedded_shape)
         self.embedded_classes = embedded_classes
-        if not self.root.is_dir():
-            if not embedded_if_missing:
-                raise FileNotFoundError(
-                    f"data.init_args.root: no folder {root}; write pairs there with `zoo make-pairs RUN {root}`"
-                )
-            log.warning("no pairs at %s: using pairs made in code, which train nothing of use", root)
-            self.root = None
 
     def prepare_data(self) -> None:
         """Let the real data prepare itself."""

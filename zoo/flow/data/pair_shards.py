@@ -53,11 +53,7 @@ class ShardReader:
         return {**self.__dict__, "_open": {}}
 
     def __call__(self, index: int) -> tuple[Tensor, Tensor, int]:
-        """Noise, sample and label of a pair.
-
-        Raises:
-            ValueError: when the shard is torn, or the seed no longer gives the noise that was used.
-        """
+        """Noise, sample and label of a pair, whose seed must still give the noise that was used."""
         number, row = divmod(index, self.shard_size)
         pair = self._shard(number)[row]
         x0 = noise([int(pair["seed"])], self.shape)[0]
@@ -78,14 +74,7 @@ class ShardReader:
 
 
 def open_shard(path: Path, shape: Sequence[int]) -> np.ndarray:
-    """Map a shard into memory.
-
-    Returns:
-        Pairs (N,) of `row_type(shape)`, read-only.
-
-    Raises:
-        ValueError: when it is torn or holds something else.
-    """
+    """Map a shard into memory: pairs (N,) of `row_type(shape)`, read-only; a torn one is refused."""
     try:
         rows = np.load(path, mmap_mode="r")
     except (ValueError, OSError) as error:

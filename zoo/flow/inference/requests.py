@@ -10,11 +10,7 @@ REQUEST_KEYS = {"label", "seed", "count"}
 
 
 def number_of(label: int | str, classes: Sequence[str] | None) -> int:
-    """A label's number: itself, or that of the class of this name.
-
-    Raises:
-        ValueError: when no class has this name.
-    """
+    """A label's number: itself, or that of the class of this name."""
     if not isinstance(label, str):
         return label
     if classes is None:

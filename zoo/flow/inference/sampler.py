@@ -91,14 +91,7 @@ class Sampler(Inference):
         return other
 
     def label_numbers(self, labels: Sequence[int | str] | None) -> list[int] | None:
-        """Labels as numbers.
-
-        Args:
-            labels: numbers as they are, or names of classes; None stays None.
-
-        Raises:
-            ValueError: when a name is that of no class.
-        """
+        """Labels as numbers: numbers as they are, classes by their names."""
         return None if labels is None else [number_of(label, self.classes) for label in labels]
 
     def class_names(self, labels: Sequence[int] | None) -> list[str] | None:
@@ -171,11 +164,7 @@ class Sampler(Inference):
         return torch.cat([solution.x for solution in self.solutions(labels, seeds)])
 
     def trajectory(self, labels: Sequence[int] | None, seeds: Sequence[int]) -> Tensor:
-        """Draw samples and keep the states at all times of the solver's grid.
-
-        Returns:
-            States (N + 1, B, *sample_shape) for a grid of N intervals, float32 on the CPU: noise first, samples last.
-        """
+        """Draw samples and keep the states (N + 1, B, *sample_shape) at all times of the solver's grid, noise first."""
         return _joined(self.solutions(labels, seeds, record=len(seeds)))
 
     def __call__(self, labels: Sequence[int] | None, seeds: Sequence[int] | None = None) -> np.ndarray:

@@ -21,15 +21,10 @@ NEARLY_ZERO = 1e-5  # gain of layers that start as (almost) nothing
 
 
 def group_norm(channels: int, groups: int | None) -> nn.GroupNorm:
-    """Group norm of a block.
+    """Group norm of a block in so many groups, or, with None, in as many as divide the channels, at most 32.
 
-    Args:
-        channels: of the block.
-        groups: how many; None takes as many as divide the channels, at most 32 and with at least 4 channels each. A
-            group of one channel takes its mean away, and with it all that time and class have added to the channel.
-
-    Raises:
-        ValueError: when the groups do not divide the channels.
+    With None a group has at least 4 channels: one of a single channel takes its mean away, and with it all that time
+    and class have added to the channel.
     """
     if groups is None:
         limit = max(1, min(GROUPS, channels // MIN_GROUP_CHANNELS))

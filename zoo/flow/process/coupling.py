@@ -16,11 +16,7 @@ Reader = Callable[[Sequence[int]], Tensor]
 
 
 def assign(x0: Tensor, x1: Tensor) -> Tensor:
-    """Pair noise with data so that the sum of squared distances is least.
-
-    Args:
-        x0: noise (B, ...), float.
-        x1: data (B, ...), float.
+    """Pair noise (B, ...) with data (B, ...) so that the sum of squared distances is least.
 
     Returns:
         Permutation (B,), int64 on the CPU: x0[permutation[i]] goes with x1[i].
@@ -36,17 +32,9 @@ def assign(x0: Tensor, x1: Tensor) -> Tensor:
 
 
 def assign_within_classes(x0: Tensor, x1: Tensor, label: Tensor) -> Tensor:
-    """Pair noise with data by `assign`, each class for itself.
+    """Pair noise and data (B, ...) by `assign`, each class of labels (B,) for itself.
 
     Across classes a class would get the noise nearest to it, and noise drawn in sampling is not of that kind.
-
-    Args:
-        x0: noise (B, ...), float.
-        x1: data (B, ...), float.
-        label: classes (B,), int64.
-
-    Returns:
-        Permutation (B,), int64 on the CPU, that maps each class's rows onto themselves.
 
     Source: Cheng and Schwing, "The Curse of Conditions: Analyzing and Improving Optimal Transport for Conditional
     Flow-Based Generation" (2025).
@@ -66,16 +54,7 @@ class Coupling(ABC):
         """Return (B,) int64: which noise goes with each row of the data."""
 
     def __call__(self, x0: Tensor, x1: Tensor, label: Tensor | None = None) -> Tensor:
-        """Order noise.
-
-        Args:
-            x0: noise (B, ...), float.
-            x1: data (B, ...), float.
-            label: classes (B,), int64, before any is dropped.
-
-        Returns:
-            The same noise in the order of the data.
-        """
+        """Order noise (B, ...) as data (B, ...) of classes (B,), before any label is dropped, asks for it."""
         return x0[self.permutation(x0, x1, label).to(x0.device)]
 
 
@@ -159,16 +138,6 @@ class PooledTransport:
         self.within_classes = within_classes
 
     def pairing(self, noise: Reader, data: Reader, label: Tensor, seed: int) -> Tensor:
-        """Pair an epoch.
-
-        Args:
-            noise: reads the noise of indices.
-            data: reads the data of indices.
-            label: classes (N,), int64.
-            seed: of the pools; the same in all processes, another in every epoch.
-
-        Returns:
-            Permutation (N,), int64: item i takes the noise of index `result[i]`.
-        """
+        """Pair an epoch; see `pooled_permutation`."""
         classes = label if self.within_classes else None
         return pooled_permutation(noise, data, len(label), seed, classes, self.pool)

@@ -66,18 +66,9 @@ class Guidance:
         return 1 + (self.scale - 1) * progress
 
     def predict(self, net: VelocityNet, t: float, x: Tensor, label: Tensor) -> Tensor:
-        """Run the net, once for both branches.
+        """Predict at points (B, ...) of classes (B,), int64; the net runs once for both branches.
 
         The mix is linear, so it may be taken of velocities, data or noise alike.
-
-        Args:
-            net: a net with classes.
-            t: time, 0 to 1.
-            x: points on the path (B, ...).
-            label: classes (B,), int64.
-
-        Returns:
-            The guided prediction, of the shape of x.
         """
         null = torch.full_like(label, NULL_LABELS[self.null_mode])
         scale = self.scale_at(t)
@@ -133,11 +124,7 @@ def velocity_field(
 
 
 def check_labels(labels: Sequence[int], num_classes: int) -> None:
-    """Compare labels with the classes of a net; one without classes takes all.
-
-    Raises:
-        ValueError: when a label is not a class.
-    """
+    """Refuse labels that are no class of a net; one without classes takes all."""
     if num_classes and not all(NO_LABEL <= label <= num_classes for label in labels):
         raise ValueError(f"labels lie between 1 and {num_classes} (0 is the null class), found {list(labels)}")
 

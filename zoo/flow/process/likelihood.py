@@ -85,10 +85,6 @@ def log_likelihood(
 def dequantise(images: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Spread 8-bit values evenly over their bins, so that a density of them bounds the probability of the image.
 
-    Args:
-        images: uint8 (B, ...).
-        generator: source of randomness; torch's global one by default.
-
     Returns:
         Data (B, ...), float32, -1 to 1.
 
@@ -101,13 +97,5 @@ def dequantise(images: Tensor, generator: torch.Generator | None = None) -> Tens
 
 
 def bits_per_dim(log_p: Tensor, dims: int) -> Tensor:
-    """Bits per value of an 8-bit image from the log-density of its dequantised form.
-
-    Args:
-        log_p: log-densities of data in [-1, 1] (B,), nats.
-        dims: values per image.
-
-    Returns:
-        Bits per dimension (B,).
-    """
+    """Bits per value of 8-bit images from log-densities (B,), in nats, of their dequantised form with `dims` values."""
     return -log_p / (dims * math.log(2)) + math.log2(LEVELS / 2)

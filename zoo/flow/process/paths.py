@@ -29,31 +29,12 @@ class AffinePath(ABC):
         """Return alpha, sigma and their derivatives at times of any shape, 0 to 1."""
 
     def sample(self, x0: Tensor, x1: Tensor, t: Tensor) -> Tensor:
-        """Mix noise and data.
-
-        Args:
-            x0: noise (B, ...), float.
-            x1: data (B, ...), float.
-            t: times (B,), 0 to 1.
-
-        Returns:
-            Points on the path, of the shape of x1.
-        """
+        """Mix noise and data (B, ...) at times (B,), 0 to 1: points on the path."""
         alpha, sigma, _, _ = self._at(t, x1)
         return alpha * x1 + sigma * x0
 
     def target(self, x0: Tensor, x1: Tensor, t: Tensor, prediction: Prediction = "velocity") -> Tensor:
-        """What a net is to predict at `sample(x0, x1, t)`; arguments as there.
-
-        Args:
-            x0: noise (B, ...), float.
-            x1: data (B, ...), float.
-            t: times (B,), 0 to 1.
-            prediction: "velocity" (dx_t/dt), "x1" (the data) or "noise" (x_0).
-
-        Returns:
-            The target, of the shape of x1.
-        """
+        """What a net is to predict at `sample(x0, x1, t)`: dx_t/dt ("velocity"), the data ("x1") or x_0 ("noise")."""
         one_of(PREDICTIONS, prediction=prediction)
         if prediction == "x1":
             return x1

@@ -37,17 +37,9 @@ def noise(seeds: Sequence[int], shape: Sequence[int], device: torch.device | str
 
 
 def invert(velocity: VectorField, x1: Tensor, solver: Solver) -> Solution:
-    """Follow the flow backwards, from data to the noise that generates it.
+    """Follow the flow backwards, from data (B, ...) to the noise that generates it.
 
     Guidance makes the way back less exact; invert with the conditional or unconditional field.
-
-    Args:
-        velocity: the field, for instance of `Sampler.field`.
-        x1: data (B, ...), float.
-        solver: how to integrate.
-
-    Returns:
-        Solution whose x is x_0 (B, ...).
     """
     return solver.solve(velocity, x1, start=1.0, end=0.0)
 

@@ -59,11 +59,7 @@ class Dopri5:
         self._error = 1e-4
 
     def advance(self, x: Tensor, first: float, last: float) -> Tensor:
-        """Take a state (B, ...) from one time exactly to another.
-
-        Raises:
-            ValueError: when the tolerance cannot be kept, or the field is not finite.
-        """
+        """Take a state (B, ...) from one time exactly to another; raises where the tolerance cannot be kept."""
         direction = 1.0 if last > first else -1.0
         t, rejected = first, False
         slope = self._evaluate(t, x) if self._slope is None else self._slope
@@ -258,11 +254,7 @@ class Solver:
         return Solution(x, stepper.nfe, times, trajectory if keep_trajectory else [])
 
     def times(self, start: float = 0.0, end: float = 1.0) -> list[float]:
-        """The grid mapped to an interval; towards the noise, the forward grid read backwards.
-
-        Raises:
-            ValueError: when the interval is empty.
-        """
+        """The grid mapped to an interval; towards the noise, the forward grid read backwards."""
         if start == end:
             raise ValueError(f"start and end are both {start}: nothing to integrate")
         low, high = min(start, end), max(start, end)
@@ -346,11 +338,7 @@ def time_grid(steps: int, grid: Grid = "uniform", sway: float = -1.0) -> list[fl
 
 
 def check_times(times: Sequence[float]) -> list[float]:
-    """A user's grid as a list.
-
-    Raises:
-        ValueError: unless it ascends from 0 to 1.
-    """
+    """A user's grid as a list; refused unless it ascends from 0 to 1."""
     grid = [float(t) for t in times]
     if len(grid) < 2 or grid[0] != 0 or grid[-1] != 1 or any(a >= b for a, b in pairwise(grid)):
         raise ValueError(f"times ascend strictly from 0 to 1, found {grid}")

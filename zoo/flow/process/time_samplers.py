@@ -24,14 +24,7 @@ class TimeSampler(ABC):
         """Turn numbers that are evenly spread over (0, 1), of any shape, into times between 0 and 1."""
 
     def __call__(self, u: Tensor) -> Tensor:
-        """Turn random numbers into times.
-
-        Args:
-            u: (B,), float64, evenly spread over (0, 1), as `seeded_uniforms` draws them.
-
-        Returns:
-            Times (B,), float32, 0 <= t < 1.
-        """
+        """Turn random numbers (B,), float64, as `seeded_uniforms` draws them, into times (B,), float32, 0 <= t < 1."""
         return self.quantile(u).float().clamp(0, BELOW_ONE)
 
 

@@ -165,11 +165,7 @@ class SequenceData(ZooDataModule):
             yield item["x1"], item["condition"]
 
     def split(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of the items for training and for validation.
-
-        Raises:
-            ValueError: when one of both sets would be empty.
-        """
+        """Numbers of the items for training and for validation, of which neither may be empty."""
         if not 0 < self.val_items < count:
             raise ValueError(
                 f"data.init_args.val_items: {self.val_items} of {count} items are for validation, both sets need one"
@@ -187,7 +183,7 @@ class SequenceData(ZooDataModule):
 
 
 class MelData(SequenceData):
-    """Log-mels of clean speech, and of the same speech degraded on the spot.
+    """Log-mels of clean speech, and of the same speech degraded on the spot; see `SequenceData` for the rest.
 
     The first use of a corpus writes a memory-mapped cache (int16, mono, resampled), later ones open it. Clips are
     scaled to a peak of 0.95. Validation hears parts of the noises that training does not.
@@ -200,15 +196,10 @@ class MelData(SequenceData):
         rir: folder of room impulse responses; null for some made in code.
         max_seconds: longest training crop.
         val_seconds: longest excerpt of a validation clip.
-        val_items: see `SequenceData`, like all that follow but these.
-        statistics_items: see there.
         cache: folder of the corpus caches.
         max_bad_share: share of unreadable files above which the run stops; below it they are named and left out.
         embedded_if_missing: use what is made in code, with a message, where a folder does not exist.
         embedded_utterances: size of the embedded corpus.
-        batch_size: see there.
-        num_workers: see there.
-        seed: see there.
 
     Raises:
         FileNotFoundError: when a folder does not exist.
@@ -286,16 +277,13 @@ class MelData(SequenceData):
 class FeatureData(SequenceData):
     """Features made elsewhere, as `zoo predict` of another system writes them: two folders of `.npy` (C, F).
 
+    See `SequenceData` for the rest.
+
     Args:
         root: folder of clean features, any tree.
         degraded: folder of the degraded ones, the tree mirrored.
         max_frames: longest training crop.
         val_frames: longest excerpt of a validation item.
-        val_items: see `SequenceData`, like all that follow.
-        statistics_items: see there.
-        batch_size: see there.
-        num_workers: see there.
-        seed: see there.
 
     Raises:
         FileNotFoundError: when a folder does not exist.
@@ -340,11 +328,7 @@ class FeatureData(SequenceData):
 
 
 def _frames_of(pair: tuple[Path, Path]) -> int:
-    """Frames of a pair.
-
-    Raises:
-        ValueError: when they differ by more than the rounding of two front ends.
-    """
+    """Frames of a pair, which may differ by the rounding of two front ends."""
     counts = [open_features(path).shape[1] for path in pair]
     if abs(counts[0] - counts[1]) > MOST_SHIFT:
         raise ValueError(f"{pair[0]} has {counts[0]} frames, its twin {pair[1]} has {counts[1]}: they must be aligned")

@@ -131,14 +131,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, h: Tensor, time: Tensor, positions: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
-        """Turn (B, T, dim) into the same.
-
-        Args:
-            h: hidden states (B, T, dim).
-            time: embedded times (B, dim).
-            positions: of `Rotary`.
-            mask: bool (B, 1, 1, T), True where a frame may be attended to; None for everywhere.
-        """
+        """Refine (B, T, dim) under times (B, dim); a mask (B, 1, 1, T) is True where frames may be attended to."""
         shift_a, scale_a, gate_a, shift_f, scale_f, gate_f = self.modulation(time)
         h = h + gate_a * self.dropout(self._attend(modulate(h, shift_a, scale_a), positions, mask))
         return h + gate_f * self.dropout(self.feed_forward(modulate(h, shift_f, scale_f)))

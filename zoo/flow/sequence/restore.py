@@ -139,35 +139,20 @@ class SequenceRestorer(Inference):
         return result if outside is None else result.masked_fill(outside, 0)
 
     def __call__(self, audio: np.ndarray, sample_rate: int) -> np.ndarray:
-        """Restore audio as a log-mel.
-
-        Args:
-            audio: (T,) or (C, T), see `as_audio`; channels are mixed.
-            sample_rate: its rate in Hz; resampled to the mel's if different.
-
-        Returns:
-            Log-mel (n_mels, F) float32.
-        """
+        """Restore audio (T,) or (C, T), its channels mixed, as a log-mel (n_mels, F) float32; see `as_audio`."""
         audio = np.atleast_2d(as_audio(audio, sample_rate))
         frames = self._frames(audio.shape[1], sample_rate)
         return self._joined(self._audio_rows([audio], frames, sample_rate), frames, self.mel)
 
     def from_features(self, features: np.ndarray) -> np.ndarray:
-        """Restore features (or a log-mel made like this model's front end makes it).
-
-        Args:
-            features: (condition_channels, F) float.
-
-        Returns:
-            (channels, F) float32.
-        """
+        """Restore features (condition_channels, F), or a log-mel made like this model's, as (channels, F) float32."""
         features = np.asarray(features)
         if features.ndim != 2 or len(features) != self.net.condition_channels or features.shape[1] == 0:
             raise ValueError(f"expected features ({self.net.condition_channels}, F), found {features.shape}")
         return self._joined([features.T], features.shape[1], None)
 
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:
-        """Restore an audio or a feature file.
+        """Restore an audio or a feature file as `.npy` (channels, F) float32, frame after frame (Fortran order).
 
         Returns:
             `frames`, `channels`, and of audio `audio_seconds` and `sample_rate` of the input.

@@ -136,9 +136,6 @@ class SequenceTask(SingleOptimizerTask):
             condition: normalised conditions (B, C', T), float.
             lengths: frames of each item (B,).
             given: (B,), 0 where the condition is dropped; None for nowhere.
-
-        Returns:
-            A scalar.
         """
         output = self.net(self.path.sample(x0, x1, t), t, condition, lengths, given)
         target = self.path.target(x0, x1, t, self.prediction)
@@ -152,13 +149,7 @@ class SequenceTask(SingleOptimizerTask):
         return {**batch, "t": t, "given": given}
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        """The loss at one time per item, some conditions dropped.
-
-        Args:
-            batch: clean `x1` (B, C, T) and degraded `condition` (B, C', T) in their own units, noise `x0` (B, C, T),
-                `lengths` (B,) in frames, `seeds` of the items.
-            batch_idx: its number in the epoch.
-        """
+        """The loss at one time per item of a batch as `SequenceData` gives it, some conditions dropped."""
         batch = self.drawn(batch)
         x1, condition = self._normalised(batch)
         loss = self.loss(x1, batch["x0"], batch["t"].to(x1), condition, batch["lengths"], batch["given"])

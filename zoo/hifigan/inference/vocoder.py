@@ -60,11 +60,7 @@ class Vocoder(Inference):
 
     @property
     def front_end(self) -> LogMel:
-        """The mel front end.
-
-        Raises:
-            ValueError: when the generator takes other features.
-        """
+        """The mel front end; refused where the generator takes other features."""
         if self.mel is None:
             raise ValueError("this vocoder takes features, not audio (it has no mel front end): use from_mel or stream")
         return self.mel
@@ -85,10 +81,10 @@ class Vocoder(Inference):
         return result if audio.ndim == 2 else result[0]
 
     def from_mel(self, mel: np.ndarray) -> np.ndarray:
-        """Vocode a natural-log mel made like this model's front end makes it.
+        """Vocode a natural-log mel made like this model's, or other features where the generator takes those.
 
         Args:
-            mel: (n_mels, F) or (B, n_mels, F) float32; other features where the generator takes those.
+            mel: (n_mels, F) or (B, n_mels, F) float32.
 
         Returns:
             Audio (F * hop,) or (B, F * hop) float32.

@@ -14,8 +14,6 @@ class Conditioner(nn.Module):
     """Base of what may stand in front of a generator: frames (B, in_channels, F) to frames (B, out_channels, F').
 
     Args:
-        in_channels: channels of the input frames.
-        out_channels: channels of the output frames.
         receptive_frames: input frames on each side that an output frame depends on; None means all of them, so
             that long files cannot be processed in chunks.
     """

@@ -73,7 +73,7 @@ def _weight_norm(module: nn.Module) -> None:
 
 
 class ConvolutionStack(nn.Module):
-    """Convolutions with leaky activations and a scoring one; keeps every activation."""
+    """Convolutions with leaky activations and a scoring one to one channel; keeps every activation."""
 
     def __init__(self, convs: Sequence[nn.Module], conv_post: nn.Module, norm: Callable[[nn.Module], None]) -> None:
         super().__init__()

@@ -146,14 +146,7 @@ class Generator(nn.Module):
         self.receptive_frames = self._receptive_frames()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Synthesise.
-
-        Args:
-            x: frames (B, in_channels, F), float (natural-log mel or SSL features).
-
-        Returns:
-            Waveform (B, 1, F * hop_length), float, -1 to 1.
-        """
+        """Synthesise (B, 1, F * hop_length), -1 to 1, from log-mels or SSL features (B, in_channels, F)."""
         if self.conditioner is not None:
             x = self.conditioner(x)
         samples = x.shape[-1] * self.hop_length
@@ -175,11 +168,7 @@ class Generator(nn.Module):
         ]
 
     def fuse_(self) -> Generator:
-        """Fold weight norm into plain weights, in place (faster inference; the module can no longer be trained as was).
-
-        Returns:
-            This generator.
-        """
+        """Fold weight norm into plain weights, in place: faster, but the module cannot be trained on as it was."""
         for _, module in self.convolutions():
             if parametrize.is_parametrized(module, "weight"):
                 weight = module.weight.detach().clone()

@@ -26,11 +26,7 @@ def make_chunker(encoder: Encoder, chunk_seconds: float, overlap_seconds: float,
 
 
 def check_padding(encoder: Encoder) -> None:
-    """Refuse an encoder that gives fewer frames than its input has hops.
-
-    Raises:
-        ValueError: when it does.
-    """
+    """Refuse an encoder that gives fewer frames than its input has hops."""
     if encoder.frames(encoder.hop_samples) != 1:
         raise ValueError("the encoder's backbone does not pad, so files would lose their ends: build it with pad: true")
 
@@ -54,11 +50,7 @@ def encode(encoder: Encoder, chunks: np.ndarray, valid: Sequence[int], device: t
 
 
 def to_array(result: Tensor) -> np.ndarray:
-    """A net's result as float32.
-
-    Raises:
-        ValueError: when it is not finite.
-    """
+    """A net's result as float32, which must be finite."""
     array = result.float().cpu().numpy()
     if not np.isfinite(array).all():
         raise ValueError("the net gave NaN or infinite values; under 16-mixed try --trainer.precision=32")

@@ -212,11 +212,7 @@ class FeatureExtractor(Inference):
         self.chunker = make_chunker(encoder, chunk_seconds, overlap_seconds, chunk_batch)
 
     def __call__(self, audio: np.ndarray, sample_rate: int) -> np.ndarray:
-        """Encode an array.
-
-        Returns:
-            Features (C, F) float32.
-        """
+        """Encode an array (T,) or (C, T), its channels mixed, as features (C, F) float32; see `as_audio`."""
         audio = np.atleast_2d(as_audio(audio, sample_rate))
         return np.concatenate(list(self._pieces([audio], audio.shape[1], sample_rate)), axis=1)
 
@@ -228,7 +224,6 @@ class FeatureExtractor(Inference):
 
         Raises:
             ValueError: when the file is not sound audio, or a feature exceeds float16.
-            OSError: when it cannot be read or the result cannot be written.
         """
         header = files.info(source)
         frames = self._frames(header.samples, header.sample_rate)

@@ -73,11 +73,7 @@ class _Replace:
 
 
 class ParallelAdapter(nn.Module):
-    """Norm, down to the hidden size, GELU, up again, on (B, F, dim).
-
-    Args:
-        gain: of the Xavier-uniform weights; small, so that training starts near the plain backbone.
-    """
+    """Norm, down, GELU, up, on (B, F, dim); a small gain of the weights starts it near the plain backbone."""
 
     def __init__(self, dim: int, hidden_dim: int, gain: float) -> None:
         super().__init__()
