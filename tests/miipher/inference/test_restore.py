@@ -142,7 +142,7 @@ def test_what_does_not_fit_is_refused():
         Restorer(encoder, generator, 8000, overlap_seconds=0.1)
     with pytest.raises(ValueError, match="pad: true"):
         Restorer(backbone(pad=False), vocoder(32), 8000)
-    with pytest.raises(ValueError, match='stereo is "channels" or "mix"'):
+    with pytest.raises(ValueError, match="stereo is one of channels, mix"):
         Restorer(encoder, generator, 8000, stereo="left")
     with pytest.raises(ValueError, match="at most half a chunk"):
         Restorer(encoder, generator, 8000, chunk_seconds=3.0)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
+from zoo.blocks import mix
 from zoo.common.ranges import at_least, one_of, within
 
 Predict = Callable[[Tensor, Tensor], Tensor]
@@ -170,27 +171,6 @@ class DPMSolver(Sampler):
             x = kept * x + (next_signal - signal * kept) * estimate
             earlier, stride_before = x0, stride
         return x
-
-
-def mix(conditional: Tensor, unconditional: Tensor, scale: float, rescale: float = 0.0) -> Tensor:
-    """Classifier-free guidance of outputs (B, ...): u + scale (c - u).
-
-    Args:
-        conditional: with the condition.
-        unconditional: without it.
-        scale: 1 is conditional, 0 unconditional, above 1 exaggerates the condition.
-        rescale: share, 0 to 1, of the result that is brought back to the conditional output's standard deviation.
-
-    Source: Ho and Salimans (2022), equation 6; rescale: Lin et al. (2024), section 3.4.
-    """
-    result = unconditional + scale * (conditional - unconditional)
-    if not rescale:
-        return result
-    axes = tuple(range(1, result.dim()))
-    factor = conditional.std(axes, keepdim=True) / result.std(axes, keepdim=True).clamp(
-        min=torch.finfo(result.dtype).tiny
-    )
-    return result * (1 - rescale + rescale * factor)
 
 
 def guided(predict: Predict, unconditional: Predict, scale: float, rescale: float = 0.0) -> Predict:

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from zoo.audio.io.chunking import Chunker, cut
-from zoo.audiosr.diffusion.samplers import Predict, Sampler, mix, row_noise
+from zoo.audiosr.diffusion.samplers import Predict, Sampler, row_noise
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.nets.denoiser import UNCONDITIONAL, Denoiser, concat
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.audiosr.nets.vae import split
+from zoo.blocks import mix
 from zoo.training.data import item_seed
 
 TAGS = 2  # values that follow the samples of a unit: its number in the clip, and its channel

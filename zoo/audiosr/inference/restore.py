@@ -242,7 +242,7 @@ class Restorer(Inference):
         features: audio to log-mels.
         diffusion: the process that the net was trained on.
         sampler: from noise to latents; 100 steps of DDIM when None.
-        guidance_scale: see `zoo.audiosr.diffusion.samplers.mix`; 1 is half the work.
+        guidance_scale: see `zoo.blocks.mix`; 1 is half the work.
         guidance_rescale: likewise.
         cutoff_hz: where the input's band ends, in Hz; found in each input when None.
         chunk_seconds: length of a chunk; about that of the training crops is what the net knows.

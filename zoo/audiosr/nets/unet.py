@@ -10,9 +10,11 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
+from zoo.blocks import check_levels, check_size, doubled, head_attention, maybe_checkpointed
 from zoo.common.ranges import one_of
+
+log = logging.getLogger(__name__)
 
 Fusion = Literal["none", "replace", "residual", "film", "sequence"]
 """How the global context enters the UNet, see `zoo.audiosr.UNet`."""
@@ -103,11 +105,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, others: Tensor | None = None) -> Tensor:
         """Attend from (B, L, C) to itself or to others (B, M, C')."""
         others = x if others is None else others
-        q, k, v = (
-            tokens.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for tokens in (self.to_q(x), self.to_k(others), self.to_v(others))
-        )
-        return self.to_out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return self.to_out(head_attention(self.to_q(x), self.to_k(others), self.to_v(others), self.heads))
 
 
 class GatedLinear(nn.Module):
@@ -172,7 +170,7 @@ class TokenAttention(nn.Module):
 
     def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
         """Add to (B, C, H, W) what its positions find among tokens (B, T, G)."""
-        found = self.gate * self.attention(self.norm(x).flatten(2).transpose(1, 2), tokens)
+        found = self.gate * self.attention(self.norm(x).flatten(2).transpose(1, 2), tokens)  # (B, H * W, C)
         return x + found.transpose(1, 2).reshape(x.shape)
 
 
@@ -202,7 +200,7 @@ class SpatialTransformer(nn.Module):
             x = self.global_tokens(x, sequence)
         if self.fusion in ("replace", "residual") and context is not None:
             x = self._attend_globally(x, context)
-        h = self.proj_in(self.norm(x)).flatten(2).transpose(1, 2)
+        h = self.proj_in(self.norm(x)).flatten(2).transpose(1, 2)  # (B, H * W, C)
         for block in self.transformer_blocks:
             h = block(h)
         return x + self.proj_out(h.transpose(1, 2).reshape(x.shape))
@@ -239,10 +237,8 @@ class Upsample(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Double (B, C, H, W)."""
-        return self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
+        return self.conv(doubled(x))
 
-
-log = logging.getLogger(__name__)
 
 FUSIONS = ("none", "replace", "residual", "film", "sequence")
 TRANSFORMERS = 2  # in a row, in the middle and on the way up
@@ -381,20 +377,17 @@ class UNet(nn.Module):
         Raises:
             ValueError: when the image cannot be halved once per level, or a context comes without a fusion.
         """
-        if x.shape[-1] % self.factor or x.shape[-2] % self.factor:
-            raise ValueError(
-                f"latents of {x.shape[-2]} x {x.shape[-1]}; both must be multiples of {self.factor}: pad the mel"
-            )
+        check_size(x, self.factor)
         if self.fusion == "none" and (context is not None or sequence is not None):
             raise ValueError('a global context was given to a UNet with fusion "none", which has no use for it')
         if self.fusion == "sequence" and sequence is not None and context is not None:
-            sequence = torch.cat([context[:, None], sequence], dim=1)
-        embedding = self.time_embed(timestep_embedding(t, self.channels).to(x.dtype))
+            sequence = torch.cat([context[:, None], sequence], dim=1)  # (B, 1 + T, context_channels)
+        embedding = self.time_embed(timestep_embedding(t, self.channels).to(x.dtype))  # (B, 4 * channels)
         h, skips = x, []
         for block in self.input_blocks:
             h = self._run(block, h, embedding, context, sequence)
             skips.append(h)
-        h = self._run(self.middle_block, h, embedding, context, sequence)
+        h = self._run(self.middle_block, h, embedding, context, sequence)  # (B, C, H / factor, W / factor)
         for block in self.output_blocks:
             h = self._run(block, torch.cat([h, skips.pop()], dim=1), embedding, context, sequence)
         return self.out(h)
@@ -403,12 +396,10 @@ class UNet(nn.Module):
         self, layers: nn.Module, h: Tensor, embedding: Tensor, context: Tensor | None, sequence: Tensor | None
     ) -> Tensor:
         for layer in layers.children():
-            if not isinstance(layer, ResBlock | SpatialTransformer):
-                h = layer(h)
-            elif self.checkpointing and torch.is_grad_enabled():
-                h = checkpoint(layer, h, embedding, context, sequence, use_reentrant=False)
+            if isinstance(layer, ResBlock | SpatialTransformer):
+                h = maybe_checkpointed(self.checkpointing, layer, h, embedding, context, sequence)
             else:
-                h = layer(h, embedding, context, sequence)
+                h = layer(h)
         return h
 
 
@@ -420,8 +411,7 @@ def _check(
     head_channels: int,
     norm_groups: int,
 ) -> None:
-    if not multipliers or blocks < 1:
-        raise ValueError(f"expected at least one level and one block, found {list(multipliers)} and {blocks}")
+    check_levels(multipliers, blocks)
     if channels % norm_groups or channels % 2:
         raise ValueError(f"channels {channels} must be even and a multiple of norm_groups {norm_groups}")
     factors = [2**level for level in range(len(multipliers))]

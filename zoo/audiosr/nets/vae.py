@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.audiosr.nets.unet import Upsample
+from zoo.blocks import check_levels, pixel_attention
 
 NORM_EPS = 1e-6  # latent diffusion's, not PyTorch's default
 LOGVAR_RANGE = (-30.0, 20.0)  # keeps the exponential of the log-variance finite in float32
@@ -64,8 +65,7 @@ class Autoencoder(nn.Module):
         norm_groups: int = 32,
     ) -> None:
         super().__init__()
-        if not multipliers or blocks < 1:
-            raise ValueError(f"expected at least one level and one block, found {list(multipliers)} and {blocks}")
+        check_levels(multipliers, blocks)
         if channels % norm_groups:
             raise ValueError(f"channels {channels} is no multiple of norm_groups {norm_groups}; lower norm_groups")
         self.factor = 2 ** (len(multipliers) - 1)
@@ -132,10 +132,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Attend over (B, C, H, W)."""
-        h = self.norm(x)
-        q, k, v = (conv(h).flatten(2).transpose(1, 2)[:, None] for conv in (self.q, self.k, self.v))
-        h = F.scaled_dot_product_attention(q, k, v)[:, 0]
-        return x + self.proj_out(h.transpose(1, 2).reshape(x.shape))
+        return pixel_attention(x, self.norm, self.q, self.k, self.v, self.proj_out)
 
 
 class Middle(nn.Module):
@@ -185,7 +182,7 @@ class Downsample(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Halve (B, C, H, W)."""
-        return self.conv(F.pad(x, (0, 1, 0, 1)))
+        return self.conv(F.pad(x, (0, 1, 0, 1)))  # (B, C, H // 2, W // 2)
 
 
 class Encoder(nn.Module):
@@ -227,7 +224,7 @@ class Decoder(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """Decode (B, C, H, W)."""
-        h = self.mid(self.conv_in(z))
+        h = self.mid(self.conv_in(z))  # (B, widths[-1], H, W)
         for level in reversed(self.up):
-            h = level(h)
+            h = level(h)  # twice as large but for the last
         return self.conv_out(F.silu(self.norm_out(h)))

@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
+from zoo.blocks import check_levels, check_size, doubled, maybe_checkpointed, pixel_attention
 from zoo.flow.nets.velocity import TimeEmbedding, VelocityNet, expand_time
 
 log = logging.getLogger(__name__)
@@ -47,10 +46,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Attend over (B, C, H, W)."""
-        h = self.group_norm(x)
-        q, k, v = (proj(h).flatten(2).transpose(1, 2)[:, None] for proj in (self.proj_q, self.proj_k, self.proj_v))
-        h = F.scaled_dot_product_attention(q, k, v)[:, 0]
-        return x + self.proj(h.transpose(1, 2).reshape(x.shape))
+        return pixel_attention(x, self.group_norm, self.proj_q, self.proj_k, self.proj_v, self.proj)
 
 
 class ResidualBlock(nn.Module):
@@ -120,7 +116,7 @@ class Upsample(nn.Module):
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
         """Double (B, C, H, W); the embedding plays no part."""
-        return self.main(F.interpolate(x, scale_factor=2.0, mode="nearest"))
+        return self.main(doubled(x))
 
 
 class UNet(VelocityNet):
@@ -231,32 +227,26 @@ class UNet(VelocityNet):
         Raises:
             ValueError: when the image cannot be halved once per level.
         """
-        factor = 2 ** (len(self.channel_mult) - 1)
-        if x.shape[-1] % factor or x.shape[-2] % factor:
-            raise ValueError(f"images of {x.shape[-2]} x {x.shape[-1]} pixels; both must be multiples of {factor}")
-        embedding = self.time_embedding(expand_time(t, x))
+        check_size(x, 2 ** (len(self.channel_mult) - 1))
+        embedding = self.time_embedding(expand_time(t, x))  # (B, E)
         if self.class_embedding is not None and label is not None:
             vectors = self.class_embedding(label.clamp(min=0))
             embedding = embedding + vectors * (label >= 0)[:, None]
         if self.channels_last:
             x = x.contiguous(memory_format=torch.channels_last)
-        h = self.head(x)
+        run = partial(maybe_checkpointed, self.checkpointing)
+        h = self.head(x)  # (B, channels, H, W)
         skips = [h]
         for block in self.downblocks:
-            h = self._run(block, h, embedding)
+            h = run(block, h, embedding)
             skips.append(h)
-        for block in self.middleblocks:
-            h = self._run(block, h, embedding)
+        for block in self.middleblocks:  # (B, C, H / factor, W / factor)
+            h = run(block, h, embedding)
         for block in self.upblocks:
             if isinstance(block, ResidualBlock):
                 h = torch.cat([h, skips.pop()], dim=1)
-            h = self._run(block, h, embedding)
-        return self.tail(h)
-
-    def _run(self, block: nn.Module, h: Tensor, embedding: Tensor) -> Tensor:
-        if self.checkpointing and torch.is_grad_enabled():
-            return checkpoint(block, h, embedding, use_reentrant=False)
-        return block(h, embedding)
+            h = run(block, h, embedding)
+        return self.tail(h)  # (B, in_channels, H, W)
 
 
 def _initialise(module: nn.Module, gain: float = 1.0) -> None:
@@ -269,8 +259,7 @@ def _initialise(module: nn.Module, gain: float = 1.0) -> None:
 
 
 def _check_levels(resolution: int, mult: Sequence[int], attention: Sequence[int], res_blocks: int) -> None:
-    if not mult or res_blocks < 1:
-        raise ValueError(f"expected at least one level and one residual block, found {list(mult)} and {res_blocks}")
+    check_levels(mult, res_blocks)
     factor = 2 ** (len(mult) - 1)
     if resolution % factor:
         raise ValueError(f"image_resolution {resolution} is no multiple of {factor}, as {len(mult)} levels need")

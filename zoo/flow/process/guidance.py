@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from zoo.blocks import mix
 from zoo.common.ranges import one_of, within
 from zoo.flow.nets.velocity import NO_LABEL, NULL_LABEL, VectorField, VelocityNet
 from zoo.flow.process.paths import AffinePath, Prediction
@@ -26,7 +27,7 @@ class Guidance:
         null_mode: the unconditional branch. "label0" is the null class, which label drop trains; "none" gives no class
             vector, which is what the assignment's sampler does and what was never trained.
         interval: times between which to guide; outside, the prediction is conditional.
-        rescale: share, 0 to 1, of the guided prediction that is brought back to the conditional one's spread.
+        rescale: share, 0 to 1, of the guided prediction that is brought back to the conditional one's deviation.
         schedule: of the scale over the interval: "constant", or from 1 up to `scale` at its end, linear or as half a
             cosine.
 
@@ -77,11 +78,7 @@ class Guidance:
         if scale == 0:
             return net(x, t, null)
         unconditional, conditional = net(torch.cat([x, x]), t, torch.cat([null, label])).chunk(2)
-        guided = unconditional + scale * (conditional - unconditional)
-        if not self.rescale:
-            return guided
-        factor = _spread(conditional) / _spread(guided).clamp(min=torch.finfo(guided.dtype).tiny)
-        return guided * (1 - self.rescale + self.rescale * factor)
+        return mix(conditional, unconditional, scale, self.rescale)
 
 
 def velocity_field(
@@ -127,8 +124,3 @@ def check_labels(labels: Sequence[int], num_classes: int) -> None:
     """Refuse labels that are no class of a net; one without classes takes all."""
     if num_classes and not all(NO_LABEL <= label <= num_classes for label in labels):
         raise ValueError(f"labels lie between 1 and {num_classes} (0 is the null class), found {list(labels)}")
-
-
-def _spread(x: Tensor) -> Tensor:
-    """Standard deviation of each sample, as (B, 1, ...)."""
-    return x.std(dim=tuple(range(1, x.dim())), keepdim=True)

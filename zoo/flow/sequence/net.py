@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
+from zoo.blocks import maybe_checkpointed
 from zoo.flow.nets.velocity import TimeEmbedding, VelocityNet, expand_time
 
 ROTARY_BASE = 10000.0
@@ -99,10 +99,7 @@ class SequenceNet(nn.Module):
         positions = self.rotary(h)
         attended = None if mask is None else mask[:, None, None]
         for block in self.blocks:
-            if self.gradient_checkpointing and torch.is_grad_enabled():
-                h = checkpoint(block, h, time, positions, attended, use_reentrant=False)
-            else:
-                h = block(h, time, positions, attended)
+            h = maybe_checkpointed(self.gradient_checkpointing, block, h, time, positions, attended)
         shift, scale = self.norm(time)
         output = self.tail(modulate(h, shift, scale)).transpose(1, 2)
         return output if mask is None else output.masked_fill(~mask[:, None], 0)
