@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.audio.io.chunking import Chunker, cut
+from zoo.audio.io.chunking import Chunker, cut, finite
 from zoo.audiosr.diffusion.samplers import Predict, Sampler, row_noise
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.nets.denoiser import UNCONDITIONAL, Denoiser, concat
@@ -206,7 +206,7 @@ def vocoded(
     @torch.inference_mode()
     def compute(chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
         images = torch.from_numpy(np.ascontiguousarray(chunks)).to(device).unflatten(1, (-1, vocoder.n_mels))
-        return _finite(vocoder(images[:, None])[:, 0].float().cpu().numpy())
+        return finite(vocoder(images[:, None])[:, 0].float().cpu().numpy())
 
     rows = (piece.transpose(0, 2, 1).reshape(len(piece), -1) for piece in mels)
     yield from chunker.run(rows, frames * vocoder.n_mels, compute)
@@ -220,10 +220,4 @@ def _in_time(noises: Iterator[Tensor], count: int) -> Iterator[Tensor]:
 
 def _array(mel: Tensor) -> np.ndarray:
     """Log-mel images (N, 1, F, n_mels) as (N, n_mels, F)."""
-    return _finite(mel[:, 0].transpose(1, 2).float().cpu().numpy())
-
-
-def _finite(array: np.ndarray) -> np.ndarray:
-    if not np.isfinite(array).all():
-        raise ValueError("the net gave NaN or infinite values; under 16-mixed try --trainer.precision=32")
-    return array
+    return finite(mel[:, 0].transpose(1, 2).float().cpu().numpy())

@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from zoo.audio.analysis.features import write_features
 from zoo.audio.io import files
-from zoo.audio.io.chunking import Chunker, fit, resampled
+from zoo.audio.io.chunking import Chunker, fit, mono, resampled
 from zoo.audiosr.nets.features import MelFeatures, whole_mel
 from zoo.audiosr.nets.vae import Autoencoder, split
-from zoo.common.atomic import replacing
 from zoo.runs.inference import Inference, as_audio
 
 BLOCK_SECONDS = 4  # read at once
@@ -57,12 +57,9 @@ class Reconstructor(Inference):
         """
         header = files.info(source)
         frames = self._frames(header.samples, header.sample_rate)
-        layout = {"descr": "<f4", "fortran_order": True, "shape": (self.features.n_mels, frames)}
-        with replacing(target) as temporary, temporary.open("wb") as file:
-            np.lib.format.write_array_header_1_0(file, layout)
-            blocks = files.blocks(source, BLOCK_SECONDS * header.sample_rate)
-            for piece in self._pieces(blocks, header.samples, header.sample_rate):
-                file.write(np.ascontiguousarray(piece.T, dtype="<f4").tobytes())
+        blocks = files.blocks(source, BLOCK_SECONDS * header.sample_rate)
+        pieces = self._pieces(blocks, header.samples, header.sample_rate)
+        write_features(target, (self.features.n_mels, frames), "<f4", pieces)
         return {
             "audio_seconds": header.samples / header.sample_rate,
             "sample_rate": header.sample_rate,
@@ -75,8 +72,7 @@ class Reconstructor(Inference):
     def _pieces(self, blocks: Iterable[np.ndarray], samples: int, sample_rate: int) -> Iterator[np.ndarray]:
         """Log-mels (n_mels, m)."""
         wanted = math.ceil(samples * self.features.sample_rate / sample_rate)
-        mono = (block.mean(axis=0, keepdims=True, dtype=np.float32) for block in blocks)
-        stream = fit(resampled(mono, sample_rate, self.features.sample_rate), wanted)
+        stream = fit(resampled(mono(blocks), sample_rate, self.features.sample_rate), wanted)
         mels = self.chunker.run(stream, wanted, self._compute)
         yield from fit((piece[0] for piece in mels), self._frames(samples, sample_rate))
 

@@ -10,7 +10,7 @@ from rich.progress import Progress
 
 from zoo.common import folders
 from zoo.common.atomic import TEMPORARY_MARK, remove, write_atomic
-from zoo.flow.data.pair_shards import CHECKED_VALUES, META_NAME, row_type, shard_paths
+from zoo.flow.data.pair_data import CHECKED_VALUES, META_NAME, row_type, shard_paths
 from zoo.flow.inference.drawing import requests, sampler_settings
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.process.sampling import PAIRS

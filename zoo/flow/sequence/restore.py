@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.audio.analysis.features import open_features
+from zoo.audio.analysis.features import open_features, write_features
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.io import files
-from zoo.audio.io.chunking import Chunker, fit, resampled
-from zoo.common.atomic import replacing, write_atomic
+from zoo.audio.io.chunking import Chunker, finite, fit, mono, resampled
+from zoo.common.atomic import write_atomic
 from zoo.common.ranges import at_least
 from zoo.flow.process.guidance import Guidance, velocity_field
 from zoo.flow.process.paths import AffinePath, Prediction
@@ -168,11 +168,7 @@ class SequenceRestorer(Inference):
             frames = self._frames(header.samples, header.sample_rate)
             blocks = files.blocks(source, BLOCK_SECONDS * header.sample_rate)
             rows, mel = self._audio_rows(blocks, frames, header.sample_rate), self.mel
-        layout = {"descr": "<f4", "fortran_order": True, "shape": (self.net.channels, frames)}
-        with replacing(target) as temporary, temporary.open("wb") as file:
-            np.lib.format.write_array_header_1_0(file, layout)
-            for piece in self._pieces(rows, frames, mel):
-                file.write(np.ascontiguousarray(piece.T, dtype="<f4").tobytes())
+        write_features(target, (self.net.channels, frames), "<f4", self._pieces(rows, frames, mel))
         return {**facts, "frames": frames, "channels": self.net.channels}
 
     def dry_run(self) -> str:
@@ -209,9 +205,8 @@ class SequenceRestorer(Inference):
         """Frames (n, hop_length) of audio blocks (C, n)."""
         assert self.mel is not None  # _frames has looked
         hop = self.mel.hop_length
-        mono = (block.mean(axis=0, keepdims=True, dtype=np.float32) for block in blocks)
         rest = np.zeros(0, np.float32)
-        for piece in fit(resampled(mono, sample_rate, self.mel.sample_rate), frames * hop):
+        for piece in fit(resampled(mono(blocks), sample_rate, self.mel.sample_rate), frames * hop):
             rest = np.concatenate([rest, piece[0]])
             whole = len(rest) // hop * hop
             yield rest[:whole].reshape(-1, hop)
@@ -260,10 +255,7 @@ class SequenceRestorer(Inference):
             units = units.unflatten(1, (-1, values + noise_values))
             content, noise = units[..., :values], units[..., values:].transpose(1, 2)
             condition = content.transpose(1, 2) if mel is None else mel(content.flatten(1))[..., : units.shape[1]]
-            restored = self.restore(condition, noise=noise).cpu().numpy()
-            if not np.isfinite(restored).all():
-                raise ValueError("the result is NaN or infinite: look at the input; under 16-mixed try precision 32")
-            return restored
+            return finite(self.restore(condition, noise=noise).cpu().numpy())
 
         chunker = self._chunker(values + noise_values)
         for piece in chunker.run(stream(), frames * chunker.unit_samples, compute):

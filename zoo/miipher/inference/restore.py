@@ -11,14 +11,14 @@ from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from zoo.audio.analysis.features import write_features
 from zoo.audio.analysis.loudness import LoudnessMeter
 from zoo.audio.io import files
-from zoo.audio.io.chunking import fit, resampled
-from zoo.common.atomic import replacing
+from zoo.audio.io.chunking import Chunker, finite, fit, mono, resampled
 from zoo.common.ranges import one_of
 from zoo.hifigan.nets.generator import Generator
-from zoo.miipher.inference.chunks import check_padding, encode, make_chunker, mixed, samples_at, to_array
 from zoo.miipher.nets.cleaner import Encoder, check_fit
 from zoo.runs.inference import Inference, as_audio
 
@@ -27,6 +27,37 @@ Loudness = Literal["input", "keep"]
 
 BLOCK_SECONDS = 4  # read and written at once
 MOST_GAIN = 10.0  # 20 dB; where an input held noise alone, silence would otherwise be raised to its level
+
+
+LEAST_FRAMES = 16  # a shorter clip is zero-padded: the encoder's group norm needs some samples for its statistics
+
+
+def make_chunker(encoder: Encoder, chunk_seconds: float, overlap_seconds: float, batch: int) -> Chunker:
+    """Chunks on the encoder's frame grid, neighbours of which share at most half a chunk."""
+    frames = [
+        round(seconds * encoder.sample_rate / encoder.hop_samples) for seconds in (chunk_seconds, overlap_seconds)
+    ]
+    if frames[0] < LEAST_FRAMES:
+        raise ValueError(f"chunk_seconds {chunk_seconds} is {frames[0]} frames, expected at least {LEAST_FRAMES}")
+    return Chunker(frames[0], frames[1], encoder.hop_samples, batch)
+
+
+def check_padding(encoder: Encoder) -> None:
+    """Refuse an encoder that gives fewer frames than its input has hops."""
+    if encoder.frames(encoder.hop_samples) != 1:
+        raise ValueError("the encoder's backbone does not pad, so files would lose their ends: build it with pad: true")
+
+
+def samples_at(encoder: Encoder, samples: int, sample_rate: int) -> int:
+    """Samples that a clip is computed as, at the encoder's rate."""
+    return max(math.ceil(samples * encoder.sample_rate / sample_rate), LEAST_FRAMES * encoder.hop_samples)
+
+
+def encode(encoder: Encoder, chunks: np.ndarray, valid: Sequence[int], device: torch.device) -> Tensor:
+    """Features (N, F, C) of chunks (N, T) whose first `valid` samples count."""
+    waveforms = torch.from_numpy(np.ascontiguousarray(chunks)).to(device)
+    lengths = None if min(valid) == chunks.shape[1] else torch.tensor(valid, device=device)
+    return encoder(waveforms, lengths)
 
 
 class Restorer(Inference):
@@ -143,7 +174,7 @@ class Restorer(Inference):
     def compute(self, chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
         """Chunks (N, T) of whole frames at the encoder's rate to waveforms (N, T') at the vocoder's."""
         features = encode(self.encoder, chunks, valid, self.device)
-        return to_array(self.generator(features.transpose(1, 2))[:, 0])
+        return finite(self.generator(features.transpose(1, 2))[:, 0].float().cpu().numpy())
 
 
 class _Run:
@@ -165,7 +196,7 @@ class _Run:
         """The result (C, n) before its gain."""
         restorer = self.restorer
         if restorer.stereo == "mix":
-            blocks = mixed(blocks)
+            blocks = mono(blocks)
         stream = fit(resampled(blocks, self.source_rate, restorer.encoder.sample_rate), self.samples_in)
         stream = restorer.chunker.run(self._input.listen(stream), self.samples_in, restorer.compute, self.shift)
         stream = resampled(self._result.listen(stream), restorer.sample_rate, restorer.output_sample_rate)
@@ -227,16 +258,9 @@ class FeatureExtractor(Inference):
         """
         header = files.info(source)
         frames = self._frames(header.samples, header.sample_rate)
-        layout = {"descr": "<f2", "fortran_order": True, "shape": (self.encoder.dim, frames)}
-        with replacing(target) as temporary, temporary.open("wb") as file:
-            np.lib.format.write_array_header_1_0(file, layout)
-            blocks = files.blocks(source, BLOCK_SECONDS * header.sample_rate)
-            for piece in self._pieces(blocks, header.samples, header.sample_rate):
-                with np.errstate(over="ignore"):  # infinity is what the next line looks for
-                    half = np.ascontiguousarray(piece.T, dtype="<f2")
-                if not np.isfinite(half).all():
-                    raise ValueError(f"{source}: features of up to {np.abs(piece).max():g} do not fit into float16")
-                file.write(half.tobytes())
+        blocks = files.blocks(source, BLOCK_SECONDS * header.sample_rate)
+        pieces = self._pieces(blocks, header.samples, header.sample_rate)
+        write_features(target, (self.encoder.dim, frames), "<f2", pieces)
         return {
             "audio_seconds": header.samples / header.sample_rate,
             "sample_rate": header.sample_rate,
@@ -251,10 +275,11 @@ class FeatureExtractor(Inference):
     def _pieces(self, blocks: Iterable[np.ndarray], samples: int, sample_rate: int) -> Iterator[np.ndarray]:
         """Features (C, n)."""
         wanted = samples_at(self.encoder, samples, sample_rate)
-        stream = fit(resampled(mixed(blocks), sample_rate, self.encoder.sample_rate), wanted)
+        stream = fit(resampled(mono(blocks), sample_rate, self.encoder.sample_rate), wanted)
         features = self.chunker.run(stream, wanted, self._compute)
         yield from fit((piece[0] for piece in features), self._frames(samples, sample_rate))
 
     @torch.inference_mode()
     def _compute(self, chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
-        return to_array(encode(self.encoder, chunks, valid, self.device).transpose(1, 2))
+        features = encode(self.encoder, chunks, valid, self.device)
+        return finite(features.transpose(1, 2).float().cpu().numpy())
