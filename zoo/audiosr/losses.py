@@ -74,9 +74,6 @@ class Step:
 
         Returns:
             Waveforms (R, 1, T) of both, or None where no item has so little noise.
-
-        Raises:
-            ValueError: when there is no vocoder.
         """
         key = (most_time, crop_frames)
         if key not in self._waveforms:

@@ -23,8 +23,7 @@ from zoo.training.compiling import Mode as CompileMode
 from zoo.training.compiling import compile_in_place
 from zoo.training.data import ZooDataModule, item_seed
 from zoo.training.freezing import freeze
-from zoo.training.schedules import LrScaling
-from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask, WeightedMeans, ZooTask
+from zoo.training.task import OptimizerCallable, SingleOptimizerTask, WeightedMeans, ZooTask
 
 
 def log_signals(task: ZooTask, name: str, signals: dict[str, Tensor], sample_rate: int, features: MelFeatures) -> None:
@@ -50,9 +49,6 @@ def train_only(net: Denoiser, trains: Mode | Sequence[str]) -> dict[str, int]:
 
     Returns:
         Number of weights in each group that trains.
-
-    Raises:
-        ValueError: when a mode or group is unknown, or this net has no such group.
     """
     groups = net.groups()
     if trains == "full":
@@ -103,7 +99,6 @@ class DiffusionTask(SingleOptimizerTask):
         diffusion: the process.
         losses: terms by name, such as `latent`, `mel`, `stft`.
         optimizer: of what trains.
-        scheduler: of the learning rate, counted in optimizer steps.
         vocoder: frozen, for sound in validation, losses on sound, and inference; null trains without.
         latent_scale: factor on latents; "auto" is 1 / standard deviation of those of the first batch, over all ranks.
             It is taken once and saved with the weights; weights that bring one keep theirs.
@@ -119,10 +114,10 @@ class DiffusionTask(SingleOptimizerTask):
         seed: of the noise, in training as in inference.
         condition_autoencoder: frozen; encodes the conditions where they were trained with another one than the
             targets, as in some of ProjectLily's files; null takes `autoencoder`.
-        lr_scaling: of the rates with the effective batch.
-        compile: compile the net in place; where that fails the reason is logged and training goes on without.
-        compile_mode: of torch.compile.
+        compile_mode: of torch.compile, with `compile`; where that fails the reason is logged and training goes on
+            without.
         compile_fullgraph: refuse breaks of the graph.
+        kwargs: of SingleOptimizerTask.
 
     Source: Liu et al., "AudioSR" (2023), section 2; v: Salimans and Ho (2022).
     """
@@ -142,7 +137,6 @@ class DiffusionTask(SingleOptimizerTask):
         diffusion: CosineDiffusion,
         losses: dict[str, DiffusionTerm],
         optimizer: OptimizerCallable,
-        scheduler: SchedulerCallable | None = None,
         vocoder: FrozenVocoder | None = None,
         latent_scale: Literal["auto"] | float = "auto",
         condition_dropout: float = 0.1,
@@ -164,12 +158,11 @@ class DiffusionTask(SingleOptimizerTask):
         condition_autoencoder: FrozenAutoencoder | None = None,
         cutoff_rule: Literal["edge", "share"] = "edge",
         cutoff_confidence: float = CONFIDENCE,
-        lr_scaling: LrScaling | None = None,
-        compile: bool = False,
         compile_mode: CompileMode = "default",
         compile_fullgraph: bool = False,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(optimizer, scheduler, compile=compile, lr_scaling=lr_scaling)
+        super().__init__(optimizer, **kwargs)
         check_parts(net, autoencoder, features, vocoder, condition_autoencoder)
         within(0, 1, condition_dropout=condition_dropout)
         one_of(("lowres", "target"), global_input=global_input)

@@ -16,8 +16,7 @@ from zoo.training.adversarial import Discriminator
 from zoo.training.callbacks.media import log_figure, mel_figure
 from zoo.training.compiling import compile_in_place
 from zoo.training.gan import GANTask
-from zoo.training.schedules import LrScaling
-from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask, ZooTask
+from zoo.training.task import OptimizerCallable, SingleOptimizerTask, ZooTask
 
 Batch = dict[str, Tensor]
 
@@ -92,11 +91,9 @@ class AutoencoderTask(_Stage, SingleOptimizerTask):
         features: audio to log-mels, part of inference.
         losses: terms by name, such as `recon` and `kl`.
         optimizer: of the autoencoder.
-        scheduler: of the learning rate, counted in optimizer steps.
         media_items: validation clips that are drawn.
         chunk_seconds: long files are reconstructed in pieces of this length.
-        lr_scaling: of the rates with the effective batch.
-        compile: compile encoder and decoder in place.
+        kwargs: of SingleOptimizerTask.
 
     Source: Rombach et al., "High-Resolution Image Synthesis with Latent Diffusion Models" (2022), section 3.1.
     """
@@ -107,13 +104,11 @@ class AutoencoderTask(_Stage, SingleOptimizerTask):
         features: MelFeatures,
         losses: dict[str, AutoencoderTerm],
         optimizer: OptimizerCallable,
-        scheduler: SchedulerCallable | None = None,
         media_items: int = 3,
         chunk_seconds: float = 10.24,
-        lr_scaling: LrScaling | None = None,
-        compile: bool = False,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(optimizer, scheduler, compile=compile, lr_scaling=lr_scaling)
+        super().__init__(optimizer, **kwargs)
         self._prepare(autoencoder, features, losses, media_items, chunk_seconds)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from zoo.common.ranges import one_of, within
@@ -14,12 +13,9 @@ from zoo.flow.process.coupling import Coupling
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.paths import PREDICTIONS, AffinePath, Prediction
 from zoo.flow.process.solvers import Solver
-from zoo.flow.process.time_samplers import TimeSampler, seeded_draws
+from zoo.flow.process.time_samplers import TimeSampler, at_evaluation_times, seeded_draws
 from zoo.flow.rendering import Animation
-from zoo.training.schedules import LrScaling
-from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask
-
-EVALUATION_TIMES = 10
+from zoo.training.task import OptimizerCallable, SingleOptimizerTask
 
 
 class FlowTask(SingleOptimizerTask):
@@ -33,7 +29,6 @@ class FlowTask(SingleOptimizerTask):
         path: between noise and data.
         times: how the times of training are drawn.
         optimizer: builds the optimizer.
-        scheduler: of the learning rate, counted in optimizer steps.
         label_drop: probability that an item is trained with the null class, for guidance.
         solver: how the trained net is integrated; an option of inference.
         guidance: of sampling, an option of inference too; null for the conditional field.
@@ -42,9 +37,8 @@ class FlowTask(SingleOptimizerTask):
         chunk: samples that inference integrates at once; an option of inference, like the following.
         images: `zoo predict` writes each image as a file, too.
         trajectory: animation of the way from noise to data that `zoo predict` writes.
-        lr_scaling: of the rates with the effective batch.
-        compile: compile the net in place.
         classes: names of the classes; those of the data when null. An option of inference.
+        kwargs: of SingleOptimizerTask.
 
     Source: Lipman et al., "Flow Matching for Generative Modeling" (2023), equation 9.
     """
@@ -59,7 +53,6 @@ class FlowTask(SingleOptimizerTask):
         path: AffinePath,
         times: TimeSampler,
         optimizer: OptimizerCallable,
-        scheduler: SchedulerCallable | None = None,
         label_drop: float = 0.1,
         solver: Solver | None = None,
         guidance: Guidance | None = None,
@@ -68,11 +61,10 @@ class FlowTask(SingleOptimizerTask):
         chunk: int = 64,
         images: bool = False,
         trajectory: Animation = "none",
-        lr_scaling: LrScaling | None = None,
-        compile: bool = False,
         classes: list[str] | None = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(optimizer, scheduler, compile=compile, lr_scaling=lr_scaling)
+        super().__init__(optimizer, **kwargs)
         within(0, 1, label_drop=label_drop)
         one_of(PREDICTIONS, prediction=prediction)
         if not net.num_classes and (label_drop or guidance is not None):
@@ -148,7 +140,5 @@ class FlowTask(SingleOptimizerTask):
 
     def evaluate(self, batch: dict[str, Any], batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
         """The loss at ten times from 0.05 to 0.95, of each item's own noise; nothing is random."""
-        count = len(batch["x1"])
-        x1, x0, label = (batch[key].repeat_interleave(EVALUATION_TIMES, dim=0) for key in ("x1", "x0", "label"))
-        grid = (torch.arange(EVALUATION_TIMES, device=x1.device, dtype=x1.dtype) + 0.5) / EVALUATION_TIMES
-        return {"loss": self.loss(x1, x0, grid.repeat(count), label)}, count
+        x1, x0, label, t = at_evaluation_times(batch["x1"], batch["x0"], batch["label"])
+        return {"loss": self.loss(x1, x0, t, label)}, len(batch["x1"])

@@ -20,8 +20,7 @@ from zoo.miipher.nets.families import valid
 from zoo.runs.folder import run_folder
 from zoo.training.adversarial import Discriminator
 from zoo.training.callbacks.media import log_audio, log_figure, mel_figure
-from zoo.training.schedules import LrScaling
-from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask
+from zoo.training.task import OptimizerCallable, SingleOptimizerTask
 
 Batch = dict[str, Any]
 
@@ -35,12 +34,10 @@ class AdapterTask(SingleOptimizerTask):
         encoder: the cleaner.
         optimizer: of what trains in it.
         loss_weights: of `mae`, `mse` and `sc`.
-        scheduler: of the learning rate, counted in optimizer steps.
         reduction: "item" averages over the valid frames of each clip and then over clips, so that accumulation and
             several processes equal one larger batch; "batch" averages over all valid frames together, as the original.
         media_items: validation clips whose features are drawn.
-        lr_scaling: of the rates with the effective batch.
-        compile: compile the encoder in place.
+        kwargs: of SingleOptimizerTask.
 
     Source: Miipher-2, section 3.2.
     """
@@ -53,13 +50,11 @@ class AdapterTask(SingleOptimizerTask):
         encoder: Cleaner,
         optimizer: OptimizerCallable,
         loss_weights: dict[str, float],
-        scheduler: SchedulerCallable | None = None,
         reduction: Reduction = "item",
         media_items: int = 3,
-        lr_scaling: LrScaling | None = None,
-        compile: bool = False,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(optimizer, scheduler, compile=compile, lr_scaling=lr_scaling)
+        super().__init__(optimizer, **kwargs)
         self.encoder = encoder
         self.loss_weights = check_weights(loss_weights)
         self.reduction: Reduction = reduction
@@ -216,10 +211,8 @@ class BackboneTask(SingleOptimizerTask):
         encoder: random weights; all of it trains.
         mel: what is predicted, at 16 kHz; its hop must divide the encoder's.
         optimizer: of the whole.
-        scheduler: of the learning rate, counted in optimizer steps.
         gap_share: share of a clip's 100 ms pieces that are silenced.
-        lr_scaling: of the rates with the effective batch.
-        compile: compile the encoder in place.
+        kwargs: of SingleOptimizerTask.
 
     Raises:
         ValueError: when mel and encoder do not fit.
@@ -238,12 +231,10 @@ class BackboneTask(SingleOptimizerTask):
         encoder: Backbone,
         mel: LogMel,
         optimizer: OptimizerCallable,
-        scheduler: SchedulerCallable | None = None,
         gap_share: float = 0.2,
-        lr_scaling: LrScaling | None = None,
-        compile: bool = False,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(optimizer, scheduler, compile=compile, lr_scaling=lr_scaling)
+        super().__init__(optimizer, **kwargs)
         if mel.sample_rate != encoder.sample_rate or encoder.hop_samples % mel.hop_length:
             raise ValueError(
                 f"mel: expected {encoder.sample_rate} Hz and a hop that divides {encoder.hop_samples}, found "

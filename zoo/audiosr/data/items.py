@@ -111,6 +111,7 @@ class Crops(Dataset[Item]):
             yield index, int(rng.integers(room + 1))
 
 
+@dataclass(eq=False)
 class Grid(Dataset[Item]):
     """Every validation clip at every cut-off: the same crop, filter type and order in every run.
 
@@ -122,23 +123,18 @@ class Grid(Dataset[Item]):
     Rows carry the number of the `item` besides.
     """
 
-    def __init__(
-        self,
-        recordings: Recordings,
-        indices: np.ndarray,
-        sample_rate: int,
-        samples: int,
-        blank: Blank,
-        simulation: Simulation,
-        cutoffs_hz: Sequence[float],
-    ) -> None:
-        self.recordings = recordings
-        self.indices = indices
-        self.sample_rate = sample_rate
-        self.samples = samples
-        self.blank = blank
-        self.simulation = simulation
-        self.cutoffs_hz = [0.0] if recordings.low is not None else list(cutoffs_hz)
+    recordings: Recordings
+    indices: np.ndarray
+    sample_rate: int
+    samples: int
+    blank: Blank
+    simulation: Simulation
+    cutoffs_hz: Sequence[float]
+
+    def __post_init__(self) -> None:
+        """Take recorded pairs as they are."""
+        if self.recordings.low is not None:
+            self.cutoffs_hz = [0.0]
 
     def __len__(self) -> int:
         return len(self.indices) * len(self.cutoffs_hz)

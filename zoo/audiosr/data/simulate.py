@@ -27,7 +27,7 @@ def lowpass(
     order: int = 8,
     resample: bool = False,
 ) -> np.ndarray:
-    """Limit the band without a delay: the filter runs forwards and backwards.
+    """Limit the band of audio (T,) without a delay: the filter runs forwards and backwards.
 
     Args:
         audio: (T,) float, T >= 1.
@@ -37,9 +37,6 @@ def lowpass(
         order: of one pass, >= 1; AudioSR draws 2 to 10.
         resample: filter, go down to 2 * cutoff_hz and back, and filter again, as the original does: no band is left
             above the cut-off. Quick for cut-offs that divide the sample rate well (multiples of 100 Hz).
-
-    Returns:
-        (T,) float32.
 
     Source: Liu et al., "AudioSR" (2023), section 4.1, and its code's order of steps.
     """
@@ -130,19 +127,12 @@ class Simulation:
     def degrade(
         self, high: np.ndarray, sample_rate: int, rng: np.random.Generator, noises: Corpus | None = None
     ) -> tuple[np.ndarray, float]:
-        """Draw a degradation and carry it out.
+        """Draw a degradation and carry it out on audio (T,) float32, T >= 1.
 
-        Args:
-            high: (T,) float32, T >= 1.
-            sample_rate: Hz.
-            rng: source of every choice.
-            noises: noise at `sample_rate`; needed where `noise` > 0.
+        Noise at `sample_rate` is needed where `noise` > 0.
 
         Returns:
-            The twin (T,) float32, aligned with `high` and at its level, and the cut-off in Hz.
-
-        Raises:
-            ValueError: the sample rate leaves no cut-off to draw, or noise is missing.
+            The degraded audio (T,) float32, aligned with `high` and at its level, and the cut-off in Hz.
         """
         cutoff_hz = self._draw_cutoff(sample_rate, rng)
         filter_type = self.filter_types[int(rng.integers(len(self.filter_types)))]

@@ -25,10 +25,7 @@ _DENSITY = 1.5  # exponent of the dense grid: best for DPM-Solver++ on mixtures 
 def row_noise(seeds: Sequence[int], shape: Sequence[int], device: torch.device | str = "cpu") -> Iterator[Tensor]:
     """Noise whose every row comes from a seed of its own: the same for any batch size and number of processes.
 
-    Args:
-        seeds: one per row.
-        shape: of one row.
-        device: of the result; it is drawn on the CPU, so that all devices give the same.
+    It is drawn on the CPU, so that all devices give the same.
 
     Yields:
         (len(seeds), *shape), float32, standard normal, without end: what a sampler starts from, then what it adds.
@@ -42,7 +39,7 @@ def row_noise(seeds: Sequence[int], shape: Sequence[int], device: torch.device |
 
 
 def time_grid(steps: int, grid: Grid, total: int) -> list[int]:
-    """Steps of the process at which to run the net, and where the last of them leads.
+    """Falling steps of the process at which to run the net, and where the last of them leads; -1 is clean data.
 
     Args:
         steps: evaluations of the net, 1 to `total`.
@@ -50,9 +47,6 @@ def time_grid(steps: int, grid: Grid, total: int) -> list[int]:
             steps towards the data. "original": AudioSR's, 1 + every (total // steps)-th, to step 0; it starts below
             pure noise and takes more steps where `steps` does not divide `total`.
         total: T of the process.
-
-    Returns:
-        Falling steps; -1 is clean data.
 
     Source: trailing: Lin et al., "Common Diffusion Noise Schedules and Sample Steps are Flawed" (2024), section 3.3.
     """
@@ -83,19 +77,13 @@ class Sampler(ABC):
     def sample(
         self, predict: Predict, noise: Tensor, diffusion: CosineDiffusion, noises: Iterator[Tensor] | None = None
     ) -> Tensor:
-        """Draw samples, without gradients.
+        """Draw samples x_0 (B, ...), without gradients.
 
         Args:
             predict: function of x_t (B, ...) and steps (B,) int64 that returns the net's output (B, ...).
             noise: what to start from, (B, ...), float32; the first item of `row_noise`.
             diffusion: the process.
             noises: what to add on the way, one per step, where the sampler adds noise; the rest of `row_noise`.
-
-        Returns:
-            x_0 (B, ...).
-
-        Raises:
-            ValueError: when the steps do not fit the process, or noises are missing.
         """
 
 

@@ -48,6 +48,7 @@ def tagged(blocks: Iterable[np.ndarray], units: int, unit_samples: int) -> Itera
         yield np.concatenate([window, np.full_like(channels, number), channels], axis=1)
 
 
+@dataclass(eq=False)
 class Chunks:
     """The nets on chunks of tagged units.
 
@@ -57,26 +58,19 @@ class Chunks:
         condition_autoencoder: of the condition; None takes `autoencoder`.
     """
 
-    def __init__(
-        self,
-        net: Denoiser,
-        autoencoder: FrozenAutoencoder,
-        features: MelFeatures,
-        diffusion: CosineDiffusion,
-        settings: Settings,
-        copied: Tensor,
-        encoded: tuple[Tensor, Tensor] | None,
-        condition_autoencoder: FrozenAutoencoder | None = None,
-    ) -> None:
-        self.net = net
-        self.autoencoder = autoencoder
-        self.condition_autoencoder = condition_autoencoder or autoencoder
-        self.features = features
-        self.diffusion = diffusion
-        self.settings = settings
-        self.copied = copied
-        self.encoded = encoded
-        self.unit_samples = unit_samples(net, autoencoder, features)
+    net: Denoiser
+    autoencoder: FrozenAutoencoder
+    features: MelFeatures
+    diffusion: CosineDiffusion
+    settings: Settings
+    copied: Tensor
+    encoded: tuple[Tensor, Tensor] | None
+    condition_autoencoder: FrozenAutoencoder | None = None
+
+    @property
+    def unit_samples(self) -> int:
+        """Samples of a unit."""
+        return unit_samples(self.net, self.autoencoder, self.features)
 
     @torch.inference_mode()
     def restore(self, chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
@@ -86,7 +80,7 @@ class Chunks:
         if copied.all():
             return _array(mel)
         scale = self.net.latent_scale
-        condition = split(self.condition_autoencoder.encode(mel).float())[0]
+        condition = split((self.condition_autoencoder or self.autoencoder).encode(mel).float())[0]
         shape = (condition.shape[1], condition.shape[2] // tags.shape[1], condition.shape[3])
         seeds = [item_seed(self.settings.seed, 0, int(number)) for number in tags[..., 0].flatten().tolist()]
         noises = _in_time(row_noise(seeds, shape, condition.device), len(condition))
@@ -149,19 +143,9 @@ def copied_bands(features: MelFeatures, cutoffs_hz: np.ndarray) -> Tensor:
 def clip_mel(
     features: MelFeatures, blocks: Iterable[np.ndarray], samples: int, device: torch.device, most: int = CLIP_FRAMES
 ) -> Tensor:
-    """The log-mel of a clip of any length in bounded memory, as the global encoder hears it.
+    """The log-mel (C, 1, F, n_mels) of a clip of any length in bounded memory, as the global encoder takes it.
 
     A clip of more than `most` frames is pooled: equal groups of neighbouring frames are averaged.
-
-    Args:
-        features: audio to log-mels.
-        blocks: pieces (C, n) of the clip.
-        samples: length of the clip.
-        device: of the features.
-        most: frames of the result.
-
-    Returns:
-        (C, 1, F, n_mels) float32, F <= `most`.
     """
     hop = features.hop_length
     overlap = math.ceil(math.ceil(features.n_fft / 2 / hop) * 8 / 3)
@@ -188,18 +172,7 @@ def clip_mel(
 def vocoded(
     vocoder: FrozenVocoder, mels: Iterable[np.ndarray], frames: int, batch: int, device: torch.device
 ) -> Iterator[np.ndarray]:
-    """Vocode log-mels as one: windows overlap by what the vocoder sees.
-
-    Args:
-        vocoder: whose receptive field ends somewhere.
-        mels: pieces (C, n_mels, n) float32.
-        frames: in total.
-        batch: windows computed together.
-        device: of the vocoder.
-
-    Yields:
-        Pieces (C, n) of audio.
-    """
+    """Vocode log-mels, in pieces (C, n_mels, n), as one signal (C, n): windows overlap by what the vocoder sees."""
     overlap = math.ceil(vocoder.net.receptive_frames * 8 / 3)
     chunker = Chunker(max(_VOCODER_WINDOW, 2 * overlap), overlap, vocoder.n_mels, batch)
 

@@ -320,30 +320,22 @@ class Restorer(Inference):
     def __call__(
         self, audio: np.ndarray, sample_rate: int, grid_shift: int = 0, cutoff_hz: float | None = None
     ) -> np.ndarray:
-        """Restore an array.
+        """Restore an array (T,) or (C, T), see `as_audio`; the result has the features' sample rate.
 
         Args:
-            audio: (T,) or (C, T), see `as_audio`.
+            audio: float or integers.
             sample_rate: its rate in Hz.
             grid_shift: moves the grid of chunks by so many units, to measure what it changes; see `Chunker.spans`.
             cutoff_hz: of this input, in the place of the option.
-
-        Returns:
-            (T',) or (C, T') float32, -1 to 1, at the features' sample rate.
         """
         return self._array(audio, None, sample_rate, grid_shift, cutoff_hz)
 
     def compare(self, high: Tensor, low: Tensor, cutoff_hz: float) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Restore a clip beside the input as it is and what the frozen parts can reach.
 
-        Args:
-            high: the target (T,) at this object's sample rate, on the CPU.
-            low: the input of the same shape.
-            cutoff_hz: of the input.
-
         Returns:
-            Signals (T,): `restored`, `input`, `target`, `ceiling`; and values: `lsd`, `lsd_hf` (above the cut-off),
-            `lsd_lf`, the same of the input as `unprocessed_...` and of the ceiling as `ceiling_...`.
+            Signals (T,) on the CPU: `restored`, `input`, `target`, `ceiling`; and values: `lsd`, `lsd_hf` (above the
+            cut-off), `lsd_lf`, the same of the input as `unprocessed_...` and of the ceiling as `ceiling_...`.
         """
         rate = self.sample_rate
         signals = {
@@ -360,14 +352,7 @@ class Restorer(Inference):
         return signals, values
 
     def ceiling(self, low: np.ndarray, high: np.ndarray, sample_rate: int, cutoff_hz: float) -> np.ndarray:
-        """What a perfect denoiser would give: the target through autoencoder and vocoder, with the input's low band.
-
-        Args:
-            low: the input (T,) or (C, T) float.
-            high: the target of the same shape.
-            sample_rate: of both, in Hz.
-            cutoff_hz: of the input.
-        """
+        """What a perfect denoiser would give: the target through autoencoder and vocoder, with the input's low band."""
         return self._array(low, high, sample_rate, 0, cutoff_hz)
 
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:

@@ -57,17 +57,14 @@ class Denoiser(nn.Module):
         full_audio: Tensor | None = None,
         encoded: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """Predict v (or the noise).
+        """Predict v (or the noise), (B, unet.out_channels, H, W).
 
         Args:
             x: noisy latents and condition side by side, see `concat`; (B, unet.in_channels, H, W).
             t: diffusion steps (B,).
-            full_audio: log-mel of the whole clip (B, 1, F, n_mels), time first. Not used without a global encoder;
-                None leaves the fusion out.
+            full_audio: log-mel of the whole clip (B, 1, F, n_mels), time first. Not used without a global encoder; None
+                leaves the fusion out.
             encoded: what `encode_clip` made of it, in its place: a sampler calls the net many times with one clip.
-
-        Returns:
-            Prediction (B, unet.out_channels, H, W).
         """
         if encoded is None and full_audio is not None:
             encoded = self.encode_clip(full_audio)
@@ -81,9 +78,8 @@ class Denoiser(nn.Module):
     def groups(self) -> dict[str, list[str]]:
         """Names of all parameters by the part they belong to, each in one part only.
 
-        Returns:
-            Some of global_encoder, time_embed, input_blocks, middle_block, output_blocks, out (the UNet's parts) and
-        global_fusion (the UNet's layers that bring the global context in).
+        Parts are global_encoder, the UNet's time_embed, input_blocks, middle_block, output_blocks and out, and
+        global_fusion, its layers that bring the global context in.
         """
         groups: dict[str, list[str]] = {}
         for name, _ in self.named_parameters():

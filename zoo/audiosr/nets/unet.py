@@ -363,19 +363,13 @@ class UNet(nn.Module):
         ]
 
     def forward(self, x: Tensor, t: Tensor, context: Tensor | None = None, sequence: Tensor | None = None) -> Tensor:
-        """Predict.
+        """Predict (B, out_channels, H, W).
 
         Args:
             x: noisy latents and condition, (B, in_channels, H, W); H and W multiples of `factor`.
             t: diffusion steps (B,), 0 (clean) to 999.
             context: vector of the clip (B, context_channels); None leaves the fusion out.
             sequence: tokens of the clip (B, T, context_channels), used by fusion "sequence" only.
-
-        Returns:
-            Prediction (B, out_channels, H, W).
-
-        Raises:
-            ValueError: when the image cannot be halved once per level, or a context comes without a fusion.
         """
         check_size(x, self.factor)
         if self.fusion == "none" and (context is not None or sequence is not None):

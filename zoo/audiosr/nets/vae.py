@@ -77,17 +77,10 @@ class Autoencoder(nn.Module):
         self.post_quant_conv = nn.Conv2d(latent_channels, latent_channels, 1)
 
     def encode(self, mel: Tensor) -> Tensor:
-        """Gaussians of the latents.
+        """Moments of the latents of log-mel images (B, 1, F, n_mels), natural logarithm: means, then log-variances.
 
-        Args:
-            mel: log-mel images (B, 1, F, n_mels), natural logarithm.
-
-        Returns:
-            Moments (B, 2 * latent_channels, F // factor, n_mels // factor): means, then log-variances. What is left
-            over at the end of an axis does not come back from `decode`.
-
-        Raises:
-            ValueError: when the image is smaller than the factor.
+        They are (B, 2 * latent_channels, F // factor, n_mels // factor). What is left over at the end of an axis does
+        not come back from `decode`.
         """
         if min(mel.shape[-2:]) < self.factor:
             raise ValueError(

@@ -20,11 +20,11 @@ from zoo.flow.data.images import WHITE, ArrayImages, DecodedImages, Framing, Sto
 from zoo.flow.data.items import Items, StoredValues
 from zoo.flow.data.points import PointSet
 from zoo.flow.process.coupling import PooledTransport
+from zoo.flow.process.time_samplers import EVALUATION_TIMES
 from zoo.training.data import RankSlice, ZooDataModule, item_seed
 
 log = logging.getLogger(__name__)
 
-EVALUATION_TIMES = 10  # at which the task looks at each item: as many fewer items fill an evaluation batch
 SHOWN_CLASSES = 20  # in the log
 DRAW_EPOCH = -2  # of the keys that the points of the sets are drawn by
 
@@ -95,11 +95,9 @@ class ImageData(FlowData):
         val_every: of how many images of a class one is held out.
         split_seed: hold out images at random, as many of each class; null for every `val_every`-th.
         flips: mirror every other training image.
-        pooled: pair noise and data over pools of each epoch, see `FlowData`.
         cache: folder of resized images, made on first use; null to decode files in every epoch.
         embedded_if_missing: use the digits, with a message, when `root` does not exist.
-        num_workers: loader processes.
-        seed: of order, flips, noise and the task's draws.
+        kwargs: of FlowData.
 
     Raises:
         FileNotFoundError: when there is no such folder or file.
@@ -116,16 +114,14 @@ class ImageData(FlowData):
         val_every: int = 10,
         split_seed: int | None = None,
         flips: bool = False,
-        pooled: PooledTransport | None = None,
         cache: str | None = CACHES,
         embedded_if_missing: bool = False,
-        num_workers: int = 0,
-        seed: int = 63,
         resize: Literal["squash", "crop"] = "squash",
         background: tuple[int, int, int] = WHITE,
         max_bad_share: float = 0.1,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(batch_size, pooled, num_workers, seed)
+        super().__init__(batch_size, **kwargs)
         within(0, 1, max_bad_share=max_bad_share)
         at_least(2, val_every=val_every)
         if root is not None and hub is not None:
@@ -227,9 +223,7 @@ class PointData(FlowData):
         train_points: number of training points.
         val_points: number of validation points, of a draw of their own.
         batch_size: points per batch and process.
-        pooled: pair noise and data over pools of each epoch, see `FlowData`.
-        num_workers: loader processes.
-        seed: of the points, order, noise and the task's draws.
+        kwargs: of FlowData.
     """
 
     def __init__(
@@ -238,11 +232,9 @@ class PointData(FlowData):
         train_points: int = 100_000,
         val_points: int = 512,
         batch_size: int = 256,
-        pooled: PooledTransport | None = None,
-        num_workers: int = 0,
-        seed: int = 63,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(batch_size, pooled, num_workers, seed)
+        super().__init__(batch_size, **kwargs)
         at_least(1, train_points=train_points, val_points=val_points)
         self.kind: PointSet = kind
         self.counts = (train_points, val_points)

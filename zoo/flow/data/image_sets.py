@@ -83,16 +83,11 @@ def digits(limit: int = 0) -> ImageSet:
 def folder(path: Path, limit: int = 0) -> ImageSet:
     """One folder of images per class, as torchvision's ImageFolder has them; images may lie deeper.
 
+    Folders without images are named and skipped; hidden files are not seen. Classes are in sorted order.
+
     Args:
-        path: holds the folders. Those without images are named and skipped; hidden files are not seen.
+        path: holds the folders.
         limit: first images of each class; 0 or less for all.
-
-    Returns:
-        The set; classes are in sorted order.
-
-    Raises:
-        FileNotFoundError: when there is no such folder.
-        ValueError: when no folder in it holds images.
     """
     if not path.is_dir():
         raise FileNotFoundError(f"no folder {path}: expected one with a folder of images per class")

@@ -222,11 +222,7 @@ class UNet(VelocityNet):
         return blocks, width
 
     def forward(self, x: Tensor, t: Tensor | float, label: Tensor | None = None) -> Tensor:
-        """Predict for images (B, C, H, W); see `VelocityNet.forward`.
-
-        Raises:
-            ValueError: when the image cannot be halved once per level.
-        """
+        """Predict for images (B, C, H, W), which can be halved once per level; see `VelocityNet.forward`."""
         check_size(x, 2 ** (len(self.channel_mult) - 1))
         embedding = self.time_embedding(expand_time(t, x))  # (B, E)
         if self.class_embedding is not None and label is not None:

@@ -73,11 +73,7 @@ class TimeEmbedding(nn.Module):
 
 
 def expand_time(t: Tensor | float, x: Tensor) -> Tensor:
-    """One time per row of x, as float32 (B,).
-
-    Raises:
-        ValueError: when there are neither one nor B times.
-    """
+    """One time per row of x, as float32 (B,), from one time or B of them."""
     times = torch.as_tensor(t, dtype=torch.float32, device=x.device).flatten()
     if len(times) not in (1, len(x)):
         raise ValueError(f"expected 1 or {len(x)} times for a batch of {len(x)}, found {len(times)}")

@@ -91,8 +91,8 @@ def pooled_permutation(
 ) -> Tensor:
     """Pair the noise and the data of a whole epoch, pool by pool, so that small batches profit from transport too.
 
-    The pools are drawn anew for each seed. With labels each pool holds one class only. Noise that is drawn from one
-    seed per index need not be stored: item i takes the noise of index `result[i]`.
+    The pools are drawn anew for each seed. With labels (size,) each pool holds one class only. Noise that is drawn from
+    one seed per index need not be stored: item i takes the noise of index `result[i]`.
 
     Args:
         noise: reads the noise of indices.
@@ -101,12 +101,6 @@ def pooled_permutation(
         seed: of the pools; the same in all processes, another in every epoch.
         label: classes (size,), int64.
         pool: most items paired at once; time grows with its cube and memory with its square.
-
-    Returns:
-        Permutation (size,), int64.
-
-    Raises:
-        ValueError: when the pool is empty or the labels are not as many as the items.
     """
     at_least(1, pool=pool)
     if label is not None and len(label) != size:

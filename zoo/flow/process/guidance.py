@@ -88,20 +88,14 @@ def velocity_field(
     guidance: Guidance | None = None,
     prediction: Prediction = "velocity",
 ) -> VectorField:
-    """The field whose integral turns noise into samples.
+    """The field of a time and points (B, ...) whose integral turns noise into samples.
 
     Args:
         net: the trained net.
         path: the path that it was trained on.
         label: classes (B,) or (1,), int64; None runs the net without labels.
-        guidance: None gives the conditional field where there are labels.
+        guidance: None gives the conditional field where there are labels, which it needs.
         prediction: what the net predicts.
-
-    Returns:
-        Function of a time and points (B, ...) that returns their velocities.
-
-    Raises:
-        ValueError: when guidance is asked for without labels or classes, or a label is not a class of the net.
     """
     if guidance is not None and (label is None or not net.num_classes):
         raise ValueError(f"guidance needs labels and a net with classes; found {label} and {net.num_classes} classes")

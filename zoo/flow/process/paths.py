@@ -44,16 +44,9 @@ class AffinePath(ABC):
         return d_alpha * x1 + d_sigma * x0
 
     def endpoints(self, output: Tensor, x: Tensor, t: Tensor, prediction: Prediction) -> tuple[Tensor, Tensor]:
-        """Noise and data that a prediction at x implies.
+        """Estimates of x_0 and x_1 that a prediction (B, ...) at x (B, ...) and times (B,) implies.
 
-        Args:
-            output: the net's prediction (B, ...).
-            x: points on the path (B, ...).
-            t: times (B,), 0 to 1; taken at least 1e-4 away from both ends, where they would not be determined.
-            prediction: what the output is.
-
-        Returns:
-            Estimates of x_0 and x_1, each of the shape of x.
+        Times are taken at least 1e-4 away from both ends, where the estimates would not be determined.
         """
         one_of(PREDICTIONS, prediction=prediction)
         alpha, sigma, d_alpha, d_sigma = self._at(t.clamp(TIME_MARGIN, 1 - TIME_MARGIN), x)

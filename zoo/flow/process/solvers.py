@@ -233,9 +233,6 @@ class Solver:
             keep_trajectory: record the states at all times of the grid.
             project: changes the state at each time of the grid but the first, for instance to keep known pixels.
 
-        Returns:
-            The solution.
-
         Raises:
             ValueError: when the times are equal or dopri5 cannot keep its tolerance.
         """
@@ -308,16 +305,13 @@ def _moved(x: Tensor, step: float, weights: Sequence[float], slopes: Sequence[Te
 
 
 def time_grid(steps: int, grid: Grid = "uniform", sway: float = -1.0) -> list[float]:
-    """Times from 0 to 1.
+    """Ascending times from 0 to 1, of so many intervals.
 
     Args:
         steps: intervals, at least 1.
         grid: "uniform": i / n. "edm": t = 1 / (1 + s) with the noise levels s of Karras et al., whose first time,
             0.012, is moved to 0. "cosine": 1 - cos(pi i / 2n). "sway": t + sway (cos(pi t / 2) - 1 + t).
         sway: -1 to 1.
-
-    Returns:
-        steps + 1 ascending times.
 
     Source: Karras et al. (2022), equation 5; sway: Chen et al., "F5-TTS" (2024), equation 7.
     """

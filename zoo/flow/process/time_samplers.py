@@ -14,6 +14,7 @@ from zoo.common.ranges import at_least, positive
 
 # Largest float32 below 1: at t = 1 a path may have no finite velocity.
 BELOW_ONE = 1 - 2**-24
+EVALUATION_TIMES = 10  # at which validation looks at each item
 
 
 class TimeSampler(ABC):
@@ -116,15 +117,16 @@ class EdmSkewedTimes(TimeSampler):
 
 
 def seeded_draws(times: TimeSampler, drop: float, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """What is random about the items of a batch besides their noise.
-
-    Args:
-        times: distribution of the times.
-        drop: probability that an item is trained without its condition, 0 to 1.
-        seeds: one per item.
+    """What is random about the items of a batch besides their noise, each from its seed.
 
     Returns:
-        Times (B,), float32, and (B,), int64: 1 where the condition stays, 0 where it is dropped; on the CPU.
+        Times (B,), float32, and (B,), int64: 0 where the condition is dropped, with probability `drop`; on the CPU.
     """
     u = seeded_uniforms(seeds, 2)
     return times(u[0]), (u[1] >= drop).long()
+
+
+def at_evaluation_times(*values: Tensor) -> tuple[Tensor, ...]:
+    """Each row of values (B, ...) at ten times from 0.05 to 0.95, and those times, of the kind of the first values."""
+    grid = (torch.arange(EVALUATION_TIMES, device=values[0].device, dtype=values[0].dtype) + 0.5) / EVALUATION_TIMES
+    return *(each.repeat_interleave(EVALUATION_TIMES, dim=0) for each in values), grid.repeat(len(values[0]))

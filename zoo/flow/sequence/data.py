@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,11 @@ SEED_LIMIT = 2**62
 class Sequences(Dataset[dict[str, Any]]):
     """Base of the datasets, keyed by (epoch, item) in training and by the item in evaluation.
 
-    Args:
+    Attributes:
         seed: of everything random.
     """
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
+    seed: int
 
     def __len__(self) -> int:
         raise NotImplementedError(f"{type(self).__name__} defines no __len__()")
@@ -47,11 +47,11 @@ class Sequences(Dataset[dict[str, Any]]):
         raise NotImplementedError(f"{type(self).__name__} defines no pair()")
 
     def __getitem__(self, key: Key | int) -> dict[str, Any]:
-        """One item.
+        """One item, keyed by (epoch, item) in training and by the item in evaluation.
 
         Returns:
-            Clean `x1` (C, T) and degraded `condition` (C', T), float32 in their own units; `x0`, noise of the shape of
-            `x1`; `seed`, of what the task draws for this item.
+            Clean `x1` (C, T) and degraded `condition` (C', T), float32 in their own units; `x0`, noise like `x1`;
+            `seed`, of the task's random numbers for this item.
         """
         epoch, item = key if isinstance(key, tuple) else (EVALUATION_EPOCH, key)
         rng = np.random.default_rng(item_seed(self.seed, epoch, item))
@@ -61,6 +61,7 @@ class Sequences(Dataset[dict[str, Any]]):
         return {"x1": x1, "x0": torch.from_numpy(noise), "condition": condition, "seed": seed}
 
 
+@dataclass(eq=False)
 class DegradedMels(Sequences):
     """Log-mels of clean clips (or crops of long ones) and of the same after degradation.
 
@@ -70,25 +71,14 @@ class DegradedMels(Sequences):
         seed: of crops, degradation and noise.
     """
 
-    def __init__(
-        self,
-        corpus: Corpus,
-        indices: np.ndarray,
-        mel: LogMel,
-        max_samples: int,
-        degrader: Degrader,
-        noises: Corpus,
-        rirs: Sequence[np.ndarray],
-        seed: int,
-    ) -> None:
-        super().__init__(seed)
-        self.corpus = corpus
-        self.indices = indices
-        self.mel = mel
-        self.max_samples = max_samples
-        self.degrader = degrader
-        self.noises = noises
-        self.rirs = rirs
+    corpus: Corpus
+    indices: np.ndarray
+    mel: LogMel
+    max_samples: int
+    degrader: Degrader
+    noises: Corpus
+    rirs: Sequence[np.ndarray]
+    seed: int
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -105,6 +95,7 @@ class DegradedMels(Sequences):
         return mels[0], mels[1]
 
 
+@dataclass(eq=False)
 class FeaturePairs(Sequences):
     """Crops of feature files.
 
@@ -113,10 +104,9 @@ class FeaturePairs(Sequences):
         seed: of crops and noise.
     """
 
-    def __init__(self, paths: Sequence[tuple[Path, Path]], max_frames: int, seed: int) -> None:
-        super().__init__(seed)
-        self.paths = paths
-        self.max_frames = max_frames
+    paths: Sequence[tuple[Path, Path]]
+    max_frames: int
+    seed: int
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -150,7 +140,12 @@ class SequenceData(ZooDataModule):
     """
 
     def __init__(
-        self, val_items: int, statistics_items: int, batch_size: int, num_workers: int = 0, seed: int = 1234
+        self,
+        val_items: int = 16,
+        statistics_items: int = 256,
+        batch_size: int = 16,
+        num_workers: int = 0,
+        seed: int = 1234,
     ) -> None:
         super().__init__(batch_size=batch_size, num_workers=num_workers, seed=seed)
         at_least(1, statistics_items=statistics_items)
@@ -183,7 +178,7 @@ class SequenceData(ZooDataModule):
 
 
 class MelData(SequenceData):
-    """Log-mels of clean speech, and of the same speech degraded on the spot; see `SequenceData` for the rest.
+    """Log-mels of clean speech, and of the same speech degraded on the spot.
 
     The first use of a corpus writes a memory-mapped cache (int16, mono, resampled), later ones open it. Clips are
     scaled to a peak of 0.95. Validation hears parts of the noises that training does not.
@@ -200,6 +195,7 @@ class MelData(SequenceData):
         max_bad_share: share of unreadable files above which the run stops; below it they are named and left out.
         embedded_if_missing: use what is made in code, with a message, where a folder does not exist.
         embedded_utterances: size of the embedded corpus.
+        kwargs: of SequenceData.
 
     Raises:
         FileNotFoundError: when a folder does not exist.
@@ -214,17 +210,13 @@ class MelData(SequenceData):
         rir: str | None = None,
         max_seconds: float = 6.0,
         val_seconds: float = 6.0,
-        val_items: int = 16,
-        statistics_items: int = 256,
         cache: str = CACHES,
         max_bad_share: float = 0.1,
         embedded_if_missing: bool = False,
         embedded_utterances: int = 24,
-        batch_size: int = 16,
-        num_workers: int = 0,
-        seed: int = 1234,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(val_items, statistics_items, batch_size, num_workers, seed)
+        super().__init__(**kwargs)
         self.mel = mel
         self.degrader = degrader
         self.root = data_folder("root", root, embedded_if_missing)
@@ -277,13 +269,12 @@ class MelData(SequenceData):
 class FeatureData(SequenceData):
     """Features made elsewhere, as `zoo predict` of another system writes them: two folders of `.npy` (C, F).
 
-    See `SequenceData` for the rest.
-
     Args:
         root: folder of clean features, any tree.
         degraded: folder of the degraded ones, the tree mirrored.
         max_frames: longest training crop.
         val_frames: longest excerpt of a validation item.
+        kwargs: of SequenceData.
 
     Raises:
         FileNotFoundError: when a folder does not exist.
@@ -295,13 +286,9 @@ class FeatureData(SequenceData):
         degraded: str,
         max_frames: int = 300,
         val_frames: int = 300,
-        val_items: int = 16,
-        statistics_items: int = 256,
-        batch_size: int = 16,
-        num_workers: int = 0,
-        seed: int = 1234,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(val_items, statistics_items, batch_size, num_workers, seed)
+        super().__init__(**kwargs)
         at_least(1, max_frames=max_frames, val_frames=val_frames)
         self.folders = [Path(root), Path(degraded)]
         for key, folder in zip(("root", "degraded"), self.folders, strict=True):

@@ -34,10 +34,7 @@ class Normaliser(nn.Module):
         return bool(self.frames > 0)
 
     def fit(self, examples: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Take the statistics of examples.
-
-        Args:
-            examples: sequences (channels, T) with their conditions (condition_channels, T).
+        """Take the statistics of sequences (channels, T) with their conditions (condition_channels, T).
 
         Raises:
             ValueError: when there is no frame, the bins are others, or no bin of either kind changes.

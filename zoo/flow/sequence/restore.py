@@ -228,17 +228,10 @@ class SequenceRestorer(Inference):
         return np.concatenate(list(self._pieces(rows, frames, mel)), axis=1)
 
     def _pieces(self, rows: Iterable[np.ndarray], frames: int, mel: LogMel | None) -> Iterator[np.ndarray]:
-        """Restore a stream.
+        """Restore a stream of pieces (n, values), samples of audio or features, as pieces (channels, n) float32.
 
-        A frame travels through the chunks as one unit: what it is made of and, behind that, its noise.
-
-        Args:
-            rows: pieces (n, values) of it, `frames` in total: samples of audio, or features.
-            frames: how many.
-            mel: turns them into the condition; None where they are it.
-
-        Yields:
-            Pieces (channels, n) float32.
+        A frame travels through the chunks as one unit: what it is made of and, behind that, its noise. A mel turns the
+        rows into the condition; without one they are it.
         """
         self._check_fitted()
         values = self.net.condition_channels if mel is None else mel.hop_length

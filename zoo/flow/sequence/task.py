@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from zoo.audio.analysis.mel import LogMel
@@ -13,13 +12,11 @@ from zoo.common.ranges import one_of, within
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.paths import PREDICTIONS, AffinePath, Prediction
 from zoo.flow.process.solvers import Solver
-from zoo.flow.process.time_samplers import TimeSampler, seeded_draws
+from zoo.flow.process.time_samplers import TimeSampler, at_evaluation_times, seeded_draws
 from zoo.flow.sequence.net import SequenceNet, valid_frames
 from zoo.flow.sequence.normaliser import Normaliser
-from zoo.training.schedules import LrScaling
-from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask
+from zoo.training.task import OptimizerCallable, SingleOptimizerTask
 
-EVALUATION_TIMES = 10
 MEL_SETTINGS = ("sample_rate", "n_fft", "hop_length", "win_length", "n_mels", "f_min", "f_max")
 
 
@@ -39,7 +36,6 @@ class SequenceTask(SingleOptimizerTask):
         normaliser: the scale that the net works on.
         optimizer: builds the optimizer.
         mel: front end for audio at inference, equal to the data's; null for other features.
-        scheduler: of the learning rate, counted in optimizer steps.
         condition_drop: probability that an item is trained without its condition, for guidance.
         prediction: what the net predicts: "velocity", "x1" or "noise".
         solver: how the trained net is integrated; null for 8 Euler steps. An option of inference, like the following.
@@ -49,8 +45,7 @@ class SequenceTask(SingleOptimizerTask):
         chunk_frames: long files are restored in pieces of this length.
         overlap_frames: of neighbouring pieces.
         chunk_batch: pieces restored at once.
-        lr_scaling: of the rates with the effective batch.
-        compile: compile the net in place.
+        kwargs: of SingleOptimizerTask.
 
     Source: Lipman et al., "Flow Matching for Generative Modeling" (2023), equation 9; masked loss as in Mehta et al.,
     "Matcha-TTS" (2024).
@@ -70,7 +65,6 @@ class SequenceTask(SingleOptimizerTask):
         normaliser: Normaliser,
         optimizer: OptimizerCallable,
         mel: LogMel | None = None,
-        scheduler: SchedulerCallable | None = None,
         condition_drop: float = 0.1,
         prediction: Prediction = "velocity",
         solver: Solver | None = None,
@@ -80,10 +74,9 @@ class SequenceTask(SingleOptimizerTask):
         chunk_frames: int = 1024,
         overlap_frames: int = 128,
         chunk_batch: int = 4,
-        lr_scaling: LrScaling | None = None,
-        compile: bool = False,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(optimizer, scheduler, compile=compile, lr_scaling=lr_scaling)
+        super().__init__(optimizer, **kwargs)
         within(0, 1, condition_drop=condition_drop)
         one_of(PREDICTIONS, prediction=prediction)
         if guidance is not None and not condition_drop:
@@ -160,10 +153,8 @@ class SequenceTask(SingleOptimizerTask):
         """The loss at ten times from 0.05 to 0.95 of each item's own noise, and what restoring leaves of the error."""
         x1, condition = self._normalised(batch)
         lengths, count = batch["lengths"], len(x1)
-        grid = (torch.arange(EVALUATION_TIMES, device=x1.device, dtype=x1.dtype) + 0.5) / EVALUATION_TIMES
-        repeated = (each.repeat_interleave(EVALUATION_TIMES, dim=0) for each in (x1, batch["x0"], condition, lengths))
-        clean, noise, degraded, frames = repeated
-        terms = {"loss": self.loss(clean, noise, grid.repeat(count), degraded, frames)}
+        clean, noise, degraded, frames, t = at_evaluation_times(x1, batch["x0"], condition, lengths)
+        terms = {"loss": self.loss(clean, noise, t, degraded, frames)}
         restorer: Any = self.inference()
         for name, solver in (("l1", None), ("l1_one_step", Solver(steps=1))):
             restored = restorer.restore(batch["condition"], lengths, batch["x0"], solver)

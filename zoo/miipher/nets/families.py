@@ -27,6 +27,10 @@ class Family:
     """Attribute of a block: the norm that is trained with the adapters."""
     light_conv: ClassVar[str | None] = None
     """Attribute of a block: the convolution module, where it is a Conformer."""
+    stack: ClassVar[str] = "encoder.layers"
+    """Attribute of a model: its blocks."""
+    depth: ClassVar[str] = "num_hidden_layers"
+    """Attribute of a configuration: how many blocks."""
 
     def __init__(self, config: Any, pad: bool, normalize: bool) -> None:
         self.config = config
@@ -42,20 +46,20 @@ class Family:
         """Features (B, frames, dim) of prepared waveforms (B, T); `lengths` (B,) counts the prepared samples."""
         raise NotImplementedError(f"{type(self).__name__} defines no encode()")
 
-    @staticmethod
-    def blocks(model: Any) -> nn.ModuleList:
+    @classmethod
+    def blocks(cls, model: Any) -> Any:
         """The blocks of a model."""
-        return model.encoder.layers
+        return model.get_submodule(cls.stack)
 
-    @staticmethod
-    def layers(config: Any) -> int:
+    @classmethod
+    def layers(cls, config: Any) -> int:
         """How many blocks a configuration has."""
-        return config.num_hidden_layers
+        return getattr(config, cls.depth)
 
-    @staticmethod
-    def truncate(config: Any, layer: int) -> None:
+    @classmethod
+    def truncate(cls, config: Any, layer: int) -> None:
         """Let a configuration have `layer` blocks."""
-        config.num_hidden_layers = layer
+        setattr(config, cls.depth, layer)
 
     def frames(self, samples: Any) -> Any:
         """Frames of so many samples (an int or an integer tensor)."""
@@ -148,25 +152,16 @@ class UniversalSpeechFamily(Family):
     feed_forward = "ffw_layer_end"
     last_norm = "norm"
     light_conv = "lconv1d"
+    stack, depth = "conformer", "conf_num_hidden_layers"
 
     def geometry(self) -> tuple[int, int]:
         """Windows of 513 samples, 160 apart, four to a frame."""
         return 640, 353
 
-    @staticmethod
-    def blocks(model: Any) -> nn.ModuleList:
-        """The blocks of a model."""
-        return model.conformer
-
-    @staticmethod
-    def layers(config: Any) -> int:
-        """How many blocks a configuration has."""
-        return config.conf_num_hidden_layers
-
-    @staticmethod
-    def truncate(config: Any, layer: int) -> None:
+    @classmethod
+    def truncate(cls, config: Any, layer: int) -> None:
         """Let a configuration have `layer` blocks, and keep all frames."""
-        config.conf_num_hidden_layers = layer
+        super().truncate(config, layer)
         config.conf_reduction_factor = 1
 
     def encode(self, model: Any, waveform: Tensor, lengths: Tensor | None) -> Tensor:
