@@ -158,7 +158,7 @@ def test_global_encoder_hears_the_input_or_as_the_original_the_target(tmp_path: 
     for heard, key in (("lowres", "low"), ("target", "high")):
         model = task(denoiser("film"), global_input=heard)
         high, low = model._mels(batch)
-        given = model._heard(high, low)
+        given = model._full_audio(high, low)
         assert given is not None and torch.equal(given, whole_mel(features()(batch[key]), 4))
 
 

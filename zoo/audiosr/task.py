@@ -16,7 +16,7 @@ from zoo.audiosr.losses import DiffusionTerm, Known, Objective, check_parts, che
 from zoo.audiosr.nets.denoiser import UNCONDITIONAL, Denoiser
 from zoo.audiosr.nets.features import MelFeatures, whole_mel
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
-from zoo.audiosr.nets.vae import draw, split
+from zoo.audiosr.nets.vae import sample_latents, split
 from zoo.common.ranges import one_of, within
 from zoo.training.callbacks.media import log_audio, log_figure, mel_figure
 from zoo.training.compiling import Mode as CompileMode
@@ -103,7 +103,7 @@ class DiffusionTask(SingleOptimizerTask):
         latent_scale: factor on latents; "auto" is 1 / standard deviation of those of the first batch, over all ranks.
             It is taken once and saved with the weights; weights that bring one keep theirs.
         condition_dropout: probability that an item is trained without its condition, for guidance.
-        global_input: what the global encoder hears: "lowres", as in inference, or, as the original, the "target".
+        global_input: what the global encoder takes: "lowres", as in inference, or, as the original, the "target".
         trains: which parts train, see `zoo.audiosr.task.train_only`.
         parallel: "dp" spreads the loss over all GPUs of this process by `nn.DataParallel`, for machines without a
             collective back end; "none" leaves parallel work to the Trainer's strategy.
@@ -197,7 +197,7 @@ class DiffusionTask(SingleOptimizerTask):
         for group, size in train_only(net, trains).items():
             log.info("trains: %s (%d weights)", group, size)
         self._resting = [module for module in net.modules() if not module.training]
-        self._spread: list[nn.Module] = []  # a list keeps it out of the state dict
+        self._replicas: list[nn.Module] = []  # a list keeps it out of the state dict
 
     def train(self, mode: bool = True) -> Self:
         """Change the mode; frozen parts of the net stay in evaluation mode."""
@@ -212,8 +212,8 @@ class DiffusionTask(SingleOptimizerTask):
             self.net.latent_scale.copy_(self._measured_scale())
             log.info("latent_scale: %.5f", float(self.net.latent_scale))
         if self.parallel == "dp":
-            self._spread = [replicated(self._objective(), self.device)]
-        if self.compile_parts and any(isinstance(each, nn.DataParallel) for each in self._spread):
+            self._replicas = [replicated(self._objective(), self.device)]
+        if self.compile_parts and any(isinstance(each, nn.DataParallel) for each in self._replicas):
             log.warning("compile: replicas of DataParallel cannot share compiled code; training goes on without")
         elif self.compile_parts:
             for module in (self.net.unet, self.net.global_encoder):
@@ -244,8 +244,8 @@ class DiffusionTask(SingleOptimizerTask):
         scale = self.net.latent_scale
         condition = torch.where(drawn.kept[:, None, None, None], split(condition)[0], UNCONDITIONAL) * scale
         terms = self._compare(
-            draw(target, drawn.posterior) * scale, condition, drawn.t, drawn.noise, drawn.place,
-            self._heard(high, low), known=batch["known"],
+            sample_latents(target, drawn.posterior) * scale, condition, drawn.t, drawn.noise, drawn.place,
+            self._full_audio(high, low), known=batch["known"],
         )  # fmt: skip
         self.log_terms("train", terms, batch_size=len(high))
         return terms["loss"]
@@ -260,11 +260,11 @@ class DiffusionTask(SingleOptimizerTask):
         noise = batch["noise"] if "noise" in batch else self._validation_noise(batch, range(first, first + count))
         times = (torch.arange(VALIDATION_TIMES, device=device) + 0.5) / VALIDATION_TIMES * self.diffusion.steps
         known = [(int((i + 0.5) / VALIDATION_TIMES * self.diffusion.steps), 0.5) for i in range(VALIDATION_TIMES)]
-        heard = self._heard(high, low)
+        full_audio = self._full_audio(high, low)
         place = torch.full((count * VALIDATION_TIMES,), 0.5, device=device)
         terms = self._compare(
             _repeated(latent), _repeated(condition), times.long().repeat(count), _repeated(noise.to(device)),
-            place, None if heard is None else _repeated(heard), known=known * count,
+            place, None if full_audio is None else _repeated(full_audio), known=known * count,
         )  # fmt: skip
         if self.vocoder is not None and batch_idx < self.restore_items:
             restorer: Any = self.inference(sampler=self.restore_sampler)
@@ -277,7 +277,7 @@ class DiffusionTask(SingleOptimizerTask):
 
     def _compare(self, latent: Tensor, *others: Tensor | None, known: Known) -> dict[str, Tensor]:
         """Means of the terms over the items, and their weighted sum as `loss`."""
-        objective = self._spread[0] if self._spread and self.training else self._objective()
+        objective = self._replicas[0] if self._replicas and self.training else self._objective()
         if isinstance(objective, nn.DataParallel):  # cuts tensors alone
             sums = objective(latent, *others)
         else:
@@ -308,7 +308,7 @@ class DiffusionTask(SingleOptimizerTask):
     def _moments(self, mel: Tensor, autoencoder: FrozenAutoencoder | None = None) -> Tensor:
         return (autoencoder or self.autoencoder).encode(mel).float()
 
-    def _heard(self, high: Tensor, low: Tensor) -> Tensor | None:
+    def _full_audio(self, high: Tensor, low: Tensor) -> Tensor | None:
         """What the global encoder gets."""
         if self.net.global_encoder is None:
             return None
@@ -324,7 +324,7 @@ class DiffusionTask(SingleOptimizerTask):
         high = self.features(batch["high"].to(self.device))
         moments = self._moments(whole_mel(high, self.autoencoder.factor))
         seeds = [item_seed(self.seed, _NO_EPOCH, key[1]) for key in keys]
-        latent = draw(moments, next(row_noise(seeds, split(moments)[0].shape[1:], moments.device))).double()
+        latent = sample_latents(moments, next(row_noise(seeds, split(moments)[0].shape[1:], moments.device))).double()
         means = WeightedMeans()
         means.add({"mean": latent.mean(), "square": latent.square().mean()}, latent.numel())
         values = means.compute()

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from zoo.audiosr.losses import AutoencoderStep, AutoencoderTerm, checked, weighted_sum
 from zoo.audiosr.nets.features import MelFeatures, whole_mel
-from zoo.audiosr.nets.vae import Autoencoder, draw, kl, split
+from zoo.audiosr.nets.vae import Autoencoder, kl, sample_latents, split
 from zoo.training.adversarial import Discriminator
 from zoo.training.callbacks.media import log_figure, mel_figure
 from zoo.training.compiling import compile_in_place
@@ -182,4 +182,4 @@ def through_latents(autoencoder: Autoencoder, mel: Tensor) -> tuple[Tensor, Tens
     """Decode a sample of the latents of log-mels (B, 1, F, n_mels); returns the moments, too."""
     moments = autoencoder.encode(mel)
     noise = torch.randn_like(split(moments)[0])
-    return autoencoder.decode(draw(moments, noise)), moments
+    return autoencoder.decode(sample_latents(moments, noise)), moments

@@ -1,4 +1,4 @@
-"""Pictures and animations of samples: grids of images, scatter plots of points, PNG, GIF and MP4 files."""
+"""Images and animations of samples: grids of images, scatter plots of points, PNG, GIF and MP4 files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Animation = Literal["none", "gif", "mp4"]
 ANIMATIONS = ("none", "gif", "mp4")
 FRAMES_PER_SECOND = 30
 HOLD_SECONDS = 1.5  # the last frame is what one wants to look at
-LEAST_SIDE = 240  # pixels; smaller pictures are enlarged by a whole factor
+LEAST_SIDE = 240  # pixels; smaller images are enlarged by a whole factor
 CAPTION_HEIGHT = 12  # pixels, of Pillow's own font
 PALETTE_FRAMES = 8  # that a GIF's common palette is made of
 FIGURE_INCHES, FIGURE_DPI = 4.8, 100
@@ -56,10 +56,10 @@ def grid(images: np.ndarray) -> np.ndarray:
     return laid.reshape(rows * height, columns * width, channels)
 
 
-def enlarged(picture: np.ndarray, least: int = LEAST_SIDE) -> np.ndarray:
-    """Repeat the pixels of a small picture (H, W, C) until its longer side has about `least`; larger ones stay."""
-    factor = max(1, round(least / max(picture.shape[:2])))
-    return picture.repeat(factor, axis=0).repeat(factor, axis=1)
+def enlarged(image: np.ndarray, least: int = LEAST_SIDE) -> np.ndarray:
+    """Repeat the pixels of a small image (H, W, C) until its longer side has about `least`; larger ones stay."""
+    factor = max(1, round(least / max(image.shape[:2])))
+    return image.repeat(factor, axis=0).repeat(factor, axis=1)
 
 
 def sheet(images: np.ndarray, names: Sequence[str] | None = None) -> np.ndarray:
@@ -87,7 +87,7 @@ def picture(
     data: Tensor | None = None,
     names: Sequence[str] | None = None,
 ) -> np.ndarray:
-    """Draw all samples as one picture: images as a grid, points of the plane as a scatter plot.
+    """Draw all samples as one image: images as a grid, points of the plane as a scatter plot.
 
     Args:
         samples: images (B, C, H, W) in [-1, 1] or points (B, 2), float.
@@ -96,7 +96,7 @@ def picture(
         names: of the samples' classes, written below images and into the legend of points.
 
     Returns:
-        A picture (H, W, C), uint8.
+        An image (H, W, C), uint8.
 
     Raises:
         ValueError: when the samples are neither images nor points.
@@ -119,7 +119,7 @@ def frames(
         names: of the samples' classes, written below images and into the legend of points.
 
     Returns:
-        Pictures (N, H, W, C), uint8.
+        Images (N, H, W, C), uint8.
 
     Raises:
         ValueError: when the samples are neither images nor points.
@@ -136,17 +136,17 @@ def frames(
 
 
 def write_png(path: Path, pixels: np.ndarray) -> None:
-    """Write a picture (H, W, C), uint8 with 1 or 3 channels, as a PNG that appears only when it is whole."""
+    """Write an image (H, W, C), uint8 with 1 or 3 channels, as a PNG that appears only when it is whole."""
     write_atomic(path, lambda file: _image(pixels).save(file, format="PNG"))
 
 
-def write_animation(path: Path, pictures: np.ndarray, fps: int = FRAMES_PER_SECOND) -> None:
-    """Write pictures as an animation that appears only when it is whole and rests on the last one.
+def write_animation(path: Path, images: np.ndarray, fps: int = FRAMES_PER_SECOND) -> None:
+    """Write images as an animation that appears only when it is whole and rests on the last one.
 
     Args:
         path: `.gif` or `.mp4`; the second needs ffmpeg.
-        pictures: (N, H, W, C), uint8, 1 or 3 channels.
-        fps: pictures per second; GIF counts in steps of 10 ms, 30 becomes 33.
+        images: (N, H, W, C), uint8, 1 or 3 channels.
+        fps: images per second; GIF counts in steps of 10 ms, 30 becomes 33.
 
     Raises:
         ValueError: when the suffix is another.
@@ -154,9 +154,9 @@ def write_animation(path: Path, pictures: np.ndarray, fps: int = FRAMES_PER_SECO
         RuntimeError: when ffmpeg fails.
     """
     if path.suffix == ".gif":
-        _write_gif(path, pictures, fps)
+        _write_gif(path, images, fps)
     elif path.suffix == ".mp4":
-        _write_mp4(path, pictures, fps)
+        _write_mp4(path, images, fps)
     else:
         raise ValueError(f"{path}: animations end in .gif or .mp4")
 
@@ -174,21 +174,21 @@ def _image(pixels: np.ndarray) -> Image:
     return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
 
 
-def _write_gif(path: Path, pictures: np.ndarray, fps: int) -> None:
+def _write_gif(path: Path, images: np.ndarray, fps: int) -> None:
     from PIL import Image
 
-    images = [_image(each) for each in pictures]
-    if pictures.shape[-1] == 3:
+    stills = [_image(each) for each in images]
+    if images.shape[-1] == 3:
         # one palette for all: palettes of their own would make still parts flicker
-        chosen = np.linspace(0, len(pictures) - 1, min(PALETTE_FRAMES, len(pictures))).round().astype(int)
-        palette = _image(np.concatenate(list(pictures[chosen]))).quantize(256)
-        images = [each.quantize(palette=palette, dither=Image.Dither.NONE) for each in images]
+        chosen = np.linspace(0, len(images) - 1, min(PALETTE_FRAMES, len(images))).round().astype(int)
+        palette = _image(np.concatenate(list(images[chosen]))).quantize(256)
+        stills = [each.quantize(palette=palette, dither=Image.Dither.NONE) for each in stills]
     milliseconds = max(2, round(100 / fps)) * 10
-    durations = [milliseconds] * (len(images) - 1) + [round(1000 * HOLD_SECONDS)]
+    durations = [milliseconds] * (len(stills) - 1) + [round(1000 * HOLD_SECONDS)]
     write_atomic(
         path,
-        lambda file: images[0].save(
-            file, format="GIF", save_all=True, append_images=images[1:], duration=durations, loop=0
+        lambda file: stills[0].save(
+            file, format="GIF", save_all=True, append_images=stills[1:], duration=durations, loop=0
         ),
     )
 
@@ -200,16 +200,16 @@ def _find_ffmpeg() -> str:
     return found
 
 
-def _write_mp4(path: Path, pictures: np.ndarray, fps: int) -> None:
+def _write_mp4(path: Path, images: np.ndarray, fps: int) -> None:
     """Through ffmpeg's standard input. The tests run a stand-in for ffmpeg; with the real one it was not tried here."""
-    height, width, channels = pictures.shape[1:]
+    height, width, channels = images.shape[1:]
     command = [
         _find_ffmpeg(), "-y", "-loglevel", "error", "-f", "rawvideo", "-pix_fmt", "gray" if channels == 1 else "rgb24",
         "-s", f"{width}x{height}", "-r", str(fps), "-i", "-",
         # the pixel format that every player knows takes even sides only
         "-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p", "-f", "mp4",
     ]  # fmt: skip
-    held = np.concatenate([pictures, pictures[-1:].repeat(round(fps * HOLD_SECONDS), axis=0)])
+    held = np.concatenate([images, images[-1:].repeat(round(fps * HOLD_SECONDS), axis=0)])
     with replacing(path) as temporary:
         # the path is absolute, so that no name is taken for an option
         result = subprocess.run(

@@ -26,7 +26,7 @@ Batch = dict[str, Any]
 
 
 class AdapterTask(SingleOptimizerTask):
-    """Stage 1: adapted features of degraded speech approach the plain backbone's features of the clean twin.
+    """Stage 1: adapted features of degraded speech approach the plain backbone's features of the clean version.
 
     `val/identity_loss` is the loss without adapters: what doing nothing costs.
 

@@ -16,7 +16,7 @@ def perfect(diffusion: CosineDiffusion, spread: float = SPREAD):
     """What a net that has learnt N(0, spread^2) predicts."""
 
     def predict(x: Tensor, t: Tensor) -> Tensor:
-        signal, sigma = diffusion.signal[t][:, None], diffusion.spread[t][:, None]
+        signal, sigma = diffusion.signal[t][:, None], diffusion.sigma[t][:, None]
         total = (signal * spread).square() + sigma.square()
         x0, noise = signal * spread**2 / total * x, sigma / total * x
         return noise if diffusion.prediction == "noise" else signal * noise - sigma * x0

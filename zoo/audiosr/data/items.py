@@ -1,4 +1,4 @@
-"""Crops of full-band audio with their band-limited twins: random ones for training, a fixed grid for validation."""
+"""Crops of full-band audio and the same band-limited: random ones for training, a fixed grid for validation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OTHER_TRIES = 4
 
 
 @dataclass(frozen=True)
-class Blank:
+class Silence:
     """What counts as silence.
 
     Attributes:
@@ -47,7 +47,7 @@ class Blank:
         return float(np.mean(np.sqrt(energy / lengths) < self.threshold))
 
 
-def choose(recordings: Recordings, candidates: Iterable[tuple[int, int]], samples: int, blank: Blank) -> Pair:
+def choose(recordings: Recordings, candidates: Iterable[tuple[int, int]], samples: int, silence: Silence) -> Pair:
     """Take the first of the candidates (clip and first sample) that is not silent, or else the least silent one.
 
     Zeros are appended to a shorter clip and do not count as silence. Raises AudioFileError where none could be read.
@@ -60,10 +60,10 @@ def choose(recordings: Recordings, candidates: Iterable[tuple[int, int]], sample
         except AudioFileError as error:
             failure = error
             continue
-        share = blank.share(high)
+        share = silence.share(high)
         if share < least:
             least, best = share, (high, low)
-        if share <= blank.ratio_max:
+        if share <= silence.ratio_max:
             break
     if best is None:
         raise failure
@@ -77,15 +77,15 @@ class Crops(Dataset[Item]):
 
     Args:
         segment_samples: length of a crop.
-        blank: which crops to pass over; after a few tries other clips are looked at.
-        simulation: makes the twins where the data has none.
+        silence: which crops to pass over; after a few tries other clips are looked at.
+        simulation: makes the counterparts where the data has none.
     """
 
     recordings: Recordings
     indices: np.ndarray
     sample_rate: int
     segment_samples: int
-    blank: Blank
+    silence: Silence
     simulation: Simulation
     noises: Corpus | None
     seed: int
@@ -97,7 +97,7 @@ class Crops(Dataset[Item]):
         epoch, item = key
         rng = np.random.default_rng(item_seed(self.seed, epoch, item))
         candidates = self._candidates(int(self.indices[item]), rng)
-        high, low = choose(self.recordings, candidates, self.segment_samples, self.blank)
+        high, low = choose(self.recordings, candidates, self.segment_samples, self.silence)
         if low is not None:
             return as_item(high, low, band_end(low, self.sample_rate))
         return as_item(high, *self.simulation.degrade(high, self.sample_rate, rng, self.noises))
@@ -118,7 +118,7 @@ class Grid(Dataset[Item]):
     Args:
         samples: length of the excerpt, the first that is not silent.
         simulation: its filter types; neither noise nor codecs.
-        cutoffs_hz: Hz; where the data has twins they are taken as they are, one item a clip.
+        cutoffs_hz: Hz; where the data has counterparts they are taken as they are, one item a clip.
 
     Rows carry the number of the `item` besides.
     """
@@ -127,7 +127,7 @@ class Grid(Dataset[Item]):
     indices: np.ndarray
     sample_rate: int
     samples: int
-    blank: Blank
+    silence: Silence
     simulation: Simulation
     cutoffs_hz: Sequence[float]
 
@@ -144,7 +144,7 @@ class Grid(Dataset[Item]):
         index = int(self.indices[clip])
         room = max(self.recordings.length(index) - self.samples, 0)
         starts = np.unique(np.linspace(0, room, OWN_TRIES + OTHER_TRIES).astype(int))
-        high, low = choose(self.recordings, [(index, int(start)) for start in starts], self.samples, self.blank)
+        high, low = choose(self.recordings, [(index, int(start)) for start in starts], self.samples, self.silence)
         if low is not None:
             return as_item(high, low, band_end(low, self.sample_rate)) | {"item": torch.tensor(item)}
         cutoff_hz = self.cutoffs_hz[column]

@@ -1,4 +1,4 @@
-"""Band-limited twins of full-band audio: a random low-pass filter, and what else happens to such recordings."""
+"""Band-limited counterparts of full-band audio: a random low-pass filter, and what else happens to such recordings."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ _CODECS: dict[str, list[float]] = {"mp3": [64, 96, 128], "opus": [32, 48, 64]}  
 
 
 class Simulation:
-    """Makes the low-resolution twin of a signal; equal arguments and an equal generator state give equal samples.
+    """Limits the band of a signal at random; equal arguments and an equal generator state give equal samples.
 
     Noise comes first, then the filter at zero phase, with or without resampling to twice the cut-off and back, then the
     codec, whose delay is removed. A codec may limit the band further than the cut-off that is reported.
@@ -184,6 +184,6 @@ def top(sample_rate: int) -> float:
 def _at_level(
     degrader: Degrader, audio: np.ndarray, sample_rate: int, rng: np.random.Generator, noises: Corpus | None
 ) -> np.ndarray:
-    """A Degrader keeps peaks within full scale by lowering the whole; the twin has to stay at its clean level."""
+    """A Degrader keeps peaks within full scale by lowering the whole; the result has to stay at its clean level."""
     degraded = degrader.degrade(audio, sample_rate, rng, noises)
     return degraded.audio / np.float32(degraded.level)

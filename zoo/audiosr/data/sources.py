@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 HIGH, LOW = "high", "low"
 _SHOWN = 5  # names in a message
-_MISMATCH_SECONDS = 0.1  # by which twins may differ in length without a word: a codec's padding
+_MISMATCH_SECONDS = 0.1  # by which counterparts may differ in length without a word: a codec's padding
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Part:
     Attributes:
         folder: of the full-band files.
         high: full-band files.
-        low: their band-limited twins, in the same order; empty where they are simulated.
-        low_folder: of the twins.
+        low: their band-limited counterparts, in the same order; empty where they are simulated.
+        low_folder: of the counterparts.
         lists: the file lists that chose them, which tell caches apart.
     """
 
@@ -64,7 +64,7 @@ def find_parts(
 
     Raises:
         FileNotFoundError: a folder or a listed file is missing.
-        ValueError: no audio, or in `paired` a file without twin.
+        ValueError: no audio, or in `paired` a file without counterpart.
     """
     train_home = root / "train" if (root / "train" / HIGH).is_dir() else root
     valid_home = valid_root
@@ -96,11 +96,11 @@ def _part(home: Path, paired: bool, high: list[Path], lists: tuple[str | None, s
         return Part(folder, high, [], home / LOW, lists)
     if folder == home or not (home / LOW).is_dir():
         raise FileNotFoundError(f"data.init_args.mode paired: expected the folders {home / HIGH} and {home / LOW}")
-    return Part(folder, high, _twins(folder, high, home / LOW), home / LOW, lists)
+    return Part(folder, high, _counterparts(folder, high, home / LOW), home / LOW, lists)
 
 
-def _twins(folder: Path, high: Sequence[Path], low: Path) -> list[Path]:
-    """The twin of each file: the same path below its folder, whatever the suffix."""
+def _counterparts(folder: Path, high: Sequence[Path], low: Path) -> list[Path]:
+    """The counterpart of each file: the same path below its folder, whatever the suffix."""
     found = files.walk(low)
     stems = [path.relative_to(low).with_suffix("").as_posix() for path in found]
     wanted = [path.relative_to(folder).with_suffix("").as_posix() for path in high]
@@ -110,8 +110,8 @@ def _twins(folder: Path, high: Sequence[Path], low: Path) -> list[Path]:
     by_stem = dict(zip(stems, found, strict=True))
     if missing := [stem for stem in wanted if stem not in by_stem]:
         raise ValueError(
-            f"data.init_args.mode paired: {len(missing)} of {len(high)} files of {folder} have no twin of their name "
-            f"in {low}: {', '.join(missing[:_SHOWN])}"
+            f"data.init_args.mode paired: {len(missing)} of {len(high)} files of {folder} have no counterpart of their "
+            f"name in {low}: {', '.join(missing[:_SHOWN])}"
         )
     return [by_stem[stem] for stem in wanted]
 
@@ -203,56 +203,58 @@ class _Peaks:
 
 @dataclass(eq=False)
 class Recordings:
-    """Full-band clips and, in paired data, their band-limited twins at the same gain.
+    """Full-band clips and, in paired data, their band-limited counterparts at the same gain.
 
     Args:
-        twins: for each full-band clip the number of its twin, -1 where it has none that can be read.
-        normalize: bring the peak of each full-band clip to 0.95, and its twin along.
+        counterparts: for each full-band clip the number of its counterpart, -1 where it has none that can be read.
+        normalize: bring the peak of each full-band clip to 0.95, and its counterpart along.
     """
 
     high: Corpus
     low: Corpus | None = None
-    twins: np.ndarray | None = None
+    counterparts: np.ndarray | None = None
     normalize: bool = True
 
     @property
     def usable(self) -> np.ndarray:
         """Numbers of the clips that can be used."""
-        return np.arange(len(self.high.lengths)) if self.twins is None else np.flatnonzero(self.twins >= 0)
+        return (
+            np.arange(len(self.high.lengths)) if self.counterparts is None else np.flatnonzero(self.counterparts >= 0)
+        )
 
     def length(self, index: int) -> int:
         """Samples of a clip; of a pair, those that both have."""
         samples = int(self.high.lengths[index])
-        if self.low is None or self.twins is None:
+        if self.low is None or self.counterparts is None:
             return samples
-        return min(samples, int(self.low.lengths[self.twins[index]]))
+        return min(samples, int(self.low.lengths[self.counterparts[index]]))
 
     def read(self, index: int, start: int, samples: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """A piece (T,) float32 of a clip and of its twin; T is less than `samples` at the clip's end."""
+        """A piece (T,) float32 of a clip and of its counterpart; T is less than `samples` at the clip's end."""
         samples = min(samples, self.length(index) - start)
         peak = float(self.high.peaks[index]) if self.normalize else 0.0
         gain = np.float32(PEAK / peak if peak > 0 else 1.0)
         high = self.high.read(index, start, samples) * gain
-        if self.low is None or self.twins is None:
+        if self.low is None or self.counterparts is None:
             return high, None
-        return high, self.low.read(int(self.twins[index]), start, samples) * gain
+        return high, self.low.read(int(self.counterparts[index]), start, samples) * gain
 
 
 def pair(part: Part, high: Corpus, low: Corpus, sample_rate: int, normalize: bool) -> Recordings:
-    """Bring twins together; pairs of which one is broken are left out, uneven ones are named."""
+    """Bring counterparts together; pairs of which one is broken are left out, uneven ones are named."""
     low_names = dict(zip(relative_names(part.high), relative_names(part.low), strict=True))
     numbers: Mapping[str, int] = {name: number for number, name in enumerate(low.names)}
-    twins = np.array([numbers.get(low_names[name], -1) for name in high.names])
-    recordings = Recordings(high, low, twins, normalize)
+    counterparts = np.array([numbers.get(low_names[name], -1) for name in high.names])
+    recordings = Recordings(high, low, counterparts, normalize)
     uneven = [
         high.names[index]
         for index in recordings.usable
-        if abs(int(high.lengths[index]) - int(low.lengths[twins[index]])) > _MISMATCH_SECONDS * sample_rate
+        if abs(int(high.lengths[index]) - int(low.lengths[counterparts[index]])) > _MISMATCH_SECONDS * sample_rate
     ]
     if uneven:
         log.warning(
             "%d of %d pairs below %s differ by more than %g s in length; the shorter counts: %s",
-            len(uneven), len(twins), os.path.commonpath([part.folder, part.low_folder]), _MISMATCH_SECONDS,
+            len(uneven), len(counterparts), os.path.commonpath([part.folder, part.low_folder]), _MISMATCH_SECONDS,
             ", ".join(uneven[:_SHOWN]),
         )  # fmt: skip
     return recordings

@@ -117,9 +117,9 @@ class DDIM(Sampler):
             rows = torch.full((len(x),), t, device=x.device)
             output = predict(x, rows)
             x0, direction = diffusion.to_x0(x, output, rows), diffusion.to_noise(x, output, rows)
-            fresh = self.eta * _ancestral_spread(diffusion, t, following)
-            signal, spread = diffusion.levels(following)
-            x = signal * x0 + math.sqrt(max(spread**2 - fresh**2, 0.0)) * direction
+            fresh = self.eta * _ancestral_deviation(diffusion, t, following)
+            signal, sigma = diffusion.levels(following)
+            x = signal * x0 + math.sqrt(max(sigma**2 - fresh**2, 0.0)) * direction
             if noises is not None and fresh:
                 x = x + fresh * next(noises)
         return x
@@ -153,9 +153,9 @@ class DPMSolver(Sampler):
             if earlier is not None and math.isfinite(stride):
                 weight = stride / (2 * stride_before)
                 estimate = (1 + weight) * x0 - weight * earlier
-            signal, spread = diffusion.levels(t)
-            next_signal, next_spread = diffusion.levels(following)
-            kept = next_spread / spread
+            signal, sigma = diffusion.levels(t)
+            next_signal, next_sigma = diffusion.levels(following)
+            kept = next_sigma / sigma
             x = kept * x + (next_signal - signal * kept) * estimate
             earlier, stride_before = x0, stride
         return x
@@ -174,16 +174,16 @@ def guided(predict: Predict, unconditional: Predict, scale: float, rescale: floa
     return both
 
 
-def _ancestral_spread(diffusion: CosineDiffusion, t: int, following: int) -> float:
+def _ancestral_deviation(diffusion: CosineDiffusion, t: int, following: int) -> float:
     """Standard deviation of the noise that the process itself adds between two steps, given the data."""
-    signal, spread = diffusion.levels(t)
-    next_signal, next_spread = diffusion.levels(following)
-    return next_spread / spread * math.sqrt(1 - (signal / next_signal) ** 2)
+    signal, sigma = diffusion.levels(t)
+    next_signal, next_sigma = diffusion.levels(following)
+    return next_sigma / sigma * math.sqrt(1 - (signal / next_signal) ** 2)
 
 
 def _log_ratio(diffusion: CosineDiffusion, t: int) -> float:
     """Logarithm of signal over noise, infinite at both ends."""
-    signal, spread = diffusion.levels(t)
-    if signal == 0 or spread == 0:
-        return math.inf if spread == 0 else -math.inf
-    return math.log(signal / spread)
+    signal, sigma = diffusion.levels(t)
+    if signal == 0 or sigma == 0:
+        return math.inf if sigma == 0 else -math.inf
+    return math.log(signal / sigma)

@@ -31,7 +31,7 @@ class CosineDiffusion(nn.Module):
 
     alpha_bar: Tensor
     signal: Tensor
-    spread: Tensor
+    sigma: Tensor
 
     def __init__(self, steps: int = 1000, prediction: Literal["v", "noise"] = "v") -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class CosineDiffusion(nn.Module):
         exact = np.cos(angles[1:]) ** 2 / math.cos(angles[0]) ** 2
         exact[-1] = 0  # cos(pi / 2) is not exactly 0 in floating point
         self._exact = exact
-        for name, values in (("alpha_bar", exact), ("signal", np.sqrt(exact)), ("spread", np.sqrt(1 - exact))):
+        for name, values in (("alpha_bar", exact), ("signal", np.sqrt(exact)), ("sigma", np.sqrt(1 - exact))):
             self.register_buffer(name, torch.from_numpy(values).float(), persistent=False)
 
     def levels(self, t: int) -> tuple[float, float]:
@@ -54,35 +54,35 @@ class CosineDiffusion(nn.Module):
 
     def noised(self, x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         """x_t (B, ...) of data and standard normal noise (B, ...) at steps (B,), int64, 0 to T - 1."""
-        signal, spread = self._factors(t, x0)
-        return signal * x0 + spread * noise
+        signal, sigma = self._factors(t, x0)
+        return signal * x0 + sigma * noise
 
     def target(self, x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         """What the net has to predict (B, ...); arguments as in `noised`."""
         if self.prediction == "noise":
             return noise
-        signal, spread = self._factors(t, x0)
-        return signal * noise - spread * x0
+        signal, sigma = self._factors(t, x0)
+        return signal * noise - sigma * x0
 
     def to_x0(self, x: Tensor, output: Tensor, t: Tensor) -> Tensor:
         """Data (B, ...), by the net's output at x_t (B, ...) and steps (B,).
 
         Noise says nothing about the data at the last step; 0, the data's mean, is given there.
         """
-        signal, spread = self._factors(t, x)
+        signal, sigma = self._factors(t, x)
         if self.prediction == "v":
-            return signal * x - spread * output
+            return signal * x - sigma * output
         last = signal == 0
-        return ((x - spread * output) / signal.masked_fill(last, 1)).masked_fill(last, 0)
+        return ((x - sigma * output) / signal.masked_fill(last, 1)).masked_fill(last, 0)
 
     def to_noise(self, x: Tensor, output: Tensor, t: Tensor) -> Tensor:
         """Noise (B, ...), by the net's prediction; arguments as in `to_x0`."""
         if self.prediction == "noise":
             return output
-        signal, spread = self._factors(t, x)
-        return signal * output + spread * x
+        signal, sigma = self._factors(t, x)
+        return signal * output + sigma * x
 
     def _factors(self, t: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Both factors as (B, 1, ...)."""
         shape = (len(t), *(1,) * (x.dim() - 1))
-        return self.signal[t].reshape(shape), self.spread[t].reshape(shape)
+        return self.signal[t].reshape(shape), self.sigma[t].reshape(shape)

@@ -21,7 +21,7 @@ from zoo.blocks import mix
 from zoo.training.data import item_seed
 
 TAGS = 2  # values that follow the samples of a unit: its number in the clip, and its channel
-CLIP_FRAMES = 1024  # most frames that the global encoder hears: those of a training crop of 10.24 s
+CLIP_FRAMES = 1024  # most frames that the global encoder takes: those of a training crop of 10.24 s
 
 _MEL_WINDOW = 512  # frames of a clip's mel at once
 _VOCODER_WINDOW = 512  # frames vocoded at once
@@ -132,7 +132,7 @@ def unit_samples(net: Denoiser, autoencoder: FrozenAutoencoder, features: MelFea
 
 
 def copied_bands(features: MelFeatures, cutoffs_hz: np.ndarray) -> Tensor:
-    """Bands (U, n_mels) bool that lie below frequencies (U,) in Hz with all that they hear; all of them for NaN."""
+    """Bands (U, n_mels) bool that lie below frequencies (U,) in Hz with all that they cover; all of them for NaN."""
     basis = features.mel.mel_basis
     bins = torch.arange(basis.shape[1], device=basis.device) * (features.sample_rate / features.n_fft)
     limits = torch.stack([bins.new_full((), limit) for limit in np.nan_to_num(cutoffs_hz, nan=np.inf).tolist()])

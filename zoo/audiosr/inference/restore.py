@@ -228,7 +228,7 @@ class Restorer(Inference):
     The result has ceil(samples * sample rate / input rate) samples. Memory does not grow with the input: files are
     read three times (four with a global encoder), with two temporary files of 4 bytes a sample beside the result.
 
-    A global encoder hears the whole channel: its log-mel, pooled to 1024 frames at most; the same for all chunks.
+    A global encoder takes the whole channel: its log-mel, pooled to 1024 frames at most; the same for all chunks.
 
     The cut-off is looked for in each 5 seconds, see `zoo.audiosr.data.cutoff.edges`. Where there is no edge the band is
     taken as full and the input stays as it is; where all of it is full, or silent, or a given cut-off reaches 95 % of

@@ -13,7 +13,7 @@ MOST_WIDTH = 8  # times the base width
 
 
 class PatchDiscriminator(Discriminator):
-    """Judges overlapping patches of a mel image, each by one score.
+    """Scores overlapping patches of a mel image.
 
     With three layers a score sees 70 x 70 pixels. Weights are normalised (weight norm), activations are not: scores do
     not depend on the other items of a batch.

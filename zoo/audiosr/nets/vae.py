@@ -20,7 +20,7 @@ def split(moments: Tensor) -> tuple[Tensor, Tensor]:
     return mean, logvar.clamp(*LOGVAR_RANGE)
 
 
-def draw(moments: Tensor, noise: Tensor) -> Tensor:
+def sample_latents(moments: Tensor, noise: Tensor) -> Tensor:
     """One sample of the latents (B, C, H, W) of moments (B, 2C, H, W), by standard normal noise of that shape."""
     mean, logvar = split(moments)
     return mean + (0.5 * logvar).exp() * noise

@@ -92,8 +92,8 @@ def dequantise(images: Tensor, generator: torch.Generator | None = None) -> Tens
     """
     if images.dtype != torch.uint8:
         raise ValueError(f"expected uint8 images, found {images.dtype}")
-    spread = images + torch.rand(images.shape, generator=generator, device=images.device)
-    return 2 * spread / LEVELS - 1
+    noisy = images + torch.rand(images.shape, generator=generator, device=images.device)
+    return 2 * noisy / LEVELS - 1
 
 
 def bits_per_dim(log_p: Tensor, dims: int) -> Tensor:

@@ -43,7 +43,7 @@ class Sequences(Dataset[dict[str, Any]]):
         raise NotImplementedError(f"{type(self).__name__} defines no __len__()")
 
     def pair(self, item: int, rng: np.random.Generator, training: bool) -> tuple[Tensor, Tensor]:
-        """A clean sequence (C, T) and its degraded twin (C', T), float32; evaluation crops from the beginning."""
+        """A clean sequence (C, T) and the degraded one (C', T), float32; evaluation crops from the beginning."""
         raise NotImplementedError(f"{type(self).__name__} defines no pair()")
 
     def __getitem__(self, key: Key | int) -> dict[str, Any]:
@@ -181,7 +181,7 @@ class MelData(SequenceData):
     """Log-mels of clean speech, and of the same speech degraded on the spot.
 
     The first use of a corpus writes a memory-mapped cache (int16, mono, resampled), later ones open it. Clips are
-    scaled to a peak of 0.95. Validation hears parts of the noises that training does not.
+    scaled to a peak of 0.95. Validation has parts of the noises that training has not.
 
     Args:
         mel: waveform to log-mel; equal to the model's.
@@ -302,8 +302,8 @@ class FeatureData(SequenceData):
         clean, degraded = ([folder / name for name in names] for folder in self.folders)
         if lacking := [path for path in degraded if not path.is_file()]:
             raise ValueError(
-                f"data.init_args.degraded: {len(lacking)} of {len(names)} files of {self.folders[0]} have no twin of "
-                f"their name, among them {lacking[0]}"
+                f"data.init_args.degraded: {len(lacking)} of {len(names)} files of {self.folders[0]} have no "
+                f"counterpart of their name, among them {lacking[0]}"
             )
         pairs = list(zip(clean, degraded, strict=True))
         frames = np.array([_frames_of(pair) for pair in pairs])
@@ -318,5 +318,7 @@ def _frames_of(pair: tuple[Path, Path]) -> int:
     """Frames of a pair, which may differ by the rounding of two front ends."""
     counts = [open_features(path).shape[1] for path in pair]
     if abs(counts[0] - counts[1]) > MOST_SHIFT:
-        raise ValueError(f"{pair[0]} has {counts[0]} frames, its twin {pair[1]} has {counts[1]}: they must be aligned")
+        raise ValueError(
+            f"{pair[0]} has {counts[0]} frames, its counterpart {pair[1]} has {counts[1]}: they must be aligned"
+        )
     return min(counts)

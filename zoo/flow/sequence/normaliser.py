@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-LEAST_SPREAD = 0.01  # of the mean deviation: what a bin that never changes is divided by
+LEAST_DEVIATION = 0.01  # of the mean deviation: what a bin that never changes is divided by
 
 
 class Normaliser(nn.Module):
@@ -60,7 +60,7 @@ class Normaliser(nn.Module):
                 kind = "conditions" if prefix else "sequences"
                 raise ValueError(f"the {kind} of the training set are constant or not finite: look at its files")
             getattr(self, f"{prefix}mean").copy_(mean)
-            getattr(self, f"{prefix}deviation").copy_(deviation.clamp(min=LEAST_SPREAD * float(deviation.mean())))
+            getattr(self, f"{prefix}deviation").copy_(deviation.clamp(min=LEAST_DEVIATION * float(deviation.mean())))
         self.frames.fill_(frames)
 
     def normalise(self, sequence: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ class SequenceRestorer(Inference):
         prediction: what the net predicts.
         solver: how to integrate; 8 Euler steps by default.
         guidance: null for the conditional field.
-        temperature: spread of the noise that the flow starts from. 0 starts from its mean: a deterministic restoration.
+        temperature: standard deviation of the noise that the flow starts from; 0 for a deterministic restoration.
         seed: of that noise; the same for every file.
         chunk_frames: length of a chunk; about that of the training crops is what the net knows.
         overlap_frames: shared by neighbouring chunks, at most half a chunk.

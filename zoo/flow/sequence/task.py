@@ -40,7 +40,7 @@ class SequenceTask(SingleOptimizerTask):
         prediction: what the net predicts: "velocity", "x1" or "noise".
         solver: how the trained net is integrated; null for 8 Euler steps. An option of inference, like the following.
         guidance: null for the conditional field.
-        temperature: spread of the noise that inference starts from; 0 for a deterministic restoration.
+        temperature: standard deviation of the noise that inference starts from; 0 for a deterministic restoration.
         seed: of that noise.
         chunk_frames: long files are restored in pieces of this length.
         overlap_frames: of neighbouring pieces.

@@ -93,7 +93,7 @@ class ConvolutionStack(nn.Module):
 
 
 class PeriodDiscriminator(ConvolutionStack):
-    """Judges a waveform folded into rows of one period.
+    """Scores a waveform folded into rows of one period.
 
     Args:
         channel_mult: width relative to the paper's.
@@ -137,12 +137,12 @@ class MultiPeriodDiscriminator(Discriminator):
         self.discriminators = nn.ModuleList(PeriodDiscriminator(period, channel_mult) for period in periods)
 
     def forward(self, x: Tensor) -> list[Verdict]:
-        """Judge waveforms (B, 1, T); one verdict per period, six feature maps each."""
+        """Score waveforms (B, 1, T); one score map per period, six feature maps each."""
         return [discriminator(x) for discriminator in self.discriminators]
 
 
 class ScaleDiscriminator(ConvolutionStack):
-    """Judges a waveform by grouped one-dimensional convolutions.
+    """Scores a waveform by grouped one-dimensional convolutions.
 
     Args:
         channel_mult: width relative to the paper's; widths are rounded to multiples of four, and the groups of a
@@ -185,10 +185,10 @@ class MultiScaleDiscriminator(Discriminator):
         )
 
     def forward(self, x: Tensor) -> list[Verdict]:
-        """Judge waveforms (B, 1, T); one verdict per scale, eight feature maps each."""
-        verdicts = []
+        """Score waveforms (B, 1, T); one score map per scale, eight feature maps each."""
+        results = []
         for index, discriminator in enumerate(self.discriminators):
             if index:
                 x = F.avg_pool1d(x, kernel_size=4, stride=2, padding=2)
-            verdicts.append(discriminator(x))
-        return verdicts
+            results.append(discriminator(x))
+        return results

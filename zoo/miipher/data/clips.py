@@ -1,4 +1,4 @@
-"""Clean speech and its degraded twin, item by item: whole clips for the cleaner, segments for the vocoder."""
+"""Clean speech and its degraded version, item by item: whole clips for the cleaner, segments for the vocoder."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from zoo.miipher.nets.families import SAMPLE_RATE
 from zoo.training.data import Key, item_seed
 
 Item = dict[str, Any]
-Twins = tuple[Corpus, list[list[int]]]  # degraded clips, and for each clean clip the numbers of its twins
+Versions = tuple[Corpus, list[list[int]]]  # degraded clips, and for each clean clip the numbers of its versions
 
 
 @dataclass(eq=False)
 class Degradation:
-    """What makes the degraded twin of a clip: made on the spot, or read from a corpus of degraded twins.
+    """What makes the degraded version of a clip: made on the spot, or read from a corpus of degraded versions.
 
     Args:
-        degrader: for twins made on the spot.
+        degrader: for versions made on the spot.
         rirs: room impulse responses (T,) at 16 kHz.
     """
 
     degrader: Degrader | None
     noises: Corpus | None = None
     rirs: Sequence[np.ndarray] = ()
-    twins: Twins | None = None
+    versions: Versions | None = None
 
-    def twin(self, clean: np.ndarray, index: int, start: int, rng: np.random.Generator) -> np.ndarray:
-        """The degraded twin (T,) of a piece of clip `index` that starts at sample `start`."""
-        if self.twins is not None:
-            corpus, numbers = self.twins
+    def degraded(self, clean: np.ndarray, index: int, start: int, rng: np.random.Generator) -> np.ndarray:
+        """The degraded version (T,) of a piece of clip `index` that starts at sample `start`."""
+        if self.versions is not None:
+            corpus, numbers = self.versions
             found = corpus.read(int(rng.choice(numbers[index])), start, len(clean))
             return np.pad(found, (0, len(clean) - len(found)))
         if self.degrader is None:
@@ -47,7 +47,7 @@ class Degradation:
 
 @dataclass(eq=False)
 class Clips(Dataset[Item]):
-    """Clips (or crops of long ones) at 16 kHz with their twins, keyed by (epoch, item) or, in evaluation, by item.
+    """Clips (or crops of long ones) at 16 kHz with their versions, keyed by (epoch, item) or, in evaluation, by item.
 
     Args:
         corpus: clean, at 16 kHz.
@@ -69,8 +69,8 @@ class Clips(Dataset[Item]):
         room = max(int(self.corpus.lengths[index]) - self.max_samples, 0)
         start = int(rng.integers(room + 1)) if epoch >= 0 else 0
         clean = scaled(self.corpus, index, True, start, self.max_samples)
-        twin = self.degradation.twin(clean.numpy(), index, start, rng)
-        return {"clean": clean, "input": torch.from_numpy(twin), "lengths": torch.tensor(len(clean))}
+        degraded = self.degradation.degraded(clean.numpy(), index, start, rng)
+        return {"clean": clean, "input": torch.from_numpy(degraded), "lengths": torch.tensor(len(clean))}
 
 
 @dataclass(eq=False)
@@ -108,11 +108,13 @@ class Segments(Dataset[Item]):
         first = int(np.clip(start - self.context, 0, max(available - window, 0)))
         clean = scaled(speech, index, True, first * hop, window * hop)
         is_clean = bool(rng.random() < self.clean_share)
-        twin = clean if is_clean else torch.from_numpy(self.degradation.twin(clean.numpy(), index, first * hop, rng))
+        degraded = (
+            clean if is_clean else torch.from_numpy(self.degradation.degraded(clean.numpy(), index, first * hop, rng))
+        )
         target = scaled(audio, index, True, start * audio_hop, self.frames * audio_hop)
         return {
-            "input": _padded(twin, window * hop),
-            "lengths": torch.tensor(len(twin)),
+            "input": _padded(degraded, window * hop),
+            "lengths": torch.tensor(len(degraded)),
             "audio": _padded(target, self.frames * audio_hop),
             "first": torch.tensor(start - first),
             "frames": self.frames,
