@@ -36,24 +36,20 @@ class Step:
 
     Args:
         output: of the net, (B, C, H, W) float32: v or the noise.
-        target: what it should be.
-        noisy: latents at diffusion step t.
         latent: clean ones, in the scale that the net sees.
-        t: diffusion steps (B,).
         place: where an item is cropped, (B,) in [0, 1), from the first to the last place.
-        scale: of the latents, scalar.
         vocoder: mels to waveforms; None without one.
         known: `t` and `place` on the host; None asks the device for them.
     """
 
     output: Tensor
-    target: Tensor
-    noisy: Tensor
+    target: Tensor  # what the output should be
+    noisy: Tensor  # latents at t
     latent: Tensor
-    t: Tensor
+    t: Tensor  # diffusion steps (B,)
     place: Tensor
     diffusion: CosineDiffusion
-    scale: Tensor
+    scale: Tensor  # of the latents, scalar
     autoencoder: FrozenAutoencoder
     features: MelFeatures
     vocoder: FrozenVocoder | None = None
@@ -327,20 +323,11 @@ class Objective(nn.Module):
         """
         noisy = self.diffusion.noised(latent, noise, t)
         output = self.net(concat(noisy, condition), t, full_audio).float()
+        target = self.diffusion.target(latent, noise, t)
         step = Step(
-            output=output,
-            target=self.diffusion.target(latent, noise, t),
-            noisy=noisy,
-            latent=latent,
-            t=t,
-            place=place,
-            diffusion=self.diffusion,
-            scale=self.net.latent_scale,
-            autoencoder=self.autoencoder,
-            features=self.features,
-            vocoder=self.vocoder,
-            known=known,
-        )
+            output, target, noisy, latent, t, place, self.diffusion, self.net.latent_scale,
+            self.autoencoder, self.features, self.vocoder, known,
+        )  # fmt: skip
         return {name: (term(step) * len(latent)).reshape(1) for name, term in self.losses.items()}
 
 

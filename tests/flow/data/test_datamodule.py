@@ -237,7 +237,7 @@ def test_what_cannot_be_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"scikit-learn's digits"):
         ImageData(str(tmp_path / "none"))
     assert ImageData(str(tmp_path / "none"), embedded_if_missing=True).root is None
-    with pytest.raises(ValueError, match="channels is 1 or 3"):
+    with pytest.raises(ValueError, match="channels is one of 1, 3"):
         ImageData(channels=2)
     with pytest.raises(ValueError, match="val_every"):
         ImageData(val_every=1)

@@ -25,10 +25,6 @@ class GlobalEncoder(nn.Module):
         positions: learned positions; for a longer clip they are stretched linearly.
         dropout: in the transformer and the output layers, 0 to 1.
 
-    Attributes:
-        n_mels: bins of the mel images.
-        context_channels: width of what comes out.
-
     Source: ProjectLily, GlobalAudioEncoder (names of the weights are the same). Its projection of the flattened
     features was built in the first forward pass, hence never trained; here the constructor builds it.
     """

@@ -269,11 +269,6 @@ class UNet(nn.Module):
             with it the time; narrow nets need fewer.
         checkpointing: compute activations of blocks anew in the backward pass instead of keeping them.
 
-    Attributes:
-        factor: what both axes of the latents must be multiples of.
-        fusion: as given.
-        context_channels: as given.
-
     Source: Dhariwal and Nichol, "Diffusion Models Beat GANs" (2021); Rombach et al. (2022); Liu et al., "AudioSR"
     (2023). Names of the weights are theirs.
     """

@@ -49,7 +49,6 @@ class Autoencoder(nn.Module):
 
     Attributes:
         factor: how much smaller the latent image is along each axis.
-        latent_channels: of the latent image.
 
     Source: Rombach et al., "High-Resolution Image Synthesis with Latent Diffusion Models" (2022), appendix G; names of
     the weights are that code's.
