@@ -128,6 +128,7 @@ class DiffusionTask(SingleOptimizerTask):
         "sampler", "guidance_scale", "guidance_rescale", "cutoff_hz", "chunk_seconds", "overlap_seconds", "seed",
         "batch_size", "input_lowpass_hz", "pictures", "cutoff_rule", "cutoff_confidence",
     )  # fmt: skip
+    seed: int
 
     def __init__(
         self,
@@ -181,18 +182,7 @@ class DiffusionTask(SingleOptimizerTask):
         self.parallel = parallel
         self.restore_items = restore_items
         self.restore_sampler = restore_sampler or DPMSolver(VALIDATION_STEPS)
-        self.sampler = sampler
-        self.guidance_scale = guidance_scale
-        self.guidance_rescale = guidance_rescale
-        self.cutoff_hz = cutoff_hz
-        self.chunk_seconds = chunk_seconds
-        self.overlap_seconds = overlap_seconds
-        self.seed = seed
-        self.batch_size = batch_size
-        self.input_lowpass_hz = input_lowpass_hz
-        self.pictures = pictures
-        self.cutoff_rule = cutoff_rule
-        self.cutoff_confidence = cutoff_confidence
+        self.keep_options(locals())
         self.compile_options = (compile_mode, compile_fullgraph)
         for group, size in train_only(net, trains).items():
             log.info("trains: %s (%d weights)", group, size)

@@ -43,6 +43,7 @@ class FlowTask(SingleOptimizerTask):
     inference_class = "zoo.flow.Sampler"
     inference_parts = ("net", "path", "prediction")
     inference_options = ("solver", "guidance", "chunk", "images", "trajectory", "classes")
+    classes: list[str] | None
 
     def __init__(
         self,
@@ -73,14 +74,9 @@ class FlowTask(SingleOptimizerTask):
         self.path = path
         self.times = times
         self.label_drop = label_drop
-        self.solver = solver
-        self.guidance = guidance
         self.prediction: Prediction = prediction
         self.coupling = coupling
-        self.chunk = chunk
-        self.images = images
-        self.trajectory: Animation = trajectory
-        self.classes = classes
+        self.keep_options(locals())
 
     def setup(self, stage: str) -> None:
         """Compare the data with the net and the coupling."""

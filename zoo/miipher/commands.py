@@ -196,7 +196,7 @@ def assemble(cleaner: Path, vocoder: Path, output: Path) -> None:
     Raises:
         ValueError: when one of them holds something else, or the two have different backbones.
     """
-    from zoo.miipher.inference.assemble import assemble as write
+    from zoo.miipher.inference.restore import assemble as write
 
     write(cleaner, vocoder, output)
     print(f"wrote {output}")

@@ -137,12 +137,7 @@ class VocoderTask(HiFiGANTask):
         )  # fmt: skip
         check_fit(encoder, generator, sample_rate)
         self.encoder = encoder.requires_grad_(False).eval()
-        self.output_sample_rate = output_sample_rate
-        self.stereo = stereo
-        self.loudness = loudness
-        self.chunk_seconds = chunk_seconds
-        self.overlap_seconds = overlap_seconds
-        self.chunk_batch = chunk_batch
+        self.keep_options(locals())
 
     def train(self, mode: bool = True) -> VocoderTask:
         """Train the GAN; the encoder stays in evaluation mode."""

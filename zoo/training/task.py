@@ -94,6 +94,11 @@ class ZooTask(L.LightningModule):
         self._means = WeightedMeans()
         self._inference: Inference | None = None
 
+    def keep_options(self, given: Mapping[str, Any]) -> None:
+        """Keep the options of inference among a constructor's arguments (its `locals()`) as attributes."""
+        for name in self.inference_options:
+            setattr(self, name, given[name])
+
     @property
     def find_unused_parameters(self) -> bool:
         """Whether a step may leave trained parameters without gradients, which DDP must then look for."""

@@ -40,7 +40,7 @@ class PatchDiscriminator(Discriminator):
         """Score log-mels (B, 1, F, n_mels): one (scores (B, N), feature maps)."""
         maps = []
         for conv in self.convs:
-            x = nn.functional.leaky_relu(conv(x), SLOPE)
+            x = nn.functional.leaky_relu(conv(x), SLOPE)  # (B, C, F / 2^i, n_mels / 2^i)
             maps.append(x)
         x = self.out(x)
         maps.append(x)

@@ -67,8 +67,9 @@ class GlobalEncoder(nn.Module):
         """Sum log-mels (B, 1, n_mels, T) up: vectors (B, context_channels) and tokens (B, T, context_channels)."""
         if mel.shape[-2] != self.n_mels:
             raise ValueError(f"the mel has {mel.shape[-2]} bins in its second to last axis, expected {self.n_mels}")
-        features = self._adaptive_proj(self.cnn_encoder(mel).permute(0, 3, 1, 2).flatten(2))
-        sequence = self.output_proj(self.transformer(features + self._positions(features.shape[1])))
+        image = self.cnn_encoder(mel)  # (B, channels, n_mels / 16, T)
+        features = self._adaptive_proj(image.permute(0, 3, 1, 2).flatten(2))  # (B, T, channels)
+        sequence = self.output_proj(self.transformer(features + self._positions(features.shape[1])))  # (B, T, context)
         return self.global_proj(sequence.mean(dim=1)), sequence
 
     def _positions(self, frames: int) -> Tensor:

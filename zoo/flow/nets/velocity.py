@@ -67,7 +67,7 @@ class TimeEmbedding(nn.Module):
     def forward(self, t: Tensor) -> Tensor:
         """Embed times (B,) as (B, dim)."""
         # float32 whatever the net computes in: bfloat16 times would collapse into 256 steps
-        angles = (self.scale * t.float())[:, None] * self.frequencies.float()
+        angles = (self.scale * t.float())[:, None] * self.frequencies.float()  # (B, FREQUENCIES)
         waves = torch.cat([angles.cos(), angles.sin()], dim=1)
         return self.mlp(waves.to(next(self.mlp.parameters()).dtype))
 

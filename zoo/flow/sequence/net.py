@@ -90,18 +90,18 @@ class SequenceNet(nn.Module):
         if given is not None:
             null = self.null_condition.to(condition.dtype)[None, :, None]
             condition = torch.where((given > 0)[:, None, None], condition, null)
-        joined = torch.cat([x, condition], dim=1)
+        joined = torch.cat([x, condition], dim=1)  # (B, channels + condition_channels, T)
         mask = None if lengths is None else valid_frames(lengths, x.shape[2])
         if mask is not None:
             joined = joined.masked_fill(~mask[:, None], 0)
         h = self.front(joined).transpose(1, 2).to(x.dtype)  # under autocast the residual stream stays float32
         time = functional.silu(self.time_embedding(expand_time(t, x)))
-        positions = self.rotary(h)
+        positions = self.rotary(h)  # (T, D / 2) twice
         attended = None if mask is None else mask[:, None, None]
         for block in self.blocks:
             h = maybe_checkpointed(self.gradient_checkpointing, block, h, time, positions, attended)
         shift, scale = self.norm(time)
-        output = self.tail(modulate(h, shift, scale)).transpose(1, 2)
+        output = self.tail(modulate(h, shift, scale)).transpose(1, 2)  # (B, channels, T)
         return output if mask is None else output.masked_fill(~mask[:, None], 0)
 
     def _check(self, x: Tensor, condition: Tensor) -> None:
@@ -135,7 +135,7 @@ class Block(nn.Module):
 
     def _attend(self, h: Tensor, positions: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
         batch, frames, dim = h.shape
-        query, key, value = self.qkv(h).view(batch, frames, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        query, key, value = self.qkv(h).view(batch, frames, 3, self.heads, -1).permute(2, 0, 3, 1, 4)  # (B, H, T, D)
         query, key = rotate(query, positions), rotate(key, positions)
         found = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
         return self.out(found.transpose(1, 2).reshape(batch, frames, dim))

@@ -87,13 +87,7 @@ class SequenceTask(SingleOptimizerTask):
         self.mel = mel
         self.condition_drop = condition_drop
         self.prediction: Prediction = prediction
-        self.solver = solver
-        self.guidance = guidance
-        self.temperature = temperature
-        self.seed = seed
-        self.chunk_frames = chunk_frames
-        self.overlap_frames = overlap_frames
-        self.chunk_batch = chunk_batch
+        self.keep_options(locals())
         self.inference()  # refuses parts and options that do not fit each other
 
     def setup(self, stage: str) -> None:

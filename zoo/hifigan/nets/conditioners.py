@@ -74,11 +74,11 @@ class ConformerConditioner(Conditioner):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map features (B, in_channels, F) to (B, out_channels, F)."""
-        x = self.input_projection(x.transpose(1, 2))
+        x = self.input_projection(x.transpose(1, 2))  # (B, F, dim)
         lengths = torch.full((x.shape[0],), x.shape[1], device=x.device)
         x, _ = self.conformer1(x, lengths)
         x, _ = self.conformer2(x, lengths)
-        return self.output_projection(x).transpose(1, 2)
+        return self.output_projection(x).transpose(1, 2)  # (B, out_channels, F)
 
 
 class ConvolutionModule(nn.Module):
@@ -93,7 +93,7 @@ class ConvolutionModule(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Mix neighbouring frames of (B, F, dim); the shape stays."""
-        x = F.glu(self.pointwise(x.transpose(1, 2)), dim=1)
+        x = F.glu(self.pointwise(x.transpose(1, 2)), dim=1)  # (B, dim, F)
         return self.proj(F.silu(self.norm(self.depthwise(x)))).transpose(1, 2)
 
 
@@ -157,11 +157,11 @@ class PrenetConditioner(Conditioner):
     def forward(self, x: Tensor) -> Tensor:
         """Map features (B, in_channels, F) to (B, out_channels, floor(F * scale))."""
         if self.layers:
-            x = x.transpose(1, 2)
+            x = x.transpose(1, 2)  # (B, F, in_channels)
             x = x + sinusoids(x.shape[1], x.shape[2]).to(x)
             for layer in self.layers:
                 x = layer(x)
-            x = x.transpose(1, 2)
+            x = x.transpose(1, 2)  # (B, in_channels, F)
         return F.interpolate(self.proj(x), scale_factor=self.scale, mode="linear", align_corners=False)
 
 

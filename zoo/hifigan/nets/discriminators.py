@@ -86,9 +86,9 @@ class ConvolutionStack(nn.Module):
         """Score (B, 1, ...); scores are flattened to (B, N), the last feature map is the score map."""
         maps = []
         for conv in self.convs:
-            x = F.leaky_relu(conv(x), SLOPE)
+            x = F.leaky_relu(conv(x), SLOPE)  # (B, C, ...)
             maps.append(x)
-        x = self.conv_post(x)
+        x = self.conv_post(x)  # (B, 1, ...)
         return x.flatten(1), [*maps, x]
 
 
@@ -116,7 +116,7 @@ class PeriodDiscriminator(ConvolutionStack):
         surplus = x.shape[-1] % self.period
         if surplus:
             x = F.pad(x, (0, self.period - surplus), mode="reflect")
-        return super().forward(x.unflatten(2, (-1, self.period)))
+        return super().forward(x.unflatten(2, (-1, self.period)))  # of (B, 1, T / period, period)
 
 
 class MultiPeriodDiscriminator(Discriminator):
@@ -189,6 +189,6 @@ class MultiScaleDiscriminator(Discriminator):
         results = []
         for index, discriminator in enumerate(self.discriminators):
             if index:
-                x = F.avg_pool1d(x, kernel_size=4, stride=2, padding=2)
+                x = F.avg_pool1d(x, kernel_size=4, stride=2, padding=2)  # (B, 1, T // 2 + 1)
             results.append(discriminator(x))
         return results

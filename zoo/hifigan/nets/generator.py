@@ -148,15 +148,15 @@ class Generator(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Synthesise (B, 1, F * hop_length), -1 to 1, from log-mels or SSL features (B, in_channels, F)."""
         if self.conditioner is not None:
-            x = self.conditioner(x)
+            x = self.conditioner(x)  # (B, conditioner.out_channels, F)
         samples = x.shape[-1] * self.hop_length
-        x = self.conv_pre(x)
+        x = self.conv_pre(x)  # (B, initial_channels, F)
         parallel = len(self.resblock_kernel_sizes)
         for stage, upsample in enumerate(self.ups):
-            x = upsample(F.leaky_relu(x, SLOPE))
+            x = upsample(F.leaky_relu(x, SLOPE))  # (B, C / 2, rate * T)
             blocks = self.resblocks[stage * parallel : (stage + 1) * parallel]
             x = sum(block(x) for block in blocks) / parallel
-        x = torch.tanh(self.conv_post(F.leaky_relu(x, self.last_slope)))
+        x = torch.tanh(self.conv_post(F.leaky_relu(x, self.last_slope)))  # (B, 1, T)
         return x if self.output_padding is None else x[..., :samples]
 
     def convolutions(self) -> list[tuple[str, nn.Conv1d | nn.ConvTranspose1d]]:

@@ -19,8 +19,11 @@ from zoo.audio.io import files
 from zoo.audio.io.chunking import Chunker, finite, fit, mono, resampled
 from zoo.common.ranges import one_of
 from zoo.hifigan.nets.generator import Generator
-from zoo.miipher.nets.cleaner import Encoder, check_fit
+from zoo.miipher.nets.backbone import Backbone
+from zoo.miipher.nets.cleaner import Cleaner, Encoder, check_fit
+from zoo.runs.export import write_export
 from zoo.runs.inference import Inference, as_audio
+from zoo.runs.load import load, read_parts
 
 Stereo = Literal["channels", "mix"]
 Loudness = Literal["input", "keep"]
@@ -283,3 +286,30 @@ class FeatureExtractor(Inference):
     def _compute(self, chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
         features = encode(self.encoder, chunks, valid, self.device)
         return finite(features.transpose(1, 2).float().cpu().numpy())
+
+
+def assemble(cleaner: Path, vocoder: Path, output: Path) -> None:
+    """Write an export of a cleaner and a vocoder.
+
+    Args:
+        cleaner: run, checkpoint or export of stage 1.
+        vocoder: run, checkpoint or export of stage 2 or 3.
+        output: folder to write; appears only when complete.
+
+    Raises:
+        ValueError: when one of them holds something else, or the two have different backbones.
+    """
+    features, restorer = load(cleaner), load(vocoder)
+    encoder = features.encoder if isinstance(features, FeatureExtractor) else None
+    if not isinstance(encoder, Cleaner):
+        raise ValueError(f"{cleaner} holds no cleaner: expected a run of stage 1 (an adapter recipe)")
+    if not isinstance(restorer, Restorer):
+        raise ValueError(f"{vocoder} holds no vocoder: expected a run of stage 2 or 3")
+    there = restorer.encoder if isinstance(restorer.encoder, Backbone) else restorer.encoder.backbone
+    if there.fingerprint() != encoder.backbone.fingerprint():
+        raise ValueError(f"{cleaner} and {vocoder} have different backbones: the vocoder would not know its features")
+    check_fit(encoder, restorer.generator, restorer.sample_rate)
+    specs, _, _ = read_parts(vocoder)
+    specs["parts"] = {**specs["parts"], "encoder": read_parts(cleaner)[0]["parts"]["encoder"]}
+    parts = {"encoder": encoder, "generator": restorer.generator}
+    write_export(output, specs, parts, f"{cleaner.name} and {vocoder.name}", specs.get("step"))

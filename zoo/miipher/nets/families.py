@@ -103,7 +103,7 @@ class WaveformFamily(Family):
 
     def encode(self, model: Any, waveform: Tensor, lengths: Tensor | None) -> Tensor:
         """Features; padding enters neither the group norm's statistics nor the attention."""
-        x = waveform[:, None]
+        x = waveform[:, None]  # (B, 1, T)
         for kernel, stride, layer in zip(
             self.config.conv_kernel, self.config.conv_stride, model.feature_extractor.conv_layers, strict=True
         ):
@@ -115,7 +115,7 @@ class WaveformFamily(Family):
                 x = layer.activation(_masked_group_norm(layer.conv(x), layer.layer_norm, lengths))
             else:
                 x = layer(x)
-        x = model.feature_projection(x.transpose(1, 2))
+        x = model.feature_projection(x.transpose(1, 2))  # (B, F, dim)
         if isinstance(x, tuple):  # wav2vec 2.0 and WavLM also return what they projected
             x = x[0]
         mask = None if lengths is None else valid(lengths, x.shape[1])
@@ -141,7 +141,7 @@ class BertFamily(Family):
         clips = _clips(waveform, lengths)
         inputs = extractor(clips, sampling_rate=SAMPLE_RATE, return_tensors="pt", padding=True)
         x = inputs["input_features"].to(waveform)
-        x = model.feature_projection(x)[0]
+        x = model.feature_projection(x)[0]  # (B, F, dim)
         mask = None if lengths is None else valid((lengths - self.context_samples) // self.hop_samples, x.shape[1])
         return model.encoder(x, attention_mask=mask).last_hidden_state
 
@@ -176,7 +176,7 @@ class UniversalSpeechFamily(Family):
         for clip in _clips(waveform, lengths):
             inputs = extractor([clip], truncation=False, pad_to_multiple_of=None, return_tensors="pt")
             frames.append(model.subsample_conv_projection(inputs["input_features"].to(waveform))[0])
-        x = pad_sequence(frames, batch_first=True)
+        x = pad_sequence(frames, batch_first=True)  # (B, F, dim)
         padded = ~valid(torch.tensor([len(each) for each in frames], device=x.device), x.shape[1])
         for block in model.conformer:
             x = block(x, padded)
