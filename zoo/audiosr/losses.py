@@ -32,28 +32,20 @@ _DISTANCES = {"l1": functional.l1_loss, "l2": functional.mse_loss}
 
 @dataclass
 class Step:
-    """What the terms of the diffusion compare.
+    """What the terms of the diffusion compare."""
 
-    Args:
-        output: of the net, (B, C, H, W) float32: v or the noise.
-        latent: clean ones, in the scale that the net sees.
-        place: where an item is cropped, (B,) in [0, 1), from the first to the last place.
-        vocoder: mels to waveforms; None without one.
-        known: `t` and `place` on the host; None asks the device for them.
-    """
-
-    output: Tensor
+    output: Tensor  # of the net, (B, C, H, W) float32: v or the noise
     target: Tensor  # what the output should be
     noisy: Tensor  # latents at t
-    latent: Tensor
+    latent: Tensor  # clean ones, in the scale that the net sees
     t: Tensor  # diffusion steps (B,)
-    place: Tensor
+    place: Tensor  # where an item is cropped, (B,) in [0, 1), from the first to the last place
     diffusion: CosineDiffusion
     scale: Tensor  # of the latents, scalar
     autoencoder: FrozenAutoencoder
     features: MelFeatures
-    vocoder: FrozenVocoder | None = None
-    known: Known | None = None
+    vocoder: FrozenVocoder | None = None  # mels to waveforms; None without one
+    known: Known | None = None  # `t` and `place` on the host; None asks the device for them
     _waveforms: dict[tuple[float, int], tuple[Tensor, Tensor] | None] = field(default_factory=dict)
 
     @cached_property
@@ -97,16 +89,11 @@ class Step:
 
 @dataclass
 class AutoencoderStep:
-    """What the terms of the autoencoder compare.
+    """What the terms of the autoencoder compare."""
 
-    Args:
-        mel: log-mels (B, 1, F, n_mels).
-        moments: of the latents, see `Autoencoder.encode`.
-    """
-
-    mel: Tensor
+    mel: Tensor  # log-mels (B, 1, F, n_mels)
     decoded: Tensor
-    moments: Tensor
+    moments: Tensor  # of the latents, see `Autoencoder.encode`
 
 
 class LossTerm(nn.Module, ABC):
@@ -253,21 +240,13 @@ log = logging.getLogger(__name__)
 
 
 class Draws(NamedTuple):
-    """Random numbers of the items of a batch, each item's from its own seed.
+    """Random numbers of the items of a batch, each item's from its own seed."""
 
-    Attributes:
-        t: diffusion steps (B,) int64.
-        noise: of the diffusion (B, C, H, W).
-        posterior: noise that latents are drawn with (B, C, H, W).
-        kept: (B,) bool, False where the condition is dropped.
-        place: of crops (B,) in [0, 1).
-    """
-
-    t: Tensor
-    noise: Tensor
-    posterior: Tensor
-    kept: Tensor
-    place: Tensor
+    t: Tensor  # diffusion steps (B,) int64
+    noise: Tensor  # of the diffusion (B, C, H, W)
+    posterior: Tensor  # noise that latents are drawn with (B, C, H, W)
+    kept: Tensor  # (B,) bool, False where the condition is dropped
+    place: Tensor  # of crops (B,) in [0, 1)
 
 
 def draws(seeds: Sequence[int], shape: Sequence[int], steps: int, dropout: float) -> Draws:

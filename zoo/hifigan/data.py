@@ -43,18 +43,13 @@ class Features:
 
 @dataclass(eq=False)
 class Crops(Dataset[dict[str, Tensor]]):
-    """Random crops, keyed by (epoch, item): the same whatever worker or rank draws them.
-
-    Args:
-        segment_samples: length of a crop; shorter clips are padded with zeros on the right.
-        normalize: scale each clip's peak to 0.95 (the original does, except when fine-tuning).
-    """
+    """Random crops, keyed by (epoch, item): the same whatever worker or rank draws them."""
 
     corpus: Corpus
     indices: np.ndarray
-    segment_samples: int
+    segment_samples: int  # length of a crop; shorter clips are padded with zeros on the right
     seed: int
-    normalize: bool = True
+    normalize: bool = True  # scale each clip's peak to 0.95 (the original does, except when fine-tuning)
     features: Features | None = None
 
     def __len__(self) -> int:
@@ -88,15 +83,11 @@ class Crops(Dataset[dict[str, Tensor]]):
 
 @dataclass(eq=False)
 class Clips(Dataset[dict[str, Tensor]]):
-    """Whole clips for evaluation, trimmed to full frames of their features.
-
-    Args:
-        max_samples: longest excerpt from a clip's beginning.
-    """
+    """Whole clips for evaluation, trimmed to full frames of their features."""
 
     corpus: Corpus
     indices: np.ndarray
-    max_samples: int
+    max_samples: int  # longest excerpt from a clip's beginning
     normalize: bool = True
     features: Features | None = None
 

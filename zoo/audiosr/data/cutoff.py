@@ -34,15 +34,10 @@ _TILT, _TILT_WEIGHT = -3.0, 1.0  # dB per octave that the trend below an edge ha
 
 @dataclass(frozen=True)
 class Edge:
-    """Where a band ends.
+    """Where a band ends."""
 
-    Attributes:
-        hz: the frequency at which the level is 6 dB below the trend of the band.
-        confidence: 0 to 1, from how far the level falls within half an octave and stays: 0 for 10 dB, 1 for 30 dB.
-    """
-
-    hz: float
-    confidence: float
+    hz: float  # the frequency at which the level is 6 dB below the trend of the band
+    confidence: float  # 0 to 1, from how far the level falls within half an octave and stays: 0 for 10 dB, 1 for 30 dB
 
 
 def spectrum(audio: np.ndarray) -> np.ndarray:

@@ -27,17 +27,11 @@ OTHER_TRIES = 4
 
 @dataclass(frozen=True)
 class Silence:
-    """What counts as silence.
+    """What counts as silence."""
 
-    Attributes:
-        ratio_max: largest share of silent hops that a crop may have, 0 to 1; 1 takes everything.
-        hop_samples: length of a hop.
-        threshold: RMS of full scale below which a hop is silent.
-    """
-
-    ratio_max: float
-    hop_samples: int
-    threshold: float
+    ratio_max: float  # largest share of silent hops that a crop may have, 0 to 1; 1 takes everything
+    hop_samples: int  # length of a hop
+    threshold: float  # RMS of full scale below which a hop is silent
 
     def share(self, audio: np.ndarray) -> float:
         """Share of silent hops of a signal (T,), T >= 1."""
@@ -73,20 +67,14 @@ def choose(recordings: Recordings, candidates: Iterable[tuple[int, int]], sample
 
 @dataclass(eq=False)
 class Crops(Dataset[Item]):
-    """Random crops with fresh degradations, keyed by (epoch, item): the same whatever worker or rank draws them.
-
-    Args:
-        segment_samples: length of a crop.
-        silence: which crops to pass over; after a few tries other clips are looked at.
-        simulation: makes the counterparts where the data has none.
-    """
+    """Random crops with fresh degradations, keyed by (epoch, item): the same whatever worker or rank draws them."""
 
     recordings: Recordings
     indices: np.ndarray
     sample_rate: int
-    segment_samples: int
-    silence: Silence
-    simulation: Simulation
+    segment_samples: int  # length of a crop
+    silence: Silence  # which crops to pass over; after a few tries other clips are looked at
+    simulation: Simulation  # makes the counterparts where the data has none
     noises: Corpus | None
     seed: int
 
@@ -115,26 +103,20 @@ class Crops(Dataset[Item]):
 class Grid(Dataset[Item]):
     """Every validation clip at every cut-off: the same crop, filter type and order in every run.
 
-    Args:
-        samples: length of the excerpt, the first that is not silent.
-        simulation: its filter types; neither noise nor codecs.
-        cutoffs_hz: Hz; where the data has counterparts they are taken as they are, one item a clip.
-
     Rows carry the number of the `item` besides.
     """
 
     recordings: Recordings
     indices: np.ndarray
     sample_rate: int
-    samples: int
+    samples: int  # length of the excerpt, the first that is not silent
     silence: Silence
-    simulation: Simulation
-    cutoffs_hz: Sequence[float]
+    simulation: Simulation  # its filter types; neither noise nor codecs
+    cutoffs_hz: Sequence[float]  # Hz; where the data has counterparts they are taken as they are, one item a clip
 
     def __post_init__(self) -> None:
         """Take recorded pairs as they are."""
-        if self.recordings.low is not None:
-            self.cutoffs_hz = [0.0]
+        self.cutoffs_hz = list(self.cutoffs_hz) if self.recordings.low is None else [0.0]
 
     def __len__(self) -> int:
         return len(self.indices) * len(self.cutoffs_hz)

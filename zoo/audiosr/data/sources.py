@@ -28,21 +28,13 @@ _MISMATCH_SECONDS = 0.1  # by which counterparts may differ in length without a 
 
 @dataclass(frozen=True)
 class Part:
-    """The files of training or of validation.
+    """The files of training or of validation."""
 
-    Attributes:
-        folder: of the full-band files.
-        high: full-band files.
-        low: their band-limited counterparts, in the same order; empty where they are simulated.
-        low_folder: of the counterparts.
-        lists: the file lists that chose them, which tell caches apart.
-    """
-
-    folder: Path
-    high: list[Path]
-    low: list[Path]
-    low_folder: Path
-    lists: tuple[str | None, str | None] = (None, None)
+    folder: Path  # of the full-band files
+    high: list[Path]  # full-band files
+    low: list[Path]  # their band-limited counterparts, in the same order; empty where they are simulated
+    low_folder: Path  # of the counterparts
+    lists: tuple[str | None, str | None] = (None, None)  # the file lists that chose them, which tell caches apart
 
 
 def find_parts(
@@ -203,17 +195,12 @@ class _Peaks:
 
 @dataclass(eq=False)
 class Recordings:
-    """Full-band clips and, in paired data, their band-limited counterparts at the same gain.
-
-    Args:
-        counterparts: for each full-band clip the number of its counterpart, -1 where it has none that can be read.
-        normalize: bring the peak of each full-band clip to 0.95, and its counterpart along.
-    """
+    """Full-band clips and, in paired data, their band-limited counterparts at the same gain."""
 
     high: Corpus
     low: Corpus | None = None
-    counterparts: np.ndarray | None = None
-    normalize: bool = True
+    counterparts: np.ndarray | None = None  # of full-band clips: their numbers in `low`, -1 for none
+    normalize: bool = True  # bring the peak of each full-band clip to 0.95, and its counterpart along
 
     @property
     def usable(self) -> np.ndarray:

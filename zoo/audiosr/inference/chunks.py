@@ -50,22 +50,16 @@ def tagged(blocks: Iterable[np.ndarray], units: int, unit_samples: int) -> Itera
 
 @dataclass(eq=False)
 class Chunks:
-    """The nets on chunks of tagged units.
-
-    Args:
-        copied: bands of the log-mel (units, n_mels) bool that are taken from the input, for each unit of the clip.
-        encoded: what the global encoder made of each channel of the clip; None without one.
-        condition_autoencoder: of the condition; None takes `autoencoder`.
-    """
+    """The nets on chunks of tagged units."""
 
     net: Denoiser
     autoencoder: FrozenAutoencoder
     features: MelFeatures
     diffusion: CosineDiffusion
     settings: Settings
-    copied: Tensor
-    encoded: tuple[Tensor, Tensor] | None
-    condition_autoencoder: FrozenAutoencoder | None = None
+    copied: Tensor  # bands of the log-mel (units, n_mels) bool that are taken from the input, for each unit of the clip
+    encoded: tuple[Tensor, Tensor] | None  # what the global encoder made of each channel of the clip; None without one
+    condition_autoencoder: FrozenAutoencoder | None = None  # of the condition; None takes `autoencoder`
 
     @property
     def unit_samples(self) -> int:

@@ -26,19 +26,12 @@ SHAPES_AFTER_SIZE = ((), (1,), (3,), (4,))  # of the channels of an array of ima
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images with classes.
+    """Images with classes."""
 
-    Attributes:
-        name: of the source, for messages.
-        classes: names in the order of the labels.
-        labels: of the images, 1 to K.
-        source: the images.
-    """
-
-    name: str
-    classes: list[str]
-    labels: list[int]
-    source: ImageSource
+    name: str  # of the source, for messages
+    classes: list[str]  # names in the order of the labels
+    labels: list[int]  # of the images, 1 to K
+    source: ImageSource  # the images
 
     def counts(self) -> dict[str, int]:
         """Number of images by class."""
@@ -152,13 +145,9 @@ def _facts(array: np.ndarray | None) -> str:
 
 @dataclass(eq=False)
 class HubImages(ImageSource):
-    """Images of a data set of the hub.
+    """Images of a data set of the hub."""
 
-    Args:
-        dataset: of the package datasets; its rows are decoded on access.
-    """
-
-    dataset: Any
+    dataset: Any  # of the package datasets; its rows are decoded on access
     column: str
     indices: Sequence[int]
 

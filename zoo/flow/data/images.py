@@ -137,13 +137,9 @@ def _opaque(image: Image.Image, background: tuple[int, int, int]) -> Image.Image
 
 @dataclass(eq=False)
 class FileImages(ImageSource):
-    """Image files.
+    """Image files."""
 
-    Args:
-        root: folder that names are given from.
-    """
-
-    root: Path
+    root: Path  # folder that names are given from
     paths: Sequence[Path]
 
     def __len__(self) -> int:

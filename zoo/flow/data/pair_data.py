@@ -140,17 +140,11 @@ class EmbeddedReader:
 
 @dataclass(eq=False)
 class Pairs(Dataset[dict[str, Any]]):
-    """Pairs, keyed by (epoch, item) in training and by the item in evaluation.
+    """Pairs, keyed by (epoch, item) in training and by the item in evaluation."""
 
-    Args:
-        read: a pair by its index.
-        indices: which of them belong to this set.
-        seed: of the task's draws; the noise of a pair is always the same.
-    """
-
-    read: PairReader
-    indices: Sequence[int]
-    seed: int
+    read: PairReader  # a pair by its index
+    indices: Sequence[int]  # which of them belong to this set
+    seed: int  # of the task's draws; the noise of a pair is always the same
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -164,16 +158,11 @@ class Pairs(Dataset[dict[str, Any]]):
 
 @dataclass(eq=False)
 class WithReal(Dataset[dict[str, Any]]):
-    """Pairs, some of them replaced by real data with noise of its own; other ones in each epoch.
-
-    Args:
-        real: a training set of the same kind of items.
-        share: of the items that are replaced, 0 to 1.
-    """
+    """Pairs, some of them replaced by real data with noise of its own; other ones in each epoch."""
 
     pairs: Pairs
-    real: Dataset[dict[str, Any]]
-    share: float
+    real: Dataset[dict[str, Any]]  # a training set of the same kind of items
+    share: float  # of the items that are replaced, 0 to 1
     seed: int
 
     def __len__(self) -> int:

@@ -16,17 +16,11 @@ LEVELS = 256  # of an 8-bit image
 
 @dataclass
 class Likelihood:
-    """What `log_likelihood` returns.
+    """What `log_likelihood` returns."""
 
-    Attributes:
-        log_p: natural logarithm of the density (B,).
-        x0: the noise that the data flows back to (B, ...).
-        nfe: evaluations of the field.
-    """
-
-    log_p: Tensor
-    x0: Tensor
-    nfe: int
+    log_p: Tensor  # natural logarithm of the density (B,)
+    x0: Tensor  # the noise that the data flows back to (B, ...)
+    nfe: int  # evaluations of the field
 
 
 def log_likelihood(

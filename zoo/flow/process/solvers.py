@@ -168,19 +168,12 @@ METHODS = (*TABLEAUS, "ab2", "dopri5")
 
 @dataclass
 class Solution:
-    """What a solver returns.
+    """What a solver returns."""
 
-    Attributes:
-        x: state (B, ...) at the last time.
-        nfe: evaluations of the field; a guided one runs the net once, on twice the batch.
-        times: the grid, first to last.
-        trajectory: states at the times where asked for, else empty; the first is the initial state.
-    """
-
-    x: Tensor
-    nfe: int
-    times: list[float]
-    trajectory: list[Tensor] = field(default_factory=list)
+    x: Tensor  # state (B, ...) at the last time
+    nfe: int  # evaluations of the field; a guided one runs the net once, on twice the batch
+    times: list[float]  # the grid, first to last
+    trajectory: list[Tensor] = field(default_factory=list)  # states at the times, or empty
 
 
 class Solver:

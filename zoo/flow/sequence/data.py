@@ -63,22 +63,16 @@ class Sequences(Dataset[dict[str, Any]]):
 
 @dataclass(eq=False)
 class DegradedMels(Sequences):
-    """Log-mels of clean clips (or crops of long ones) and of the same after degradation.
+    """Log-mels of clean clips (or crops of long ones) and of the same after degradation."""
 
-    Args:
-        corpus: clean, at the mel's rate.
-        rirs: room impulse responses (N,) at the mel's rate.
-        seed: of crops, degradation and noise.
-    """
-
-    corpus: Corpus
+    corpus: Corpus  # clean, at the mel's rate
     indices: np.ndarray
     mel: LogMel
     max_samples: int
     degrader: Degrader
     noises: Corpus
-    rirs: Sequence[np.ndarray]
-    seed: int
+    rirs: Sequence[np.ndarray]  # room impulse responses (N,) at the mel's rate
+    seed: int  # of crops, degradation and noise
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -97,16 +91,11 @@ class DegradedMels(Sequences):
 
 @dataclass(eq=False)
 class FeaturePairs(Sequences):
-    """Crops of feature files.
+    """Crops of feature files."""
 
-    Args:
-        paths: the clean and the degraded file of each item.
-        seed: of crops and noise.
-    """
-
-    paths: Sequence[tuple[Path, Path]]
+    paths: Sequence[tuple[Path, Path]]  # the clean and the degraded file of each item
     max_frames: int
-    seed: int
+    seed: int  # of crops and noise
 
     def __len__(self) -> int:
         return len(self.paths)

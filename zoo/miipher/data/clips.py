@@ -22,16 +22,11 @@ Versions = tuple[Corpus, list[list[int]]]  # degraded clips, and for each clean 
 
 @dataclass(eq=False)
 class Degradation:
-    """What makes the degraded version of a clip: made on the spot, or read from a corpus of degraded versions.
+    """What makes the degraded version of a clip: made on the spot, or read from a corpus of degraded versions."""
 
-    Args:
-        degrader: for versions made on the spot.
-        rirs: room impulse responses (T,) at 16 kHz.
-    """
-
-    degrader: Degrader | None
+    degrader: Degrader | None  # for versions made on the spot
     noises: Corpus | None = None
-    rirs: Sequence[np.ndarray] = ()
+    rirs: Sequence[np.ndarray] = ()  # room impulse responses (T,) at 16 kHz
     versions: Versions | None = None
 
     def degraded(self, clean: np.ndarray, index: int, start: int, rng: np.random.Generator) -> np.ndarray:
@@ -47,13 +42,9 @@ class Degradation:
 
 @dataclass(eq=False)
 class Clips(Dataset[Item]):
-    """Clips (or crops of long ones) at 16 kHz with their versions, keyed by (epoch, item) or, in evaluation, by item.
+    """Clips (or crops of long ones) at 16 kHz, clean and degraded, keyed by (epoch, item) or, in evaluation, by item."""
 
-    Args:
-        corpus: clean, at 16 kHz.
-    """
-
-    corpus: Corpus
+    corpus: Corpus  # clean, at 16 kHz
     indices: np.ndarray
     degradation: Degradation
     max_samples: int
@@ -75,23 +66,15 @@ class Clips(Dataset[Item]):
 
 @dataclass(eq=False)
 class Segments(Dataset[Item]):
-    """Segments of audio with the 16 kHz input around them, keyed by (epoch, item).
+    """Segments of audio with the 16 kHz input around them, keyed by (epoch, item)."""
 
-    Args:
-        corpora: the clean corpus at 16 kHz and at the vocoder's rate.
-        frames: of a segment.
-        context: frames of input on either side, so that the encoder sees what precedes and follows.
-        hops: samples per frame at the two rates.
-        clean_share: share of the items whose input stays clean.
-    """
-
-    corpora: tuple[Corpus, Corpus]
+    corpora: tuple[Corpus, Corpus]  # the clean corpus at 16 kHz and at the vocoder's rate
     indices: np.ndarray
     degradation: Degradation
-    frames: int
-    context: int
-    hops: tuple[int, int]
-    clean_share: float
+    frames: int  # of a segment
+    context: int  # frames of input on either side, so that the encoder sees what precedes and follows
+    hops: tuple[int, int]  # samples per frame at the two rates
+    clean_share: float  # share of the items whose input stays clean
     seed: int
 
     def __len__(self) -> int:
