@@ -42,7 +42,7 @@ class Degradation:
 
 @dataclass(eq=False)
 class Clips(Dataset[Item]):
-    """Clips (or crops of long ones) at 16 kHz, clean and degraded, keyed by (epoch, item) or, in evaluation, by item."""
+    """Clips (or crops of long ones) at 16 kHz, clean and degraded, keyed by (epoch, item) or, in evaluation, item."""
 
     corpus: Corpus  # clean, at 16 kHz
     indices: np.ndarray
