@@ -54,14 +54,9 @@ class Step:
         return self.diffusion.to_x0(self.noisy, self.output, self.t)
 
     def waveforms(self, most_time: float, crop_frames: int) -> tuple[Tensor, Tensor] | None:
-        """Predicted and true latents of the items with little noise, decoded; terms that ask alike share the work.
+        """Predicted and true latents, decoded, of the items below a share of the diffusion's steps; None without such.
 
-        Args:
-            most_time: items below this share of the diffusion's steps, 0 to 1.
-            crop_frames: length of the crop that is decoded, in mel frames.
-
-        Returns:
-            Waveforms (R, 1, T) of both, or None where no item has so little noise.
+        The waveforms are (R, 1, T) of crops of so many mel frames; terms that ask alike share the work.
         """
         key = (most_time, crop_frames)
         if key not in self._waveforms:
@@ -130,7 +125,6 @@ class Latent(DiffusionTerm):
 
     Args:
         distance: "l2" (mean squared error) or "l1".
-        weight: of the term.
 
     Source: Salimans and Ho, "Progressive Distillation" (2022), section 4, for v.
     """
@@ -154,7 +148,6 @@ class Spectral(DiffusionTerm):
     Args:
         most_time: share of the diffusion's steps below which an item takes part, in (0, 1].
         crop_frames: mel frames that are decoded of each.
-        weight: of the term.
     """
 
     def __init__(self, most_time: float = 0.1, crop_frames: int = 64, weight: float = 1.0) -> None:
@@ -199,7 +192,6 @@ class Reconstruction(AutoencoderTerm):
 
     Args:
         distance: "l1" or "l2" (mean squared error).
-        weight: of the term.
     """
 
     def __init__(self, distance: Distance = "l1", weight: float = 1.0) -> None:

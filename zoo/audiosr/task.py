@@ -95,10 +95,7 @@ class DiffusionTask(SingleOptimizerTask):
     Args:
         net: UNet and, if there is one, global encoder.
         autoencoder: frozen; one instance for targets and conditions, unless there is a `condition_autoencoder`.
-        features: audio to log-mels.
-        diffusion: the process.
         losses: terms by name, such as `latent`, `mel`, `stft`.
-        optimizer: of what trains.
         vocoder: frozen, for sound in validation, losses on sound, and inference; null trains without.
         latent_scale: factor on latents; "auto" is 1 / standard deviation of those of the first batch, over all ranks.
             It is taken once and saved with the weights; weights that bring one keep theirs.

@@ -87,10 +87,8 @@ class AutoencoderTask(_Stage, SingleOptimizerTask):
     latents, each term, and their weighted sum `loss`.
 
     Args:
-        autoencoder: the net.
         features: audio to log-mels, part of inference.
         losses: terms by name, such as `recon` and `kl`.
-        optimizer: of the autoencoder.
         media_items: validation clips that are drawn.
         chunk_seconds: long files are reconstructed in pieces of this length.
         kwargs: of SingleOptimizerTask.
@@ -129,8 +127,6 @@ class AdversarialAutoencoderTask(_Stage, GANTask):
         features: audio to log-mels, part of inference.
         losses: terms by name; each is logged as `g/<name>`.
         discriminators: by name, each of mel images (B, 1, F, n_mels).
-        optimizer_g: of the autoencoder.
-        optimizer_d: of the discriminators.
         loss_weights: of `d/<name>`, `g/adv_<name>` and `g/fm_<name>` of each discriminator.
         media_items: validation clips that are drawn.
         chunk_seconds: long files are reconstructed in pieces of this length.

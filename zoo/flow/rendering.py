@@ -87,20 +87,7 @@ def picture(
     data: Tensor | None = None,
     names: Sequence[str] | None = None,
 ) -> np.ndarray:
-    """Draw all samples as one image: images as a grid, points of the plane as a scatter plot.
-
-    Args:
-        samples: images (B, C, H, W) in [-1, 1] or points (B, 2), float.
-        labels: of points, for their colours.
-        data: real points (M, 2) to plot below the points.
-        names: of the samples' classes, written below images and into the legend of points.
-
-    Returns:
-        An image (H, W, C), uint8.
-
-    Raises:
-        ValueError: when the samples are neither images nor points.
-    """
+    """Draw all samples (B, ...) as one image (H, W, C), uint8: a grid, or a scatter plot of points; see `frames`."""
     return frames(samples[None], labels, data, names)[0]
 
 
@@ -110,16 +97,13 @@ def frames(
     data: Tensor | None = None,
     names: Sequence[str] | None = None,
 ) -> np.ndarray:
-    """Draw each state of a trajectory, all to one scale.
+    """Draw each state of a trajectory as an image, all to one scale: (N, H, W, C), uint8.
 
     Args:
-        trajectory: states (N, B, C, H, W) of images or (N, B, 2) of points, float.
+        trajectory: states (N, B, C, H, W) of images in [-1, 1] or (N, B, 2) of points of the plane, float.
         labels: of points, for their colours.
         data: real points (M, 2) to plot below the points.
         names: of the samples' classes, written below images and into the legend of points.
-
-    Returns:
-        Images (N, H, W, C), uint8.
 
     Raises:
         ValueError: when the samples are neither images nor points.

@@ -26,9 +26,7 @@ class FlowTask(SingleOptimizerTask):
 
     Args:
         net: predicts from a point, its time and its class.
-        path: between noise and data.
         times: how the times of training are drawn.
-        optimizer: builds the optimizer.
         label_drop: probability that an item is trained with the null class, for guidance.
         solver: how the trained net is integrated; an option of inference.
         guidance: of sampling, an option of inference too; null for the conditional field.

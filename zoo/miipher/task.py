@@ -31,7 +31,6 @@ class AdapterTask(SingleOptimizerTask):
     `val/identity_loss` is the loss without adapters: what doing nothing costs.
 
     Args:
-        encoder: the cleaner.
         optimizer: of what trains in it.
         loss_weights: of `mae`, `mse` and `sc`.
         reduction: "item" averages over the valid frames of each clip and then over clips, so that accumulation and
@@ -93,16 +92,10 @@ class VocoderTask(HiFiGANTask):
     Args:
         encoder: frozen; gives 50 (or 25) frames a second.
         generator: features to audio; its hop is sample_rate / frame rate, 441 for 22.05 kHz.
-        discriminators: by name.
-        optimizer_g: of the generator.
-        optimizer_d: of the discriminators.
         loss_mel: front end of the reconstruction loss.
         sample_rate: of the audio in Hz.
         media_items: validation clips written as audio and mel figure.
         kwargs: of HiFiGANTask. What is not listed is an option of `zoo.miipher.Restorer`.
-
-    Raises:
-        ValueError: when generator and encoder do not fit.
 
     Source: Miipher-2, section 3.3, with HiFi-GAN in place of WaveFit as in its reproduction.
     """
@@ -147,15 +140,12 @@ class VocoderTask(HiFiGANTask):
 
     @torch.no_grad()
     def features(self, batch: Batch) -> Tensor:
-        """Frozen features of a batch.
+        """Frozen features (B, C, F) of a batch.
 
         Args:
             batch: `input` (B, T) at 16 kHz and, where they are known, its `lengths` (B,); `first` (B,) and `frames`:
                 where the frames of each item begin that are wanted, the others being context, and how many they are;
                 `is_clean` where a cleaner's data mixes clean items in. The last two are lists of B plain values.
-
-        Returns:
-            (B, C, F).
         """
         lengths = batch.get("lengths")
         clean = batch.get("is_clean", [])
@@ -202,9 +192,6 @@ class BackboneTask(SingleOptimizerTask):
         optimizer: of the whole.
         gap_share: share of a clip's 100 ms pieces that are silenced.
         kwargs: of SingleOptimizerTask.
-
-    Raises:
-        ValueError: when mel and encoder do not fit.
     """
 
     inference_class = "zoo.miipher.FeatureExtractor"

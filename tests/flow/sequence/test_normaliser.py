@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from zoo.flow.sequence.normaliser import LEAST_DEVIATION, Normaliser
+from zoo.flow.sequence.net import LEAST_DEVIATION, Normaliser
 
 
 def test_statistics_are_those_of_all_frames() -> None:

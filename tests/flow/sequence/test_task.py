@@ -10,8 +10,7 @@ from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.paths import ConditionalOT
 from zoo.flow.process.solvers import Solver
 from zoo.flow.process.time_samplers import UniformTimes
-from zoo.flow.sequence.net import SequenceNet
-from zoo.flow.sequence.normaliser import Normaliser
+from zoo.flow.sequence.net import Normaliser, SequenceNet
 from zoo.flow.sequence.task import SequenceTask, masked_mean
 
 LENGTHS = [6, 4, 2]

@@ -43,16 +43,13 @@ def find_parts(
     valid_root: Path | None = None,
     lists: tuple[str | None, str | None] = (None, None),
 ) -> tuple[Part, Part | None]:
-    """Find the files of a corpus.
+    """Find the files for training and, where the layout, `valid_root` or a list names any, for validation.
 
     Args:
         root: `{train,valid}/{high,low}`, `{high,low}`, or any other tree of audio, LJSpeech's among them.
         paired: read `low` too.
         valid_root: another folder for validation, laid out likewise (`{high,low}` or a tree).
         lists: files to train on and to validate on, see `zoo.audio.corpora.corpus.read_list`; null for all.
-
-    Returns:
-        The part for training, and the one for validation where the layout, `valid_root` or a list names one.
 
     Raises:
         FileNotFoundError: a folder or a listed file is missing.

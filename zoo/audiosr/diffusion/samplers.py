@@ -91,7 +91,6 @@ class DDIM(Sampler):
     """One step of first order per evaluation, with or without fresh noise.
 
     Args:
-        steps: evaluations of the net.
         eta: share of fresh noise, 0 (none) to 1 (as much as the process itself has).
         grid: see `time_grid`; "original" with eta 1 is AudioSR's way.
 
@@ -127,10 +126,6 @@ class DDIM(Sampler):
 
 class DPMSolver(Sampler):
     """DPM-Solver++(2M): second order from the estimate of the step before, at one evaluation per step.
-
-    Args:
-        steps: evaluations of the net.
-        grid: see `time_grid`.
 
     Source: Lu et al., "DPM-Solver++" (2022), algorithm 2. Steps from pure noise and to clean data, where the logarithm
     of the signal-to-noise ratio is infinite, are of first order.

@@ -27,8 +27,6 @@ class Reconstructor(Inference):
     Long files are computed in overlapping chunks that are cross-faded.
 
     Args:
-        autoencoder: of log-mels.
-        features: audio to log-mels.
         chunk_seconds: length of a chunk, > 0.
     """
 

@@ -236,10 +236,6 @@ class Restorer(Inference):
     tenth of the band ends there.
 
     Args:
-        net: denoiser.
-        autoencoder: of log-mels.
-        vocoder: of the same log-mels.
-        features: audio to log-mels.
         diffusion: the process that the net was trained on.
         sampler: from noise to latents; 100 steps of DDIM when None.
         guidance_scale: see `zoo.blocks.mix`; 1 is half the work.

@@ -90,11 +90,7 @@ def prepare(
 
 
 def version(sets: dict[str, ImageSet], strict: bool = False) -> str:
-    """Tell by its counts which version of AFHQ this is: `v1`, `v2` or `unknown`.
-
-    Args:
-        sets: `train` and `val`.
-        strict: raise where it is none of them, instead of warning.
+    """Tell by the counts of `train` and `val` which AFHQ this is: `v1`, `v2` or, with a warning, `unknown`.
 
     Raises:
         ValueError: when the classes are not AFHQ's; under `strict` also for other counts.

@@ -107,12 +107,8 @@ def folder(path: Path, limit: int = 0) -> ImageSet:
 def npz(path: Path, limit: int = 0) -> ImageSet:
     """A NumPy file with `images` (N, H, W) or (N, H, W, C), uint8, and `labels` (N,), whole numbers.
 
-    Args:
-        path: the file. It may hold `classes`, the name of each label from 0 on; otherwise the labels are the names.
-        limit: first images of each class; 0 or less for all.
-
-    Returns:
-        The set; classes are in the order of the numbers.
+    It may hold `classes`, the name of each label from 0 on; otherwise the labels are the names. Classes are in the
+    order of the numbers; of each the first `limit` images are used, all where it is 0 or less.
 
     Raises:
         ValueError: when the file is broken or holds something else.
@@ -168,13 +164,9 @@ class HubImages(ImageSource):
 
 
 def hub(name: str, limit: int = 0) -> list[ImageSet]:
-    """Load a data set of the Hugging Face hub, which the package datasets downloads and keeps.
+    """Load `user/name` of the Hugging Face hub, which the package datasets downloads and keeps.
 
-    Not run against the hub here, only against a stand-in.
-
-    Args:
-        name: `user/name`. The first column of images and the first of classes are used.
-        limit: first images of each class; 0 or less for all.
+    The first column of images and the first of classes are used. Not run against the hub here, only against a stand-in.
 
     Returns:
         The split `train`, and the split `validation` or, where there is none, `test`.

@@ -96,14 +96,7 @@ class ImageSource(ABC):
             raise ValueError(f"{self.name(index)}: {error}") from error
 
     def pixels(self, index: int, framing: Framing) -> np.ndarray:
-        """One image, upright and resized.
-
-        Returns:
-            Pixels (resolution, resolution, channels), uint8.
-
-        Raises:
-            ValueError: when it is broken, or its values have no stated range.
-        """
+        """One image, upright and resized: (resolution, resolution, channels), uint8; see `upright`."""
         converted = self.upright(index, framing.background).convert(MODES[framing.channels])
         size = (framing.resolution, framing.resolution)
         if framing.resize == "crop":

@@ -65,11 +65,7 @@ class Items(Dataset[dict[str, Any]]):
         return len(self.indices)
 
     def __getitem__(self, key: Key | int) -> dict[str, Any]:
-        """One item.
-
-        Returns:
-            `x1` data, float32; `x0` noise of the same shape; `label`; `seed`, of what the task draws for this item.
-        """
+        """One item: `x1` data, float32; `x0` noise like it; `label`; `seed` of the task's random numbers for it."""
         batch = self.__getitems__([key])
         return {
             "x1": batch["x1"][0],
@@ -79,11 +75,7 @@ class Items(Dataset[dict[str, Any]]):
         }
 
     def __getitems__(self, keys: Sequence[Key | int]) -> dict[str, Any]:
-        """A whole batch, which is what a DataLoader asks for where this method exists: one read instead of B.
-
-        Returns:
-            `x1` (B, ...) and `x0` (B, ...), float32; `label` (B,), int64; `seeds`, a list of B numbers.
-        """
+        """A whole batch, which is what a DataLoader asks for where this method exists: one read instead of B."""
         places = [key if isinstance(key, tuple) else (EVALUATION_EPOCH, key) for key in keys]
         x1, seeds = self._data(places)
         partners = places if self.pooled is None else [(epoch, self._pairing(epoch)[item]) for epoch, item in places]

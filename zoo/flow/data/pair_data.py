@@ -94,11 +94,7 @@ def open_shard(path: Path, shape: Sequence[int]) -> np.ndarray:
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """Read what a folder of pairs says of itself.
-
-    Returns:
-        `count`, `shard_size`, `sample_shape`, `num_classes`, `classes` (None when not known) and the settings of the
-        teacher.
+    """Read what a folder of pairs says of itself, and the settings of the teacher; `classes` is None when not known.
 
     Raises:
         FileNotFoundError: when it has no meta.json.

@@ -19,19 +19,11 @@ REFERENCE_POINTS = 2**18  # that mean and standard deviation of a set are taken 
 
 
 def draw(kind: PointSet, count: int, seed: int) -> Tensor:
-    """Draw points of a set.
+    """Draw points (count, 2), float32, of a set.
 
     S-curve, moons, swiss roll and checkerboard have one mean and one standard deviation for both axes removed, and are
     scaled by 2. Both are those of the set, not of the draw, so all draws lie on the same curves. Circles and moons are
     evenly spaced; their seed decides the order alone.
-
-    Args:
-        kind: the set.
-        count: number of points, at least 1.
-        seed: 0 or more.
-
-    Returns:
-        Points (count, 2), float32.
 
     Source: KAIST CS492(D) 2024, assignment 7, task 1, whose draws are standardised each by itself and of whose
     checkerboards the number of points varies.

@@ -31,9 +31,6 @@ def requests(
         num_classes: of the net; 0 for none.
         labels: taken in turns; one that stands twice comes twice as often. None for all classes.
         epoch: of the keys of the noise.
-
-    Returns:
-        Labels (None without classes) and seeds, one per sample, as `Sampler.sample` takes them.
     """
     at_least(1, count=count)
     if labels is not None and not num_classes:

@@ -43,16 +43,13 @@ def number_of(label: int | str, classes: Sequence[str] | None) -> int:
 def read_requests(
     path: Path, labelled: bool = True, classes: Sequence[str] | None = None
 ) -> tuple[list[int] | None, list[int]]:
-    """Read a request file.
+    """Labels (None where not needed) and seeds, one per sample, of a request file.
 
     Args:
         path: one JSON object per line, with `seed`, for a net with classes `label`, and `count` for that many
             neighbouring seeds; empty lines do not count.
         labelled: whether labels are needed.
         classes: names that a label may be given by.
-
-    Returns:
-        Labels (None where not needed) and seeds, one per sample.
 
     Raises:
         ValueError: when a line is something else, or there is none.
@@ -100,11 +97,8 @@ class Sampler(Inference):
     tolerances.
 
     Args:
-        net: the trained net.
-        path: that it was trained on.
         solver: how to integrate; 50 Euler steps by default.
         guidance: null for the conditional field.
-        prediction: what the net predicts.
         chunk: samples integrated together; more need more memory.
         images: write each image of a request file also as a PNG of its own, `<stem>/000000.png` and so on.
         trajectory: animate the way of a request's samples (64 images, all points) as `<stem>.gif` or `<stem>.mp4`.
@@ -168,14 +162,8 @@ class Sampler(Inference):
         """The field, guided as set, for `invert`, `interpolate`, `inpaint`, `straightness` and the likelihood.
 
         Args:
-            labels: one per row of the points that it will be asked for, or a single one for all rows; None for a net
-                without classes, or to give no class vector.
-
-        Returns:
-            Function of a time and points (B, *sample_shape) on the net's device.
-
-        Raises:
-            ValueError: when a label is no class of the net, or guidance lacks labels.
+            labels: one per row of the points (B, *sample_shape) that it will be asked for, or a single one for all
+                rows; None for a net without classes, or to give no class vector.
         """
         label = None
         if labels is not None and self.net.num_classes:
@@ -228,14 +216,11 @@ class Sampler(Inference):
         return _joined(self.solutions(labels, seeds, record=len(seeds)))
 
     def __call__(self, labels: Sequence[int] | None, seeds: Sequence[int] | None = None) -> np.ndarray:
-        """Draw samples as arrays.
+        """Draw samples as arrays: images (B, H, W, C), uint8; others as they are, (B, *sample_shape), float32.
 
         Args:
             labels: one class per sample; None for a net without classes.
             seeds: one per sample; 0, 1, ... by default.
-
-        Returns:
-            Images (B, H, W, C), uint8; samples that are no images as they are, (B, *sample_shape), float32.
         """
         if seeds is None:
             seeds = range(len(labels) if labels is not None else 1)

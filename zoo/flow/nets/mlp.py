@@ -31,9 +31,6 @@ class ToyNet(VelocityNet):
         widths: of the hidden layers.
         time_scale: factor on the time before its sinusoids; 1 in the original.
 
-    Raises:
-        ValueError: when there is no hidden layer.
-
     Source: KAIST CS492(D) 2024, assignment 7, task 1 (its SimpleNet; names of the weights are the same).
     """
 

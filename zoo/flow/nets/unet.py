@@ -137,9 +137,6 @@ class UNet(VelocityNet):
         checkpointing: compute activations of blocks anew in the backward pass instead of keeping them.
         channels_last: keep images and weights in channels-last order, faster on tensor cores.
 
-    Raises:
-        ValueError: when levels, resolution and widths do not fit together.
-
     Source: KAIST CS492(D) 2024, assignment 7 (names of the weights are the same); Ho et al., "DDPM" (2020), appendix B.
     """
 

@@ -34,16 +34,13 @@ class VelocityNet(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x: Tensor, t: Tensor | float, label: Tensor | None = None) -> Tensor:
-        """Predict.
+        """Predict (B, *sample_shape).
 
         Args:
             x: points on the path (B, *sample_shape), float.
             t: flow time (B,), (1,) or a number, 0 (noise) to 1 (data).
             label: classes (B,) int64, 1 to num_classes; 0 is the null class, -1 a row without class vector. None means
                 no class vector for any row. Ignored by nets without classes.
-
-        Returns:
-            Prediction, of the shape of x.
         """
 
 

@@ -40,9 +40,6 @@ def log_likelihood(
             one backward pass per dimension.
         generator: source of the probes; torch's global one by default.
 
-    Returns:
-        Log-densities in nats, the noise, and the count of evaluations.
-
     Source: Grathwohl et al., "FFJORD" (2019), equations 4 and 7.
     """
     if probes is not None and probes < 1:

@@ -58,7 +58,6 @@ class LogitNormalTimes(TimeSampler):
 
     Args:
         mean: of the Gaussian; positive prefers data.
-        std: of the Gaussian.
 
     Source: Esser et al., "Scaling Rectified Flow Transformers" (2024), equation 19.
     """
@@ -98,7 +97,6 @@ class EdmSkewedTimes(TimeSampler):
 
     Args:
         mean: of log s.
-        std: of log s.
 
     Source: Karras et al., "Elucidating the Design Space of Diffusion-Based Generative Models" (2022), table 1.
     """

@@ -269,14 +269,7 @@ class FeatureData(SequenceData):
         FileNotFoundError: when a folder does not exist.
     """
 
-    def __init__(
-        self,
-        root: str,
-        degraded: str,
-        max_frames: int = 300,
-        val_frames: int = 300,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, root: str, degraded: str, max_frames: int = 300, val_frames: int = 300, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         at_least(1, max_frames=max_frames, val_frames=val_frames)
         self.folders = [Path(root), Path(degraded)]

@@ -20,8 +20,7 @@ from zoo.common.ranges import at_least
 from zoo.flow.process.guidance import Guidance, velocity_field
 from zoo.flow.process.paths import AffinePath, Prediction
 from zoo.flow.process.solvers import Solver
-from zoo.flow.sequence.net import Conditioned, SequenceNet, valid_frames
-from zoo.flow.sequence.normaliser import Normaliser
+from zoo.flow.sequence.net import Conditioned, Normaliser, SequenceNet, valid_frames
 from zoo.runs.inference import Inference, as_audio
 
 FEATURE_SUFFIX = ".npy"
@@ -38,11 +37,8 @@ class SequenceRestorer(Inference):
     vocoder of the same mel takes. Audio is mixed to mono and taken at its own level, zero-padded to whole frames.
 
     Args:
-        net: the trained net.
-        path: that it was trained on.
         normaliser: the scale of its training.
         mel: waveform to log-mel; None for a net of other features, which takes feature files only.
-        prediction: what the net predicts.
         solver: how to integrate; 8 Euler steps by default.
         guidance: null for the conditional field.
         temperature: standard deviation of the noise that the flow starts from; 0 for a deterministic restoration.
@@ -107,19 +103,13 @@ class SequenceRestorer(Inference):
         noise: Tensor | None = None,
         solver: Solver | None = None,
     ) -> Tensor:
-        """Restore a batch; an item's result does not depend on the others.
+        """Restore a batch as (B, channels, T) float32, zero beyond the lengths; no item depends on the others.
 
         Args:
             condition: degraded sequences (B, condition_channels, T), float, in their own units.
             lengths: frames of each item (B,), 1 to T; None for T.
             noise: standard normal (B, channels, T); needed unless the temperature is 0.
             solver: in the place of the own one.
-
-        Returns:
-            (B, channels, T) float32 on the same device, zero beyond the lengths.
-
-        Raises:
-            ValueError: when there is no noise, or, on the CPU, the normaliser has no statistics yet.
         """
         if condition.device.type == "cpu":  # a device is not asked for every batch
             self._check_fitted()

@@ -13,8 +13,7 @@ from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.paths import PREDICTIONS, AffinePath, Prediction
 from zoo.flow.process.solvers import Solver
 from zoo.flow.process.time_samplers import TimeSampler, at_evaluation_times, seeded_draws
-from zoo.flow.sequence.net import SequenceNet, valid_frames
-from zoo.flow.sequence.normaliser import Normaliser
+from zoo.flow.sequence.net import Normaliser, SequenceNet, valid_frames
 from zoo.training.task import OptimizerCallable, SingleOptimizerTask
 
 MEL_SETTINGS = ("sample_rate", "n_fft", "hop_length", "win_length", "n_mels", "f_min", "f_max")
@@ -31,10 +30,8 @@ class SequenceTask(SingleOptimizerTask):
 
     Args:
         net: predicts from a point, its time and the condition.
-        path: between noise and data.
         times: how the times of training are drawn.
         normaliser: the scale that the net works on.
-        optimizer: builds the optimizer.
         mel: front end for audio at inference, equal to the data's; null for other features.
         condition_drop: probability that an item is trained without its condition, for guidance.
         prediction: what the net predicts: "velocity", "x1" or "noise".
@@ -111,15 +108,9 @@ class SequenceTask(SingleOptimizerTask):
     def loss(
         self, x1: Tensor, x0: Tensor, t: Tensor, condition: Tensor, lengths: Tensor, given: Tensor | None = None
     ) -> Tensor:
-        """Mean squared error of the prediction over the valid frames of all items together.
+        """Mean squared error over the valid frames of all items together, of normalised sequences and conditions.
 
-        Args:
-            x1: normalised sequences (B, C, T), float.
-            x0: noise of the same shape.
-            t: times (B,), 0 to 1.
-            condition: normalised conditions (B, C', T), float.
-            lengths: frames of each item (B,).
-            given: (B,), 0 where the condition is dropped; None for nowhere.
+        Conditions are dropped where `given` (B,) is 0.
         """
         output = self.net(self.path.sample(x0, x1, t), t, condition, lengths, given)
         target = self.path.target(x0, x1, t, self.prediction)

@@ -66,11 +66,7 @@ class Vocoder(Inference):
         return self.mel
 
     def __call__(self, audio: np.ndarray, sample_rate: int) -> np.ndarray:
-        """Vocode the mel of audio (copy synthesis).
-
-        Args:
-            audio: (T,) or (C, T), see `as_audio`.
-            sample_rate: its rate in Hz; resampled to the model's if different.
+        """Vocode the mel of audio (T,) or (C, T), see `as_audio` (copy synthesis).
 
         Returns:
             Audio at the model's rate, float32, as long as the resampled input; same number of dimensions.
@@ -98,10 +94,7 @@ class Vocoder(Inference):
         return result[0] if mel.ndim == 2 else result
 
     def stream(self, frames: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-        """Vocode a mel that arrives in pieces; delayed by the receptive field, in constant memory.
-
-        Args:
-            frames: pieces (n_mels, n) float32 of one mel, n of any size.
+        """Vocode a mel that arrives in pieces (n_mels, n); delayed by the receptive field, in constant memory.
 
         Yields:
             Pieces (m,) float32 of the audio; joined they are `from_mel` of the joined input.

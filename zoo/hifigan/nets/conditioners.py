@@ -47,11 +47,9 @@ class ConformerConditioner(Conditioner):
     Args:
         in_channels: SSL feature size.
         out_channels: width of the generator's first convolution.
-        dim: width of the Conformers.
         heads: attention heads; must divide `dim`.
         ffn_dim: hidden size of the feed-forward modules.
         kernel_size: odd depthwise kernel, in frames.
-        dropout: dropout probability.
 
     Source: front end of the Miipher-2 reimplementation's SSL vocoder.
     """
@@ -131,7 +129,6 @@ class PrenetConditioner(Conditioner):
         layers: number of Conformer layers; 0 is the earliest variant, a projection and interpolation alone.
         heads: attention heads; must divide `in_channels`.
         kernel_size: odd depthwise kernel, in frames.
-        dropout: dropout probability.
         scale: output frames per input frame; the default takes 50 Hz features to 22050 / 256 Hz.
 
     Source: prenet of the Miipher-2 reimplementation before its 441-fold vocoder.

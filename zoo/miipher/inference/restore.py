@@ -127,12 +127,7 @@ class Restorer(Inference):
             )
 
     def __call__(self, audio: np.ndarray, sample_rate: int, grid_shift_frames: int = 0) -> np.ndarray:
-        """Restore an array.
-
-        Args:
-            audio: (T,) or (C, T), see `as_audio`.
-            sample_rate: its rate in Hz.
-            grid_shift_frames: move the grid of chunks, to measure what it changes; see `Chunker.spans`.
+        """Restore an array (T,) or (C, T), see `as_audio`; a shift moves the grid of chunks, see `Chunker.spans`.
 
         Returns:
             (T',) or (C, T') float32, -1 to 1, at `output_sample_rate`; mixed audio is (1, T') where (C, T) was given.

@@ -93,7 +93,6 @@ class ParallelAdapters(AdapterStyle):
     """One adapter parallel to each block's feed-forward, and trained copies of the blocks' last norms.
 
     Args:
-        hidden_dim: width of the adapters.
         gain: of their first weights.
 
     Source: Miipher-2, section 3.2 (He et al., 2022, for parallel adapters); the norms are the reproduction's.
@@ -119,7 +118,6 @@ class LoraAdapters(AdapterStyle):
     """Low-rank updates of the backbone's linear layers, by peft; their weights live inside the backbone.
 
     Args:
-        rank: of the updates.
         alpha: their scale is alpha / rank.
         targets: last parts of the names of the linear layers.
     """
@@ -207,7 +205,6 @@ class OpenMiipherAdapters(AdapterStyle):
     """Adapters of Open-Miipher-2: from each Conformer block's light convolution to the block's output, and a norm.
 
     Args:
-        hidden_dim: width of the adapters.
         init: "bert" (normal, 0.02) or "lora" (the same, but zero going up).
         learnable_scale: train one factor a block; otherwise it is 1.
 

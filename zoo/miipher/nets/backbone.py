@@ -113,14 +113,11 @@ class Backbone(FrozenModule):
         return self.front.frames(samples)
 
     def forward(self, waveform: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Encode waveforms.
+        """Features (B, frames(T), dim) of waveforms (B, T), -1 to 1, 16 kHz; those beyond a clip's end are zero.
 
         Args:
-            waveform: (B, T) float, -1 to 1, 16 kHz.
+            waveform: (B, T) float.
             lengths: valid samples of each (B,) int64; None when all are as long.
-
-        Returns:
-            Features (B, frames(T), dim); frames beyond a clip's end are zero.
 
         Raises:
             ValueError: when a clip is too short for one frame without padding.
