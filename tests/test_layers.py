@@ -16,13 +16,14 @@ WINGS = ("audiosr", "ci_llm", "compressed_ad", "flow", "hifigan", "miipher")
 # What each floor imports besides itself and the version.
 FLOORS = {
     "common": (),
+    "blocks": (),
     "audio": ("common",),
     "runs": ("common", "audio"),
     "convert": ("common", "runs"),
     "training": ("common", "audio", "runs"),
-    **dict.fromkeys(WINGS, ("common", "audio", "runs", "convert", "training")),
-    "miipher": ("common", "audio", "runs", "convert", "training", "hifigan"),
-    "audiosr": ("common", "audio", "runs", "convert", "training", "hifigan"),
+    **dict.fromkeys(WINGS, ("common", "blocks", "audio", "runs", "convert", "training")),
+    "miipher": ("common", "blocks", "audio", "runs", "convert", "training", "hifigan"),
+    "audiosr": ("common", "blocks", "audio", "runs", "convert", "training", "hifigan"),
     "ci_llm": ("common", "runs", "convert", "training"),
     "compressed_ad": ("common", "runs", "convert", "training"),
     "ui": ("common", "runs"),

@@ -15,7 +15,7 @@ from zoo.audiosr.data.cutoff import detect
 from zoo.audiosr.data.datamodule import SuperResolutionData
 from zoo.audiosr.data.simulate import lowpass
 from zoo.audiosr.nets.denoiser import concat
-from zoo.audiosr.nets.vae import Autoencoder, draw, split
+from zoo.audiosr.nets.vae import Autoencoder, sample_latents, split
 from zoo.audiosr.task import DiffusionTask
 
 ORIGINAL_SHARE = 1316.6 / 288.8  # its weights to those that a gradient reaches, in millions
@@ -63,7 +63,7 @@ class OriginalStep:
         high, low = self.mels()
         with torch.no_grad():
             first, second = (each.encode(mel) for each, mel in zip(self.autoencoders, (high, low), strict=True))
-            target, condition = (draw(each, torch.randn_like(split(each)[0])) for each in (first, second))
+            target, condition = (sample_latents(each, torch.randn_like(split(each)[0])) for each in (first, second))
         t = torch.randint(self.diffusion.steps, (len(target),))
         noise = torch.randn_like(target)
         encoded = None if self.net.global_encoder is None else self.net.encode_clip(high)

@@ -92,7 +92,7 @@ def write_trees(finetune: Path, pretrain: Path, folder: Path, draws: int) -> Non
         clean_features = ceiling(clean, SAMPLE_RATE)
         for draw in range(draws):
             rng = np.random.default_rng(item_seed(data.seed, -2 - draw, item))
-            degraded = clips.degradation.twin(clean, index, 0, rng)
+            degraded = clips.degradation.degraded(clean, index, 0, rng)
             target = f"{name}_{draw}.wav"
             files.write(folder / "clean" / target, clean, SAMPLE_RATE)
             files.write(folder / "degraded" / target, degraded, SAMPLE_RATE)

@@ -158,7 +158,7 @@ def test_global_encoder_hears_the_input_or_as_the_original_the_target(tmp_path: 
     for heard, key in (("lowres", "low"), ("target", "high")):
         model = task(denoiser("film"), global_input=heard)
         high, low = model._mels(batch)
-        given = model._heard(high, low)
+        given = model._full_audio(high, low)
         assert given is not None and torch.equal(given, whole_mel(features()(batch[key]), 4))
 
 
@@ -167,8 +167,8 @@ def test_global_encoder_hears_the_input_or_as_the_original_the_target(tmp_path: 
     [
         ({"autoencoder": FrozenAutoencoder(config={**AUTOENCODER, "latent_channels": 4})}, "in_channels 8 and"),
         ({"vocoder": FrozenVocoder(config={**VOCODER, "in_channels": 40})}, "from 40 bands"),
-        ({"condition_dropout": 1.5}, "lies in"),
-        ({"global_input": "both"}, "'lowres' or 'target'"),
+        ({"condition_dropout": 1.5}, "condition_dropout is 0 to 1"),
+        ({"global_input": "both"}, "global_input is one of lowres, target"),
     ],
 )
 def test_parts_that_do_not_fit(settings: dict[str, Any], message: str) -> None:

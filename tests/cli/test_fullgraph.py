@@ -27,8 +27,7 @@ from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.nets.transformer import Transformer
 from zoo.flow.nets.mlp import ToyNet
 from zoo.flow.nets.unet import UNet
-from zoo.flow.sequence.net import SequenceNet
-from zoo.flow.sequence.normaliser import Normaliser
+from zoo.flow.sequence.net import Normaliser, SequenceNet
 from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator, MultiScaleDiscriminator
 from zoo.hifigan.nets.generator import Generator
 

@@ -116,7 +116,7 @@ def test_what_contradicts_itself_is_named() -> None:
         build(Spy(0))
     with pytest.raises(ValueError, match="guidance"):
         build(Spy(0), label_drop=0.0, guidance=Guidance())
-    with pytest.raises(ValueError, match="label_drop lies"):
+    with pytest.raises(ValueError, match="label_drop is 0 to 1"):
         build(Spy(), label_drop=1.5)
     with pytest.raises(ValueError, match="prediction is one of"):
         build(Spy(), prediction="score")

@@ -41,7 +41,7 @@ def test_schedule_noising_and_target(folder):
     index = golden["sched_idx"]
     close(diffusion.alpha_bar[index], golden["sched_alphas_cumprod"], 1e-7)
     close(diffusion.signal[index], golden["sched_sqrt_alphas_cumprod"], 1e-7)
-    close(diffusion.spread[index], golden["sched_sqrt_one_minus_alphas_cumprod"], 1e-7)
+    close(diffusion.sigma[index], golden["sched_sqrt_one_minus_alphas_cumprod"], 1e-7)
     before = torch.cat([torch.ones(1), diffusion.alpha_bar[:-1]])
     close((1 - diffusion.alpha_bar / before)[index], golden["sched_betas"], 1e-6)
     assert diffusion.alpha_bar[-1] == 0

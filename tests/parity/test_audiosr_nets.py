@@ -12,7 +12,7 @@ from tests.numeric import assert_agrees, exactly
 from zoo.audiosr.nets.denoiser import Denoiser, concat
 from zoo.audiosr.nets.global_encoder import GlobalEncoder
 from zoo.audiosr.nets.unet import UNet, timestep_embedding
-from zoo.audiosr.nets.vae import Autoencoder, draw, kl, split
+from zoo.audiosr.nets.vae import Autoencoder, kl, sample_latents, split
 from zoo.common.reading.foreign import load_foreign
 
 pytestmark = pytest.mark.shared
@@ -87,7 +87,7 @@ def test_autoencoder(io, autoencoder):
     recorded = {name: io[name] for name in ("vae_moments", "vae_kl", "vae_dec", "cond_mean")}
     exact = assert_agrees(evaluate, autoencoder, io, recorded=recorded, **STATED)
     mean, _ = split(exact["vae_moments"])
-    assert torch.equal(draw(exact["vae_moments"], torch.zeros_like(mean)), mean)
+    assert torch.equal(sample_latents(exact["vae_moments"], torch.zeros_like(mean)), mean)
 
 
 @torch.no_grad()

@@ -22,6 +22,7 @@ from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.audiosr.nets.vae import kl
 from zoo.common.draws import seeded_uniforms
+from zoo.common.ranges import at_least, one_of, positive, within
 
 Distance = Literal["l1", "l2"]
 Known = Sequence[tuple[int, float]]
@@ -31,35 +32,20 @@ _DISTANCES = {"l1": functional.l1_loss, "l2": functional.mse_loss}
 
 @dataclass
 class Step:
-    """What the terms of the diffusion compare.
+    """What the terms of the diffusion compare."""
 
-    Args:
-        output: of the net, (B, C, H, W) float32: v or the noise.
-        target: what it should be.
-        noisy: latents at diffusion step t.
-        latent: clean ones, in the scale that the net sees.
-        t: diffusion steps (B,).
-        place: where an item is cropped, (B,) in [0, 1), from the first to the last place.
-        diffusion: the process.
-        scale: of the latents, scalar.
-        autoencoder: decodes latents.
-        features: waveforms to mels.
-        vocoder: mels to waveforms; None without one.
-        known: `t` and `place` on the host; None asks the device for them.
-    """
-
-    output: Tensor
-    target: Tensor
-    noisy: Tensor
-    latent: Tensor
-    t: Tensor
-    place: Tensor
+    output: Tensor  # of the net, (B, C, H, W) float32: v or the noise
+    target: Tensor  # what the output should be
+    noisy: Tensor  # latents at t
+    latent: Tensor  # clean ones, in the scale that the net sees
+    t: Tensor  # diffusion steps (B,)
+    place: Tensor  # where an item is cropped, (B,) in [0, 1), from the first to the last place
     diffusion: CosineDiffusion
-    scale: Tensor
+    scale: Tensor  # of the latents, scalar
     autoencoder: FrozenAutoencoder
     features: MelFeatures
-    vocoder: FrozenVocoder | None = None
-    known: Known | None = None
+    vocoder: FrozenVocoder | None = None  # mels to waveforms; None without one
+    known: Known | None = None  # `t` and `place` on the host; None asks the device for them
     _waveforms: dict[tuple[float, int], tuple[Tensor, Tensor] | None] = field(default_factory=dict)
 
     @cached_property
@@ -68,17 +54,9 @@ class Step:
         return self.diffusion.to_x0(self.noisy, self.output, self.t)
 
     def waveforms(self, most_time: float, crop_frames: int) -> tuple[Tensor, Tensor] | None:
-        """Predicted and true latents of the items with little noise, decoded; terms that ask alike share the work.
+        """Predicted and true latents, decoded, of the items below a share of the diffusion's steps; None without such.
 
-        Args:
-            most_time: items below this share of the diffusion's steps, 0 to 1.
-            crop_frames: length of the crop that is decoded, in mel frames.
-
-        Returns:
-            Waveforms (R, 1, T) of both, or None where no item has so little noise.
-
-        Raises:
-            ValueError: when there is no vocoder.
+        The waveforms are (R, 1, T) of crops of so many mel frames; terms that ask alike share the work.
         """
         key = (most_time, crop_frames)
         if key not in self._waveforms:
@@ -106,17 +84,11 @@ class Step:
 
 @dataclass
 class AutoencoderStep:
-    """What the terms of the autoencoder compare.
+    """What the terms of the autoencoder compare."""
 
-    Args:
-        mel: log-mels (B, 1, F, n_mels).
-        decoded: the autoencoder's, same shape.
-        moments: of the latents, see `Autoencoder.encode`.
-    """
-
-    mel: Tensor
+    mel: Tensor  # log-mels (B, 1, F, n_mels)
     decoded: Tensor
-    moments: Tensor
+    moments: Tensor  # of the latents, see `Autoencoder.encode`
 
 
 class LossTerm(nn.Module, ABC):
@@ -124,15 +96,11 @@ class LossTerm(nn.Module, ABC):
 
     Args:
         weight: of the term; 0 leaves it out.
-
-    Raises:
-        ValueError: when the weight is negative.
     """
 
     def __init__(self, weight: float = 1.0) -> None:
         super().__init__()
-        if weight < 0:
-            raise ValueError(f"{type(self).__name__}: the weight is at least 0, not {weight}")
+        at_least(0, weight=weight)
         self.weight = weight
 
 
@@ -157,14 +125,14 @@ class Latent(DiffusionTerm):
 
     Args:
         distance: "l2" (mean squared error) or "l1".
-        weight: of the term.
 
     Source: Salimans and Ho, "Progressive Distillation" (2022), section 4, for v.
     """
 
     def __init__(self, distance: Distance = "l2", weight: float = 1.0) -> None:
         super().__init__(weight)
-        self.distance = _DISTANCES[_known(distance)]
+        one_of(_DISTANCES, distance=distance)
+        self.distance = _DISTANCES[distance]
 
     def forward(self, step: Step) -> Tensor:
         """Mean over all elements."""
@@ -180,19 +148,13 @@ class Spectral(DiffusionTerm):
     Args:
         most_time: share of the diffusion's steps below which an item takes part, in (0, 1].
         crop_frames: mel frames that are decoded of each.
-        weight: of the term.
-
-    Raises:
-        ValueError: when a number is out of its range.
     """
 
     def __init__(self, most_time: float = 0.1, crop_frames: int = 64, weight: float = 1.0) -> None:
         super().__init__(weight)
-        if not 0 < most_time <= 1 or crop_frames < 1:
-            raise ValueError(
-                f"{type(self).__name__}: most_time lies in (0, 1] and crop_frames is at least 1, found {most_time} and "
-                f"{crop_frames}"
-            )
+        positive(most_time=most_time)
+        within(0, 1, most_time=most_time)
+        at_least(1, crop_frames=crop_frames)
         self.most_time = most_time
         self.crop_frames = crop_frames
 
@@ -230,12 +192,12 @@ class Reconstruction(AutoencoderTerm):
 
     Args:
         distance: "l1" or "l2" (mean squared error).
-        weight: of the term.
     """
 
     def __init__(self, distance: Distance = "l1", weight: float = 1.0) -> None:
         super().__init__(weight)
-        self.distance = _DISTANCES[_known(distance)]
+        one_of(_DISTANCES, distance=distance)
+        self.distance = _DISTANCES[distance]
 
     def forward(self, step: AutoencoderStep) -> Tensor:
         """Mean over all elements."""
@@ -251,24 +213,12 @@ class KL(AutoencoderTerm):
 
 
 def weighted_sum(terms: dict[str, Tensor], losses: nn.ModuleDict) -> Tensor:
-    """The sum that is minimised.
-
-    Args:
-        terms: values by name.
-        losses: the terms of these names.
-
-    Returns:
-        A scalar.
-    """
+    """The scalar that is minimised: values by name, each times the weight of the term of this name."""
     return torch.stack([cast(LossTerm, losses[name]).weight * value for name, value in terms.items()]).sum()
 
 
 def checked(losses: dict[str, LossTerm]) -> nn.ModuleDict:
-    """The terms that have a weight.
-
-    Raises:
-        ValueError: when none has, or a name is no identifier.
-    """
+    """The terms that have a weight, of which there must be one; names are identifiers."""
     for name in losses:
         if not name.isidentifier() or name == "loss":
             raise ValueError(f"losses: {name!r} cannot name a term; use letters, digits and _, and not `loss`")
@@ -278,58 +228,28 @@ def checked(losses: dict[str, LossTerm]) -> nn.ModuleDict:
     return nn.ModuleDict(used)
 
 
-def _known(distance: str) -> str:
-    if distance not in _DISTANCES:
-        raise ValueError(f"distance is one of {', '.join(_DISTANCES)}, not {distance!r}")
-    return distance
-
-
 log = logging.getLogger(__name__)
 
 
 class Draws(NamedTuple):
-    """Random numbers of the items of a batch, each item's from its own seed.
+    """Random numbers of the items of a batch, each item's from its own seed."""
 
-    Attributes:
-        t: diffusion steps (B,) int64.
-        noise: of the diffusion (B, C, H, W).
-        posterior: noise that latents are drawn with (B, C, H, W).
-        kept: (B,) bool, False where the condition is dropped.
-        place: of crops (B,) in [0, 1).
-    """
-
-    t: Tensor
-    noise: Tensor
-    posterior: Tensor
-    kept: Tensor
-    place: Tensor
+    t: Tensor  # diffusion steps (B,) int64
+    noise: Tensor  # of the diffusion (B, C, H, W)
+    posterior: Tensor  # noise that latents are drawn with (B, C, H, W)
+    kept: Tensor  # (B,) bool, False where the condition is dropped
+    place: Tensor  # of crops (B,) in [0, 1)
 
 
 def draws(seeds: Sequence[int], shape: Sequence[int], steps: int, dropout: float) -> Draws:
-    """Draw what one training step needs, on the CPU.
-
-    Args:
-        seeds: of the items.
-        shape: of an item's latents.
-        steps: of the diffusion.
-        dropout: probability that the condition is dropped.
-    """
+    """Draw what one training step needs, on the CPU, for items with latents of this shape."""
     time, drop, place = seeded_uniforms(seeds, 3)
     noises = row_noise(seeds, shape)
     return Draws((time * steps).long(), next(noises), next(noises), drop >= dropout, place.float())
 
 
 class Objective(nn.Module):
-    """All terms of the loss on one batch.
-
-    Args:
-        net: that trains.
-        diffusion: the process.
-        losses: terms by name.
-        autoencoder: decodes latents for the terms that compare sound.
-        features: the same terms' mels.
-        vocoder: the same terms' waveforms.
-    """
+    """All terms of the loss on one batch."""
 
     def __init__(
         self,
@@ -374,32 +294,18 @@ class Objective(nn.Module):
         """
         noisy = self.diffusion.noised(latent, noise, t)
         output = self.net(concat(noisy, condition), t, full_audio).float()
+        target = self.diffusion.target(latent, noise, t)
         step = Step(
-            output=output,
-            target=self.diffusion.target(latent, noise, t),
-            noisy=noisy,
-            latent=latent,
-            t=t,
-            place=place,
-            diffusion=self.diffusion,
-            scale=self.net.latent_scale,
-            autoencoder=self.autoencoder,
-            features=self.features,
-            vocoder=self.vocoder,
-            known=known,
-        )
+            output, target, noisy, latent, t, place, self.diffusion, self.net.latent_scale,
+            self.autoencoder, self.features, self.vocoder, known,
+        )  # fmt: skip
         return {name: (term(step) * len(latent)).reshape(1) for name, term in self.losses.items()}
 
 
 def replicated(objective: Objective, device: torch.device) -> nn.Module:
-    """The objective on all GPUs of this process, the first of them `device`.
+    """The objective on all GPUs of this process, the first of them `device`, by `nn.DataParallel`.
 
-    Args:
-        objective: on `device`.
-        device: of the trainer.
-
-    Returns:
-        `nn.DataParallel` of it, or itself, with a message, where there are no two GPUs.
+    Where there are no two GPUs it is returned as it is, with a message.
     """
     count = torch.cuda.device_count() if device.type == "cuda" else 0
     if count < 2:
@@ -416,11 +322,7 @@ def check_parts(
     vocoder: FrozenVocoder | None,
     condition_autoencoder: FrozenAutoencoder | None = None,
 ) -> None:
-    """Compare the sizes of the parts of a diffusion.
-
-    Raises:
-        ValueError: when two do not fit each other; names both values.
-    """
+    """Compare the sizes of the parts of a diffusion."""
     latents = autoencoder.latent_channels
     given, predicted = net.unet.input_blocks[0], net.unet.out[-1]
     found = (next(given.parameters()).shape[1], next(predicted.parameters()).shape[0])

@@ -16,14 +16,14 @@ from zoo.audiosr.losses import DiffusionTerm, Known, Objective, check_parts, che
 from zoo.audiosr.nets.denoiser import UNCONDITIONAL, Denoiser
 from zoo.audiosr.nets.features import MelFeatures, whole_mel
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
-from zoo.audiosr.nets.vae import draw, split
+from zoo.audiosr.nets.vae import sample_latents, split
+from zoo.common.ranges import one_of, within
 from zoo.training.callbacks.media import log_audio, log_figure, mel_figure
 from zoo.training.compiling import Mode as CompileMode
 from zoo.training.compiling import compile_in_place
 from zoo.training.data import ZooDataModule, item_seed
 from zoo.training.freezing import freeze
-from zoo.training.schedules import LrScaling
-from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask, WeightedMeans, ZooTask
+from zoo.training.task import OptimizerCallable, SingleOptimizerTask, WeightedMeans, ZooTask
 
 
 def log_signals(task: ZooTask, name: str, signals: dict[str, Tensor], sample_rate: int, features: MelFeatures) -> None:
@@ -49,9 +49,6 @@ def train_only(net: Denoiser, trains: Mode | Sequence[str]) -> dict[str, int]:
 
     Returns:
         Number of weights in each group that trains.
-
-    Raises:
-        ValueError: when a mode or group is unknown, or this net has no such group.
     """
     groups = net.groups()
     if trains == "full":
@@ -98,48 +95,33 @@ class DiffusionTask(SingleOptimizerTask):
     Args:
         net: UNet and, if there is one, global encoder.
         autoencoder: frozen; one instance for targets and conditions, unless there is a `condition_autoencoder`.
-        features: audio to log-mels.
-        diffusion: the process.
         losses: terms by name, such as `latent`, `mel`, `stft`.
-        optimizer: of what trains.
-        scheduler: of the learning rate, counted in optimizer steps.
         vocoder: frozen, for sound in validation, losses on sound, and inference; null trains without.
         latent_scale: factor on latents; "auto" is 1 / standard deviation of those of the first batch, over all ranks.
             It is taken once and saved with the weights; weights that bring one keep theirs.
         condition_dropout: probability that an item is trained without its condition, for guidance.
-        global_input: what the global encoder hears: "lowres", as in inference, or, as the original, the "target".
+        global_input: what the global encoder takes: "lowres", as in inference, or, as the original, the "target".
         trains: which parts train, see `zoo.audiosr.task.train_only`.
         parallel: "dp" spreads the loss over all GPUs of this process by `nn.DataParallel`, for machines without a
             collective back end; "none" leaves parallel work to the Trainer's strategy.
         restore_items: validation clips that are restored.
         restore_sampler: the sampler of that; 8 steps of DPM-Solver++ when null.
-        sampler: of inference; see `zoo.audiosr.Restorer`, as for the following.
-        guidance_scale: see there.
-        guidance_rescale: see there.
+        sampler: of inference; this and what is not listed is an option of `zoo.audiosr.Restorer`, see there.
         cutoff_hz: see there; validation takes the data's.
-        chunk_seconds: see there.
-        overlap_seconds: see there.
         seed: of the noise, in training as in inference.
-        batch_size: see there.
-        input_lowpass_hz: see there.
-        pictures: see there.
         condition_autoencoder: frozen; encodes the conditions where they were trained with another one than the
             targets, as in some of ProjectLily's files; null takes `autoencoder`.
-        cutoff_rule: see there.
-        cutoff_confidence: see there.
-        lr_scaling: of the rates with the effective batch.
-        compile: compile the net in place; where that fails the reason is logged and training goes on without.
-        compile_mode: of torch.compile.
+        compile_mode: of torch.compile, with `compile`; where that fails the reason is logged and training goes on
+            without.
         compile_fullgraph: refuse breaks of the graph.
-
-    Raises:
-        ValueError: when the parts do not fit each other or an argument is out of range.
+        kwargs: of SingleOptimizerTask.
 
     Source: Liu et al., "AudioSR" (2023), section 2; v: Salimans and Ho (2022).
     """
 
     inference_class = "zoo.audiosr.Restorer"
     inference_parts = ("net", "autoencoder", "vocoder", "features", "diffusion", "condition_autoencoder")
+    seed: int
 
     def __init__(
         self,
@@ -149,7 +131,6 @@ class DiffusionTask(SingleOptimizerTask):
         diffusion: CosineDiffusion,
         losses: dict[str, DiffusionTerm],
         optimizer: OptimizerCallable,
-        scheduler: SchedulerCallable | None = None,
         vocoder: FrozenVocoder | None = None,
         latent_scale: Literal["auto"] | float = "auto",
         condition_dropout: float = 0.1,
@@ -171,17 +152,14 @@ class DiffusionTask(SingleOptimizerTask):
         condition_autoencoder: FrozenAutoencoder | None = None,
         cutoff_rule: Literal["edge", "share"] = "edge",
         cutoff_confidence: float = CONFIDENCE,
-        lr_scaling: LrScaling | None = None,
-        compile: bool = False,
         compile_mode: CompileMode = "default",
         compile_fullgraph: bool = False,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(optimizer, scheduler, compile=compile, lr_scaling=lr_scaling)
+        super().__init__(optimizer, **kwargs)
         check_parts(net, autoencoder, features, vocoder, condition_autoencoder)
-        if not 0 <= condition_dropout <= 1:
-            raise ValueError(f"condition_dropout lies in [0, 1], not {condition_dropout}")
-        if global_input not in ("lowres", "target"):
-            raise ValueError(f"global_input is 'lowres' or 'target', not {global_input!r}")
+        within(0, 1, condition_dropout=condition_dropout)
+        one_of(("lowres", "target"), global_input=global_input)
         self.net = net
         self.autoencoder = autoencoder
         self.condition_autoencoder = condition_autoencoder
@@ -197,23 +175,12 @@ class DiffusionTask(SingleOptimizerTask):
         self.parallel = parallel
         self.restore_items = restore_items
         self.restore_sampler = restore_sampler or DPMSolver(VALIDATION_STEPS)
-        self.sampler = sampler
-        self.guidance_scale = guidance_scale
-        self.guidance_rescale = guidance_rescale
-        self.cutoff_hz = cutoff_hz
-        self.chunk_seconds = chunk_seconds
-        self.overlap_seconds = overlap_seconds
-        self.seed = seed
-        self.batch_size = batch_size
-        self.input_lowpass_hz = input_lowpass_hz
-        self.pictures = pictures
-        self.cutoff_rule = cutoff_rule
-        self.cutoff_confidence = cutoff_confidence
+        self.keep_options(locals())
         self.compile_options = (compile_mode, compile_fullgraph)
         for group, size in train_only(net, trains).items():
             log.info("trains: %s (%d weights)", group, size)
         self._resting = [module for module in net.modules() if not module.training]
-        self._spread: list[nn.Module] = []  # a list keeps it out of the state dict
+        self._replicas: list[nn.Module] = []  # a list keeps it out of the state dict
 
     def train(self, mode: bool = True) -> Self:
         """Change the mode; frozen parts of the net stay in evaluation mode."""
@@ -228,8 +195,8 @@ class DiffusionTask(SingleOptimizerTask):
             self.net.latent_scale.copy_(self._measured_scale())
             log.info("latent_scale: %.5f", float(self.net.latent_scale))
         if self.parallel == "dp":
-            self._spread = [replicated(self._objective(), self.device)]
-        if self.compile_parts and any(isinstance(each, nn.DataParallel) for each in self._spread):
+            self._replicas = [replicated(self._objective(), self.device)]
+        if self.compile_parts and any(isinstance(each, nn.DataParallel) for each in self._replicas):
             log.warning("compile: replicas of DataParallel cannot share compiled code; training goes on without")
         elif self.compile_parts:
             for module in (self.net.unet, self.net.global_encoder):
@@ -252,12 +219,7 @@ class DiffusionTask(SingleOptimizerTask):
         return {**batch, "noise": self._validation_noise(batch, batch["item"].tolist())} if "item" in batch else batch
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """The loss at one diffusion step per item, some conditions dropped.
-
-        Args:
-            batch: `high` and its band-limited twin `low` (B, 1, T), at the features' rate.
-            batch_idx: its number in the epoch.
-        """
+        """The loss of `high` and `low` (B, 1, T) at one diffusion step per item, some conditions dropped."""
         batch = self.drawn(batch)
         drawn = batch["draws"]
         high, low = self._mels(batch)
@@ -265,8 +227,8 @@ class DiffusionTask(SingleOptimizerTask):
         scale = self.net.latent_scale
         condition = torch.where(drawn.kept[:, None, None, None], split(condition)[0], UNCONDITIONAL) * scale
         terms = self._compare(
-            draw(target, drawn.posterior) * scale, condition, drawn.t, drawn.noise, drawn.place,
-            self._heard(high, low), known=batch["known"],
+            sample_latents(target, drawn.posterior) * scale, condition, drawn.t, drawn.noise, drawn.place,
+            self._full_audio(high, low), known=batch["known"],
         )  # fmt: skip
         self.log_terms("train", terms, batch_size=len(high))
         return terms["loss"]
@@ -281,11 +243,11 @@ class DiffusionTask(SingleOptimizerTask):
         noise = batch["noise"] if "noise" in batch else self._validation_noise(batch, range(first, first + count))
         times = (torch.arange(VALIDATION_TIMES, device=device) + 0.5) / VALIDATION_TIMES * self.diffusion.steps
         known = [(int((i + 0.5) / VALIDATION_TIMES * self.diffusion.steps), 0.5) for i in range(VALIDATION_TIMES)]
-        heard = self._heard(high, low)
+        full_audio = self._full_audio(high, low)
         place = torch.full((count * VALIDATION_TIMES,), 0.5, device=device)
         terms = self._compare(
             _repeated(latent), _repeated(condition), times.long().repeat(count), _repeated(noise.to(device)),
-            place, None if heard is None else _repeated(heard), known=known * count,
+            place, None if full_audio is None else _repeated(full_audio), known=known * count,
         )  # fmt: skip
         if self.vocoder is not None and batch_idx < self.restore_items:
             restorer: Any = self.inference(sampler=self.restore_sampler)
@@ -298,7 +260,7 @@ class DiffusionTask(SingleOptimizerTask):
 
     def _compare(self, latent: Tensor, *others: Tensor | None, known: Known) -> dict[str, Tensor]:
         """Means of the terms over the items, and their weighted sum as `loss`."""
-        objective = self._spread[0] if self._spread and self.training else self._objective()
+        objective = self._replicas[0] if self._replicas and self.training else self._objective()
         if isinstance(objective, nn.DataParallel):  # cuts tensors alone
             sums = objective(latent, *others)
         else:
@@ -329,7 +291,7 @@ class DiffusionTask(SingleOptimizerTask):
     def _moments(self, mel: Tensor, autoencoder: FrozenAutoencoder | None = None) -> Tensor:
         return (autoencoder or self.autoencoder).encode(mel).float()
 
-    def _heard(self, high: Tensor, low: Tensor) -> Tensor | None:
+    def _full_audio(self, high: Tensor, low: Tensor) -> Tensor | None:
         """What the global encoder gets."""
         if self.net.global_encoder is None:
             return None
@@ -345,7 +307,7 @@ class DiffusionTask(SingleOptimizerTask):
         high = self.features(batch["high"].to(self.device))
         moments = self._moments(whole_mel(high, self.autoencoder.factor))
         seeds = [item_seed(self.seed, _NO_EPOCH, key[1]) for key in keys]
-        latent = draw(moments, next(row_noise(seeds, split(moments)[0].shape[1:], moments.device))).double()
+        latent = sample_latents(moments, next(row_noise(seeds, split(moments)[0].shape[1:], moments.device))).double()
         means = WeightedMeans()
         means.add({"mean": latent.mean(), "square": latent.square().mean()}, latent.numel())
         values = means.compute()

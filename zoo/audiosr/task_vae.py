@@ -11,13 +11,12 @@ from torch.nn import functional
 
 from zoo.audiosr.losses import AutoencoderStep, AutoencoderTerm, checked, weighted_sum
 from zoo.audiosr.nets.features import MelFeatures, whole_mel
-from zoo.audiosr.nets.vae import Autoencoder, draw, kl, split
+from zoo.audiosr.nets.vae import Autoencoder, kl, sample_latents, split
 from zoo.training.adversarial import Discriminator
 from zoo.training.callbacks.media import log_figure, mel_figure
 from zoo.training.compiling import compile_in_place
 from zoo.training.gan import GANTask
-from zoo.training.schedules import LrScaling
-from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask, ZooTask
+from zoo.training.task import OptimizerCallable, SingleOptimizerTask, ZooTask
 
 Batch = dict[str, Tensor]
 
@@ -87,18 +86,11 @@ class AutoencoderTask(_Stage, SingleOptimizerTask):
     latents, each term, and their weighted sum `loss`.
 
     Args:
-        autoencoder: the net.
         features: audio to log-mels, part of inference.
         losses: terms by name, such as `recon` and `kl`.
-        optimizer: of the autoencoder.
-        scheduler: of the learning rate, counted in optimizer steps.
         media_items: validation clips that are drawn.
         chunk_seconds: long files are reconstructed in pieces of this length.
-        lr_scaling: of the rates with the effective batch.
-        compile: compile encoder and decoder in place.
-
-    Raises:
-        ValueError: when no term has a weight, or bands and factor do not fit.
+        kwargs: of SingleOptimizerTask.
 
     Source: Rombach et al., "High-Resolution Image Synthesis with Latent Diffusion Models" (2022), section 3.1.
     """
@@ -109,22 +101,15 @@ class AutoencoderTask(_Stage, SingleOptimizerTask):
         features: MelFeatures,
         losses: dict[str, AutoencoderTerm],
         optimizer: OptimizerCallable,
-        scheduler: SchedulerCallable | None = None,
         media_items: int = 3,
         chunk_seconds: float = 10.24,
-        lr_scaling: LrScaling | None = None,
-        compile: bool = False,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(optimizer, scheduler, compile=compile, lr_scaling=lr_scaling)
+        super().__init__(optimizer, **kwargs)
         self._prepare(autoencoder, features, losses, media_items, chunk_seconds)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Encode, draw latents, decode.
-
-        Args:
-            batch: `high` (B, 1, T) at the features' rate.
-            batch_idx: its number in the epoch.
-        """
+        """Encode `high` (B, 1, T) at the features' rate, sample latents, decode."""
         mel = self._mel(batch)
         decoded, moments = through_latents(self.autoencoder, mel)
         terms = self._terms(AutoencoderStep(mel, decoded, moments))
@@ -141,15 +126,10 @@ class AdversarialAutoencoderTask(_Stage, GANTask):
         features: audio to log-mels, part of inference.
         losses: terms by name; each is logged as `g/<name>`.
         discriminators: by name, each of mel images (B, 1, F, n_mels).
-        optimizer_g: of the autoencoder.
-        optimizer_d: of the discriminators.
         loss_weights: of `d/<name>`, `g/adv_<name>` and `g/fm_<name>` of each discriminator.
         media_items: validation clips that are drawn.
         chunk_seconds: long files are reconstructed in pieces of this length.
         kwargs: of GANTask; `discriminator_start` is the warm-up.
-
-    Raises:
-        ValueError: when a weight is missing, no term has one, or bands and factor do not fit.
 
     Source: Rombach et al. (2022), section 3.1 and appendix G, with least-squares losses.
     """
@@ -178,10 +158,7 @@ class AdversarialAutoencoderTask(_Stage, GANTask):
         return self.autoencoder
 
     def generate(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Encode, draw latents, decode.
-
-        Args:
-            batch: `high` (B, 1, T) at the features' rate; gets the `moments` that the terms need.
+        """Encode `high` (B, 1, T), sample latents, decode; the batch gets the `moments` that the terms need.
 
         Returns:
             Decoded and true log-mels (B, 1, F, n_mels).
@@ -197,15 +174,7 @@ class AdversarialAutoencoderTask(_Stage, GANTask):
 
 
 def through_latents(autoencoder: Autoencoder, mel: Tensor) -> tuple[Tensor, Tensor]:
-    """Decode a draw of the latents.
-
-    Args:
-        autoencoder: the net.
-        mel: log-mels (B, 1, F, n_mels).
-
-    Returns:
-        Decoded log-mels of the same shape, and the moments.
-    """
+    """Decode a sample of the latents of log-mels (B, 1, F, n_mels); returns the moments, too."""
     moments = autoencoder.encode(mel)
     noise = torch.randn_like(split(moments)[0])
-    return autoencoder.decode(draw(moments, noise)), moments
+    return autoencoder.decode(sample_latents(moments, noise)), moments

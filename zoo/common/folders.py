@@ -16,13 +16,17 @@ log = logging.getLogger(__name__)
 SHOWN = 60  # characters of a value in a message
 
 
-def data_folder(key: str, path: str | None, may_be_missing: bool) -> Path | None:
+def data_folder(
+    key: str, path: str | None, may_be_missing: bool, made: str = "what is made in code", cure: str = ""
+) -> Path | None:
     """Check a folder of a recipe's data section.
 
     Args:
         key: its name there.
         path: the folder; null for none.
         may_be_missing: return None, with a message, where it does not exist.
+        made: what is used then.
+        cure: what to do about it, where that is not the usual.
 
     Returns:
         The folder, or None for what is made in code.
@@ -33,8 +37,9 @@ def data_folder(key: str, path: str | None, may_be_missing: bool) -> Path | None
     if path is None or Path(path).is_dir():
         return None if path is None else Path(path)
     if not may_be_missing:
-        raise FileNotFoundError(f"data.init_args.{key}: no folder {path}; put one there, set ZOO_DATA, or use null")
-    log.warning("no folder %s (data.init_args.%s): using what is made in code (set ZOO_DATA)", path, key)
+        cure = cure or f"put one there, set ZOO_DATA, or use null for {made}"
+        raise FileNotFoundError(f"data.init_args.{key}: no folder {path}; {cure}")
+    log.warning("no folder %s (data.init_args.%s): using %s (set ZOO_DATA)", path, key, made)
     return None
 
 

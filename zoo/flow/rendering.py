@@ -1,4 +1,4 @@
-"""Pictures and animations of samples: grids of images, scatter plots of points, PNG, GIF and MP4 files."""
+"""Images and animations of samples: grids of images, scatter plots of points, PNG, GIF and MP4 files."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from zoo.common.atomic import replacing, write_atomic
+from zoo.common.ranges import one_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -22,7 +23,7 @@ Animation = Literal["none", "gif", "mp4"]
 ANIMATIONS = ("none", "gif", "mp4")
 FRAMES_PER_SECOND = 30
 HOLD_SECONDS = 1.5  # the last frame is what one wants to look at
-LEAST_SIDE = 240  # pixels; smaller pictures are enlarged by a whole factor
+LEAST_SIDE = 240  # pixels; smaller images are enlarged by a whole factor
 CAPTION_HEIGHT = 12  # pixels, of Pillow's own font
 PALETTE_FRAMES = 8  # that a GIF's common palette is made of
 FIGURE_INCHES, FIGURE_DPI = 4.8, 100
@@ -45,11 +46,7 @@ def to_pixels(images: Tensor) -> np.ndarray:
 
 
 def grid(images: np.ndarray) -> np.ndarray:
-    """Lay images (B, H, W, C) out row by row, about as many columns as rows; places that stay empty are black.
-
-    Returns:
-        One image (rows * H, columns * W, C).
-    """
+    """Lay images (B, H, W, C) out row by row, about as many columns as rows; places that stay empty are black."""
     count, height, width, channels = images.shape
     columns = math.ceil(math.sqrt(count))
     rows = -(-count // columns)
@@ -59,18 +56,14 @@ def grid(images: np.ndarray) -> np.ndarray:
     return laid.reshape(rows * height, columns * width, channels)
 
 
-def enlarged(picture: np.ndarray, least: int = LEAST_SIDE) -> np.ndarray:
-    """Repeat the pixels of a small picture (H, W, C) until its longer side has about `least`; larger ones stay."""
-    factor = max(1, round(least / max(picture.shape[:2])))
-    return picture.repeat(factor, axis=0).repeat(factor, axis=1)
+def enlarged(image: np.ndarray, least: int = LEAST_SIDE) -> np.ndarray:
+    """Repeat the pixels of a small image (H, W, C) until its longer side has about `least`; larger ones stay."""
+    factor = max(1, round(least / max(image.shape[:2])))
+    return image.repeat(factor, axis=0).repeat(factor, axis=1)
 
 
 def sheet(images: np.ndarray, names: Sequence[str] | None = None) -> np.ndarray:
-    """Lay images (B, H, W, C) out as `grid` does, small ones `enlarged`, with a name below each where there are names.
-
-    Returns:
-        A picture (H, W, C), uint8.
-    """
+    """Lay images (B, H, W, C) out as `grid` does, small ones `enlarged`, each above its name if there are any."""
     if names is None:
         return enlarged(grid(images))
     factor = len(enlarged(grid(images))) // len(grid(images))
@@ -94,20 +87,7 @@ def picture(
     data: Tensor | None = None,
     names: Sequence[str] | None = None,
 ) -> np.ndarray:
-    """Draw all samples as one picture: images as a grid, points of the plane as a scatter plot.
-
-    Args:
-        samples: images (B, C, H, W) in [-1, 1] or points (B, 2), float.
-        labels: of points, for their colours.
-        data: real points (M, 2) to plot below the points.
-        names: of the samples' classes, written below images and into the legend of points.
-
-    Returns:
-        A picture (H, W, C), uint8.
-
-    Raises:
-        ValueError: when the samples are neither images nor points.
-    """
+    """Draw all samples (B, ...) as one image (H, W, C), uint8: a grid, or a scatter plot of points; see `frames`."""
     return frames(samples[None], labels, data, names)[0]
 
 
@@ -117,16 +97,13 @@ def frames(
     data: Tensor | None = None,
     names: Sequence[str] | None = None,
 ) -> np.ndarray:
-    """Draw each state of a trajectory, all to one scale.
+    """Draw each state of a trajectory as an image, all to one scale: (N, H, W, C), uint8.
 
     Args:
-        trajectory: states (N, B, C, H, W) of images or (N, B, 2) of points, float.
+        trajectory: states (N, B, C, H, W) of images in [-1, 1] or (N, B, 2) of points of the plane, float.
         labels: of points, for their colours.
         data: real points (M, 2) to plot below the points.
         names: of the samples' classes, written below images and into the legend of points.
-
-    Returns:
-        Pictures (N, H, W, C), uint8.
 
     Raises:
         ValueError: when the samples are neither images nor points.
@@ -143,17 +120,17 @@ def frames(
 
 
 def write_png(path: Path, pixels: np.ndarray) -> None:
-    """Write a picture (H, W, C), uint8 with 1 or 3 channels, as a PNG that appears only when it is whole."""
+    """Write an image (H, W, C), uint8 with 1 or 3 channels, as a PNG that appears only when it is whole."""
     write_atomic(path, lambda file: _image(pixels).save(file, format="PNG"))
 
 
-def write_animation(path: Path, pictures: np.ndarray, fps: int = FRAMES_PER_SECOND) -> None:
-    """Write pictures as an animation that appears only when it is whole and rests on the last one.
+def write_animation(path: Path, images: np.ndarray, fps: int = FRAMES_PER_SECOND) -> None:
+    """Write images as an animation that appears only when it is whole and rests on the last one.
 
     Args:
         path: `.gif` or `.mp4`; the second needs ffmpeg.
-        pictures: (N, H, W, C), uint8, 1 or 3 channels.
-        fps: pictures per second; GIF counts in steps of 10 ms, 30 becomes 33.
+        images: (N, H, W, C), uint8, 1 or 3 channels.
+        fps: images per second; GIF counts in steps of 10 ms, 30 becomes 33.
 
     Raises:
         ValueError: when the suffix is another.
@@ -161,22 +138,16 @@ def write_animation(path: Path, pictures: np.ndarray, fps: int = FRAMES_PER_SECO
         RuntimeError: when ffmpeg fails.
     """
     if path.suffix == ".gif":
-        _write_gif(path, pictures, fps)
+        _write_gif(path, images, fps)
     elif path.suffix == ".mp4":
-        _write_mp4(path, pictures, fps)
+        _write_mp4(path, images, fps)
     else:
         raise ValueError(f"{path}: animations end in .gif or .mp4")
 
 
 def check_animation(kind: str) -> None:
-    """Find out before the work whether an animation can be written.
-
-    Raises:
-        ValueError: when the kind is unknown.
-        FileNotFoundError: when ffmpeg is needed and missing.
-    """
-    if kind not in ANIMATIONS:
-        raise ValueError(f"trajectory is one of {', '.join(ANIMATIONS)}, not {kind!r}")
+    """Find out before the work whether an animation can be written: its kind is known, and ffmpeg there if needed."""
+    one_of(ANIMATIONS, trajectory=kind)
     if kind == "mp4":
         _find_ffmpeg()
 
@@ -187,21 +158,21 @@ def _image(pixels: np.ndarray) -> Image:
     return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
 
 
-def _write_gif(path: Path, pictures: np.ndarray, fps: int) -> None:
+def _write_gif(path: Path, images: np.ndarray, fps: int) -> None:
     from PIL import Image
 
-    images = [_image(each) for each in pictures]
-    if pictures.shape[-1] == 3:
+    stills = [_image(each) for each in images]
+    if images.shape[-1] == 3:
         # one palette for all: palettes of their own would make still parts flicker
-        chosen = np.linspace(0, len(pictures) - 1, min(PALETTE_FRAMES, len(pictures))).round().astype(int)
-        palette = _image(np.concatenate(list(pictures[chosen]))).quantize(256)
-        images = [each.quantize(palette=palette, dither=Image.Dither.NONE) for each in images]
+        chosen = np.linspace(0, len(images) - 1, min(PALETTE_FRAMES, len(images))).round().astype(int)
+        palette = _image(np.concatenate(list(images[chosen]))).quantize(256)
+        stills = [each.quantize(palette=palette, dither=Image.Dither.NONE) for each in stills]
     milliseconds = max(2, round(100 / fps)) * 10
-    durations = [milliseconds] * (len(images) - 1) + [round(1000 * HOLD_SECONDS)]
+    durations = [milliseconds] * (len(stills) - 1) + [round(1000 * HOLD_SECONDS)]
     write_atomic(
         path,
-        lambda file: images[0].save(
-            file, format="GIF", save_all=True, append_images=images[1:], duration=durations, loop=0
+        lambda file: stills[0].save(
+            file, format="GIF", save_all=True, append_images=stills[1:], duration=durations, loop=0
         ),
     )
 
@@ -213,16 +184,16 @@ def _find_ffmpeg() -> str:
     return found
 
 
-def _write_mp4(path: Path, pictures: np.ndarray, fps: int) -> None:
+def _write_mp4(path: Path, images: np.ndarray, fps: int) -> None:
     """Through ffmpeg's standard input. The tests run a stand-in for ffmpeg; with the real one it was not tried here."""
-    height, width, channels = pictures.shape[1:]
+    height, width, channels = images.shape[1:]
     command = [
         _find_ffmpeg(), "-y", "-loglevel", "error", "-f", "rawvideo", "-pix_fmt", "gray" if channels == 1 else "rgb24",
         "-s", f"{width}x{height}", "-r", str(fps), "-i", "-",
         # the pixel format that every player knows takes even sides only
         "-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p", "-f", "mp4",
     ]  # fmt: skip
-    held = np.concatenate([pictures, pictures[-1:].repeat(round(fps * HOLD_SECONDS), axis=0)])
+    held = np.concatenate([images, images[-1:].repeat(round(fps * HOLD_SECONDS), axis=0)])
     with replacing(path) as temporary:
         # the path is absolute, so that no name is taken for an option
         result = subprocess.run(

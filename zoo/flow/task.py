@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from zoo.common.ranges import one_of, within
 from zoo.flow.nets.velocity import VelocityNet
 from zoo.flow.process.coupling import Coupling
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.paths import PREDICTIONS, AffinePath, Prediction
 from zoo.flow.process.solvers import Solver
-from zoo.flow.process.time_samplers import TimeSampler, seeded_draws
+from zoo.flow.process.time_samplers import TimeSampler, at_evaluation_times, seeded_draws
 from zoo.flow.rendering import Animation
-from zoo.training.schedules import LrScaling
-from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask
-
-EVALUATION_TIMES = 10
+from zoo.training.task import OptimizerCallable, SingleOptimizerTask
 
 
 class FlowTask(SingleOptimizerTask):
@@ -29,30 +26,21 @@ class FlowTask(SingleOptimizerTask):
 
     Args:
         net: predicts from a point, its time and its class.
-        path: between noise and data.
         times: how the times of training are drawn.
-        optimizer: builds the optimizer.
-        scheduler: of the learning rate, counted in optimizer steps.
         label_drop: probability that an item is trained with the null class, for guidance.
         solver: how the trained net is integrated; an option of inference.
         guidance: of sampling, an option of inference too; null for the conditional field.
         prediction: what the net predicts: "velocity", "x1" or "noise".
         coupling: which noise of a batch goes with which data; null as drawn.
-        chunk: samples that inference integrates at once; an option of inference, like the following.
-        images: `zoo predict` writes each image as a file, too.
-        trajectory: animation of the way from noise to data that `zoo predict` writes.
-        lr_scaling: of the rates with the effective batch.
-        compile: compile the net in place.
-        classes: names of the classes; those of the data when null. An option of inference.
-
-    Raises:
-        ValueError: when label drop or guidance are asked of a net without classes, or an argument is out of range.
+        classes: their names; those of the data when null. What is not listed is an option of `zoo.flow.Sampler`.
+        kwargs: of SingleOptimizerTask.
 
     Source: Lipman et al., "Flow Matching for Generative Modeling" (2023), equation 9.
     """
 
     inference_class = "zoo.flow.Sampler"
     inference_parts = ("net", "path", "prediction")
+    classes: list[str] | None
 
     def __init__(
         self,
@@ -60,7 +48,6 @@ class FlowTask(SingleOptimizerTask):
         path: AffinePath,
         times: TimeSampler,
         optimizer: OptimizerCallable,
-        scheduler: SchedulerCallable | None = None,
         label_drop: float = 0.1,
         solver: Solver | None = None,
         guidance: Guidance | None = None,
@@ -69,15 +56,12 @@ class FlowTask(SingleOptimizerTask):
         chunk: int = 64,
         images: bool = False,
         trajectory: Animation = "none",
-        lr_scaling: LrScaling | None = None,
-        compile: bool = False,
         classes: list[str] | None = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(optimizer, scheduler, compile=compile, lr_scaling=lr_scaling)
-        if not 0 <= label_drop <= 1:
-            raise ValueError(f"model.label_drop lies in [0, 1], not {label_drop}")
-        if prediction not in PREDICTIONS:
-            raise ValueError(f"model.prediction is one of {', '.join(PREDICTIONS)}, not {prediction!r}")
+        super().__init__(optimizer, **kwargs)
+        within(0, 1, label_drop=label_drop)
+        one_of(PREDICTIONS, prediction=prediction)
         if not net.num_classes and (label_drop or guidance is not None):
             raise ValueError(
                 "model.net.num_classes is 0: such a net takes no label_drop "
@@ -87,14 +71,9 @@ class FlowTask(SingleOptimizerTask):
         self.path = path
         self.times = times
         self.label_drop = label_drop
-        self.solver = solver
-        self.guidance = guidance
         self.prediction: Prediction = prediction
         self.coupling = coupling
-        self.chunk = chunk
-        self.images = images
-        self.trajectory: Animation = trajectory
-        self.classes = classes
+        self.keep_options(locals())
 
     def setup(self, stage: str) -> None:
         """Compare the data with the net and the coupling."""
@@ -126,17 +105,7 @@ class FlowTask(SingleOptimizerTask):
                 self.specs["options"]["classes"] = self.classes
 
     def loss(self, x1: Tensor, x0: Tensor, t: Tensor, label: Tensor | None) -> Tensor:
-        """Mean squared error of the prediction over all elements.
-
-        Args:
-            x1: data (B, ...), float.
-            x0: noise of the same shape.
-            t: times (B,), 0 to 1.
-            label: classes (B,), int64, 0 for the null class.
-
-        Returns:
-            A scalar.
-        """
+        """Mean squared error over all elements, for data and noise (B, ...), times (B,) and classes (B,)."""
         x = self.path.sample(x0, x1, t)
         output = self.net(x, t, label)
         return (output - self.path.target(x0, x1, t, self.prediction)).float().square().mean()
@@ -161,7 +130,5 @@ class FlowTask(SingleOptimizerTask):
 
     def evaluate(self, batch: dict[str, Any], batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
         """The loss at ten times from 0.05 to 0.95, of each item's own noise; nothing is random."""
-        count = len(batch["x1"])
-        x1, x0, label = (batch[key].repeat_interleave(EVALUATION_TIMES, dim=0) for key in ("x1", "x0", "label"))
-        grid = (torch.arange(EVALUATION_TIMES, device=x1.device, dtype=x1.dtype) + 0.5) / EVALUATION_TIMES
-        return {"loss": self.loss(x1, x0, grid.repeat(count), label)}, count
+        x1, x0, label, t = at_evaluation_times(batch["x1"], batch["x0"], batch["label"])
+        return {"loss": self.loss(x1, x0, t, label)}, len(batch["x1"])

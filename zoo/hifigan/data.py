@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +14,8 @@ from zoo.audio.analysis.features import open_features
 from zoo.audio.corpora.cache import CorpusCache, build
 from zoo.audio.corpora.corpus import CACHES, Corpus, EmbeddedCorpus, cache_folder, read_list, scaled
 from zoo.audio.io import files
+from zoo.common.folders import data_folder
 from zoo.training.data import Key, ZooDataModule, item_seed
-
-log = logging.getLogger(__name__)
 
 
 class Features:
@@ -28,18 +27,12 @@ class Features:
     """
 
     def __init__(self, folder: Path, hop_samples: int) -> None:
-        if not folder.is_dir():
-            raise FileNotFoundError(f"data.init_args.features: no folder {folder}")
+        data_folder("features", str(folder), False)
         self.folder = folder
         self.hop_samples = hop_samples
 
     def open(self, name: str) -> np.ndarray:
-        """The features (C, F) of a clip.
-
-        Raises:
-            FileNotFoundError: when there are none.
-            ValueError: when they have another shape.
-        """
+        """The features (C, F) of a clip."""
         path = self.folder / Path(name).with_suffix(".npy")
         if not path.is_file():  # other projects put all of them into one folder
             path = self.folder / path.name
@@ -48,33 +41,16 @@ class Features:
         return open_features(path)
 
 
+@dataclass(eq=False)
 class Crops(Dataset[dict[str, Tensor]]):
-    """Random crops, keyed by (epoch, item): the same whatever worker or rank draws them.
+    """Random crops, keyed by (epoch, item): the same whatever worker or rank draws them."""
 
-    Args:
-        corpus: the clips.
-        indices: which of them.
-        segment_samples: length of a crop; shorter clips are padded with zeros on the right.
-        seed: of the crops.
-        normalize: scale each clip's peak to 0.95 (the original does, except when fine-tuning).
-        features: conditioning to crop along.
-    """
-
-    def __init__(
-        self,
-        corpus: Corpus,
-        indices: np.ndarray,
-        segment_samples: int,
-        seed: int,
-        normalize: bool = True,
-        features: Features | None = None,
-    ) -> None:
-        self.corpus = corpus
-        self.indices = indices
-        self.segment_samples = segment_samples
-        self.seed = seed
-        self.normalize = normalize
-        self.features = features
+    corpus: Corpus
+    indices: np.ndarray
+    segment_samples: int  # length of a crop; shorter clips are padded with zeros on the right
+    seed: int
+    normalize: bool = True  # scale each clip's peak to 0.95 (the original does, except when fine-tuning)
+    features: Features | None = None
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -105,30 +81,15 @@ class Crops(Dataset[dict[str, Tensor]]):
         return torch.nn.functional.pad(crop, (0, samples - len(crop)))
 
 
+@dataclass(eq=False)
 class Clips(Dataset[dict[str, Tensor]]):
-    """Whole clips for evaluation, trimmed to full frames of their features.
+    """Whole clips for evaluation, trimmed to full frames of their features."""
 
-    Args:
-        corpus: the clips.
-        indices: which of them.
-        max_samples: longest excerpt from a clip's beginning.
-        normalize: as in training.
-        features: conditioning, where the data brings it.
-    """
-
-    def __init__(
-        self,
-        corpus: Corpus,
-        indices: np.ndarray,
-        max_samples: int,
-        normalize: bool = True,
-        features: Features | None = None,
-    ) -> None:
-        self.corpus = corpus
-        self.indices = indices
-        self.max_samples = max_samples
-        self.normalize = normalize
-        self.features = features
+    corpus: Corpus
+    indices: np.ndarray
+    max_samples: int  # longest excerpt from a clip's beginning
+    normalize: bool = True
+    features: Features | None = None
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -193,7 +154,7 @@ class VocoderData(ZooDataModule):
                 f"data.segment_samples ({segment_samples}) is not a multiple of "
                 f"feature_hop_samples ({feature_hop_samples})"
             )
-        self.root = None if root is None else Path(root)
+        self.root = data_folder("root", root, embedded_if_missing, "the embedded corpus")
         self.sample_rate = sample_rate
         self.segment_samples = segment_samples
         self.lists = (train_list, val_list)
@@ -203,14 +164,6 @@ class VocoderData(ZooDataModule):
         self.cache = Path(cache)
         self.max_bad_share = max_bad_share
         self.embedded_utterances = embedded_utterances
-        if self.root is not None and not self.root.is_dir():
-            if not embedded_if_missing:
-                raise FileNotFoundError(
-                    f"data.init_args.root: no folder {self.root}; put a corpus there, set ZOO_DATA, or use root: null "
-                    "for the embedded corpus"
-                )
-            log.warning("no corpus at %s: using the embedded speech-like one (set ZOO_DATA to train on speech)", root)
-            self.root = None
 
     def prepare_data(self) -> None:
         """Write the corpus cache, once per machine."""

@@ -28,16 +28,12 @@ class HiFiGANTask(GANTask):
     Args:
         generator: features to waveform; its hop must be the mel's.
         discriminators: by name (`mpd`, `msd`), judged together.
-        optimizer_g: of the generator.
         optimizer_d: of all discriminators together, in their order.
         loss_mel: front end of the reconstruction loss (f_max null in the paper).
         mel: front end of the conditioning, part of inference; null when the data brings the features.
         sample_rate: of the audio in Hz.
         media_items: validation clips written as audio and mel figure.
         kwargs: of GANTask.
-
-    Raises:
-        ValueError: when hops, bands or sample rates contradict each other.
 
     Source: Kong et al., "HiFi-GAN" (2020), section 2.
     """
@@ -65,10 +61,7 @@ class HiFiGANTask(GANTask):
         self.media_items = media_items
 
     def generate(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Synthesise a batch.
-
-        Args:
-            batch: `audio` (B, T); `features` (B, C, F) when the data brings the conditioning.
+        """Synthesise a batch of `audio` (B, T), and `features` (B, C, F) where the data brings the conditioning.
 
         Returns:
             Generated and real audio, each (B, 1, T) trimmed to the shorter.

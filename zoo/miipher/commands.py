@@ -4,5 +4,5 @@ COMMANDS = {
     "degrade": "zoo.miipher.data.degrade_corpus:degrade",
     "evaluate": "zoo.audio.evaluation.run:evaluate_folders",
     "cache_features": "zoo.miipher.inference.feature_cache:cache_features",
-    "assemble": "zoo.miipher.inference.assemble:assemble",
+    "assemble": "zoo.miipher.inference.restore:assemble",
 }

@@ -58,11 +58,7 @@ def feature_loss(
 
 
 def check_weights(weights: Mapping[str, float]) -> dict[str, float]:
-    """The weights as a dict.
-
-    Raises:
-        ValueError: when a term has none, or one has no term.
-    """
+    """The weights as a dict; each term has one."""
     if set(weights) != set(TERMS):
         raise ValueError(f"loss_weights: expected {', '.join(TERMS)}; found {', '.join(weights) or 'none'}")
     return dict(weights)

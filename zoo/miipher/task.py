@@ -20,27 +20,23 @@ from zoo.miipher.nets.families import valid
 from zoo.runs.folder import run_folder
 from zoo.training.adversarial import Discriminator
 from zoo.training.callbacks.media import log_audio, log_figure, mel_figure
-from zoo.training.schedules import LrScaling
-from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask
+from zoo.training.task import OptimizerCallable, SingleOptimizerTask
 
 Batch = dict[str, Any]
 
 
 class AdapterTask(SingleOptimizerTask):
-    """Stage 1: adapted features of degraded speech approach the plain backbone's features of the clean twin.
+    """Stage 1: adapted features of degraded speech approach the plain backbone's features of the clean version.
 
     `val/identity_loss` is the loss without adapters: what doing nothing costs.
 
     Args:
-        encoder: the cleaner.
         optimizer: of what trains in it.
         loss_weights: of `mae`, `mse` and `sc`.
-        scheduler: of the learning rate, counted in optimizer steps.
         reduction: "item" averages over the valid frames of each clip and then over clips, so that accumulation and
             several processes equal one larger batch; "batch" averages over all valid frames together, as the original.
         media_items: validation clips whose features are drawn.
-        lr_scaling: of the rates with the effective batch.
-        compile: compile the encoder in place.
+        kwargs: of SingleOptimizerTask.
 
     Source: Miipher-2, section 3.2.
     """
@@ -53,25 +49,18 @@ class AdapterTask(SingleOptimizerTask):
         encoder: Cleaner,
         optimizer: OptimizerCallable,
         loss_weights: dict[str, float],
-        scheduler: SchedulerCallable | None = None,
         reduction: Reduction = "item",
         media_items: int = 3,
-        lr_scaling: LrScaling | None = None,
-        compile: bool = False,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(optimizer, scheduler, compile=compile, lr_scaling=lr_scaling)
+        super().__init__(optimizer, **kwargs)
         self.encoder = encoder
         self.loss_weights = check_weights(loss_weights)
         self.reduction: Reduction = reduction
         self.media_items = media_items
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Compare cleaned features with the clean twin's.
-
-        Args:
-            batch: `input` (degraded) and `clean` (B, T) at 16 kHz, `lengths` (B,).
-            batch_idx: its number in the epoch.
-        """
+        """Compare cleaned features of `input` with those of `clean` (B, T), at 16 kHz and of `lengths` (B,)."""
         lengths = batch["lengths"]
         with torch.no_grad():
             target = self.encoder.target(batch["clean"], lengths)
@@ -103,22 +92,10 @@ class VocoderTask(HiFiGANTask):
     Args:
         encoder: frozen; gives 50 (or 25) frames a second.
         generator: features to audio; its hop is sample_rate / frame rate, 441 for 22.05 kHz.
-        discriminators: by name.
-        optimizer_g: of the generator.
-        optimizer_d: of the discriminators.
         loss_mel: front end of the reconstruction loss.
         sample_rate: of the audio in Hz.
         media_items: validation clips written as audio and mel figure.
-        output_sample_rate: of restored files in Hz, resampled from `sample_rate`; null keeps that.
-        stereo: "channels" restores each alone, "mix" mixes to mono first.
-        loudness: "input" gives restored files the level of their input, "keep" the vocoder's.
-        chunk_seconds: long files are restored in pieces of this length.
-        overlap_seconds: of neighbouring pieces.
-        chunk_batch: pieces restored at once.
-        kwargs: of HiFiGANTask.
-
-    Raises:
-        ValueError: when generator and encoder do not fit.
+        kwargs: of HiFiGANTask. What is not listed is an option of `zoo.miipher.Restorer`.
 
     Source: Miipher-2, section 3.3, with HiFi-GAN in place of WaveFit as in its reproduction.
     """
@@ -150,12 +127,7 @@ class VocoderTask(HiFiGANTask):
         )  # fmt: skip
         check_fit(encoder, generator, sample_rate)
         self.encoder = encoder.requires_grad_(False).eval()
-        self.output_sample_rate = output_sample_rate
-        self.stereo = stereo
-        self.loudness = loudness
-        self.chunk_seconds = chunk_seconds
-        self.overlap_seconds = overlap_seconds
-        self.chunk_batch = chunk_batch
+        self.keep_options(locals())
 
     def train(self, mode: bool = True) -> VocoderTask:
         """Train the GAN; the encoder stays in evaluation mode."""
@@ -165,15 +137,12 @@ class VocoderTask(HiFiGANTask):
 
     @torch.no_grad()
     def features(self, batch: Batch) -> Tensor:
-        """Frozen features of a batch.
+        """Frozen features (B, C, F) of a batch.
 
         Args:
             batch: `input` (B, T) at 16 kHz and, where they are known, its `lengths` (B,); `first` (B,) and `frames`:
                 where the frames of each item begin that are wanted, the others being context, and how many they are;
                 `is_clean` where a cleaner's data mixes clean items in. The last two are lists of B plain values.
-
-        Returns:
-            (B, C, F).
         """
         lengths = batch.get("lengths")
         clean = batch.get("is_clean", [])
@@ -218,13 +187,8 @@ class BackboneTask(SingleOptimizerTask):
         encoder: random weights; all of it trains.
         mel: what is predicted, at 16 kHz; its hop must divide the encoder's.
         optimizer: of the whole.
-        scheduler: of the learning rate, counted in optimizer steps.
         gap_share: share of a clip's 100 ms pieces that are silenced.
-        lr_scaling: of the rates with the effective batch.
-        compile: compile the encoder in place.
-
-    Raises:
-        ValueError: when mel and encoder do not fit.
+        kwargs: of SingleOptimizerTask.
     """
 
     inference_class = "zoo.miipher.FeatureExtractor"
@@ -240,12 +204,10 @@ class BackboneTask(SingleOptimizerTask):
         encoder: Backbone,
         mel: LogMel,
         optimizer: OptimizerCallable,
-        scheduler: SchedulerCallable | None = None,
         gap_share: float = 0.2,
-        lr_scaling: LrScaling | None = None,
-        compile: bool = False,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(optimizer, scheduler, compile=compile, lr_scaling=lr_scaling)
+        super().__init__(optimizer, **kwargs)
         if mel.sample_rate != encoder.sample_rate or encoder.hop_samples % mel.hop_length:
             raise ValueError(
                 f"mel: expected {encoder.sample_rate} Hz and a hop that divides {encoder.hop_samples}, found "

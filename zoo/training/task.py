@@ -91,6 +91,11 @@ class ZooTask(L.LightningModule):
         self._means = WeightedMeans()
         self._inference: Inference | None = None
 
+    def keep_options(self, given: Mapping[str, Any]) -> None:
+        """Keep the options of inference among a constructor's arguments (its `locals()`) as attributes."""
+        for name in self.inference_options:
+            setattr(self, name, given[name])
+
     @property
     def inference_options(self) -> tuple[str, ...]:
         """Arguments that task and Inference share besides the parts: plain values, or objects without weights.

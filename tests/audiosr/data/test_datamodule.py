@@ -10,7 +10,7 @@ import torch
 from zoo.audio.corpora.synthetic import SpeechLike
 from zoo.audio.io import files
 from zoo.audiosr.data.datamodule import SuperResolutionData
-from zoo.audiosr.data.items import Blank
+from zoo.audiosr.data.items import Silence
 from zoo.audiosr.data.simulate import Simulation
 from zoo.audiosr.data.sources import FileCorpus
 
@@ -127,7 +127,7 @@ def test_silence_is_passed_over(tmp_path: Path) -> None:
         files.write(tmp_path / "c" / f"{name}.wav", tone, RATE)
     files.write(tmp_path / "c" / "d.wav", np.zeros(RATE, np.float32), RATE)
     options = {"val_ratio": 0.25, "blank_hop_seconds": 0.05, "simulation": Simulation(codec=0.0), "split_seed": 1}
-    blank = Blank(0.3, 800, 1e-4)
+    blank = Silence(0.3, 800, 1e-4)
     for ratio, most in ((0.3, 0.2), (1.0, 1.0)):
         module = data(tmp_path / "c", tmp_path, blank_ratio_max=ratio, **options)
         crops = [module.train_set[epoch, item]["high"][0].numpy() for epoch in range(8) for item in range(3)]
@@ -169,7 +169,7 @@ def test_uneven_broken_and_lonely_pairs(tmp_path: Path, caplog: pytest.LogCaptur
         sounding = [int((item["high"] != 0).sum()) for item in (module.val_set[0], *_all(module))]
         assert sorted(sounding)[0] < 3001 < sorted(sounding)[1]
     (tmp_path / "p" / "low" / "c.wav").unlink()
-    with pytest.raises(ValueError, match=r"1 of 4 files.*no twin.*: c"):
+    with pytest.raises(ValueError, match=r"1 of 4 files.*no counterpart.*: c"):
         data(tmp_path / "p", tmp_path, mode="paired")
     with pytest.raises(FileNotFoundError, match="expected the folders"):
         data(tmp_path / "p" / "high", tmp_path, mode="paired")

@@ -38,7 +38,7 @@ def test_levels_are_the_tables_in_double_precision():
         signal, spread = diffusion.levels(t)
         assert signal**2 + spread**2 == pytest.approx(1, abs=1e-15)
         assert signal == pytest.approx(diffusion.signal[t].item(), abs=1e-7)
-        assert spread == pytest.approx(diffusion.spread[t].item(), abs=1e-7)
+        assert spread == pytest.approx(diffusion.sigma[t].item(), abs=1e-7)
     assert not diffusion.state_dict()
 
 

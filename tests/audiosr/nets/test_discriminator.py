@@ -24,5 +24,5 @@ def test_scores_do_not_depend_on_the_batch() -> None:
 
 
 def test_range() -> None:
-    with pytest.raises(ValueError, match="at least 1, found 4 and 0"):
+    with pytest.raises(ValueError, match="layers is at least 1, not 0"):
         PatchDiscriminator(4, 0)

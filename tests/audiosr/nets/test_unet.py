@@ -142,7 +142,7 @@ def test_checkpointing_keeps_fewer_activations():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"fusion": "add", "context_channels": 5}, "fusion must be one of"),
+        ({"fusion": "add", "context_channels": 5}, "fusion is one of"),
         ({"fusion": "film"}, "both or neither"),
         ({"context_channels": 5}, "both or neither"),
         ({"attention_factors": (4,)}, "attention_factors"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from scripts.bench.audiosr_sizes import AUTOENCODERS
-from zoo.audiosr.nets.vae import Autoencoder, draw, kl, split
+from zoo.audiosr.nets.vae import Autoencoder, kl, sample_latents, split
 
 
 def count(net: torch.nn.Module) -> int:
@@ -36,7 +36,9 @@ def test_gaussians():
     moments = torch.cat([mean, logvar]).reshape(1, 4, 1, 1)
     close = torch.testing.assert_close
     close(split(moments)[1].flatten(), torch.tensor([0.5, -30.0]))
-    close(draw(moments, torch.full((1, 2, 1, 1), 2.0)).flatten(), torch.tensor([1 + 2 * math.exp(0.25), -2.0]))
+    close(
+        sample_latents(moments, torch.full((1, 2, 1, 1), 2.0)).flatten(), torch.tensor([1 + 2 * math.exp(0.25), -2.0])
+    )
     expected = 0.5 * ((1 + math.exp(0.5) - 1 - 0.5) + (4 + math.exp(-30) - 1 + 30)) / 2
     close(kl(moments), torch.tensor([expected]))
     close(kl(torch.zeros(3, 4, 2, 2)), torch.zeros(3))

@@ -9,7 +9,7 @@ from PIL import Image
 
 from zoo.flow.data.datamodule import FlowData, ImageData, PointData
 from zoo.flow.data.image_cache import ImageCache
-from zoo.flow.data.images import DecodedPictures
+from zoo.flow.data.images import DecodedImages
 from zoo.flow.process.coupling import PooledTransport
 
 
@@ -120,7 +120,7 @@ def test_folders_are_classes(tmp_path: Path, cached: bool) -> None:
     data = folder(tmp_path / "set", tmp_path / "cache" if cached else None, max_per_class=10)
     data.prepare_data()
     data.setup("fit")
-    assert type(data.train_set.read) is (ImageCache if cached else DecodedPictures)
+    assert type(data.train_set.read) is (ImageCache if cached else DecodedImages)
     assert data.classes == ["cat", "dog"]
     assert (len(data.train_set), len(data.val_set)) == (18, 2)
     item = data.train_set[0, 0]
@@ -237,7 +237,7 @@ def test_what_cannot_be_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"scikit-learn's digits"):
         ImageData(str(tmp_path / "none"))
     assert ImageData(str(tmp_path / "none"), embedded_if_missing=True).root is None
-    with pytest.raises(ValueError, match="channels is 1 or 3"):
+    with pytest.raises(ValueError, match="channels is one of 1, 3"):
         ImageData(channels=2)
     with pytest.raises(ValueError, match="val_every"):
         ImageData(val_every=1)

@@ -12,29 +12,29 @@ from PIL import Image
 
 from zoo.flow.data.image_cache import STALE_SECONDS, ImageCache, build
 from zoo.flow.data.image_sets import ImageSet
-from zoo.flow.data.images import DecodedPictures, FilePictures
+from zoo.flow.data.images import DecodedImages, FileImages, Framing
 
 
-def pictures(folder: Path, count: int = 5) -> FilePictures:
+def pictures(folder: Path, count: int = 5) -> FileImages:
     folder.mkdir(exist_ok=True)
     rng = np.random.default_rng(0)
     for i in range(count):
         Image.fromarray(rng.integers(0, 256, (9, 7, 3), dtype=np.uint8)).save(folder / f"{i}.png")
-    return FilePictures(folder, sorted(folder.iterdir()))
+    return FileImages(folder, sorted(folder.iterdir()))
 
 
-def as_set(source: FilePictures) -> ImageSet:
+def as_set(source: FileImages) -> ImageSet:
     return ImageSet("deep/some set/train", ["a"], [1] * len(source), source)
 
 
-def make(tmp_path: Path, source: FilePictures) -> ImageCache:
-    return build(as_set(source), tmp_path / "cache", 4, 3, progress=False)
+def make(tmp_path: Path, source: FileImages) -> ImageCache:
+    return build(as_set(source), tmp_path / "cache", Framing(4, 3), progress=False)
 
 
 def test_cache_serves_what_decoding_gives(tmp_path: Path) -> None:
     source = pictures(tmp_path / "a")
     cache = make(tmp_path, source)
-    assert torch.equal(cache([4, 0, 4]), DecodedPictures(source, 4, 3)([4, 0, 4])) and len(cache) == 5
+    assert torch.equal(cache([4, 0, 4]), DecodedImages(source, Framing(4, 3))([4, 0, 4])) and len(cache) == 5
     assert cache([1]).shape == (1, 3, 4, 4)
     assert torch.equal(pickle.loads(pickle.dumps(cache))([2]), cache([2]))
     assert len(pickle.dumps(cache)) < 500
@@ -46,7 +46,7 @@ def test_cache_serves_what_decoding_gives(tmp_path: Path) -> None:
 def test_unchanged_images_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = pictures(tmp_path / "a")
     first = make(tmp_path, source)
-    monkeypatch.setattr(FilePictures, "open", lambda *args: pytest.fail("was decoded again"))
+    monkeypatch.setattr(FileImages, "open", lambda *args: pytest.fail("was decoded again"))
     assert make(tmp_path, source).checksum == first.checksum
 
 
@@ -57,7 +57,7 @@ def test_changed_images_make_another_cache(tmp_path: Path) -> None:
     second = make(tmp_path, source)
     assert second.path != first.path and second.checksum != first.checksum
     assert float(second([2]).max()) == -1 and float(first([2]).max()) > -1
-    assert build(as_set(source), tmp_path / "cache", 8, 1, progress=False)([0]).shape == (1, 1, 8, 8)
+    assert build(as_set(source), tmp_path / "cache", Framing(8, 1), progress=False)([0]).shape == (1, 1, 8, 8)
 
 
 @pytest.mark.parametrize("damage", ["cut", "no index", "no json", "empty", "other"])
@@ -104,15 +104,15 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def die_halfway(folder: Path) -> None:
     source = pictures(folder / "a")
-    opened = FilePictures.pixels
+    opened = FileImages.pixels
 
-    def pixels(self: FilePictures, index: int, *how: object) -> np.ndarray:
+    def pixels(self: FileImages, index: int, *how: object) -> np.ndarray:
         if index == 3:
             time.sleep(0.2)  # until the others are written
             os._exit(9)
         return opened(self, index, *how)
 
-    FilePictures.pixels = pixels
+    FileImages.pixels = pixels
     make(folder, source)
 
 
@@ -122,9 +122,9 @@ def test_a_killed_build_is_no_cache_and_is_swept(tmp_path: Path) -> None:
     process.join()
     (left,) = (tmp_path / "cache").iterdir()
     assert process.exitcode == 9 and left.name.startswith(".some-set-")
-    source = FilePictures(tmp_path / "a", sorted((tmp_path / "a").iterdir()))
+    source = FileImages(tmp_path / "a", sorted((tmp_path / "a").iterdir()))
     cache = make(tmp_path, source)
-    assert torch.equal(cache([3]), DecodedPictures(source, 4, 3)([3]))
+    assert torch.equal(cache([3]), DecodedImages(source, Framing(4, 3))([3]))
     assert left.exists()  # as long as it may belong to another process that builds
     cache.path.unlink()
     os.utime(left, (0, time.time() - 2 * STALE_SECONDS))

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from zoo.flow.data import image_sets
+from zoo.flow.data.images import Framing
 
 
 def touch(path: Path) -> None:
@@ -24,7 +25,7 @@ def test_folders_are_classes_in_sorted_order(tmp_path: Path, caplog: pytest.LogC
     with caplog.at_level(logging.WARNING):
         found = image_sets.folder(tmp_path)
     assert found.classes == ["cat", "dog"] and found.labels == [1, 2, 2, 2]
-    assert [found.pictures.name(i) for i in range(4)] == ["cat/deep/er/x.jpeg", "dog/a.png", "dog/b.JPG",
+    assert [found.source.name(i) for i in range(4)] == ["cat/deep/er/x.jpeg", "dog/a.png", "dog/b.JPG",
                                                            "dog/notes/y.webp"]  # fmt: skip
     assert found.counts() == {"cat": 1, "dog": 3}
     assert "skipped folders without images: .hidden, empty" in caplog.text
@@ -41,7 +42,7 @@ def test_missing_and_empty_folders_are_named(tmp_path: Path) -> None:
 def test_digits_are_scikit_learns() -> None:
     found = image_sets.digits()
     assert len(found.labels) == 1797 and found.classes == [str(k) for k in range(10)]
-    pixels = found.pictures.pixels(0, 8, 1)
+    pixels = found.source.pixels(0, Framing(8, 1))
     assert pixels.max() <= 255 and found.labels[0] == 1
     assert set(image_sets.digits(5).counts().values()) == {5}
 
@@ -52,7 +53,7 @@ def test_npz_files(tmp_path: Path) -> None:
     np.savez(path, images=images, labels=[7, 3, 3, 7, 3, 7])
     found = image_sets.npz(path, limit=2)
     assert found.classes == ["3", "7"] and found.labels == [2, 1, 1, 2]
-    assert np.array_equal(found.pictures.images, images[:4])
+    assert np.array_equal(found.source.images, images[:4])
     np.savez(path, images=images[..., 0], labels=np.array([0, 2, 2, 0, 0, 0], dtype=np.uint8), classes=["a", "b", "c"])
     found = image_sets.npz(path)
     assert found.classes == ["a", "b", "c"] and found.labels == [1, 3, 3, 1, 1, 1]
@@ -128,8 +129,8 @@ def test_sets_of_the_hub_have_two_splits(monkeypatch: pytest.MonkeyPatch) -> Non
     install(monkeypatch, {"train": Rows([0, 1, 1, 1], ClassLabel()), "test": Rows([1, 0], ClassLabel())})
     train, held = image_sets.hub("user/name", limit=2)
     assert train.classes == ["cat", "dog"] and train.labels == [1, 2, 2] and held.labels == [2, 1]
-    assert train.pictures.pixels(2, 4, 3)[0, 0].tolist() == [2, 0, 0]
-    assert len(image_sets.hub("user/name")[0].pictures) == 4
+    assert train.source.pixels(2, Framing(4, 3))[0, 0].tolist() == [2, 0, 0]
+    assert len(image_sets.hub("user/name")[0].source) == 4
     install(monkeypatch, {"train": Rows([0], ClassLabel())})
     assert len(image_sets.hub("user/name")) == 1
 

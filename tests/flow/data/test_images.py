@@ -7,9 +7,9 @@ import torch
 from PIL import Image
 
 from zoo.flow.data.images import (
-    ArrayPictures,
-    DecodedPictures,
-    FilePictures,
+    ArrayImages,
+    DecodedImages,
+    FileImages,
     Framing,
     StoredPixels,
     decode_all,
@@ -18,27 +18,27 @@ from zoo.flow.data.images import (
 )
 
 
-def pictures(folder: Path, count: int = 3) -> FilePictures:
+def pictures(folder: Path, count: int = 3) -> FileImages:
     paths = [folder / f"{i}.png" for i in range(count)]
     for i, path in enumerate(paths):
         Image.new("RGB", (10, 6), (40 * i, 0, 255)).save(path)
-    return FilePictures(folder, paths)
+    return FileImages(folder, paths)
 
 
 @pytest.mark.shared
 def test_resizing_equals_the_originals(shared: Path) -> None:
     golden = np.load(shared / "golden" / "flow" / "fid_and_image.npz")
-    source = ArrayPictures(golden["img"][None])
-    pixels = source.pixels(0, 16, 3)
+    source = ArrayImages(golden["img"][None])
+    pixels = source.pixels(0, Framing(16, 3))
     np.testing.assert_allclose(to_values(pixels[None])[0].numpy(), golden["transformed"], atol=1e-6)
 
 
 def test_files_are_decoded_resized_and_scaled(tmp_path: Path) -> None:
-    read = DecodedPictures(pictures(tmp_path), 4, 3)
+    read = DecodedImages(pictures(tmp_path), Framing(4, 3))
     images = read([2, 0])
     assert images.shape == (2, 3, 4, 4) and images.dtype == torch.float32 and images.is_contiguous()
     torch.testing.assert_close(images[0, :, 1, 2], torch.tensor([80 / 127.5 - 1, -1, 1]))
-    grey = DecodedPictures(pictures(tmp_path), 4, 1)([1])
+    grey = DecodedImages(pictures(tmp_path), Framing(4, 1))([1])
     assert grey.shape == (1, 1, 4, 4)
     assert torch.equal(pickle.loads(pickle.dumps(read))([2, 0]), images)
 
@@ -47,21 +47,21 @@ def test_files_are_decoded_resized_and_scaled(tmp_path: Path) -> None:
 def test_other_modes_are_converted(tmp_path: Path, mode: str) -> None:
     path = tmp_path / ("a.tif" if mode == "CMYK" else "a.png")
     Image.new("L", (8, 8), 255).convert(mode).save(path)
-    assert FilePictures(tmp_path, [path]).pixels(0, 8, 3).shape == (8, 8, 3)
+    assert FileImages(tmp_path, [path]).pixels(0, Framing(8, 3)).shape == (8, 8, 3)
 
 
 def test_memory_and_files_give_the_same(tmp_path: Path) -> None:
     files = pictures(tmp_path)
-    stored = StoredPixels(np.stack(list(decode_all(files, 6, 3, progress=False))))
-    assert torch.equal(stored([1, 1, 2]), DecodedPictures(files, 6, 3)([1, 1, 2]))
+    stored = StoredPixels(np.stack(list(decode_all(files, Framing(6, 3), progress=False))))
+    assert torch.equal(stored([1, 1, 2]), DecodedImages(files, Framing(6, 3))([1, 1, 2]))
     stored([0]).zero_()
     assert float(stored([0]).abs().max()) == 1  # what is handed out is a copy
 
 
 def test_grey_arrays_may_have_a_channel() -> None:
     images = np.arange(32, dtype=np.uint8).reshape(2, 4, 4)
-    assert np.array_equal(ArrayPictures(images[..., None]).pixels(1, 4, 1)[..., 0], images[1])
-    assert ArrayPictures(images).pixels(1, 4, 3).shape == (4, 4, 3)
+    assert np.array_equal(ArrayImages(images[..., None]).pixels(1, Framing(4, 1))[..., 0], images[1])
+    assert ArrayImages(images).pixels(1, Framing(4, 3)).shape == (4, 4, 3)
 
 
 def test_broken_images_are_named_together_and_nothing_misplaced(tmp_path: Path) -> None:
@@ -73,22 +73,22 @@ def test_broken_images_are_named_together_and_nothing_misplaced(tmp_path: Path) 
     Image.fromarray(np.zeros((4, 4), dtype=np.float32)).save(files.paths[5], format="TIFF")
     got = []
     with pytest.raises(ValueError, match=r"4 of 6 images cannot be read, .*: 1.png: .*; 3.png: .*; 4.png: .*; 5.png: "):
-        got.extend(decode_all(files, 4, 3, progress=False))
+        got.extend(decode_all(files, Framing(4, 3), progress=False))
     assert len(got) <= 1
 
 
 def test_stamps_change_with_files_order_and_size(tmp_path: Path) -> None:
     files = pictures(tmp_path)
-    before = stamps(files, 4, 3)
-    assert before == stamps(files, 4, 3) != stamps(files, 5, 3)
-    assert before != stamps(FilePictures(tmp_path, files.paths[::-1]), 4, 3)
+    before = stamps(files, Framing(4, 3))
+    assert before == stamps(files, Framing(4, 3)) != stamps(files, Framing(5, 3))
+    assert before != stamps(FileImages(tmp_path, files.paths[::-1]), Framing(4, 3))
     files.paths[0].write_bytes(files.paths[0].read_bytes() + b"x")
-    assert before != stamps(files, 4, 3)
+    assert before != stamps(files, Framing(4, 3))
 
 
-def saved(folder: Path, image: Image.Image, name: str = "a.png", **options: object) -> FilePictures:
+def saved(folder: Path, image: Image.Image, name: str = "a.png", **options: object) -> FileImages:
     image.save(folder / name, **options)
-    return FilePictures(folder, [folder / name])
+    return FileImages(folder, [folder / name])
 
 
 def test_images_are_turned_as_their_exif_data_say(tmp_path: Path) -> None:
@@ -97,8 +97,8 @@ def test_images_are_turned_as_their_exif_data_say(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     source = saved(tmp_path, Image.fromarray(values), exif=exif)
-    assert source.pixels(0, 2, 1)[..., 0].tolist() == [[160, 0], [240, 80]]
-    assert saved(tmp_path, Image.fromarray(values)).pixels(0, 2, 1)[..., 0].tolist() == values.tolist()
+    assert source.pixels(0, Framing(2, 1))[..., 0].tolist() == [[160, 0], [240, 80]]
+    assert saved(tmp_path, Image.fromarray(values)).pixels(0, Framing(2, 1))[..., 0].tolist() == values.tolist()
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
@@ -107,14 +107,14 @@ def test_transparent_pixels_show_the_background(tmp_path: Path, mode: str) -> No
     pixels[:2, :, 3], pixels[2:, :, 3] = 0, 255
     image = Image.fromarray(pixels)
     source = saved(tmp_path, image.quantize() if mode == "P" else image.convert(mode))
-    found = source.pixels(0, 4, 3, Framing(background=(10, 20, 200)))
+    found = source.pixels(0, Framing(4, 3, background=(10, 20, 200)))
     assert found[0, 0].tolist() == [10, 20, 200] and found[3, 0].tolist() == [40, 40, 40]
-    assert source.pixels(0, 4, 3)[0, 0].tolist() == [255, 255, 255]
+    assert source.pixels(0, Framing(4, 3))[0, 0].tolist() == [255, 255, 255]
 
 
 def test_half_transparent_pixels_are_mixed() -> None:
     pixels = np.array([[[0, 0, 0, 51]]], dtype=np.uint8)
-    assert ArrayPictures(pixels[None]).pixels(0, 1, 3, Framing(background=(100, 200, 255)))[0, 0].tolist() == [
+    assert ArrayImages(pixels[None]).pixels(0, Framing(1, 3, background=(100, 200, 255)))[0, 0].tolist() == [
         80,
         160,
         204,
@@ -125,40 +125,40 @@ def test_half_transparent_pixels_are_mixed() -> None:
 def test_grey_of_16_bits_keeps_its_range(tmp_path: Path, name: str) -> None:
     values = np.array([[0, 257 * 100], [257 * 200, 65535]], dtype=np.uint16)
     source = saved(tmp_path, Image.fromarray(values), name)
-    assert source.pixels(0, 2, 1)[..., 0].tolist() == [[0, 100], [200, 255]]
-    assert source.pixels(0, 2, 3)[1, 0].tolist() == [200] * 3
+    assert source.pixels(0, Framing(2, 1))[..., 0].tolist() == [[0, 100], [200, 255]]
+    assert source.pixels(0, Framing(2, 3))[1, 0].tolist() == [200] * 3
 
 
 def test_values_without_a_range_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"a.tif: mode F, whose range is not stated"):
-        saved(tmp_path, Image.fromarray(np.ones((2, 2), dtype=np.float32)), "a.tif").pixels(0, 2, 1)
+        saved(tmp_path, Image.fromarray(np.ones((2, 2), dtype=np.float32)), "a.tif").pixels(0, Framing(2, 1))
 
 
 def test_crop_keeps_proportions_and_takes_the_centre(tmp_path: Path) -> None:
     pixels = np.zeros((4, 12), dtype=np.uint8)
     pixels[:, 4:8] = 200
     for values in (pixels, pixels.T):
-        source = ArrayPictures(np.ascontiguousarray(values)[None])
-        assert (source.pixels(0, 4, 1, Framing("crop")) == 200).all()
-        assert (source.pixels(0, 2, 1, Framing("crop")) == 200).all()
-        assert source.pixels(0, 4, 1).min() == 0
-    with pytest.raises(ValueError, match="resize is squash or crop"):
-        Framing("stretch")  # type: ignore[arg-type]
+        source = ArrayImages(np.ascontiguousarray(values)[None])
+        assert (source.pixels(0, Framing(4, 1, "crop")) == 200).all()
+        assert (source.pixels(0, Framing(2, 1, "crop")) == 200).all()
+        assert source.pixels(0, Framing(4, 1)).min() == 0
+    with pytest.raises(ValueError, match="resize is one of squash, crop"):
+        Framing(4, 3, "stretch")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="background is red, green and blue"):
-        Framing(background=(0, 0, 256))
+        Framing(4, background=(0, 0, 256))
 
 
 def test_a_share_of_broken_images_is_named_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     files = pictures(tmp_path, 6)
-    whole = list(decode_all(files, 4, 3, progress=False))
+    whole = list(decode_all(files, Framing(4, 3), progress=False))
     files.paths[2].write_bytes(b"no image")
     bad: dict[int, str] = {}
-    found = list(decode_all(files, 4, 3, False, max_bad_share=0.2, bad=bad))
+    found = list(decode_all(files, Framing(4, 3), False, max_bad_share=0.2, bad=bad))
     assert list(bad) == [2] and "2.png" in caplog.text
     assert np.array_equal(np.stack(found), np.stack(whole[:2] + whole[3:]))
     with pytest.raises(ValueError, match=r"1 of 6 images cannot be read, .* 0.1 \(max_bad_share\).*2.png"):
-        list(decode_all(files, 4, 3, False, max_bad_share=0.1))
+        list(decode_all(files, Framing(4, 3), False, max_bad_share=0.1))
     for path in files.paths:
         path.write_bytes(b"no image")
     with pytest.raises(ValueError, match="6 of 6 images"):
-        list(decode_all(files, 4, 3, False, max_bad_share=1.0))
+        list(decode_all(files, Framing(4, 3), False, max_bad_share=1.0))

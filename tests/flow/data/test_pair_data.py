@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from zoo.flow.data import pair_shards
+from zoo.flow.data import pair_data
 from zoo.flow.data.datamodule import ImageData
 from zoo.flow.data.pair_data import EMBEDDED_PAIRS, PairData
 from zoo.flow.evaluation.tables import evaluate_straightness
@@ -135,7 +135,7 @@ def test_seeds_of_the_task_change_with_the_epoch_and_the_pair_stays(pairs: Path)
 
 
 def test_workers_read_the_same_and_few_shards_stay_open(pairs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair_shards, "OPEN_SHARDS", 2)
+    monkeypatch.setattr(pair_data, "OPEN_SHARDS", 2)
     data = PairData(str(pairs), batch_size=64)
     data.setup("fit")
     read = data.train_set.read

@@ -58,7 +58,7 @@ def test_checkerboard_has_eight_equal_cells() -> None:
 
 
 def test_errors() -> None:
-    with pytest.raises(ValueError, match=r"expected one of gaussian, .* found 'square'"):
+    with pytest.raises(ValueError, match=r"kind is one of gaussian, .* not 'square'"):
         points.draw("square", 10, 0)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="at least 1 point, not 0"):
+    with pytest.raises(ValueError, match="count is at least 1, not 0"):
         points.draw("moons", 0, 0)

@@ -13,8 +13,7 @@ from zoo.flow import rendering
 from zoo.flow.inference.drawing import load_sampler, requests
 from zoo.flow.inference.generate import generate
 from zoo.flow.inference.pairs import make_pairs
-from zoo.flow.inference.requests import read_requests
-from zoo.flow.inference.sampler import Sampler
+from zoo.flow.inference.sampler import Sampler, read_requests
 from zoo.flow.nets.mlp import ToyNet
 from zoo.flow.nets.unet import UNet
 from zoo.flow.nets.velocity import VelocityNet

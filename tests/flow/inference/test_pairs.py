@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.common.hardware import processes
-from zoo.flow.data.pair_data import PairData
-from zoo.flow.data.pair_shards import read_meta, row_type
+from zoo.flow.data.pair_data import PairData, read_meta, row_type
 from zoo.flow.evaluation.tables import evaluate_straightness
 from zoo.flow.inference.drawing import load_sampler
 from zoo.flow.inference.pairs import make_pairs

@@ -6,8 +6,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from zoo.flow.inference.requests import read_requests
-from zoo.flow.inference.sampler import Sampler
+from zoo.flow.inference.sampler import Sampler, read_requests
 from zoo.flow.nets.mlp import ToyNet
 from zoo.flow.nets.velocity import VelocityNet
 from zoo.flow.process.guidance import Guidance

@@ -140,12 +140,12 @@ def test_features_without_twin_or_alignment(tmp_path: Path) -> None:
     features(tmp_path)
     np.save(tmp_path / "degraded" / "deep" / "1.npy", np.zeros((3, 12)))
     module = FeatureData(str(tmp_path / "clean"), str(tmp_path / "degraded"), val_items=1)
-    with pytest.raises(ValueError, match=r"has 20 frames, its twin .* has 12"):
+    with pytest.raises(ValueError, match=r"has 20 frames, its counterpart .* has 12"):
         module.setup("fit")
     (tmp_path / "degraded" / "deep" / "1.npy").unlink()
-    with pytest.raises(ValueError, match=r"1 of 5 files .* no twin of their name, among them .*1\.npy"):
+    with pytest.raises(ValueError, match=r"1 of 5 files .* no counterpart of their name, among them .*1\.npy"):
         module.setup("fit")
     with pytest.raises(FileNotFoundError, match=r"data\.init_args\.degraded"):
         FeatureData(str(tmp_path / "clean"), str(tmp_path / "nowhere"))
-    with pytest.raises(ValueError, match="max_frames and val_frames"):
+    with pytest.raises(ValueError, match="max_frames is at least 1"):
         FeatureData(str(tmp_path), str(tmp_path), max_frames=0)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from zoo.flow.sequence.normaliser import LEAST_SPREAD, Normaliser
+from zoo.flow.sequence.net import LEAST_DEVIATION, Normaliser
 
 
 def test_statistics_are_those_of_all_frames() -> None:
@@ -34,7 +34,7 @@ def test_a_constant_bin_is_not_blown_up() -> None:
     normaliser = Normaliser(2, 1)
     normaliser.fit([(torch.stack([torch.full((8,), 7.0), torch.arange(8.0)]), torch.arange(8.0)[None])])
     spread = torch.arange(8.0).std(unbiased=False)
-    torch.testing.assert_close(normaliser.deviation, torch.stack([LEAST_SPREAD * spread / 2, spread]))
+    torch.testing.assert_close(normaliser.deviation, torch.stack([LEAST_DEVIATION * spread / 2, spread]))
 
 
 def test_what_cannot_be_scaled_is_named() -> None:

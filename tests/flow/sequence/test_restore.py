@@ -13,8 +13,7 @@ from zoo.audio.io import files
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.paths import ConditionalOT
 from zoo.flow.process.solvers import Solver
-from zoo.flow.sequence.net import SequenceNet
-from zoo.flow.sequence.normaliser import Normaliser
+from zoo.flow.sequence.net import Normaliser, SequenceNet
 from zoo.flow.sequence.restore import SequenceRestorer
 from zoo.hifigan.inference.vocoder import Vocoder
 from zoo.hifigan.nets.generator import Generator

@@ -10,8 +10,7 @@ from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.paths import ConditionalOT
 from zoo.flow.process.solvers import Solver
 from zoo.flow.process.time_samplers import UniformTimes
-from zoo.flow.sequence.net import SequenceNet
-from zoo.flow.sequence.normaliser import Normaliser
+from zoo.flow.sequence.net import Normaliser, SequenceNet
 from zoo.flow.sequence.task import SequenceTask, masked_mean
 
 LENGTHS = [6, 4, 2]
@@ -145,7 +144,7 @@ def test_a_small_net_learns_a_mapping() -> None:
 
 
 def test_what_contradicts_itself_is_named() -> None:
-    with pytest.raises(ValueError, match="condition_drop lies in"):
+    with pytest.raises(ValueError, match="condition_drop is 0 to 1"):
         build(Spy(), condition_drop=1.5)
     with pytest.raises(ValueError, match="guidance needs a condition_drop"):
         build(Spy(), condition_drop=0.0, guidance=Guidance())

@@ -89,9 +89,9 @@ def test_spectral_norm_stays_in_float32_under_autocast():
 
 
 def test_wrong_arguments_are_refused():
-    with pytest.raises(ValueError, match="channel_mult must be positive"):
+    with pytest.raises(ValueError, match="channel_mult is positive"):
         MultiPeriodDiscriminator(channel_mult=0)
     with pytest.raises(ValueError, match="periods must be positive"):
         MultiPeriodDiscriminator(periods=())
-    with pytest.raises(ValueError, match="scales must be at least 1"):
+    with pytest.raises(ValueError, match="scales is at least 1"):
         MultiScaleDiscriminator(scales=0)

@@ -121,9 +121,9 @@ def test_conditioner_slot():
         ({"upsample_rates": (4, 2, 2)}, "same length, not 3 and 2"),
         ({"resblock_kernel_sizes": (3, 5)}, "same length, not 2 and 1"),
         ({"resblock_kernel_sizes": (4,)}, r"must be odd, found \[4\]"),
-        ({"resblock": "3"}, "resblock must be"),
+        ({"resblock": "3"}, "resblock is one of 1, 2"),
         ({"initial_channels": 3}, "leaves no channel after 2 halvings"),
-        ({"init": "zero"}, "init must be"),
+        ({"init": "zero"}, "init is one of default, normal"),
     ],
 )
 def test_wrong_sizes_are_refused(changes, message):

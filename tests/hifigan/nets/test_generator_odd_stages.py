@@ -65,5 +65,5 @@ def test_even_stages_do_not_change():
 def test_odd_stages_are_refused_unless_asked_for():
     with pytest.raises(ValueError, match=r"kernel 10 with rate 5.*set output_padding"):
         Generator(**ODD)
-    with pytest.raises(ValueError, match="null, 0 or 1, not 2"):
+    with pytest.raises(ValueError, match="output_padding is one of None, 0, 1, not 2"):
         Generator(**ODD, output_padding=2)

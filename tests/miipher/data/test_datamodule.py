@@ -131,7 +131,7 @@ def test_twins_made_before_are_found(corpus, tmp_path):
     scale = float(item["clean"].abs().max() / item["input"].abs().max())
     torch.testing.assert_close(item["input"] * scale, item["clean"], atol=1e-3, rtol=0)
     next(iter((tmp_path / "degraded").rglob("*.flac"))).unlink()
-    with pytest.raises(ValueError, match=r"1 clips .* have no twin"):
+    with pytest.raises(ValueError, match=r"1 clips .* have no degraded version"):
         ready(SpeechData(**folders, val_items=2))
     with pytest.raises(ValueError, match="not both"):
         SpeechData(**folders, degrader=noisy())

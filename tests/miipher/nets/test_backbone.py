@@ -101,8 +101,8 @@ def test_random_weights_leave_the_global_generator_alone():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"layer": 4}, "blocks 1 to 3"),
-        ({"layer": 0}, "blocks 1 to 3"),
+        ({"layer": 4}, "layer is 1 to 3"),
+        ({"layer": 0}, "layer is 1 to 3"),
         ({"source": "runs/nowhere", "config": None}, "runs/nowhere"),
         ({"config": None}, "give source"),
         ({"config": {"hidden_size": 8}}, "model_type"),

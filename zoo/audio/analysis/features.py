@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
+from zoo.common.atomic import replacing
 from zoo.common.reading.torch_files import read_torch
 
 FEATURE_SUFFIXES = (".npy", ".pt")
@@ -37,3 +39,28 @@ def open_features(path: Path) -> np.ndarray:
     if array.ndim != 2 or array.size == 0:
         raise ValueError(f"{path}: expected features (C, F), found {tuple(array.shape)}")
     return array
+
+
+def write_features(target: Path, shape: tuple[int, int], dtype: str, pieces: Iterable[np.ndarray]) -> None:
+    """Write features piece by piece, frame after frame (Fortran order): a crop of a mapped file is one read.
+
+    Args:
+        target: `.npy` file, which appears only when it is whole.
+        shape: (C, F).
+        dtype: of the file, such as "<f4".
+        pieces: (C, n), of F frames in total.
+
+    Raises:
+        ValueError: when a value does not fit into the type.
+    """
+    layout = {"descr": dtype, "fortran_order": True, "shape": shape}
+    with replacing(target) as temporary, temporary.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, layout)
+        for piece in pieces:
+            with np.errstate(over="ignore"):  # infinity is what the next line looks for
+                cast = np.ascontiguousarray(piece.T, dtype=dtype)
+            if not np.isfinite(cast).all():
+                raise ValueError(
+                    f"{target}: features of up to {np.abs(piece).max():g} do not fit into {cast.dtype.name}"
+                )
+            file.write(cast.tobytes())

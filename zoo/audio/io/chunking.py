@@ -229,3 +229,16 @@ def resampled(blocks: Iterable[np.ndarray], source_rate: int, target_rate: int) 
         yield resampler.push(block)
     if resampler is not None:
         yield resampler.push(block[:, :0], last=True)
+
+
+def mono(blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    """Mix pieces (C, n) to one channel (1, n), float32."""
+    for block in blocks:
+        yield block.mean(axis=0, keepdims=True, dtype=np.float32)
+
+
+def finite(result: np.ndarray) -> np.ndarray:
+    """A net's result as it is; refused where a value is not finite."""
+    if not np.isfinite(result).all():
+        raise ValueError("the net gave NaN or infinite values; under 16-mixed try --trainer.precision=32")
+    return result

@@ -34,28 +34,16 @@ _TILT, _TILT_WEIGHT = -3.0, 1.0  # dB per octave that the trend below an edge ha
 
 @dataclass(frozen=True)
 class Edge:
-    """Where a band ends.
+    """Where a band ends."""
 
-    Attributes:
-        hz: the frequency at which the level is 6 dB below the trend of the band.
-        confidence: 0 to 1, from how far the level falls within half an octave and stays: 0 for 10 dB, 1 for 30 dB.
-    """
-
-    hz: float
-    confidence: float
+    hz: float  # the frequency at which the level is 6 dB below the trend of the band
+    confidence: float  # 0 to 1, from how far the level falls within half an octave and stays: 0 for 10 dB, 1 for 30 dB
 
 
 def spectrum(audio: np.ndarray) -> np.ndarray:
-    """Magnitude per frequency, summed over time; sums of a recording's pieces add up.
+    """Magnitude per frequency (1025,) float64 of audio (T,), 0 Hz to half the sample rate; sums of pieces add up.
 
-    Args:
-        audio: (T,) float; the end is zero-padded to whole frames of 2048 samples.
-
-    Returns:
-        (1025,) float64, from 0 Hz to half the sample rate.
-
-    Raises:
-        ValueError: the array has another shape.
+    It is summed over time; the end is zero-padded to whole frames of 2048 samples.
     """
     if audio.ndim != 1:
         raise ValueError(f"expected audio (T,), found shape {audio.shape}")
@@ -70,19 +58,7 @@ def spectrum(audio: np.ndarray) -> np.ndarray:
 
 
 def cutoff(magnitudes: np.ndarray, sample_rate: int, share: float = SHARE) -> float:
-    """The frequency below which a share of the magnitude lies.
-
-    Args:
-        magnitudes: (N,) from 0 Hz to half the sample rate, as `spectrum` gives them.
-        sample_rate: Hz.
-        share: 0 to 1.
-
-    Returns:
-        Hz, 0 to sample_rate / 2; 0 for silence.
-
-    Raises:
-        ValueError: the share is out of range.
-    """
+    """The frequency in Hz below which a share, 0 to 1, of magnitudes (N,) as of `spectrum` lies; 0 for silence."""
     if not 0 < share < 1:
         raise ValueError(f"share lies between 0 and 1, not {share}")
     below = np.cumsum(magnitudes)
@@ -91,21 +67,10 @@ def cutoff(magnitudes: np.ndarray, sample_rate: int, share: float = SHARE) -> fl
 
 
 def detect(audio: np.ndarray, sample_rate: int, share: float = SHARE) -> float:
-    """Find where the band of a recording ends, by the original's rule.
+    """Find where the band of a recording (T,) ends, by the original's rule: Hz, 0 for silence.
 
     The measure is the magnitude and not the power, so that a quiet upper band counts; weak noise up to half the sample
     rate raises the result.
-
-    Args:
-        audio: (T,) float.
-        sample_rate: Hz.
-        share: of the magnitude, summed over time, that lies below the cut-off; 0 to 1.
-
-    Returns:
-        Hz, 0 to sample_rate / 2; 0 for silence.
-
-    Raises:
-        ValueError: the shape or the share does not fit.
 
     Source: AudioSR's inference code; its axis is frequency (ProjectLily's copy cumulates over time).
     """
@@ -116,16 +81,14 @@ def edge(magnitudes: np.ndarray, sample_rate: int, limit_hz: float | None = None
     """Find the likeliest edge of a band: a steep fall from the band's level to a floor that nothing above exceeds.
 
     A sound's own decline towards high frequencies is no edge, however little is left there, and neither is the end of
-    the whole range: edges are looked for between 630 Hz and 90 % of the limit.
+    the whole range: edges are looked for between 630 Hz and 90 % of the limit. Where there is none, the confidence is 0
+    and the edge half the sample rate.
 
     Args:
         magnitudes: (N,) from 0 Hz to half the sample rate, as `spectrum` gives them.
         sample_rate: Hz.
         limit_hz: end of the range in Hz, where a conversion of the sample rate has ended it before; half the sample
             rate when None.
-
-    Returns:
-        The edge; confidence 0 and half the sample rate where the range or the sound has none.
     """
     nothing = Edge(sample_rate / 2, 0.0)
     limit_hz = sample_rate / 2 if limit_hz is None else min(limit_hz, sample_rate / 2)
@@ -146,20 +109,11 @@ def edge(magnitudes: np.ndarray, sample_rate: int, limit_hz: float | None = None
 
 
 def edges(spectra: np.ndarray, sample_rate: int, limit_hz: float, confidence: float = CONFIDENCE) -> list[Edge | None]:
-    """The edge of each segment of a recording.
+    """The edge of each segment of a recording, or None, from spectra (S, N) per frame.
 
     The edge of the whole recording holds in all segments that have nothing above it. A segment with an edge elsewhere
     keeps it when it is more than confident, halfway to certainty: a sound without high frequencies is likelier than a
     change of the recording.
-
-    Args:
-        spectra: (S, N) as `spectrum` gives them, per frame.
-        sample_rate: Hz.
-        limit_hz: see `edge`.
-        confidence: from which an edge counts, 0 to 1.
-
-    Returns:
-        An edge or None for each segment.
     """
     mean = spectra.mean(axis=0)
     whole = edge(mean, sample_rate, limit_hz)

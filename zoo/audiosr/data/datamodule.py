@@ -1,4 +1,4 @@
-"""The datamodule of AudioSR: full-band crops with band-limited twins, simulated or recorded."""
+"""The datamodule of AudioSR: full-band crops with band-limited counterparts, simulated or recorded."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from zoo.audio.augment.disturbances import open_noises
 from zoo.audio.corpora.cache import CorpusCache, build
 from zoo.audio.corpora.corpus import CACHES, Corpus, EmbeddedCorpus, cache_folder
 from zoo.audio.io.files import walk
-from zoo.audiosr.data.items import Blank, Crops, Grid
+from zoo.audiosr.data.items import Crops, Grid, Silence
 from zoo.audiosr.data.simulate import Simulation, top
 from zoo.audiosr.data.sources import FileCorpus, Part, RamCorpus, Recordings, find_parts, pair
 from zoo.common.build import build as make
 from zoo.common.folders import data_folder
+from zoo.common.ranges import at_least, within
 from zoo.common.reading.configs import read_config
 from zoo.training.data import ZooDataModule
 
@@ -41,8 +42,8 @@ class SuperResolutionData(ZooDataModule):
     Args:
         root: folder laid out `{train,valid}/{high,low}` or `{high,low}`, or any tree of audio such as LJSpeech's, which
             then is all `high`; null for the embedded speech-like corpus.
-        mode: `simulate` makes the low twins; `paired` reads those of `low`, files of the same relative name, of which
-            `cutoff_hz` is detected. Where twins differ in length the shorter counts.
+        mode: `simulate` makes the low clips; `paired` reads those of `low`, files of the same relative name, of which
+            `cutoff_hz` is detected. Where counterparts differ in length the shorter counts.
         valid_root: folder of validation clips, laid out `{high,low}` or as a tree.
         train_list: files to train on: lines `id|anything` or paths, or JSONL with `path`; all when null.
         val_list: files to validate on, likewise.
@@ -54,9 +55,9 @@ class SuperResolutionData(ZooDataModule):
         val_samples: length of a validation excerpt; as in training when null.
         val_items: most validation clips; all when null. Needed where `val_ratio` is null.
         val_cutoffs_hz: grid of validation in Hz; 2, 4, 8, 12 and 16 kHz, as far as the sample rate allows, when null.
-        simulation: how twins are made; with its defaults when null.
+        simulation: how counterparts are made; with its defaults when null.
         noise: folder of noise for the simulation; null for noise made in code.
-        normalize: scale each clip to a peak of 0.95, and its twin with it.
+        normalize: scale each clip to a peak of 0.95, and its counterpart with it.
         blank_ratio_max: largest share of silent hops in a crop; 8 tries, half of them in other clips, then the least
             silent is taken.
         blank_hop_seconds: length of a hop.
@@ -73,7 +74,6 @@ class SuperResolutionData(ZooDataModule):
 
     Raises:
         FileNotFoundError: a folder does not exist.
-        ValueError: an argument outside its range.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class SuperResolutionData(ZooDataModule):
         self.needs_noise = mode == "simulate" and self.simulation.noise > 0
         self.noise = data_folder("noise", noise, embedded_if_missing) if self.needs_noise else None
         self.normalize = normalize
-        self.blank = Blank(blank_ratio_max, max(1, round(blank_hop_seconds * sample_rate)), blank_threshold)
+        self.silence = Silence(blank_ratio_max, max(1, round(blank_hop_seconds * sample_rate)), blank_threshold)
         self.cache_mode = cache_mode
         self.cache = Path(cache)
         self.max_bad_share = max_bad_share
@@ -153,12 +153,12 @@ class SuperResolutionData(ZooDataModule):
         else:
             val_clips = valid.usable
         self.train_set: Crops = Crops(
-            train, train_clips, self.sample_rate, self.segment_samples, self.blank, self.simulation,
+            train, train_clips, self.sample_rate, self.segment_samples, self.silence, self.simulation,
             self._noises(), self.seed,
         )  # fmt: skip
         self.contents = (train.high.lengths[train_clips],)
         self.val_set: Grid = Grid(
-            valid, val_clips[: self.val_items], self.sample_rate, self.val_samples, self.blank, self.simulation,
+            valid, val_clips[: self.val_items], self.sample_rate, self.val_samples, self.silence, self.simulation,
             self.val_cutoffs_hz,
         )  # fmt: skip
 
@@ -226,30 +226,12 @@ class SuperResolutionData(ZooDataModule):
             self.simulation.band(self.sample_rate)
         elif self.root is None:
             raise ValueError("data.init_args.mode paired needs a root with the folders high and low")
-        shares = {"val_ratio": self.val_ratio or 0.0, "blank_ratio_max": self.blank.ratio_max}
-        for name, share in shares.items():
-            if not 0 <= share <= 1:
-                raise ValueError(f"data.init_args.{name}: expected a share from 0 to 1, found {share}")
-        if self.segment_samples < 1 or self.val_samples < 1:
-            raise ValueError(
-                f"data.init_args: segment_samples and val_samples are at least 1, found {self.segment_samples} and "
-                f"{self.val_samples}"
-            )
+        within(0, 1, val_ratio=self.val_ratio or 0.0, blank_ratio_max=self.silence.ratio_max)
+        at_least(1, segment_samples=self.segment_samples, val_samples=self.val_samples)
 
 
 def read_data(config: Path) -> SuperResolutionData:
-    """Build the datamodule of a recipe alone.
-
-    Args:
-        config: the recipe.
-
-    Returns:
-        The datamodule; nothing is decoded yet.
-
-    Raises:
-        FileNotFoundError: no such recipe, or a folder that it names is missing.
-        ValueError: its data is another system's, or is not cached.
-    """
+    """Build the datamodule of a recipe alone, one that is cached; nothing is decoded yet."""
     spec = read_config(config).get("data")
     data = None if spec is None else make(spec, L.LightningDataModule)
     if not isinstance(data, SuperResolutionData):

@@ -1,4 +1,4 @@
-"""Crops of full-band audio with their band-limited twins: random ones for training, a fixed grid for validation."""
+"""Crops of full-band audio and the same band-limited: random ones for training, a fixed grid for validation."""
 
 from __future__ import annotations
 
@@ -26,18 +26,12 @@ OTHER_TRIES = 4
 
 
 @dataclass(frozen=True)
-class Blank:
-    """What counts as silence.
+class Silence:
+    """What counts as silence."""
 
-    Attributes:
-        ratio_max: largest share of silent hops that a crop may have, 0 to 1; 1 takes everything.
-        hop_samples: length of a hop.
-        threshold: RMS of full scale below which a hop is silent.
-    """
-
-    ratio_max: float
-    hop_samples: int
-    threshold: float
+    ratio_max: float  # largest share of silent hops that a crop may have, 0 to 1; 1 takes everything
+    hop_samples: int  # length of a hop
+    threshold: float  # RMS of full scale below which a hop is silent
 
     def share(self, audio: np.ndarray) -> float:
         """Share of silent hops of a signal (T,), T >= 1."""
@@ -47,20 +41,10 @@ class Blank:
         return float(np.mean(np.sqrt(energy / lengths) < self.threshold))
 
 
-def choose(recordings: Recordings, candidates: Iterable[tuple[int, int]], samples: int, blank: Blank) -> Pair:
-    """Take the first crop that is not silent, or else the least silent one.
+def choose(recordings: Recordings, candidates: Iterable[tuple[int, int]], samples: int, silence: Silence) -> Pair:
+    """Take the first of the candidates (clip and first sample) that is not silent, or else the least silent one.
 
-    Args:
-        recordings: the clips.
-        candidates: clip and first sample, in the order to be looked at.
-        samples: of a crop; zeros are appended to a shorter clip and do not count as silence.
-        blank: what is silent.
-
-    Returns:
-        High and low (samples,) float32.
-
-    Raises:
-        AudioFileError: none could be read.
+    Zeros are appended to a shorter clip and do not count as silence. Raises AudioFileError where none could be read.
     """
     best: Pair | None = None
     least, failure = 2.0, AudioFileError("no crop to choose from")
@@ -70,10 +54,10 @@ def choose(recordings: Recordings, candidates: Iterable[tuple[int, int]], sample
         except AudioFileError as error:
             failure = error
             continue
-        share = blank.share(high)
+        share = silence.share(high)
         if share < least:
             least, best = share, (high, low)
-        if share <= blank.ratio_max:
+        if share <= silence.ratio_max:
             break
     if best is None:
         raise failure
@@ -81,39 +65,18 @@ def choose(recordings: Recordings, candidates: Iterable[tuple[int, int]], sample
     return fit(high, samples), None if low is None else fit(low, samples)
 
 
+@dataclass(eq=False)
 class Crops(Dataset[Item]):
-    """Random crops with fresh degradations, keyed by (epoch, item): the same whatever worker or rank draws them.
+    """Random crops with fresh degradations, keyed by (epoch, item): the same whatever worker or rank draws them."""
 
-    Args:
-        recordings: the clips.
-        indices: which of them.
-        sample_rate: Hz.
-        segment_samples: length of a crop.
-        blank: which crops to pass over; after a few tries other clips are looked at.
-        simulation: makes the twins where the data has none.
-        noises: for the simulation.
-        seed: of crops and degradations.
-    """
-
-    def __init__(
-        self,
-        recordings: Recordings,
-        indices: np.ndarray,
-        sample_rate: int,
-        segment_samples: int,
-        blank: Blank,
-        simulation: Simulation,
-        noises: Corpus | None,
-        seed: int,
-    ) -> None:
-        self.recordings = recordings
-        self.indices = indices
-        self.sample_rate = sample_rate
-        self.segment_samples = segment_samples
-        self.blank = blank
-        self.simulation = simulation
-        self.noises = noises
-        self.seed = seed
+    recordings: Recordings
+    indices: np.ndarray
+    sample_rate: int
+    segment_samples: int  # length of a crop
+    silence: Silence  # which crops to pass over; after a few tries other clips are looked at
+    simulation: Simulation  # makes the counterparts where the data has none
+    noises: Corpus | None
+    seed: int
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -122,7 +85,7 @@ class Crops(Dataset[Item]):
         epoch, item = key
         rng = np.random.default_rng(item_seed(self.seed, epoch, item))
         candidates = self._candidates(int(self.indices[item]), rng)
-        high, low = choose(self.recordings, candidates, self.segment_samples, self.blank)
+        high, low = choose(self.recordings, candidates, self.segment_samples, self.silence)
         if low is not None:
             return as_item(high, low, band_end(low, self.sample_rate))
         return as_item(high, *self.simulation.degrade(high, self.sample_rate, rng, self.noises))
@@ -136,38 +99,24 @@ class Crops(Dataset[Item]):
             yield index, int(rng.integers(room + 1))
 
 
+@dataclass(eq=False)
 class Grid(Dataset[Item]):
     """Every validation clip at every cut-off: the same crop, filter type and order in every run.
-
-    Args:
-        recordings: the clips.
-        indices: which of them.
-        sample_rate: Hz.
-        samples: length of the excerpt, the first that is not silent.
-        blank: what is silent.
-        simulation: its filter types; neither noise nor codecs.
-        cutoffs_hz: Hz; where the data has twins they are taken as they are, one item a clip.
 
     Rows carry the number of the `item` besides.
     """
 
-    def __init__(
-        self,
-        recordings: Recordings,
-        indices: np.ndarray,
-        sample_rate: int,
-        samples: int,
-        blank: Blank,
-        simulation: Simulation,
-        cutoffs_hz: Sequence[float],
-    ) -> None:
-        self.recordings = recordings
-        self.indices = indices
-        self.sample_rate = sample_rate
-        self.samples = samples
-        self.blank = blank
-        self.simulation = simulation
-        self.cutoffs_hz = [0.0] if recordings.low is not None else list(cutoffs_hz)
+    recordings: Recordings
+    indices: np.ndarray
+    sample_rate: int
+    samples: int  # length of the excerpt, the first that is not silent
+    silence: Silence
+    simulation: Simulation  # its filter types; neither noise nor codecs
+    cutoffs_hz: Sequence[float]  # Hz; where the data has counterparts they are taken as they are, one item a clip
+
+    def __post_init__(self) -> None:
+        """Take recorded pairs as they are."""
+        self.cutoffs_hz = list(self.cutoffs_hz) if self.recordings.low is None else [0.0]
 
     def __len__(self) -> int:
         return len(self.indices) * len(self.cutoffs_hz)
@@ -177,7 +126,7 @@ class Grid(Dataset[Item]):
         index = int(self.indices[clip])
         room = max(self.recordings.length(index) - self.samples, 0)
         starts = np.unique(np.linspace(0, room, OWN_TRIES + OTHER_TRIES).astype(int))
-        high, low = choose(self.recordings, [(index, int(start)) for start in starts], self.samples, self.blank)
+        high, low = choose(self.recordings, [(index, int(start)) for start in starts], self.samples, self.silence)
         if low is not None:
             return as_item(high, low, band_end(low, self.sample_rate)) | {"item": torch.tensor(item)}
         cutoff_hz = self.cutoffs_hz[column]

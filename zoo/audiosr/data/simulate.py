@@ -1,4 +1,4 @@
-"""Band-limited twins of full-band audio: a random low-pass filter, and what else happens to such recordings."""
+"""Band-limited counterparts of full-band audio: a random low-pass filter, and what else happens to such recordings."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from scipy.signal import bessel, butter, cheby1, ellip, resample_poly, sosfiltfi
 from zoo.audio.augment.degrade import Degrader
 from zoo.audio.augment.effects import fit
 from zoo.audio.corpora.corpus import Corpus
+from zoo.common.ranges import at_least, one_of, within
 
 FilterType = Literal["butter", "cheby1", "ellip", "bessel"]
 FILTER_TYPES: tuple[FilterType, ...] = get_args(FilterType)
@@ -26,7 +27,7 @@ def lowpass(
     order: int = 8,
     resample: bool = False,
 ) -> np.ndarray:
-    """Limit the band without a delay: the filter runs forwards and backwards.
+    """Limit the band of audio (T,) without a delay: the filter runs forwards and backwards.
 
     Args:
         audio: (T,) float, T >= 1.
@@ -36,12 +37,6 @@ def lowpass(
         order: of one pass, >= 1; AudioSR draws 2 to 10.
         resample: filter, go down to 2 * cutoff_hz and back, and filter again, as the original does: no band is left
             above the cut-off. Quick for cut-offs that divide the sample rate well (multiples of 100 Hz).
-
-    Returns:
-        (T,) float32.
-
-    Raises:
-        ValueError: the shape, the type, the order or the cut-off does not fit.
 
     Source: Liu et al., "AudioSR" (2023), section 4.1, and its code's order of steps.
     """
@@ -59,17 +54,15 @@ def lowpass(
 def _sections(sample_rate: int, cutoff_hz: float, filter_type: FilterType, order: int) -> np.ndarray:
     if not 0 < cutoff_hz < sample_rate / 2:
         raise ValueError(f"cutoff_hz lies between 0 and half the sample rate, {sample_rate / 2} Hz; found {cutoff_hz}")
-    if order < 1:
-        raise ValueError(f"order is at least 1, not {order}")
+    at_least(1, order=order)
+    one_of(FILTER_TYPES, filter_type=filter_type)
     if filter_type == "butter":
         return butter(order, cutoff_hz, fs=sample_rate, output="sos")
     if filter_type == "cheby1":
         return cheby1(order, _RIPPLE_DB, cutoff_hz, fs=sample_rate, output="sos")
     if filter_type == "ellip":
         return ellip(order, _RIPPLE_DB, _STOP_DB, cutoff_hz, fs=sample_rate, output="sos")
-    if filter_type == "bessel":
-        return bessel(order, cutoff_hz, fs=sample_rate, output="sos")
-    raise ValueError(f"filter_type is one of {', '.join(FILTER_TYPES)}, not {filter_type!r}")
+    return bessel(order, cutoff_hz, fs=sample_rate, output="sos")
 
 
 def _both_ways(sections: np.ndarray, audio: np.ndarray) -> np.ndarray:
@@ -87,7 +80,7 @@ _CODECS: dict[str, list[float]] = {"mp3": [64, 96, 128], "opus": [32, 48, 64]}  
 
 
 class Simulation:
-    """Makes the low-resolution twin of a signal; equal arguments and an equal generator state give equal samples.
+    """Limits the band of a signal at random; equal arguments and an equal generator state give equal samples.
 
     Noise comes first, then the filter at zero phase, with or without resampling to twice the cut-off and back, then the
     codec, whose delay is removed. A codec may limit the band further than the cut-off that is reported.
@@ -134,19 +127,12 @@ class Simulation:
     def degrade(
         self, high: np.ndarray, sample_rate: int, rng: np.random.Generator, noises: Corpus | None = None
     ) -> tuple[np.ndarray, float]:
-        """Draw a degradation and carry it out.
+        """Draw a degradation and carry it out on audio (T,) float32, T >= 1.
 
-        Args:
-            high: (T,) float32, T >= 1.
-            sample_rate: Hz.
-            rng: source of every choice.
-            noises: noise at `sample_rate`; needed where `noise` > 0.
+        Noise at `sample_rate` is needed where `noise` > 0.
 
         Returns:
-            The twin (T,) float32, aligned with `high` and at its level, and the cut-off in Hz.
-
-        Raises:
-            ValueError: the sample rate leaves no cut-off to draw, or noise is missing.
+            The degraded audio (T,) float32, aligned with `high` and at its level, and the cut-off in Hz.
         """
         cutoff_hz = self._draw_cutoff(sample_rate, rng)
         filter_type = self.filter_types[int(rng.integers(len(self.filter_types)))]
@@ -158,26 +144,12 @@ class Simulation:
         return low, cutoff_hz
 
     def limited(self, high: np.ndarray, sample_rate: int, cutoff_hz: float, number: int) -> np.ndarray:
-        """Make the twin for validation: a filter alone, whose type follows from a number.
-
-        Args:
-            high: (T,) float32.
-            sample_rate: Hz.
-            cutoff_hz: Hz.
-            number: any integer >= 0; the types take turns.
-
-        Returns:
-            (T,) float32.
-        """
+        """Limit (T,) float32 for validation: a filter alone; the types take turns by `number`, 0 or more."""
         filter_type = self.filter_types[number % len(self.filter_types)]
         return lowpass(high, sample_rate, cutoff_hz, filter_type, VAL_ORDER)
 
     def band(self, sample_rate: int) -> Range:
-        """The cut-offs that are drawn at a sample rate, in Hz.
-
-        Raises:
-            ValueError: the lowest lies above what the rate can hold.
-        """
+        """The cut-offs in Hz that are drawn at a sample rate, which must hold the lowest."""
         highest = min(self.cutoff_hz[1], top(sample_rate))
         if self.cutoff_hz[0] > highest:
             raise ValueError(
@@ -201,9 +173,7 @@ class Simulation:
             raise ValueError(f"simulation.filter_types: expected some of {', '.join(FILTER_TYPES)}, found {found}")
         if not 1 <= self.order[0] <= self.order[1] <= 10:
             raise ValueError(f"simulation.order: expected 1 <= lowest <= highest <= 10, found {list(self.order)}")
-        for name in ("resampling", "noise", "codec"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"simulation.{name}: expected a share from 0 to 1, found {getattr(self, name)}")
+        within(0, 1, resampling=self.resampling, noise=self.noise, codec=self.codec)
 
 
 def top(sample_rate: int) -> float:
@@ -214,6 +184,6 @@ def top(sample_rate: int) -> float:
 def _at_level(
     degrader: Degrader, audio: np.ndarray, sample_rate: int, rng: np.random.Generator, noises: Corpus | None
 ) -> np.ndarray:
-    """A Degrader keeps peaks within full scale by lowering the whole; the twin has to stay at its clean level."""
+    """A Degrader keeps peaks within full scale by lowering the whole; the result has to stay at its clean level."""
     degraded = degrader.degrade(audio, sample_rate, rng, noises)
     return degraded.audio / np.float32(degraded.level)

@@ -17,31 +17,24 @@ from zoo.audio.corpora.cache import CorpusCache, relative_names
 from zoo.audio.corpora.corpus import PEAK, Corpus, read_list
 from zoo.audio.io import files
 from zoo.audio.io.decoding import AudioFileError
+from zoo.common.reading.bad_share import check_bad_share
 
 log = logging.getLogger(__name__)
 
 HIGH, LOW = "high", "low"
 _SHOWN = 5  # names in a message
-_MISMATCH_SECONDS = 0.1  # by which twins may differ in length without a word: a codec's padding
+_MISMATCH_SECONDS = 0.1  # by which counterparts may differ in length without a word: a codec's padding
 
 
 @dataclass(frozen=True)
 class Part:
-    """The files of training or of validation.
+    """The files of training or of validation."""
 
-    Attributes:
-        folder: of the full-band files.
-        high: full-band files.
-        low: their band-limited twins, in the same order; empty where they are simulated.
-        low_folder: of the twins.
-        lists: the file lists that chose them, which tell caches apart.
-    """
-
-    folder: Path
-    high: list[Path]
-    low: list[Path]
-    low_folder: Path
-    lists: tuple[str | None, str | None] = (None, None)
+    folder: Path  # of the full-band files
+    high: list[Path]  # full-band files
+    low: list[Path]  # their band-limited counterparts, in the same order; empty where they are simulated
+    low_folder: Path  # of the counterparts
+    lists: tuple[str | None, str | None] = (None, None)  # the file lists that chose them, which tell caches apart
 
 
 def find_parts(
@@ -50,7 +43,7 @@ def find_parts(
     valid_root: Path | None = None,
     lists: tuple[str | None, str | None] = (None, None),
 ) -> tuple[Part, Part | None]:
-    """Find the files of a corpus.
+    """Find the files for training and, where the layout, `valid_root` or a list names any, for validation.
 
     Args:
         root: `{train,valid}/{high,low}`, `{high,low}`, or any other tree of audio, LJSpeech's among them.
@@ -58,12 +51,9 @@ def find_parts(
         valid_root: another folder for validation, laid out likewise (`{high,low}` or a tree).
         lists: files to train on and to validate on, see `zoo.audio.corpora.corpus.read_list`; null for all.
 
-    Returns:
-        The part for training, and the one for validation where the layout, `valid_root` or a list names one.
-
     Raises:
         FileNotFoundError: a folder or a listed file is missing.
-        ValueError: no audio, or in `paired` a file without twin.
+        ValueError: no audio, or in `paired` a file without counterpart.
     """
     train_home = root / "train" if (root / "train" / HIGH).is_dir() else root
     valid_home = valid_root
@@ -95,11 +85,11 @@ def _part(home: Path, paired: bool, high: list[Path], lists: tuple[str | None, s
         return Part(folder, high, [], home / LOW, lists)
     if folder == home or not (home / LOW).is_dir():
         raise FileNotFoundError(f"data.init_args.mode paired: expected the folders {home / HIGH} and {home / LOW}")
-    return Part(folder, high, _twins(folder, high, home / LOW), home / LOW, lists)
+    return Part(folder, high, _counterparts(folder, high, home / LOW), home / LOW, lists)
 
 
-def _twins(folder: Path, high: Sequence[Path], low: Path) -> list[Path]:
-    """The twin of each file: the same path below its folder, whatever the suffix."""
+def _counterparts(folder: Path, high: Sequence[Path], low: Path) -> list[Path]:
+    """The counterpart of each file: the same path below its folder, whatever the suffix."""
     found = files.walk(low)
     stems = [path.relative_to(low).with_suffix("").as_posix() for path in found]
     wanted = [path.relative_to(folder).with_suffix("").as_posix() for path in high]
@@ -109,18 +99,14 @@ def _twins(folder: Path, high: Sequence[Path], low: Path) -> list[Path]:
     by_stem = dict(zip(stems, found, strict=True))
     if missing := [stem for stem in wanted if stem not in by_stem]:
         raise ValueError(
-            f"data.init_args.mode paired: {len(missing)} of {len(high)} files of {folder} have no twin of their name "
-            f"in {low}: {', '.join(missing[:_SHOWN])}"
+            f"data.init_args.mode paired: {len(missing)} of {len(high)} files of {folder} have no counterpart of their "
+            f"name in {low}: {', '.join(missing[:_SHOWN])}"
         )
     return [by_stem[stem] for stem in wanted]
 
 
 class RamCorpus:
-    """A corpus cache read into memory as one block of 16-bit samples, which forked and spawned workers share.
-
-    Args:
-        cache: what to read.
-    """
+    """A corpus cache read into memory as one block of 16-bit samples, which forked and spawned workers share."""
 
     def __init__(self, cache: CorpusCache) -> None:
         self.names = list(cache.names)
@@ -144,17 +130,12 @@ class FileCorpus:
     Headers are checked at once. A file that turns out broken later is named by an AudioFileError from then on.
 
     Args:
-        paths: the files.
-        sample_rate: Hz.
         max_bad_share: share of broken files above which a ValueError ends the run.
-
-    Raises:
-        ValueError: too many broken headers.
     """
 
     def __init__(self, paths: Sequence[Path], sample_rate: int, max_bad_share: float) -> None:
         self.sample_rate = sample_rate
-        self._allowed = max_bad_share * len(paths)
+        self.max_bad_share = max_bad_share
         self._count = len(paths)
         self._bad: dict[Path, str] = {}
         self._last: tuple[int, np.ndarray] | None = None
@@ -195,11 +176,7 @@ class FileCorpus:
     def _note(self, path: Path, error: AudioFileError) -> None:
         self._bad[path] = str(error)
         log.warning("left out: %s", error)
-        if len(self._bad) > self._allowed:
-            raise ValueError(
-                f"{len(self._bad)} of {self._count} audio files are bad so far, more than max_bad_share allows: "
-                f"{'; '.join(list(self._bad.values())[:_SHOWN])}"
-            ) from error
+        check_bad_share(self._bad.values(), self._count, self.max_bad_share)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_last": None}
@@ -213,77 +190,55 @@ class _Peaks:
         return float(np.abs(self._corpus.read(index)).max())
 
 
+@dataclass(eq=False)
 class Recordings:
-    """Full-band clips and, in paired data, their band-limited twins at the same gain.
+    """Full-band clips and, in paired data, their band-limited counterparts at the same gain."""
 
-    Args:
-        high: full-band clips.
-        low: band-limited clips.
-        twins: for each full-band clip the number of its twin, -1 where it has none that can be read.
-        normalize: bring the peak of each full-band clip to 0.95, and its twin along.
-    """
-
-    def __init__(
-        self,
-        high: Corpus,
-        low: Corpus | None = None,
-        twins: np.ndarray | None = None,
-        normalize: bool = True,
-    ) -> None:
-        self.high = high
-        self.low = low
-        self.twins = twins
-        self.normalize = normalize
+    high: Corpus
+    low: Corpus | None = None
+    counterparts: np.ndarray | None = None  # of full-band clips: their numbers in `low`, -1 for none
+    normalize: bool = True  # bring the peak of each full-band clip to 0.95, and its counterpart along
 
     @property
     def usable(self) -> np.ndarray:
         """Numbers of the clips that can be used."""
-        return np.arange(len(self.high.lengths)) if self.twins is None else np.flatnonzero(self.twins >= 0)
+        return (
+            np.arange(len(self.high.lengths)) if self.counterparts is None else np.flatnonzero(self.counterparts >= 0)
+        )
 
     def length(self, index: int) -> int:
         """Samples of a clip; of a pair, those that both have."""
         samples = int(self.high.lengths[index])
-        if self.low is None or self.twins is None:
+        if self.low is None or self.counterparts is None:
             return samples
-        return min(samples, int(self.low.lengths[self.twins[index]]))
+        return min(samples, int(self.low.lengths[self.counterparts[index]]))
 
     def read(self, index: int, start: int, samples: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """A piece (T,) float32 of a clip and of its twin; T is less than `samples` at the clip's end."""
+        """A piece (T,) float32 of a clip and of its counterpart; T is less than `samples` at the clip's end."""
         samples = min(samples, self.length(index) - start)
         peak = float(self.high.peaks[index]) if self.normalize else 0.0
         gain = np.float32(PEAK / peak if peak > 0 else 1.0)
         high = self.high.read(index, start, samples) * gain
-        if self.low is None or self.twins is None:
+        if self.low is None or self.counterparts is None:
             return high, None
-        return high, self.low.read(int(self.twins[index]), start, samples) * gain
+        return high, self.low.read(int(self.counterparts[index]), start, samples) * gain
 
 
 def pair(part: Part, high: Corpus, low: Corpus, sample_rate: int, normalize: bool) -> Recordings:
-    """Bring twins together; pairs of which one is broken are left out, uneven ones are named.
-
-    Args:
-        part: the files.
-        high: their full-band corpus, which may lack broken ones.
-        low: the corpus of the twins, likewise.
-        sample_rate: of both, in Hz.
-        normalize: see `Recordings`.
-
-    Returns:
-        The pairs.
-    """
+    """Bring counterparts together; pairs of which one is broken are left out, uneven ones are named."""
     low_names = dict(zip(relative_names(part.high), relative_names(part.low), strict=True))
     numbers: Mapping[str, int] = {name: number for number, name in enumerate(low.names)}
-    twins = np.array([numbers.get(low_names[name], -1) for name in high.names])
-    recordings = Recordings(high, low, twins, normalize)
+    counterparts = np.array([numbers.get(low_names[name], -1) for name in high.names])
+    recordings = Recordings(high, low, counterparts, normalize)
     uneven = [
         high.names[index]
         for index in recordings.usable
-        if abs(int(high.lengths[index]) - int(low.lengths[twins[index]])) > _MISMATCH_SECONDS * sample_rate
+        if abs(int(high.lengths[index]) - int(low.lengths[counterparts[index]])) > _MISMATCH_SECONDS * sample_rate
     ]
     if uneven:
         log.warning(
             "%d of %d pairs below %s differ by more than %g s in length; the shorter counts: %s",
-            len(uneven), len(twins), os.path.commonpath([part.folder, part.low_folder]), _MISMATCH_SECONDS,
+            len(uneven), len(counterparts), os.path.commonpath([part.folder, part.low_folder]), _MISMATCH_SECONDS,
             ", ".join(uneven[:_SHOWN]),
         )  # fmt: skip
     return recordings

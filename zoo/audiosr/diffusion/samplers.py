@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
+from zoo.blocks import mix
+from zoo.common.ranges import at_least, one_of, within
 
 Predict = Callable[[Tensor, Tensor], Tensor]
 Grid = Literal["trailing", "dense", "original"]
@@ -23,16 +25,10 @@ _DENSITY = 1.5  # exponent of the dense grid: best for DPM-Solver++ on mixtures 
 def row_noise(seeds: Sequence[int], shape: Sequence[int], device: torch.device | str = "cpu") -> Iterator[Tensor]:
     """Noise whose every row comes from a seed of its own: the same for any batch size and number of processes.
 
-    Args:
-        seeds: one per row.
-        shape: of one row.
-        device: of the result; it is drawn on the CPU, so that all devices give the same.
+    It is drawn on the CPU, so that all devices give the same.
 
     Yields:
         (len(seeds), *shape), float32, standard normal, without end: what a sampler starts from, then what it adds.
-
-    Raises:
-        ValueError: when there are no seeds.
     """
     if not seeds:
         raise ValueError("noise needs at least one seed")
@@ -43,7 +39,7 @@ def row_noise(seeds: Sequence[int], shape: Sequence[int], device: torch.device |
 
 
 def time_grid(steps: int, grid: Grid, total: int) -> list[int]:
-    """Steps of the process at which to run the net, and where the last of them leads.
+    """Falling steps of the process at which to run the net, and where the last of them leads; -1 is clean data.
 
     Args:
         steps: evaluations of the net, 1 to `total`.
@@ -52,20 +48,12 @@ def time_grid(steps: int, grid: Grid, total: int) -> list[int]:
             pure noise and takes more steps where `steps` does not divide `total`.
         total: T of the process.
 
-    Returns:
-        Falling steps; -1 is clean data.
-
-    Raises:
-        ValueError: when an argument is out of range.
-
     Source: trailing: Lin et al., "Common Diffusion Noise Schedules and Sample Steps are Flawed" (2024), section 3.3.
     """
-    if not 1 <= steps <= total:
-        raise ValueError(f"steps lies between 1 and the {total} steps of the process, found {steps}")
+    within(1, total, steps=steps)
     if grid == "original":
         return [*reversed(range(1, total, total // steps)), 0]
-    if grid not in GRIDS:
-        raise ValueError(f"grid is one of {', '.join(GRIDS)}, not {grid!r}")
+    one_of(GRIDS, grid=grid)
     exponent = _DENSITY if grid == "dense" else 1.0
     times = {max(round(total * (1 - index / steps) ** exponent) - 1, 0) for index in range(steps)}
     return [*sorted(times, reverse=True), -1]
@@ -77,16 +65,11 @@ class Sampler(ABC):
     Args:
         steps: evaluations of the net.
         grid: see `time_grid`.
-
-    Raises:
-        ValueError: when an argument is out of range.
     """
 
     def __init__(self, steps: int, grid: Grid) -> None:
-        if steps < 1:
-            raise ValueError(f"steps is at least 1, not {steps}")
-        if grid not in GRIDS:
-            raise ValueError(f"grid is one of {', '.join(GRIDS)}, not {grid!r}")
+        at_least(1, steps=steps)
+        one_of(GRIDS, grid=grid)
         self.steps = steps
         self.grid: Grid = grid
 
@@ -94,19 +77,13 @@ class Sampler(ABC):
     def sample(
         self, predict: Predict, noise: Tensor, diffusion: CosineDiffusion, noises: Iterator[Tensor] | None = None
     ) -> Tensor:
-        """Draw samples, without gradients.
+        """Draw samples x_0 (B, ...), without gradients.
 
         Args:
             predict: function of x_t (B, ...) and steps (B,) int64 that returns the net's output (B, ...).
             noise: what to start from, (B, ...), float32; the first item of `row_noise`.
             diffusion: the process.
             noises: what to add on the way, one per step, where the sampler adds noise; the rest of `row_noise`.
-
-        Returns:
-            x_0 (B, ...).
-
-        Raises:
-            ValueError: when the steps do not fit the process, or noises are missing.
         """
 
 
@@ -114,20 +91,15 @@ class DDIM(Sampler):
     """One step of first order per evaluation, with or without fresh noise.
 
     Args:
-        steps: evaluations of the net.
         eta: share of fresh noise, 0 (none) to 1 (as much as the process itself has).
         grid: see `time_grid`; "original" with eta 1 is AudioSR's way.
-
-    Raises:
-        ValueError: when an argument is out of range.
 
     Source: Song et al., "DDIM" (2021), equations 12 and 16.
     """
 
     def __init__(self, steps: int = 100, eta: float = 0.0, grid: Grid = "trailing") -> None:
         super().__init__(steps, grid)
-        if not 0 <= eta <= 1:
-            raise ValueError(f"eta lies between 0 and 1, not {eta}")
+        within(0, 1, eta=eta)
         self.eta = eta
 
     @torch.no_grad()
@@ -144,9 +116,9 @@ class DDIM(Sampler):
             rows = torch.full((len(x),), t, device=x.device)
             output = predict(x, rows)
             x0, direction = diffusion.to_x0(x, output, rows), diffusion.to_noise(x, output, rows)
-            fresh = self.eta * _ancestral_spread(diffusion, t, following)
-            signal, spread = diffusion.levels(following)
-            x = signal * x0 + math.sqrt(max(spread**2 - fresh**2, 0.0)) * direction
+            fresh = self.eta * _ancestral_deviation(diffusion, t, following)
+            signal, sigma = diffusion.levels(following)
+            x = signal * x0 + math.sqrt(max(sigma**2 - fresh**2, 0.0)) * direction
             if noises is not None and fresh:
                 x = x + fresh * next(noises)
         return x
@@ -154,13 +126,6 @@ class DDIM(Sampler):
 
 class DPMSolver(Sampler):
     """DPM-Solver++(2M): second order from the estimate of the step before, at one evaluation per step.
-
-    Args:
-        steps: evaluations of the net.
-        grid: see `time_grid`.
-
-    Raises:
-        ValueError: when an argument is out of range.
 
     Source: Lu et al., "DPM-Solver++" (2022), algorithm 2. Steps from pure noise and to clean data, where the logarithm
     of the signal-to-noise ratio is infinite, are of first order.
@@ -183,55 +148,18 @@ class DPMSolver(Sampler):
             if earlier is not None and math.isfinite(stride):
                 weight = stride / (2 * stride_before)
                 estimate = (1 + weight) * x0 - weight * earlier
-            signal, spread = diffusion.levels(t)
-            next_signal, next_spread = diffusion.levels(following)
-            kept = next_spread / spread
+            signal, sigma = diffusion.levels(t)
+            next_signal, next_sigma = diffusion.levels(following)
+            kept = next_sigma / sigma
             x = kept * x + (next_signal - signal * kept) * estimate
             earlier, stride_before = x0, stride
         return x
 
 
-def mix(conditional: Tensor, unconditional: Tensor, scale: float, rescale: float = 0.0) -> Tensor:
-    """Classifier-free guidance of outputs: u + scale (c - u).
-
-    Args:
-        conditional: output (B, ...) with the condition.
-        unconditional: output of the same shape without it.
-        scale: 1 is conditional, 0 unconditional, above 1 exaggerates the condition.
-        rescale: share, 0 to 1, of the result that is brought back to the conditional output's spread.
-
-    Returns:
-        (B, ...).
-
-    Source: Ho and Salimans (2022), equation 6; rescale: Lin et al. (2024), section 3.4.
-    """
-    result = unconditional + scale * (conditional - unconditional)
-    if not rescale:
-        return result
-    axes = tuple(range(1, result.dim()))
-    factor = conditional.std(axes, keepdim=True) / result.std(axes, keepdim=True).clamp(
-        min=torch.finfo(result.dtype).tiny
-    )
-    return result * (1 - rescale + rescale * factor)
-
-
 def guided(predict: Predict, unconditional: Predict, scale: float, rescale: float = 0.0) -> Predict:
-    """Guide one function by another; see `mix`.
-
-    Args:
-        predict: function of x_t and t with the condition.
-        unconditional: the same without it; never called where the scale is 1.
-        scale: of the guidance, >= 0.
-        rescale: 0 to 1.
-
-    Returns:
-        Function of x_t and t.
-
-    Raises:
-        ValueError: when an argument is out of range.
-    """
-    if scale < 0 or not 0 <= rescale <= 1:
-        raise ValueError(f"guidance has scale >= 0 and 0 <= rescale <= 1, found {scale} and {rescale}")
+    """Guide one function of x_t and t by another, which is never called where the scale is 1; see `mix`."""
+    at_least(0, scale=scale)
+    within(0, 1, rescale=rescale)
     if scale == 1:
         return predict
 
@@ -241,16 +169,16 @@ def guided(predict: Predict, unconditional: Predict, scale: float, rescale: floa
     return both
 
 
-def _ancestral_spread(diffusion: CosineDiffusion, t: int, following: int) -> float:
+def _ancestral_deviation(diffusion: CosineDiffusion, t: int, following: int) -> float:
     """Standard deviation of the noise that the process itself adds between two steps, given the data."""
-    signal, spread = diffusion.levels(t)
-    next_signal, next_spread = diffusion.levels(following)
-    return next_spread / spread * math.sqrt(1 - (signal / next_signal) ** 2)
+    signal, sigma = diffusion.levels(t)
+    next_signal, next_sigma = diffusion.levels(following)
+    return next_sigma / sigma * math.sqrt(1 - (signal / next_signal) ** 2)
 
 
 def _log_ratio(diffusion: CosineDiffusion, t: int) -> float:
     """Logarithm of signal over noise, infinite at both ends."""
-    signal, spread = diffusion.levels(t)
-    if signal == 0 or spread == 0:
-        return math.inf if spread == 0 else -math.inf
-    return math.log(signal / spread)
+    signal, sigma = diffusion.levels(t)
+    if signal == 0 or sigma == 0:
+        return math.inf if sigma == 0 else -math.inf
+    return math.log(signal / sigma)

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from zoo.common.ranges import at_least, one_of
+
 PREDICTIONS = ("v", "noise")
 _OFFSET = 0.008  # keeps the first step's noise from vanishing
 
@@ -23,109 +25,64 @@ class CosineDiffusion(nn.Module):
     Attributes:
         alpha_bar: a_t (T,), float32.
 
-    Raises:
-        ValueError: when an argument is out of range.
-
     Source: Nichol and Dhariwal, "Improved DDPM" (2021), equation 17, without their limit of 0.999 on beta; v: Salimans
     and Ho, "Progressive Distillation" (2022), appendix D.
     """
 
     alpha_bar: Tensor
     signal: Tensor
-    spread: Tensor
+    sigma: Tensor
 
     def __init__(self, steps: int = 1000, prediction: Literal["v", "noise"] = "v") -> None:
         super().__init__()
-        if steps < 2:
-            raise ValueError(f"steps is at least 2, not {steps}")
-        if prediction not in PREDICTIONS:
-            raise ValueError(f"prediction is one of {', '.join(PREDICTIONS)}, not {prediction!r}")
+        at_least(2, steps=steps)
+        one_of(PREDICTIONS, prediction=prediction)
         self.steps = steps
         self.prediction = prediction
         angles = (np.arange(steps + 1) / steps + _OFFSET) / (1 + _OFFSET) * (math.pi / 2)
         exact = np.cos(angles[1:]) ** 2 / math.cos(angles[0]) ** 2
         exact[-1] = 0  # cos(pi / 2) is not exactly 0 in floating point
         self._exact = exact
-        for name, values in (("alpha_bar", exact), ("signal", np.sqrt(exact)), ("spread", np.sqrt(1 - exact))):
+        for name, values in (("alpha_bar", exact), ("signal", np.sqrt(exact)), ("sigma", np.sqrt(1 - exact))):
             self.register_buffer(name, torch.from_numpy(values).float(), persistent=False)
 
     def levels(self, t: int) -> tuple[float, float]:
-        """Factors of the signal and of the noise at a step, in double precision.
-
-        Args:
-            t: -1 (clean data) to T - 1 (pure noise).
-
-        Returns:
-            sqrt(a_t) and sqrt(1 - a_t), both in [0, 1].
-        """
+        """Factors of signal and noise, sqrt(a_t) and sqrt(1 - a_t), at a step in double precision; -1 is clean data."""
         if t < 0:
             return 1.0, 0.0
         return math.sqrt(self._exact[t]), math.sqrt(1 - self._exact[t])
 
     def noised(self, x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """Data at a step of the process.
-
-        Args:
-            x0: data (B, ...), float.
-            noise: standard normal, of the same shape.
-            t: steps (B,), int64, 0 to T - 1.
-
-        Returns:
-            x_t (B, ...).
-        """
-        signal, spread = self._factors(t, x0)
-        return signal * x0 + spread * noise
+        """x_t (B, ...) of data and standard normal noise (B, ...) at steps (B,), int64, 0 to T - 1."""
+        signal, sigma = self._factors(t, x0)
+        return signal * x0 + sigma * noise
 
     def target(self, x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """What the net has to predict.
-
-        Args:
-            x0: data (B, ...), float.
-            noise: standard normal, of the same shape.
-            t: steps (B,), int64.
-
-        Returns:
-            (B, ...).
-        """
+        """What the net has to predict (B, ...); arguments as in `noised`."""
         if self.prediction == "noise":
             return noise
-        signal, spread = self._factors(t, x0)
-        return signal * noise - spread * x0
+        signal, sigma = self._factors(t, x0)
+        return signal * noise - sigma * x0
 
     def to_x0(self, x: Tensor, output: Tensor, t: Tensor) -> Tensor:
-        """Data, by the net's prediction.
+        """Data (B, ...), by the net's output at x_t (B, ...) and steps (B,).
 
-        Args:
-            x: x_t (B, ...), float.
-            output: of the net, of the same shape.
-            t: steps (B,), int64.
-
-        Returns:
-            (B, ...). Noise says nothing about the data at the last step; 0, the data's mean, is given there.
+        Noise says nothing about the data at the last step; 0, the data's mean, is given there.
         """
-        signal, spread = self._factors(t, x)
+        signal, sigma = self._factors(t, x)
         if self.prediction == "v":
-            return signal * x - spread * output
+            return signal * x - sigma * output
         last = signal == 0
-        return ((x - spread * output) / signal.masked_fill(last, 1)).masked_fill(last, 0)
+        return ((x - sigma * output) / signal.masked_fill(last, 1)).masked_fill(last, 0)
 
     def to_noise(self, x: Tensor, output: Tensor, t: Tensor) -> Tensor:
-        """Noise, by the net's prediction.
-
-        Args:
-            x: x_t (B, ...), float.
-            output: of the net, of the same shape.
-            t: steps (B,), int64.
-
-        Returns:
-            (B, ...).
-        """
+        """Noise (B, ...), by the net's prediction; arguments as in `to_x0`."""
         if self.prediction == "noise":
             return output
-        signal, spread = self._factors(t, x)
-        return signal * output + spread * x
+        signal, sigma = self._factors(t, x)
+        return signal * output + sigma * x
 
     def _factors(self, t: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Both factors as (B, 1, ...)."""
         shape = (len(t), *(1,) * (x.dim() - 1))
-        return self.signal[t].reshape(shape), self.spread[t].reshape(shape)
+        return self.signal[t].reshape(shape), self.sigma[t].reshape(shape)

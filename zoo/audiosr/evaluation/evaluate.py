@@ -23,7 +23,7 @@ from zoo.audio.evaluation import metrics
 from zoo.audio.io import files
 from zoo.audio.io.decoding import AudioFileError
 from zoo.audiosr.data.datamodule import SuperResolutionData
-from zoo.audiosr.data.items import Blank, Crops, Grid
+from zoo.audiosr.data.items import Crops, Grid, Silence
 from zoo.audiosr.data.simulate import Simulation, top
 from zoo.audiosr.data.sources import FileCorpus, Recordings
 from zoo.audiosr.evaluation.baselines import linear, mean_envelope, shaped_noise
@@ -292,7 +292,7 @@ def make_grid(recipe: SuperResolutionData | None, settings: Settings, sample_rat
         recordings = Recordings(corpus)
         grid = Grid(
             recordings, recordings.usable, sample_rate, max(round(settings.seconds * sample_rate), 1),
-            Blank(1.0, sample_rate, 0.0), Simulation(), cutoffs_hz,
+            Silence(1.0, sample_rate, 0.0), Simulation(), cutoffs_hz,
         )  # fmt: skip
     grid.indices = grid.indices[: settings.max_items]
     wrong = [hz for hz in grid.cutoffs_hz if grid.recordings.low is None and not 0 < hz < top(sample_rate)]

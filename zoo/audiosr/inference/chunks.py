@@ -10,17 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.audio.io.chunking import Chunker, cut
-from zoo.audiosr.diffusion.samplers import Predict, Sampler, mix, row_noise
+from zoo.audio.io.chunking import Chunker, cut, finite
+from zoo.audiosr.diffusion.samplers import Predict, Sampler, row_noise
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.nets.denoiser import UNCONDITIONAL, Denoiser, concat
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.audiosr.nets.vae import split
+from zoo.blocks import mix
 from zoo.training.data import item_seed
 
 TAGS = 2  # values that follow the samples of a unit: its number in the clip, and its channel
-CLIP_FRAMES = 1024  # most frames that the global encoder hears: those of a training crop of 10.24 s
+CLIP_FRAMES = 1024  # most frames that the global encoder takes: those of a training crop of 10.24 s
 
 _MEL_WINDOW = 512  # frames of a clip's mel at once
 _VOCODER_WINDOW = 512  # frames vocoded at once
@@ -28,14 +29,7 @@ _VOCODER_WINDOW = 512  # frames vocoded at once
 
 @dataclass(frozen=True)
 class Settings:
-    """How the nets are used.
-
-    Attributes:
-        sampler: from noise to latents.
-        guidance_scale: see `zoo.audiosr.diffusion.samplers.mix`.
-        guidance_rescale: likewise.
-        seed: of the noise.
-    """
+    """How the nets are used."""
 
     sampler: Sampler
     guidance_scale: float
@@ -44,15 +38,9 @@ class Settings:
 
 
 def tagged(blocks: Iterable[np.ndarray], units: int, unit_samples: int) -> Iterator[np.ndarray]:
-    """Bring a stream into units that know their place, so that a chunk can tell which noise is its own.
+    """Cut a stream (C, n) into units (C, unit_samples + TAGS) float32, the last padded with zeros.
 
-    Args:
-        blocks: pieces (C, n) of the signal, zero-padded to whole units.
-        units: of the signal.
-        unit_samples: samples per unit.
-
-    Yields:
-        Units (C, unit_samples + TAGS) float32.
+    A unit knows its place, so that a chunk can tell which noise is its own.
     """
     spans = [(number, number + 1) for number in range(units)]
     for number, window in enumerate(cut(blocks, spans, unit_samples)):
@@ -60,61 +48,33 @@ def tagged(blocks: Iterable[np.ndarray], units: int, unit_samples: int) -> Itera
         yield np.concatenate([window, np.full_like(channels, number), channels], axis=1)
 
 
+@dataclass(eq=False)
 class Chunks:
-    """The nets on chunks of tagged units.
+    """The nets on chunks of tagged units."""
 
-    Args:
-        net: denoiser.
-        autoencoder: of log-mels.
-        features: audio to log-mels.
-        diffusion: the process.
-        settings: how they are used.
-        copied: bands of the log-mel (units, n_mels) bool that are taken from the input, for each unit of the clip.
-        encoded: what the global encoder made of each channel of the clip; None without one.
-        condition_autoencoder: of the condition; None takes `autoencoder`.
-    """
+    net: Denoiser
+    autoencoder: FrozenAutoencoder
+    features: MelFeatures
+    diffusion: CosineDiffusion
+    settings: Settings
+    copied: Tensor  # bands of the log-mel (units, n_mels) bool that are taken from the input, for each unit of the clip
+    encoded: tuple[Tensor, Tensor] | None  # what the global encoder made of each channel of the clip; None without one
+    condition_autoencoder: FrozenAutoencoder | None = None  # of the condition; None takes `autoencoder`
 
-    def __init__(
-        self,
-        net: Denoiser,
-        autoencoder: FrozenAutoencoder,
-        features: MelFeatures,
-        diffusion: CosineDiffusion,
-        settings: Settings,
-        copied: Tensor,
-        encoded: tuple[Tensor, Tensor] | None,
-        condition_autoencoder: FrozenAutoencoder | None = None,
-    ) -> None:
-        self.net = net
-        self.autoencoder = autoencoder
-        self.condition_autoencoder = condition_autoencoder or autoencoder
-        self.features = features
-        self.diffusion = diffusion
-        self.settings = settings
-        self.copied = copied
-        self.encoded = encoded
-        self.unit_samples = unit_samples(net, autoencoder, features)
+    @property
+    def unit_samples(self) -> int:
+        """Samples of a unit."""
+        return unit_samples(self.net, self.autoencoder, self.features)
 
     @torch.inference_mode()
     def restore(self, chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
-        """Generate the log-mels of chunks.
-
-        Args:
-            chunks: (N, units * (unit_samples + TAGS)) float32.
-            valid: not needed.
-
-        Returns:
-            Log-mels (N, n_mels, F) float32.
-
-        Raises:
-            ValueError: when they are not finite.
-        """
+        """Generate the log-mels (N, n_mels, F) float32 of chunks (N, units * (unit_samples + TAGS)) float32."""
         mel, tags = self._mel(chunks)
         copied = self.copied[tags[..., 0].long()]  # (N, units, n_mels)
         if copied.all():
             return _array(mel)
         scale = self.net.latent_scale
-        condition = split(self.condition_autoencoder.encode(mel).float())[0]
+        condition = split((self.condition_autoencoder or self.autoencoder).encode(mel).float())[0]
         shape = (condition.shape[1], condition.shape[2] // tags.shape[1], condition.shape[3])
         seeds = [item_seed(self.settings.seed, 0, int(number)) for number in tags[..., 0].flatten().tolist()]
         noises = _in_time(row_noise(seeds, shape, condition.device), len(condition))
@@ -166,7 +126,7 @@ def unit_samples(net: Denoiser, autoencoder: FrozenAutoencoder, features: MelFea
 
 
 def copied_bands(features: MelFeatures, cutoffs_hz: np.ndarray) -> Tensor:
-    """Bands (U, n_mels) bool that lie below frequencies (U,) in Hz with all that they hear; all of them for NaN."""
+    """Bands (U, n_mels) bool that lie below frequencies (U,) in Hz with all that they cover; all of them for NaN."""
     basis = features.mel.mel_basis
     bins = torch.arange(basis.shape[1], device=basis.device) * (features.sample_rate / features.n_fft)
     limits = torch.stack([bins.new_full((), limit) for limit in np.nan_to_num(cutoffs_hz, nan=np.inf).tolist()])
@@ -177,19 +137,9 @@ def copied_bands(features: MelFeatures, cutoffs_hz: np.ndarray) -> Tensor:
 def clip_mel(
     features: MelFeatures, blocks: Iterable[np.ndarray], samples: int, device: torch.device, most: int = CLIP_FRAMES
 ) -> Tensor:
-    """The log-mel of a clip of any length in bounded memory, as the global encoder hears it.
+    """The log-mel (C, 1, F, n_mels) of a clip of any length in bounded memory, as the global encoder takes it.
 
     A clip of more than `most` frames is pooled: equal groups of neighbouring frames are averaged.
-
-    Args:
-        features: audio to log-mels.
-        blocks: pieces (C, n) of the clip.
-        samples: length of the clip.
-        device: of the features.
-        most: frames of the result.
-
-    Returns:
-        (C, 1, F, n_mels) float32, F <= `most`.
     """
     hop = features.hop_length
     overlap = math.ceil(math.ceil(features.n_fft / 2 / hop) * 8 / 3)
@@ -216,25 +166,14 @@ def clip_mel(
 def vocoded(
     vocoder: FrozenVocoder, mels: Iterable[np.ndarray], frames: int, batch: int, device: torch.device
 ) -> Iterator[np.ndarray]:
-    """Vocode log-mels as one: windows overlap by what the vocoder sees.
-
-    Args:
-        vocoder: whose receptive field ends somewhere.
-        mels: pieces (C, n_mels, n) float32.
-        frames: in total.
-        batch: windows computed together.
-        device: of the vocoder.
-
-    Yields:
-        Pieces (C, n) of audio.
-    """
+    """Vocode log-mels, in pieces (C, n_mels, n), as one signal (C, n): windows overlap by what the vocoder sees."""
     overlap = math.ceil(vocoder.net.receptive_frames * 8 / 3)
     chunker = Chunker(max(_VOCODER_WINDOW, 2 * overlap), overlap, vocoder.n_mels, batch)
 
     @torch.inference_mode()
     def compute(chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
         images = torch.from_numpy(np.ascontiguousarray(chunks)).to(device).unflatten(1, (-1, vocoder.n_mels))
-        return _finite(vocoder(images[:, None])[:, 0].float().cpu().numpy())
+        return finite(vocoder(images[:, None])[:, 0].float().cpu().numpy())
 
     rows = (piece.transpose(0, 2, 1).reshape(len(piece), -1) for piece in mels)
     yield from chunker.run(rows, frames * vocoder.n_mels, compute)
@@ -248,10 +187,4 @@ def _in_time(noises: Iterator[Tensor], count: int) -> Iterator[Tensor]:
 
 def _array(mel: Tensor) -> np.ndarray:
     """Log-mel images (N, 1, F, n_mels) as (N, n_mels, F)."""
-    return _finite(mel[:, 0].transpose(1, 2).float().cpu().numpy())
-
-
-def _finite(array: np.ndarray) -> np.ndarray:
-    if not np.isfinite(array).all():
-        raise ValueError("the net gave NaN or infinite values; under 16-mixed try --trainer.precision=32")
-    return array
+    return finite(mel[:, 0].transpose(1, 2).float().cpu().numpy())

@@ -23,17 +23,10 @@ _WINDOW, _OVERLAP = 256, 16  # units of one hop; the context of 6 of them is lon
 
 
 def crossover(cutoff_hz: float, sample_rate: int) -> tuple[np.ndarray, np.ndarray]:
-    """Gains of the known band and of the generated one, over frequency.
+    """Gains (1025,) of the known band and of the generated one, over frequency; their squares sum to one.
 
     All below the cut-off stays; above it the input fades out like a cosine and the generated signal fades in like a
     sine. The two have unrelated phases there, so the energy is kept.
-
-    Args:
-        cutoff_hz: Hz, >= 0.
-        sample_rate: Hz.
-
-    Returns:
-        Two arrays (1025,) float32 whose squares sum to one.
     """
     spacing = sample_rate / N_FFT
     width = max(TRANSITION * cutoff_hz, LEAST_BINS * spacing)
@@ -57,7 +50,7 @@ def combined(
     choice: np.ndarray | None = None,
     segment_samples: int = 1,
 ) -> Iterator[np.ndarray]:
-    """Filter equally long streams with gains over frequency and add them up, in constant memory.
+    """Filter equally long streams with gains over frequency and add them up, in constant memory and without delay.
 
     Args:
         streams: of pieces (C, n) float32; the pieces of each may be of any length.
@@ -65,9 +58,6 @@ def combined(
         samples: length of the streams.
         choice: (S,) which of the K gains each segment takes, the last one to the end; all the first when None.
         segment_samples: length of a segment.
-
-    Yields:
-        Pieces (C, n) float32, `samples` in total; without delay.
     """
     count = len(streams)
     units = -(-samples // HOP_LENGTH)
@@ -105,11 +95,7 @@ def summed_spectrum(audio: np.ndarray) -> np.ndarray:
 
 
 class Segments:
-    """Spectra of a stream's segments.
-
-    Args:
-        samples: length of the stream.
-        segment_samples: of a segment; the last one is half as long to half as long again.
+    """Spectra of a stream's segments, of which the last is half as long to half as long again.
 
     Attributes:
         spectra: magnitude per frequency (S, 1025), summed over time and channels.
@@ -146,16 +132,10 @@ class Segments:
 
 
 def match(known: np.ndarray, generated: np.ndarray, cutoff_hz: float | np.ndarray, sample_rate: int) -> float:
-    """The factor that brings the generated signal to the level of the input, in the octave below the cut-off.
+    """The factor, 1/2 to 2, that brings the generated signal to the input's level in the octave below the cut-off.
 
-    Args:
-        known: summed magnitudes (1025,) or, of segments, (S, 1025) of the input.
-        generated: those of the generated signal.
-        cutoff_hz: Hz, or (S,); segments where it is NaN do not count.
-        sample_rate: Hz.
-
-    Returns:
-        A factor between 1/2 and 2; 1 where the octave holds nothing.
+    Magnitudes are (1025,) or, of segments, (S, 1025) with cut-offs (S,); segments where that is NaN do not count. It is
+    1 where the octave holds nothing.
     """
     last = np.round(np.nan_to_num(np.atleast_1d(cutoff_hz)) / sample_rate * 2 * (known.shape[-1] - 1))[:, None]
     bins = np.arange(known.shape[-1])

@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from zoo.audio.analysis.features import write_features
 from zoo.audio.io import files
-from zoo.audio.io.chunking import Chunker, fit, resampled
+from zoo.audio.io.chunking import Chunker, fit, mono, resampled
 from zoo.audiosr.nets.features import MelFeatures, whole_mel
 from zoo.audiosr.nets.vae import Autoencoder, split
-from zoo.common.atomic import replacing
 from zoo.runs.inference import Inference, as_audio
 
 BLOCK_SECONDS = 4  # read at once
@@ -27,12 +27,7 @@ class Reconstructor(Inference):
     Long files are computed in overlapping chunks that are cross-faded.
 
     Args:
-        autoencoder: of log-mels.
-        features: audio to log-mels.
         chunk_seconds: length of a chunk, > 0.
-
-    Raises:
-        ValueError: when the chunk is too short.
     """
 
     input_suffixes: ClassVar[tuple[str, ...]] = files.AUDIO_SUFFIXES
@@ -48,43 +43,21 @@ class Reconstructor(Inference):
         self.chunker = Chunker(window, window // OVERLAP_SHARE, unit, batch=1)
 
     def __call__(self, audio: np.ndarray, sample_rate: int) -> np.ndarray:
-        """Encode and decode.
-
-        Args:
-            audio: (T,) or (C, T), see `as_audio`; channels are mixed.
-            sample_rate: its rate in Hz.
-
-        Returns:
-            Log-mel (n_mels, F) float32, F = ceil(T * features.sample_rate / sample_rate / hop_length).
-
-        Raises:
-            ValueError: when the array is no audio.
-        """
+        """Encode and decode (T,) or (C, T), its channels mixed, as a log-mel (n_mels, F) float32; see `as_audio`."""
         audio = np.atleast_2d(as_audio(audio, sample_rate))
         return np.concatenate(list(self._pieces([audio], audio.shape[1], sample_rate)), axis=1)
 
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:
-        """Write the reconstructed log-mel of an audio file.
-
-        Args:
-            source: audio.
-            target: `.npy` file to write, (n_mels, F) float32, frame after frame.
+        """Write the reconstructed log-mel of an audio file as `.npy` (n_mels, F) float32, frame after frame.
 
         Returns:
             `audio_seconds` and `sample_rate` of the input, `frames`.
-
-        Raises:
-            ValueError: when the file is not sound audio.
-            OSError: when it cannot be read or the result cannot be written.
         """
         header = files.info(source)
         frames = self._frames(header.samples, header.sample_rate)
-        layout = {"descr": "<f4", "fortran_order": True, "shape": (self.features.n_mels, frames)}
-        with replacing(target) as temporary, temporary.open("wb") as file:
-            np.lib.format.write_array_header_1_0(file, layout)
-            blocks = files.blocks(source, BLOCK_SECONDS * header.sample_rate)
-            for piece in self._pieces(blocks, header.samples, header.sample_rate):
-                file.write(np.ascontiguousarray(piece.T, dtype="<f4").tobytes())
+        blocks = files.blocks(source, BLOCK_SECONDS * header.sample_rate)
+        pieces = self._pieces(blocks, header.samples, header.sample_rate)
+        write_features(target, (self.features.n_mels, frames), "<f4", pieces)
         return {
             "audio_seconds": header.samples / header.sample_rate,
             "sample_rate": header.sample_rate,
@@ -97,8 +70,7 @@ class Reconstructor(Inference):
     def _pieces(self, blocks: Iterable[np.ndarray], samples: int, sample_rate: int) -> Iterator[np.ndarray]:
         """Log-mels (n_mels, m)."""
         wanted = math.ceil(samples * self.features.sample_rate / sample_rate)
-        mono = (block.mean(axis=0, keepdims=True, dtype=np.float32) for block in blocks)
-        stream = fit(resampled(mono, sample_rate, self.features.sample_rate), wanted)
+        stream = fit(resampled(mono(blocks), sample_rate, self.features.sample_rate), wanted)
         mels = self.chunker.run(stream, wanted, self._compute)
         yield from fit((piece[0] for piece in mels), self._frames(samples, sample_rate))
 

@@ -28,6 +28,7 @@ from zoo.audiosr.inference.report import Spectrogram, write_picture
 from zoo.audiosr.nets.denoiser import Denoiser
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
+from zoo.common.ranges import at_least, one_of, positive, within
 from zoo.runs.inference import Inference, as_audio
 
 SILENCE = 2.0**-16  # half a step of 16 bits; nothing louder in it, and a recording is silent
@@ -42,10 +43,8 @@ class Recording:
     """A file or an array: `survey` it, then `restore` it, then take the `result`.
 
     Args:
-        restorer: what computes.
         blocks: opens the input: pieces (C, n) float32.
         source_rate: of the input in Hz.
-        channels: of the input.
         samples: of the input.
         shift: of the grid of chunks, see `Chunker.spans`.
         cutoff_hz: in the place of the restorer's, in Hz.
@@ -229,7 +228,7 @@ class Restorer(Inference):
     The result has ceil(samples * sample rate / input rate) samples. Memory does not grow with the input: files are
     read three times (four with a global encoder), with two temporary files of 4 bytes a sample beside the result.
 
-    A global encoder hears the whole channel: its log-mel, pooled to 1024 frames at most; the same for all chunks.
+    A global encoder takes the whole channel: its log-mel, pooled to 1024 frames at most; the same for all chunks.
 
     The cut-off is looked for in each 5 seconds, see `zoo.audiosr.data.cutoff.edges`. Where there is no edge the band is
     taken as full and the input stays as it is; where all of it is full, or silent, or a given cut-off reaches 95 % of
@@ -237,13 +236,9 @@ class Restorer(Inference):
     tenth of the band ends there.
 
     Args:
-        net: denoiser.
-        autoencoder: of log-mels.
-        vocoder: of the same log-mels.
-        features: audio to log-mels.
         diffusion: the process that the net was trained on.
         sampler: from noise to latents; 100 steps of DDIM when None.
-        guidance_scale: see `zoo.audiosr.diffusion.samplers.mix`; 1 is half the work.
+        guidance_scale: see `zoo.blocks.mix`; 1 is half the work.
         guidance_rescale: likewise.
         cutoff_hz: where the input's band ends, in Hz; found in each input when None.
         chunk_seconds: length of a chunk; about that of the training crops is what the net knows.
@@ -258,9 +253,6 @@ class Restorer(Inference):
         cutoff_rule: how the cut-off is found: the steepest fall ("edge"), or AudioSR's rule, the frequency below which
             98.5 % of the whole input's magnitude lies ("share").
         cutoff_confidence: of an edge that counts, 0 to 1; see `zoo.audiosr.data.cutoff.Edge`.
-
-    Raises:
-        ValueError: when there is no vocoder, or an argument is out of range.
 
     Source: Liu et al., "AudioSR" (2023), section 2; chunks, cross-over and level are ours.
     """
@@ -294,16 +286,10 @@ class Restorer(Inference):
         for name, value in {"cutoff_hz": cutoff_hz, "input_lowpass_hz": input_lowpass_hz}.items():
             if value is not None and not 0 <= value < math.inf:
                 raise ValueError(f"{name} is a frequency in Hz or null, not {value}")
-        if cutoff_rule not in get_args(CutoffRule) or not 0 < cutoff_confidence <= 1:
-            raise ValueError(
-                f"expected cutoff_rule {' or '.join(get_args(CutoffRule))} and cutoff_confidence above 0 and up to 1, "
-                f"found {cutoff_rule!r} and {cutoff_confidence}"
-            )
-        if guidance_scale < 0 or not 0 <= guidance_rescale <= 1:
-            raise ValueError(
-                f"expected guidance_scale >= 0 and guidance_rescale from 0 to 1, found {guidance_scale} and "
-                f"{guidance_rescale}"
-            )
+        one_of(get_args(CutoffRule), cutoff_rule=cutoff_rule)
+        positive(cutoff_confidence=cutoff_confidence)
+        within(0, 1, cutoff_confidence=cutoff_confidence, guidance_rescale=guidance_rescale)
+        at_least(0, guidance_scale=guidance_scale)
         self.net = net
         self.autoencoder = autoencoder
         self.condition_autoencoder = condition_autoencoder
@@ -330,33 +316,22 @@ class Restorer(Inference):
     def __call__(
         self, audio: np.ndarray, sample_rate: int, grid_shift: int = 0, cutoff_hz: float | None = None
     ) -> np.ndarray:
-        """Restore an array.
+        """Restore an array (T,) or (C, T), see `as_audio`; the result has the features' sample rate.
 
         Args:
-            audio: (T,) or (C, T), see `as_audio`.
+            audio: float or integers.
             sample_rate: its rate in Hz.
             grid_shift: moves the grid of chunks by so many units, to measure what it changes; see `Chunker.spans`.
             cutoff_hz: of this input, in the place of the option.
-
-        Returns:
-            (T',) or (C, T') float32, -1 to 1, at the features' sample rate.
-
-        Raises:
-            ValueError: when the array is no audio.
         """
         return self._array(audio, None, sample_rate, grid_shift, cutoff_hz)
 
     def compare(self, high: Tensor, low: Tensor, cutoff_hz: float) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Restore a clip beside the input as it is and what the frozen parts can reach.
 
-        Args:
-            high: the target (T,) at this object's sample rate, on the CPU.
-            low: the input of the same shape.
-            cutoff_hz: of the input.
-
         Returns:
-            Signals (T,): `restored`, `input`, `target`, `ceiling`; and values: `lsd`, `lsd_hf` (above the cut-off),
-            `lsd_lf`, the same of the input as `unprocessed_...` and of the ceiling as `ceiling_...`.
+            Signals (T,) on the CPU: `restored`, `input`, `target`, `ceiling`; and values: `lsd`, `lsd_hf` (above the
+            cut-off), `lsd_lf`, the same of the input as `unprocessed_...` and of the ceiling as `ceiling_...`.
         """
         rate = self.sample_rate
         signals = {
@@ -373,28 +348,11 @@ class Restorer(Inference):
         return signals, values
 
     def ceiling(self, low: np.ndarray, high: np.ndarray, sample_rate: int, cutoff_hz: float) -> np.ndarray:
-        """What a perfect denoiser would give: the target through autoencoder and vocoder, with the input's low band.
-
-        Args:
-            low: the input (T,) or (C, T) float.
-            high: the target of the same shape.
-            sample_rate: of both, in Hz.
-            cutoff_hz: of the input.
-
-        Returns:
-            Like a call.
-
-        Raises:
-            ValueError: when an array is no audio.
-        """
+        """What a perfect denoiser would give: the target through autoencoder and vocoder, with the input's low band."""
         return self._array(low, high, sample_rate, 0, cutoff_hz)
 
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:
         """Restore an audio file.
-
-        Args:
-            source: audio.
-            target: audio file to write.
 
         Returns:
             `audio_seconds`, `sample_rate` and `channels` of the result; `cutoff_hz` (see `Recording`), whether it was
@@ -402,10 +360,6 @@ class Restorer(Inference):
             confidence; `restored`, False where there was nothing to do; `chunks` per channel;
             `real_time_factor` (seconds of work per second of audio); `gain`, below 1 where the result would have left
             full scale; `match`, the factor on the generated band; and the name of the `picture`.
-
-        Raises:
-            ValueError: when the file is not sound audio.
-            OSError: when it cannot be read or the result cannot be written.
         """
         started = time.perf_counter()
         header = files.info(source)

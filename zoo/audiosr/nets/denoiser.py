@@ -16,15 +16,7 @@ FUSION_PREFIX = "global_"  # of the names of all layers in the UNet that bring t
 
 
 def concat(x: Tensor, condition: Tensor) -> Tensor:
-    """Noisy latents with the condition beside them.
-
-    Args:
-        x: noisy latents (B, C, H, W).
-        condition: latents of the low-resolution input (B, C', H', W'); resized bilinearly when the size differs.
-
-    Returns:
-        (B, C + C', H, W).
-    """
+    """Noisy latents (B, C, H, W) beside the condition (B, C', H', W'), resized bilinearly when the size differs."""
     if condition.shape[-2:] != x.shape[-2:]:
         condition = F.interpolate(condition, size=x.shape[-2:], mode="bilinear", align_corners=False)
     return torch.cat([x, condition], dim=1)
@@ -40,9 +32,6 @@ class Denoiser(nn.Module):
     Attributes:
         latent_scale: factor from the autoencoder's latents to those that the UNet sees, scalar, float32. Saved with
             the weights; whoever calls the net applies it.
-
-    Raises:
-        ValueError: when UNet and encoder do not fit together.
     """
 
     latent_scale: Tensor
@@ -68,17 +57,14 @@ class Denoiser(nn.Module):
         full_audio: Tensor | None = None,
         encoded: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """Predict v (or the noise).
+        """Predict v (or the noise), (B, unet.out_channels, H, W).
 
         Args:
             x: noisy latents and condition side by side, see `concat`; (B, unet.in_channels, H, W).
             t: diffusion steps (B,).
-            full_audio: log-mel of the whole clip (B, 1, F, n_mels), time first. Not used without a global encoder;
-                None leaves the fusion out.
+            full_audio: log-mel of the whole clip (B, 1, F, n_mels), time first. Not used without a global encoder; None
+                leaves the fusion out.
             encoded: what `encode_clip` made of it, in its place: a sampler calls the net many times with one clip.
-
-        Returns:
-            Prediction (B, unet.out_channels, H, W).
         """
         if encoded is None and full_audio is not None:
             encoded = self.encode_clip(full_audio)
@@ -86,22 +72,14 @@ class Denoiser(nn.Module):
         return self.unet(x, t, context, sequence)
 
     def encode_clip(self, full_audio: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Global context of clips.
-
-        Args:
-            full_audio: log-mel (B, 1, F, n_mels), time first.
-
-        Returns:
-            Vectors (B, C) and tokens (B, F, C), or None without a global encoder.
-        """
+        """Vectors (B, C) and tokens (B, F, C) of log-mels (B, 1, F, n_mels), or None without an encoder."""
         return self.global_encoder(full_audio.transpose(-1, -2)) if self.global_encoder is not None else None
 
     def groups(self) -> dict[str, list[str]]:
         """Names of all parameters by the part they belong to, each in one part only.
 
-        Returns:
-            Some of global_encoder, time_embed, input_blocks, middle_block, output_blocks, out (the UNet's parts) and
-            global_fusion (the UNet's layers that bring the global context in), each with its parameters.
+        Parts are global_encoder, the UNet's time_embed, input_blocks, middle_block, output_blocks and out, and
+        global_fusion, its layers that bring the global context in.
         """
         groups: dict[str, list[str]] = {}
         for name, _ in self.named_parameters():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
+from zoo.common.ranges import at_least
 from zoo.training.adversarial import Discriminator, Output
 
 SLOPE = 0.2  # pix2pix
@@ -12,7 +13,7 @@ MOST_WIDTH = 8  # times the base width
 
 
 class PatchDiscriminator(Discriminator):
-    """Judges overlapping patches of a mel image, each by one score.
+    """Scores overlapping patches of a mel image.
 
     With three layers a score sees 70 x 70 pixels. Weights are normalised (weight norm), activations are not: scores do
     not depend on the other items of a batch.
@@ -21,16 +22,12 @@ class PatchDiscriminator(Discriminator):
         channels: width of the first layer; each further one doubles it, up to eight times.
         layers: convolutions with stride 2; both axes need at least 2 ** (layers + 2) pixels.
 
-    Raises:
-        ValueError: when a number is below 1.
-
     Source: Isola et al., "Image-to-Image Translation with Conditional Adversarial Networks" (2017), appendix 6.1.2.
     """
 
     def __init__(self, channels: int = 64, layers: int = 3) -> None:
         super().__init__()
-        if channels < 1 or layers < 1:
-            raise ValueError(f"PatchDiscriminator: channels and layers are at least 1, found {channels} and {layers}")
+        at_least(1, channels=channels, layers=layers)
         widths = [channels * min(2**index, MOST_WIDTH) for index in range(layers + 1)]
         strides = [2] * layers + [1]
         self.convs = nn.ModuleList(
@@ -40,17 +37,10 @@ class PatchDiscriminator(Discriminator):
         self.out = parametrizations.weight_norm(nn.Conv2d(widths[-1], 1, 4, padding=1))
 
     def forward(self, x: Tensor) -> list[Output]:
-        """Judge a batch of mel images.
-
-        Args:
-            x: log-mels (B, 1, F, n_mels).
-
-        Returns:
-            One (scores (B, N), feature maps).
-        """
+        """Score log-mels (B, 1, F, n_mels): one (scores (B, N), feature maps)."""
         maps = []
         for conv in self.convs:
-            x = nn.functional.leaky_relu(conv(x), SLOPE)
+            x = nn.functional.leaky_relu(conv(x), SLOPE)  # (B, C, F / 2^i, n_mels / 2^i)
             maps.append(x)
         x = self.out(x)
         maps.append(x)

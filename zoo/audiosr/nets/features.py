@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.analysis.spectral import stft_magnitude
+from zoo.common.ranges import one_of
 
 LOG_FLOOR = 1e-5
 KINDS = ("audiosr", "projectlily")
@@ -27,9 +28,6 @@ class MelFeatures(nn.Module):
         f_min: lower edge of the lowest band in Hz.
         f_max: upper edge of the highest band in Hz; None is sample_rate / 2.
 
-    Raises:
-        ValueError: when the kind is unknown or the sizes contradict each other.
-
     Source: the feature code of AudioSR (Liu et al., 2023) and of ProjectLily's data set.
     """
 
@@ -44,8 +42,7 @@ class MelFeatures(nn.Module):
         f_max: float | None = None,
     ) -> None:
         super().__init__()
-        if kind not in KINDS:
-            raise ValueError(f"kind is one of {', '.join(KINDS)}, not {kind!r}")
+        one_of(KINDS, kind=kind)
         self.kind = kind
         self.sample_rate = sample_rate
         self.n_fft = n_fft
@@ -60,17 +57,7 @@ class MelFeatures(nn.Module):
         return max(samples, self.n_fft // 2 + 1) // self.hop_length + 1
 
     def forward(self, waveform: Tensor) -> Tensor:
-        """Compute log-mel images.
-
-        Args:
-            waveform: (B, 1, T), float, -1 to 1.
-
-        Returns:
-            (B, 1, F, n_mels), float32, >= ln(1e-5); F = T // hop_length, one more for "projectlily".
-
-        Raises:
-            ValueError: when the shape is another one.
-        """
+        """Log-mel images (B, 1, F, n_mels), float32, >= ln(1e-5), of waveforms (B, 1, T), -1 to 1; see `frames`."""
         if waveform.dim() != 3 or waveform.shape[1] != 1:
             raise ValueError(f"expected waveforms (B, 1, T), found shape {tuple(waveform.shape)}")
         audio = waveform[:, 0]
@@ -84,18 +71,7 @@ class MelFeatures(nn.Module):
 
 
 def whole_mel(mel: Tensor, multiple: int) -> Tensor:
-    """Cut a mel image to whole latents in time.
-
-    Args:
-        mel: (B, 1, F, n_mels).
-        multiple: of frames that are kept.
-
-    Returns:
-        (B, 1, F', n_mels), F' the largest multiple.
-
-    Raises:
-        ValueError: when the clip is too short for one multiple, or the bands are none.
-    """
+    """Cut mel images (B, 1, F, n_mels) to whole latents: the most frames that are a multiple, as the bands must be."""
     frames = mel.shape[2] - mel.shape[2] % multiple
     if frames == 0 or mel.shape[3] % multiple:
         raise ValueError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors.torch import save_file
@@ -28,18 +28,28 @@ class _FrozenNet(FrozenModule):
     """A net taken from a run, a checkpoint or an export, or built with random weights; without weight norm.
 
     Args:
-        class_path: of the net.
-        source: where the weights come from; None for random ones.
+        source: a run of the net's stage, a folder of such runs (the newest is taken), a checkpoint or an export; null
+            for random weights.
         revision: not used; our runs have none.
         config: arguments of the net where there is no source.
         seed: of random weights.
+
+    Raises:
+        FileNotFoundError: when there is nothing at the source.
+        ValueError: when the source holds no such net, or neither source nor config is given.
     """
 
+    net_class: ClassVar[type[nn.Module]]
     inference = ""  # of the stage that trains such nets
 
     def __init__(
-        self, class_path: str, source: str | None, revision: str | None, config: Mapping[str, Any] | None, seed: int
+        self,
+        source: str | None = None,
+        revision: str | None = None,
+        config: dict[str, Any] | None = None,
+        seed: int = 0,
     ) -> None:
+        class_path = public_name(self.net_class)
         super().__init__(source, revision)
         if source is None and config is None:
             raise ValueError(
@@ -48,6 +58,8 @@ class _FrozenNet(FrozenModule):
             )
         state: dict[str, Tensor] | None = None
         fused = False
+        if config is not None and "resblock" in config:
+            config = {**config, "resblock": str(config["resblock"])}  # recipes' parser makes "1" a number in free dicts
         self.spec: dict[str, Any] = {"class_path": class_path, "init_args": dict(config or {})}
         if source is not None:
             self.spec, state, fused = _read(Path(source), class_path)
@@ -89,36 +101,20 @@ class _FrozenNet(FrozenModule):
 
 
 class FrozenAutoencoder(_FrozenNet):
-    """A trained autoencoder; one instance encodes targets and conditions.
+    """A trained autoencoder; one instance encodes targets and conditions."""
 
-    Args:
-        source: a run of the autoencoder's stage, a folder of such runs (the newest is taken), a checkpoint or an
-            export; null for random weights.
-        revision: not used; our runs have none.
-        config: arguments of `Autoencoder` where there is no source.
-        seed: of random weights.
-
-    Attributes:
-        factor: how much smaller the latent image is along each axis.
-        latent_channels: of the latent image.
-
-    Raises:
-        FileNotFoundError: when there is nothing at the source.
-        ValueError: when the source holds no autoencoder, or neither source nor config is given.
-    """
-
+    net_class = Autoencoder
     inference = "zoo.audiosr.Reconstructor"
 
-    def __init__(
-        self,
-        source: str | None = None,
-        revision: str | None = None,
-        config: dict[str, Any] | None = None,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(public_name(Autoencoder), source, revision, config, seed)
-        self.factor: int = self.net.factor
-        self.latent_channels: int = self.net.latent_channels
+    @property
+    def factor(self) -> int:
+        """How much smaller the latent image is along each axis."""
+        return self.net.factor
+
+    @property
+    def latent_channels(self) -> int:
+        """Channels of the latent image."""
+        return self.net.latent_channels
 
     def encode(self, mel: Tensor) -> Tensor:
         """Moments (B, 2 * latent_channels, F / factor, n_mels / factor) of log-mels (B, 1, F, n_mels)."""
@@ -130,48 +126,23 @@ class FrozenAutoencoder(_FrozenNet):
 
 
 class FrozenVocoder(_FrozenNet):
-    """A trained HiFi-GAN generator, its weight norm folded.
+    """A trained HiFi-GAN generator, its weight norm folded."""
 
-    Args:
-        source: a run of the vocoder's stage, a folder of such runs (the newest is taken), a checkpoint or an export;
-            null for random weights.
-        revision: not used; our runs have none.
-        config: arguments of `Generator` where there is no source.
-        seed: of random weights.
-
-    Attributes:
-        hop_length: samples per frame.
-        n_mels: bands that it takes.
-
-    Raises:
-        FileNotFoundError: when there is nothing at the source.
-        ValueError: when the source holds no vocoder, or neither source nor config is given.
-    """
-
+    net_class = Generator
     inference = "zoo.hifigan.Vocoder"
 
-    def __init__(
-        self,
-        source: str | None = None,
-        revision: str | None = None,
-        config: dict[str, Any] | None = None,
-        seed: int = 0,
-    ) -> None:
-        if config is not None and "resblock" in config:
-            config = {**config, "resblock": str(config["resblock"])}  # recipes' parser makes "1" a number in free dicts
-        super().__init__(public_name(Generator), source, revision, config, seed)
-        self.hop_length: int = self.net.hop_length
-        self.n_mels: int = self.net.in_channels
+    @property
+    def hop_length(self) -> int:
+        """Samples per frame."""
+        return self.net.hop_length
+
+    @property
+    def n_mels(self) -> int:
+        """Bands that it takes."""
+        return self.net.in_channels
 
     def forward(self, mel: Tensor) -> Tensor:
-        """Synthesise.
-
-        Args:
-            mel: log-mels (B, 1, F, n_mels), natural logarithm.
-
-        Returns:
-            Waveforms (B, 1, F * hop_length), -1 to 1.
-        """
+        """Waveforms (B, 1, F * hop_length), -1 to 1, of log-mels (B, 1, F, n_mels), natural logarithm."""
         return self.net(mel[:, 0].transpose(1, 2))
 
 

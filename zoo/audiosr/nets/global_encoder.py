@@ -19,18 +19,9 @@ class GlobalEncoder(nn.Module):
     Args:
         n_mels: bins of the mel images, a multiple of 16.
         channels: width of the transformer.
-        heads: of its attention.
-        layers: of the transformer.
         context_channels: width of what comes out.
         positions: learned positions; for a longer clip they are stretched linearly.
         dropout: in the transformer and the output layers, 0 to 1.
-
-    Attributes:
-        n_mels: bins of the mel images.
-        context_channels: width of what comes out.
-
-    Raises:
-        ValueError: when sizes do not fit together.
 
     Source: ProjectLily, GlobalAudioEncoder (names of the weights are the same). Its projection of the flattened
     features was built in the first forward pass, hence never trained; here the constructor builds it.
@@ -71,21 +62,12 @@ class GlobalEncoder(nn.Module):
         self.global_proj = nn.Linear(context_channels, context_channels)
 
     def forward(self, mel: Tensor) -> tuple[Tensor, Tensor]:
-        """Sum a clip up.
-
-        Args:
-            mel: log-mel images (B, 1, n_mels, T), natural logarithm; T frames of any number.
-
-        Returns:
-            The clip's vector (B, context_channels) and its tokens (B, T, context_channels).
-
-        Raises:
-            ValueError: when the mel has another number of bins.
-        """
+        """Sum log-mels (B, 1, n_mels, T) up: vectors (B, context_channels) and tokens (B, T, context_channels)."""
         if mel.shape[-2] != self.n_mels:
             raise ValueError(f"the mel has {mel.shape[-2]} bins in its second to last axis, expected {self.n_mels}")
-        features = self._adaptive_proj(self.cnn_encoder(mel).permute(0, 3, 1, 2).flatten(2))
-        sequence = self.output_proj(self.transformer(features + self._positions(features.shape[1])))
+        image = self.cnn_encoder(mel)  # (B, channels, n_mels / 16, T)
+        features = self._adaptive_proj(image.permute(0, 3, 1, 2).flatten(2))  # (B, T, channels)
+        sequence = self.output_proj(self.transformer(features + self._positions(features.shape[1])))  # (B, T, context)
         return self.global_proj(sequence.mean(dim=1)), sequence
 
     def _positions(self, frames: int) -> Tensor:

@@ -10,7 +10,11 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+
+from zoo.blocks import check_levels, check_size, doubled, head_attention, maybe_checkpointed
+from zoo.common.ranges import one_of
+
+log = logging.getLogger(__name__)
 
 Fusion = Literal["none", "replace", "residual", "film", "sequence"]
 """How the global context enters the UNet, see `zoo.audiosr.UNet`."""
@@ -20,14 +24,7 @@ TRANSFORMER_NORM_EPS = 1e-6  # the residual blocks have PyTorch's 1e-5
 
 
 def timestep_embedding(t: Tensor, dim: int) -> Tensor:
-    """Sinusoids of diffusion steps.
-
-    Args:
-        t: steps (B,), 0 to 999.
-        dim: width, even.
-
-    Returns:
-        (B, dim) float32: cosines, then sines.
+    """Sinusoids (B, dim) float32 of diffusion steps (B,), 0 to 999: cosines, then sines; `dim` is even.
 
     Source: Dhariwal and Nichol, "Diffusion Models Beat GANs" (2021), their code.
     """
@@ -58,10 +55,6 @@ class ResBlock(nn.Module):
     """Two normed convolutions with the time between them, and a shortcut.
 
     Args:
-        in_channels: of the input.
-        out_channels: of the output.
-        embedding_channels: width of the time embedding.
-        groups: of the norms.
         context_channels: width of the clip's vector that scales and shifts the second norm's output; None for none.
     """
 
@@ -99,13 +92,7 @@ class ResBlock(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head attention of tokens to themselves or to others.
-
-    Args:
-        channels: of the tokens that ask.
-        heads: of the attention.
-        context_channels: of the tokens that are asked; None when they are the same.
-    """
+    """Multi-head attention of tokens to themselves or to others."""
 
     def __init__(self, channels: int, heads: int, context_channels: int | None = None) -> None:
         super().__init__()
@@ -118,11 +105,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, others: Tensor | None = None) -> Tensor:
         """Attend from (B, L, C) to itself or to others (B, M, C')."""
         others = x if others is None else others
-        q, k, v = (
-            tokens.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for tokens in (self.to_q(x), self.to_k(others), self.to_v(others))
-        )
-        return self.to_out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return self.to_out(head_attention(self.to_q(x), self.to_k(others), self.to_v(others), self.heads))
 
 
 class GatedLinear(nn.Module):
@@ -177,14 +160,7 @@ class TransformerBlock(nn.Module):
 
 
 class TokenAttention(nn.Module):
-    """Cross-attention to a clip's tokens, added through a gate that starts at zero.
-
-    Args:
-        channels: width of the image.
-        heads: of the attention.
-        groups: of the norm.
-        context_channels: width of the tokens.
-    """
+    """Cross-attention to a clip's tokens, added through a gate that starts at zero."""
 
     def __init__(self, channels: int, heads: int, groups: int, context_channels: int) -> None:
         super().__init__()
@@ -194,7 +170,7 @@ class TokenAttention(nn.Module):
 
     def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
         """Add to (B, C, H, W) what its positions find among tokens (B, T, G)."""
-        found = self.gate * self.attention(self.norm(x).flatten(2).transpose(1, 2), tokens)
+        found = self.gate * self.attention(self.norm(x).flatten(2).transpose(1, 2), tokens)  # (B, H * W, C)
         return x + found.transpose(1, 2).reshape(x.shape)
 
 
@@ -202,11 +178,7 @@ class SpatialTransformer(nn.Module):
     """A transformer block over all positions of an image, preceded by what the fusion does.
 
     Args:
-        channels: width.
-        heads: of the attentions.
-        groups: of the norm.
         fusion: see `zoo.audiosr.UNet`; "film" does nothing here.
-        context_channels: width of the global context.
     """
 
     def __init__(self, channels: int, heads: int, groups: int, fusion: Fusion, context_channels: int | None) -> None:
@@ -228,7 +200,7 @@ class SpatialTransformer(nn.Module):
             x = self.global_tokens(x, sequence)
         if self.fusion in ("replace", "residual") and context is not None:
             x = self._attend_globally(x, context)
-        h = self.proj_in(self.norm(x)).flatten(2).transpose(1, 2)
+        h = self.proj_in(self.norm(x)).flatten(2).transpose(1, 2)  # (B, H * W, C)
         for block in self.transformer_blocks:
             h = block(h)
         return x + self.proj_out(h.transpose(1, 2).reshape(x.shape))
@@ -265,10 +237,8 @@ class Upsample(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Double (B, C, H, W)."""
-        return self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
+        return self.conv(doubled(x))
 
-
-log = logging.getLogger(__name__)
 
 FUSIONS = ("none", "replace", "residual", "film", "sequence")
 TRANSFORMERS = 2  # in a row, in the middle and on the way up
@@ -282,7 +252,6 @@ class UNet(nn.Module):
 
     Args:
         in_channels: of the input: noisy latents and condition.
-        out_channels: of the prediction.
         channels: base width, even; the time embedding has four times as many.
         multipliers: width of each level as a multiple of the base; each level halves both axes of the one before.
         blocks: residual blocks per level on the way down; one more on the way up.
@@ -298,14 +267,6 @@ class UNet(nn.Module):
         norm_groups: groups of every norm. The original's 32 on 32 channels take the mean of each channel away, and
             with it the time; narrow nets need fewer.
         checkpointing: compute activations of blocks anew in the backward pass instead of keeping them.
-
-    Attributes:
-        factor: what both axes of the latents must be multiples of.
-        fusion: as given.
-        context_channels: as given.
-
-    Raises:
-        ValueError: when sizes do not fit together.
 
     Source: Dhariwal and Nichol, "Diffusion Models Beat GANs" (2021); Rombach et al. (2022); Liu et al., "AudioSR"
     (2023). Names of the weights are theirs.
@@ -328,8 +289,7 @@ class UNet(nn.Module):
     ) -> None:
         super().__init__()
         _check(channels, multipliers, blocks, attention_factors, head_channels, norm_groups)
-        if fusion not in FUSIONS:
-            raise ValueError(f"fusion must be one of {', '.join(FUSIONS)}, not {fusion!r}")
+        one_of(FUSIONS, fusion=fusion)
         if (fusion == "none") != (context_channels is None):
             raise ValueError(f"fusion {fusion!r} with context_channels {context_channels}: give both or neither")
         if channels == norm_groups:
@@ -397,34 +357,25 @@ class UNet(nn.Module):
         ]
 
     def forward(self, x: Tensor, t: Tensor, context: Tensor | None = None, sequence: Tensor | None = None) -> Tensor:
-        """Predict.
+        """Predict (B, out_channels, H, W).
 
         Args:
             x: noisy latents and condition, (B, in_channels, H, W); H and W multiples of `factor`.
             t: diffusion steps (B,), 0 (clean) to 999.
             context: vector of the clip (B, context_channels); None leaves the fusion out.
             sequence: tokens of the clip (B, T, context_channels), used by fusion "sequence" only.
-
-        Returns:
-            Prediction (B, out_channels, H, W).
-
-        Raises:
-            ValueError: when the image cannot be halved once per level, or a context comes without a fusion.
         """
-        if x.shape[-1] % self.factor or x.shape[-2] % self.factor:
-            raise ValueError(
-                f"latents of {x.shape[-2]} x {x.shape[-1]}; both must be multiples of {self.factor}: pad the mel"
-            )
+        check_size(x, self.factor)
         if self.fusion == "none" and (context is not None or sequence is not None):
             raise ValueError('a global context was given to a UNet with fusion "none", which has no use for it')
         if self.fusion == "sequence" and sequence is not None and context is not None:
-            sequence = torch.cat([context[:, None], sequence], dim=1)
-        embedding = self.time_embed(timestep_embedding(t, self.channels).to(x.dtype))
+            sequence = torch.cat([context[:, None], sequence], dim=1)  # (B, 1 + T, context_channels)
+        embedding = self.time_embed(timestep_embedding(t, self.channels).to(x.dtype))  # (B, 4 * channels)
         h, skips = x, []
         for block in self.input_blocks:
             h = self._run(block, h, embedding, context, sequence)
             skips.append(h)
-        h = self._run(self.middle_block, h, embedding, context, sequence)
+        h = self._run(self.middle_block, h, embedding, context, sequence)  # (B, C, H / factor, W / factor)
         for block in self.output_blocks:
             h = self._run(block, torch.cat([h, skips.pop()], dim=1), embedding, context, sequence)
         return self.out(h)
@@ -433,12 +384,10 @@ class UNet(nn.Module):
         self, layers: nn.Module, h: Tensor, embedding: Tensor, context: Tensor | None, sequence: Tensor | None
     ) -> Tensor:
         for layer in layers.children():
-            if not isinstance(layer, ResBlock | SpatialTransformer):
-                h = layer(h)
-            elif self.checkpointing and torch.is_grad_enabled():
-                h = checkpoint(layer, h, embedding, context, sequence, use_reentrant=False)
+            if isinstance(layer, ResBlock | SpatialTransformer):
+                h = maybe_checkpointed(self.checkpointing, layer, h, embedding, context, sequence)
             else:
-                h = layer(h, embedding, context, sequence)
+                h = layer(h)
         return h
 
 
@@ -450,8 +399,7 @@ def _check(
     head_channels: int,
     norm_groups: int,
 ) -> None:
-    if not multipliers or blocks < 1:
-        raise ValueError(f"expected at least one level and one block, found {list(multipliers)} and {blocks}")
+    check_levels(multipliers, blocks)
     if channels % norm_groups or channels % 2:
         raise ValueError(f"channels {channels} must be even and a multiple of norm_groups {norm_groups}")
     factors = [2**level for level in range(len(multipliers))]

@@ -8,47 +8,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.audiosr.nets.unet import Upsample
+from zoo.blocks import check_levels, pixel_attention
 
 NORM_EPS = 1e-6  # latent diffusion's, not PyTorch's default
 LOGVAR_RANGE = (-30.0, 20.0)  # keeps the exponential of the log-variance finite in float32
 
 
 def split(moments: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and log-variance of the latents.
-
-    Args:
-        moments: what `Autoencoder.encode` returns, (B, 2C, H, W).
-
-    Returns:
-        Mean and log-variance, (B, C, H, W) each; the log-variance lies in -30 to 20.
-    """
+    """Mean and log-variance (B, C, H, W), the latter -30 to 20, of moments (B, 2C, H, W)."""
     mean, logvar = moments.chunk(2, dim=1)
     return mean, logvar.clamp(*LOGVAR_RANGE)
 
 
-def draw(moments: Tensor, noise: Tensor) -> Tensor:
-    """One sample of the latents.
-
-    Args:
-        moments: (B, 2C, H, W).
-        noise: standard normal, (B, C, H, W).
-
-    Returns:
-        Latents (B, C, H, W).
-    """
+def sample_latents(moments: Tensor, noise: Tensor) -> Tensor:
+    """One sample of the latents (B, C, H, W) of moments (B, 2C, H, W), by standard normal noise of that shape."""
     mean, logvar = split(moments)
     return mean + (0.5 * logvar).exp() * noise
 
 
 def kl(moments: Tensor) -> Tensor:
-    """Divergence of the latents' Gaussians from the standard normal, mean over all latents of an item.
-
-    Args:
-        moments: (B, 2C, H, W).
-
-    Returns:
-        (B,) in nats per latent, float32.
-    """
+    """Divergence (B,) of latents' Gaussians from the standard normal, mean over an item's latents, in nats."""
     mean, logvar = split(moments.float())
     return 0.5 * (mean.square() + logvar.exp() - 1 - logvar).mean(dim=(1, 2, 3))
 
@@ -70,10 +49,6 @@ class Autoencoder(nn.Module):
 
     Attributes:
         factor: how much smaller the latent image is along each axis.
-        latent_channels: of the latent image.
-
-    Raises:
-        ValueError: when the groups do not divide the widths.
 
     Source: Rombach et al., "High-Resolution Image Synthesis with Latent Diffusion Models" (2022), appendix G; names of
     the weights are that code's.
@@ -89,8 +64,7 @@ class Autoencoder(nn.Module):
         norm_groups: int = 32,
     ) -> None:
         super().__init__()
-        if not multipliers or blocks < 1:
-            raise ValueError(f"expected at least one level and one block, found {list(multipliers)} and {blocks}")
+        check_levels(multipliers, blocks)
         if channels % norm_groups:
             raise ValueError(f"channels {channels} is no multiple of norm_groups {norm_groups}; lower norm_groups")
         self.factor = 2 ** (len(multipliers) - 1)
@@ -102,17 +76,10 @@ class Autoencoder(nn.Module):
         self.post_quant_conv = nn.Conv2d(latent_channels, latent_channels, 1)
 
     def encode(self, mel: Tensor) -> Tensor:
-        """Gaussians of the latents.
+        """Moments of the latents of log-mel images (B, 1, F, n_mels), natural logarithm: means, then log-variances.
 
-        Args:
-            mel: log-mel images (B, 1, F, n_mels), natural logarithm.
-
-        Returns:
-            Moments (B, 2 * latent_channels, F // factor, n_mels // factor): means, then log-variances. What is left
-            over at the end of an axis does not come back from `decode`.
-
-        Raises:
-            ValueError: when the image is smaller than the factor.
+        They are (B, 2 * latent_channels, F // factor, n_mels // factor). What is left over at the end of an axis does
+        not come back from `decode`.
         """
         if min(mel.shape[-2:]) < self.factor:
             raise ValueError(
@@ -121,26 +88,12 @@ class Autoencoder(nn.Module):
         return self.quant_conv(self.encoder(mel))
 
     def decode(self, z: Tensor) -> Tensor:
-        """Log-mel images of latents.
-
-        Args:
-            z: (B, latent_channels, H, W), in the autoencoder's own scale.
-
-        Returns:
-            (B, 1, H * factor, W * factor).
-        """
+        """Log-mel images (B, 1, H * factor, W * factor) of latents (B, latent_channels, H, W), in its own scale."""
         return self.decoder(self.post_quant_conv(z))
 
 
 class ResidualBlock(nn.Module):
-    """Two normed convolutions and a shortcut.
-
-    Args:
-        in_channels: of the input.
-        out_channels: of the output.
-        dropout: before the second convolution.
-        groups: of the norms.
-    """
+    """Two normed convolutions and a shortcut."""
 
     def __init__(self, in_channels: int, out_channels: int, dropout: float, groups: int) -> None:
         super().__init__()
@@ -171,10 +124,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Attend over (B, C, H, W)."""
-        h = self.norm(x)
-        q, k, v = (conv(h).flatten(2).transpose(1, 2)[:, None] for conv in (self.q, self.k, self.v))
-        h = F.scaled_dot_product_attention(q, k, v)[:, 0]
-        return x + self.proj_out(h.transpose(1, 2).reshape(x.shape))
+        return pixel_attention(x, self.norm, self.q, self.k, self.v, self.proj_out)
 
 
 class Middle(nn.Module):
@@ -192,17 +142,7 @@ class Middle(nn.Module):
 
 
 class Level(nn.Module):
-    """Residual blocks of one resolution, then the way to the next one.
-
-    Args:
-        in_channels: of the input.
-        out_channels: of the output.
-        blocks: how many.
-        dropout: of the blocks.
-        groups: of the norms.
-        downsample: whether it ends by halving both axes.
-        upsample: whether it ends by doubling both axes.
-    """
+    """Residual blocks of one resolution, then the way to the next one."""
 
     def __init__(
         self,
@@ -234,19 +174,11 @@ class Downsample(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Halve (B, C, H, W)."""
-        return self.conv(F.pad(x, (0, 1, 0, 1)))
+        return self.conv(F.pad(x, (0, 1, 0, 1)))  # (B, C, H // 2, W // 2)
 
 
 class Encoder(nn.Module):
-    """Mel image to feature image.
-
-    Args:
-        widths: of the levels, from fine to coarse.
-        blocks: per level.
-        out_channels: of the output.
-        dropout: of the blocks.
-        groups: of the norms.
-    """
+    """Mel image to feature image; widths go from fine to coarse."""
 
     def __init__(self, widths: Sequence[int], blocks: int, out_channels: int, dropout: float, groups: int) -> None:
         super().__init__()
@@ -268,15 +200,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Latent image to mel image.
-
-    Args:
-        widths: of the levels, from fine to coarse; they run in the opposite order.
-        blocks: per level.
-        in_channels: of the latent image.
-        dropout: of the blocks.
-        groups: of the norms.
-    """
+    """Latent image to mel image; widths go from fine to coarse, and the levels run in the opposite order."""
 
     def __init__(self, widths: Sequence[int], blocks: int, in_channels: int, dropout: float, groups: int) -> None:
         super().__init__()
@@ -292,7 +216,7 @@ class Decoder(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """Decode (B, C, H, W)."""
-        h = self.mid(self.conv_in(z))
+        h = self.mid(self.conv_in(z))  # (B, widths[-1], H, W)
         for level in reversed(self.up):
-            h = level(h)
+            h = level(h)  # twice as large but for the last
         return self.conv_out(F.silu(self.norm_out(h)))

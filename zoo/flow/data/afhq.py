@@ -15,7 +15,7 @@ from zoo.common.atomic import write_atomic
 from zoo.flow.data import image_sets
 from zoo.flow.data.image_cache import CACHES, build
 from zoo.flow.data.image_sets import ImageSet
-from zoo.flow.data.images import decode_all
+from zoo.flow.data.images import Framing, decode_all
 
 CLASSES = ["cat", "dog", "wild"]
 V1_COUNTS = {"train": (5153, 4739, 4738), "val": (500, 500, 500)}
@@ -24,11 +24,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def find_home(folder: Path) -> Path:
-    """The folder that holds `train` and `val` (v2: `test`), which archives put one level down.
-
-    Raises:
-        FileNotFoundError: when there is none.
-    """
+    """The folder that holds `train` and `val` (v2: `test`), which archives put one level down."""
     children = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
     for home in (folder, *children):
         if (home / "train").is_dir() and any((home / part).is_dir() for part in ("val", "test")):
@@ -86,7 +82,7 @@ def prepare(
     facts |= {part: ", ".join(f"{k} {v}" for k, v in images.counts().items()) for part, images in sets.items()}
     if cache is not None:
         for images in (image_sets.folder(part, max_per_class) for part in (home / "train", held)):
-            build(images, Path(cache), resolution, 3, progress)
+            build(images, Path(cache), Framing(resolution), progress)
         facts["cache"] = str(cache)
     if eval_folder is not None:
         facts["eval_images"] = write_flat(sets["val"], Path(eval_folder), resolution, progress)
@@ -94,14 +90,7 @@ def prepare(
 
 
 def version(sets: dict[str, ImageSet], strict: bool = False) -> str:
-    """Tell by its counts which version of AFHQ this is.
-
-    Args:
-        sets: `train` and `val`.
-        strict: raise where it is none of them, instead of warning.
-
-    Returns:
-        `v1`, `v2` or `unknown`.
+    """Tell by the counts of `train` and `val` which AFHQ this is: `v1`, `v2` or, with a warning, `unknown`.
 
     Raises:
         ValueError: when the classes are not AFHQ's; under `strict` also for other counts.
@@ -129,26 +118,13 @@ def version(sets: dict[str, ImageSet], strict: bool = False) -> str:
 
 
 def write_flat(images: ImageSet, folder: Path, resolution: int, progress: bool = True) -> int:
-    """Write resized images into one folder, as `<class>_<number>.png`.
-
-    Args:
-        images: the images.
-        folder: target; it may hold an earlier result, and nothing else.
-        resolution: height and width in pixels.
-        progress: show a progress bar.
-
-    Returns:
-        The number of images.
-
-    Raises:
-        ValueError: when the folder holds other files, or images are broken.
-    """
+    """Write resized images into a folder of their own, as `<class>_<number>.png`; returns how many."""
     ranks = image_sets.ranks(images.labels)
     names = [f"{images.classes[k - 1]}_{rank:05d}.png" for k, rank in zip(images.labels, ranks, strict=True)]
     others = sorted({path.name for path in folder.iterdir()} - set(names)) if folder.is_dir() else []
     if others:
         raise ValueError(f"{folder}: holds {len(others)} other files, e.g. {others[0]}; give a folder of its own")
-    for index, pixels in enumerate(decode_all(images.pictures, resolution, 3, progress)):
-        picture = Image.fromarray(pixels)
-        write_atomic(folder / names[index], lambda file, picture=picture: picture.save(file, format="PNG"))  # type: ignore[misc]
+    for index, pixels in enumerate(decode_all(images.source, Framing(resolution), progress)):
+        image = Image.fromarray(pixels)
+        write_atomic(folder / names[index], lambda file, image=image: image.save(file, format="PNG"))  # type: ignore[misc]
     return len(names)

@@ -11,18 +11,20 @@ from typing import Any, Literal
 import numpy as np
 from torch.utils.data import DataLoader, Dataset
 
+from zoo.common.folders import data_folder
+from zoo.common.ranges import at_least, within
 from zoo.flow.data import image_sets, points
 from zoo.flow.data.image_cache import CACHES, ImageCache, build
 from zoo.flow.data.image_sets import ImageSet
-from zoo.flow.data.images import MODES, WHITE, ArrayPictures, DecodedPictures, Framing, StoredPixels, decode_all
+from zoo.flow.data.images import WHITE, ArrayImages, DecodedImages, Framing, StoredPixels, decode_all
 from zoo.flow.data.items import Items, StoredValues
 from zoo.flow.data.points import PointSet
 from zoo.flow.process.coupling import PooledTransport
+from zoo.flow.process.time_samplers import EVALUATION_TIMES
 from zoo.training.data import RankSlice, ZooDataModule, item_seed
 
 log = logging.getLogger(__name__)
 
-EVALUATION_TIMES = 10  # at which the task looks at each item: as many fewer items fill an evaluation batch
 SHOWN_CLASSES = 20  # in the log
 DRAW_EPOCH = -2  # of the keys that the points of the sets are drawn by
 
@@ -93,15 +95,12 @@ class ImageData(FlowData):
         val_every: of how many images of a class one is held out.
         split_seed: hold out images at random, as many of each class; null for every `val_every`-th.
         flips: mirror every other training image.
-        pooled: pair noise and data over pools of each epoch, see `FlowData`.
         cache: folder of resized images, made on first use; null to decode files in every epoch.
         embedded_if_missing: use the digits, with a message, when `root` does not exist.
-        num_workers: loader processes.
-        seed: of order, flips, noise and the task's draws.
+        kwargs: of FlowData.
 
     Raises:
         FileNotFoundError: when there is no such folder or file.
-        ValueError: when an argument is out of range.
     """
 
     def __init__(
@@ -115,29 +114,24 @@ class ImageData(FlowData):
         val_every: int = 10,
         split_seed: int | None = None,
         flips: bool = False,
-        pooled: PooledTransport | None = None,
         cache: str | None = CACHES,
         embedded_if_missing: bool = False,
-        num_workers: int = 0,
-        seed: int = 63,
-        resize: Literal["squash", "crop"] = WHITE.resize,
-        background: tuple[int, int, int] = WHITE.background,
+        resize: Literal["squash", "crop"] = "squash",
+        background: tuple[int, int, int] = WHITE,
         max_bad_share: float = 0.1,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(batch_size, pooled, num_workers, seed)
-        if not 0 <= max_bad_share <= 1:
-            raise ValueError(f"data.init_args.max_bad_share lies in [0, 1], not {max_bad_share}")
-        if channels not in MODES:
-            raise ValueError(f"data.init_args.channels is 1 or 3, not {channels}")
-        if val_every < 2:
-            raise ValueError(f"data.init_args.val_every is at least 2, not {val_every}")
+        super().__init__(batch_size, **kwargs)
+        within(0, 1, max_bad_share=max_bad_share)
+        at_least(2, val_every=val_every)
         if root is not None and hub is not None:
             raise ValueError(f"data.init_args: one of root ({root}) and hub ({hub}) must be null")
-        self.root = None if root is None else Path(root)
+        is_file = root is not None and Path(root).is_file()
+        self.root = (
+            Path(str(root)) if is_file else data_folder("root", root, embedded_if_missing, "scikit-learn's digits")
+        )
         self.hub = hub
-        self.image_resolution = image_resolution
-        self.channels = channels
-        self.framing = Framing(resize, background)
+        self.framing = Framing(image_resolution, channels, resize, background)
         self.max_bad_share = max_bad_share
         self._bad: dict[str, dict[int, str]] = {}  # broken images of each set, where there is no cache to say so
         self.sample_shape = (channels, image_resolution, image_resolution)
@@ -146,31 +140,18 @@ class ImageData(FlowData):
         self.split_seed = split_seed
         self.flips = flips
         self.cache = None if cache is None else Path(cache)
-        if self.root is not None and not self.root.exists():
-            if not embedded_if_missing:
-                raise FileNotFoundError(
-                    f"data.init_args.root: no folder {self.root}; put one folder of images per class there, set "
-                    "ZOO_DATA, or use root: null for scikit-learn's digits"
-                )
-            log.warning("no images at %s: using scikit-learn's digits (set ZOO_DATA to train on photographs)", root)
-            self.root = None
 
     def prepare_data(self) -> None:
         """Write the caches, once per machine; without them, see that all images can be read."""
         for images in self._sets():
-            if isinstance(images.pictures, ArrayPictures):
+            if isinstance(images.source, ArrayImages):
                 continue
             if self.cache is not None:
-                self._cached(images, self.cache)
+                build(images, self.cache, self.framing, max_bad_share=self.max_bad_share)
                 continue
             bad = self._bad[images.name] = {}
-            size = (self.image_resolution, self.channels)
-            for _ in decode_all(images.pictures, *size, True, self.framing, self.max_bad_share, bad):
+            for _ in decode_all(images.source, self.framing, True, self.max_bad_share, bad):
                 pass
-
-    def _cached(self, images: ImageSet, folder: Path) -> ImageCache:
-        size = (self.image_resolution, self.channels)
-        return build(images, folder, *size, framing=self.framing, max_bad_share=self.max_bad_share)
 
     def setup(self, stage: str) -> None:
         """Open the images and split them."""
@@ -180,7 +161,7 @@ class ImageData(FlowData):
             self._bad = self.trainer.strategy.broadcast(self._bad)
         readers, parts = zip(*(self._reader(images) for images in sets), strict=True)
         # what is decoded anew in each epoch has a checksum of times and paths
-        pixels = None if isinstance(readers[0], DecodedPictures) else readers[0].checksum
+        pixels = None if isinstance(readers[0], DecodedImages) else readers[0].checksum
         self.contents = (pixels, sets[0].labels)
         if len(sets) == 2:
             if sets[1].classes != self.classes:
@@ -214,18 +195,17 @@ class ImageData(FlowData):
             return [image_sets.folder(part, limit) for part in (root / "train", held)]
         return [image_sets.folder(root, limit)]
 
-    def _reader(self, images: ImageSet) -> tuple[StoredPixels | DecodedPictures | ImageCache, list[int]]:
+    def _reader(self, images: ImageSet) -> tuple[StoredPixels | DecodedImages | ImageCache, list[int]]:
         """What reads the sound images of a set, and their labels."""
-        size = (self.image_resolution, self.channels)
-        reader: StoredPixels | DecodedPictures | ImageCache
+        reader: StoredPixels | DecodedImages | ImageCache
         bad: Mapping[int, str] = {}
-        if isinstance(images.pictures, ArrayPictures):
-            reader = StoredPixels(np.stack(list(decode_all(images.pictures, *size, False, self.framing))))
+        if isinstance(images.source, ArrayImages):
+            reader = StoredPixels(np.stack(list(decode_all(images.source, self.framing, False))))
         elif self.cache is None:
             bad = self._bad.get(images.name, {})
-            reader = DecodedPictures(images.pictures, *size, self.framing, bad)
+            reader = DecodedImages(images.source, self.framing, bad)
         else:
-            reader = self._cached(images, self.cache)
+            reader = build(images, self.cache, self.framing, max_bad_share=self.max_bad_share)
             bad = reader.bad
         images = replace(images, labels=[label for index, label in enumerate(images.labels) if index not in bad])
         counts = [f"{name} {count}" for name, count in images.counts().items()]
@@ -243,9 +223,7 @@ class PointData(FlowData):
         train_points: number of training points.
         val_points: number of validation points, of a draw of their own.
         batch_size: points per batch and process.
-        pooled: pair noise and data over pools of each epoch, see `FlowData`.
-        num_workers: loader processes.
-        seed: of the points, order, noise and the task's draws.
+        kwargs: of FlowData.
     """
 
     def __init__(
@@ -254,15 +232,10 @@ class PointData(FlowData):
         train_points: int = 100_000,
         val_points: int = 512,
         batch_size: int = 256,
-        pooled: PooledTransport | None = None,
-        num_workers: int = 0,
-        seed: int = 63,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(batch_size, pooled, num_workers, seed)
-        if min(train_points, val_points) < 1:
-            raise ValueError(
-                f"data.init_args: train_points ({train_points}) and val_points ({val_points}) are at least 1"
-            )
+        super().__init__(batch_size, **kwargs)
+        at_least(1, train_points=train_points, val_points=val_points)
         self.kind: PointSet = kind
         self.counts = (train_points, val_points)
         self.sample_shape = (2,)

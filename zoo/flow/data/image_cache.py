@@ -17,7 +17,7 @@ from torch import Tensor
 
 from zoo.common.atomic import TEMPORARY_MARK, remove, write_atomic
 from zoo.flow.data.image_sets import ImageSet
-from zoo.flow.data.images import WHITE, Framing, check_bad_images, decode_all, stamps, to_values
+from zoo.flow.data.images import Framing, check_bad_images, decode_all, stamps, to_values
 
 log = logging.getLogger(__name__)
 
@@ -69,10 +69,8 @@ class ImageCache:
 def build(
     images: ImageSet,
     folder: Path,
-    resolution: int,
-    channels: int,
+    framing: Framing,
     progress: bool = True,
-    framing: Framing = WHITE,
     max_bad_share: float = 0.0,
 ) -> ImageCache:
     """Decode and resize images into one file, unless the cache of the same images stands there already.
@@ -84,10 +82,8 @@ def build(
     Args:
         images: the images; their order is kept.
         folder: of the caches, made if missing.
-        resolution: height and width in pixels.
-        channels: 3 for RGB, 1 for grey.
+        framing: what they become.
         progress: show a progress bar.
-        framing: what happens to proportions and transparency.
         max_bad_share: share of broken images, 0 to 1, that are named in a warning and left out.
 
     Returns:
@@ -97,8 +93,8 @@ def build(
         ValueError: when more images are broken; all are named, and nothing is kept.
         OSError: when the disk is full or the folder is not writable; nothing is kept.
     """
-    pictures = images.pictures
-    key = hashlib.sha256(f"{VERSION}\n".encode() + stamps(pictures, resolution, channels, framing)).hexdigest()
+    source, resolution, channels = images.source, framing.resolution, framing.channels
+    key = hashlib.sha256(f"{VERSION}\n".encode() + stamps(source, framing)).hexdigest()
     stem = re.sub(r"[^\w.-]+", "-", "-".join(Path(images.name).parts[-2:])).strip("-.")
     path = folder / f"{stem}-{resolution}x{channels}-{key[:16]}.npy"
     if path.is_file():
@@ -108,20 +104,20 @@ def build(
             log.info("building the image cache anew: %s", error)
         else:
             if cache.key == key:
-                check_bad_images(cache.bad, len(pictures), max_bad_share)
+                check_bad_images(cache.bad, len(source), max_bad_share)
                 return cache
             log.info("building the image cache anew: %s is of other images", path)
     for left in folder.glob(f".{stem}-*{TEMPORARY_MARK}*"):
         if time.time() - left.stat().st_mtime > STALE_SECONDS:
             remove(left)
     bad: dict[int, str] = {}
-    rows = partial(decode_all, pictures, resolution, channels, progress, framing, max_bad_share, bad)
+    rows = partial(decode_all, source, framing, progress, max_bad_share, bad)
     index: dict[str, Any] = {"version": VERSION, "key": key, "resolution": resolution, "channels": channels}
-    shape = (len(pictures), resolution, resolution, channels)
+    shape = (len(source), resolution, resolution, channels)
     try:
         write_atomic(path, lambda file: index.update(checksum=_write(file, rows(), shape, bad)))
-        index |= {"count": len(pictures) - len(bad), "bad": bad}
-        index["images"] = [pictures.name(number) for number in range(len(pictures)) if number not in bad]
+        index |= {"count": len(source) - len(bad), "bad": bad}
+        index["images"] = [source.name(number) for number in range(len(source)) if number not in bad]
         text = json.dumps(index, indent=1)
         write_atomic(path.with_suffix(".json"), lambda file: file.write(text.encode()))
     except OSError as error:

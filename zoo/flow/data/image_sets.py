@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from zoo.common.reading.archives import check_zip
-from zoo.flow.data.images import ArrayPictures, FilePictures, Pictures
+from zoo.flow.data.images import ArrayImages, FileImages, ImageSource
 
 log = logging.getLogger(__name__)
 
@@ -26,19 +26,12 @@ SHAPES_AFTER_SIZE = ((), (1,), (3,), (4,))  # of the channels of an array of ima
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images with classes.
+    """Images with classes."""
 
-    Attributes:
-        name: of the source, for messages.
-        classes: names in the order of the labels.
-        labels: of the images, 1 to K.
-        pictures: the images.
-    """
-
-    name: str
-    classes: list[str]
-    labels: list[int]
-    pictures: Pictures
+    name: str  # of the source, for messages
+    classes: list[str]  # names in the order of the labels
+    labels: list[int]  # of the images, 1 to K
+    source: ImageSource  # the images
 
     def counts(self) -> dict[str, int]:
         """Number of images by class."""
@@ -58,16 +51,7 @@ def first_of_each(labels: Sequence[int], limit: int) -> list[int]:
 
 
 def held_out(labels: Sequence[int], every: int, seed: int | None) -> list[bool]:
-    """Choose every n-th item of each class, in order or, with a seed, from an order of their own.
-
-    Args:
-        labels: classes of the items.
-        every: n.
-        seed: of the order; None for the order of the items.
-
-    Returns:
-        For each item whether it is chosen.
-    """
+    """For each item whether it is the n-th of its class, in order or, with a seed, in an order of their own."""
     order = list(range(len(labels)))
     if seed is not None:
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed)).tolist()
@@ -78,14 +62,7 @@ def held_out(labels: Sequence[int], every: int, seed: int | None) -> list[bool]:
 
 
 def digits(limit: int = 0) -> ImageSet:
-    """Scikit-learn's 1797 handwritten digits, 8 x 8 pixels, which it brings with it.
-
-    Args:
-        limit: first images of each class; 0 or less for all.
-
-    Returns:
-        The set, of ten classes.
-    """
+    """Scikit-learn's 1797 handwritten digits, 8 x 8 pixels; of each class the first `limit`, if above 0."""
     from sklearn.datasets import load_digits
 
     source = load_digits()
@@ -93,22 +70,17 @@ def digits(limit: int = 0) -> ImageSet:
     kept = first_of_each(labels, limit)
     pixels = np.rint(source.images[kept] * (255 / 16)).astype(np.uint8)  # their range is 0 to 16
     names = [str(name) for name in source.target_names]
-    return ImageSet("scikit-learn's digits", names, [labels[i] for i in kept], ArrayPictures(pixels))
+    return ImageSet("scikit-learn's digits", names, [labels[i] for i in kept], ArrayImages(pixels))
 
 
 def folder(path: Path, limit: int = 0) -> ImageSet:
     """One folder of images per class, as torchvision's ImageFolder has them; images may lie deeper.
 
+    Folders without images are named and skipped; hidden files are not seen. Classes are in sorted order.
+
     Args:
-        path: holds the folders. Those without images are named and skipped; hidden files are not seen.
+        path: holds the folders.
         limit: first images of each class; 0 or less for all.
-
-    Returns:
-        The set; classes are in sorted order.
-
-    Raises:
-        FileNotFoundError: when there is no such folder.
-        ValueError: when no folder in it holds images.
     """
     if not path.is_dir():
         raise FileNotFoundError(f"no folder {path}: expected one with a folder of images per class")
@@ -129,18 +101,14 @@ def folder(path: Path, limit: int = 0) -> ImageSet:
         raise ValueError(f"{path} has no folder with images ({', '.join(SUFFIXES)})")
     if stray:
         log.warning("%s: skipped folders without images: %s", path, ", ".join(stray))
-    return ImageSet(str(path), names, labels, FilePictures(path, paths))
+    return ImageSet(str(path), names, labels, FileImages(path, paths))
 
 
 def npz(path: Path, limit: int = 0) -> ImageSet:
     """A NumPy file with `images` (N, H, W) or (N, H, W, C), uint8, and `labels` (N,), whole numbers.
 
-    Args:
-        path: the file. It may hold `classes`, the name of each label from 0 on; otherwise the labels are the names.
-        limit: first images of each class; 0 or less for all.
-
-    Returns:
-        The set; classes are in the order of the numbers.
+    It may hold `classes`, the name of each label from 0 on; otherwise the labels are the names. Classes are in the
+    order of the numbers; of each the first `limit` images are used, all where it is 0 or less.
 
     Raises:
         ValueError: when the file is broken or holds something else.
@@ -164,26 +132,20 @@ def npz(path: Path, limit: int = 0) -> ImageSet:
             raise ValueError(f"{path}: labels run from {values[0]} to {values[-1]}, classes has {len(names)} names")
     numbered = (numbers.astype(np.int64) + 1).tolist()
     kept = first_of_each(numbered, limit)
-    return ImageSet(str(path), names, [numbered[i] for i in kept], ArrayPictures(images[kept]))
+    return ImageSet(str(path), names, [numbered[i] for i in kept], ArrayImages(images[kept]))
 
 
 def _facts(array: np.ndarray | None) -> str:
     return "none" if array is None else f"{array.shape} {array.dtype}"
 
 
-class HubPictures(Pictures):
-    """Images of a data set of the hub.
+@dataclass(eq=False)
+class HubImages(ImageSource):
+    """Images of a data set of the hub."""
 
-    Args:
-        dataset: of the package datasets; its rows are decoded on access.
-        column: that holds the images.
-        indices: rows to use.
-    """
-
-    def __init__(self, dataset: Any, column: str, indices: Sequence[int]) -> None:
-        self.dataset = dataset
-        self.column = column
-        self.indices = indices
+    dataset: Any  # of the package datasets; its rows are decoded on access
+    column: str
+    indices: Sequence[int]
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -202,13 +164,9 @@ class HubPictures(Pictures):
 
 
 def hub(name: str, limit: int = 0) -> list[ImageSet]:
-    """Load a data set of the Hugging Face hub, which the package datasets downloads and keeps.
+    """Load `user/name` of the Hugging Face hub, which the package datasets downloads and keeps.
 
-    Not run against the hub here, only against a stand-in.
-
-    Args:
-        name: `user/name`. The first column of images and the first of classes are used.
-        limit: first images of each class; 0 or less for all.
+    The first column of images and the first of classes are used. Not run against the hub here, only against a stand-in.
 
     Returns:
         The split `train`, and the split `validation` or, where there is none, `test`.
@@ -240,6 +198,6 @@ def hub(name: str, limit: int = 0) -> list[ImageSet]:
             raise ValueError(f"data.init_args.hub: {name}, split {split}: empty, or images without class")
         kept = first_of_each(labels, limit)
         classes = list(dataset.features[columns["ClassLabel"]].names)
-        pictures = HubPictures(dataset, str(columns["Image"]), kept)
-        sets.append(ImageSet(f"{name}, {split}", classes, [labels[i] for i in kept], pictures))
+        source = HubImages(dataset, str(columns["Image"]), kept)
+        sets.append(ImageSet(f"{name}, {split}", classes, [labels[i] for i in kept], source))
     return sets

@@ -19,6 +19,7 @@ from PIL import Image, ImageOps
 from rich.progress import track
 from torch import Tensor
 
+from zoo.common.ranges import one_of
 from zoo.common.reading.bad_share import check_bad_share
 
 log = logging.getLogger(__name__)
@@ -38,33 +39,34 @@ CHUNK = 256  # images that are decoded ahead of their use
 _SHOWN = 20  # broken images named in a message
 
 
+WHITE = (255, 255, 255)
+
+
 @dataclass(frozen=True)
 class Framing:
-    """How images of any kind become opaque squares.
+    """How images of any kind become opaque squares of one size.
 
     Args:
+        resolution: height and width in pixels.
+        channels: 3 for RGB, 1 for grey.
         resize: "squash" brings both sides to the resolution; "crop" keeps proportions and takes the centre.
         background: red, green and blue, 0 to 255, that transparent pixels are composed onto.
-
-    Raises:
-        ValueError: when a value is another.
     """
 
+    resolution: int
+    channels: int = 3
     resize: Literal["squash", "crop"] = "squash"
-    background: tuple[int, int, int] = (255, 255, 255)
+    background: tuple[int, int, int] = WHITE
 
     def __post_init__(self) -> None:
-        if self.resize not in ("squash", "crop"):
-            raise ValueError(f"resize is squash or crop, not {self.resize!r}")
+        one_of(MODES, channels=self.channels)
+        one_of(("squash", "crop"), resize=self.resize)
         if len(self.background) != 3 or not all(0 <= value <= 255 for value in self.background):
             raise ValueError(f"background is red, green and blue from 0 to 255, not {list(self.background)}")
 
 
-WHITE = Framing()
-
-
-class Pictures(ABC):
-    """Images as a source stores them, by number."""
+class ImageSource(ABC):
+    """Images as they are stored, by number."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -81,12 +83,8 @@ class Pictures(ABC):
     def stamp(self, index: int) -> str:
         """One line that changes when the image does."""
 
-    def upright(self, index: int, background: tuple[int, int, int] = WHITE.background) -> Image.Image:
+    def upright(self, index: int, background: tuple[int, int, int] = WHITE) -> Image.Image:
         """One image as it is meant to be seen: turned as its EXIF data say, opaque, 8 bits per channel.
-
-        Args:
-            index: its number.
-            background: that transparent pixels are composed onto.
 
         Raises:
             ValueError: when it is broken, or its values have no stated range.
@@ -97,30 +95,17 @@ class Pictures(ABC):
         except FAULTS as error:
             raise ValueError(f"{self.name(index)}: {error}") from error
 
-    def pixels(self, index: int, resolution: int, channels: int, framing: Framing = WHITE) -> np.ndarray:
-        """One image, upright and resized.
-
-        Args:
-            index: its number.
-            resolution: height and width of the result.
-            channels: 3 for RGB, 1 for grey.
-            framing: what happens to proportions and transparency.
-
-        Returns:
-            Pixels (resolution, resolution, channels), uint8.
-
-        Raises:
-            ValueError: when it is broken, or its values have no stated range.
-        """
-        converted = self.upright(index, framing.background).convert(MODES[channels])
-        size = (resolution, resolution)
+    def pixels(self, index: int, framing: Framing) -> np.ndarray:
+        """One image, upright and resized: (resolution, resolution, channels), uint8; see `upright`."""
+        converted = self.upright(index, framing.background).convert(MODES[framing.channels])
+        size = (framing.resolution, framing.resolution)
         if framing.resize == "crop":
             side = min(converted.size)
             left, top = ((length - side) // 2 for length in converted.size)
             converted = converted.crop((left, top, left + side, top + side))
         if converted.size != size:  # Pillow's filters are antialiased
             converted = converted.resize(size, Image.Resampling.BILINEAR)
-        return np.array(converted, dtype=np.uint8).reshape(*size, channels)
+        return np.array(converted, dtype=np.uint8).reshape(*size, framing.channels)
 
 
 def _eight_bits(image: Image.Image, form: str | None) -> Image.Image:
@@ -143,17 +128,12 @@ def _opaque(image: Image.Image, background: tuple[int, int, int]) -> Image.Image
     return Image.alpha_composite(Image.new("RGBA", layer.size, (*background, 255)), layer).convert("RGB")
 
 
-class FilePictures(Pictures):
-    """Image files.
+@dataclass(eq=False)
+class FileImages(ImageSource):
+    """Image files."""
 
-    Args:
-        root: folder that names are given from.
-        paths: the files.
-    """
-
-    def __init__(self, root: Path, paths: Sequence[Path]) -> None:
-        self.root = root
-        self.paths = paths
+    root: Path  # folder that names are given from
+    paths: Sequence[Path]
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -172,7 +152,7 @@ class FilePictures(Pictures):
         return f"{self.name(index)}\0{facts.st_size}\0{facts.st_mtime_ns}"
 
 
-class ArrayPictures(Pictures):
+class ArrayImages(ImageSource):
     """Images in memory.
 
     Args:
@@ -199,22 +179,18 @@ class ArrayPictures(Pictures):
 
 
 def decode_all(
-    pictures: Pictures,
-    resolution: int,
-    channels: int,
+    source: ImageSource,
+    framing: Framing,
     progress: bool = True,
-    framing: Framing = WHITE,
     max_bad_share: float = 0.0,
     bad: dict[int, str] | None = None,
 ) -> Iterator[np.ndarray]:
     """Read and resize all images, in order.
 
     Args:
-        pictures: the images.
-        resolution: height and width in pixels.
-        channels: 3 for RGB, 1 for grey.
+        source: the images.
+        framing: what they become.
         progress: show a progress bar.
-        framing: what happens to proportions and transparency.
         max_bad_share: share of broken images, 0 to 1, that are named in a warning and left out.
         bad: filled with what is wrong with each broken image, by its number.
 
@@ -228,12 +204,12 @@ def decode_all(
 
     def attempt(index: int) -> np.ndarray | None:
         try:
-            return pictures.pixels(index, resolution, channels, framing)
+            return source.pixels(index, framing)
         except ValueError as error:
             faults[index] = str(error)
             return None
 
-    count = len(pictures)
+    count = len(source)
     with ThreadPoolExecutor(THREADS) as pool:
         for start in track(range(0, count, CHUNK), description="reading images", disable=not progress):
             for pixels in pool.map(attempt, range(start, min(start + CHUNK, count))):
@@ -243,16 +219,7 @@ def decode_all(
 
 
 def check_bad_images(bad: Mapping[int, str], count: int, max_bad_share: float) -> None:
-    """Name broken images in a warning.
-
-    Args:
-        bad: what is wrong with each, by its number.
-        count: images in all.
-        max_bad_share: share of them, 0 to 1, that may be broken.
-
-    Raises:
-        ValueError: when more are broken, or all of them.
-    """
+    """Name broken images, given with their causes by number, in a warning; raise where they are more, or all."""
     causes = [bad[index] for index in sorted(bad)]
     check_bad_share(causes, count, max_bad_share if len(bad) < count else 0.0, "images cannot be read", _SHOWN)
     for cause in causes:
@@ -288,42 +255,31 @@ class StoredPixels:
         return to_values(self.pixels[list(indices)])
 
 
-class DecodedPictures:
+class DecodedImages:
     """Decodes and resizes images whenever they are asked for.
 
     Args:
-        pictures: the images.
-        resolution: height and width in pixels.
-        channels: 3 for RGB, 1 for grey.
-        framing: what happens to proportions and transparency.
+        source: the images.
+        framing: what they become.
         bad: numbers of images to leave out.
 
     Attributes:
         checksum: of names, sizes and times, not of the pixels.
     """
 
-    def __init__(
-        self,
-        pictures: Pictures,
-        resolution: int,
-        channels: int,
-        framing: Framing = WHITE,
-        bad: Collection[int] = (),
-    ) -> None:
-        self.pictures = pictures
-        self.resolution = resolution
-        self.channels = channels
+    def __init__(self, source: ImageSource, framing: Framing, bad: Collection[int] = ()) -> None:
+        self.source = source
         self.framing = framing
-        self.kept = [index for index in range(len(pictures)) if index not in bad]
-        self.checksum = checksum(stamps(pictures, resolution, channels, framing))
+        self.kept = [index for index in range(len(source)) if index not in bad]
+        self.checksum = checksum(stamps(source, framing))
 
     def __call__(self, indices: Sequence[int]) -> Tensor:
         """Images (n, C, H, W) float32 in [-1, 1]."""
-        size = (self.resolution, self.channels, self.framing)
-        return to_values(np.stack([self.pictures.pixels(self.kept[index], *size) for index in indices]))
+        return to_values(np.stack([self.source.pixels(self.kept[index], self.framing) for index in indices]))
 
 
-def stamps(pictures: Pictures, resolution: int, channels: int, framing: Framing = WHITE) -> bytes:
+def stamps(source: ImageSource, framing: Framing) -> bytes:
     """What changes when an image, their order or how they are read does."""
-    lines = [f"{resolution} {channels} {framing}", *(pictures.stamp(index) for index in range(len(pictures)))]
+    how = f"Framing(resize={framing.resize!r}, background={framing.background!r})"
+    lines = [f"{framing.resolution} {framing.channels} {how}", *(source.stamp(index) for index in range(len(source)))]
     return "\n".join(lines).encode()

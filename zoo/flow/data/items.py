@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,15 +19,11 @@ POOLS = -3  # index of an epoch's seed of the pools; the order of an epoch takes
 DRAWS, FLIP = 0, 1  # what is drawn for an item besides its noise
 
 
+@dataclass(eq=False)
 class StoredValues:
-    """Serves values from memory.
+    """Serves values from memory."""
 
-    Args:
-        values: (N, ...), float32.
-    """
-
-    def __init__(self, values: Tensor) -> None:
-        self.values = values
+    values: Tensor
 
     def __call__(self, indices: Sequence[int]) -> Tensor:
         """Values (n, ...) of the given indices."""
@@ -68,11 +65,7 @@ class Items(Dataset[dict[str, Any]]):
         return len(self.indices)
 
     def __getitem__(self, key: Key | int) -> dict[str, Any]:
-        """One item.
-
-        Returns:
-            `x1` data, float32; `x0` noise of the same shape; `label`; `seed`, of what the task draws for this item.
-        """
+        """One item: `x1` data, float32; `x0` noise like it; `label`; `seed` of the task's random numbers for it."""
         batch = self.__getitems__([key])
         return {
             "x1": batch["x1"][0],
@@ -82,11 +75,7 @@ class Items(Dataset[dict[str, Any]]):
         }
 
     def __getitems__(self, keys: Sequence[Key | int]) -> dict[str, Any]:
-        """A whole batch, which is what a DataLoader asks for where this method exists: one read instead of B.
-
-        Returns:
-            `x1` (B, ...) and `x0` (B, ...), float32; `label` (B,), int64; `seeds`, a list of B numbers.
-        """
+        """A whole batch, which is what a DataLoader asks for where this method exists: one read instead of B."""
         places = [key if isinstance(key, tuple) else (EVALUATION_EPOCH, key) for key in keys]
         x1, seeds = self._data(places)
         partners = places if self.pooled is None else [(epoch, self._pairing(epoch)[item]) for epoch, item in places]

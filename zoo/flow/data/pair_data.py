@@ -1,23 +1,116 @@
-"""The data of reflow and distillation: pairs of noise and the sample that a teacher made of it."""
+"""The data of reflow and distillation: pairs of noise and the sample that a teacher made of it, in shards on disk.
+
+A shard holds the seed that the noise was drawn from in the place of the noise.
+"""
 
 from __future__ import annotations
 
-import logging
+import json
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from zoo.common.folders import data_folder
 from zoo.flow.data.datamodule import FlowData
 from zoo.flow.data.items import EVALUATION_EPOCH
-from zoo.flow.data.pair_shards import ShardReader, read_meta, shard_paths
 from zoo.flow.process.sampling import PAIRS, noise
 from zoo.training.data import Key, item_seed
 
-log = logging.getLogger(__name__)
+META_NAME = "meta.json"
+NEEDED_KEYS = ("count", "shard_size", "sample_shape", "num_classes", "classes")
+CHECKED_VALUES = 4
+"""First values of each noise that a shard keeps, to notice a torch that draws another noise from the seed."""
+CHECK_TOLERANCE = 1e-4
+OPEN_SHARDS = 64  # each holds a file descriptor
+
+
+def row_type(shape: Sequence[int]) -> np.dtype:
+    """How a shard stores a pair: the noise as its seed, the sample as float32."""
+    start = min(CHECKED_VALUES, math.prod(shape))
+    return np.dtype(
+        [("seed", "<i8"), ("label", "<i8"), ("x0_start", "<f4", (start,)), ("x1", "<f4", tuple(shape))]  # 0: no class
+    )
+
+
+def shard_paths(folder: Path, count: int, shard_size: int) -> list[Path]:
+    """The shards of a folder with `count` pairs, in their order, whether they are there or not."""
+    return [folder / f"pairs-{number:05d}.npy" for number in range(-(-count // shard_size))]
+
+
+class ShardReader:
+    """Reads pairs from memory-mapped shards; the noise is drawn anew from the seed that the teacher's was drawn from.
+
+    Args:
+        shard_size: pairs per shard; the last one may hold fewer.
+    """
+
+    def __init__(self, paths: Sequence[Path], shape: Sequence[int], shard_size: int) -> None:
+        self.paths = paths
+        self.shape = tuple(shape)
+        self.shard_size = shard_size
+        self._open: dict[int, np.ndarray] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the open shards behind: pickled, a memory map becomes a copy of the file."""
+        return {**self.__dict__, "_open": {}}
+
+    def __call__(self, index: int) -> tuple[Tensor, Tensor, int]:
+        """Noise, sample and label of a pair, whose seed must still give the noise that was used."""
+        number, row = divmod(index, self.shard_size)
+        pair = self._shard(number)[row]
+        x0 = noise([int(pair["seed"])], self.shape)[0]
+        start = pair["x0_start"]
+        if np.abs(x0.flatten()[: len(start)].numpy() - start).max() > CHECK_TOLERANCE:
+            raise ValueError(
+                f"{self.paths[number]}, pair {row}: torch {torch.__version__} draws another noise from seed "
+                f"{pair['seed']} than was used for the sample; make the pairs anew with this torch"
+            )
+        return x0, torch.tensor(pair["x1"]), int(pair["label"])
+
+    def _shard(self, number: int) -> np.ndarray:
+        if number not in self._open:
+            if len(self._open) == OPEN_SHARDS:
+                del self._open[next(iter(self._open))]
+            self._open[number] = open_shard(self.paths[number], self.shape)
+        return self._open[number]
+
+
+def open_shard(path: Path, shape: Sequence[int]) -> np.ndarray:
+    """Map a shard into memory: pairs (N,) of `row_type(shape)`, read-only; a torn one is refused."""
+    try:
+        rows = np.load(path, mmap_mode="r")
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path} is no whole shard ({error}): delete it and run the same make-pairs again") from error
+    if rows.dtype != row_type(shape):
+        raise ValueError(f"{path}: expected samples of shape {tuple(shape)}, found {rows.dtype}; make the pairs anew")
+    return rows
+
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    """Read what a folder of pairs says of itself, and the settings of the teacher; `classes` is None when not known.
+
+    Raises:
+        FileNotFoundError: when it has no meta.json.
+        ValueError: when that is no description of pairs.
+    """
+    path = folder / META_NAME
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} has no {META_NAME}: it is no folder of pairs, or make-pairs did not begin")
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: no JSON ({error}); make the pairs anew") from error
+    if not isinstance(meta, dict) or not set(NEEDED_KEYS) <= meta.keys():
+        raise ValueError(f"{path}: expected the keys {', '.join(NEEDED_KEYS)}; make the pairs anew")
+    return meta
+
 
 # Epochs of the keys of a pair's randomness (see `item_seed`): training counts from 0, other data takes -1 and -2.
 CHOICE_INDEX = -4  # and below: whether an item is replaced by real data; above are the order (-1, -2) and pools (-3)
@@ -28,13 +121,7 @@ PairReader = Callable[[int], tuple[Tensor, Tensor, int]]
 
 
 class EmbeddedReader:
-    """Pairs made in code: the sample is half of its noise, mirrored along the last axis.
-
-    Args:
-        shape: of one sample.
-        num_classes: labels run from 1 to here in turn; 0 for none.
-        seed: of the noise.
-    """
+    """Pairs made in code: the sample is half of its noise, mirrored along the last axis; labels take turns."""
 
     def __init__(self, shape: Sequence[int], num_classes: int, seed: int) -> None:
         self.shape = tuple(shape)
@@ -47,50 +134,32 @@ class EmbeddedReader:
         return x0, 0.5 * x0.flip(-1), 1 + index % self.num_classes if self.num_classes else 0
 
 
+@dataclass(eq=False)
 class Pairs(Dataset[dict[str, Any]]):
-    """Pairs, keyed by (epoch, item) in training and by the item in evaluation.
+    """Pairs, keyed by (epoch, item) in training and by the item in evaluation."""
 
-    Args:
-        read: a pair by its index.
-        indices: which of them belong to this set.
-        seed: of the task's draws; the noise of a pair is always the same.
-    """
-
-    def __init__(self, read: PairReader, indices: Sequence[int], seed: int) -> None:
-        self.read = read
-        self.indices = indices
-        self.seed = seed
+    read: PairReader  # a pair by its index
+    indices: Sequence[int]  # which of them belong to this set
+    seed: int  # of the task's draws; the noise of a pair is always the same
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def __getitem__(self, key: Key | int) -> dict[str, Any]:
-        """One item.
-
-        Returns:
-            `x0` and `x1`, float32 of the sample's shape; `label`, 1 to K, or 0 without classes; `seed`, of what the
-            task draws for this item.
-        """
+        """One item: `x0`, `x1` float32; `label`, 1 to K, or 0 without classes; `seed` of the task's random numbers."""
         epoch, item = key if isinstance(key, tuple) else (EVALUATION_EPOCH, key)
         x0, x1, label = self.read(self.indices[item])
         return {"x1": x1, "x0": x0, "label": label, "seed": item_seed(self.seed, epoch, item)}
 
 
+@dataclass(eq=False)
 class WithReal(Dataset[dict[str, Any]]):
-    """Pairs, some of them replaced by real data with noise of its own; other ones in each epoch.
+    """Pairs, some of them replaced by real data with noise of its own; other ones in each epoch."""
 
-    Args:
-        pairs: the pairs.
-        real: a training set of the same kind of items.
-        share: of the items that are replaced, 0 to 1.
-        seed: of the choice.
-    """
-
-    def __init__(self, pairs: Pairs, real: Dataset[dict[str, Any]], share: float, seed: int) -> None:
-        self.pairs = pairs
-        self.real = real
-        self.share = share
-        self.seed = seed
+    pairs: Pairs
+    real: Dataset[dict[str, Any]]  # a training set of the same kind of items
+    share: float  # of the items that are replaced, 0 to 1
+    seed: int
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -128,7 +197,6 @@ class PairData(FlowData):
 
     Raises:
         FileNotFoundError: when there is no such folder.
-        ValueError: when an argument is out of range.
 
     Source: Liu et al., "Flow Straight and Fast" (2023), algorithm 1 and section 2.3.
     """
@@ -154,19 +222,14 @@ class PairData(FlowData):
                 f"data.init_args.real_share lies in [0, 1] and goes with data.init_args.real: found {real_share} and "
                 f"{'no data' if real is None else type(real).__name__}"
             )
-        self.root: Path | None = Path(root)
+        made = "pairs made in code, which train nothing of use"
+        cure = f"write pairs there with `zoo make-pairs RUN {root}`"
+        self.root = data_folder("root", root, embedded_if_missing, made, cure)
         self.val_share = val_share
         self.real = real
         self.real_share = real_share
         self.embedded_shape = tuple(embedded_shape)
         self.embedded_classes = embedded_classes
-        if not self.root.is_dir():
-            if not embedded_if_missing:
-                raise FileNotFoundError(
-                    f"data.init_args.root: no folder {root}; write pairs there with `zoo make-pairs RUN {root}`"
-                )
-            log.warning("no pairs at %s: using pairs made in code, which train nothing of use", root)
-            self.root = None
 
     def prepare_data(self) -> None:
         """Let the real data prepare itself."""

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from zoo.common.ranges import at_least, one_of
+
 PointSet = Literal["gaussian", "shifted_gaussian", "circles", "s_curve", "moons", "swiss_roll", "checkerboard"]
 STANDARDISED = ("s_curve", "moons", "swiss_roll", "checkerboard")
 SCALE = 2.0  # standard deviation, over both axes, of a standardised set
@@ -17,30 +19,17 @@ REFERENCE_POINTS = 2**18  # that mean and standard deviation of a set are taken 
 
 
 def draw(kind: PointSet, count: int, seed: int) -> Tensor:
-    """Draw points of a set.
+    """Draw points (count, 2), float32, of a set.
 
     S-curve, moons, swiss roll and checkerboard have one mean and one standard deviation for both axes removed, and are
     scaled by 2. Both are those of the set, not of the draw, so all draws lie on the same curves. Circles and moons are
     evenly spaced; their seed decides the order alone.
 
-    Args:
-        kind: the set.
-        count: number of points, at least 1.
-        seed: 0 or more.
-
-    Returns:
-        Points (count, 2), float32.
-
-    Raises:
-        ValueError: when there is no such set, or no point is asked for.
-
     Source: KAIST CS492(D) 2024, assignment 7, task 1, whose draws are standardised each by itself and of whose
     checkerboards the number of points varies.
     """
-    if kind not in get_args(PointSet):
-        raise ValueError(f"expected one of {', '.join(get_args(PointSet))}, found {kind!r}")
-    if count < 1:
-        raise ValueError(f"a set holds at least 1 point, not {count}")
+    one_of(get_args(PointSet), kind=kind)
+    at_least(1, count=count)
     points = _draw(kind, count, seed)
     if kind in STANDARDISED:
         mean, deviation = _moments(kind)

@@ -10,7 +10,7 @@ import numpy as np
 
 from zoo.common.reading.archives import check_zip
 from zoo.flow.data import image_sets
-from zoo.flow.data.images import ArrayPictures, FilePictures, Pictures, decode_all
+from zoo.flow.data.images import ArrayImages, FileImages, Framing, ImageSource, decode_all
 from zoo.flow.evaluation.comparison import Samples
 from zoo.flow.evaluation.extractors import read_features
 from zoo.flow.inference.generate import LABELS_NAME
@@ -48,12 +48,12 @@ def read_samples(path: Path, resolution: int | None = None, channels: int | None
         raise FileNotFoundError(f"{path}: expected a folder of pictures or an npz file")
     if (path / LABELS_NAME).is_file():
         files, labels = _listed(path)
-        return Samples(_pixels(FilePictures(path, files), resolution, channels), labels)
+        return Samples(_pixels(FileImages(path, files), resolution, channels), labels)
     files = sorted(file for file in path.glob("[!.]*") if file.suffix.lower() in image_sets.SUFFIXES)
     if files:
-        return Samples(_pixels(FilePictures(path, files), resolution, channels))
+        return Samples(_pixels(FileImages(path, files), resolution, channels))
     images = image_sets.folder(path)
-    return Samples(_pixels(images.pictures, resolution, channels), images.labels, None, images.classes)
+    return Samples(_pixels(images.source, resolution, channels), images.labels, None, images.classes)
 
 
 def read_digits(val_every: int, split_seed: int | None, resolution: int, channels: int) -> tuple[Samples, Samples]:
@@ -74,7 +74,7 @@ def read_digits(val_every: int, split_seed: int | None, resolution: int, channel
     if val_every < 2:
         raise ValueError(f"val_every is at least 2, not {val_every}")
     images = image_sets.digits()
-    pixels = _pixels(images.pictures, resolution, channels)
+    pixels = _pixels(images.source, resolution, channels)
     chosen = np.array(image_sets.held_out(images.labels, val_every, split_seed))
     labels = np.array(images.labels)
     train, held = (Samples(pixels[part], labels[part].tolist(), None, images.classes) for part in (~chosen, chosen))
@@ -100,9 +100,9 @@ def _read_npz(path: Path, resolution: int | None, channels: int | None) -> Sampl
             or not len(bare)
         ):
             raise ValueError(f"{path}: expected images (N, H, W[, 1 | 3 | 4]) uint8, found {bare.shape} {bare.dtype}")
-        return Samples(_pixels(ArrayPictures(bare), resolution, channels))
+        return Samples(_pixels(ArrayImages(bare), resolution, channels))
     images = image_sets.npz(path)
-    return Samples(_pixels(images.pictures, resolution, channels), images.labels, None, images.classes)
+    return Samples(_pixels(images.source, resolution, channels), images.labels, None, images.classes)
 
 
 def _listed(folder: Path) -> tuple[list[Path], list[int] | None]:
@@ -129,10 +129,10 @@ def _listed(folder: Path) -> tuple[list[Path], list[int] | None]:
     return files, labels if labels[0] else None
 
 
-def _pixels(pictures: Pictures, resolution: int | None, channels: int | None) -> np.ndarray:
+def _pixels(source: ImageSource, resolution: int | None, channels: int | None) -> np.ndarray:
     if resolution is None or channels is None:
-        with pictures.open(0) as first:
+        with source.open(0) as first:
             mode = first.mode
-        resolution = resolution or pictures.upright(0).height
+        resolution = resolution or source.upright(0).height
         channels = channels or (1 if mode in GREY_MODES else 3)
-    return np.stack(list(decode_all(pictures, resolution, channels, progress=len(pictures) > SHOW_PROGRESS)))
+    return np.stack(list(decode_all(source, Framing(resolution, channels), len(source) > SHOW_PROGRESS)))

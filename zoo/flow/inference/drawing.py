@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo.common.hardware import own_device
+from zoo.common.ranges import at_least
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.sampling import SAMPLES
@@ -30,15 +31,8 @@ def requests(
         num_classes: of the net; 0 for none.
         labels: taken in turns; one that stands twice comes twice as often. None for all classes.
         epoch: of the keys of the noise.
-
-    Returns:
-        Labels (None without classes) and seeds, one per sample, as `Sampler.sample` takes them.
-
-    Raises:
-        ValueError: when the count is not positive, or a label is no class.
     """
-    if count < 1:
-        raise ValueError(f"count is at least 1, not {count}")
+    at_least(1, count=count)
     if labels is not None and not num_classes:
         raise ValueError(f"labels {list(labels)} are given to a net that has no classes: leave them out")
     if labels is not None and (not labels or any(not 0 <= label <= num_classes for label in labels)):

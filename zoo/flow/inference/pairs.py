@@ -12,7 +12,7 @@ from zoo.common import folders
 from zoo.common.atomic import TEMPORARY_MARK, remove, write_atomic
 from zoo.common.hardware import processes
 from zoo.common.locks import writes_into
-from zoo.flow.data.pair_shards import CHECKED_VALUES, META_NAME, row_type, shard_paths
+from zoo.flow.data.pair_data import CHECKED_VALUES, META_NAME, row_type, shard_paths
 from zoo.flow.inference.drawing import load_sampler, requests, sampler_settings
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.process.guidance import Guidance

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from zoo.common.atomic import write_atomic
+from zoo.common.ranges import at_least, one_of
 from zoo.flow import rendering
-from zoo.flow.inference.requests import number_of, read_requests
 from zoo.flow.nets.velocity import VectorField, VelocityNet
 from zoo.flow.process.guidance import Guidance, check_labels, velocity_field
 from zoo.flow.process.paths import AffinePath, Prediction
@@ -24,6 +24,64 @@ from zoo.flow.process.solvers import Solution, Solver
 from zoo.runs.inference import Inference
 
 ANIMATED_IMAGES = 64  # the first ones of a request; more would be too small to see
+
+
+REQUEST_KEYS = {"label", "seed", "count"}
+
+
+def number_of(label: int | str, classes: Sequence[str] | None) -> int:
+    """A label's number: itself, or that of the class of this name."""
+    if not isinstance(label, str):
+        return label
+    if classes is None:
+        raise ValueError(f"label {label!r}: the classes of this run have no names; give numbers from 1")
+    if label not in classes:
+        raise ValueError(f"label {label!r} is none of the classes {', '.join(classes)}")
+    return list(classes).index(label) + 1
+
+
+def read_requests(
+    path: Path, labelled: bool = True, classes: Sequence[str] | None = None
+) -> tuple[list[int] | None, list[int]]:
+    """Labels (None where not needed) and seeds, one per sample, of a request file.
+
+    Args:
+        path: one JSON object per line, with `seed`, for a net with classes `label`, and `count` for that many
+            neighbouring seeds; empty lines do not count.
+        labelled: whether labels are needed.
+        classes: names that a label may be given by.
+
+    Raises:
+        ValueError: when a line is something else, or there is none.
+    """
+    keys = ("label", "seed") if labelled else ("seed",)
+    labels: list[int] = []
+    seeds: list[int] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}, line {number}: no JSON ({error})") from error
+        if isinstance(row, dict) and labelled and isinstance(row.get("label"), str):
+            try:
+                row["label"] = number_of(row["label"], classes)
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number}: {error}") from error
+        if not isinstance(row, dict) or any(type(row.get(key)) is not int for key in keys):
+            raise ValueError(f"{path}, line {number}: expected whole numbers {' and '.join(keys)}, found {line[:80]}")
+        count = row.get("count", 1)
+        if not row.keys() <= REQUEST_KEYS or type(count) is not int or count < 1:
+            raise ValueError(
+                f"{path}, line {number}: besides {' and '.join(keys)} a line holds only count, 1 or more; "
+                f"found {line[:80]}"
+            )
+        seeds += range(row["seed"], row["seed"] + count)
+        labels += [row["label"]] * count if labelled else []
+    if not seeds:
+        raise ValueError(f"{path} asks for nothing: it has no line with {' and '.join(keys)}")
+    return labels if labelled else None, seeds
 
 
 class Sampler(Inference):
@@ -39,19 +97,13 @@ class Sampler(Inference):
     tolerances.
 
     Args:
-        net: the trained net.
-        path: that it was trained on.
         solver: how to integrate; 50 Euler steps by default.
         guidance: null for the conditional field.
-        prediction: what the net predicts.
         chunk: samples integrated together; more need more memory.
         images: write each image of a request file also as a PNG of its own, `<stem>/000000.png` and so on.
         trajectory: animate the way of a request's samples (64 images, all points) as `<stem>.gif` or `<stem>.mp4`.
         classes: names of the classes 1 to K; null where they have none. They may stand in the place of numbers, and
             stand in results.
-
-    Raises:
-        ValueError: when an option is out of range or of another kind.
     """
 
     input_suffixes = (".jsonl",)
@@ -69,10 +121,8 @@ class Sampler(Inference):
         trajectory: rendering.Animation = "none",
         classes: Sequence[str] | None = None,
     ) -> None:
-        if chunk < 1:
-            raise ValueError(f"chunk is at least 1 sample, not {chunk}")
-        if trajectory not in rendering.ANIMATIONS:
-            raise ValueError(f"trajectory is one of {', '.join(rendering.ANIMATIONS)}, not {trajectory!r}")
+        at_least(1, chunk=chunk)
+        one_of(rendering.ANIMATIONS, trajectory=trajectory)
         for name, value, kind in (("solver", solver, Solver), ("guidance", guidance, Guidance)):
             if value is not None and not isinstance(value, kind):
                 raise ValueError(f"{name} is null or {{class_path: ..., init_args: {{...}}}}, found {value!r}")
@@ -95,14 +145,7 @@ class Sampler(Inference):
         return other
 
     def label_numbers(self, labels: Sequence[int | str] | None) -> list[int] | None:
-        """Labels as numbers.
-
-        Args:
-            labels: numbers as they are, or names of classes; None stays None.
-
-        Raises:
-            ValueError: when a name is that of no class.
-        """
+        """Labels as numbers: numbers as they are, classes by their names."""
         return None if labels is None else [number_of(label, self.classes) for label in labels]
 
     def class_names(self, labels: Sequence[int] | None) -> list[str] | None:
@@ -119,14 +162,8 @@ class Sampler(Inference):
         """The field, guided as set, for `invert`, `interpolate`, `inpaint`, `straightness` and the likelihood.
 
         Args:
-            labels: one per row of the points that it will be asked for, or a single one for all rows; None for a net
-                without classes, or to give no class vector.
-
-        Returns:
-            Function of a time and points (B, *sample_shape) on the net's device.
-
-        Raises:
-            ValueError: when a label is no class of the net, or guidance lacks labels.
+            labels: one per row of the points (B, *sample_shape) that it will be asked for, or a single one for all
+                rows; None for a net without classes, or to give no class vector.
         """
         label = None
         if labels is not None and self.net.num_classes:
@@ -145,9 +182,6 @@ class Sampler(Inference):
 
         Yields:
             Solutions of at most `chunk` samples, on the CPU, float32.
-
-        Raises:
-            ValueError: as in `sample`.
         """
         self._check(labels, seeds)
         for start in range(0, len(seeds), self.chunk):
@@ -178,32 +212,15 @@ class Sampler(Inference):
         return torch.cat([solution.x for solution in self.solutions(labels, seeds)])
 
     def trajectory(self, labels: Sequence[int] | None, seeds: Sequence[int]) -> Tensor:
-        """Draw samples and keep the states at all times of the solver's grid.
-
-        Args:
-            labels: as in `sample`.
-            seeds: one per sample.
-
-        Returns:
-            States (N + 1, B, *sample_shape) for a grid of N intervals, float32 on the CPU: noise first, samples last.
-
-        Raises:
-            ValueError: as in `sample`.
-        """
+        """Draw samples and keep the states (N + 1, B, *sample_shape) at all times of the solver's grid, noise first."""
         return _joined(self.solutions(labels, seeds, record=len(seeds)))
 
     def __call__(self, labels: Sequence[int] | None, seeds: Sequence[int] | None = None) -> np.ndarray:
-        """Draw samples as arrays.
+        """Draw samples as arrays: images (B, H, W, C), uint8; others as they are, (B, *sample_shape), float32.
 
         Args:
             labels: one class per sample; None for a net without classes.
             seeds: one per sample; 0, 1, ... by default.
-
-        Returns:
-            Images (B, H, W, C), uint8; samples that are no images as they are, (B, *sample_shape), float32.
-
-        Raises:
-            ValueError: as in `sample`.
         """
         if seeds is None:
             seeds = range(len(labels) if labels is not None else 1)
@@ -213,17 +230,9 @@ class Sampler(Inference):
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:
         """Draw what a request file asks for.
 
-        Args:
-            source: the request file.
-            target: PNG to write; the other files are named after it.
-
         Returns:
             `images` or `points`, how many; `classes`, how many of each, where they have names; `nfe`, evaluations of
             the field for each (see `Solution`; with dopri5 the most that a chunk took).
-
-        Raises:
-            ValueError: when the file asks for something else, or the samples cannot be drawn.
-            FileNotFoundError: when an MP4 is asked for and there is no ffmpeg.
         """
         labels, seeds = read_requests(source, self.net.num_classes > 0, self.classes)
         names = self.class_names(labels)

@@ -11,13 +11,7 @@ from zoo.flow.nets.velocity import TimeEmbedding, VelocityNet, expand_time
 
 
 class TimeLinear(nn.Module):
-    """A linear layer, element-wise times an embedding of the time.
-
-    Args:
-        in_features: width of the input.
-        out_features: width of the output.
-        time_scale: of the embedding.
-    """
+    """A linear layer, element-wise times an embedding of the time."""
 
     def __init__(self, in_features: int, out_features: int, time_scale: float = 1000.0) -> None:
         super().__init__()
@@ -36,9 +30,6 @@ class ToyNet(VelocityNet):
         dim: coordinates of a point.
         widths: of the hidden layers.
         time_scale: factor on the time before its sinusoids; 1 in the original.
-
-    Raises:
-        ValueError: when there is no hidden layer.
 
     Source: KAIST CS492(D) 2024, assignment 7, task 1 (its SimpleNet; names of the weights are the same).
     """

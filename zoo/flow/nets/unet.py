@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
+from zoo.blocks import check_levels, check_size, doubled, maybe_checkpointed, pixel_attention
 from zoo.flow.nets.velocity import TimeEmbedding, VelocityNet, expand_time
 
 log = logging.getLogger(__name__)
@@ -21,15 +20,10 @@ NEARLY_ZERO = 1e-5  # gain of layers that start as (almost) nothing
 
 
 def group_norm(channels: int, groups: int | None) -> nn.GroupNorm:
-    """Group norm of a block.
+    """Group norm of a block in so many groups, or, with None, in as many as divide the channels, at most 32.
 
-    Args:
-        channels: of the block.
-        groups: how many; None takes as many as divide the channels, at most 32 and with at least 4 channels each. A
-            group of one channel takes its mean away, and with it all that time and class have added to the channel.
-
-    Raises:
-        ValueError: when the groups do not divide the channels.
+    With None a group has at least 4 channels: one of a single channel takes its mean away, and with it all that time
+    and class have added to the channel.
     """
     if groups is None:
         limit = max(1, min(GROUPS, channels // MIN_GROUP_CHANNELS))
@@ -40,12 +34,7 @@ def group_norm(channels: int, groups: int | None) -> nn.GroupNorm:
 
 
 class Attention(nn.Module):
-    """One head of self-attention over all pixels, added to the input.
-
-    Args:
-        channels: width.
-        groups: of the norm, see `group_norm`.
-    """
+    """One head of self-attention over all pixels, added to the input."""
 
     def __init__(self, channels: int, groups: int | None) -> None:
         super().__init__()
@@ -57,21 +46,15 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Attend over (B, C, H, W)."""
-        h = self.group_norm(x)
-        q, k, v = (proj(h).flatten(2).transpose(1, 2)[:, None] for proj in (self.proj_q, self.proj_k, self.proj_v))
-        h = F.scaled_dot_product_attention(q, k, v)[:, 0]
-        return x + self.proj(h.transpose(1, 2).reshape(x.shape))
+        return pixel_attention(x, self.group_norm, self.proj_q, self.proj_k, self.proj_v, self.proj)
 
 
 class ResidualBlock(nn.Module):
     """Two convolutions with time and class added between them, a shortcut, then attention if wanted.
 
     Args:
-        in_channels: of the input.
-        out_channels: of the output.
         embedding_dim: width of the embedding of time and class.
         dropout: before the second convolution, 0 to 1.
-        attention: whether attention follows.
         groups: of the norms, see `group_norm`.
         attention_gain: of the attention's output weights at the start.
     """
@@ -133,7 +116,7 @@ class Upsample(nn.Module):
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
         """Double (B, C, H, W); the embedding plays no part."""
-        return self.main(F.interpolate(x, scale_factor=2.0, mode="nearest"))
+        return self.main(doubled(x))
 
 
 class UNet(VelocityNet):
@@ -153,9 +136,6 @@ class UNet(VelocityNet):
         attention_gain: gain of the attention's output weights at the start; the original ends up with 1.
         checkpointing: compute activations of blocks anew in the backward pass instead of keeping them.
         channels_last: keep images and weights in channels-last order, faster on tensor cores.
-
-    Raises:
-        ValueError: when levels, resolution and widths do not fit together.
 
     Source: KAIST CS492(D) 2024, assignment 7 (names of the weights are the same); Ho et al., "DDPM" (2020), appendix B.
     """
@@ -239,37 +219,27 @@ class UNet(VelocityNet):
         return blocks, width
 
     def forward(self, x: Tensor, t: Tensor | float, label: Tensor | None = None) -> Tensor:
-        """Predict for images (B, C, H, W); see `VelocityNet.forward`.
-
-        Raises:
-            ValueError: when the image cannot be halved once per level.
-        """
-        factor = 2 ** (len(self.channel_mult) - 1)
-        if x.shape[-1] % factor or x.shape[-2] % factor:
-            raise ValueError(f"images of {x.shape[-2]} x {x.shape[-1]} pixels; both must be multiples of {factor}")
-        embedding = self.time_embedding(expand_time(t, x))
+        """Predict for images (B, C, H, W), which can be halved once per level; see `VelocityNet.forward`."""
+        check_size(x, 2 ** (len(self.channel_mult) - 1))
+        embedding = self.time_embedding(expand_time(t, x))  # (B, E)
         if self.class_embedding is not None and label is not None:
             vectors = self.class_embedding(label.clamp(min=0))
             embedding = embedding + vectors * (label >= 0)[:, None]
         if self.channels_last:
             x = x.contiguous(memory_format=torch.channels_last)
-        h = self.head(x)
+        run = partial(maybe_checkpointed, self.checkpointing)
+        h = self.head(x)  # (B, channels, H, W)
         skips = [h]
         for block in self.downblocks:
-            h = self._run(block, h, embedding)
+            h = run(block, h, embedding)
             skips.append(h)
-        for block in self.middleblocks:
-            h = self._run(block, h, embedding)
+        for block in self.middleblocks:  # (B, C, H / factor, W / factor)
+            h = run(block, h, embedding)
         for block in self.upblocks:
             if isinstance(block, ResidualBlock):
                 h = torch.cat([h, skips.pop()], dim=1)
-            h = self._run(block, h, embedding)
-        return self.tail(h)
-
-    def _run(self, block: nn.Module, h: Tensor, embedding: Tensor) -> Tensor:
-        if self.checkpointing and torch.is_grad_enabled():
-            return checkpoint(block, h, embedding, use_reentrant=False)
-        return block(h, embedding)
+            h = run(block, h, embedding)
+        return self.tail(h)  # (B, in_channels, H, W)
 
 
 def _initialise(module: nn.Module, gain: float = 1.0) -> None:
@@ -282,8 +252,7 @@ def _initialise(module: nn.Module, gain: float = 1.0) -> None:
 
 
 def _check_levels(resolution: int, mult: Sequence[int], attention: Sequence[int], res_blocks: int) -> None:
-    if not mult or res_blocks < 1:
-        raise ValueError(f"expected at least one level and one residual block, found {list(mult)} and {res_blocks}")
+    check_levels(mult, res_blocks)
     factor = 2 ** (len(mult) - 1)
     if resolution % factor:
         raise ValueError(f"image_resolution {resolution} is no multiple of {factor}, as {len(mult)} levels need")

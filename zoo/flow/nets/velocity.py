@@ -34,16 +34,13 @@ class VelocityNet(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x: Tensor, t: Tensor | float, label: Tensor | None = None) -> Tensor:
-        """Predict.
+        """Predict (B, *sample_shape).
 
         Args:
             x: points on the path (B, *sample_shape), float.
             t: flow time (B,), (1,) or a number, 0 (noise) to 1 (data).
             label: classes (B,) int64, 1 to num_classes; 0 is the null class, -1 a row without class vector. None means
                 no class vector for any row. Ignored by nets without classes.
-
-        Returns:
-            Prediction, of the shape of x.
         """
 
 
@@ -51,7 +48,6 @@ class TimeEmbedding(nn.Module):
     """Sinusoids of the flow time, then two linear layers.
 
     Args:
-        dim: width of the embedding.
         scale: factor on the time. 1 is the original's: over [0, 1] most of its sinusoids are then nearly constant; 1000
             uses their whole range.
     """
@@ -68,17 +64,13 @@ class TimeEmbedding(nn.Module):
     def forward(self, t: Tensor) -> Tensor:
         """Embed times (B,) as (B, dim)."""
         # float32 whatever the net computes in: bfloat16 times would collapse into 256 steps
-        angles = (self.scale * t.float())[:, None] * self.frequencies.float()
+        angles = (self.scale * t.float())[:, None] * self.frequencies.float()  # (B, FREQUENCIES)
         waves = torch.cat([angles.cos(), angles.sin()], dim=1)
         return self.mlp(waves.to(next(self.mlp.parameters()).dtype))
 
 
 def expand_time(t: Tensor | float, x: Tensor) -> Tensor:
-    """One time per row of x, as float32 (B,).
-
-    Raises:
-        ValueError: when there are neither one nor B times.
-    """
+    """One time per row of x, as float32 (B,), from one time or B of them."""
     times = torch.as_tensor(t, dtype=torch.float32, device=x.device).flatten()
     if len(times) not in (1, len(x)):
         raise ValueError(f"expected 1 or {len(x)} times for a batch of {len(x)}, found {len(times)}")

@@ -9,22 +9,17 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from zoo.common.ranges import at_least
+
 Reader = Callable[[Sequence[int]], Tensor]
 """Values (n, ...) of the items with the given indices."""
 
 
 def assign(x0: Tensor, x1: Tensor) -> Tensor:
-    """Pair noise with data so that the sum of squared distances is least.
-
-    Args:
-        x0: noise (B, ...), float.
-        x1: data (B, ...), float.
+    """Pair noise (B, ...) with data (B, ...) so that the sum of squared distances is least.
 
     Returns:
         Permutation (B,), int64 on the CPU: x0[permutation[i]] goes with x1[i].
-
-    Raises:
-        ValueError: when there is not as much noise as data.
     """
     if len(x0) != len(x1):
         raise ValueError(f"expected as much noise as data, found {len(x0)} and {len(x1)}")
@@ -37,17 +32,9 @@ def assign(x0: Tensor, x1: Tensor) -> Tensor:
 
 
 def assign_within_classes(x0: Tensor, x1: Tensor, label: Tensor) -> Tensor:
-    """Pair noise with data by `assign`, each class for itself.
+    """Pair noise and data (B, ...) by `assign`, each class of labels (B,) for itself.
 
     Across classes a class would get the noise nearest to it, and noise drawn in sampling is not of that kind.
-
-    Args:
-        x0: noise (B, ...), float.
-        x1: data (B, ...), float.
-        label: classes (B,), int64.
-
-    Returns:
-        Permutation (B,), int64 on the CPU, that maps each class's rows onto themselves.
 
     Source: Cheng and Schwing, "The Curse of Conditions: Analyzing and Improving Optimal Transport for Conditional
     Flow-Based Generation" (2025).
@@ -67,16 +54,7 @@ class Coupling(ABC):
         """Return (B,) int64: which noise goes with each row of the data."""
 
     def __call__(self, x0: Tensor, x1: Tensor, label: Tensor | None = None) -> Tensor:
-        """Order noise.
-
-        Args:
-            x0: noise (B, ...), float.
-            x1: data (B, ...), float.
-            label: classes (B,), int64, before any is dropped.
-
-        Returns:
-            The same noise in the order of the data.
-        """
+        """Order noise (B, ...) as data (B, ...) of classes (B,), before any label is dropped, asks for it."""
         return x0[self.permutation(x0, x1, label).to(x0.device)]
 
 
@@ -113,8 +91,8 @@ def pooled_permutation(
 ) -> Tensor:
     """Pair the noise and the data of a whole epoch, pool by pool, so that small batches profit from transport too.
 
-    The pools are drawn anew for each seed. With labels each pool holds one class only. Noise that is drawn from one
-    seed per index need not be stored: item i takes the noise of index `result[i]`.
+    The pools are drawn anew for each seed. With labels (size,) each pool holds one class only. Noise that is drawn from
+    one seed per index need not be stored: item i takes the noise of index `result[i]`.
 
     Args:
         noise: reads the noise of indices.
@@ -123,15 +101,8 @@ def pooled_permutation(
         seed: of the pools; the same in all processes, another in every epoch.
         label: classes (size,), int64.
         pool: most items paired at once; time grows with its cube and memory with its square.
-
-    Returns:
-        Permutation (size,), int64.
-
-    Raises:
-        ValueError: when the pool is empty or the labels are not as many as the items.
     """
-    if pool < 1:
-        raise ValueError(f"pool is at least 1, not {pool}")
+    at_least(1, pool=pool)
     if label is not None and len(label) != size:
         raise ValueError(f"expected {size} labels, found {len(label)}")
     order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
@@ -153,28 +124,14 @@ class PooledTransport:
     Args:
         pool: most items paired at once; time grows with its cube and memory with its square.
         within_classes: each pool holds one class, as sampling with labels needs it.
-
-    Raises:
-        ValueError: when the pool is empty.
     """
 
     def __init__(self, pool: int = 1024, within_classes: bool = True) -> None:
-        if pool < 1:
-            raise ValueError(f"pooled.pool is at least 1, not {pool}")
+        at_least(1, pool=pool)
         self.pool = pool
         self.within_classes = within_classes
 
     def pairing(self, noise: Reader, data: Reader, label: Tensor, seed: int) -> Tensor:
-        """Pair an epoch.
-
-        Args:
-            noise: reads the noise of indices.
-            data: reads the data of indices.
-            label: classes (N,), int64.
-            seed: of the pools; the same in all processes, another in every epoch.
-
-        Returns:
-            Permutation (N,), int64: item i takes the noise of index `result[i]`.
-        """
+        """Pair an epoch; see `pooled_permutation`."""
         classes = label if self.within_classes else None
         return pooled_permutation(noise, data, len(label), seed, classes, self.pool)

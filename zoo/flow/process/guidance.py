@@ -9,6 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from zoo.blocks import mix
+from zoo.common.ranges import one_of, within
 from zoo.flow.nets.velocity import NO_LABEL, NULL_LABEL, VectorField, VelocityNet
 from zoo.flow.process.paths import AffinePath, Prediction
 
@@ -25,12 +27,9 @@ class Guidance:
         null_mode: the unconditional branch. "label0" is the null class, which label drop trains; "none" gives no class
             vector, which is what the assignment's sampler does and what was never trained.
         interval: times between which to guide; outside, the prediction is conditional.
-        rescale: share, 0 to 1, of the guided prediction that is brought back to the conditional one's spread.
+        rescale: share, 0 to 1, of the guided prediction that is brought back to the conditional one's deviation.
         schedule: of the scale over the interval: "constant", or from 1 up to `scale` at its end, linear or as half a
             cosine.
-
-    Raises:
-        ValueError: when an argument is out of range.
 
     Source: Ho and Salimans (2022), equation 6; interval: Kynkäänniemi et al. (2024); rescale: Lin et al., "Common
     Diffusion Noise Schedules and Sample Steps are Flawed" (2024), section 3.4.
@@ -44,14 +43,11 @@ class Guidance:
         rescale: float = 0.0,
         schedule: Literal["constant", "linear", "cosine"] = "constant",
     ) -> None:
-        if null_mode not in NULL_LABELS:
-            raise ValueError(f"null_mode is one of {', '.join(NULL_LABELS)}, not {null_mode!r}")
+        one_of(NULL_LABELS, null_mode=null_mode)
         if len(interval) != 2 or not 0 <= interval[0] < interval[1] <= 1:
             raise ValueError(f"interval is two times with 0 <= first < last <= 1, not {list(interval)}")
-        if not 0 <= rescale <= 1:
-            raise ValueError(f"rescale lies in [0, 1], not {rescale}")
-        if schedule not in SCHEDULES:
-            raise ValueError(f"schedule is one of {', '.join(SCHEDULES)}, not {schedule!r}")
+        within(0, 1, rescale=rescale)
+        one_of(SCHEDULES, schedule=schedule)
         self.scale = scale
         self.null_mode = null_mode
         self.interval = (float(interval[0]), float(interval[1]))
@@ -71,18 +67,9 @@ class Guidance:
         return 1 + (self.scale - 1) * progress
 
     def predict(self, net: VelocityNet, t: float, x: Tensor, label: Tensor) -> Tensor:
-        """Run the net, once for both branches.
+        """Predict at points (B, ...) of classes (B,), int64; the net runs once for both branches.
 
         The mix is linear, so it may be taken of velocities, data or noise alike.
-
-        Args:
-            net: a net with classes.
-            t: time, 0 to 1.
-            x: points on the path (B, ...).
-            label: classes (B,), int64.
-
-        Returns:
-            The guided prediction, of the shape of x.
         """
         null = torch.full_like(label, NULL_LABELS[self.null_mode])
         scale = self.scale_at(t)
@@ -91,11 +78,7 @@ class Guidance:
         if scale == 0:
             return net(x, t, null)
         unconditional, conditional = net(torch.cat([x, x]), t, torch.cat([null, label])).chunk(2)
-        guided = unconditional + scale * (conditional - unconditional)
-        if not self.rescale:
-            return guided
-        factor = _spread(conditional) / _spread(guided).clamp(min=torch.finfo(guided.dtype).tiny)
-        return guided * (1 - self.rescale + self.rescale * factor)
+        return mix(conditional, unconditional, scale, self.rescale)
 
 
 def velocity_field(
@@ -105,20 +88,14 @@ def velocity_field(
     guidance: Guidance | None = None,
     prediction: Prediction = "velocity",
 ) -> VectorField:
-    """The field whose integral turns noise into samples.
+    """The field of a time and points (B, ...) whose integral turns noise into samples.
 
     Args:
         net: the trained net.
         path: the path that it was trained on.
         label: classes (B,) or (1,), int64; None runs the net without labels.
-        guidance: None gives the conditional field where there are labels.
+        guidance: None gives the conditional field where there are labels, which it needs.
         prediction: what the net predicts.
-
-    Returns:
-        Function of a time and points (B, ...) that returns their velocities.
-
-    Raises:
-        ValueError: when guidance is asked for without labels or classes, or a label is not a class of the net.
     """
     if guidance is not None and (label is None or not net.num_classes):
         raise ValueError(f"guidance needs labels and a net with classes; found {label} and {net.num_classes} classes")
@@ -138,15 +115,6 @@ def velocity_field(
 
 
 def check_labels(labels: Sequence[int], num_classes: int) -> None:
-    """Compare labels with the classes of a net; one without classes takes all.
-
-    Raises:
-        ValueError: when a label is not a class.
-    """
+    """Refuse labels that are no class of a net; one without classes takes all."""
     if num_classes and not all(NO_LABEL <= label <= num_classes for label in labels):
         raise ValueError(f"labels lie between 1 and {num_classes} (0 is the null class), found {list(labels)}")
-
-
-def _spread(x: Tensor) -> Tensor:
-    """Standard deviation of each sample, as (B, 1, ...)."""
-    return x.std(dim=tuple(range(1, x.dim())), keepdim=True)

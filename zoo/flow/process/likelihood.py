@@ -16,17 +16,11 @@ LEVELS = 256  # of an 8-bit image
 
 @dataclass
 class Likelihood:
-    """What `log_likelihood` returns.
+    """What `log_likelihood` returns."""
 
-    Attributes:
-        log_p: natural logarithm of the density (B,).
-        x0: the noise that the data flows back to (B, ...).
-        nfe: evaluations of the field.
-    """
-
-    log_p: Tensor
-    x0: Tensor
-    nfe: int
+    log_p: Tensor  # natural logarithm of the density (B,)
+    x0: Tensor  # the noise that the data flows back to (B, ...)
+    nfe: int  # evaluations of the field
 
 
 def log_likelihood(
@@ -45,12 +39,6 @@ def log_likelihood(
         probes: random +-1 vectors per divergence (Hutchinson), the same at all times; None computes it exactly, with
             one backward pass per dimension.
         generator: source of the probes; torch's global one by default.
-
-    Returns:
-        Log-densities in nats, the noise, and the count of evaluations.
-
-    Raises:
-        ValueError: when probes is not positive.
 
     Source: Grathwohl et al., "FFJORD" (2019), equations 4 and 7.
     """
@@ -88,32 +76,17 @@ def log_likelihood(
 def dequantise(images: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Spread 8-bit values evenly over their bins, so that a density of them bounds the probability of the image.
 
-    Args:
-        images: uint8 (B, ...).
-        generator: source of randomness; torch's global one by default.
-
     Returns:
         Data (B, ...), float32, -1 to 1.
-
-    Raises:
-        ValueError: when the images are not uint8.
 
     Source: Theis et al., "A note on the evaluation of generative models" (2016), section 3.1.
     """
     if images.dtype != torch.uint8:
         raise ValueError(f"expected uint8 images, found {images.dtype}")
-    spread = images + torch.rand(images.shape, generator=generator, device=images.device)
-    return 2 * spread / LEVELS - 1
+    noisy = images + torch.rand(images.shape, generator=generator, device=images.device)
+    return 2 * noisy / LEVELS - 1
 
 
 def bits_per_dim(log_p: Tensor, dims: int) -> Tensor:
-    """Bits per value of an 8-bit image from the log-density of its dequantised form.
-
-    Args:
-        log_p: log-densities of data in [-1, 1] (B,), nats.
-        dims: values per image.
-
-    Returns:
-        Bits per dimension (B,).
-    """
+    """Bits per value of 8-bit images from log-densities (B,), in nats, of their dequantised form with `dims` values."""
     return -log_p / (dims * math.log(2)) + math.log2(LEVELS / 2)

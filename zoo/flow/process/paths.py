@@ -9,6 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from zoo.common.ranges import at_least, one_of
+
 Prediction = Literal["velocity", "x1", "noise"]
 PREDICTIONS = ("velocity", "x1", "noise")
 
@@ -27,32 +29,13 @@ class AffinePath(ABC):
         """Return alpha, sigma and their derivatives at times of any shape, 0 to 1."""
 
     def sample(self, x0: Tensor, x1: Tensor, t: Tensor) -> Tensor:
-        """Mix noise and data.
-
-        Args:
-            x0: noise (B, ...), float.
-            x1: data (B, ...), float.
-            t: times (B,), 0 to 1.
-
-        Returns:
-            Points on the path, of the shape of x1.
-        """
+        """Mix noise and data (B, ...) at times (B,), 0 to 1: points on the path."""
         alpha, sigma, _, _ = self._at(t, x1)
         return alpha * x1 + sigma * x0
 
     def target(self, x0: Tensor, x1: Tensor, t: Tensor, prediction: Prediction = "velocity") -> Tensor:
-        """What a net is to predict at `sample(x0, x1, t)`; arguments as there.
-
-        Args:
-            x0: noise (B, ...), float.
-            x1: data (B, ...), float.
-            t: times (B,), 0 to 1.
-            prediction: "velocity" (dx_t/dt), "x1" (the data) or "noise" (x_0).
-
-        Returns:
-            The target, of the shape of x1.
-        """
-        _check_prediction(prediction)
+        """What a net is to predict at `sample(x0, x1, t)`: dx_t/dt ("velocity"), the data ("x1") or x_0 ("noise")."""
+        one_of(PREDICTIONS, prediction=prediction)
         if prediction == "x1":
             return x1
         if prediction == "noise":
@@ -61,18 +44,11 @@ class AffinePath(ABC):
         return d_alpha * x1 + d_sigma * x0
 
     def endpoints(self, output: Tensor, x: Tensor, t: Tensor, prediction: Prediction) -> tuple[Tensor, Tensor]:
-        """Noise and data that a prediction at x implies.
+        """Estimates of x_0 and x_1 that a prediction (B, ...) at x (B, ...) and times (B,) implies.
 
-        Args:
-            output: the net's prediction (B, ...).
-            x: points on the path (B, ...).
-            t: times (B,), 0 to 1; taken at least 1e-4 away from both ends, where they would not be determined.
-            prediction: what the output is.
-
-        Returns:
-            Estimates of x_0 and x_1, each of the shape of x.
+        Times are taken at least 1e-4 away from both ends, where the estimates would not be determined.
         """
-        _check_prediction(prediction)
+        one_of(PREDICTIONS, prediction=prediction)
         alpha, sigma, d_alpha, d_sigma = self._at(t.clamp(TIME_MARGIN, 1 - TIME_MARGIN), x)
         if prediction == "x1":
             return (x - alpha * output) / sigma, output
@@ -83,7 +59,7 @@ class AffinePath(ABC):
 
     def to_velocity(self, output: Tensor, x: Tensor, t: Tensor, prediction: Prediction) -> Tensor:
         """The velocity dx_t/dt that a prediction at x implies; arguments as in `endpoints`."""
-        _check_prediction(prediction)
+        one_of(PREDICTIONS, prediction=prediction)
         if prediction == "velocity":
             return output
         x0, x1 = self.endpoints(output, x, t, prediction)
@@ -101,9 +77,6 @@ class ConditionalOT(AffinePath):
 
     Args:
         sigma_min: noise left at t = 1; 0.001 in the assignment, 0 for rectified flow.
-
-    Raises:
-        ValueError: when sigma_min is not in [0, 1).
 
     Source: Lipman et al. (2023), equation 22.
     """
@@ -130,8 +103,7 @@ class Polynomial(AffinePath):
     """
 
     def __init__(self, power: float = 2.0) -> None:
-        if power < 1:
-            raise ValueError(f"power is at least 1, not {power}")
+        at_least(1, power=power)
         self.power = power
 
     def coefficients(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -162,9 +134,6 @@ class VariancePreserving(AffinePath):
         beta_min: noise rate at the data.
         beta_max: noise rate at the noise.
 
-    Raises:
-        ValueError: unless 0 < beta_min <= beta_max.
-
     Source: Lipman et al. (2023), equation 19, after Song et al. (2021).
     """
 
@@ -190,8 +159,3 @@ class LinearVariancePreserving(AffinePath):
         """Return alpha, sigma and their derivatives; that of sigma is infinite at t = 1."""
         sigma = torch.sqrt((1 - t) * (1 + t))
         return t, sigma, torch.ones_like(t), -t / sigma
-
-
-def _check_prediction(prediction: str) -> None:
-    if prediction not in PREDICTIONS:
-        raise ValueError(f"prediction is one of {', '.join(PREDICTIONS)}, not {prediction!r}")

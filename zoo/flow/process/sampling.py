@@ -20,16 +20,10 @@ PAIRS, SAMPLES = -3, -4
 def noise(seeds: Sequence[int], shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
     """Noise whose every sample comes from a seed of its own: the same for any batch size and number of processes.
 
-    Args:
-        seeds: one per sample.
-        shape: of one sample.
-        device: of the result; it is drawn on the CPU, so that all devices give the same.
+    It is drawn on the CPU, so that all devices give the same.
 
     Returns:
         x_0 (len(seeds), *shape), float32, standard normal.
-
-    Raises:
-        ValueError: when there are no seeds.
     """
     if not seeds:
         raise ValueError("noise needs at least one seed")
@@ -40,17 +34,9 @@ def noise(seeds: Sequence[int], shape: Sequence[int], device: torch.device | str
 
 
 def invert(velocity: VectorField, x1: Tensor, solver: Solver) -> Solution:
-    """Follow the flow backwards, from data to the noise that generates it.
+    """Follow the flow backwards, from data (B, ...) to the noise that generates it.
 
     Guidance makes the way back less exact; invert with the conditional or unconditional field.
-
-    Args:
-        velocity: the field, for instance of `Sampler.field`.
-        x1: data (B, ...), float.
-        solver: how to integrate.
-
-    Returns:
-        Solution whose x is x_0 (B, ...).
     """
     return solver.solve(velocity, x1, start=1.0, end=0.0)
 
@@ -58,16 +44,8 @@ def invert(velocity: VectorField, x1: Tensor, solver: Solver) -> Solution:
 def slerp(first: Tensor, second: Tensor, weights: Tensor) -> Tensor:
     """Interpolate on the great circle between two noises, which keeps their norm where a straight line shrinks it.
 
-    Args:
-        first: noise of any shape, float.
-        second: noise of the same shape.
-        weights: of the second (K,), 0 to 1.
-
     Returns:
-        Noises (K, ...).
-
-    Raises:
-        ValueError: when the shapes differ.
+        Noises (K, ...) for weights (K,) of the second, 0 to 1.
 
     Source: Shoemake, "Animating rotation with quaternion curves" (1985).
     """
@@ -82,17 +60,9 @@ def slerp(first: Tensor, second: Tensor, weights: Tensor) -> Tensor:
 
 
 def interpolate(velocity: VectorField, first: Tensor, second: Tensor, weights: Tensor, solver: Solver) -> Tensor:
-    """Morph one image into another: both to noise, around the circle, and back.
+    """Morph one sample into another by weights (K,) of the second: both to noise, around the circle, and back.
 
-    Args:
-        velocity: the field, with no label or one label for all rows (`Sampler.field([label])`).
-        first: data of one sample, without batch.
-        second: another.
-        weights: of the second (K,), 0 to 1.
-        solver: how to integrate.
-
-    Returns:
-        Samples (K, ...).
+    The field has no label, or one label for all rows (`Sampler.field([label])`).
     """
     ends = invert(velocity, torch.stack([first, second]), solver).x
     return solver.solve(velocity, slerp(ends[0], ends[1], weights)).x
@@ -110,12 +80,6 @@ def inpaint(
         mask: bool, broadcastable to (B, ...); True where the data is known.
         path: that the net was trained on.
         solver: how to integrate; its grid says how often the known part is put back, also for dopri5.
-
-    Returns:
-        Solution whose x equals `known` under the mask.
-
-    Raises:
-        ValueError: when the mask is not bool.
     """
     if mask.dtype != torch.bool:
         raise ValueError(f"the mask must be bool, True where the data is known; found {mask.dtype}")
@@ -129,12 +93,7 @@ def inpaint(
 
 @torch.no_grad()
 def straightness(velocity: VectorField, x0: Tensor, solver: Solver) -> Tensor:
-    """How far each path is from a straight line: the integral of |(x_1 - x_0) - v(t, x_t)|^2 over t.
-
-    Args:
-        velocity: the field, for instance of `Sampler.field`.
-        x0: noise (B, ...), float.
-        solver: how to integrate; its grid is also that of the integral (trapezoids).
+    """How far each path is from a straight line: the integral of |(x_1 - x_0) - v(t, x_t)|^2 over t, by trapezoids.
 
     Returns:
         Values (B,), 0 for a straight line at constant speed, which one Euler step follows exactly.

@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from zoo.common.ranges import at_least, one_of, positive, within
 from zoo.flow.nets.velocity import VectorField
 
 NODES = (0.0, 1 / 5, 3 / 10, 4 / 5, 8 / 9, 1.0, 1.0)
@@ -41,23 +42,14 @@ class Dopri5:
     The error of a step is the largest of the samples' root mean squares, so that a sample's accuracy does not depend
     on its neighbours.
 
-    Args:
-        velocity: the field.
-        rtol: relative tolerance.
-        atol: absolute tolerance.
-
     Attributes:
         nfe: evaluations of the field so far.
-
-    Raises:
-        ValueError: when a tolerance is not positive.
 
     Source: Dormand and Prince (1980); Hairer, Norsett and Wanner, "Solving Ordinary Differential Equations I", II.4.
     """
 
     def __init__(self, velocity: VectorField, rtol: float = 1e-5, atol: float = 1e-5) -> None:
-        if rtol <= 0 or atol <= 0:
-            raise ValueError(f"tolerances are positive, found rtol {rtol} and atol {atol}")
+        positive(rtol=rtol, atol=atol)
         self.velocity = velocity
         self.rtol = rtol
         self.atol = atol
@@ -67,11 +59,7 @@ class Dopri5:
         self._error = 1e-4
 
     def advance(self, x: Tensor, first: float, last: float) -> Tensor:
-        """Take a state (B, ...) from one time exactly to another.
-
-        Raises:
-            ValueError: when the tolerance cannot be kept, or the field is not finite.
-        """
+        """Take a state (B, ...) from one time exactly to another; raises where the tolerance cannot be kept."""
         direction = 1.0 if last > first else -1.0
         t, rejected = first, False
         slope = self._evaluate(t, x) if self._slope is None else self._slope
@@ -180,19 +168,12 @@ METHODS = (*TABLEAUS, "ab2", "dopri5")
 
 @dataclass
 class Solution:
-    """What a solver returns.
+    """What a solver returns."""
 
-    Attributes:
-        x: state (B, ...) at the last time.
-        nfe: evaluations of the field; a guided one runs the net once, on twice the batch.
-        times: the grid, first to last.
-        trajectory: states at the times where asked for, else empty; the first is the initial state.
-    """
-
-    x: Tensor
-    nfe: int
-    times: list[float]
-    trajectory: list[Tensor] = field(default_factory=list)
+    x: Tensor  # state (B, ...) at the last time
+    nfe: int  # evaluations of the field; a guided one runs the net once, on twice the batch
+    times: list[float]  # the grid, first to last
+    trajectory: list[Tensor] = field(default_factory=list)  # states at the times, or empty
 
 
 class Solver:
@@ -207,9 +188,6 @@ class Solver:
         sway: strength of the sway grid, -1 (shortest steps near the noise) to 1; 0 is uniform.
         rtol: relative tolerance of dopri5.
         atol: absolute tolerance of dopri5.
-
-    Raises:
-        ValueError: when an argument is unknown or out of range.
     """
 
     def __init__(
@@ -222,8 +200,7 @@ class Solver:
         rtol: float = 1e-5,
         atol: float = 1e-5,
     ) -> None:
-        if method not in METHODS:
-            raise ValueError(f"method is one of {', '.join(METHODS)}, not {method!r}")
+        one_of(METHODS, method=method)
         self.method = method
         self.grid = check_times(times) if times is not None else time_grid(steps, grid, sway)
         self.rtol = rtol
@@ -249,9 +226,6 @@ class Solver:
             keep_trajectory: record the states at all times of the grid.
             project: changes the state at each time of the grid but the first, for instance to keep known pixels.
 
-        Returns:
-            The solution.
-
         Raises:
             ValueError: when the times are equal or dopri5 cannot keep its tolerance.
         """
@@ -270,11 +244,7 @@ class Solver:
         return Solution(x, stepper.nfe, times, trajectory if keep_trajectory else [])
 
     def times(self, start: float = 0.0, end: float = 1.0) -> list[float]:
-        """The grid mapped to an interval; towards the noise, the forward grid read backwards.
-
-        Raises:
-            ValueError: when the interval is empty.
-        """
+        """The grid mapped to an interval; towards the noise, the forward grid read backwards."""
         if start == end:
             raise ValueError(f"start and end are both {start}: nothing to integrate")
         low, high = min(start, end), max(start, end)
@@ -328,7 +298,7 @@ def _moved(x: Tensor, step: float, weights: Sequence[float], slopes: Sequence[Te
 
 
 def time_grid(steps: int, grid: Grid = "uniform", sway: float = -1.0) -> list[float]:
-    """Times from 0 to 1.
+    """Ascending times from 0 to 1, of so many intervals.
 
     Args:
         steps: intervals, at least 1.
@@ -336,18 +306,10 @@ def time_grid(steps: int, grid: Grid = "uniform", sway: float = -1.0) -> list[fl
             0.012, is moved to 0. "cosine": 1 - cos(pi i / 2n). "sway": t + sway (cos(pi t / 2) - 1 + t).
         sway: -1 to 1.
 
-    Returns:
-        steps + 1 ascending times.
-
-    Raises:
-        ValueError: when the grid is unknown or an argument out of range.
-
     Source: Karras et al. (2022), equation 5; sway: Chen et al., "F5-TTS" (2024), equation 7.
     """
-    if steps < 1:
-        raise ValueError(f"steps is at least 1, not {steps}")
-    if not -1 <= sway <= 1:
-        raise ValueError(f"sway lies in [-1, 1], not {sway}")
+    at_least(1, steps=steps)
+    within(-1, 1, sway=sway)
     even = [i / steps for i in range(steps + 1)]
     if grid == "uniform":
         return even
@@ -363,11 +325,7 @@ def time_grid(steps: int, grid: Grid = "uniform", sway: float = -1.0) -> list[fl
 
 
 def check_times(times: Sequence[float]) -> list[float]:
-    """A user's grid as a list.
-
-    Raises:
-        ValueError: unless it ascends from 0 to 1.
-    """
+    """A user's grid as a list; refused unless it ascends from 0 to 1."""
     grid = [float(t) for t in times]
     if len(grid) < 2 or grid[0] != 0 or grid[-1] != 1 or any(a >= b for a, b in pairwise(grid)):
         raise ValueError(f"times ascend strictly from 0 to 1, found {grid}")

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from zoo.common.draws import seeded_uniforms
+from zoo.common.ranges import at_least, positive
 
 # Largest float32 below 1: at t = 1 a path may have no finite velocity.
 BELOW_ONE = 1 - 2**-24
+EVALUATION_TIMES = 10  # at which validation looks at each item
 
 
 class TimeSampler(ABC):
@@ -23,14 +25,7 @@ class TimeSampler(ABC):
         """Turn numbers that are evenly spread over (0, 1), of any shape, into times between 0 and 1."""
 
     def __call__(self, u: Tensor) -> Tensor:
-        """Turn random numbers into times.
-
-        Args:
-            u: (B,), float64, evenly spread over (0, 1), as `seeded_uniforms` draws them.
-
-        Returns:
-            Times (B,), float32, 0 <= t < 1.
-        """
+        """Turn random numbers (B,), float64, as `seeded_uniforms` draws them, into times (B,), float32, 0 <= t < 1."""
         return self.quantile(u).float().clamp(0, BELOW_ONE)
 
 
@@ -42,8 +37,7 @@ class GridTimes(TimeSampler):
     """
 
     def __init__(self, points: int = 1000) -> None:
-        if points < 1:
-            raise ValueError(f"points is at least 1, not {points}")
+        at_least(1, points=points)
         self.points = points
 
     def quantile(self, u: Tensor) -> Tensor:
@@ -64,14 +58,12 @@ class LogitNormalTimes(TimeSampler):
 
     Args:
         mean: of the Gaussian; positive prefers data.
-        std: of the Gaussian.
 
     Source: Esser et al., "Scaling Rectified Flow Transformers" (2024), equation 19.
     """
 
     def __init__(self, mean: float = 0.0, std: float = 1.0) -> None:
-        if std <= 0:
-            raise ValueError(f"std is positive, not {std}")
+        positive(std=std)
         self.mean = mean
         self.std = std
 
@@ -90,8 +82,7 @@ class UShapedTimes(TimeSampler):
     """
 
     def __init__(self, sharpness: float = 4.0) -> None:
-        if sharpness <= 0:
-            raise ValueError(f"sharpness is positive, not {sharpness}")
+        positive(sharpness=sharpness)
         self.sharpness = sharpness
 
     def quantile(self, u: Tensor) -> Tensor:
@@ -106,7 +97,6 @@ class EdmSkewedTimes(TimeSampler):
 
     Args:
         mean: of log s.
-        std: of log s.
 
     Source: Karras et al., "Elucidating the Design Space of Diffusion-Based Generative Models" (2022), table 1.
     """
@@ -114,8 +104,7 @@ class EdmSkewedTimes(TimeSampler):
     FLOOR = 1e-4
 
     def __init__(self, mean: float = -1.2, std: float = 1.2) -> None:
-        if std <= 0:
-            raise ValueError(f"std is positive, not {std}")
+        positive(std=std)
         self.mean = mean
         self.std = std
 
@@ -126,15 +115,16 @@ class EdmSkewedTimes(TimeSampler):
 
 
 def seeded_draws(times: TimeSampler, drop: float, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """What is random about the items of a batch besides their noise.
-
-    Args:
-        times: distribution of the times.
-        drop: probability that an item is trained without its condition, 0 to 1.
-        seeds: one per item.
+    """What is random about the items of a batch besides their noise, each from its seed.
 
     Returns:
-        Times (B,), float32, and (B,), int64: 1 where the condition stays, 0 where it is dropped; on the CPU.
+        Times (B,), float32, and (B,), int64: 0 where the condition is dropped, with probability `drop`; on the CPU.
     """
     u = seeded_uniforms(seeds, 2)
     return times(u[0]), (u[1] >= drop).long()
+
+
+def at_evaluation_times(*values: Tensor) -> tuple[Tensor, ...]:
+    """Each row of values (B, ...) at ten times from 0.05 to 0.95, and those times, of the kind of the first values."""
+    grid = (torch.arange(EVALUATION_TIMES, device=values[0].device, dtype=values[0].dtype) + 0.5) / EVALUATION_TIMES
+    return *(each.repeat_interleave(EVALUATION_TIMES, dim=0) for each in values), grid.repeat(len(values[0]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from zoo.audio.corpora.cache import CorpusCache, build
 from zoo.audio.corpora.corpus import CACHES, Corpus, EmbeddedCorpus, cache_folder, scaled
 from zoo.audio.io.files import walk
 from zoo.common.folders import data_folder
+from zoo.common.ranges import at_least
 from zoo.flow.sequence.restore import FEATURE_SUFFIX
 from zoo.training.data import Key, ZooDataModule, item_seed
 
@@ -31,26 +33,25 @@ SEED_LIMIT = 2**62
 class Sequences(Dataset[dict[str, Any]]):
     """Base of the datasets, keyed by (epoch, item) in training and by the item in evaluation.
 
-    Args:
+    Attributes:
         seed: of everything random.
     """
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
+    seed: int
 
     def __len__(self) -> int:
         raise NotImplementedError(f"{type(self).__name__} defines no __len__()")
 
     def pair(self, item: int, rng: np.random.Generator, training: bool) -> tuple[Tensor, Tensor]:
-        """A clean sequence (C, T) and its degraded twin (C', T), float32; evaluation crops from the beginning."""
+        """A clean sequence (C, T) and the degraded one (C', T), float32; evaluation crops from the beginning."""
         raise NotImplementedError(f"{type(self).__name__} defines no pair()")
 
     def __getitem__(self, key: Key | int) -> dict[str, Any]:
-        """One item.
+        """One item, keyed by (epoch, item) in training and by the item in evaluation.
 
         Returns:
-            Clean `x1` (C, T) and degraded `condition` (C', T), float32 in their own units; `x0`, noise of the shape of
-            `x1`; `seed`, of what the task draws for this item.
+            Clean `x1` (C, T) and degraded `condition` (C', T), float32 in their own units; `x0`, noise like `x1`;
+            `seed`, of the task's random numbers for this item.
         """
         epoch, item = key if isinstance(key, tuple) else (EVALUATION_EPOCH, key)
         rng = np.random.default_rng(item_seed(self.seed, epoch, item))
@@ -60,39 +61,18 @@ class Sequences(Dataset[dict[str, Any]]):
         return {"x1": x1, "x0": torch.from_numpy(noise), "condition": condition, "seed": seed}
 
 
+@dataclass(eq=False)
 class DegradedMels(Sequences):
-    """Log-mels of clean clips (or crops of long ones) and of the same after degradation.
+    """Log-mels of clean clips (or crops of long ones) and of the same after degradation."""
 
-    Args:
-        corpus: clean, at the mel's rate.
-        indices: which of its clips.
-        mel: waveform to log-mel.
-        max_samples: longest crop.
-        degrader: how to degrade.
-        noises: at the mel's rate.
-        rirs: room impulse responses (N,) at the mel's rate.
-        seed: of crops, degradation and noise.
-    """
-
-    def __init__(
-        self,
-        corpus: Corpus,
-        indices: np.ndarray,
-        mel: LogMel,
-        max_samples: int,
-        degrader: Degrader,
-        noises: Corpus,
-        rirs: Sequence[np.ndarray],
-        seed: int,
-    ) -> None:
-        super().__init__(seed)
-        self.corpus = corpus
-        self.indices = indices
-        self.mel = mel
-        self.max_samples = max_samples
-        self.degrader = degrader
-        self.noises = noises
-        self.rirs = rirs
+    corpus: Corpus  # clean, at the mel's rate
+    indices: np.ndarray
+    mel: LogMel
+    max_samples: int
+    degrader: Degrader
+    noises: Corpus
+    rirs: Sequence[np.ndarray]  # room impulse responses (N,) at the mel's rate
+    seed: int  # of crops, degradation and noise
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -109,19 +89,13 @@ class DegradedMels(Sequences):
         return mels[0], mels[1]
 
 
+@dataclass(eq=False)
 class FeaturePairs(Sequences):
-    """Crops of feature files.
+    """Crops of feature files."""
 
-    Args:
-        paths: the clean and the degraded file of each item.
-        max_frames: longest crop.
-        seed: of crops and noise.
-    """
-
-    def __init__(self, paths: Sequence[tuple[Path, Path]], max_frames: int, seed: int) -> None:
-        super().__init__(seed)
-        self.paths = paths
-        self.max_frames = max_frames
+    paths: Sequence[tuple[Path, Path]]  # the clean and the degraded file of each item
+    max_frames: int
+    seed: int  # of crops and noise
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -155,11 +129,15 @@ class SequenceData(ZooDataModule):
     """
 
     def __init__(
-        self, val_items: int, statistics_items: int, batch_size: int, num_workers: int = 0, seed: int = 1234
+        self,
+        val_items: int = 16,
+        statistics_items: int = 256,
+        batch_size: int = 16,
+        num_workers: int = 0,
+        seed: int = 1234,
     ) -> None:
         super().__init__(batch_size=batch_size, num_workers=num_workers, seed=seed)
-        if statistics_items < 1:
-            raise ValueError(f"data.init_args.statistics_items is at least 1, not {statistics_items}")
+        at_least(1, statistics_items=statistics_items)
         self.val_items = val_items
         self.statistics_items = statistics_items
 
@@ -171,11 +149,7 @@ class SequenceData(ZooDataModule):
             yield item["x1"], item["condition"]
 
     def split(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of the items for training and for validation.
-
-        Raises:
-            ValueError: when one of both sets would be empty.
-        """
+        """Numbers of the items for training and for validation, of which neither may be empty."""
         if not 0 < self.val_items < count:
             raise ValueError(
                 f"data.init_args.val_items: {self.val_items} of {count} items are for validation, both sets need one"
@@ -196,7 +170,7 @@ class MelData(SequenceData):
     """Log-mels of clean speech, and of the same speech degraded on the spot.
 
     The first use of a corpus writes a memory-mapped cache (int16, mono, resampled), later ones open it. Clips are
-    scaled to a peak of 0.95. Validation hears parts of the noises that training does not.
+    scaled to a peak of 0.95. Validation has parts of the noises that training has not.
 
     Args:
         mel: waveform to log-mel; equal to the model's.
@@ -206,19 +180,14 @@ class MelData(SequenceData):
         rir: folder of room impulse responses; null for some made in code.
         max_seconds: longest training crop.
         val_seconds: longest excerpt of a validation clip.
-        val_items: see `SequenceData`, like all that follow but these.
-        statistics_items: see there.
         cache: folder of the corpus caches.
         max_bad_share: share of unreadable files above which the run stops; below it they are named and left out.
         embedded_if_missing: use what is made in code, with a message, where a folder does not exist.
         embedded_utterances: size of the embedded corpus.
-        batch_size: see there.
-        num_workers: see there.
-        seed: see there.
+        kwargs: of SequenceData.
 
     Raises:
         FileNotFoundError: when a folder does not exist.
-        ValueError: when an argument is out of range.
     """
 
     def __init__(
@@ -230,17 +199,13 @@ class MelData(SequenceData):
         rir: str | None = None,
         max_seconds: float = 6.0,
         val_seconds: float = 6.0,
-        val_items: int = 16,
-        statistics_items: int = 256,
         cache: str = CACHES,
         max_bad_share: float = 0.1,
         embedded_if_missing: bool = False,
         embedded_utterances: int = 24,
-        batch_size: int = 16,
-        num_workers: int = 0,
-        seed: int = 1234,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(val_items, statistics_items, batch_size, num_workers, seed)
+        super().__init__(**kwargs)
         self.mel = mel
         self.degrader = degrader
         self.root = data_folder("root", root, embedded_if_missing)
@@ -298,32 +263,15 @@ class FeatureData(SequenceData):
         degraded: folder of the degraded ones, the tree mirrored.
         max_frames: longest training crop.
         val_frames: longest excerpt of a validation item.
-        val_items: see `SequenceData`, like all that follow.
-        statistics_items: see there.
-        batch_size: see there.
-        num_workers: see there.
-        seed: see there.
+        kwargs: of SequenceData.
 
     Raises:
         FileNotFoundError: when a folder does not exist.
-        ValueError: when an argument is out of range.
     """
 
-    def __init__(
-        self,
-        root: str,
-        degraded: str,
-        max_frames: int = 300,
-        val_frames: int = 300,
-        val_items: int = 16,
-        statistics_items: int = 256,
-        batch_size: int = 16,
-        num_workers: int = 0,
-        seed: int = 1234,
-    ) -> None:
-        super().__init__(val_items, statistics_items, batch_size, num_workers, seed)
-        if min(max_frames, val_frames) < 1:
-            raise ValueError(f"data: max_frames and val_frames are at least 1, not {max_frames} and {val_frames}")
+    def __init__(self, root: str, degraded: str, max_frames: int = 300, val_frames: int = 300, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        at_least(1, max_frames=max_frames, val_frames=val_frames)
         self.folders = [Path(root), Path(degraded)]
         for key, folder in zip(("root", "degraded"), self.folders, strict=True):
             data_folder(key, str(folder), False)
@@ -336,8 +284,8 @@ class FeatureData(SequenceData):
         clean, degraded = ([folder / name for name in names] for folder in self.folders)
         if lacking := [path for path in degraded if not path.is_file()]:
             raise ValueError(
-                f"data.init_args.degraded: {len(lacking)} of {len(names)} files of {self.folders[0]} have no twin of "
-                f"their name, among them {lacking[0]}"
+                f"data.init_args.degraded: {len(lacking)} of {len(names)} files of {self.folders[0]} have no "
+                f"counterpart of their name, among them {lacking[0]}"
             )
         pairs = list(zip(clean, degraded, strict=True))
         frames = np.array([_frames_of(pair) for pair in pairs])
@@ -349,12 +297,10 @@ class FeatureData(SequenceData):
 
 
 def _frames_of(pair: tuple[Path, Path]) -> int:
-    """Frames of a pair.
-
-    Raises:
-        ValueError: when they differ by more than the rounding of two front ends.
-    """
+    """Frames of a pair, which may differ by the rounding of two front ends."""
     counts = [open_features(path).shape[1] for path in pair]
     if abs(counts[0] - counts[1]) > MOST_SHIFT:
-        raise ValueError(f"{pair[0]} has {counts[0]} frames, its twin {pair[1]} has {counts[1]}: they must be aligned")
+        raise ValueError(
+            f"{pair[0]} has {counts[0]} frames, its counterpart {pair[1]} has {counts[1]}: they must be aligned"
+        )
     return min(counts)

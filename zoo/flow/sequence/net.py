@@ -1,15 +1,18 @@
-"""A transformer that predicts the flow of feature sequences under a condition."""
+"""A transformer that predicts the flow of feature sequences under a condition, and the scale that it works on."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
+from zoo.blocks import maybe_checkpointed
 from zoo.flow.nets.velocity import TimeEmbedding, VelocityNet, expand_time
 
 ROTARY_BASE = 10000.0
+LEAST_DEVIATION = 0.01  # of the mean deviation: what a bin that never changes is divided by
 
 
 class SequenceNet(nn.Module):
@@ -20,19 +23,12 @@ class SequenceNet(nn.Module):
     beyond an item's length neither enter the others nor come out other than zero.
 
     Args:
-        channels: of the sequence.
-        condition_channels: of the condition.
         dim: width of the blocks, a multiple of twice `heads`.
-        layers: number of blocks.
-        heads: of the attention.
         hidden_mult: width of the feed-forward layers in multiples of `dim`.
         front_kernel: frames that the first layer sees, odd; 1 for each frame by itself.
         dropout: in training, after attention and feed-forward layers.
         time_scale: factor on the time before its sinusoids.
         gradient_checkpointing: compute blocks again in the backward pass instead of keeping their activations.
-
-    Raises:
-        ValueError: when sizes do not fit.
 
     Source: Peebles and Xie, "Scalable Diffusion Models with Transformers" (2023), section 3.2 (adaLN-Zero); Su et al.,
     "RoFormer" (2021), equation 34.
@@ -77,7 +73,7 @@ class SequenceNet(nn.Module):
         lengths: Tensor | None = None,
         given: Tensor | None = None,
     ) -> Tensor:
-        """Predict.
+        """Predict (B, channels, T), zero beyond the lengths.
 
         Args:
             x: points on the path (B, channels, T), float.
@@ -85,32 +81,23 @@ class SequenceNet(nn.Module):
             condition: (B, condition_channels, T), float.
             lengths: frames of each item (B,), 1 to T; None for T.
             given: (B,), False or at most 0 where the learned null condition takes the condition's place; None for none.
-
-        Returns:
-            Prediction (B, channels, T), zero beyond the lengths.
-
-        Raises:
-            ValueError: when channels or lengths do not fit.
         """
         self._check(x, condition)
         if given is not None:
             null = self.null_condition.to(condition.dtype)[None, :, None]
             condition = torch.where((given > 0)[:, None, None], condition, null)
-        joined = torch.cat([x, condition], dim=1)
+        joined = torch.cat([x, condition], dim=1)  # (B, channels + condition_channels, T)
         mask = None if lengths is None else valid_frames(lengths, x.shape[2])
         if mask is not None:
             joined = joined.masked_fill(~mask[:, None], 0)
         h = self.front(joined).transpose(1, 2).to(x.dtype)  # under autocast the residual stream stays float32
         time = functional.silu(self.time_embedding(expand_time(t, x)))
-        positions = self.rotary(h)
+        positions = self.rotary(h)  # (T, D / 2) twice
         attended = None if mask is None else mask[:, None, None]
         for block in self.blocks:
-            if self.gradient_checkpointing and torch.is_grad_enabled():
-                h = checkpoint(block, h, time, positions, attended, use_reentrant=False)
-            else:
-                h = block(h, time, positions, attended)
+            h = maybe_checkpointed(self.gradient_checkpointing, block, h, time, positions, attended)
         shift, scale = self.norm(time)
-        output = self.tail(modulate(h, shift, scale)).transpose(1, 2)
+        output = self.tail(modulate(h, shift, scale)).transpose(1, 2)  # (B, channels, T)
         return output if mask is None else output.masked_fill(~mask[:, None], 0)
 
     def _check(self, x: Tensor, condition: Tensor) -> None:
@@ -123,14 +110,7 @@ class SequenceNet(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward layer, both modulated by the time.
-
-    Args:
-        dim: width.
-        heads: of the attention.
-        hidden_mult: width of the feed-forward layer in multiples of `dim`.
-        dropout: in training.
-    """
+    """Attention and a feed-forward layer, both modulated by the time."""
 
     def __init__(self, dim: int, heads: int, hidden_mult: int, dropout: float) -> None:
         super().__init__()
@@ -144,33 +124,21 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, h: Tensor, time: Tensor, positions: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
-        """Turn (B, T, dim) into the same.
-
-        Args:
-            h: hidden states (B, T, dim).
-            time: embedded times (B, dim).
-            positions: of `Rotary`.
-            mask: bool (B, 1, 1, T), True where a frame may be attended to; None for everywhere.
-        """
+        """Refine (B, T, dim) under times (B, dim); a mask (B, 1, 1, T) is True where frames may be attended to."""
         shift_a, scale_a, gate_a, shift_f, scale_f, gate_f = self.modulation(time)
         h = h + gate_a * self.dropout(self._attend(modulate(h, shift_a, scale_a), positions, mask))
         return h + gate_f * self.dropout(self.feed_forward(modulate(h, shift_f, scale_f)))
 
     def _attend(self, h: Tensor, positions: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
         batch, frames, dim = h.shape
-        query, key, value = self.qkv(h).view(batch, frames, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        query, key, value = self.qkv(h).view(batch, frames, 3, self.heads, -1).permute(2, 0, 3, 1, 4)  # (B, H, T, D)
         query, key = rotate(query, positions), rotate(key, positions)
         found = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
         return self.out(found.transpose(1, 2).reshape(batch, frames, dim))
 
 
 class Modulated(nn.Module):
-    """Shifts, scales and gates from the time; all zero at first.
-
-    Args:
-        dim: width of each.
-        count: how many.
-    """
+    """Shifts, scales and gates from the time; all zero at first."""
 
     def __init__(self, dim: int, count: int) -> None:
         super().__init__()
@@ -227,7 +195,6 @@ class Conditioned(VelocityNet):
     So guidance and fields written for labels serve conditions as well.
 
     Args:
-        net: the net.
         condition: (B, condition_channels, T), float.
         lengths: frames of each item (B,); None for T.
     """
@@ -245,3 +212,69 @@ class Conditioned(VelocityNet):
         copies = len(x) // len(self.condition)
         lengths = None if self.lengths is None else self.lengths.repeat(copies)
         return self.net(x, t, self.condition.repeat(copies, 1, 1), lengths, label)
+
+
+class Normaliser(nn.Module):
+    """Brings each bin of a sequence and of its condition to zero mean and unit deviation; saved with the weights."""
+
+    mean: Tensor
+    deviation: Tensor
+    condition_mean: Tensor
+    condition_deviation: Tensor
+    frames: Tensor
+
+    def __init__(self, channels: int, condition_channels: int) -> None:
+        super().__init__()
+        self.channels = channels
+        self.condition_channels = condition_channels
+        for prefix, size in (("", channels), ("condition_", condition_channels)):
+            self.register_buffer(f"{prefix}mean", torch.zeros(size))
+            self.register_buffer(f"{prefix}deviation", torch.ones(size))
+        self.register_buffer("frames", torch.zeros((), dtype=torch.int64))
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether it has statistics."""
+        return bool(self.frames > 0)
+
+    def fit(self, examples: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Take the statistics of sequences (channels, T) with their conditions (condition_channels, T).
+
+        Raises:
+            ValueError: when there is no frame, the bins are others, or no bin of either kind changes.
+        """
+        sums = [torch.zeros(2, size, dtype=torch.float64) for size in (self.channels, self.condition_channels)]
+        frames = 0
+        for example in examples:
+            for total, sequence in zip(sums, example, strict=True):
+                if sequence.shape != (total.shape[1], example[0].shape[1]):
+                    raise ValueError(
+                        f"expected {self.channels} and {self.condition_channels} bins (model.normaliser) of as many "
+                        f"frames, found {' and '.join(str(tuple(each.shape)) for each in example)}"
+                    )
+                values = sequence.double().cpu()
+                total += torch.stack([values.sum(dim=1), values.square().sum(dim=1)])
+            frames += example[0].shape[1]
+        if not frames:
+            raise ValueError("no example to take the statistics of the features from")
+        for prefix, total in zip(("", "condition_"), sums, strict=True):
+            mean, square = total / frames
+            deviation = (square - mean.square()).clamp(min=0).sqrt()
+            if not bool(torch.isfinite(deviation).all()) or not bool(deviation.mean() > 0):
+                kind = "conditions" if prefix else "sequences"
+                raise ValueError(f"the {kind} of the training set are constant or not finite: look at its files")
+            getattr(self, f"{prefix}mean").copy_(mean)
+            getattr(self, f"{prefix}deviation").copy_(deviation.clamp(min=LEAST_DEVIATION * float(deviation.mean())))
+        self.frames.fill_(frames)
+
+    def normalise(self, sequence: Tensor) -> Tensor:
+        """Sequences (B, channels, T) as the net sees them."""
+        return (sequence - self.mean[:, None]) / self.deviation[:, None]
+
+    def normalise_condition(self, condition: Tensor) -> Tensor:
+        """Conditions (B, condition_channels, T) as the net sees them."""
+        return (condition - self.condition_mean[:, None]) / self.condition_deviation[:, None]
+
+    def restore(self, sequence: Tensor) -> Tensor:
+        """Sequences (B, channels, T) of the net in their own units."""
+        return sequence * self.deviation[:, None] + self.mean[:, None]

@@ -11,16 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.audio.analysis.features import open_features
+from zoo.audio.analysis.features import open_features, write_features
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.io import files
-from zoo.audio.io.chunking import Chunker, fit, resampled
-from zoo.common.atomic import replacing, write_atomic
+from zoo.audio.io.chunking import Chunker, finite, fit, mono, resampled
+from zoo.common.atomic import write_atomic
+from zoo.common.ranges import at_least
 from zoo.flow.process.guidance import Guidance, velocity_field
 from zoo.flow.process.paths import AffinePath, Prediction
 from zoo.flow.process.solvers import Solver
-from zoo.flow.sequence.net import Conditioned, SequenceNet, valid_frames
-from zoo.flow.sequence.normaliser import Normaliser
+from zoo.flow.sequence.net import Conditioned, Normaliser, SequenceNet, valid_frames
 from zoo.runs.inference import Inference, as_audio
 
 FEATURE_SUFFIX = ".npy"
@@ -37,21 +37,15 @@ class SequenceRestorer(Inference):
     vocoder of the same mel takes. Audio is mixed to mono and taken at its own level, zero-padded to whole frames.
 
     Args:
-        net: the trained net.
-        path: that it was trained on.
         normaliser: the scale of its training.
         mel: waveform to log-mel; None for a net of other features, which takes feature files only.
-        prediction: what the net predicts.
         solver: how to integrate; 8 Euler steps by default.
         guidance: null for the conditional field.
-        temperature: spread of the noise that the flow starts from. 0 starts from its mean: a deterministic restoration.
+        temperature: standard deviation of the noise that the flow starts from; 0 for a deterministic restoration.
         seed: of that noise; the same for every file.
         chunk_frames: length of a chunk; about that of the training crops is what the net knows.
         overlap_frames: shared by neighbouring chunks, at most half a chunk.
         chunk_batch: chunks restored together.
-
-    Raises:
-        ValueError: when the parts do not fit each other or an argument is out of range.
     """
 
     input_suffixes: ClassVar[tuple[str, ...]] = (*files.AUDIO_SUFFIXES, FEATURE_SUFFIX)
@@ -72,8 +66,7 @@ class SequenceRestorer(Inference):
         overlap_frames: int = 128,
         chunk_batch: int = 4,
     ) -> None:
-        if temperature < 0:
-            raise ValueError(f"temperature is at least 0, not {temperature}")
+        at_least(0, temperature=temperature)
         self.net = net
         self.path = path
         self.normaliser = normaliser
@@ -110,19 +103,13 @@ class SequenceRestorer(Inference):
         noise: Tensor | None = None,
         solver: Solver | None = None,
     ) -> Tensor:
-        """Restore a batch; an item's result does not depend on the others.
+        """Restore a batch as (B, channels, T) float32, zero beyond the lengths; no item depends on the others.
 
         Args:
             condition: degraded sequences (B, condition_channels, T), float, in their own units.
             lengths: frames of each item (B,), 1 to T; None for T.
             noise: standard normal (B, channels, T); needed unless the temperature is 0.
             solver: in the place of the own one.
-
-        Returns:
-            (B, channels, T) float32 on the same device, zero beyond the lengths.
-
-        Raises:
-            ValueError: when there is no noise, or, on the CPU, the normaliser has no statistics yet.
         """
         if condition.device.type == "cpu":  # a device is not asked for every batch
             self._check_fitted()
@@ -142,52 +129,23 @@ class SequenceRestorer(Inference):
         return result if outside is None else result.masked_fill(outside, 0)
 
     def __call__(self, audio: np.ndarray, sample_rate: int) -> np.ndarray:
-        """Restore audio as a log-mel.
-
-        Args:
-            audio: (T,) or (C, T), see `as_audio`; channels are mixed.
-            sample_rate: its rate in Hz; resampled to the mel's if different.
-
-        Returns:
-            Log-mel (n_mels, F) float32.
-
-        Raises:
-            ValueError: when the array is no audio, or this restorer takes features.
-        """
+        """Restore audio (T,) or (C, T), its channels mixed, as a log-mel (n_mels, F) float32; see `as_audio`."""
         audio = np.atleast_2d(as_audio(audio, sample_rate))
         frames = self._frames(audio.shape[1], sample_rate)
         return self._joined(self._audio_rows([audio], frames, sample_rate), frames, self.mel)
 
     def from_features(self, features: np.ndarray) -> np.ndarray:
-        """Restore features (or a log-mel made like this model's front end makes it).
-
-        Args:
-            features: (condition_channels, F) float.
-
-        Returns:
-            (channels, F) float32.
-
-        Raises:
-            ValueError: when the array has another shape.
-        """
+        """Restore features (condition_channels, F), or a log-mel made like this model's, as (channels, F) float32."""
         features = np.asarray(features)
         if features.ndim != 2 or len(features) != self.net.condition_channels or features.shape[1] == 0:
             raise ValueError(f"expected features ({self.net.condition_channels}, F), found {features.shape}")
         return self._joined([features.T], features.shape[1], None)
 
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:
-        """Restore an audio or a feature file.
-
-        Args:
-            source: audio, or `.npy` (condition_channels, F).
-            target: `.npy` file to write, (channels, F) float32, frame after frame (Fortran order).
+        """Restore an audio or a feature file as `.npy` (channels, F) float32, frame after frame (Fortran order).
 
         Returns:
             `frames`, `channels`, and of audio `audio_seconds` and `sample_rate` of the input.
-
-        Raises:
-            ValueError: when the file is no sound audio or features of this net.
-            OSError: when it cannot be read or the result cannot be written.
         """
         facts: dict[str, Any] = {}
         mel = None
@@ -200,11 +158,7 @@ class SequenceRestorer(Inference):
             frames = self._frames(header.samples, header.sample_rate)
             blocks = files.blocks(source, BLOCK_SECONDS * header.sample_rate)
             rows, mel = self._audio_rows(blocks, frames, header.sample_rate), self.mel
-        layout = {"descr": "<f4", "fortran_order": True, "shape": (self.net.channels, frames)}
-        with replacing(target) as temporary, temporary.open("wb") as file:
-            np.lib.format.write_array_header_1_0(file, layout)
-            for piece in self._pieces(rows, frames, mel):
-                file.write(np.ascontiguousarray(piece.T, dtype="<f4").tobytes())
+        write_features(target, (self.net.channels, frames), "<f4", self._pieces(rows, frames, mel))
         return {**facts, "frames": frames, "channels": self.net.channels}
 
     def dry_run(self) -> str:
@@ -232,11 +186,7 @@ class SequenceRestorer(Inference):
         return Chunker(self.chunk_frames, self.overlap_frames, values, self.chunk_batch)
 
     def _frames(self, samples: int, sample_rate: int) -> int:
-        """Frames of so many samples of audio.
-
-        Raises:
-            ValueError: when this restorer takes no audio.
-        """
+        """Frames of so many samples of audio."""
         if self.mel is None:
             raise ValueError("this restorer takes features (.npy), not audio: it has no mel front end")
         return math.ceil(math.ceil(samples * self.mel.sample_rate / sample_rate) / self.mel.hop_length)
@@ -245,9 +195,8 @@ class SequenceRestorer(Inference):
         """Frames (n, hop_length) of audio blocks (C, n)."""
         assert self.mel is not None  # _frames has looked
         hop = self.mel.hop_length
-        mono = (block.mean(axis=0, keepdims=True, dtype=np.float32) for block in blocks)
         rest = np.zeros(0, np.float32)
-        for piece in fit(resampled(mono, sample_rate, self.mel.sample_rate), frames * hop):
+        for piece in fit(resampled(mono(blocks), sample_rate, self.mel.sample_rate), frames * hop):
             rest = np.concatenate([rest, piece[0]])
             whole = len(rest) // hop * hop
             yield rest[:whole].reshape(-1, hop)
@@ -269,20 +218,10 @@ class SequenceRestorer(Inference):
         return np.concatenate(list(self._pieces(rows, frames, mel)), axis=1)
 
     def _pieces(self, rows: Iterable[np.ndarray], frames: int, mel: LogMel | None) -> Iterator[np.ndarray]:
-        """Restore a stream.
+        """Restore a stream of pieces (n, values), samples of audio or features, as pieces (channels, n) float32.
 
-        A frame travels through the chunks as one unit: what it is made of and, behind that, its noise.
-
-        Args:
-            rows: pieces (n, values) of it, `frames` in total: samples of audio, or features.
-            frames: how many.
-            mel: turns them into the condition; None where they are it.
-
-        Yields:
-            Pieces (channels, n) float32.
-
-        Raises:
-            ValueError: when the normaliser has no statistics yet.
+        A frame travels through the chunks as one unit: what it is made of and, behind that, its noise. A mel turns the
+        rows into the condition; without one they are it.
         """
         self._check_fitted()
         values = self.net.condition_channels if mel is None else mel.hop_length
@@ -299,10 +238,7 @@ class SequenceRestorer(Inference):
             units = units.unflatten(1, (-1, values + noise_values))
             content, noise = units[..., :values], units[..., values:].transpose(1, 2)
             condition = content.transpose(1, 2) if mel is None else mel(content.flatten(1))[..., : units.shape[1]]
-            restored = self.restore(condition, noise=noise).cpu().numpy()
-            if not np.isfinite(restored).all():
-                raise ValueError("the result is NaN or infinite: look at the input; under 16-mixed try precision 32")
-            return restored
+            return finite(self.restore(condition, noise=noise).cpu().numpy())
 
         chunker = self._chunker(values + noise_values)
         for piece in chunker.run(stream(), frames * chunker.unit_samples, compute):

@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from zoo.audio.analysis.mel import LogMel
+from zoo.common.ranges import one_of, within
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.paths import PREDICTIONS, AffinePath, Prediction
 from zoo.flow.process.solvers import Solver
-from zoo.flow.process.time_samplers import TimeSampler, seeded_draws
-from zoo.flow.sequence.net import SequenceNet, valid_frames
-from zoo.flow.sequence.normaliser import Normaliser
-from zoo.training.schedules import LrScaling
-from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask
+from zoo.flow.process.time_samplers import TimeSampler, at_evaluation_times, seeded_draws
+from zoo.flow.sequence.net import Normaliser, SequenceNet, valid_frames
+from zoo.training.task import OptimizerCallable, SingleOptimizerTask
 
-EVALUATION_TIMES = 10
 MEL_SETTINGS = ("sample_rate", "n_fft", "hop_length", "win_length", "n_mels", "f_min", "f_max")
 
 
@@ -33,26 +30,16 @@ class SequenceTask(SingleOptimizerTask):
 
     Args:
         net: predicts from a point, its time and the condition.
-        path: between noise and data.
         times: how the times of training are drawn.
         normaliser: the scale that the net works on.
-        optimizer: builds the optimizer.
         mel: front end for audio at inference, equal to the data's; null for other features.
-        scheduler: of the learning rate, counted in optimizer steps.
         condition_drop: probability that an item is trained without its condition, for guidance.
         prediction: what the net predicts: "velocity", "x1" or "noise".
         solver: how the trained net is integrated; null for 8 Euler steps. An option of inference, like the following.
         guidance: null for the conditional field.
-        temperature: spread of the noise that inference starts from; 0 for a deterministic restoration.
-        seed: of that noise.
-        chunk_frames: long files are restored in pieces of this length.
-        overlap_frames: of neighbouring pieces.
-        chunk_batch: pieces restored at once.
-        lr_scaling: of the rates with the effective batch.
-        compile: compile the net in place.
-
-    Raises:
-        ValueError: when the parts do not fit each other or an argument is out of range.
+        temperature: standard deviation of the noise that inference starts from; 0 for a deterministic restoration.
+        seed: of that noise. What is not listed is an option of `zoo.flow.SequenceRestorer`.
+        kwargs: of SingleOptimizerTask.
 
     Source: Lipman et al., "Flow Matching for Generative Modeling" (2023), equation 9; masked loss as in Mehta et al.,
     "Matcha-TTS" (2024).
@@ -69,7 +56,6 @@ class SequenceTask(SingleOptimizerTask):
         normaliser: Normaliser,
         optimizer: OptimizerCallable,
         mel: LogMel | None = None,
-        scheduler: SchedulerCallable | None = None,
         condition_drop: float = 0.1,
         prediction: Prediction = "velocity",
         solver: Solver | None = None,
@@ -79,14 +65,11 @@ class SequenceTask(SingleOptimizerTask):
         chunk_frames: int = 1024,
         overlap_frames: int = 128,
         chunk_batch: int = 4,
-        lr_scaling: LrScaling | None = None,
-        compile: bool = False,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(optimizer, scheduler, compile=compile, lr_scaling=lr_scaling)
-        if not 0 <= condition_drop <= 1:
-            raise ValueError(f"model.condition_drop lies in [0, 1], not {condition_drop}")
-        if prediction not in PREDICTIONS:
-            raise ValueError(f"model.prediction is one of {', '.join(PREDICTIONS)}, not {prediction!r}")
+        super().__init__(optimizer, **kwargs)
+        within(0, 1, condition_drop=condition_drop)
+        one_of(PREDICTIONS, prediction=prediction)
         if guidance is not None and not condition_drop:
             raise ValueError(
                 "model.guidance needs a condition_drop: without it the branch without condition is untrained"
@@ -98,13 +81,7 @@ class SequenceTask(SingleOptimizerTask):
         self.mel = mel
         self.condition_drop = condition_drop
         self.prediction: Prediction = prediction
-        self.solver = solver
-        self.guidance = guidance
-        self.temperature = temperature
-        self.seed = seed
-        self.chunk_frames = chunk_frames
-        self.overlap_frames = overlap_frames
-        self.chunk_batch = chunk_batch
+        self.keep_options(locals())
         self.inference()  # refuses parts and options that do not fit each other
 
     def setup(self, stage: str) -> None:
@@ -128,18 +105,9 @@ class SequenceTask(SingleOptimizerTask):
     def loss(
         self, x1: Tensor, x0: Tensor, t: Tensor, condition: Tensor, lengths: Tensor, given: Tensor | None = None
     ) -> Tensor:
-        """Mean squared error of the prediction over the valid frames of all items together.
+        """Mean squared error over the valid frames of all items together, of normalised sequences and conditions.
 
-        Args:
-            x1: normalised sequences (B, C, T), float.
-            x0: noise of the same shape.
-            t: times (B,), 0 to 1.
-            condition: normalised conditions (B, C', T), float.
-            lengths: frames of each item (B,).
-            given: (B,), 0 where the condition is dropped; None for nowhere.
-
-        Returns:
-            A scalar.
+        Conditions are dropped where `given` (B,) is 0.
         """
         output = self.net(self.path.sample(x0, x1, t), t, condition, lengths, given)
         target = self.path.target(x0, x1, t, self.prediction)
@@ -153,13 +121,7 @@ class SequenceTask(SingleOptimizerTask):
         return {**batch, "t": t, "given": given}
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        """The loss at one time per item, some conditions dropped.
-
-        Args:
-            batch: clean `x1` (B, C, T) and degraded `condition` (B, C', T) in their own units, noise `x0` (B, C, T),
-                `lengths` (B,) in frames, `seeds` of the items.
-            batch_idx: its number in the epoch.
-        """
+        """The loss at one time per item of a batch as `SequenceData` gives it, some conditions dropped."""
         batch = self.drawn(batch)
         x1, condition = self._normalised(batch)
         loss = self.loss(x1, batch["x0"], batch["t"].to(x1), condition, batch["lengths"], batch["given"])
@@ -170,10 +132,8 @@ class SequenceTask(SingleOptimizerTask):
         """The loss at ten times from 0.05 to 0.95 of each item's own noise, and what restoring leaves of the error."""
         x1, condition = self._normalised(batch)
         lengths, count = batch["lengths"], len(x1)
-        grid = (torch.arange(EVALUATION_TIMES, device=x1.device, dtype=x1.dtype) + 0.5) / EVALUATION_TIMES
-        repeated = (each.repeat_interleave(EVALUATION_TIMES, dim=0) for each in (x1, batch["x0"], condition, lengths))
-        clean, noise, degraded, frames = repeated
-        terms = {"loss": self.loss(clean, noise, grid.repeat(count), degraded, frames)}
+        clean, noise, degraded, frames, t = at_evaluation_times(x1, batch["x0"], condition, lengths)
+        terms = {"loss": self.loss(clean, noise, t, degraded, frames)}
         restorer: Any = self.inference()
         for name, solver in (("l1", None), ("l1_one_step", Solver(steps=1))):
             restored = restorer.restore(batch["condition"], lengths, batch["x0"], solver)

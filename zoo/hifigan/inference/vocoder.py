@@ -60,27 +60,16 @@ class Vocoder(Inference):
 
     @property
     def front_end(self) -> LogMel:
-        """The mel front end.
-
-        Raises:
-            ValueError: when the generator takes other features.
-        """
+        """The mel front end; refused where the generator takes other features."""
         if self.mel is None:
             raise ValueError("this vocoder takes features, not audio (it has no mel front end): use from_mel or stream")
         return self.mel
 
     def __call__(self, audio: np.ndarray, sample_rate: int) -> np.ndarray:
-        """Vocode the mel of audio (copy synthesis).
-
-        Args:
-            audio: (T,) or (C, T), see `as_audio`.
-            sample_rate: its rate in Hz; resampled to the model's if different.
+        """Vocode the mel of audio (T,) or (C, T), see `as_audio` (copy synthesis).
 
         Returns:
             Audio at the model's rate, float32, as long as the resampled input; same number of dimensions.
-
-        Raises:
-            ValueError: when the array is no audio.
         """
         audio = as_audio(audio, sample_rate)
         channels = np.atleast_2d(resample_array(audio, sample_rate, self.sample_rate))
@@ -88,16 +77,13 @@ class Vocoder(Inference):
         return result if audio.ndim == 2 else result[0]
 
     def from_mel(self, mel: np.ndarray) -> np.ndarray:
-        """Vocode a natural-log mel made like this model's front end makes it.
+        """Vocode a natural-log mel made like this model's, or other features where the generator takes those.
 
         Args:
-            mel: (n_mels, F) or (B, n_mels, F) float32; other features where the generator takes those.
+            mel: (n_mels, F) or (B, n_mels, F) float32.
 
         Returns:
             Audio (F * hop,) or (B, F * hop) float32.
-
-        Raises:
-            ValueError: when the array has another shape.
         """
         mel = np.asarray(mel, dtype=np.float32)
         batch = mel[None] if mel.ndim == 2 else mel
@@ -108,10 +94,7 @@ class Vocoder(Inference):
         return result[0] if mel.ndim == 2 else result
 
     def stream(self, frames: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-        """Vocode a mel that arrives in pieces; delayed by the receptive field, in constant memory.
-
-        Args:
-            frames: pieces (n_mels, n) float32 of one mel, n of any size.
+        """Vocode a mel that arrives in pieces (n_mels, n); delayed by the receptive field, in constant memory.
 
         Yields:
             Pieces (m,) float32 of the audio; joined they are `from_mel` of the joined input.
@@ -128,16 +111,8 @@ class Vocoder(Inference):
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:
         """Vocode an audio file (copy synthesis) or a mel (`.npy` or `.pt`, (n_mels, F)) in constant memory.
 
-        Args:
-            source: audio, or a mel array without pickled objects.
-            target: audio file to write.
-
         Returns:
             `audio_seconds`, `sample_rate`, `channels`.
-
-        Raises:
-            ValueError: when the file is not sound audio or no mel of this model.
-            OSError: when it cannot be read or the result cannot be written.
         """
         if source.suffix.lower() in FEATURE_SUFFIXES:
             channels, pieces = 1, self._synthesise(self._mel_blocks(source))

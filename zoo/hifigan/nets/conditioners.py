@@ -14,8 +14,6 @@ class Conditioner(nn.Module):
     """Base of what may stand in front of a generator: frames (B, in_channels, F) to frames (B, out_channels, F').
 
     Args:
-        in_channels: channels of the input frames.
-        out_channels: channels of the output frames.
         receptive_frames: input frames on each side that an output frame depends on; None means all of them, so
             that long files cannot be processed in chunks.
     """
@@ -32,12 +30,7 @@ class Conditioner(nn.Module):
 
 
 class LinearConditioner(Conditioner):
-    """A linear map of every frame: reduces wide SSL features to the generator's width.
-
-    Args:
-        in_channels: channels of the input frames.
-        out_channels: channels of the output frames.
-    """
+    """A linear map of every frame: reduces wide SSL features to the generator's width."""
 
     def __init__(self, in_channels: int, out_channels: int = 80) -> None:
         super().__init__(in_channels, out_channels, receptive_frames=0)
@@ -54,11 +47,9 @@ class ConformerConditioner(Conditioner):
     Args:
         in_channels: SSL feature size.
         out_channels: width of the generator's first convolution.
-        dim: width of the Conformers.
         heads: attention heads; must divide `dim`.
         ffn_dim: hidden size of the feed-forward modules.
         kernel_size: odd depthwise kernel, in frames.
-        dropout: dropout probability.
 
     Source: front end of the Miipher-2 reimplementation's SSL vocoder.
     """
@@ -81,11 +72,11 @@ class ConformerConditioner(Conditioner):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map features (B, in_channels, F) to (B, out_channels, F)."""
-        x = self.input_projection(x.transpose(1, 2))
+        x = self.input_projection(x.transpose(1, 2))  # (B, F, dim)
         lengths = torch.full((x.shape[0],), x.shape[1], device=x.device)
         x, _ = self.conformer1(x, lengths)
         x, _ = self.conformer2(x, lengths)
-        return self.output_projection(x).transpose(1, 2)
+        return self.output_projection(x).transpose(1, 2)  # (B, out_channels, F)
 
 
 class ConvolutionModule(nn.Module):
@@ -100,7 +91,7 @@ class ConvolutionModule(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Mix neighbouring frames of (B, F, dim); the shape stays."""
-        x = F.glu(self.pointwise(x.transpose(1, 2)), dim=1)
+        x = F.glu(self.pointwise(x.transpose(1, 2)), dim=1)  # (B, dim, F)
         return self.proj(F.silu(self.norm(self.depthwise(x)))).transpose(1, 2)
 
 
@@ -138,7 +129,6 @@ class PrenetConditioner(Conditioner):
         layers: number of Conformer layers; 0 is the earliest variant, a projection and interpolation alone.
         heads: attention heads; must divide `in_channels`.
         kernel_size: odd depthwise kernel, in frames.
-        dropout: dropout probability.
         scale: output frames per input frame; the default takes 50 Hz features to 22050 / 256 Hz.
 
     Source: prenet of the Miipher-2 reimplementation before its 441-fold vocoder.
@@ -164,11 +154,11 @@ class PrenetConditioner(Conditioner):
     def forward(self, x: Tensor) -> Tensor:
         """Map features (B, in_channels, F) to (B, out_channels, floor(F * scale))."""
         if self.layers:
-            x = x.transpose(1, 2)
+            x = x.transpose(1, 2)  # (B, F, in_channels)
             x = x + sinusoids(x.shape[1], x.shape[2]).to(x)
             for layer in self.layers:
                 x = layer(x)
-            x = x.transpose(1, 2)
+            x = x.transpose(1, 2)  # (B, in_channels, F)
         return F.interpolate(self.proj(x), scale_factor=self.scale, mode="linear", align_corners=False)
 
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
+from zoo.common.ranges import at_least, positive
 from zoo.training.adversarial import Discriminator, Output
 
 SLOPE = 0.1
@@ -72,13 +73,7 @@ def _weight_norm(module: nn.Module) -> None:
 
 
 class ConvolutionStack(nn.Module):
-    """Convolutions with leaky activations and a scoring one; keeps every activation.
-
-    Args:
-        convs: the convolutions.
-        conv_post: the scoring convolution to one channel.
-        norm: normalisation attached to each of them.
-    """
+    """Convolutions with leaky activations and a scoring one to one channel; keeps every activation."""
 
     def __init__(self, convs: Sequence[nn.Module], conv_post: nn.Module, norm: Callable[[nn.Module], None]) -> None:
         super().__init__()
@@ -91,17 +86,16 @@ class ConvolutionStack(nn.Module):
         """Score (B, 1, ...); scores are flattened to (B, N), the last feature map is the score map."""
         maps = []
         for conv in self.convs:
-            x = F.leaky_relu(conv(x), SLOPE)
+            x = F.leaky_relu(conv(x), SLOPE)  # (B, C, ...)
             maps.append(x)
-        x = self.conv_post(x)
+        x = self.conv_post(x)  # (B, 1, ...)
         return x.flatten(1), [*maps, x]
 
 
 class PeriodDiscriminator(ConvolutionStack):
-    """Judges a waveform folded into rows of one period.
+    """Scores a waveform folded into rows of one period.
 
     Args:
-        period: row length in samples.
         channel_mult: width relative to the paper's.
 
     Source: HiFi-GAN, section 2.3 (Kong et al., 2020).
@@ -122,7 +116,7 @@ class PeriodDiscriminator(ConvolutionStack):
         surplus = x.shape[-1] % self.period
         if surplus:
             x = F.pad(x, (0, self.period - surplus), mode="reflect")
-        return super().forward(x.unflatten(2, (-1, self.period)))
+        return super().forward(x.unflatten(2, (-1, self.period)))  # of (B, 1, T / period, period)
 
 
 class MultiPeriodDiscriminator(Discriminator):
@@ -132,26 +126,23 @@ class MultiPeriodDiscriminator(Discriminator):
         periods: row length of each, in samples; primes overlap least.
         channel_mult: width relative to the paper's.
 
-    Raises:
-        ValueError: when a period is below 1 or `channel_mult` is not positive.
-
     Source: HiFi-GAN, section 2.3 (Kong et al., 2020).
     """
 
     def __init__(self, periods: Sequence[int] = (2, 3, 5, 7, 11), channel_mult: float = 1.0) -> None:
         super().__init__()
-        _check_width(channel_mult)
+        positive(channel_mult=channel_mult)
         if not periods or min(periods) < 1:
             raise ValueError(f"periods must be positive sample counts, not {list(periods)}")
         self.discriminators = nn.ModuleList(PeriodDiscriminator(period, channel_mult) for period in periods)
 
     def forward(self, x: Tensor) -> list[Output]:
-        """Judge waveforms (B, 1, T); one output per period, six feature maps each."""
+        """Score waveforms (B, 1, T); one score map per period, six feature maps each."""
         return [discriminator(x) for discriminator in self.discriminators]
 
 
 class ScaleDiscriminator(ConvolutionStack):
-    """Judges a waveform by grouped one-dimensional convolutions.
+    """Scores a waveform by grouped one-dimensional convolutions.
 
     Args:
         channel_mult: width relative to the paper's; widths are rounded to multiples of four, and the groups of a
@@ -182,31 +173,22 @@ class MultiScaleDiscriminator(Discriminator):
         scales: number of scales, each half the rate of the one before.
         channel_mult: width relative to the paper's.
 
-    Raises:
-        ValueError: when `scales` is below 1 or `channel_mult` is not positive.
-
     Source: HiFi-GAN, section 2.3 (Kong et al., 2020).
     """
 
     def __init__(self, scales: int = 3, channel_mult: float = 1.0) -> None:
         super().__init__()
-        _check_width(channel_mult)
-        if scales < 1:
-            raise ValueError(f"scales must be at least 1, not {scales}")
+        positive(channel_mult=channel_mult)
+        at_least(1, scales=scales)
         self.discriminators = nn.ModuleList(
             ScaleDiscriminator(channel_mult, spectral=index == 0) for index in range(scales)
         )
 
     def forward(self, x: Tensor) -> list[Output]:
-        """Judge waveforms (B, 1, T); one output per scale, eight feature maps each."""
-        outputs = []
+        """Score waveforms (B, 1, T); one score map per scale, eight feature maps each."""
+        results = []
         for index, discriminator in enumerate(self.discriminators):
             if index:
-                x = F.avg_pool1d(x, kernel_size=4, stride=2, padding=2)
-            outputs.append(discriminator(x))
-        return outputs
-
-
-def _check_width(channel_mult: float) -> None:
-    if channel_mult <= 0:
-        raise ValueError(f"channel_mult must be positive, not {channel_mult}")
+                x = F.avg_pool1d(x, kernel_size=4, stride=2, padding=2)  # (B, 1, T // 2 + 1)
+            results.append(discriminator(x))
+        return results

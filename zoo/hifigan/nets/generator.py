@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
+from zoo.common.ranges import one_of
 from zoo.hifigan.nets.conditioners import Conditioner
 
 SLOPE = 0.1
@@ -24,11 +25,7 @@ class ResidualBlock(nn.Module):
     """Residual units of one kernel size: type "1" pairs a dilated with a plain convolution, "2" has the first only.
 
     Args:
-        channels: width.
-        kernel_size: odd kernel size.
         dilations: dilation of each unit's first convolution.
-        kind: "1" or "2".
-        padding_mode: edges of the convolutions.
 
     Source: HiFi-GAN, appendix A.1 (Kong et al., 2020).
     """
@@ -88,9 +85,6 @@ class Generator(nn.Module):
         hop_length: samples per frame (of the conditioner's output frames where it changes their rate).
         receptive_frames: input frames on each side that a frame's samples depend on; None means all.
 
-    Raises:
-        ValueError: when sizes do not fit together.
-
     Source: HiFi-GAN, section 2.2 (Kong et al., 2020).
     """
 
@@ -112,8 +106,7 @@ class Generator(nn.Module):
         super().__init__()
         _check_upsampling(upsample_rates, upsample_kernel_sizes, initial_channels, output_padding)
         _check_resblocks(resblock, resblock_kernel_sizes, resblock_dilation_sizes)
-        if init not in ("default", "normal"):
-            raise ValueError(f'init must be "default" or "normal", not {init!r}')
+        one_of(("default", "normal"), init=init)
         if conditioner is not None and conditioner.in_channels != in_channels:
             raise ValueError(f"in_channels is {in_channels} and the conditioner takes {conditioner.in_channels}")
         self.in_channels = in_channels
@@ -153,24 +146,17 @@ class Generator(nn.Module):
         self.receptive_frames = self._receptive_frames()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Synthesise.
-
-        Args:
-            x: frames (B, in_channels, F), float (natural-log mel or SSL features).
-
-        Returns:
-            Waveform (B, 1, F * hop_length), float, -1 to 1.
-        """
+        """Synthesise (B, 1, F * hop_length), -1 to 1, from log-mels or SSL features (B, in_channels, F)."""
         if self.conditioner is not None:
-            x = self.conditioner(x)
+            x = self.conditioner(x)  # (B, conditioner.out_channels, F)
         samples = x.shape[-1] * self.hop_length
-        x = self.conv_pre(x)
+        x = self.conv_pre(x)  # (B, initial_channels, F)
         parallel = len(self.resblock_kernel_sizes)
         for stage, upsample in enumerate(self.ups):
-            x = upsample(F.leaky_relu(x, SLOPE))
+            x = upsample(F.leaky_relu(x, SLOPE))  # (B, C / 2, rate * T)
             blocks = self.resblocks[stage * parallel : (stage + 1) * parallel]
             x = sum(block(x) for block in blocks) / parallel
-        x = torch.tanh(self.conv_post(F.leaky_relu(x, self.last_slope)))
+        x = torch.tanh(self.conv_post(F.leaky_relu(x, self.last_slope)))  # (B, 1, T)
         return x if self.output_padding is None else x[..., :samples]
 
     def convolutions(self) -> list[tuple[str, nn.Conv1d | nn.ConvTranspose1d]]:
@@ -182,11 +168,7 @@ class Generator(nn.Module):
         ]
 
     def fuse_(self) -> Generator:
-        """Fold weight norm into plain weights, in place (faster inference; the module can no longer be trained as was).
-
-        Returns:
-            This generator.
-        """
+        """Fold weight norm into plain weights, in place: faster, but the module cannot be trained on as it was."""
         for _, module in self.convolutions():
             if parametrize.is_parametrized(module, "weight"):
                 weight = module.weight.detach().clone()
@@ -215,8 +197,7 @@ class Generator(nn.Module):
 
 
 def _check_upsampling(rates: Sequence[int], kernels: Sequence[int], channels: int, output_padding: int | None) -> None:
-    if output_padding not in (None, 0, 1):
-        raise ValueError(f"output_padding is null, 0 or 1, not {output_padding!r}")
+    one_of((None, 0, 1), output_padding=output_padding)
     if not rates or len(rates) != len(kernels):
         raise ValueError(
             f"upsample_rates and upsample_kernel_sizes must have the same length, not {len(rates)} and {len(kernels)}"
@@ -233,8 +214,7 @@ def _check_upsampling(rates: Sequence[int], kernels: Sequence[int], channels: in
 
 
 def _check_resblocks(kind: str, kernels: Sequence[int], dilations: Sequence[Sequence[int]]) -> None:
-    if kind not in ("1", "2"):
-        raise ValueError(f'resblock must be "1" or "2", not {kind!r}')
+    one_of(("1", "2"), resblock=kind)
     if not kernels or len(kernels) != len(dilations):
         raise ValueError(
             "resblock_kernel_sizes and resblock_dilation_sizes must have the same length, "

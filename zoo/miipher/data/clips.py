@@ -1,8 +1,9 @@
-"""Clean speech and its degraded twin, item by item: whole clips for the cleaner, segments for the vocoder."""
+"""Clean speech and its degraded version, item by item: whole clips for the cleaner, segments for the vocoder."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,35 +17,22 @@ from zoo.miipher.nets.families import SAMPLE_RATE
 from zoo.training.data import Key, item_seed
 
 Item = dict[str, Any]
-Twins = tuple[Corpus, list[list[int]]]  # degraded clips, and for each clean clip the numbers of its twins
+Versions = tuple[Corpus, list[list[int]]]  # degraded clips, and for each clean clip the numbers of its versions
 
 
+@dataclass(eq=False)
 class Degradation:
-    """What makes the degraded twin of a clip: made on the spot, or read from a corpus of degraded twins.
+    """What makes the degraded version of a clip: made on the spot, or read from a corpus of degraded versions."""
 
-    Args:
-        degrader: for twins made on the spot.
-        noises: at 16 kHz.
-        rirs: room impulse responses (T,) at 16 kHz.
-        twins: degraded twins at 16 kHz, each with the number of its clean clip.
-    """
+    degrader: Degrader | None  # for versions made on the spot
+    noises: Corpus | None = None
+    rirs: Sequence[np.ndarray] = ()  # room impulse responses (T,) at 16 kHz
+    versions: Versions | None = None
 
-    def __init__(
-        self,
-        degrader: Degrader | None,
-        noises: Corpus | None = None,
-        rirs: Sequence[np.ndarray] = (),
-        twins: Twins | None = None,
-    ) -> None:
-        self.degrader = degrader
-        self.noises = noises
-        self.rirs = rirs
-        self.twins = twins
-
-    def twin(self, clean: np.ndarray, index: int, start: int, rng: np.random.Generator) -> np.ndarray:
-        """The degraded twin (T,) of a piece of clip `index` that starts at sample `start`."""
-        if self.twins is not None:
-            corpus, numbers = self.twins
+    def degraded(self, clean: np.ndarray, index: int, start: int, rng: np.random.Generator) -> np.ndarray:
+        """The degraded version (T,) of a piece of clip `index` that starts at sample `start`."""
+        if self.versions is not None:
+            corpus, numbers = self.versions
             found = corpus.read(int(rng.choice(numbers[index])), start, len(clean))
             return np.pad(found, (0, len(clean) - len(found)))
         if self.degrader is None:
@@ -52,25 +40,15 @@ class Degradation:
         return self.degrader.degrade(clean, SAMPLE_RATE, rng, self.noises, self.rirs).audio
 
 
+@dataclass(eq=False)
 class Clips(Dataset[Item]):
-    """Clips (or crops of long ones) at 16 kHz with their twins, keyed by (epoch, item) or, in evaluation, by item.
+    """Clips (or crops of long ones) at 16 kHz, clean and degraded, keyed by (epoch, item) or, in evaluation, item."""
 
-    Args:
-        corpus: clean, at 16 kHz.
-        indices: which of its clips.
-        degradation: of the input.
-        max_samples: longest crop.
-        seed: of crops and degradation.
-    """
-
-    def __init__(
-        self, corpus: Corpus, indices: np.ndarray, degradation: Degradation, max_samples: int, seed: int
-    ) -> None:
-        self.corpus = corpus
-        self.indices = indices
-        self.degradation = degradation
-        self.max_samples = max_samples
-        self.seed = seed
+    corpus: Corpus  # clean, at 16 kHz
+    indices: np.ndarray
+    degradation: Degradation
+    max_samples: int
+    seed: int
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -82,43 +60,22 @@ class Clips(Dataset[Item]):
         room = max(int(self.corpus.lengths[index]) - self.max_samples, 0)
         start = int(rng.integers(room + 1)) if epoch >= 0 else 0
         clean = scaled(self.corpus, index, True, start, self.max_samples)
-        twin = self.degradation.twin(clean.numpy(), index, start, rng)
-        return {"clean": clean, "input": torch.from_numpy(twin), "lengths": torch.tensor(len(clean))}
+        degraded = self.degradation.degraded(clean.numpy(), index, start, rng)
+        return {"clean": clean, "input": torch.from_numpy(degraded), "lengths": torch.tensor(len(clean))}
 
 
+@dataclass(eq=False)
 class Segments(Dataset[Item]):
-    """Segments of audio with the 16 kHz input around them, keyed by (epoch, item).
+    """Segments of audio with the 16 kHz input around them, keyed by (epoch, item)."""
 
-    Args:
-        corpora: the clean corpus at 16 kHz and at the vocoder's rate.
-        indices: which of its clips.
-        degradation: of the input.
-        frames: of a segment.
-        context: frames of input on either side, so that the encoder sees what precedes and follows.
-        hops: samples per frame at the two rates.
-        clean_share: share of the items whose input stays clean.
-        seed: of segments and degradation.
-    """
-
-    def __init__(
-        self,
-        corpora: tuple[Corpus, Corpus],
-        indices: np.ndarray,
-        degradation: Degradation,
-        frames: int,
-        context: int,
-        hops: tuple[int, int],
-        clean_share: float,
-        seed: int,
-    ) -> None:
-        self.corpora = corpora
-        self.indices = indices
-        self.degradation = degradation
-        self.frames = frames
-        self.context = context
-        self.hops = hops
-        self.clean_share = clean_share
-        self.seed = seed
+    corpora: tuple[Corpus, Corpus]  # the clean corpus at 16 kHz and at the vocoder's rate
+    indices: np.ndarray
+    degradation: Degradation
+    frames: int  # of a segment
+    context: int  # frames of input on either side, so that the encoder sees what precedes and follows
+    hops: tuple[int, int]  # samples per frame at the two rates
+    clean_share: float  # share of the items whose input stays clean
+    seed: int
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -134,11 +91,13 @@ class Segments(Dataset[Item]):
         first = int(np.clip(start - self.context, 0, max(available - window, 0)))
         clean = scaled(speech, index, True, first * hop, window * hop)
         is_clean = bool(rng.random() < self.clean_share)
-        twin = clean if is_clean else torch.from_numpy(self.degradation.twin(clean.numpy(), index, first * hop, rng))
+        degraded = (
+            clean if is_clean else torch.from_numpy(self.degradation.degraded(clean.numpy(), index, first * hop, rng))
+        )
         target = scaled(audio, index, True, start * audio_hop, self.frames * audio_hop)
         return {
-            "input": _padded(twin, window * hop),
-            "lengths": torch.tensor(len(twin)),
+            "input": _padded(degraded, window * hop),
+            "lengths": torch.tensor(len(degraded)),
             "audio": _padded(target, self.frames * audio_hop),
             "first": torch.tensor(start - first),
             "frames": self.frames,
@@ -146,13 +105,13 @@ class Segments(Dataset[Item]):
         }
 
 
+@dataclass(eq=False)
 class Pairs(Dataset[Item]):
     """Whole clips for the vocoder's evaluation: the input at 16 kHz and the audio at the vocoder's rate."""
 
-    def __init__(self, clips: Clips, audio: Corpus, hops: tuple[int, int]) -> None:
-        self.clips = clips
-        self.audio = audio
-        self.hops = hops
+    clips: Clips
+    audio: Corpus
+    hops: tuple[int, int]
 
     def __len__(self) -> int:
         return len(self.clips)

@@ -19,7 +19,8 @@ from zoo.audio.corpora.corpus import CACHES, Corpus, EmbeddedCorpus, ResampledCo
 from zoo.audio.corpora.layouts import CorpusKind, read_corpus
 from zoo.audio.io.files import walk
 from zoo.common.folders import data_folder
-from zoo.miipher.data.clips import Clips, Degradation, Item, Pairs, Segments, Twins
+from zoo.common.ranges import within
+from zoo.miipher.data.clips import Clips, Degradation, Item, Pairs, Segments, Versions
 from zoo.miipher.nets.families import SAMPLE_RATE
 from zoo.training.data import ZooDataModule
 
@@ -35,21 +36,21 @@ class Part(NamedTuple):
 
 
 class SpeechData(ZooDataModule):
-    """Clean speech with degraded twins, for the cleaner and for training a backbone.
+    """Clean speech with degraded versions, for the cleaner and for training a backbone.
 
     Corpora are decoded once into memory-mapped caches. Clips are scaled to a peak of 0.95; validation is the same in
-    every run: whole clips of held-out speakers or the corpus' end, with noise that training does not hear.
+    every run: whole clips of held-out speakers or the corpus' end, with noise that training does not have.
 
     Args:
         root: folder of clean speech; null for the embedded corpus.
         kind: its layout; auto looks.
-        degraded: folder of degraded twins, the tree mirrored (as `zoo degrade` writes it); null to degrade on the spot.
+        degraded: folder of degraded versions, the tree mirrored, as `zoo degrade` writes it; null degrades on the spot.
         degrader: how to degrade on the spot; null leaves the input clean.
         noise: folder of noise; null for noise made in code.
         rir: folder of room impulse responses; null for some made in code.
         val_root: folder of clean speech for validation, such as `val/clean` of `zoo degrade`; `root` is then for
             training alone.
-        val_degraded: folder of its degraded twins.
+        val_degraded: folder of its degraded versions.
         max_seconds: longest training crop.
         val_speakers: their clips are for validation; none takes the last `val_items` of the sorted corpus.
         val_items: number of validation clips when no speakers are named.
@@ -90,7 +91,9 @@ class SpeechData(ZooDataModule):
     ) -> None:
         super().__init__(batch_size=batch_size, num_workers=num_workers, seed=seed)
         if degraded is not None and degrader is not None:
-            raise ValueError("data: give either degraded (twins made before) or degrader (made on the spot), not both")
+            raise ValueError(
+                "data: give either degraded (versions made before) or degrader (made on the spot), not both"
+            )
         self.root = data_folder("root", root, embedded_if_missing)
         missing = self.root is None
         self.kind: CorpusKind = kind
@@ -137,23 +140,23 @@ class SpeechData(ZooDataModule):
     def parts(self) -> tuple[Part, Part]:
         """What training and validation read."""
         corpora = self._open(self.root)
-        twins = self._twins(corpora[0], self.root, self.degraded)
+        versions = self._versions(corpora[0], self.root, self.degraded)
         if self.val_root is None:
             train, val = self.split(corpora[0])
-            held_out, held_out_twins = corpora, twins
+            held_out, held_out_versions = corpora, versions
         else:
             held_out = self._open(self.val_root)
-            held_out_twins = self._twins(held_out[0], self.val_root, self.val_degraded)
+            held_out_versions = self._versions(held_out[0], self.val_root, self.val_degraded)
             train, val = np.arange(len(corpora[0].lengths)), np.arange(len(held_out[0].lengths))
         return (
-            Part(corpora, train, self.degradation(True, twins)),
-            Part(held_out, val, self.degradation(False, held_out_twins)),
+            Part(corpora, train, self.degradation(True, versions)),
+            Part(held_out, val, self.degradation(False, held_out_versions)),
         )
 
-    def degradation(self, training: bool, twins: Twins | None) -> Degradation:
+    def degradation(self, training: bool, versions: Versions | None) -> Degradation:
         """What degrades the clips of training or of validation."""
-        if twins is not None or self.degrader is None:
-            return Degradation(None, twins=twins)
+        if versions is not None or self.degrader is None:
+            return Degradation(None, versions=versions)
         noises = open_noises(self.noise, self.cache, SAMPLE_RATE, training)
         return Degradation(self.degrader, noises, open_rirs(self.rir, SAMPLE_RATE))
 
@@ -193,8 +196,8 @@ class SpeechData(ZooDataModule):
             raise ValueError(f"the caches of {root} at {rates} Hz differ: delete them below {self.cache}")
         return corpora
 
-    def _twins(self, corpus: Corpus, root: Path | None, folder: Path | None) -> Twins | None:
-        """The degraded corpus, and for each clean clip the numbers of its twins."""
+    def _versions(self, corpus: Corpus, root: Path | None, folder: Path | None) -> Versions | None:
+        """The degraded corpus, and for each clean clip the numbers of its versions."""
         if folder is None:
             return None
         degraded = CorpusCache(cache_folder(self.cache, folder, SAMPLE_RATE))
@@ -204,8 +207,8 @@ class SpeechData(ZooDataModule):
         stems = [str(Path(name).with_suffix("")) for name in corpus.names]
         if lacking := [stem for stem in stems if stem not in numbers]:
             raise ValueError(
-                f"data.init_args.degraded: {len(lacking)} clips of {root} have no twin of their name in {folder}, "
-                f"among them {lacking[0]}"
+                f"data.init_args.degraded: {len(lacking)} clips of {root} have no degraded version of their name "
+                f"in {folder}, among them {lacking[0]}"
             )
         return degraded, [numbers[stem] for stem in stems]
 
@@ -219,10 +222,7 @@ class VocoderSegments(SpeechData):
         context_frames: input on either side of it, for the encoder.
         frame_rate: frames a second of the encoder.
         clean_share: share of training items whose input is clean (for a cleaner: mixed fine-tuning).
-        kwargs: of SpeechData; without degrader and degraded twins the input is clean (pre-training).
-
-    Raises:
-        ValueError: when a rate does not divide into frames.
+        kwargs: of SpeechData; without degrader and degraded versions the input is clean (pre-training).
     """
 
     def __init__(
@@ -237,8 +237,7 @@ class VocoderSegments(SpeechData):
         super().__init__(**kwargs)
         if sample_rate % frame_rate or SAMPLE_RATE % frame_rate:
             raise ValueError(f"data: {frame_rate} frames a second do not divide {sample_rate} and {SAMPLE_RATE} Hz")
-        if not 0 <= clean_share <= 1:
-            raise ValueError(f"data.init_args.clean_share: expected 0 to 1, found {clean_share}")
+        within(0, 1, clean_share=clean_share)
         self.sample_rate = sample_rate
         self.segment_frames = segment_frames
         self.context_frames = context_frames

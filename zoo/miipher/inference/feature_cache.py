@@ -60,10 +60,6 @@ def cache_features(input: Path, output: Path, encoder: Path, overwrite: bool = F
 
     Returns:
         The summary of `BulkRun.finish`.
-
-    Raises:
-        FileNotFoundError: when there is no such input.
-        ValueError: when there is nothing to do.
     """
     extractor = FeatureExtractor(read_encoder(encoder)).to(torch.device(device)).eval()
     jobs = plan(input, output, extractor.input_suffixes, extractor.output_suffix)

@@ -7,25 +7,60 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from zoo.audio.analysis.features import write_features
 from zoo.audio.analysis.loudness import LoudnessMeter
 from zoo.audio.io import files
-from zoo.audio.io.chunking import fit, resampled
-from zoo.common.atomic import replacing
+from zoo.audio.io.chunking import Chunker, finite, fit, mono, resampled
+from zoo.common.ranges import one_of
 from zoo.hifigan.nets.generator import Generator
-from zoo.miipher.inference.chunks import check_padding, encode, make_chunker, mixed, samples_at, to_array
-from zoo.miipher.nets.cleaner import Encoder, check_fit
+from zoo.miipher.nets.backbone import Backbone
+from zoo.miipher.nets.cleaner import Cleaner, Encoder, check_fit
+from zoo.runs.export import write_export
 from zoo.runs.inference import Inference, as_audio
+from zoo.runs.load import load, read_parts
 
 Stereo = Literal["channels", "mix"]
 Loudness = Literal["input", "keep"]
 
 BLOCK_SECONDS = 4  # read and written at once
 MOST_GAIN = 10.0  # 20 dB; where an input held noise alone, silence would otherwise be raised to its level
+
+
+LEAST_FRAMES = 16  # a shorter clip is zero-padded: the encoder's group norm needs some samples for its statistics
+
+
+def make_chunker(encoder: Encoder, chunk_seconds: float, overlap_seconds: float, batch: int) -> Chunker:
+    """Chunks on the encoder's frame grid, neighbours of which share at most half a chunk."""
+    frames = [
+        round(seconds * encoder.sample_rate / encoder.hop_samples) for seconds in (chunk_seconds, overlap_seconds)
+    ]
+    if frames[0] < LEAST_FRAMES:
+        raise ValueError(f"chunk_seconds {chunk_seconds} is {frames[0]} frames, expected at least {LEAST_FRAMES}")
+    return Chunker(frames[0], frames[1], encoder.hop_samples, batch)
+
+
+def check_padding(encoder: Encoder) -> None:
+    """Refuse an encoder that gives fewer frames than its input has hops."""
+    if encoder.frames(encoder.hop_samples) != 1:
+        raise ValueError("the encoder's backbone does not pad, so files would lose their ends: build it with pad: true")
+
+
+def samples_at(encoder: Encoder, samples: int, sample_rate: int) -> int:
+    """Samples that a clip is computed as, at the encoder's rate."""
+    return max(math.ceil(samples * encoder.sample_rate / sample_rate), LEAST_FRAMES * encoder.hop_samples)
+
+
+def encode(encoder: Encoder, chunks: np.ndarray, valid: Sequence[int], device: torch.device) -> Tensor:
+    """Features (N, F, C) of chunks (N, T) whose first `valid` samples count."""
+    waveforms = torch.from_numpy(np.ascontiguousarray(chunks)).to(device)
+    lengths = None if min(valid) == chunks.shape[1] else torch.tensor(valid, device=device)
+    return encoder(waveforms, lengths)
 
 
 class Restorer(Inference):
@@ -52,9 +87,6 @@ class Restorer(Inference):
         overlap_seconds: shared by neighbouring chunks, at most half a chunk.
         chunk_batch: chunks computed together, >= 1.
 
-    Raises:
-        ValueError: when the nets do not fit each other or an argument is out of range.
-
     Source: Miipher-2 (arXiv 2505.04457), section 3; chunks and loudness are ours.
     """
 
@@ -75,8 +107,8 @@ class Restorer(Inference):
     ) -> None:
         check_fit(encoder, generator, sample_rate)
         check_padding(encoder)
-        if stereo not in ("channels", "mix") or loudness not in ("input", "keep"):
-            raise ValueError(f'stereo is "channels" or "mix", loudness "input" or "keep"; found {stereo}, {loudness}')
+        one_of(get_args(Stereo), stereo=stereo)
+        one_of(get_args(Loudness), loudness=loudness)
         if output_sample_rate is not None and output_sample_rate < 1:
             raise ValueError(f"output_sample_rate must be positive, found {output_sample_rate}")
         self.encoder = encoder
@@ -95,18 +127,10 @@ class Restorer(Inference):
             )
 
     def __call__(self, audio: np.ndarray, sample_rate: int, grid_shift_frames: int = 0) -> np.ndarray:
-        """Restore an array.
-
-        Args:
-            audio: (T,) or (C, T), see `as_audio`.
-            sample_rate: its rate in Hz.
-            grid_shift_frames: move the grid of chunks, to measure what it changes; see `Chunker.spans`.
+        """Restore an array (T,) or (C, T), see `as_audio`; a shift moves the grid of chunks, see `Chunker.spans`.
 
         Returns:
             (T',) or (C, T') float32, -1 to 1, at `output_sample_rate`; mixed audio is (1, T') where (C, T) was given.
-
-        Raises:
-            ValueError: when the array is no audio.
         """
         audio = as_audio(audio, sample_rate)
         channels = np.atleast_2d(audio)
@@ -118,17 +142,9 @@ class Restorer(Inference):
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:
         """Restore an audio file.
 
-        Args:
-            source: audio.
-            target: audio file to write.
-
         Returns:
             `audio_seconds`, `sample_rate` and `channels` of the result, `chunks` per channel, `real_time_factor`
             (seconds of work per second of audio), `peak` of the result, and the `gain` of each channel (a factor).
-
-        Raises:
-            ValueError: when the file is not sound audio.
-            OSError: when it cannot be read or the result cannot be written.
         """
         started = time.perf_counter()
         header = files.info(source)
@@ -156,7 +172,7 @@ class Restorer(Inference):
     def compute(self, chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
         """Chunks (N, T) of whole frames at the encoder's rate to waveforms (N, T') at the vocoder's."""
         features = encode(self.encoder, chunks, valid, self.device)
-        return to_array(self.generator(features.transpose(1, 2))[:, 0])
+        return finite(self.generator(features.transpose(1, 2))[:, 0].float().cpu().numpy())
 
 
 class _Run:
@@ -178,7 +194,7 @@ class _Run:
         """The result (C, n) before its gain."""
         restorer = self.restorer
         if restorer.stereo == "mix":
-            blocks = mixed(blocks)
+            blocks = mono(blocks)
         stream = fit(resampled(blocks, self.source_rate, restorer.encoder.sample_rate), self.samples_in)
         stream = restorer.chunker.run(self._input.listen(stream), self.samples_in, restorer.compute, self.shift)
         stream = resampled(self._result.listen(stream), restorer.sample_rate, restorer.output_sample_rate)
@@ -212,9 +228,6 @@ class FeatureExtractor(Inference):
         chunk_seconds: length of a chunk, > 0.
         overlap_seconds: shared by neighbouring chunks, at most half a chunk.
         chunk_batch: chunks computed together, >= 1.
-
-    Raises:
-        ValueError: when the encoder does not pad, or an argument is out of range.
     """
 
     input_suffixes: ClassVar[tuple[str, ...]] = files.AUDIO_SUFFIXES
@@ -228,47 +241,24 @@ class FeatureExtractor(Inference):
         self.chunker = make_chunker(encoder, chunk_seconds, overlap_seconds, chunk_batch)
 
     def __call__(self, audio: np.ndarray, sample_rate: int) -> np.ndarray:
-        """Encode an array.
-
-        Args:
-            audio: (T,) or (C, T), see `as_audio`; channels are mixed.
-            sample_rate: its rate in Hz.
-
-        Returns:
-            Features (C, F) float32.
-
-        Raises:
-            ValueError: when the array is no audio.
-        """
+        """Encode an array (T,) or (C, T), its channels mixed, as features (C, F) float32; see `as_audio`."""
         audio = np.atleast_2d(as_audio(audio, sample_rate))
         return np.concatenate(list(self._pieces([audio], audio.shape[1], sample_rate)), axis=1)
 
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:
         """Encode an audio file.
 
-        Args:
-            source: audio.
-            target: `.npy` file to write.
-
         Returns:
             `audio_seconds` of the input, `sample_rate` of it, `frames`, `dim` and `chunks`.
 
         Raises:
             ValueError: when the file is not sound audio, or a feature exceeds float16.
-            OSError: when it cannot be read or the result cannot be written.
         """
         header = files.info(source)
         frames = self._frames(header.samples, header.sample_rate)
-        layout = {"descr": "<f2", "fortran_order": True, "shape": (self.encoder.dim, frames)}
-        with replacing(target) as temporary, temporary.open("wb") as file:
-            np.lib.format.write_array_header_1_0(file, layout)
-            blocks = files.blocks(source, BLOCK_SECONDS * header.sample_rate)
-            for piece in self._pieces(blocks, header.samples, header.sample_rate):
-                with np.errstate(over="ignore"):  # infinity is what the next line looks for
-                    half = np.ascontiguousarray(piece.T, dtype="<f2")
-                if not np.isfinite(half).all():
-                    raise ValueError(f"{source}: features of up to {np.abs(piece).max():g} do not fit into float16")
-                file.write(half.tobytes())
+        blocks = files.blocks(source, BLOCK_SECONDS * header.sample_rate)
+        pieces = self._pieces(blocks, header.samples, header.sample_rate)
+        write_features(target, (self.encoder.dim, frames), "<f2", pieces)
         return {
             "audio_seconds": header.samples / header.sample_rate,
             "sample_rate": header.sample_rate,
@@ -283,10 +273,39 @@ class FeatureExtractor(Inference):
     def _pieces(self, blocks: Iterable[np.ndarray], samples: int, sample_rate: int) -> Iterator[np.ndarray]:
         """Features (C, n)."""
         wanted = samples_at(self.encoder, samples, sample_rate)
-        stream = fit(resampled(mixed(blocks), sample_rate, self.encoder.sample_rate), wanted)
+        stream = fit(resampled(mono(blocks), sample_rate, self.encoder.sample_rate), wanted)
         features = self.chunker.run(stream, wanted, self._compute)
         yield from fit((piece[0] for piece in features), self._frames(samples, sample_rate))
 
     @torch.inference_mode()
     def _compute(self, chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
-        return to_array(encode(self.encoder, chunks, valid, self.device).transpose(1, 2))
+        features = encode(self.encoder, chunks, valid, self.device)
+        return finite(features.transpose(1, 2).float().cpu().numpy())
+
+
+def assemble(cleaner: Path, vocoder: Path, output: Path) -> None:
+    """Write a restorer of a trained cleaner and a vocoder that was not fine-tuned on it, as an export.
+
+    Args:
+        cleaner: run, checkpoint or export of stage 1.
+        vocoder: run, checkpoint or export of stage 2 (or 3), on the same backbone.
+        output: folder to write; appears only when complete.
+
+    Raises:
+        ValueError: when one of them holds something else, or the two have different backbones.
+    """
+    features, restorer = load(cleaner), load(vocoder)
+    encoder = features.encoder if isinstance(features, FeatureExtractor) else None
+    if not isinstance(encoder, Cleaner):
+        raise ValueError(f"{cleaner} holds no cleaner: expected a run of stage 1 (an adapter recipe)")
+    if not isinstance(restorer, Restorer):
+        raise ValueError(f"{vocoder} holds no vocoder: expected a run of stage 2 or 3")
+    there = restorer.encoder if isinstance(restorer.encoder, Backbone) else restorer.encoder.backbone
+    if there.fingerprint() != encoder.backbone.fingerprint():
+        raise ValueError(f"{cleaner} and {vocoder} have different backbones: the vocoder would not know its features")
+    check_fit(encoder, restorer.generator, restorer.sample_rate)
+    specs, _, _ = read_parts(vocoder)
+    specs["parts"] = {**specs["parts"], "encoder": read_parts(cleaner)[0]["parts"]["encoder"]}
+    parts = {"encoder": encoder, "generator": restorer.generator}
+    write_export(output, specs, parts, f"{cleaner.name} and {vocoder.name}", specs.get("step"))
+    print(f"wrote {output}")

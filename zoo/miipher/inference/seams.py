@@ -14,11 +14,6 @@ from zoo.miipher.inference.restore import Restorer
 def seams(restorer: Restorer, samples: int, sample_rate: int) -> list[tuple[int, int]]:
     """Where the chunks of a clip are cross-faded.
 
-    Args:
-        restorer: cuts the chunks.
-        samples: length of the clip.
-        sample_rate: of the clip in Hz.
-
     Returns:
         (first, last) sample of each cross-fade in the result, which is at `restorer.output_sample_rate`.
     """
@@ -30,19 +25,13 @@ def seams(restorer: Restorer, samples: int, sample_rate: int) -> list[tuple[int,
 
 
 def shift_effect(restorer: Restorer, audio: np.ndarray, sample_rate: int) -> dict[str, float]:
-    """Restore a clip twice, with the grid of chunks moved by half a chunk, and compare the log-mels.
+    """Restore a clip (T,) of at least three chunks twice, with their grid moved by half a chunk; compare the log-mels.
 
-    Args:
-        restorer: its `loudness` should be "keep", or its one gain per file counts as well.
-        audio: (T,) float, -1 to 1, of at least three chunks.
-        sample_rate: its rate in Hz.
+    The restorer's `loudness` should be "keep", or its one gain per file counts as well.
 
     Returns:
         Natural-log mel differences: `mean` absolute, `p99` its 99th percentile and `max`; `floor` is the mean absolute
         difference between neighbouring frames of the unshifted result, what a change of 12 ms makes.
-
-    Raises:
-        ValueError: when the clip is shorter.
     """
     chunks = len(restorer.chunker.spans(round(len(audio) * restorer.encoder.sample_rate / sample_rate)))
     if chunks < 3:
@@ -62,21 +51,10 @@ def shift_effect(restorer: Restorer, audio: np.ndarray, sample_rate: int) -> dic
 
 
 def seam_steps(result: np.ndarray, fades: Sequence[tuple[int, int]], percentile: float = 99.9) -> tuple[float, float]:
-    """Compare the differences of neighbouring samples where chunks are joined with those elsewhere.
+    """The largest difference of neighbouring samples where chunks are joined, and a percentile of those elsewhere.
 
     The largest of a noisy stretch may exceed the percentile without any step: compare such a result with the same
-    stretches of one that was computed in a single chunk.
-
-    Args:
-        result: (T,) restored audio.
-        fades: what `seams` returns.
-        percentile: of the differences elsewhere.
-
-    Returns:
-        The largest absolute difference at the seams, and the percentile of those elsewhere.
-
-    Raises:
-        ValueError: when there is no seam.
+    stretches of one that was computed in a single chunk. `seams` gives the fades, of which there must be one.
     """
     if not fades:
         raise ValueError("the clip has no seam: take a longer one or shorter chunks")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -49,36 +50,30 @@ class _Switch:
     on = True
 
 
+@dataclass(eq=False)
 class _Add:
     """Hook: add an adapter of a module's input to its output."""
 
-    def __init__(self, adapter: nn.Module, switch: _Switch) -> None:
-        self.adapter = adapter
-        self.switch = switch
+    adapter: nn.Module
+    switch: _Switch
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
         return output + self.adapter(inputs[0]) if self.switch.on else output
 
 
+@dataclass(eq=False)
 class _Replace:
     """Hook: compute another module of the input instead."""
 
-    def __init__(self, module: nn.Module, switch: _Switch) -> None:
-        self.module = module
-        self.switch = switch
+    module: nn.Module
+    switch: _Switch
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
         return self.module(inputs[0]) if self.switch.on else output
 
 
 class ParallelAdapter(nn.Module):
-    """Norm, down to the hidden size, GELU, up again, on (B, F, dim).
-
-    Args:
-        dim: width of the backbone.
-        hidden_dim: width between.
-        gain: of the Xavier-uniform weights; small, so that training starts near the plain backbone.
-    """
+    """Norm, down, GELU, up, on (B, F, dim); a small gain of the weights starts it near the plain backbone."""
 
     def __init__(self, dim: int, hidden_dim: int, gain: float) -> None:
         super().__init__()
@@ -98,7 +93,6 @@ class ParallelAdapters(AdapterStyle):
     """One adapter parallel to each block's feed-forward, and trained copies of the blocks' last norms.
 
     Args:
-        hidden_dim: width of the adapters.
         gain: of their first weights.
 
     Source: Miipher-2, section 3.2 (He et al., 2022, for parallel adapters); the norms are the reproduction's.
@@ -124,7 +118,6 @@ class LoraAdapters(AdapterStyle):
     """Low-rank updates of the backbone's linear layers, by peft; their weights live inside the backbone.
 
     Args:
-        rank: of the updates.
         alpha: their scale is alpha / rank.
         targets: last parts of the names of the linear layers.
     """
@@ -212,7 +205,6 @@ class OpenMiipherAdapters(AdapterStyle):
     """Adapters of Open-Miipher-2: from each Conformer block's light convolution to the block's output, and a norm.
 
     Args:
-        hidden_dim: width of the adapters.
         init: "bert" (normal, 0.02) or "lora" (the same, but zero going up).
         learnable_scale: train one factor a block; otherwise it is 1.
 

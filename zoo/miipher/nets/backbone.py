@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
+from zoo.common.ranges import one_of, within
 from zoo.miipher.nets.families import FAMILIES, SAMPLE_RATE, Family, WaveformFamily, model_class, valid
 from zoo.runs.frozen import FrozenModule, newest_backbone, quiet_loading
 from zoo.training.attention import keep_masks_on_the_device
@@ -66,12 +67,10 @@ class Backbone(FrozenModule):
             raise ValueError("backbone: give source (pretrained) or config (random weights)")
         settings = _configuration(self.source, revision, config)
         self.family: str = settings.model_type if family in ("auto", "wavlm_as_hubert") else family
-        if self.family not in FAMILIES:
-            raise ValueError(f"backbone: model_type {self.family!r} is not among {', '.join(FAMILIES)}")
+        one_of(FAMILIES, model_type=self.family)
         kind = FAMILIES[self.family]
         count = kind.layers(settings)
-        if not 1 <= layer <= count:
-            raise ValueError(f"backbone: layer is {layer}, the model has blocks 1 to {count}")
+        within(1, count, layer=layer)
         if final_norm and layer != count:
             raise ValueError(f"backbone: final_norm belongs to the last block {count}, layer is {layer}")
         if not pad and kind is not WaveformFamily:
@@ -114,14 +113,11 @@ class Backbone(FrozenModule):
         return self.front.frames(samples)
 
     def forward(self, waveform: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Encode waveforms.
+        """Features (B, frames(T), dim) of waveforms (B, T), -1 to 1, 16 kHz; those beyond a clip's end are zero.
 
         Args:
-            waveform: (B, T) float, -1 to 1, 16 kHz.
+            waveform: (B, T) float.
             lengths: valid samples of each (B,) int64; None when all are as long.
-
-        Returns:
-            Features (B, frames(T), dim); frames beyond a clip's end are zero.
 
         Raises:
             ValueError: when a clip is too short for one frame without padding.

@@ -16,7 +16,6 @@ class Cleaner(nn.Module):
 
     Args:
         backbone: frozen; its weights are not written into checkpoints.
-        adapters: what is trained.
     """
 
     def __init__(self, backbone: Backbone, adapters: AdapterStyle) -> None:
@@ -58,11 +57,7 @@ Encoder = Backbone | Cleaner
 
 
 def check_fit(encoder: Encoder, generator: Generator, sample_rate: int) -> None:
-    """Compare an encoder with the generator that is to take its features.
-
-    Raises:
-        ValueError: when channels or hop do not fit.
-    """
+    """Refuse a generator whose channels or hop do not fit the encoder's features."""
     if generator.in_channels != encoder.dim:
         raise ValueError(f"the generator takes {generator.in_channels} channels, the encoder gives {encoder.dim}")
     if generator.hop_length * encoder.sample_rate != sample_rate * encoder.hop_samples:

@@ -27,6 +27,10 @@ class Family:
     """Attribute of a block: the norm that is trained with the adapters."""
     light_conv: ClassVar[str | None] = None
     """Attribute of a block: the convolution module, where it is a Conformer."""
+    stack: ClassVar[str] = "encoder.layers"
+    """Attribute of a model: its blocks."""
+    depth: ClassVar[str] = "num_hidden_layers"
+    """Attribute of a configuration: how many blocks."""
 
     def __init__(self, config: Any, pad: bool, normalize: bool) -> None:
         self.config = config
@@ -42,20 +46,20 @@ class Family:
         """Features (B, frames, dim) of prepared waveforms (B, T); `lengths` (B,) counts the prepared samples."""
         raise NotImplementedError(f"{type(self).__name__} defines no encode()")
 
-    @staticmethod
-    def blocks(model: Any) -> nn.ModuleList:
+    @classmethod
+    def blocks(cls, model: Any) -> Any:
         """The blocks of a model."""
-        return model.encoder.layers
+        return model.get_submodule(cls.stack)
 
-    @staticmethod
-    def layers(config: Any) -> int:
+    @classmethod
+    def layers(cls, config: Any) -> int:
         """How many blocks a configuration has."""
-        return config.num_hidden_layers
+        return getattr(config, cls.depth)
 
-    @staticmethod
-    def truncate(config: Any, layer: int) -> None:
+    @classmethod
+    def truncate(cls, config: Any, layer: int) -> None:
         """Let a configuration have `layer` blocks."""
-        config.num_hidden_layers = layer
+        setattr(config, cls.depth, layer)
 
     def frames(self, samples: Any) -> Any:
         """Frames of so many samples (an int or an integer tensor)."""
@@ -99,7 +103,7 @@ class WaveformFamily(Family):
 
     def encode(self, model: Any, waveform: Tensor, lengths: Tensor | None) -> Tensor:
         """Features; padding enters neither the group norm's statistics nor the attention."""
-        x = waveform[:, None]
+        x = waveform[:, None]  # (B, 1, T)
         for kernel, stride, layer in zip(
             self.config.conv_kernel, self.config.conv_stride, model.feature_extractor.conv_layers, strict=True
         ):
@@ -111,7 +115,7 @@ class WaveformFamily(Family):
                 x = layer.activation(_masked_group_norm(layer.conv(x), layer.layer_norm, lengths))
             else:
                 x = layer(x)
-        x = model.feature_projection(x.transpose(1, 2))
+        x = model.feature_projection(x.transpose(1, 2))  # (B, F, dim)
         if isinstance(x, tuple):  # wav2vec 2.0 and WavLM also return what they projected
             x = x[0]
         mask = None if lengths is None else valid(lengths, x.shape[1])
@@ -137,7 +141,7 @@ class BertFamily(Family):
         clips = _clips(waveform, lengths)
         inputs = extractor(clips, sampling_rate=SAMPLE_RATE, return_tensors="pt", padding=True)
         x = inputs["input_features"].to(waveform)
-        x = model.feature_projection(x)[0]
+        x = model.feature_projection(x)[0]  # (B, F, dim)
         mask = None if lengths is None else valid((lengths - self.context_samples) // self.hop_samples, x.shape[1])
         return model.encoder(x, attention_mask=mask).last_hidden_state
 
@@ -148,25 +152,16 @@ class UniversalSpeechFamily(Family):
     feed_forward = "ffw_layer_end"
     last_norm = "norm"
     light_conv = "lconv1d"
+    stack, depth = "conformer", "conf_num_hidden_layers"
 
     def geometry(self) -> tuple[int, int]:
         """Windows of 513 samples, 160 apart, four to a frame."""
         return 640, 353
 
-    @staticmethod
-    def blocks(model: Any) -> nn.ModuleList:
-        """The blocks of a model."""
-        return model.conformer
-
-    @staticmethod
-    def layers(config: Any) -> int:
-        """How many blocks a configuration has."""
-        return config.conf_num_hidden_layers
-
-    @staticmethod
-    def truncate(config: Any, layer: int) -> None:
+    @classmethod
+    def truncate(cls, config: Any, layer: int) -> None:
         """Let a configuration have `layer` blocks, and keep all frames."""
-        config.conf_num_hidden_layers = layer
+        super().truncate(config, layer)
         config.conf_reduction_factor = 1
 
     def encode(self, model: Any, waveform: Tensor, lengths: Tensor | None) -> Tensor:
@@ -181,7 +176,7 @@ class UniversalSpeechFamily(Family):
         for clip in _clips(waveform, lengths):
             inputs = extractor([clip], truncation=False, pad_to_multiple_of=None, return_tensors="pt")
             frames.append(model.subsample_conv_projection(inputs["input_features"].to(waveform))[0])
-        x = pad_sequence(frames, batch_first=True)
+        x = pad_sequence(frames, batch_first=True)  # (B, F, dim)
         padded = ~valid(torch.tensor([len(each) for each in frames], device=x.device), x.shape[1])
         for block in model.conformer:
             x = block(x, padded)
