@@ -28,14 +28,11 @@ class PretrainTask(SingleOptimizerTask):
     `val/loss` is the NLL of the answers, in nats per token, `val/accuracy` that of their likeliest tokens.
 
     Args:
-        backbone: random weights; all of it trains.
         tokenizer: of the texts; written beside the weights.
-        optimizer: of the whole.
         scheduler: of the learning rate, counted in optimizer steps.
         whole_text: learn prompts too, not answers alone.
         template: what turns a prompt into the text that the model continues, with `{prompt}`; that of the data.
         max_new_tokens: most tokens of an answer.
-        lr_scaling: of the rates with the effective batch.
     """
 
     inference_class = "zoo.ci_llm.Speaker"

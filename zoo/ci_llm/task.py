@@ -33,9 +33,6 @@ class CrowdTask(SingleOptimizerTask):
     nll_ensemble), `pairwise_kl`, `disagreement` of the likeliest tokens and `accuracy` of the ensemble's.
 
     Args:
-        crowd: backbone and agents.
-        tokenizer: of the backbone.
-        optimizer: of the adapters.
         diversity: the term that drives agents apart; null for none.
         scheduler: of the learning rate, counted in optimizer steps.
         normalise: "global" divides by the labelled tokens of the whole optimizer step, of all processes, accumulated
@@ -49,7 +46,6 @@ class CrowdTask(SingleOptimizerTask):
         sampling: how tokens are chosen; the likeliest by default.
         prompt_batch: prompts that are answered together.
         answer_seed: of answers that are drawn.
-        lr_scaling: of the rates with the effective batch.
 
     Source: specification of CI-LLM, section 2.
     """
@@ -143,7 +139,6 @@ class CrowdTask(SingleOptimizerTask):
         Args:
             batch: `input_ids`, `attention_mask` and `labels`, (B, T) for all agents or (K, B, T); packed also
                 `segment_ids`.
-            batch_idx: its number in the epoch.
         """
         batch = self.drawn(batch)
         normaliser, share = self._portion(batch["labels"])

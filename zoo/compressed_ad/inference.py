@@ -39,8 +39,6 @@ class Agent(Inference):
     seeds.
 
     Args:
-        policy: the trained net.
-        env: where it acts.
         episodes: of each pair of task and seed, one after the other, the context never cleared.
         greedy: take the most likely action; it then stops exploring, and is usually worse.
 
@@ -131,7 +129,6 @@ def pairs(env: Env, tasks: Tensor, seeds: Sequence[int]) -> tuple[Tensor, list[i
     """Pair each task with each seed, task by task.
 
     Args:
-        env: of the tasks.
         tasks: (n, F) int64.
         seeds: m small numbers.
 
@@ -148,7 +145,6 @@ def tasks_of(env: Env, split: str, split_seed: int = SPLIT_SEED, train_share: fl
     """The tasks (n, F) of a split.
 
     Args:
-        env: of the tasks.
         split: "train", "test" or "all".
         split_seed: of the order in which tasks were divided.
         train_share: of the tasks that are for training.

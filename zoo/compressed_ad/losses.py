@@ -25,7 +25,6 @@ def reconstruction_loss(
 
     Args:
         policy: with a decoder.
-        compression: one call of its compressor.
         reward_weight: of a rewarded transition, others having 1.
         seed: of the positions that a `FieldDecoder` is asked for, the same on every process; all by default.
         asked: these positions (n,), where they were drawn before.

@@ -40,8 +40,6 @@ class Player:
     rounding in the net). As a context manager it keeps the policy in evaluation mode.
 
     Args:
-        policy: whose actions are taken.
-        env: where.
         tasks: (B, F) int64.
         seeds: (B,), 0 to 2**64 - 1.
         greedy: take the most likely action; else draw.
@@ -95,9 +93,7 @@ class Player:
         """Play so many episodes more.
 
         Args:
-            episodes: number.
             aimless: act uniformly at random among the actions that lead to no goal, in place of the policy.
-            progress: show a bar.
 
         Returns:
             (B, episodes) float32, on the CPU.
@@ -154,13 +150,11 @@ def rollout(
 
     Args:
         policy: frozen; it is evaluated without gradients, in evaluation mode.
-        env: where.
         tasks: (B, F) int64; a task may repeat.
         seeds: (B,), 0 to 2**64 - 1, of the actions (and of random starts).
         episodes: at least 1.
         greedy: take the most likely action; else draw.
         cached: keep keys and values where that is exact.
-        progress: show a bar.
         record: return what was seen and done, and the logits.
 
     Returns:
@@ -180,11 +174,7 @@ def rollout(
 
 
 def check_fit(policy: InContextPolicy, env: Env) -> None:
-    """Refuse a policy that knows another grid, or other actions.
-
-    Raises:
-        ValueError: when it does.
-    """
+    """Refuse a policy that knows another grid, or other actions."""
     known = (policy.embedding.grid_size, policy.head.out_features)
     if known != (env.grid_size, env.num_actions):
         raise ValueError(

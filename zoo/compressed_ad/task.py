@@ -28,12 +28,7 @@ class PolicyTask(SingleOptimizerTask):
     """Base of the tasks that train an in-context policy.
 
     Args:
-        policy: predicts actions.
-        env: of the tasks.
-        optimizer: builds the optimizer.
         scheduler: of the learning rate, counted in optimizer steps.
-        lr_scaling: of the rates with the effective batch.
-        compile: compile the policy in place.
 
     Raises:
         ValueError: when policy and environment do not fit.
@@ -79,9 +74,6 @@ class DistillationTask(PolicyTask):
     held-out tasks, the first, the last, and on average.
 
     Args:
-        policy: predicts actions.
-        env: of the tasks.
-        optimizer: builds the optimizer.
         scheduler: of the learning rate, counted in optimizer steps.
         dense: train the actions of all steps; false trains an item's last one, as the original does.
         label_smoothing: of the actions, in [0, 1).
@@ -92,8 +84,6 @@ class DistillationTask(PolicyTask):
         frozen: parts of the policy that do not train, as prefixes (`compressor`) or globs of their names.
         episodes: that a context lives for in evaluation; an option of inference.
         greedy: take the most likely action in evaluation instead of drawing; an option of inference.
-        lr_scaling: of the rates with the effective batch.
-        compile: compile the policy in place.
 
     Raises:
         ValueError: when arguments contradict each other or are out of range.
@@ -159,7 +149,6 @@ class DistillationTask(PolicyTask):
 
         Args:
             batch: `steps`, B histories of one length.
-            batch_idx: its number in the epoch.
         """
         batch = self.drawn(batch)
         steps: Steps = batch["steps"]
@@ -206,12 +195,8 @@ class PretrainTask(PolicyTask):
 
     Args:
         policy: with compressor and decoder.
-        env: of the tasks.
-        optimizer: builds the optimizer.
         scheduler: of the learning rate, counted in optimizer steps.
         reward_weight: of a rewarded transition.
-        lr_scaling: of the rates with the effective batch.
-        compile: compile the policy in place.
 
     Raises:
         ValueError: when the policy lacks one of them, or the compressor has no weights.
@@ -242,7 +227,6 @@ class PretrainTask(PolicyTask):
 
         Args:
             batch: `steps`, B histories of one length.
-            batch_idx: its number in the epoch.
         """
         batch = self.drawn(batch)
         loss = self._loss(batch["steps"], next(iter(batch["asked"]), None))

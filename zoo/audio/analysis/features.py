@@ -19,10 +19,6 @@ def open_features(path: Path) -> np.ndarray:
 
     Returns:
         Features (C, F), F > 0, on disk.
-
-    Raises:
-        ValueError: when it is something else.
-        FileNotFoundError: when there is no such file.
     """
     if not path.is_file():
         raise FileNotFoundError(f"no feature file {path}")

@@ -17,8 +17,7 @@ def invert_mel(mel_magnitude: Tensor, mel: LogMel) -> Tensor:
     """Find the non-negative linear spectrogram whose mel projection is nearest, by multiplicative updates.
 
     Args:
-        mel_magnitude: Mel magnitudes (B, n_mels, F), not logarithmic, >= 0.
-        mel: The front end that made them.
+        mel_magnitude: mel magnitudes (B, n_mels, F), not logarithmic, >= 0.
 
     Returns:
         Magnitudes (B, n_fft // 2 + 1, F) float32; 0 outside [f_min, f_max].
@@ -52,15 +51,14 @@ def griffin_lim(log_mel: Tensor, mel: LogMel, iterations: int = 60, seed: int = 
 
     Args:
         log_mel: Log-mel (B, n_mels, F) of `mel`.
-        mel: The front end that made it, on the same device.
-        iterations: Phase updates, >= 1.
-        seed: Seed of the random start phases.
+        mel: the front end that made it, on the same device.
+        iterations: phase updates, >= 1.
 
     Returns:
         Audio (B, F * hop_length) float32.
 
     Raises:
-        ValueError: The input is not (B, n_mels, F).
+        ValueError: the input is not (B, n_mels, F).
 
     Source: Griffin and Lim (1984); Perraudin et al., "A fast Griffin-Lim algorithm" (2013), algorithm 2.
     """

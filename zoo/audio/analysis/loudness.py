@@ -23,10 +23,6 @@ class LoudnessMeter:
 
     Args:
         sample_rate: Hz, >= 8000.
-        channels: Number of channels.
-
-    Raises:
-        ValueError: The rate is lower.
 
     Source: ITU-R BS.1770-4, annex 1 (K-weighting, two gates), without the weights of surround channels.
     """

@@ -40,12 +40,12 @@ class Codec:
     Attributes:
         container: libsndfile's or ffmpeg's name of the file format.
         encoder: libsndfile's subtype or ffmpeg's encoder.
-        unit: Meaning of the setting; empty when there is none.
-        span: Lowest and highest setting.
-        usual: Setting where none is asked for; None leaves it to the codec (A-law: the signal's own rate).
-        rates: Sample rates in Hz that it can code; empty for any.
-        ffmpeg: Whether it is ffmpeg's.
-        exact: Whether the decoder removes the codec's delay by itself.
+        unit: meaning of the setting; empty when there is none.
+        span: lowest and highest setting.
+        usual: setting where none is asked for; None leaves it to the codec (A-law: the signal's own rate).
+        rates: sample rates in Hz that it can code; empty for any.
+        ffmpeg: whether it is ffmpeg's.
+        exact: whether the decoder removes the codec's delay by itself.
     """
 
     container: str
@@ -103,11 +103,10 @@ def check(codec: str, setting: float | None = None) -> None:
     """Refuse a codec or setting that `roundtrip` could not carry out here.
 
     Args:
-        codec: Name.
-        setting: See `roundtrip`.
+        setting: see `roundtrip`.
 
     Raises:
-        ValueError: Unknown or missing codec, or a setting outside its range.
+        ValueError: unknown or missing codec, or a setting outside its range.
     """
     if codec not in CODECS:
         raise ValueError(f"unknown codec {codec!r}, expected one of {', '.join(CODECS)}")
@@ -131,8 +130,7 @@ def roundtrip(audio: np.ndarray, sample_rate: int, codec: str, setting: float | 
 
     Args:
         audio: (T,) float32, T >= 1.
-        sample_rate: Hz.
-        codec: One of `available()`.
+        codec: one of `available()`.
         setting: kb/s (mp3, opus, amr_nb, amr_wb, aac), quality 0 to 10 (vorbis), or the line's rate in Hz (alaw, mulaw:
             8000 is a telephone; None codes at `sample_rate`). None takes the usual one.
 
@@ -140,8 +138,7 @@ def roundtrip(audio: np.ndarray, sample_rate: int, codec: str, setting: float | 
         (T,) float32, aligned with the input.
 
     Raises:
-        ValueError: Unknown or missing codec, a setting outside its range, or audio that is not (T,) and finite.
-        OSError: ffmpeg failed.
+        ValueError: unknown or missing codec, a setting outside its range, or audio that is not (T,) and finite.
     """
     check(codec, setting)
     audio = np.asarray(audio, dtype=np.float32)

@@ -20,9 +20,6 @@ def open_noises(folder: Path | None, cache: Path, sample_rate: int, training: bo
 
     Args:
         folder: of noise whose cache was built; None makes noise in code.
-        cache: folder of the corpus caches.
-        sample_rate: Hz.
-        training: for training, not for validation.
     """
     if folder is None:
         return SyntheticNoise(SYNTHETIC_NOISES, sample_rate, seed=int(not training))

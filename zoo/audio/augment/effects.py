@@ -28,7 +28,7 @@ def fit(audio: np.ndarray, samples: int) -> np.ndarray:
 
     Args:
         audio: (T,).
-        samples: Length wanted, >= 0.
+        samples: length wanted, >= 0.
 
     Returns:
         (samples,) of the same dtype.
@@ -60,7 +60,7 @@ def add_noise(speech: np.ndarray, noise: np.ndarray, snr_db: float) -> np.ndarra
         (T,) float32.
 
     Raises:
-        ValueError: The lengths differ, or the noise is silent or not finite.
+        ValueError: the lengths differ, or the noise is silent or not finite.
     """
     if speech.shape != noise.shape:
         raise ValueError(f"speech {speech.shape} and noise {noise.shape} must have equal shapes")
@@ -77,8 +77,7 @@ def direct_path(rir: np.ndarray, sample_rate: int) -> int:
     It is the first local peak that reaches half of the largest one: a strong reflection may exceed the direct sound.
 
     Args:
-        rir: Room impulse response (N,) float, not silent.
-        sample_rate: Hz.
+        rir: room impulse response (N,) float, not silent.
 
     Returns:
         Its sample, 0 <= sample < N.
@@ -97,13 +96,12 @@ def reverberate(speech: np.ndarray, rir: np.ndarray, sample_rate: int) -> np.nda
     Args:
         speech: (T,) float32.
         rir: (N,) float.
-        sample_rate: Of both, in Hz.
 
     Returns:
         (T,) float32.
 
     Raises:
-        ValueError: The response is not one-dimensional, empty, silent or not finite.
+        ValueError: the response is not one-dimensional, empty, silent or not finite.
     """
     rir = np.asarray(rir, dtype=np.float32)
     if rir.ndim != 1 or not np.isfinite(rir).all() or not rir.any():
@@ -124,7 +122,7 @@ def clip(speech: np.ndarray, drive: float, soft: bool) -> np.ndarray:
 
     Args:
         speech: (T,) float32.
-        drive: Peak over limit, >= 1.
+        drive: peak over limit, >= 1.
         soft: tanh instead of a hard limit.
 
     Returns:
@@ -141,7 +139,6 @@ def lowpass(speech: np.ndarray, sample_rate: int, cutoff_hz: float, how: Band) -
 
     Args:
         speech: (T,) float32.
-        sample_rate: Hz.
         cutoff_hz: 0 < cutoff_hz < sample_rate / 2.
         how: `filter`, the magnitude of a Butterworth filter of order 8 at zero phase; or `resample`, down to
             2 * cutoff_hz and back.
@@ -163,10 +160,8 @@ def packet_losses(packets: int, rate: float, burst_packets: float, rng: np.rando
     """Draw which packets of a line get lost, by a two-state Markov chain.
 
     Args:
-        packets: Number of packets, >= 1.
-        rate: Share of packets lost in the long run, 0 <= rate < 1.
-        burst_packets: Mean length of a run of lost packets, >= 1.
-        rng: Generator.
+        rate: share of packets lost in the long run, 0 <= rate < 1.
+        burst_packets: mean length of a run of lost packets, >= 1.
 
     Returns:
         (packets,) bool, True where lost.
@@ -188,7 +183,6 @@ def lose_packets(speech: np.ndarray, sample_rate: int, lost: np.ndarray, fill: F
 
     Args:
         speech: (T,) float32.
-        sample_rate: Hz.
         lost: (ceil(T / packet),) bool.
         fill: `zero`, or `repeat` for the last packet that arrived (zeros before the first).
 
@@ -205,9 +199,6 @@ def lose_packets(speech: np.ndarray, sample_rate: int, lost: np.ndarray, fill: F
 
 def packet_samples(sample_rate: int) -> int:
     """Samples of one packet.
-
-    Args:
-        sample_rate: Hz.
 
     Returns:
         Samples of 20 ms, >= 1.

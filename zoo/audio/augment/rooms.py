@@ -30,15 +30,15 @@ def read_rirs(folder: str | os.PathLike[str], sample_rate: int) -> list[np.ndarr
     """Read every room impulse response below a folder.
 
     Args:
-        folder: Folder, or one file; several channels are averaged.
+        folder: folder, or one file; several channels are averaged.
         sample_rate: Hz, to which they are resampled.
 
     Returns:
         Responses (N,) float32 as recorded, direct-path delay included, in the order of their paths.
 
     Raises:
-        FileNotFoundError: No such folder, or no audio file in it.
-        ValueError: A file is broken or silent.
+        FileNotFoundError: no such folder, or no audio file in it.
+        ValueError: a file is broken or silent.
     """
     paths = files.walk(folder)
     if not paths:
@@ -54,16 +54,12 @@ def synthetic_rirs(count: int, sample_rate: int, seed: int = 0) -> list[np.ndarr
     """Make room impulse responses: direct sound and early reflections by image sources, an exponential tail behind.
 
     Args:
-        count: Number of responses, >= 0.
         sample_rate: Hz, >= 1000.
-        seed: Equal arguments give equal responses; response i does not depend on `count`.
+        seed: equal arguments give equal responses; response i does not depend on `count`.
 
     Returns:
         Responses (N,) float32 of peak 1 with the delay of their direct path. RT60 uniform in 0.2 to 0.5 s, walls 2 to
         10 m, height 2 to 5 m.
-
-    Raises:
-        ValueError: `count` or `sample_rate` lies outside its range.
 
     Source: Allen and Berkley, "Image method for efficiently simulating small-room acoustics" (1979); ranges of
         Open-Miipher-2.
@@ -140,13 +136,9 @@ class SyntheticNoise:
     """Noises made in code, in memory, where there is no folder of them: white, pink, brown, hum, gusts, babble in turn.
 
     Args:
-        clips: Number of clips, >= 1.
         sample_rate: Hz, >= 8000.
-        seed: Equal arguments give equal samples.
-        seconds: Length of a clip, >= 0.1.
-
-    Raises:
-        ValueError: An argument lies outside its range.
+        seed: equal arguments give equal samples.
+        seconds: length of a clip, >= 0.1.
     """
 
     def __init__(self, clips: int, sample_rate: int, seed: int = 0, seconds: float = 5.0) -> None:
@@ -170,10 +162,7 @@ def crop_noise(noises: Corpus, index: int, samples: int, rng: np.random.Generato
     """Take a random stretch of a noise; one that is too short goes round from a random sample on.
 
     Args:
-        noises: Noise clips.
-        index: Number of the clip.
-        samples: Length wanted, >= 1.
-        rng: Generator.
+        samples: length wanted, >= 1.
 
     Returns:
         (samples,) float32, and the sample of the clip at which it begins.

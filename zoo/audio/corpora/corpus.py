@@ -48,7 +48,6 @@ class MemoryCorpus:
     """Clips in memory.
 
     Args:
-        names: of the clips.
         clips: (T,) float32 each.
     """
 
@@ -64,13 +63,7 @@ class MemoryCorpus:
 
 
 class EmbeddedCorpus(MemoryCorpus):
-    """The speech-like corpus made in code, in memory.
-
-    Args:
-        utterances: number of clips.
-        sample_rate: Hz.
-        seed: of the corpus.
-    """
+    """The speech-like corpus made in code, in memory."""
 
     def __init__(self, utterances: int, sample_rate: int, seed: int = 0) -> None:
         speech = SpeechLike(sample_rate=sample_rate, seed=seed)
@@ -79,13 +72,7 @@ class EmbeddedCorpus(MemoryCorpus):
 
 
 class ResampledCorpus(MemoryCorpus):
-    """A small corpus at another rate, in memory.
-
-    Args:
-        corpus: the clips.
-        source_rate: theirs, in Hz.
-        target_rate: of this corpus, in Hz.
-    """
+    """A small corpus at another rate, in memory."""
 
     def __init__(self, corpus: Corpus, source_rate: int, target_rate: int) -> None:
         clips = [resample_array(corpus.read(index), source_rate, target_rate) for index in range(len(corpus.lengths))]
@@ -96,9 +83,7 @@ class ClippedCorpus:
     """A part of every clip, such as the last fifth of each noise recording.
 
     Args:
-        corpus: the whole.
         begin: where the part begins, as a share of each clip.
-        end: where it ends.
     """
 
     def __init__(self, corpus: Corpus, begin: float, end: float) -> None:
@@ -125,8 +110,6 @@ def cache_folder(
 
     Args:
         cache: folder of all caches.
-        root: folder of the corpus.
-        sample_rate: of the cache in Hz.
         lists: file lists that choose from the corpus; (None, None) for all of its files.
 
     Returns:

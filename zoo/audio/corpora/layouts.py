@@ -41,10 +41,9 @@ class Utterance:
     """One recording of a corpus.
 
     Attributes:
-        path: Audio file.
-        speaker: Name of the speaker, unique in the corpus; empty where the corpus does not tell.
-        text: Transcript; empty where there is none.
-        name: Unique in the corpus, POSIX, may hold `/`; its last part has no dot, so it serves as key of a shard and,
+        speaker: name of the speaker, unique in the corpus; empty where the corpus does not tell.
+        text: transcript; empty where there is none.
+        name: unique in the corpus, POSIX, may hold `/`; its last part has no dot, so it serves as key of a shard and,
             with a suffix, as relative path.
         language: `en`, `ja`, or FLEURS's locale (`ja_jp`); empty where the corpus does not tell.
     """
@@ -60,7 +59,7 @@ def read_corpus(root: str | os.PathLike[str], kind: CorpusKind = "auto") -> list
     """List the utterances of a corpus folder.
 
     Args:
-        root: Folder of the corpus, or the folder around it that an archive unpacks into.
+        root: folder of the corpus, or the folder around it that an archive unpacks into.
         kind: "ljspeech" (`metadata.csv`, `wavs/`), "libritts_r" (`<split>/<speaker>/<chapter>/*.wav`), "jvs"
             (`jvsNNN/<subset>/wav24kHz16bit/*.wav`), "fleurs_r" (`data/<locale>/<split>.tsv`), "tree" (any folder of
             audio; the first folder below the root is the speaker; transcripts are those in `<name>.normalized.txt`,
@@ -72,8 +71,8 @@ def read_corpus(root: str | os.PathLike[str], kind: CorpusKind = "auto") -> list
         and that are missing are left out with a warning.
 
     Raises:
-        FileNotFoundError: There is no such folder, or it has not the layout of that kind.
-        ValueError: Unknown kind, a malformed list, no audio, or names that cannot be told apart.
+        FileNotFoundError: there is no such folder, or it has not the layout of that kind.
+        ValueError: unknown kind, a malformed list, no audio, or names that cannot be told apart.
     """
     root = Path(root)
     if kind not in get_args(CorpusKind):
@@ -100,7 +99,7 @@ def detect(root: str | os.PathLike[str]) -> CorpusKind:
     """Tell the kind of a corpus folder by its layout.
 
     Args:
-        root: Folder of the corpus or the folder around it.
+        root: folder of the corpus or the folder around it.
 
     Returns:
         The kind; "tree" when no other layout fits.
@@ -113,8 +112,8 @@ def corpus_home(root: Path, kind: CorpusKind) -> Path | None:
     """Find the folder that has the layout.
 
     Args:
-        root: Folder to look at; where it holds one folder only (an unpacked archive), that one is looked at as well.
-        kind: Any but "auto".
+        root: folder to look at; where it holds one folder only (an unpacked archive), that one is looked at as well.
+        kind: any but "auto".
 
     Returns:
         `root`, its only folder, or None.

@@ -105,12 +105,8 @@ class SpeechLike:
 
     Args:
         sample_rate: Hz, >= 8000.
-        speakers: Number of voices; utterance i belongs to voice i % speakers.
-        seed: Seed of voices and utterances.
-        seconds: Shortest and longest utterance in seconds.
-
-    Raises:
-        ValueError: An argument lies outside its range.
+        speakers: number of voices; utterance i belongs to voice i % speakers.
+        seconds: shortest and longest utterance in seconds.
     """
 
     def __init__(
@@ -134,7 +130,7 @@ class SpeechLike:
         """Name the voice of an utterance.
 
         Args:
-            index: Utterance, >= 0.
+            index: utterance, >= 0.
 
         Returns:
             Voice in [0, speakers).
@@ -145,7 +141,7 @@ class SpeechLike:
         """Render one utterance.
 
         Args:
-            index: Utterance, >= 0.
+            index: utterance, >= 0.
 
         Returns:
             Audio (T,) float32 with a peak between 0.4 and 0.9.
@@ -168,7 +164,7 @@ class SpeechLike:
         """Give the true pitch of an utterance.
 
         Args:
-            index: Utterance, >= 0.
+            index: utterance, >= 0.
 
         Returns:
             F0 in Hz per 10 ms (F,) float32, frame i at 10 * i ms; 0 where the voice is off.
@@ -250,12 +246,7 @@ def write_corpus(
     """Write utterances in the layout of LJSpeech: `wavs/<id>.wav` (16 bit) and `metadata.csv` (`id|text|text`).
 
     Args:
-        folder: Target folder, made if missing.
-        utterances: Number of files, >= 1.
-        sample_rate: Hz.
-        seed: Seed of the corpus.
-        speakers: Number of voices.
-        seconds: Shortest and longest utterance in seconds.
+        seconds: shortest and longest utterance in seconds.
 
     Returns:
         The paths of the wavs, in order.

@@ -12,9 +12,6 @@ _APOSTROPHES = "'\u2019\u02bc"  # join what they stand between, where other punc
 def normalise(text: str) -> str:
     """Bring a text to lower case in NFKC form, without punctuation and symbols, with single spaces.
 
-    Args:
-        text: Any.
-
     Returns:
         Letters, marks, digits and single spaces.
     """
@@ -34,22 +31,12 @@ def has_words(text: str) -> bool:
 
 
 def word_errors(heard: str, wanted: str) -> tuple[int, int]:
-    """Edits from a heard to a wanted text and the number of wanted words; (0, 0) in scripts without spaces.
-
-    Args:
-        heard: Normalised.
-        wanted: Normalised.
-    """
+    """Edits from a heard to a wanted text and the number of wanted words; (0, 0) in scripts without spaces."""
     return (edits(heard.split(), wanted.split()), len(wanted.split())) if has_words(wanted) else (0, 0)
 
 
 def character_errors(heard: str, wanted: str) -> tuple[int, int]:
-    """Edits from a heard to a wanted text and the number of wanted characters; spaces count only between words.
-
-    Args:
-        heard: Normalised.
-        wanted: Normalised.
-    """
+    """Edits from a heard to a wanted text and the number of wanted characters; spaces count only between words."""
     if not has_words(wanted):
         heard, wanted = heard.replace(" ", ""), wanted.replace(" ", "")
     return edits(heard, wanted), len(wanted)

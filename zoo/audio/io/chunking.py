@@ -29,9 +29,6 @@ class Chunker:
         overlap: units that neighbouring chunks share, at most half a window.
         unit_samples: input samples per unit.
         batch: chunks computed together, those of all channels counted.
-
-    Raises:
-        ValueError: when a number is out of range.
     """
 
     window: int
@@ -73,9 +70,6 @@ class Chunker:
 
         Returns:
             (start, stop) of each chunk in units.
-
-        Raises:
-            ValueError: when the shift is out of range.
         """
         stride = self.window - self.overlap
         if not 0 <= shift < stride:
@@ -213,14 +207,9 @@ def resampled(blocks: Iterable[np.ndarray], source_rate: int, target_rate: int) 
 
     Args:
         blocks: pieces (C, n) float32.
-        source_rate: Hz.
-        target_rate: Hz.
 
     Yields:
         Pieces (C, m) float32, m may be 0; in total within one sample of the exact ratio.
-
-    Raises:
-        ValueError: A rate is not positive.
     """
     resampler: StreamResampler | None = None
     block = np.zeros((1, 0), np.float32)

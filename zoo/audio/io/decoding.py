@@ -30,15 +30,11 @@ class _Sequential(soundfile.SoundFile):
 def open_checked(path: Path) -> soundfile.SoundFile:
     """Open a file for reading from its start to its end.
 
-    Args:
-        path: The file.
-
     Returns:
         A handle with at least one sample.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        AudioFileError: The file is empty, cut, of unknown length, or no audio.
+        AudioFileError: the file is empty, cut, of unknown length, or no audio.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such audio file")
@@ -61,9 +57,6 @@ def open_checked(path: Path) -> soundfile.SoundFile:
 def reason(error: Exception) -> str:
     """Say in one line, without the path, what libsndfile complains about.
 
-    Args:
-        error: Its exception.
-
     Returns:
         The cause.
     """
@@ -76,15 +69,14 @@ def decode(handle: soundfile.SoundFile, path: Path, samples: int) -> np.ndarray:
     """Decode in blocks, because headers lie about lengths and memory must not follow them.
 
     Args:
-        handle: From `open_checked`, standing where to begin.
-        path: Named in errors.
-        samples: How many at most.
+        handle: from `open_checked`, standing where to begin.
+        samples: how many at most.
 
     Returns:
         Audio (n, C) float32; n < samples only when the file ends.
 
     Raises:
-        AudioFileError: The file is damaged or holds NaN.
+        AudioFileError: the file is damaged or holds NaN.
     """
     parts: list[np.ndarray] = []
     missing = samples

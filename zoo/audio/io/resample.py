@@ -38,15 +38,10 @@ def resample(x: Tensor, source_rate: int, target_rate: int) -> Tensor:
     """Resample on the tensor's device, differentiably; the filter is built once per pair of rates and device.
 
     Args:
-        x: Audio (..., T), float; computed in float32 also under autocast.
-        source_rate: Hz.
-        target_rate: Hz.
+        x: audio (..., T), float; computed in float32 also under autocast.
 
     Returns:
         Audio (..., ceil(T * target_rate / source_rate)) of the same dtype.
-
-    Raises:
-        ValueError: A rate is not positive.
 
     Source: J. O. Smith, "Digital Audio Resampling", windowed-sinc interpolation.
     """
@@ -61,15 +56,10 @@ def resample_array(x: np.ndarray, source_rate: int, target_rate: int) -> np.ndar
     """Resample an array with soxr.
 
     Args:
-        x: Audio (T,) or (C, T), float.
-        source_rate: Hz.
-        target_rate: Hz.
+        x: audio (T,) or (C, T), float.
 
     Returns:
         Audio (T',) or (C, T') float32 with T' within one sample of T * target_rate / source_rate.
-
-    Raises:
-        ValueError: A rate is not positive.
     """
     _check_rates(source_rate, target_rate)
     x = np.asarray(x, dtype=np.float32)
@@ -79,16 +69,7 @@ def resample_array(x: np.ndarray, source_rate: int, target_rate: int) -> np.ndar
 
 
 class StreamResampler:
-    """Resamples a stream block by block; the joined output equals `resample_array` of the whole signal.
-
-    Args:
-        source_rate: Hz.
-        target_rate: Hz.
-        channels: Number of channels.
-
-    Raises:
-        ValueError: A rate is not positive.
-    """
+    """Resamples a stream block by block; the joined output equals `resample_array` of the whole signal."""
 
     def __init__(self, source_rate: int, target_rate: int, channels: int) -> None:
         _check_rates(source_rate, target_rate)
@@ -100,8 +81,8 @@ class StreamResampler:
         """Feed one block.
 
         Args:
-            block: Audio (C, n) float; n may be 0.
-            last: Whether the stream ends here; the filter's rest is then returned too.
+            block: audio (C, n) float; n may be 0.
+            last: whether the stream ends here; the filter's rest is then returned too.
 
         Returns:
             Audio (C, m) float32 that is ready; m varies and may be 0.

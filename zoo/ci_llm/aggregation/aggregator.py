@@ -77,8 +77,6 @@ class Aggregator(ABC):
         """Log-weights at the beginning of each text.
 
         Args:
-            agents: K.
-            rows: B.
             uniforms: random numbers (K, B) in (0, 1), each row's own; the global generator by default.
 
         Returns:
@@ -148,9 +146,6 @@ class Dirichlet(Mean):
 
     Args:
         alpha: of the prior, above 0; the smaller, the more one agent speaks alone.
-
-    Raises:
-        ValueError: when alpha is not above 0.
     """
 
     def __init__(self, alpha: float = 1.0) -> None:
@@ -202,9 +197,6 @@ class BayesianAverage(Mean):
         gamma: how much of what was learned stays.
         floor: least weight of an agent.
         alpha: weights at the beginning of a text in proportion, such as fitted ones; equal by default.
-
-    Raises:
-        ValueError: when a value is out of its range.
     """
 
     learns = True
@@ -259,7 +251,6 @@ class Vote(Mean):
         """The text of the first agent that gives the winning answer.
 
         Args:
-            texts: one per agent.
             extract: finds the answer in a text.
         """
         return texts[vote([extract(text) for text in texts]).winner]

@@ -79,9 +79,6 @@ class BayesianUpdate:
         gamma: how much of what was learned stays, in [0, 1]; below 1 old tokens are forgotten towards the prior.
         floor: least weight of an agent, in [0, 1).
 
-    Raises:
-        ValueError: when a value is out of its range.
-
     Source: Hoeting et al., "Bayesian Model Averaging: A Tutorial" (1999), section 1; forgetting after Raftery,
     Karny and Ettler, "Online Prediction Under Model Uncertainty via Dynamic Model Averaging" (2010), section 2.3.
     """

@@ -43,14 +43,8 @@ class Arithmetic:
 
     Args:
         train_items: number of training problems; sums repeat in other words where there are more problems than sums.
-        val_items: number of validation problems.
-        test_items: number of test problems.
         operations: what is asked for.
         largest: of the numbers added, and of the number subtracted from; the smallest is 0.
-        seed: of sums and words.
-
-    Raises:
-        ValueError: when an argument is out of range.
     """
 
     def __init__(

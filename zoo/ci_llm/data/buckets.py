@@ -29,13 +29,9 @@ class TextBatches(ResumableBatches):
         lengths: of the texts (N,), in tokens.
         batch_size: texts per batch, agent and rank; None where `token_budget` decides.
         token_budget: most tokens of a batch with its padding, of one rank and all agents together.
-        agents: K.
         agent_data: "shared": all agents see the same batches of B keys. "shuffled": each its own order, "bootstrap":
             besides a sample of the texts of its own, drawn with replacement; a batch then has K * B keys, agent by
             agent.
-        seed: of order and samples.
-        rank: of this process.
-        world: number of processes.
         drop_last: drop an incomplete last global batch; otherwise it is filled up to a multiple of `world` from its own
             beginning.
         least: fewest texts of a batch (2 where their spread is measured).

@@ -34,11 +34,8 @@ class TextData(ZooDataModule):
     `join_rows` gives. Training batches hold texts of similar length, validation and test are sorted by length.
 
     Args:
-        tokenizer: of the backbone.
         root: a file of training texts, or a folder with `train.jsonl` (.parquet, .arrow) and, if there are any, `test`
             and `val`; null for the embedded corpus.
-        prompt_field: name of the prompt in the files.
-        answer_field: name of the answer.
         template: what the model is given, with `{prompt}`.
         answer_template: what it is to write, with `{answer}`.
         max_length: most tokens of a text.
@@ -55,8 +52,6 @@ class TextData(ZooDataModule):
         corpus: the embedded one; by default additions and subtractions up to 20.
         cache: folder of tokenised files, made on first use; null to tokenise in memory.
         embedded_if_missing: use the embedded corpus, with a message, when `root` does not exist.
-        drop_last: drop the last incomplete training batch.
-        num_workers: loader processes.
         seed: of order, samples, packing and what is held out.
 
     Raises:

@@ -19,7 +19,6 @@ class TextRows(Dataset[dict[str, Any]]):
     """Rows of one or (packed) several examples.
 
     Args:
-        tokens: of all examples.
         rows: numbers of the examples of each row.
         context: most tokens of an example; what is longer is cut at its end.
     """
@@ -57,7 +56,6 @@ def join_rows(rows: Sequence[dict[str, Any]], pad_id: int, packed: bool = False,
     """Pad rows on the right and join them.
 
     Args:
-        rows: of `TextRows`.
         pad_id: fills `input_ids`.
         packed: tell where examples begin.
         streams: agents with rows of their own; the rows are those of the first agent, then of the second, and so on.

@@ -88,11 +88,8 @@ def read_examples(files: Sequence[Path], prompt_field: str, answer_field: str) -
 
     Args:
         files: JSON lines, Parquet or Arrow.
-        prompt_field: name of the prompt in them.
-        answer_field: name of the answer.
 
     Raises:
-        FileNotFoundError: when a file is missing.
         ValueError: when a line is no JSON, a field is missing or no text, or a prompt or answer is empty; names file
             and line.
     """

@@ -107,11 +107,7 @@ class PretrainedTokenizer(Tokenizer):
         return self.source
 
     def build(self) -> Any:
-        """Read it.
-
-        Raises:
-            FileNotFoundError: when there is none.
-        """
+        """Read it."""
         from transformers import AutoTokenizer
 
         try:
@@ -145,8 +141,6 @@ class BpeTokenizer(Tokenizer):
     Args:
         vocab_size: numbers wanted, at least 259; fewer where the corpus has not so many pairs.
         root: file or folder of a corpus, as that of `TextData`; null for the embedded corpus.
-        prompt_field: name of the prompt there.
-        answer_field: name of the answer there.
 
     Raises:
         ValueError: when `vocab_size` has no room for all bytes.
@@ -180,10 +174,6 @@ class BpeTokenizer(Tokenizer):
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Any:
     """Learn byte pairs.
-
-    Args:
-        texts: the corpus.
-        vocab_size: numbers wanted.
 
     Returns:
         Transformers' tokenizer, with `SPECIAL` as its first numbers.

@@ -32,7 +32,6 @@ class Tokens:
     Attributes:
         ids: of all examples, one after another (n,), int32: prompt, answer, EOS.
         items: (N, 5) int64: start in `ids`, tokens of the prompt, tokens in all, number of the file, line.
-        files: their names.
     """
 
     ids: np.ndarray
@@ -128,14 +127,12 @@ def tokenise_files(
         files: see `read_examples`.
         fields: names of prompt and answer.
         tokenizer: its fingerprint is a part of the cache's name.
-        template: likewise.
         folder: of the caches, made if missing; None to keep everything in memory.
 
     Returns:
         Tokens, mapped from the cache's files where there is one.
 
     Raises:
-        FileNotFoundError: when a file is missing.
         ValueError: see `read_examples` and `tokenise`.
         OSError: when the cache cannot be written.
     """

@@ -35,7 +35,6 @@ def generate(
     A row's text depends on its prompt and its seed, not on the rows beside it.
 
     Args:
-        crowd: backbone and agents.
         input_ids: prompts (B, T), int64, padded on the left.
         attention_mask: (B, T), 1 for real tokens.
         aggregator: joins the agents' predictions; with one that is not `joint` every agent writes a text of its own.

@@ -30,8 +30,6 @@ class Writer(Inference):
     """Lets a crowd answer prompts, token by token together or by a vote.
 
     Args:
-        crowd: backbone and agents.
-        tokenizer: of the backbone.
         template: what turns a prompt into the text that the model continues, with `{prompt}`.
         aggregator: joins the agents; their mean by default. With `Vote` each agent writes alone, and the text of the
             first that gives the most frequent answer is taken.
@@ -71,9 +69,6 @@ class Writer(Inference):
 
     def __call__(self, prompts: Sequence[str]) -> list[str]:
         """Answer prompts.
-
-        Args:
-            prompts: texts, without template.
 
         Returns:
             An answer for each, without the prompt and without white space around it.
@@ -175,8 +170,6 @@ class Speaker(Writer):
     """Lets a language model without agents answer prompts.
 
     Args:
-        backbone: the model.
-        tokenizer: of its texts.
         template: what turns a prompt into the text that the model continues, with `{prompt}`.
         max_new_tokens: most tokens of an answer, >= 1.
         targets: a linear layer of its blocks. One agent that adds nothing sits there, so that it is a crowd of one.

@@ -283,8 +283,6 @@ class Diversity:
 
         Args:
             dims: D of what is compared.
-            agents: K.
-            step: batch number.
         """
         if self.kind != "swd" or agents < 2:
             return None

@@ -88,11 +88,7 @@ class CrowdScores:
         self._texts.append(texts)
 
     def state(self) -> tuple[dict[str, Tensor], Tensor]:
-        """All scores, tokens along the last axis, and the text (N,) that each token belongs to.
-
-        Raises:
-            ValueError: when nothing was added.
-        """
+        """All scores, tokens along the last axis, and the text (N,) that each token belongs to."""
         if not self._texts:
             raise ValueError("no tokens were scored: the set holds no labelled token")
         return {name: torch.cat(parts, dim=-1) for name, parts in self._parts.items()}, torch.cat(self._texts)
@@ -109,9 +105,6 @@ class CrowdScores:
             for the mean of the predictions, by Jensen's inequality), `pairwise_kl`, `pairwise_js`, `disagreement`,
             `mutual_information`, `error_correlation`, `accuracy`, `brier`, `ece`, `ece_scaled`; NLL and divergences in
             nats per token.
-
-        Raises:
-            ValueError: when nothing was added.
         """
         tokens, texts = self.state()
         agents = tokens["agent_nll"].double().mean(1)
@@ -136,15 +129,9 @@ class CrowdScores:
     def intervals(self, seed: int = 0) -> dict[str, Interval]:
         """Bootstrap intervals over texts, since tokens of one text are not independent.
 
-        Args:
-            seed: of the draws.
-
         Returns:
             `nll_mean`, `nll_ensemble`, `ambiguity` and `gain_over_best` (NLL of the best agent minus the ensemble's,
             paired; above 0 where the ensemble is better), means per token.
-
-        Raises:
-            ValueError: when nothing was added.
         """
         tokens, texts = self.state()
         best = tokens["agent_nll"][tokens["agent_nll"].double().mean(1).argmin()]
@@ -164,7 +151,6 @@ def text_intervals(values: Mapping[str, Tensor], texts: Tensor, seed: int = 0) -
     Args:
         values: scores (N,) by name.
         texts: the text of each token (N,), int64.
-        seed: of the draws.
 
     Returns:
         Interval by name.
@@ -182,7 +168,6 @@ def calibration_error(confidence: Tensor, correct: Tensor, bins: int = BINS) -> 
     Args:
         confidence: probability of the prediction (N,), in [0, 1].
         correct: whether it was right (N,).
-        bins: how many.
 
     Returns:
         In [0, 1]; NaN without items.

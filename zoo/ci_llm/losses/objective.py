@@ -34,7 +34,6 @@ def label_count(labels: Tensor, agents: int, shift: bool = True) -> Tensor:
 
     Args:
         labels: (B, T) or (K, B, T).
-        agents: K.
         shift: as in `zoo.ci_llm.losses.likelihood.token_losses`.
     """
     count = (learned(labels, shift) != IGNORED).sum().float()
@@ -65,7 +64,6 @@ class Objective:
     Args:
         batch: `input_ids`, `attention_mask` and `labels`, (B, T) or (K, B, T); packed also `segment_ids`; found
             before: `label_positions`, `loss_positions` (those of a loss that does not shift), `directions` of the term.
-        diversity: the term; None or weight 0 for none.
         step: number of the optimizer step, of which directions and warm-up depend.
         normaliser: what the losses are divided by, see `zoo.ci_llm.losses.likelihood.losses`; each agent's labels by
             default.

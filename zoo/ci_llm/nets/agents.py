@@ -58,19 +58,13 @@ class Agents(nn.Module):
 
     Args:
         count: number of agents K, at least 1.
-        rank: of each adapter.
         alpha: the scale of an adapter is alpha / rank.
         targets: last parts of the names of the adapted layers.
         dropout: probability that an input element is dropped while training, 0 to below 1; a mask for each agent.
         init: "lora" (A Kaiming-uniform, B zero: begins as the backbone) or "normal" (both normal: begins perturbed).
-        std: of "normal".
         dropconnect: probability that a weight of A or B is left out of a training pass, 0 to below 1.
         dropconnect_rescale: divide the weights that are kept by 1 - dropconnect; the original does not.
-        seed: of the first weights.
         top_layers: adapt the last so many blocks only; the blocks below are then shared by the agents. Null for all.
-
-    Raises:
-        ValueError: when a number is out of range.
 
     Source: LoRA (arXiv 2106.09685), equation 3; masks of weights: DropConnect (Wan et al., 2013).
     """
@@ -155,8 +149,6 @@ class Agents(nn.Module):
         """What the active agents add at one layer.
 
         Args:
-            lora: the layer's weights.
-            index: of the layer among the targets.
             x: (rows, ..., in), the rows of the active agents one agent after the other.
 
         Returns:
@@ -177,11 +169,7 @@ class Agents(nn.Module):
         return torch.bmm(torch.bmm(rows, lora_a.mT) * self.scale, lora_b.mT)
 
     def adapter(self, agent: int) -> dict[str, Tensor]:
-        """One agent's weights under peft's names: A (rank, in), B (out, rank), float32, detached.
-
-        Raises:
-            ValueError: when there is no such agent.
-        """
+        """One agent's weights under peft's names: A (rank, in), B (out, rank), float32, detached."""
         return {key: stacked.detach()[self._checked(agent)] for key, stacked in self._peft_parameters().items()}
 
     def load_adapter(self, agent: int, weights: dict[str, Tensor]) -> None:

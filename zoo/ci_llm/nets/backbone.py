@@ -28,14 +28,12 @@ class Backbone(FrozenModule):
             of `config`. Loading from the hub was not run here.
         revision: commit of the hub repository.
         config: for random weights, where there is no source: `model_type` and what else the configuration takes.
-        seed: of random weights.
         dtype: of the weights; with nf4, of those that are not quantised (norms, embeddings).
         quantization: "nf4" keeps linear layers in 4 bits (double quantisation, bfloat16 compute; needs `zoo[llm]`).
         attention: transformers' implementation.
         gradient_checkpointing: recompute the blocks' activations in the backward pass.
 
     Attributes:
-        model: the causal LM.
         recompute_contexts: called in the forward of each checkpointed block; gives the contexts of that forward and of
             its recomputation. Whoever hooks into the layers sets it, so that both see the same.
 
@@ -151,7 +149,6 @@ class Backbone(FrozenModule):
         Args:
             logits_at: (N,) int64, places in the flattened rows and positions of the inputs. The output layer then runs
                 there alone, and `logits` are (1, N, V).
-            inputs: of transformers' model.
 
         Returns:
             What transformers' model returns.
@@ -265,7 +262,6 @@ class LearningBackbone(Backbone):
 
     Args:
         config: `model_type` and what else transformers' configuration takes.
-        seed: of the weights.
         gradient_checkpointing: recompute the blocks' activations in the backward pass.
     """
 

@@ -108,9 +108,7 @@ class Crowd(nn.Module):
     one. `chunked` runs `chunk` agents at a time, and `objective` then keeps the activations of one chunk only.
 
     Args:
-        backbone: the frozen language model.
         agents: the adapters; hooked into the backbone here, unless they are already.
-        mode: how many agents share a pass.
         chunk: agents per pass of "chunked".
 
     Raises:
@@ -139,11 +137,7 @@ class Crowd(nn.Module):
 
     @contextmanager
     def only(self, first: int, last: int | None = None) -> Iterator[None]:
-        """Let agents first to last - 1 answer alone (one agent when last is not given).
-
-        Raises:
-            ValueError: when there are no such agents.
-        """
+        """Let agents first to last - 1 answer alone (one agent when last is not given)."""
         chosen = range(first, first + 1 if last is None else last)
         if not (0 <= first < chosen.stop <= self.agents.count):
             raise ValueError(f"agents {first} to {chosen.stop - 1} do not exist: there are {self.agents.count}")
@@ -190,7 +184,6 @@ class Crowd(nn.Module):
             attention_mask: 1 for tokens, 0 for padding on either side, shaped like input_ids; with a cache as long as
                 the cached and the new tokens together. Or (B, 1, T, T) bool, true where attention may go, for packed
                 texts; give position_ids then.
-            hidden: also return hidden states.
             layer: index of them among the embeddings' (0) and the blocks' outputs; -1 after the closing norm.
             position_ids: shaped like input_ids; by default counted over the mask.
             cache: a cache of transformers, filled in place; all agents then share a pass in every mode.
@@ -236,12 +229,10 @@ class Crowd(nn.Module):
 
         Args:
             input_ids: (B, T) or (K, B, T).
-            attention_mask: as in `outputs`.
             task: of logits (n, B, T, V), or (n, M, V) with `logits_at`, and the n agents they are of: losses (n,).
             represent: of an output and its n agents: what the penalty compares, (n, ...). It draws no random numbers.
             penalty: of the representations (K, ...) of all agents: a scalar to be added.
             grad_scale: of the gradients inside chunked mode; for float16, whose small gradients vanish otherwise.
-            request: more arguments of `outputs`.
 
         Returns:
             The total, whose backward pass gives the adapters' gradients, and its parts.

@@ -17,9 +17,6 @@ class Sampling:
         top_p: keep the likeliest tokens that together have at least this probability, in (0, 1].
         min_p: keep the tokens with at least this part of the likeliest one's probability, in [0, 1].
 
-    Raises:
-        ValueError: when a value is out of its range.
-
     Source: Holtzman et al., "The Curious Case of Neural Text Degeneration" (2020), section 3; Nguyen et al., "Turning
     Up the Heat: Min-p Sampling" (2024), section 3.
     """

@@ -36,10 +36,8 @@ class Algorithm(ABC):
         """Make histories from scratch.
 
         Args:
-            env: of the tasks.
             tasks: (N, F) int64.
             seeds: of the tasks (N,); what becomes of a task depends on its own alone.
-            streams: histories of each task.
             steps: of each history, whole episodes.
             advance: told how many transitions have been added, now and then.
 

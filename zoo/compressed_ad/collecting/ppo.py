@@ -31,7 +31,6 @@ class Observer:
     """What nets see: (row, column) of the last frames; or the number of the cell, where looking up is cheaper.
 
     Args:
-        grid_size: of the environment.
         shape: tasks N and streams S.
         frames: states seen together.
         samples: for how many the nets are asked at once, of one task.
@@ -137,7 +136,6 @@ def initial_weights(seeds: Sequence[int], inputs: int) -> Tensor:
     """Random weights of both nets of each task: orthogonal, with small ones for the actor's last layer.
 
     Args:
-        seeds: of the tasks (N,).
         inputs: length F of an observation.
 
     Returns:
@@ -197,19 +195,14 @@ class PPO(Algorithm):
         rollout_steps: steps of each stream between updates.
         minibatch: samples of a gradient, of one task.
         epochs: times that each sample is used.
-        learning_rate: of Adam.
         discount: of later rewards, 0 to 1.
         trace: lambda of the generalised advantage estimate, 0 to 1.
         clip: how far the probability of an action may change in an update, as a share.
-        value_weight: of the critic's loss.
         max_norm: gradients of a task are scaled down to this norm.
         frames: states that nets see together, the last one and those before it; zeros stand for what lies before the
             episode. The stored histories have one.
         bootstrap: count what the critic expects behind the last step of an episode. The original's environments end
             for good there.
-
-    Raises:
-        ValueError: when a value is out of range.
 
     Source: Schulman et al., "Proximal Policy Optimization Algorithms" (2017); defaults of its values from the
     `MlpPolicy` of stable-baselines3.

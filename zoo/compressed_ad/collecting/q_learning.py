@@ -38,9 +38,6 @@ class QLearning(Algorithm):
             the count (UCB); values begin as high as that allows, so that what is untried is tried. 0 for none. With
             it, `epsilon` and `last_epsilon` of 0 are usual.
 
-    Raises:
-        ValueError: when a value is out of range.
-
     Source: Watkins and Dayan, "Q-learning" (1992); the bonus as in Jin et al., "Is Q-learning Provably Efficient?"
     (2018), algorithm 1.
     """

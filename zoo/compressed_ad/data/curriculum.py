@@ -93,11 +93,6 @@ class Curriculum:
     def steps(self, step: int, seed: int, available: int) -> int:
         """Draw how many steps the items of a batch have.
 
-        Args:
-            step: of the training.
-            seed: of the batch.
-            available: steps of a whole history.
-
         Returns:
             1 more than the length, for the last action.
         """
@@ -118,13 +113,7 @@ class CurriculumBatches(ResumableBatches):
     epoch and number of the batch alone.
 
     Args:
-        size: number of items.
         batch_size: items per batch and rank.
-        curriculum: of lengths.
-        available: steps of a whole history.
-        seed: of order and lengths.
-        rank: of this process.
-        world: number of processes.
         drop_last: drop an incomplete last global batch, see `ResumableBatches`.
         accumulated: batches of an optimizer step; the curriculum counts those steps.
 

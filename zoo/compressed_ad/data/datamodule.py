@@ -46,7 +46,6 @@ class HistoryData(ZooDataModule):
         epoch_items: items of an epoch; null for one per history (one per piece, with offset "every").
         curriculum: gives each training batch a length of its own.
         split_seed: of the division of the tasks where there is no `root`.
-        train_share: of the tasks.
         episode_stride: keep every k-th episode only.
         shuffle_episodes: permute the episodes of training histories: a control that sees a task and no learning.
         mix_tasks: take each episode of training histories from another task: a control that learns nothing in context.
@@ -58,15 +57,12 @@ class HistoryData(ZooDataModule):
         eval_seeds: seeds with which each held-out task is acted in; 0 for no acting.
         rollout_batch: pairs that act at once.
         embedded_if_missing: demonstrate histories, with a message, when `root` does not exist.
-        num_workers: loader processes.
-        seed: of order, items and pairs.
 
     Attributes:
         train_tasks: (n, F) int64, set by `setup`.
         test_tasks: (m, F) int64, held out.
 
     Raises:
-        FileNotFoundError: when there is no such folder.
         ValueError: when arguments contradict each other.
     """
 

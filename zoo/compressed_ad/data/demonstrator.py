@@ -16,13 +16,9 @@ class EpsilonCurriculum:
     """Histories in which the share of random actions falls linearly from 1 to `1 - best`.
 
     Args:
-        env: where the demonstrator acts.
         episodes: of a history, at least 1.
         best: share of optimal actions at the end, 0 to 1.
         greedy_after: share of the history after which it is reached, above 0, at most 1.
-
-    Raises:
-        ValueError: when a value is out of range.
 
     Source: Zisman et al., "Emergence of In-Context Reinforcement Learning from Noise Distillation" (2024), section 3.
     """

@@ -77,15 +77,9 @@ class HistoryWriter:
 
     Args:
         folder: of the store; new, empty, or begun with the same arguments.
-        env: of all histories.
         tasks: indices into `env.tasks()`, in the order of the store.
-        streams: histories of each task.
-        steps: transitions of each history.
-        shard_size: tasks per file.
         source: what made the histories, as JSON values.
-        seed: of that.
         split_seed: of the division of all tasks, see `Env.split`.
-        train_share: of the tasks.
 
     Attributes:
         shards: task indices of each shard.
@@ -143,12 +137,10 @@ class HistoryWriter:
         """Write a shard, so that it appears only when it is whole.
 
         Args:
-            number: of the shard.
             transitions: (tasks, streams, steps, 7) int8, see `COLUMNS`.
 
         Raises:
             ValueError: when shape or type are others.
-            OSError: when the disk is full or the folder is not writable.
         """
         expected = (len(self.shards[number]), *self._shape)
         if transitions.shape != expected or transitions.dtype != np.int8:
@@ -169,14 +161,10 @@ class HistoryStore:
         allow_missing: leave out the tasks of shards that are missing or damaged, with a warning that names them.
 
     Attributes:
-        folder: of the store.
-        env: of all histories.
         index: what `index.json` says.
         task_indices: (n,) int64, of the tasks in `env.tasks()`.
         tasks: (n, F) int64, which task the histories of each position belong to.
         split: "train" and "test", each (m,) int64: positions of the tasks on that side.
-        streams: histories of each task.
-        steps: transitions of each history.
 
     Raises:
         FileNotFoundError: when the folder is no store.
@@ -279,9 +267,6 @@ def shard_name(number: int) -> str:
 def read_index(folder: Path) -> dict[str, Any]:
     """Read what a store says of itself.
 
-    Args:
-        folder: of the store.
-
     Raises:
         FileNotFoundError: when it has no index.
         ValueError: when that is not an index of this version.
@@ -302,7 +287,6 @@ def find_fault(path: Path, shape: Sequence[int]) -> str | None:
     """Compare a shard with its checksum.
 
     Args:
-        path: of the shard.
         shape: that it must have.
 
     Returns:

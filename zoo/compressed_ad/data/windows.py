@@ -25,13 +25,7 @@ HISTORY, DRAWS, MIXED = 0, 1, 2  # what an item's seed is for: its history; offs
 
 
 class Source(ABC):
-    """Where histories come from.
-
-    Attributes:
-        env: of all histories.
-        length: steps of a history.
-        count: number of histories.
-    """
+    """Where histories come from."""
 
     env: Env
     length: int
@@ -52,7 +46,6 @@ class DemonstratedSource(Source):
     """Histories made when they are asked for, other ones each time: as many as there are tasks.
 
     Args:
-        demonstrator: makes them.
         tasks: (n, F) int64.
     """
 
@@ -74,7 +67,6 @@ class StoredSource(Source):
     """Histories of a store, task after task.
 
     Args:
-        store: of histories.
         positions: of the tasks in the store, in the order wanted.
         streams: first histories of each task; all by default.
         length: first steps of each history; all by default.
@@ -112,7 +104,6 @@ class HistoryItems(Dataset[dict[str, Any]]):
     Everything random about an item comes from seed, epoch and item, so batch size, workers and ranks do not matter.
 
     Args:
-        source: of histories.
         length: steps of an item, unless its key says otherwise; all of a history by default. The last action is told
             from what is before it, so an item of n steps has a context of n - 1 transitions.
         offset: where an item begins: at the "start" of its history, at "random", or "every" piece is an item of its
@@ -233,10 +224,8 @@ class EvaluationBatches(Dataset[dict[str, Any]]):
 
     Args:
         items: for the loss; none if None.
-        batch_size: items of a batch.
         tasks: (n, F) int64, to act in.
         seeds: (n,), of the actions.
-        rollout_batch: pairs of a batch.
     """
 
     def __init__(

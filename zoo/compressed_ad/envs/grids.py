@@ -41,10 +41,6 @@ class Grid:
 
     A cell's code is `row * (2 * size - 1) + column`, so that the difference of two codes tells how far apart the cells
     are in rows and in columns; `nowhere` stands for a goal that is nowhere.
-
-    Args:
-        size: rows and columns.
-        device: of the tables.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -183,9 +179,6 @@ class Env(ABC):
         start: row and column where every episode begins.
         repeats: the (single) goal pays in every step in which the agent is there, else once an episode.
         random_start: every episode begins in a cell drawn anew, instead.
-
-    Raises:
-        ValueError: when a value is out of range.
     """
 
     name: ClassVar[str]
@@ -216,14 +209,10 @@ class Env(ABC):
         """Divide the tasks as the original does: shuffle, then cut.
 
         Args:
-            seed: of the order.
             train_share: of the tasks that are for training, 0 to 1.
 
         Returns:
             Indices (n,) int64 into `tasks()` for training and for test, in the shuffled order.
-
-        Raises:
-            ValueError: when the share is out of range.
         """
         if not 0 <= train_share <= 1:
             raise ValueError(f"train_share is from 0 to 1, not {train_share}")

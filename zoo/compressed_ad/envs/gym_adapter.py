@@ -44,7 +44,6 @@ def make_single(name: str, task: Sequence[int], **arguments: Any) -> gymnasium.E
     Args:
         name: of the environment, see `ENVS`.
         task: (F,), a row of `Env.tasks()`.
-        arguments: of the environment.
 
     Raises:
         ImportError: when gymnasium is not installed.
@@ -66,7 +65,6 @@ def make_vector(
         name: of the environment, see `ENVS`.
         tasks: (B, F), rows of `Env.tasks()`; a task may repeat.
         num_envs: number of worlds: the tasks are repeated in turn up to it. As many as tasks by default.
-        arguments: of the environment.
 
     Raises:
         ImportError: when gymnasium is not installed.

@@ -89,8 +89,6 @@ class CrossAttention(nn.Module):
     """Multi-head attention from one sequence to another, with separate projections.
 
     Args:
-        dim: channels.
-        heads: of attention.
         dropout: of the attention weights.
     """
 
@@ -114,14 +112,7 @@ class CrossAttention(nn.Module):
 
 
 class QueryLayer(nn.Module):
-    """Learned queries attend to each other, to a context, and pass a feedforward; each after a norm.
-
-    Args:
-        dim: channels.
-        heads: of attention.
-        hidden: channels of the feedforward.
-        dropout: of attention and feedforward.
-    """
+    """Learned queries attend to each other, to a context, and pass a feedforward; each after a norm."""
 
     def __init__(self, dim: int, heads: int, hidden: int, dropout: float) -> None:
         super().__init__()
@@ -146,13 +137,8 @@ class QueryCompressor(Compressor):
     """Learned queries that attend to the tokens, as in a Q-Former: the original's last compressor.
 
     Args:
-        dim: channels of a token.
         num_latents: queries, hence latents.
-        depth: layers.
-        heads: of attention.
         feedforward: channels between the linear layers; four times `dim` by default.
-        dropout: of attention and feedforward.
-        max_tokens: most tokens of a call.
     """
 
     def __init__(
@@ -185,12 +171,8 @@ class EncoderCompressor(Compressor):
     """A transformer encoder over the tokens and K query tokens after them: the original's earlier compressor.
 
     Args:
-        dim: channels of a token.
         num_latents: query tokens, hence latents.
-        depth: layers.
-        heads: of attention.
         feedforward: channels between the linear layers; four times `dim` by default.
-        dropout: of attention and feedforward.
         max_tokens: most tokens of a call, query tokens included.
     """
 
@@ -226,11 +208,7 @@ class ReconstructionDecoder(nn.Module):
     """Learned position queries attend to the latents and give back the tokens that went into them.
 
     Args:
-        dim: channels of a token.
-        depth: layers.
-        heads: of attention.
         feedforward: channels between the linear layers; four times `dim` by default.
-        dropout: of attention and feedforward.
         max_tokens: positions that can be asked for.
     """
 
@@ -250,11 +228,7 @@ class ReconstructionDecoder(nn.Module):
         self.final_norm = nn.LayerNorm(dim)
 
     def check_tokens(self, count: int) -> None:
-        """See that there is a query for each of so many positions.
-
-        Raises:
-            ValueError: when there is not.
-        """
+        """See that there is a query for each of so many positions."""
         if count > self.position_queries.shape[1]:
             raise ValueError(
                 f"the reconstruction decoder knows {self.position_queries.shape[1]} positions; "
@@ -290,14 +264,8 @@ class FieldDecoder(ReconstructionDecoder):
     anew in every training step, cost less than all.
 
     Args:
-        dim: channels of a latent.
-        grid_size: rows and columns of the grid.
-        num_actions: of the environment.
         positions: transitions of a segment that a training step asks for; all by default.
-        depth: layers.
-        heads: of attention.
         feedforward: channels between the linear layers; four times `dim` by default.
-        dropout: of attention and feedforward.
         max_tokens: positions that can be asked for.
 
     Raises:

@@ -14,13 +14,7 @@ REWARDS = 2  # values of a reward: none, or one
 
 
 class StepEmbedding(nn.Module, ABC):
-    """Turns transitions and query states into tokens.
-
-    Args:
-        dim: channels of a token.
-        grid_size: rows and columns of the grid.
-        num_actions: of the environment.
-    """
+    """Turns transitions and query states into tokens."""
 
     def __init__(self, dim: int, grid_size: int, num_actions: int) -> None:
         super().__init__()
@@ -41,9 +35,6 @@ class LinearEmbedding(StepEmbedding):
     """One linear layer on the raw numbers of a transition and a table of query states: the original's.
 
     Args:
-        dim: channels of a token.
-        grid_size: rows and columns of the grid.
-        num_actions: of the environment.
         norm: normalise tokens of transitions, as the earlier encoder's model does.
     """
 
@@ -68,11 +59,6 @@ class FactoredEmbedding(StepEmbedding):
     """A sum of learned tables: row and column of state and successor, action, reward, end of the episode.
 
     A net learns far faster from it than from raw coordinates.
-
-    Args:
-        dim: channels of a token.
-        grid_size: rows and columns of the grid.
-        num_actions: of the environment.
     """
 
     def __init__(self, dim: int = 64, grid_size: int = 9, num_actions: int = 5) -> None:

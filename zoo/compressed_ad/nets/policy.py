@@ -67,7 +67,6 @@ class State:
         latents: (B, K, dim), None before the first compression.
         steps: transitions since then, None when there is none.
         cache: keys and values of what the transformer has seen since; None where they cannot be kept.
-        compressions: so far.
     """
 
     latents: Tensor | None = None
@@ -91,7 +90,6 @@ class InContextPolicy(nn.Module):
     Args:
         embedding: of transitions and query states.
         transformer: its context is the window T: latents, transitions and query.
-        compressor: of old context.
         arrangement: "separate" gives each transition and each query a token of its own, as the original does; "fused"
             adds a query to the transition before it, which halves the tokens.
         latent_mask: "causal" lets latents see nothing later, so that all steps train at once and keys and values can

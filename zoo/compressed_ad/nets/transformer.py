@@ -34,7 +34,6 @@ class Attention(nn.Module):
     """Multi-head self-attention with one projection for queries, keys and values.
 
     Args:
-        dim: channels.
         heads: of attention; they divide `dim`.
         dropout: of the attention weights and of the output.
     """
@@ -68,10 +67,7 @@ class Feedforward(nn.Module):
     """Two linear layers.
 
     Args:
-        dim: channels.
-        hidden: channels between.
         dropout: of the output, and between the layers for relu.
-        activation: between them.
     """
 
     def __init__(self, dim: int, hidden: int, dropout: float, activation: Activation = "gelu") -> None:
@@ -88,15 +84,7 @@ class Feedforward(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feedforward, each after a norm and added to its input.
-
-    Args:
-        dim: channels.
-        heads: of attention.
-        hidden: channels of the feedforward.
-        dropout: of attention and feedforward.
-        activation: of the feedforward.
-    """
+    """Attention and feedforward, each after a norm and added to its input."""
 
     def __init__(self, dim: int, heads: int, hidden: int, dropout: float, activation: Activation) -> None:
         super().__init__()
@@ -115,13 +103,9 @@ class Transformer(nn.Module):
     """Pre-norm transformer with learned positions.
 
     Args:
-        dim: channels.
-        depth: blocks.
         heads: of attention; they divide `dim`.
         context: positions: the most tokens of a sequence, its last query included.
         feedforward: channels between the linear layers of a block; four times `dim` by default.
-        dropout: of embeddings, attention and feedforward.
-        activation: of the feedforward.
         input_norm: normalise tokens before positions are added, as the earlier encoder's model does.
         final_norm: normalise the output; the earlier encoder's model does not.
 
