@@ -20,6 +20,7 @@ def test_what_fits_passes() -> None:
         (lambda: ranges.at_least(1, batch_size=1, workers=0), "workers is at least 1, not 0"),
         (lambda: ranges.at_least(0, share=math.nan), "share is at least 0, not nan"),
         (lambda: ranges.positive(sigma=0.0), "sigma is positive, not 0.0"),
+        (lambda: ranges.below(1, dropout=1.0), "dropout is below 1, not 1.0"),
         (lambda: ranges.within(0, 0.5, drop=0.6), "drop is 0 to 0.5, not 0.6"),
         (lambda: ranges.within(0, 1, drop=math.nan), "drop is 0 to 1, not nan"),
         (lambda: ranges.one_of({"mean": 1, "sum": 2}, reduction="max"), "reduction is one of mean, sum, not 'max'"),

@@ -19,6 +19,7 @@ from zoo.ci_llm.losses.metrics import token_scores
 from zoo.ci_llm.losses.objective import Batch, Objective, label_count, mean_over_ranks, targets
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.ci_llm.nets.sampling import Sampling
+from zoo.common.ranges import one_of
 from zoo.training.schedules import LrScaling
 from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask, WeightedMeans
 
@@ -72,8 +73,7 @@ class CrowdTask(SingleOptimizerTask):
         lr_scaling: LrScaling | None = None,
     ) -> None:
         super().__init__(optimizer, scheduler, lr_scaling=lr_scaling)
-        if normalise not in ("batch", "global"):
-            raise ValueError(f'normalise is "batch" or "global", not {normalise!r}')
+        one_of(("batch", "global"), normalise=normalise)
         self.crowd = crowd
         self.tokenizer = tokenizer
         self.diversity = diversity

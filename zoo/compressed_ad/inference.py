@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from zoo.common.atomic import write_atomic
+from zoo.common.ranges import at_least, one_of
 from zoo.compressed_ad.envs.grids import Env
 from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.rollout import check_fit, rollout
@@ -50,8 +51,7 @@ class Agent(Inference):
     output_suffix = ".npy"
 
     def __init__(self, policy: InContextPolicy, env: Env, episodes: int = 100, greedy: bool = False) -> None:
-        if episodes < 1:
-            raise ValueError(f"episodes is at least 1, not {episodes}")
+        at_least(1, episodes=episodes)
         check_fit(policy, env)
         self.policy = policy
         self.env = env
@@ -152,8 +152,7 @@ def tasks_of(env: Env, split: str, split_seed: int = SPLIT_SEED, train_share: fl
     Raises:
         ValueError: when there is no such split, or it is empty.
     """
-    if split not in SPLITS:
-        raise ValueError(f"split is one of {', '.join(SPLITS)}, not {split!r}")
+    one_of(SPLITS, split=split)
     tasks = env.tasks()
     if split != "all":
         train, test = env.split(split_seed, train_share)

@@ -11,6 +11,7 @@ from rich.progress import track
 from torch import Tensor
 
 from zoo.common.draws import GOLDEN, seeded_uniforms
+from zoo.common.ranges import at_least
 from zoo.compressed_ad.envs.grids import MOVES, Env, Worlds
 from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.nets.steps import Steps
@@ -163,8 +164,7 @@ def rollout(
     Raises:
         ValueError: when there is no episode, or as `Player` does.
     """
-    if episodes < 1:
-        raise ValueError(f"episodes is at least 1, not {episodes}")
+    at_least(1, episodes=episodes)
     with Player(policy, env, tasks, seeds, greedy, cached, record) as player:
         returns = player.play(episodes, progress=progress)
     # Clones are ordinary tensors: those made under inference_mode may not enter a training.

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zoo.common.ranges import at_least, below
 from zoo.compressed_ad.envs.grids import Env
 from zoo.compressed_ad.losses import cross_entropy, reconstruction_loss
 from zoo.compressed_ad.nets.compression import FieldDecoder
@@ -121,12 +122,10 @@ class DistillationTask(PolicyTask):
             raise ValueError("model: dense true needs policy.latent_mask causal; full shows the latents every query")
         if recon_weight and (policy.decoder is None or policy.compressor is None):
             raise ValueError(f"model.recon_weight is {recon_weight}, which needs policy.compressor and policy.decoder")
-        if not 0 <= label_smoothing < 1 or min(recon_weight, reward_weight, gradient_decay) < 0 or episodes < 1:
-            raise ValueError(
-                f"model: label_smoothing ({label_smoothing}) lies in [0, 1), recon_weight ({recon_weight}), "
-                f"reward_weight ({reward_weight}) and gradient_decay ({gradient_decay}) are not negative, episodes "
-                f"({episodes}) is at least 1"
-            )
+        at_least(0, label_smoothing=label_smoothing, recon_weight=recon_weight)
+        at_least(0, reward_weight=reward_weight, gradient_decay=gradient_decay)
+        below(1, label_smoothing=label_smoothing)
+        at_least(1, episodes=episodes)
         if frozen:
             freeze(policy, frozen)
         self.dense = dense

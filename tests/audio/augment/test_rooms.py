@@ -34,7 +34,7 @@ def test_synthetic_responses_are_deterministic_and_independent_of_count():
         np.testing.assert_array_equal(a, b)
     assert not np.array_equal(more[0][:500], synthetic_rirs(1, RATE, seed=2)[0][:500])
     assert synthetic_rirs(0, RATE) == []
-    with pytest.raises(ValueError, match="sample_rate >= 1000"):
+    with pytest.raises(ValueError, match="sample_rate is at least 1000"):
         synthetic_rirs(1, 500)
 
 
@@ -86,7 +86,7 @@ def test_colours_have_their_slope_per_octave(index, slope):
 
 
 def test_bad_arguments_are_named():
-    with pytest.raises(ValueError, match="clips must be >= 1"):
+    with pytest.raises(ValueError, match="(clips|seconds) is at least"):
         SyntheticNoise(0, RATE)
 
 

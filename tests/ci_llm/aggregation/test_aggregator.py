@@ -62,7 +62,7 @@ def test_drawn_weights_belong_to_the_row():
     all_rows = Dirichlet(0.5).start(3, 3, uniforms)
     torch.testing.assert_close(Dirichlet(0.5).start(3, 1, uniforms[:, 1:2]), all_rows[1:2], rtol=0, atol=0)
     assert not torch.allclose(all_rows[0], all_rows[1])
-    with pytest.raises(ValueError, match="above 0"):
+    with pytest.raises(ValueError, match="alpha is positive"):
         Dirichlet(0)
 
 

@@ -71,5 +71,5 @@ def test_no_agent_falls_below_the_floor():
     log_weights = torch.tensor([[0.5, 0.5]]).log()
     found = BayesianUpdate()(log_weights, log_weights[0], torch.tensor([[0.0], [-1000.0]])).exp()
     assert found[0, 1].item() == pytest.approx(1e-4, rel=1e-3)
-    with pytest.raises(ValueError, match="Bayesian averaging needs"):
+    with pytest.raises(ValueError, match="floor is below 1"):
         BayesianUpdate(floor=1)

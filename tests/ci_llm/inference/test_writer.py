@@ -82,7 +82,7 @@ def test_bad_arguments():
         writer()("2 + 3")
     with pytest.raises(ValueError, match="prompt 1 is empty"):
         writer()(["a", " "])
-    with pytest.raises(ValueError, match="must be at least 1"):
+    with pytest.raises(ValueError, match="is at least 1"):
         writer(prompt_batch=0)
     assert writer()([]) == []
 

@@ -115,7 +115,7 @@ def test_split_divides_the_tasks():
     assert sorted([*train.tolist(), *test.tolist()]) == list(range(6561))
     assert not torch.equal(train, env.split(4, 0.95)[0])
     assert [len(part) for part in env.split(3, 1.0)] == [6561, 0]
-    with pytest.raises(ValueError, match="from 0 to 1"):
+    with pytest.raises(ValueError, match="train_share is 0 to 1"):
         env.split(3, 95)
 
 

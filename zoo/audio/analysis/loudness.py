@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from scipy.signal import sosfilt
 
+from zoo.common.ranges import at_least
+
 _STEP_SECONDS, _STEPS = 0.1, 4  # gating blocks of 400 ms that overlap by 75 %
 _OFFSET = -0.691  # LUFS of a mean square of 1
 _ABSOLUTE_GATE = -70.0  # LUFS
@@ -28,8 +30,7 @@ class LoudnessMeter:
     """
 
     def __init__(self, sample_rate: int, channels: int) -> None:
-        if sample_rate < _LEAST_RATE:
-            raise ValueError(f"loudness is defined here for {_LEAST_RATE} Hz and more, got {sample_rate} Hz")
+        at_least(_LEAST_RATE, sample_rate=sample_rate)
         self._sections = _k_weighting(sample_rate)
         self._state = np.zeros((len(self._sections), channels, 2))
         self._step = round(_STEP_SECONDS * sample_rate)

@@ -20,6 +20,7 @@ from zoo.audio.augment.effects import fit
 from zoo.audio.corpora.synthetic import SpeechLike
 from zoo.audio.io.decoding import BLOCK_SAMPLES
 from zoo.audio.io.resample import resample_array
+from zoo.common.ranges import one_of
 
 _PAD_SECONDS = 0.05  # of silence behind the signal, so that no codec cuts its end
 _FFMPEG_SECONDS = 120  # after which a hanging ffmpeg is given up
@@ -108,8 +109,7 @@ def check(codec: str, setting: float | None = None) -> None:
     Raises:
         ValueError: unknown or missing codec, or a setting outside its range.
     """
-    if codec not in CODECS:
-        raise ValueError(f"unknown codec {codec!r}, expected one of {', '.join(CODECS)}")
+    one_of(CODECS, codec=codec)
     entry = CODECS[codec]
     if setting is not None and not entry.unit:
         raise ValueError(f"codec {codec} has no setting, got {setting}")

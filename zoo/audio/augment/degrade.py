@@ -12,6 +12,7 @@ from zoo.audio.augment import codecs as coding
 from zoo.audio.augment import effects
 from zoo.audio.augment.rooms import crop_noise
 from zoo.audio.corpora.corpus import Corpus
+from zoo.common.ranges import at_least, one_of, within
 
 Step = Literal["noise", "reverb", "clipping", "lowpass", "packet_loss", "codec"]
 Range = tuple[float, float]
@@ -271,24 +272,19 @@ class Degrader:
         idle = sorted(set(self.probabilities) - set(self.steps))
         if idle:
             raise ValueError(f"probabilities name {', '.join(idle)}, which `steps` does not list; add or remove it")
-        if self.order not in ("as_listed", "random"):
-            raise ValueError(f"order must be as_listed or random, got {self.order!r}")
-        if self.max_steps is not None and self.max_steps < 1:
-            raise ValueError(f"max_steps must be >= 1, got {self.max_steps}; use `untouched` for items without any")
+        one_of(("as_listed", "random"), order=self.order)
+        at_least(1, max_steps=1 if self.max_steps is None else self.max_steps)
 
     def _check_ranges(self) -> None:
         shares = {f"probabilities.{step}": share for step, share in self.probabilities.items()}
         for name in ("untouched", "soft_clipping", "lowpass_by_resampling", "packet_repeat", "polarity"):
             shares[name] = getattr(self, name)
-        for name, share in shares.items():
-            if not 0 <= share <= 1:
-                raise ValueError(f"{name} must lie in 0..1, got {share}")
+        within(0, 1, **shares)
+        at_least(1, burst_packets=self.burst_packets)
         for name, (least, most) in _SPANS.items():
             span = getattr(self, name)
             if span is not None and (len(span) != 2 or not least <= span[0] <= span[1] <= most):
                 raise ValueError(f"{name} must be lowest, highest within {least:g}..{most:g}, got {tuple(span)}")
-        if not self.burst_packets >= 1:
-            raise ValueError(f"burst_packets must be >= 1, got {self.burst_packets}")
 
     def _check_codecs(self) -> None:
         if not self.codecs:

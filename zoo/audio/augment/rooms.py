@@ -13,6 +13,7 @@ from scipy.signal import butter, sosfilt
 from zoo.audio.corpora.corpus import Corpus
 from zoo.audio.corpora.synthetic import SpeechLike
 from zoo.audio.io import files
+from zoo.common.ranges import at_least
 
 _SOUND_SPEED = 343.0  # m/s, air at 20 degrees Celsius
 _WALL_METRES = 0.5  # least distance of source and microphone from a wall
@@ -64,8 +65,8 @@ def synthetic_rirs(count: int, sample_rate: int, seed: int = 0) -> list[np.ndarr
     Source: Allen and Berkley, "Image method for efficiently simulating small-room acoustics" (1979); ranges of
         Open-Miipher-2.
     """
-    if count < 0 or sample_rate < 1000:
-        raise ValueError(f"count must be >= 0 and sample_rate >= 1000 Hz, got {count} and {sample_rate}")
+    at_least(0, count=count)
+    at_least(1000, sample_rate=sample_rate)
     return [_shoebox(sample_rate, np.random.default_rng([seed, index])) for index in range(count)]
 
 
@@ -142,8 +143,8 @@ class SyntheticNoise:
     """
 
     def __init__(self, clips: int, sample_rate: int, seed: int = 0, seconds: float = 5.0) -> None:
-        if clips < 1 or seconds < 0.1:
-            raise ValueError(f"clips must be >= 1 and seconds >= 0.1, got {clips} and {seconds}")
+        at_least(1, clips=clips)
+        at_least(0.1, seconds=seconds)
         samples = round(seconds * sample_rate)
         kinds = [_KINDS[index % len(_KINDS)] for index in range(clips)]
         self._clips = [

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from zoo.audio.io import files
+from zoo.common.ranges import one_of
 
 CorpusKind = Literal["auto", "ljspeech", "libritts_r", "jvs", "fleurs_r", "tree"]
 LIBRITTS_SPLITS = (
@@ -75,8 +76,7 @@ def read_corpus(root: str | os.PathLike[str], kind: CorpusKind = "auto") -> list
         ValueError: unknown kind, a malformed list, no audio, or names that cannot be told apart.
     """
     root = Path(root)
-    if kind not in get_args(CorpusKind):
-        raise ValueError(f"kind {kind!r}: expected {', '.join(get_args(CorpusKind))}")
+    one_of(get_args(CorpusKind), kind=kind)
     if not root.is_dir():
         raise FileNotFoundError(f"{root}: no such folder")
     kind = detect(root) if kind == "auto" else kind

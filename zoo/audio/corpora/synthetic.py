@@ -11,6 +11,7 @@ import numpy as np
 from scipy.signal import sosfilt
 
 from zoo.audio.io import files
+from zoo.common.ranges import at_least, within
 
 # First three formants in Hz of an adult male voice: Peterson and Barney (1952), table II, rounded.
 _VOWELS = np.array(
@@ -116,11 +117,9 @@ class SpeechLike:
         seed: int = 0,
         seconds: tuple[float, float] = (1.5, 4.0),
     ) -> None:
-        if sample_rate < 8000 or speakers < 1 or not 0.1 <= seconds[0] <= seconds[1]:
-            raise ValueError(
-                "expected sample_rate >= 8000 Hz, speakers >= 1 and 0.1 s <= shortest <= longest, "
-                f"got {sample_rate}, {speakers}, {seconds}"
-            )
+        at_least(8000, sample_rate=sample_rate)
+        at_least(1, speakers=speakers)
+        within(0.1, seconds[1], shortest_seconds=seconds[0])
         self.sample_rate = sample_rate
         self.speakers = speakers
         self.seed = seed

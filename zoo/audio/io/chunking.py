@@ -9,6 +9,7 @@ from itertools import groupby, islice
 import numpy as np
 
 from zoo.audio.io.resample import StreamResampler
+from zoo.common.ranges import at_least, within
 
 Compute = Callable[[np.ndarray, Sequence[int]], np.ndarray]
 Span = tuple[int, int]
@@ -43,8 +44,7 @@ class Chunker:
                 f"the overlap of chunks may be at most half a chunk: {self.overlap} and {self.window} units of "
                 f"{self.unit_samples} samples"
             )
-        if self.batch < 1 or self.unit_samples < 1:
-            raise ValueError(f"expected a batch and units of at least 1, found {self.batch} and {self.unit_samples}")
+        at_least(1, batch=self.batch, unit_samples=self.unit_samples)
 
     @property
     def context(self) -> int:
@@ -72,8 +72,7 @@ class Chunker:
             (start, stop) of each chunk in units.
         """
         stride = self.window - self.overlap
-        if not 0 <= shift < stride:
-            raise ValueError(f"the grid's shift must be 0 to {stride - 1} units, found {shift}")
+        within(0, stride - 1, shift=shift)
         total = self.units(samples)
         spans = [(0, self.window - shift)]
         while spans[-1][1] < total:

@@ -17,6 +17,7 @@ import soundfile
 
 from zoo.audio.io.decoding import BLOCK_SAMPLES, AudioFileError, decode, open_checked, reason
 from zoo.common.atomic import temporary_beside
+from zoo.common.ranges import positive
 
 _FORMATS = {
     ".wav": ("WAV", "PCM_16"),
@@ -126,8 +127,7 @@ def blocks(path: str | os.PathLike[str], block_samples: int) -> Iterator[np.ndar
         AudioFileError: the file is empty, cut (raised at the cut), no audio, or holds NaN.
     """
     path = Path(path)
-    if block_samples <= 0:
-        raise ValueError(f"block_samples must be positive, got {block_samples}")
+    positive(block_samples=block_samples)
     with open_checked(path) as handle:
         found = 0
         while found < handle.frames:

@@ -10,6 +10,8 @@ import torch
 import torchaudio
 from torch import Tensor, nn
 
+from zoo.common.ranges import positive
+
 # Zero crossings, roll-off and Kaiser beta of the "kaiser_best" filter of the resampy package, as given in torchaudio's
 # resampling tutorial; torchaudio's own default of 6 crossings leaks audibly.
 _ZERO_CROSSINGS, _ROLLOFF, _BETA = 64, 0.9475937167399596, 14.769656459379492
@@ -29,11 +31,6 @@ def _resampler(source_rate: int, target_rate: int, device: torch.device) -> nn.M
         ).to(device)
 
 
-def _check_rates(source_rate: int, target_rate: int) -> None:
-    if source_rate <= 0 or target_rate <= 0:
-        raise ValueError(f"sample rates must be positive, got {source_rate} -> {target_rate} Hz")
-
-
 def resample(x: Tensor, source_rate: int, target_rate: int) -> Tensor:
     """Resample on the tensor's device, differentiably; the filter is built once per pair of rates and device.
 
@@ -45,7 +42,7 @@ def resample(x: Tensor, source_rate: int, target_rate: int) -> Tensor:
 
     Source: J. O. Smith, "Digital Audio Resampling", windowed-sinc interpolation.
     """
-    _check_rates(source_rate, target_rate)
+    positive(source_rate=source_rate, target_rate=target_rate)
     if source_rate == target_rate:
         return x
     with torch.autocast(x.device.type, enabled=False):
@@ -61,7 +58,7 @@ def resample_array(x: np.ndarray, source_rate: int, target_rate: int) -> np.ndar
     Returns:
         Audio (T',) or (C, T') float32 with T' within one sample of T * target_rate / source_rate.
     """
-    _check_rates(source_rate, target_rate)
+    positive(source_rate=source_rate, target_rate=target_rate)
     x = np.asarray(x, dtype=np.float32)
     if source_rate == target_rate:
         return x
@@ -72,7 +69,7 @@ class StreamResampler:
     """Resamples a stream block by block; the joined output equals `resample_array` of the whole signal."""
 
     def __init__(self, source_rate: int, target_rate: int, channels: int) -> None:
-        _check_rates(source_rate, target_rate)
+        positive(source_rate=source_rate, target_rate=target_rate)
         self._stream = None
         if source_rate != target_rate:
             self._stream = soxr.ResampleStream(source_rate, target_rate, channels, dtype="float32")

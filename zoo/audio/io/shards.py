@@ -25,6 +25,7 @@ import numpy as np
 from zoo.audio.io import files
 from zoo.audio.io.archives import TAR_SUFFIXES, read_tar, safe_name
 from zoo.common.atomic import replacing, write_atomic
+from zoo.common.ranges import at_least
 
 INDEX_NAME = "index.json"
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -187,8 +188,7 @@ class ShardWriter:
         max_samples: int = 1000,
         compress: bool = False,
     ) -> None:
-        if max_bytes < 1 or max_samples < 1:
-            raise ValueError(f"expected max_bytes and max_samples > 0, got {max_bytes} and {max_samples}")
+        at_least(1, max_bytes=max_bytes, max_samples=max_samples)
         self.folder, self.prefix, self.compress = Path(folder), prefix, compress
         self.max_bytes, self.max_samples = max_bytes, max_samples
         self._entries = list(read_index(self.folder).values())

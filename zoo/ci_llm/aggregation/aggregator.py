@@ -14,6 +14,7 @@ from torch import Tensor
 from zoo.ci_llm.aggregation.answers import flexible_answer, vote
 from zoo.ci_llm.aggregation.weights import FLOOR, BayesianUpdate, draw_dirichlet
 from zoo.ci_llm.nets.sampling import draw
+from zoo.common.ranges import positive
 
 
 def aggregate(log_probs: Tensor, log_weights: Tensor) -> Tensor:
@@ -149,8 +150,7 @@ class Dirichlet(Mean):
     """
 
     def __init__(self, alpha: float = 1.0) -> None:
-        if alpha <= 0:
-            raise ValueError(f"alpha of a Dirichlet prior is above 0, not {alpha}")
+        positive(alpha=alpha)
         self.alpha = alpha
 
     def start(self, agents: int, rows: int, uniforms: Tensor | None = None) -> Tensor:

@@ -8,6 +8,8 @@ import torch
 from scipy import special
 from torch import Tensor
 
+from zoo.common.ranges import at_least, below, positive, within
+
 FLOOR = 1e-4  # least weight of an agent along a text, so that an agent that was wrong once can come back
 _PASSES = 1000
 
@@ -32,8 +34,7 @@ def fit_dirichlet(token_log_probs: Tensor, alpha: float = 1.0, tolerance: float 
     Source: Dempster, Laird and Rubin, "Maximum Likelihood from Incomplete Data via the EM Algorithm" (1977), section
     4.3.
     """
-    if alpha <= 0:
-        raise ValueError(f"alpha of a Dirichlet prior is above 0, not {alpha}")
+    positive(alpha=alpha)
     if token_log_probs.dim() != 2 or not token_log_probs.numel() or token_log_probs.isnan().any():
         raise ValueError(
             "fitting weights needs log-probabilities (agents, tokens) of at least one token and no NaN, "
@@ -84,11 +85,9 @@ class BayesianUpdate:
     """
 
     def __init__(self, eta: float = 1.0, gamma: float = 1.0, floor: float = FLOOR) -> None:
-        if eta < 0 or not 0 <= gamma <= 1 or not 0 <= floor < 1:
-            raise ValueError(
-                "Bayesian averaging needs eta >= 0, gamma in [0, 1] and floor in [0, 1), "
-                f"found {eta}, {gamma} and {floor}"
-            )
+        at_least(0, eta=eta, floor=floor)
+        within(0, 1, gamma=gamma)
+        below(1, floor=floor)
         self.eta, self.gamma, self.floor = eta, gamma, floor
 
     def __call__(self, log_weights: Tensor, log_prior: Tensor, token_log_probs: Tensor) -> Tensor:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 
+from zoo.common.ranges import at_least, one_of
 from zoo.training.data import Key, ResumableBatches, item_seed
 
 AgentData = Literal["shared", "shuffled", "bootstrap"]
@@ -55,8 +56,8 @@ class TextBatches(ResumableBatches):
     ) -> None:
         if (batch_size is None) == (token_budget is None):
             raise ValueError(f"TextBatches: give one of batch_size ({batch_size}) and token_budget ({token_budget})")
-        if agents < 1 or agent_data not in ("shared", "shuffled", "bootstrap"):
-            raise ValueError(f"TextBatches: agents ({agents}) is at least 1, agent_data ({agent_data}) is a known word")
+        at_least(1, agents=agents)
+        one_of(get_args(AgentData), agent_data=agent_data)
         super().__init__(len(lengths), 1, seed, rank, world, drop_last=False)
         self.lengths = np.asarray(lengths)
         self.drop_last = drop_last

@@ -18,6 +18,7 @@ from zoo.ci_llm.data.rows import TextRows, join_rows
 from zoo.ci_llm.data.text_data import Example, Template, read_examples, split_files
 from zoo.ci_llm.data.tokenizers import Tokenizer
 from zoo.ci_llm.data.tokens import Tokens, TooLong, tokenise, tokenise_files
+from zoo.common.ranges import at_least
 from zoo.training.data import RankSlice, ResumableBatches, ZooDataModule, item_seed
 
 log = logging.getLogger(__name__)
@@ -85,15 +86,9 @@ class TextData(ZooDataModule):
         seed: int = 42,
     ) -> None:
         super().__init__(batch_size, num_workers, seed, drop_last)
-        if (
-            min(batch_size, agents, least_rows, val_items) < 1
-            or max_length < 2
-            or (max_items is not None and max_items < 1)
-        ):
-            raise ValueError(
-                f"data.init_args: batch_size ({batch_size}), agents ({agents}), least_rows ({least_rows}), val_items "
-                f"({val_items}) and max_items ({max_items}) are at least 1, max_length ({max_length}) at least 2"
-            )
+        at_least(1, batch_size=batch_size, agents=agents, least_rows=least_rows, val_items=val_items)
+        at_least(1, max_items=1 if max_items is None else max_items)
+        at_least(2, max_length=max_length)
         if token_budget is None and batch_size < least_rows:
             raise ValueError(f"data.init_args: batch_size ({batch_size}) is below least_rows ({least_rows})")
         if packing and agent_data != "shared":

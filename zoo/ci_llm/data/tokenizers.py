@@ -9,6 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from zoo.common.ranges import at_least
+
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 SPECIAL = (PAD, BOS, EOS)  # numbers 0, 1 and 2
 
@@ -153,8 +155,7 @@ class BpeTokenizer(Tokenizer):
         prompt_field: str = "question",
         answer_field: str = "answer",
     ) -> None:
-        if vocab_size < 256 + len(SPECIAL):
-            raise ValueError(f"BpeTokenizer: vocab_size is at least {256 + len(SPECIAL)} (all bytes), not {vocab_size}")
+        at_least(256 + len(SPECIAL), vocab_size=vocab_size)  # all bytes
         self.wanted = vocab_size
         self.root = root
         self.fields = (prompt_field, answer_field)

@@ -14,6 +14,7 @@ from zoo.ci_llm.data.tokenizers import Tokenizer
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.ci_llm.nets.sampling import Sampling
 from zoo.common.draws import seeded_uniforms
+from zoo.common.ranges import at_least
 
 _SEEDS = 2**52  # as many as seeded_uniforms tells apart
 
@@ -140,8 +141,7 @@ def _check(crowd: Crowd, input_ids: Tensor, attention_mask: Tensor, max_new_toke
             "generation needs input_ids and attention_mask of one shape (B, T), "
             f"found {tuple(input_ids.shape)} and {tuple(attention_mask.shape)}"
         )
-    if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens is at least 1, not {max_new_tokens}")
+    at_least(1, max_new_tokens=max_new_tokens)
     if not input_ids.numel() or not attention_mask[:, -1].all():
         raise ValueError("a prompt is empty or padded on the right: pad on the left, so that all rows end together")
     longest, context = int(attention_mask.sum(1).max()), crowd.backbone.context_tokens

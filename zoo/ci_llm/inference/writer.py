@@ -20,6 +20,7 @@ from zoo.ci_llm.nets.backbone import Backbone
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.ci_llm.nets.sampling import Sampling
 from zoo.common.atomic import write_atomic
+from zoo.common.ranges import at_least
 from zoo.runs.inference import Inference
 from zoo.training.data import item_seed
 
@@ -56,8 +57,7 @@ class Writer(Inference):
         prompt_batch: int = 8,
         answer_seed: int = 0,
     ) -> None:
-        if max_new_tokens < 1 or prompt_batch < 1:
-            raise ValueError(f"max_new_tokens ({max_new_tokens}) and prompt_batch ({prompt_batch}) must be at least 1")
+        at_least(1, max_new_tokens=max_new_tokens, prompt_batch=prompt_batch)
         self.crowd = crowd
         self.tokenizer = tokenizer
         self.template = Template(template)

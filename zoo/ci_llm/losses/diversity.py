@@ -14,6 +14,7 @@ from torch.distributed.nn.functional import all_gather
 
 from zoo.ci_llm.losses.distances import pairwise_divergences, random_directions, sliced_wasserstein
 from zoo.common.draws import host_uniforms
+from zoo.common.ranges import at_least
 
 Strategy = Literal["last_token", "mean_pool", "first_token", "answer_mean", "answer_tokens"]
 Space = Literal["hidden", "logits", "probs"]
@@ -175,11 +176,8 @@ class Diversity:
         shared: bool = True,
         seed: int = 0,
     ) -> None:
-        if weight < 0 or projections < 1 or warmup_steps < 0:
-            raise ValueError(
-                "diversity needs weight >= 0, projections >= 1 and warmup_steps >= 0, "
-                f"found {weight}, {projections} and {warmup_steps}"
-            )
+        at_least(0, weight=weight, warmup_steps=warmup_steps)
+        at_least(1, projections=projections)
         if kind != "swd" and strategy in _POOLED:
             raise ValueError(f"diversity kind {kind} compares predictions: use strategy answer_tokens, not {strategy}")
         if weight > 0 and strategy == "first_token":

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from zoo.ci_llm.nets.backbone import Backbone
 from zoo.common.draws import host_uniforms, seeded_uniforms
+from zoo.common.ranges import at_least, below
 
 LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PEFT_PREFIX = "base_model.model."  # of peft's key names; what follows is the layer's name in the causal LM
@@ -84,12 +85,9 @@ class Agents(nn.Module):
         top_layers: int | None = None,
     ) -> None:
         super().__init__()
-        for name, number in (("count", count), ("rank", rank)):
-            if number < 1:
-                raise ValueError(f"agents.{name} must be at least 1, got {number}")
-        for name, share in (("dropout", dropout), ("dropconnect", dropconnect)):
-            if not 0 <= share < 1:
-                raise ValueError(f"agents.{name} must be 0 or more and below 1, got {share}")
+        at_least(1, count=count, rank=rank)
+        at_least(0, dropout=dropout, dropconnect=dropconnect)
+        below(1, dropout=dropout, dropconnect=dropconnect)
         self.count, self.rank, self.alpha = count, rank, alpha
         self.targets = tuple(targets)
         self.dropout, self.dropconnect, self.dropconnect_rescale = dropout, dropconnect, dropconnect_rescale

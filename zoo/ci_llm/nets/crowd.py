@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from zoo.ci_llm.nets.agents import Active, Agents
 from zoo.ci_llm.nets.backbone import Backbone
 from zoo.ci_llm.nets.positions import positions
+from zoo.common.ranges import at_least
 
 
 class Trunk:
@@ -119,8 +120,7 @@ class Crowd(nn.Module):
         super().__init__()
         if (mode == "chunked") != (chunk is not None):
             raise ValueError(f"crowd.chunk belongs to mode chunked, which needs it; got mode {mode} with chunk {chunk}")
-        if chunk is not None and chunk < 1:
-            raise ValueError(f"crowd.chunk must be at least 1, got {chunk}")
+        at_least(1, chunk=1 if chunk is None else chunk)
         self.backbone = backbone
         self.agents = agents
         self.mode = mode

@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from zoo.common.ranges import at_least, positive, within
+
 
 class Sampling:
     """Temperature, then top-k, top-p and min-p, then a draw.
@@ -22,11 +24,9 @@ class Sampling:
     """
 
     def __init__(self, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> None:
-        if temperature < 0 or top_k < 0 or not 0 < top_p <= 1 or not 0 <= min_p <= 1:
-            raise ValueError(
-                "sampling needs temperature >= 0, top_k >= 0, top_p in (0, 1] and min_p in [0, 1], "
-                f"found {temperature}, {top_k}, {top_p} and {min_p}"
-            )
+        at_least(0, temperature=temperature, top_k=top_k)
+        within(0, 1, top_p=top_p, min_p=min_p)
+        positive(top_p=top_p)
         self.temperature, self.top_k, self.top_p, self.min_p = temperature, top_k, top_p, min_p
 
     @property

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.common.draws import seeded_uniforms
+from zoo.common.ranges import at_least, positive, within
 from zoo.compressed_ad.collecting.base import Algorithm
 from zoo.compressed_ad.data.history import COLUMNS
 from zoo.compressed_ad.envs.grids import Env, Worlds
@@ -223,10 +224,10 @@ class PPO(Algorithm):
     bootstrap: bool = False
 
     def __post_init__(self) -> None:
-        if min(self.rollout_steps, self.epochs, self.frames) < 1 or self.minibatch < 2:
-            raise ValueError(f"rollout_steps, epochs and frames are at least 1 and minibatch at least 2, found {self}")
-        if not (0 <= self.discount <= 1 and 0 <= self.trace <= 1 and min(self.learning_rate, self.clip) > 0):
-            raise ValueError(f"discount and trace are from 0 to 1, learning_rate and clip above 0, found {self}")
+        at_least(1, rollout_steps=self.rollout_steps, epochs=self.epochs, frames=self.frames)
+        at_least(2, minibatch=self.minibatch)
+        within(0, 1, discount=self.discount, trace=self.trace)
+        positive(learning_rate=self.learning_rate, clip=self.clip)
 
     def histories(
         self,

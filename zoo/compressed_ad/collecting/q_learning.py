@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from zoo.common.draws import GOLDEN, seeded_uniforms
+from zoo.common.ranges import at_least, below, positive, within
 from zoo.compressed_ad.collecting.base import Algorithm
 from zoo.compressed_ad.data.history import COLUMNS
 from zoo.compressed_ad.envs.grids import Env
@@ -52,16 +53,10 @@ class QLearning(Algorithm):
     bonus: float = 0.0
 
     def __post_init__(self) -> None:
-        shares = (self.rate, self.discount, self.epsilon, self.last_epsilon)
-        if (
-            not all(0 <= share <= 1 for share in shares)
-            or self.discount == 1
-            or not 0 < self.explored <= 1
-            or self.bonus < 0
-        ):
-            raise ValueError(
-                f"rates and shares are from 0 to 1, discount below 1, explored above 0, bonus not below 0, found {self}"
-            )
+        within(0, 1, rate=self.rate, epsilon=self.epsilon, last_epsilon=self.last_epsilon, explored=self.explored)
+        at_least(0, discount=self.discount, bonus=self.bonus)
+        below(1, discount=self.discount)
+        positive(explored=self.explored)
 
     def histories(
         self,

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from zoo.common.draws import seeded_uniforms
+from zoo.common.ranges import at_least
 from zoo.training.data import ResumableBatches, item_seed
 
 CATEGORIES = ("short", "medium", "long", "very_long", "extended")
@@ -55,14 +56,11 @@ class Curriculum:
                     f"curriculum.shares: up to {len(CATEGORIES)} shares ({', '.join(CATEGORIES)}) that sum to 1, "
                     f"found {row}"
                 )
-        if num_latents < 0 or window < num_latents + 2 or shortest < 1:
-            raise ValueError(
-                f"curriculum: a window of {window} has no room for {num_latents} latents, a transition and a query"
-                if shortest >= 1
-                else f"curriculum.shortest is at least 1, not {shortest}"
-            )
-        if any(limit is not None and limit < 0 for limit in max_compressions):
-            raise ValueError(f"curriculum.max_compressions are at least 0 or null, found {max_compressions}")
+        at_least(0, num_latents=num_latents)
+        at_least(num_latents + 2, window=window)  # the latents, a transition and a query
+        at_least(1, shortest=shortest)
+        for limit in max_compressions:
+            at_least(0, max_compressions=limit or 0)
         self.window = window
         self.num_latents = num_latents
         self.starts = starts

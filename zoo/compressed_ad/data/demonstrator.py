@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from zoo.common.draws import seeded_uniforms
+from zoo.common.ranges import at_least, positive, within
 from zoo.compressed_ad.envs.grids import Env
 from zoo.compressed_ad.nets.steps import Steps
 
@@ -24,11 +25,9 @@ class EpsilonCurriculum:
     """
 
     def __init__(self, env: Env, episodes: int, best: float = 1.0, greedy_after: float = 0.9) -> None:
-        if episodes < 1 or not 0 <= best <= 1 or not 0 < greedy_after <= 1:
-            raise ValueError(
-                "expected at least 1 episode, best from 0 to 1 and greedy_after above 0 and at most 1, "
-                f"found episodes {episodes}, best {best}, greedy_after {greedy_after}"
-            )
+        at_least(1, episodes=episodes)
+        within(0, 1, best=best, greedy_after=greedy_after)
+        positive(greedy_after=greedy_after)
         self.env = env
         self.episodes = episodes
         self.best = best

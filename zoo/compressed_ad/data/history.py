@@ -16,6 +16,7 @@ from torch import Tensor
 
 from zoo.common.atomic import TEMPORARY_MARK, remove, write_atomic
 from zoo.common.folders import begin_output
+from zoo.common.ranges import at_least, within
 from zoo.compressed_ad.envs.grids import ENVS, Env, build_env
 from zoo.compressed_ad.nets.steps import Steps
 
@@ -104,11 +105,8 @@ class HistoryWriter:
     ) -> None:
         _check_readable(env)
         goals = env.tasks().tolist()
-        if min(streams, steps, shard_size, len(tasks)) < 1 or env.grid_size > LARGEST:
-            raise ValueError(
-                f"expected at least one task, stream, step and task per shard, and a grid of at most {LARGEST}, found "
-                f"{len(tasks)}, {streams}, {steps}, {shard_size} and {env.grid_size}"
-            )
+        at_least(1, tasks=len(tasks), streams=streams, steps=steps, shard_size=shard_size)
+        within(1, LARGEST, grid_size=env.grid_size)
         if len(set(tasks)) < len(tasks) or not 0 <= min(tasks) <= max(tasks) < len(goals):
             raise ValueError(f"expected different indices of the {len(goals)} tasks of {env.name}, found {list(tasks)}")
         self.folder = folder

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from zoo.common.draws import seeded_uniforms
+from zoo.common.ranges import at_least
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.data.history import HistoryStore, to_steps
 from zoo.compressed_ad.envs.grids import Env
@@ -132,8 +133,7 @@ class HistoryItems(Dataset[dict[str, Any]]):
         terminal_next_state: TerminalState = "true",
     ) -> None:
         horizon = source.env.horizon
-        if episode_stride < 1:
-            raise ValueError(f"data.init_args.episode_stride is at least 1, not {episode_stride}")
+        at_least(1, episode_stride=episode_stride)
         if terminal_next_state == "reset" and source.env.random_start:
             raise ValueError("terminal_next_state 'reset' needs episodes that begin in one cell: random_start is true")
         if mix_tasks and offset != "start":

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from zoo.common.draws import GOLDEN, seeded_uniforms
+from zoo.common.ranges import at_least, within
 
 MOVES = ((1, 0), (-1, 0), (0, 1), (0, -1), (0, 0))
 STAY = 4
@@ -188,11 +189,8 @@ class Env(ABC):
     def __init__(
         self, grid_size: int, horizon: int, start: Sequence[int], repeats: bool, random_start: bool = False
     ) -> None:
-        if grid_size < 2 or horizon < 1:
-            raise ValueError(
-                f"a grid has at least 2 rows and an episode at least 1 step, "
-                f"not grid_size {grid_size} and horizon {horizon}"
-            )
+        at_least(2, grid_size=grid_size)
+        at_least(1, horizon=horizon)
         if len(start) != 2 or not all(0 <= place < grid_size for place in start):
             raise ValueError(f"start is a row and a column from 0 to {grid_size - 1}, not {list(start)}")
         self.grid_size = grid_size
@@ -214,8 +212,7 @@ class Env(ABC):
         Returns:
             Indices (n,) int64 into `tasks()` for training and for test, in the shuffled order.
         """
-        if not 0 <= train_share <= 1:
-            raise ValueError(f"train_share is from 0 to 1, not {train_share}")
+        within(0, 1, train_share=train_share)
         order = list(range(len(self.tasks())))
         random.Random(seed).shuffle(order)
         train = round(len(order) * train_share)

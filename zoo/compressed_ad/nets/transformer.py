@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zoo.common.ranges import at_least
+
 Activation = Literal["gelu", "relu"]
 INIT_STD = 0.02
 
@@ -128,8 +130,7 @@ class Transformer(nn.Module):
         super().__init__()
         if dim % heads:
             raise ValueError(f"transformer: {heads} heads do not divide {dim} channels")
-        if context < 2:
-            raise ValueError(f"transformer: context is at least 2 (a transition and a query), not {context}")
+        at_least(2, context=context)  # a transition and a query
         self.dim = dim
         self.context = context
         self.dropout = dropout
