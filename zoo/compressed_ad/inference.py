@@ -42,9 +42,6 @@ class Agent(Inference):
     Args:
         episodes: of each pair of task and seed, one after the other, the context never cleared.
         greedy: take the most likely action; it then stops exploring, and is usually worse.
-
-    Raises:
-        ValueError: when there is no episode, or the policy does not fit the environment.
     """
 
     input_suffixes = (".json",)
@@ -70,9 +67,6 @@ class Agent(Inference):
 
         Returns:
             Return of each episode (n, episodes), float32.
-
-        Raises:
-            ValueError: when a task does not exist, or there are not as many seeds.
         """
         rows = torch.as_tensor(np.asarray(tasks), dtype=torch.int64)
         number = self.episodes if episodes is None else episodes
@@ -148,9 +142,6 @@ def tasks_of(env: Env, split: str, split_seed: int = SPLIT_SEED, train_share: fl
         split: "train", "test" or "all".
         split_seed: of the order in which tasks were divided.
         train_share: of the tasks that are for training.
-
-    Raises:
-        ValueError: when there is no such split, or it is empty.
     """
     one_of(SPLITS, split=split)
     tasks = env.tasks()

@@ -31,9 +31,6 @@ def reconstruction_loss(
 
     Returns:
         A scalar.
-
-    Raises:
-        ValueError: when the policy has no decoder, or one that knows fewer positions.
     """
     decoder = policy.decoder
     if decoder is None:

@@ -46,10 +46,6 @@ class Player:
         greedy: take the most likely action; else draw.
         cached: keep keys and values where that is exact.
         record: keep what was seen and done, and the logits.
-
-    Raises:
-        ValueError: when there are not as many seeds as tasks, a task does not exist, or the policy's grid or actions
-            are not the environment's.
     """
 
     def __init__(
@@ -160,9 +156,6 @@ def rollout(
 
     Returns:
         Returns and compressions.
-
-    Raises:
-        ValueError: when there is no episode, or as `Player` does.
     """
     at_least(1, episodes=episodes)
     with Player(policy, env, tasks, seeds, greedy, cached, record) as player:

@@ -30,9 +30,6 @@ class PolicyTask(SingleOptimizerTask):
 
     Args:
         scheduler: of the learning rate, counted in optimizer steps.
-
-    Raises:
-        ValueError: when policy and environment do not fit.
     """
 
     inference_class = "zoo.compressed_ad.Agent"
@@ -85,9 +82,6 @@ class DistillationTask(PolicyTask):
         frozen: parts of the policy that do not train, as prefixes (`compressor`) or globs of their names.
         episodes: that a context lives for in evaluation; an option of inference.
         greedy: take the most likely action in evaluation instead of drawing; an option of inference.
-
-    Raises:
-        ValueError: when arguments contradict each other or are out of range.
 
     Source: Laskin et al., "In-context Reinforcement Learning with Algorithm Distillation" (2022), equation 1.
     """
@@ -196,9 +190,6 @@ class PretrainTask(PolicyTask):
         policy: with compressor and decoder.
         scheduler: of the learning rate, counted in optimizer steps.
         reward_weight: of a rewarded transition.
-
-    Raises:
-        ValueError: when the policy lacks one of them, or the compressor has no weights.
     """
 
     def __init__(

@@ -57,9 +57,6 @@ def griffin_lim(log_mel: Tensor, mel: LogMel, iterations: int = 60, seed: int = 
     Returns:
         Audio (B, F * hop_length) float32.
 
-    Raises:
-        ValueError: the input is not (B, n_mels, F).
-
     Source: Griffin and Lim (1984); Perraudin et al., "A fast Griffin-Lim algorithm" (2013), algorithm 2.
     """
     if log_mel.dim() != 3 or log_mel.shape[1] != mel.n_mels:

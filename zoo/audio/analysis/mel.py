@@ -26,9 +26,6 @@ class LogMel(nn.Module):
         f_min: lower edge of the lowest band in Hz.
         f_max: upper edge of the highest band in Hz; None is sample_rate / 2.
 
-    Raises:
-        ValueError: the sizes or band edges contradict each other.
-
     Source: Kong et al., "HiFi-GAN" (2020), section 3 and the features of its published models.
     """
 
@@ -79,9 +76,6 @@ class LogMel(nn.Module):
 
         Returns:
             Log-mel (B, n_mels, F) float32 or float64, >= ln(1e-5), with F = T // hop_length for T >= `min_samples`.
-
-        Raises:
-            ValueError: the input is not (B, T).
         """
         if waveform.dim() != 2:
             raise ValueError(f"expected a waveform (B, T), got shape {tuple(waveform.shape)}")

@@ -52,9 +52,6 @@ def track(
     Returns:
         The track with F = T // hop + 1 frames.
 
-    Raises:
-        ValueError: wrong shape, or a pitch range that the sample rate cannot hold.
-
     Source: Talkin, "A robust algorithm for pitch tracking" (1995), equation 3 for the correlation; Boersma, "Accurate
     short-term analysis of the fundamental frequency" (1993), section 3, steps 4 to 6 for candidates and path.
     """

@@ -80,9 +80,6 @@ class Degrader:
             A-law, mu-law.
         gain: lowest and highest linear gain ahead of all steps; None leaves the level.
         polarity: probability of a flipped sign.
-
-    Raises:
-        ValueError: unknown steps or codecs, shares outside 0..1, or an impossible range.
     """
 
     def __init__(

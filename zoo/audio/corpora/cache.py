@@ -110,9 +110,6 @@ class CorpusCache:
 
         Returns:
             Audio (T,) float32 in [-1, 1), a copy.
-
-        Raises:
-            ValueError: `start` or `samples` lies outside the file.
         """
         if not 0 <= index < len(self):
             raise IndexError(f"{self.folder}: file {index} of a corpus of {len(self)}")

@@ -159,10 +159,6 @@ def prepare(
 
     Returns:
         Facts: utterances, train, val, hours, sample_rate, bad.
-
-    Raises:
-        FileNotFoundError: the corpus or a list is missing.
-        ValueError: see `check`, `split` and `zoo.audio.corpora.cache.build`.
     """
     folder = Path(folder)
     output = folder if output is None else Path(output)

@@ -55,9 +55,6 @@ def info(path: str | os.PathLike[str]) -> AudioInfo:
 
     Returns:
         Rate, channels, length and sample format.
-
-    Raises:
-        AudioFileError: the file is empty, cut, or no audio.
     """
     with open_checked(Path(path)) as handle:
         return AudioInfo(handle.samplerate, handle.channels, handle.frames, handle.subtype)
@@ -72,10 +69,6 @@ def read(path: str | os.PathLike[str], start: int = 0, samples: int = -1) -> tup
 
     Returns:
         Audio (C, T) float32 as stored (8- and 16-bit files: integer / full scale), and the sample rate in Hz.
-
-    Raises:
-        ValueError: `start` or `samples` lies outside the file.
-        AudioFileError: the file is empty, cut, no audio, or holds NaN.
     """
     path = Path(path)
     with open_checked(path) as handle:
@@ -101,9 +94,6 @@ def read_mono(path: str | os.PathLike[str], sample_rate: int | None = None) -> n
 
     Returns:
         Audio (T,) float32, the mean of the channels.
-
-    Raises:
-        AudioFileError: the file is empty, cut, no audio, or holds NaN.
     """
     audio, rate = read(path)
     mono = audio[0] if len(audio) == 1 else audio.mean(axis=0, dtype=np.float32)
@@ -122,9 +112,6 @@ def blocks(path: str | os.PathLike[str], block_samples: int) -> Iterator[np.ndar
 
     Yields:
         Audio (C, n) float32 with n == block_samples except for the last block.
-
-    Raises:
-        AudioFileError: the file is empty, cut (raised at the cut), no audio, or holds NaN.
     """
     path = Path(path)
     positive(block_samples=block_samples)
@@ -178,9 +165,6 @@ class Writer:
 
         Args:
             audio: (T,) or (C, T) float.
-
-        Raises:
-            ValueError: wrong number of channels, or NaN or infinite samples.
         """
         audio = np.atleast_2d(np.asarray(audio, dtype=np.float32))
         if audio.ndim != 2 or len(audio) != self._channels:
@@ -240,9 +224,6 @@ def write(path: str | os.PathLike[str], audio: np.ndarray, sample_rate: int, sub
         path: target; the suffix picks the container.
         audio: (T,) or (C, T) float; clipped to [-1, 1] unless the subtype is FLOAT or DOUBLE.
         subtype: libsndfile's sample format; None takes the container's usual one.
-
-    Raises:
-        ValueError: unknown suffix, no samples, NaN, or a rate or subtype the container cannot hold.
     """
     audio = np.atleast_2d(np.asarray(audio))
     with Writer(path, sample_rate, len(audio), subtype) as writer:

@@ -122,11 +122,7 @@ class Sample:
     shard: Path
 
     def member(self, stem: str) -> str:
-        """Extension of the recording called `stem`: `speech` -> `speech.flac`.
-
-        Raises:
-            ValueError: the sample has no such recording.
-        """
+        """Extension of the recording called `stem`: `speech` -> `speech.flac`."""
         for suffix in AUDIO_SUFFIXES:
             if stem + suffix in self.members:
                 return stem + suffix
@@ -137,9 +133,6 @@ class Sample:
 
         Returns:
             Audio (C, T) float32 as stored, and the sample rate in Hz.
-
-        Raises:
-            ValueError: the sample has no such recording, or it is damaged.
         """
         name = self.member(stem)
         with tempfile.TemporaryDirectory() as folder:  # the checks of zoo.audio.io.files need a file
@@ -151,11 +144,7 @@ class Sample:
                 raise ValueError(f"{self.shard}: sample {self.key!r}: {error}") from error
 
     def facts(self) -> dict[str, Any]:
-        """What `<key>.json` says; empty where there is none.
-
-        Raises:
-            ValueError: it is no JSON object.
-        """
+        """What `<key>.json` says; empty where there is none."""
         try:
             return dict(json.loads(self.members.get("json", b"{}")))
         except (ValueError, TypeError) as error:
@@ -175,9 +164,6 @@ class ShardWriter:
 
     Attributes:
         last_key: key of the last sample that lies in a whole shard; None when there is none.
-
-    Raises:
-        ValueError: a limit is not positive, or a shard of the index is missing or of another size.
     """
 
     def __init__(
@@ -284,11 +270,7 @@ class ShardReader:
                     raise ValueError(f"{path}: its sha256 is not the one of {INDEX_NAME}; get or write it again")
 
     def __iter__(self) -> Iterator[Sample]:
-        """Samples, each with all of its members in memory.
-
-        Raises:
-            ValueError: a shard is cut, damaged or unsafe, or the members of a key do not stand together.
-        """
+        """Samples, each with all of its members in memory."""
         for path in self.paths:
             yield from read_shard(path)
 

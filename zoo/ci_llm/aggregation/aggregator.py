@@ -167,9 +167,6 @@ class Fitted(Mean):
     Args:
         alpha: one number per agent, at least 0, in proportion to the weights; 0 leaves an agent out, and a single
             number above 0 among zeros makes that agent speak alone.
-
-    Raises:
-        ValueError: when a number is negative or all are 0.
     """
 
     def __init__(self, alpha: Sequence[float]) -> None:
@@ -178,11 +175,7 @@ class Fitted(Mean):
         self.alpha = list(alpha)
 
     def start(self, agents: int, rows: int, uniforms: Tensor | None = None) -> Tensor:
-        """The fitted weights for each row; see the base.
-
-        Raises:
-            ValueError: when they are of another number of agents.
-        """
+        """The fitted weights for each row; see the base."""
         if agents != len(self.alpha):
             raise ValueError(f"{len(self.alpha)} fitted weights for {agents} agents: fit them on this crowd")
         weights = torch.tensor(self.alpha, dtype=torch.float64)
@@ -231,11 +224,7 @@ class SampleMember(Aggregator):
     draws = True
 
     def combine(self, log_probs: Tensor, log_weights: Tensor, uniforms: Tensor | None = None) -> Tensor:
-        """The prediction of each row's agent; see the base.
-
-        Raises:
-            ValueError: when random numbers are missing.
-        """
+        """The prediction of each row's agent; see the base."""
         if uniforms is None:
             raise ValueError("sample_member draws an agent per token: give one random number per row")
         chosen = draw(log_weights, uniforms)

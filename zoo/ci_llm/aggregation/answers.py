@@ -57,9 +57,6 @@ def vote(answers: Sequence[Decimal | None]) -> Election:
     Returns:
         Winner and agreement.
 
-    Raises:
-        ValueError: when there are no voters.
-
     Source: Wang et al., "Self-Consistency Improves Chain of Thought Reasoning in Language Models" (2023), section 2.
     """
     if not answers:

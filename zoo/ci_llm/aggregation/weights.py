@@ -28,9 +28,6 @@ def fit_dirichlet(token_log_probs: Tensor, alpha: float = 1.0, tolerance: float 
     Returns:
         alpha_k (K,), float64; `alpha_k / alpha_k.sum()` are the weights.
 
-    Raises:
-        ValueError: when alpha is not above 0, there are no tokens, or a log-probability is not a number.
-
     Source: Dempster, Laird and Rubin, "Maximum Likelihood from Incomplete Data via the EM Algorithm" (1977), section
     4.3.
     """

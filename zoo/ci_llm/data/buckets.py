@@ -36,9 +36,6 @@ class TextBatches(ResumableBatches):
         drop_last: drop an incomplete last global batch; otherwise it is filled up to a multiple of `world` from its own
             beginning.
         least: fewest texts of a batch (2 where their spread is measured).
-
-    Raises:
-        ValueError: when an argument is out of range, the budget is too small, or an epoch would hold no batch.
     """
 
     def __init__(

@@ -54,10 +54,6 @@ class TextData(ZooDataModule):
         cache: folder of tokenised files, made on first use; null to tokenise in memory.
         embedded_if_missing: use the embedded corpus, with a message, when `root` does not exist.
         seed: of order, samples, packing and what is held out.
-
-    Raises:
-        FileNotFoundError: when there is nothing at `root`.
-        ValueError: when an argument is out of range or contradicts another.
     """
 
     def __init__(
@@ -151,11 +147,7 @@ class TextData(ZooDataModule):
         )  # fmt: skip
 
     def examples(self, split: Split) -> list[Example]:
-        """Prompts and answers of a split as text, for generation: of the test, or (`val`) of all files for validation.
-
-        Raises:
-            ValueError: when there is no such split.
-        """
+        """Prompts and answers of a split as text, for generation: of the test, or (`val`) of all files for validation."""
         if self.root is None:
             problems = self.corpus.problems(split)
             return [Example(*problem, f"{EMBEDDED} ({split})", line) for line, problem in enumerate(problems, 1)]

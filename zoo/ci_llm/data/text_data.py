@@ -32,9 +32,6 @@ class Template:
     Attributes:
         prompt: holds `{prompt}`.
         answer: holds `{answer}`; EOS follows.
-
-    Raises:
-        ValueError: when a placeholder is missing.
     """
 
     prompt: str = "Question: {prompt}\nAnswer:"

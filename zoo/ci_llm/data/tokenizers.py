@@ -42,11 +42,7 @@ class Tokenizer:
 
     @cached_property
     def eos_id(self) -> int:
-        """The number that ends an answer.
-
-        Raises:
-            ValueError: when the tokenizer has none.
-        """
+        """The number that ends an answer."""
         if self.backend.eos_token_id is None:
             raise ValueError(
                 f"tokenizer {self!r} has no EOS token, with which every answer ends; set one in its folder"
@@ -143,9 +139,6 @@ class BpeTokenizer(Tokenizer):
     Args:
         vocab_size: numbers wanted, at least 259; fewer where the corpus has not so many pairs.
         root: file or folder of a corpus, as that of `TextData`; null for the embedded corpus.
-
-    Raises:
-        ValueError: when `vocab_size` has no room for all bytes.
     """
 
     def __init__(

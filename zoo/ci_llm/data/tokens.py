@@ -91,11 +91,7 @@ class Tokens:
 
 
 def tokenise(examples: Sequence[Example], tokenizer: Tokenizer, template: Template) -> Tokens:
-    """Turn examples into numbers: what begins a text, prompt, answer, EOS; nothing is cut.
-
-    Raises:
-        ValueError: when there is no example, or an answer has no token.
-    """
+    """Turn examples into numbers: what begins a text, prompt, answer, EOS; nothing is cut."""
     if not examples:
         raise ValueError("no examples: the files of texts are empty")
     parts, items = [], []
@@ -131,10 +127,6 @@ def tokenise_files(
 
     Returns:
         Tokens, mapped from the cache's files where there is one.
-
-    Raises:
-        ValueError: see `read_examples` and `tokenise`.
-        OSError: when the cache cannot be written.
     """
     if folder is None:
         return tokenise(read_examples(files, *fields), tokenizer, template)

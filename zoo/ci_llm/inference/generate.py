@@ -121,11 +121,7 @@ def _taken(log_probs: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _uniforms(seeds: Sequence[int] | None, count: int, rows: int, steps: int, joint: bool) -> Tensor:
-    """Random numbers (K + 2 * steps, texts): for the weights, then each step's member, then each step's token.
-
-    Raises:
-        ValueError: when there is not one seed per row.
-    """
+    """Random numbers (K + 2 * steps, texts): for the weights, then each step's member, then each step's token."""
     if seeds is None:
         seeds = torch.randint(_SEEDS, (rows,), device="cpu").tolist()
     if len(seeds) != rows:

@@ -38,9 +38,6 @@ class Writer(Inference):
         sampling: how tokens are chosen; the likeliest by default.
         prompt_batch: prompts that are answered together, >= 1.
         answer_seed: of answers that are drawn; an answer depends on it, its prompt and its place among them.
-
-    Raises:
-        ValueError: when a number is below 1, or the template has no `{prompt}`.
     """
 
     input_suffixes: ClassVar[tuple[str, ...]] = (".jsonl",)

@@ -43,9 +43,6 @@ def pairwise_sliced_wasserstein(representations: Tensor, directions: Tensor) -> 
     Returns:
         (P,), P = K (K - 1) / 2, float32; pairs (0, 1), (0, 2), ..., (K - 2, K - 1).
 
-    Raises:
-        ValueError: when the directions do not belong to the clouds.
-
     Source: Bonneel et al., "Sliced and Radon Wasserstein Barycenters of Measures" (2015), section 3.
     """
     count, _, dims = representations.shape

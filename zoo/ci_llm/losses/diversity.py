@@ -155,9 +155,6 @@ class Diversity:
             `strategy`).
         shared: one set of directions for all pairs of agents; see `sliced_wasserstein`.
         seed: of the directions, which depend on it and the step alone and thus are equal on all ranks.
-
-    Raises:
-        ValueError: when a value is out of its range, or strategy and kind do not fit.
     """
 
     def __init__(
@@ -213,9 +210,6 @@ class Diversity:
 
         Returns:
             Positions b * T + t: (M,) or (K, M) int64; `label_positions` themselves where answers are compared.
-
-        Raises:
-            ValueError: when `answer_tokens` is to compare agents that read different texts.
         """
         if self.strategy in ("answer_mean", "answer_tokens"):
             if self.strategy == "answer_tokens":
@@ -247,9 +241,6 @@ class Diversity:
 
         Returns:
             (K, N, D), float32; log-probabilities (K, N, V) for `js` and `kl`.
-
-        Raises:
-            ValueError: when hidden states or labels are missing.
         """
         log_space = self.kind != "swd"
         if not log_space and self.space == "hidden":

@@ -19,9 +19,6 @@ def token_losses(logits: Tensor, labels: Tensor, shift: bool = True) -> Tensor:
 
     Returns:
         (K, B, T) float32, at the position that foretells; zero where there is no label.
-
-    Raises:
-        ValueError: when the shapes do not fit.
     """
     if labels.shape not in (logits.shape[1:3], logits.shape[:3]):
         raise ValueError(

@@ -230,9 +230,6 @@ def risk_coverage(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         Coverage (M,) rising to 1, and risk (M,), float64, a point for each of the M levels of confidence.
 
-    Raises:
-        ValueError: when there is no answer.
-
     Source: Geifman and El-Yaniv, "Selective Classification for Deep Neural Networks" (2017), section 2.
     """
     if not len(confidence):

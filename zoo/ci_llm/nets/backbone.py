@@ -37,9 +37,6 @@ class Backbone(FrozenModule):
         recompute_contexts: called in the forward of each checkpointed block; gives the contexts of that forward and of
             its recomputation. Whoever hooks into the layers sets it, so that both see the same.
 
-    Raises:
-        ValueError: when there is neither source nor config, or the config names no model_type.
-
     Source: 4-bit weights: QLoRA (arXiv 2305.14314).
     """
 

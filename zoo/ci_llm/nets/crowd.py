@@ -111,9 +111,6 @@ class Crowd(nn.Module):
     Args:
         agents: the adapters; hooked into the backbone here, unless they are already.
         chunk: agents per pass of "chunked".
-
-    Raises:
-        ValueError: when chunk and mode contradict each other.
     """
 
     def __init__(self, backbone: Backbone, agents: Agents, mode: Mode = "batched", chunk: int | None = None) -> None:
@@ -193,9 +190,6 @@ class Crowd(nn.Module):
 
         Returns:
             Logits (K, B, T, V), or (K, M, V) of `logits_at`, and hidden states (K, B, T, D) or None.
-
-        Raises:
-            ValueError: when the texts are not those of K agents.
         """
         passes = self._passes() if cache is None else [self._everyone()]
         noise = self.agents.draw_noise()

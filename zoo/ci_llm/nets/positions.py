@@ -11,9 +11,6 @@ def positions(attention_mask: Tensor) -> Tensor:
 
     Args:
         attention_mask: (..., T), 1 for tokens and 0 for padding.
-
-    Raises:
-        ValueError: when the mask is one of pairs of positions.
     """
     if attention_mask.ndim > 3:
         raise ValueError("attention_mask of pairs of positions needs position_ids")

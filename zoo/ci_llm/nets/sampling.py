@@ -42,9 +42,6 @@ class Sampling:
 
         Returns:
             Log-probabilities (B, V), float32, -inf for what is left out.
-
-        Raises:
-            ValueError: at temperature 0, where there is none.
         """
         if self.greedy:
             raise ValueError("temperature 0 draws nothing: call choose, or give a temperature above 0")
@@ -72,9 +69,6 @@ class Sampling:
 
         Returns:
             Token ids (B,), int64; the first of equals at temperature 0.
-
-        Raises:
-            ValueError: when random numbers are needed and missing.
         """
         if self.greedy:
             return log_probs.argmax(-1)

@@ -29,9 +29,6 @@ class Curriculum:
         max_compressions: of a history in each stage; null for no limit.
         shares: of the categories in each stage; those not given have none. Each row sums to 1.
         shortest: length of the shortest item.
-
-    Raises:
-        ValueError: when the lists do not belong together, or a number is out of range.
     """
 
     def __init__(
@@ -114,9 +111,6 @@ class CurriculumBatches(ResumableBatches):
         batch_size: items per batch and rank.
         drop_last: drop an incomplete last global batch, see `ResumableBatches`.
         accumulated: batches of an optimizer step; the curriculum counts those steps.
-
-    Raises:
-        ValueError: when an epoch would hold no batch.
     """
 
     def __init__(

@@ -62,9 +62,6 @@ class HistoryData(ZooDataModule):
     Attributes:
         train_tasks: (n, F) int64, set by `setup`.
         test_tasks: (m, F) int64, held out.
-
-    Raises:
-        ValueError: when arguments contradict each other.
     """
 
     train_set: HistoryItems

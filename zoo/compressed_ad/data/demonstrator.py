@@ -52,9 +52,6 @@ class EpsilonCurriculum:
 
         Returns:
             Histories of `length` transitions, on the tasks' device.
-
-        Raises:
-            ValueError: when there are not as many seeds as tasks.
         """
         if len(seeds) != len(tasks):
             raise ValueError(f"{len(tasks)} tasks need as many seeds, found {len(seeds)}")

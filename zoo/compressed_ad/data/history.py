@@ -58,9 +58,6 @@ def to_steps(
 
     Returns:
         Steps of int64 and bool.
-
-    Raises:
-        ValueError: when the shape is another, or "reset" lacks its cell.
     """
     if transitions.ndim != 3 or transitions.shape[2] != len(COLUMNS):
         raise ValueError(f"expected transitions (B, L, {len(COLUMNS)}), found {transitions.shape}")
@@ -136,9 +133,6 @@ class HistoryWriter:
 
         Args:
             transitions: (tasks, streams, steps, 7) int8, see `COLUMNS`.
-
-        Raises:
-            ValueError: when shape or type are others.
         """
         expected = (len(self.shards[number]), *self._shape)
         if transitions.shape != expected or transitions.dtype != np.int8:

@@ -71,9 +71,6 @@ class StoredSource(Source):
         positions: of the tasks in the store, in the order wanted.
         streams: first histories of each task; all by default.
         length: first steps of each history; all by default.
-
-    Raises:
-        ValueError: when the store has fewer streams or steps.
     """
 
     def __init__(
@@ -115,9 +112,6 @@ class HistoryItems(Dataset[dict[str, Any]]):
         shuffle_episodes: permute the episodes of each history: a control, whose histories show a task and no learning.
         mix_tasks: take each episode from another history, of any task: a control with nothing to learn in context.
         terminal_next_state: what a transition that ends an episode leads to: the "true" cell, or that of the "reset".
-
-    Raises:
-        ValueError: when an item would be longer than a history, or arguments contradict each other.
     """
 
     def __init__(

@@ -225,9 +225,6 @@ class Env(ABC):
             tasks: (B, F) integers, rows of `tasks()`; a task may repeat.
             seeds: (B,), 0 to 2**64 - 1, for `random_start` alone: where the episodes of a world begin depends on its
                 seed and the number of the episode, not on the other worlds.
-
-        Raises:
-            ValueError: when a task does not exist, or a random start has no seed.
         """
         return Worlds(self, tasks, seeds)
 

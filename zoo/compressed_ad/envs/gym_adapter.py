@@ -44,10 +44,6 @@ def make_single(name: str, task: Sequence[int], **arguments: Any) -> gymnasium.E
     Args:
         name: of the environment, see `ENVS`.
         task: (F,), a row of `Env.tasks()`.
-
-    Raises:
-        ImportError: when gymnasium is not installed.
-        ValueError: when there is no such environment or task.
     """
     base = _gymnasium().Env
     return type("SingleWorld", (_SingleWorld, base), {})(build_env({"name": name, **arguments}), task)
@@ -65,10 +61,6 @@ def make_vector(
         name: of the environment, see `ENVS`.
         tasks: (B, F), rows of `Env.tasks()`; a task may repeat.
         num_envs: number of worlds: the tasks are repeated in turn up to it. As many as tasks by default.
-
-    Raises:
-        ImportError: when gymnasium is not installed.
-        ValueError: when there is no such environment or task, or there are fewer worlds than tasks.
     """
     base = _gymnasium().vector.VectorEnv
     rows = torch.as_tensor(tasks)

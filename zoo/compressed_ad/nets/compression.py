@@ -267,9 +267,6 @@ class FieldDecoder(ReconstructionDecoder):
         positions: transitions of a segment that a training step asks for; all by default.
         feedforward: channels between the linear layers; four times `dim` by default.
         max_tokens: positions that can be asked for.
-
-    Raises:
-        ValueError: when no position would be asked for.
     """
 
     def __init__(

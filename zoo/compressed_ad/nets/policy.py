@@ -97,9 +97,6 @@ class InContextPolicy(nn.Module):
         decoder: gives compressed tokens back, for the reconstruction loss.
         type_embedding: add a learned vector to latents where the transformer sees them.
 
-    Raises:
-        ValueError: when the parts do not fit each other.
-
     Source: Laskin et al., "In-context Reinforcement Learning with Algorithm Distillation" (2022), for the model without
     compressor.
     """

@@ -110,9 +110,6 @@ class Transformer(nn.Module):
         feedforward: channels between the linear layers of a block; four times `dim` by default.
         input_norm: normalise tokens before positions are added, as the earlier encoder's model does.
         final_norm: normalise the output; the earlier encoder's model does not.
-
-    Raises:
-        ValueError: when the heads do not divide the channels, or there is no position.
     """
 
     def __init__(
@@ -162,9 +159,6 @@ class Transformer(nn.Module):
 
         Returns:
             (B, N, dim).
-
-        Raises:
-            ValueError: when there are more tokens than positions.
         """
         if positions is None:
             if tokens.shape[1] > self.context:
