@@ -23,7 +23,7 @@ from zoo.ci_llm.data.tokenizers import BpeTokenizer
 from zoo.ci_llm.inference.generate import generate
 from zoo.ci_llm.losses.diversity import Diversity
 from zoo.ci_llm.losses.likelihood import IGNORED, losses, sequence_losses
-from zoo.ci_llm.losses.objective import Objective
+from zoo.ci_llm.losses.objective import Objective, objective
 from zoo.ci_llm.nets.agents import Agents
 from zoo.ci_llm.nets.backbone import Backbone
 from zoo.ci_llm.nets.crowd import Crowd, CrowdOutput, Mode
@@ -182,7 +182,7 @@ def step_once(rows: int, length: int, vocabulary: int, labelled: bool) -> None:
     if labelled:
         loss = Objective({"input_ids": ids, "attention_mask": mask, "labels": labels}).of(crowd)
     else:
-        loss = crowd.objective(ids, mask, lambda logits, members: losses(logits, labels))
+        loss = objective(crowd, ids, mask, lambda logits, members: losses(logits, labels))
     loss.total.backward()
 
 
@@ -213,7 +213,7 @@ class Training:
     def __call__(self) -> None:
         """Take a step."""
         self.optimizer.zero_grad()
-        loss = self.crowd.objective(self.ids, self.mask, self._task, self._represent, self._penalty, hidden=True)
+        loss = objective(self.crowd, self.ids, self.mask, self._task, self._represent, self._penalty, hidden=True)
         if not self.steps:
             self.first = float(loss.total.detach())
         loss.total.backward()

@@ -39,7 +39,7 @@ class CrowdTask(SingleOptimizerTask):
         normalise: "global" divides by the labelled tokens of the whole optimizer step, of all processes, accumulated
             batches and agents, so that they equal one larger batch; diversity counts in proportion to the tokens of its
             batch. "batch" is the mean over each batch and agent, then over batches.
-        loss_shift: let a position foretell the next token. False compares it with its own token, as the original
+        loss_shift: let a position predict the next token. False compares it with its own token, as the original
             does by mistake, for comparisons with it.
         template: what turns a prompt into the text that the model continues, with `{prompt}`; that of the data.
         aggregator: joins the agents when they write; their mean by default.
@@ -214,7 +214,7 @@ def _means_of(scores: Mapping[str, Tensor]) -> dict[str, Tensor | float]:
 
 
 class _CrowdMeans(WeightedMeans):
-    """Means over all tokens, and the least of the agents' among them: which agent that is, only the whole set tells."""
+    """Means over all tokens, and the least of the agents' among them: which agent that is, only the whole set shows."""
 
     def compute(self) -> dict[str, float]:
         """Reduce over all ranks and return the means."""

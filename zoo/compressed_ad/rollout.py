@@ -1,4 +1,4 @@
-"""Acting in context: a frozen policy in many worlds at once, episode after episode, its context never cleared."""
+"""Acting in context: a frozen policy in many environments at once, its context never cleared."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from zoo.common.draws import GOLDEN, seeded_uniforms
 from zoo.common.ranges import at_least
-from zoo.compressed_ad.envs.grids import MOVES, Env, Worlds
+from zoo.compressed_ad.envs.grids import MOVES, BatchedEnv, Env
 from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.nets.steps import Steps
 
@@ -24,7 +24,7 @@ class Rollout(NamedTuple):
 
     returns: (B, episodes) float32, on the CPU.
     compressions: steps, counted from 0 over all episodes, after which the context was compressed.
-    steps: (B, L) what was seen and done, where it was asked for.
+    steps: (B, L) what was seen and done, where recorded.
     logits: (B, L, actions) of the policy, likewise.
     """
 
@@ -63,7 +63,7 @@ class Player:
         check_fit(policy, env)
         self.policy = policy
         self.device = policy.head.weight.device
-        self.worlds = env.start(tasks.to(self.device), seeds)
+        self.envs = env.start(tasks.to(self.device), seeds)
         self.state = policy.begin(cached)
         self.greedy = greedy
         self.time = 0
@@ -97,20 +97,20 @@ class Player:
         """
         returns = torch.zeros(len(self._ends), episodes, device=self.device)
         for episode in track(range(episodes), "episodes", disable=not progress):
-            for _ in range(self.worlds.env.horizon):
+            for _ in range(self.envs.env.horizon):
                 returns[:, episode] += self._step(aimless)
         return returns.cpu()
 
     def _step(self, aimless: bool) -> Tensor:
-        states = self.worlds.states
-        logits = self.policy.act(self.state, states)  # also where it is not asked: it fills the cache
+        states = self.envs.states
+        logits = self.policy.act(self.state, states)  # also where it is not used: it fills the cache
         if aimless:
-            actions = draw(goalless_actions(self.worlds).double(), self._next_numbers())
+            actions = draw(goalless_actions(self.envs).double(), self._next_numbers())
         elif self.greedy:
             actions = logits.argmax(1)
         else:
             actions = draw(logits.double().softmax(1), self._next_numbers())
-        step = self.worlds.step(actions)
+        step = self.envs.step(actions)
         dones = self._ends if step.done else self._goes_on
         seen = Steps(states[:, None], actions[:, None], step.rewards[:, None], step.next_states[:, None], dones)
         before = self.state.compressions
@@ -190,11 +190,11 @@ def draw(weights: Tensor, numbers: Tensor) -> Tensor:
     return (sums[:, :-1] <= (numbers[:, None] * sums[:, -1:])).sum(1)
 
 
-def goalless_actions(worlds: Worlds) -> Tensor:
+def goalless_actions(envs: BatchedEnv) -> Tensor:
     """Which actions lead to a cell that is no goal (B, actions), bool; there always is one."""
-    moves = worlds.states.new_tensor(MOVES)
-    permutations = worlds.env.permutations(worlds.tasks)
-    meant = moves.expand(len(worlds.tasks), -1, -1) if permutations is None else moves[permutations]
-    cells = (worlds.states[:, None] + meant).clamp(0, worlds.env.grid_size - 1)
-    goals = worlds.env.goals(worlds.tasks)
+    moves = envs.states.new_tensor(MOVES)
+    permutations = envs.env.permutations(envs.tasks)
+    meant = moves.expand(len(envs.tasks), -1, -1) if permutations is None else moves[permutations]
+    cells = (envs.states[:, None] + meant).clamp(0, envs.env.grid_size - 1)
+    goals = envs.env.goals(envs.tasks)
     return ~(cells[:, :, None] == goals[:, None]).all(-1).any(-1)

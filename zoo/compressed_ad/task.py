@@ -56,8 +56,8 @@ class PolicyTask(SingleOptimizerTask):
             raise ValueError(f"model.env is {self.env.describe()}, the data's is {env.describe()}: make them the same")
         super().setup(stage)
 
-    def _asked(self, lengths: Sequence[int]) -> list[Tensor]:
-        """The positions that a `FieldDecoder` is asked for in compressions of so many transitions; none of others."""
+    def _reconstructed(self, lengths: Sequence[int]) -> list[Tensor]:
+        """The positions that a `FieldDecoder` reconstructs in compressions of so many transitions; none of others."""
         decoder = self.policy.decoder
         if not isinstance(decoder, FieldDecoder):
             return []
@@ -66,7 +66,7 @@ class PolicyTask(SingleOptimizerTask):
 
 
 class DistillationTask(PolicyTask):
-    """Algorithm distillation: tell the next action of a learning history from all that was before it.
+    """Algorithm distillation: predict the next action of a learning history from all that was before it.
 
     `val/return_first`, `val/return_last` and `val/return_mean` are what the frozen policy earns in an episode of
     held-out tasks, the first, the last, and on average.
@@ -132,13 +132,13 @@ class DistillationTask(PolicyTask):
         self.greedy = greedy
 
     def drawn(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Add the positions that the decoder is `asked` for, in each compression."""
-        if not self.recon_weight or "asked" in batch:
+        """Add the positions that the decoder reconstructs, in each compression."""
+        if not self.recon_weight or "reconstructed" in batch:
             return batch
-        return {**batch, "asked": self._asked(self.policy.segments(batch["steps"].length)[:-1])}
+        return {**batch, "reconstructed": self._reconstructed(self.policy.segments(batch["steps"].length)[:-1])}
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        """The actions' cross-entropy, and how badly the latents tell what was compressed.
+        """The actions' cross-entropy, and how badly the latents keep what was compressed.
 
         Args:
             batch: `steps`, B histories of one length.
@@ -150,8 +150,8 @@ class DistillationTask(PolicyTask):
         loss = terms["loss_action"]
         if self.recon_weight:
             losses = [
-                reconstruction_loss(self.policy, each, self.reward_weight, asked=asked)
-                for each, asked in zip_longest(output.compressions, batch["asked"])
+                reconstruction_loss(self.policy, each, self.reward_weight, reconstructed=reconstructed)
+                for each, reconstructed in zip_longest(output.compressions, batch["reconstructed"])
             ]
             terms["loss_recon"] = torch.stack(losses).mean() if losses else torch.zeros_like(loss)
             loss = loss + self.recon_weight * terms["loss_recon"]
@@ -173,7 +173,7 @@ class DistillationTask(PolicyTask):
         return {key: value.double().mean() for key, value in means.items()}, len(returns)
 
     def _action_terms(self, output: Output, steps: Steps, label_smoothing: float = 0.0) -> dict[str, Tensor]:
-        """Cross-entropy, in nats, and share of actions told rightly."""
+        """Cross-entropy, in nats, and share of actions predicted rightly."""
         actions = steps.actions[:, -output.logits.shape[1] :]
         return {
             "loss_action": cross_entropy(output.logits, actions, label_smoothing).mean(),
@@ -182,7 +182,7 @@ class DistillationTask(PolicyTask):
 
 
 class PretrainTask(PolicyTask):
-    """Pre-training: a policy's compressor and decoder learn to keep and to tell back a piece of a history.
+    """Pre-training: a policy's compressor and decoder learn to keep and to reconstruct a piece of a history.
 
     The transitions' embedding trains with them; nothing else does. Begin a `DistillationTask` with it by `init_from`.
 
@@ -209,8 +209,12 @@ class PretrainTask(PolicyTask):
         self.reward_weight = reward_weight
 
     def drawn(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Add the positions that the decoder is `asked` for."""
-        return batch if "asked" in batch else {**batch, "asked": self._asked([batch["steps"].length])}
+        """Add the positions that the decoder reconstructs."""
+        return (
+            batch
+            if "reconstructed" in batch
+            else {**batch, "reconstructed": self._reconstructed([batch["steps"].length])}
+        )
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """The loss of one compression of `steps`.
@@ -219,7 +223,7 @@ class PretrainTask(PolicyTask):
             batch: `steps`, B histories of one length.
         """
         batch = self.drawn(batch)
-        loss = self._loss(batch["steps"], next(iter(batch["asked"]), None))
+        loss = self._loss(batch["steps"], next(iter(batch["reconstructed"]), None))
         self.log_terms("train", {"loss": loss}, batch_size=len(batch["steps"].actions))
         return loss
 
@@ -227,8 +231,8 @@ class PretrainTask(PolicyTask):
         """The same loss on held-out tasks; nothing is acted."""
         return {"loss": self._loss(batch["steps"])}, len(batch["steps"].actions)
 
-    def _loss(self, steps: Steps, asked: Tensor | None = None) -> Tensor:
+    def _loss(self, steps: Steps, reconstructed: Tensor | None = None) -> Tensor:
         assert self.policy.compressor is not None
         tokens = self.policy.embedding.transitions(steps)
         compression = Compression(tokens, steps, self.policy.compressor(tokens))
-        return reconstruction_loss(self.policy, compression, self.reward_weight, asked=asked)
+        return reconstruction_loss(self.policy, compression, self.reward_weight, reconstructed=reconstructed)

@@ -106,5 +106,5 @@ def test_a_member_is_drawn_by_its_weight():
 
 def test_a_vote_returns_the_first_text_with_the_winning_answer():
     texts = ["it is 4", "that makes 5", "so 5.0 it is"]
-    assert Vote().elect(texts) == "that makes 5"
+    assert Vote().winning_text(texts) == "that makes 5"
     assert not Vote.joint and Mean.joint

@@ -5,6 +5,7 @@ import torch
 
 from tests.ci_llm.crowd_parts import CONFIGS, HOW, batch, crowd
 from zoo.ci_llm.losses.likelihood import losses
+from zoo.ci_llm.losses.objective import objective
 from zoo.ci_llm.nets.backbone import Backbone
 
 
@@ -84,7 +85,7 @@ def test_four_bits_train_and_reload(mode, tmp_path):
     config = {**CONFIGS["llama"], "hidden_size": 64, "intermediate_size": 64, "head_dim": 16}
     net = crowd(mode=mode[0], chunk=mode[1], checkpointing=True, backbone={"config": config, **how})
     ids, mask, labels = batch()
-    net.objective(ids, mask, lambda logits, agents: losses(logits, labels)).total.backward()
+    objective(net, ids, mask, lambda logits, agents: losses(logits, labels)).total.backward()
     assert all(p.grad.flatten(1).norm(dim=1).min() > 0 for p in net.agents.parameters())
     assert net.backbone.targets(["q_proj"])["model.layers.0.self_attn.q_proj"].weight.dtype == torch.uint8
     net.backbone.save_source(tmp_path)

@@ -178,7 +178,7 @@ def test_wrong_actions_are_refused():
     for actions in ([5, 0], [-1, 0]):
         with pytest.raises(ValueError, match="0 to 4"):
             worlds.step(torch.tensor(actions))
-    with pytest.raises(ValueError, match="2 worlds"):
+    with pytest.raises(ValueError, match="2 environments"):
         worlds.step(torch.tensor([0]))
     assert worlds.time == 0
 

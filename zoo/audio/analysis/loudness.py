@@ -55,7 +55,7 @@ class LoudnessMeter:
             yield block
 
     def loudness(self) -> np.ndarray:
-        """Loudness of what was heard so far.
+        """Loudness of the stream so far.
 
         Returns:
             (C,) LUFS; -inf for digital silence. Where all is quieter than the absolute gate, and in clips of less than
@@ -63,8 +63,8 @@ class LoudnessMeter:
         """
         powers = np.array(self._powers)
         if len(powers) < _STEPS:
-            heard = [*self._powers] + ([np.square(self._rest).mean(axis=1)] if self._rest.shape[1] else [])
-            blocks = np.mean(heard, axis=0)[None] if heard else np.zeros((1, len(self._rest)))
+            parts = [*self._powers] + ([np.square(self._rest).mean(axis=1)] if self._rest.shape[1] else [])
+            blocks = np.mean(parts, axis=0)[None] if parts else np.zeros((1, len(self._rest)))
         else:
             blocks = np.lib.stride_tricks.sliding_window_view(powers, _STEPS, axis=0).mean(axis=-1)
         return np.array([_gated(channel) for channel in blocks.T])
@@ -72,10 +72,10 @@ class LoudnessMeter:
 
 def _gated(powers: np.ndarray) -> float:
     """LUFS of the blocks that pass both gates."""
-    heard = powers[powers > _power(_ABSOLUTE_GATE)]
-    if not len(heard):
-        heard = powers
-    loud = heard[heard >= heard.mean() * 10 ** (_RELATIVE_GATE / 10)]
+    gated = powers[powers > _power(_ABSOLUTE_GATE)]
+    if not len(gated):
+        gated = powers
+    loud = gated[gated >= gated.mean() * 10 ** (_RELATIVE_GATE / 10)]
     power = loud.mean()
     return _OFFSET + 10 * math.log10(power) if power > 0 else -math.inf
 

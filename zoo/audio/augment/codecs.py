@@ -43,7 +43,7 @@ class Codec:
         encoder: libsndfile's subtype or ffmpeg's encoder.
         unit: meaning of the setting; empty when there is none.
         span: lowest and highest setting.
-        usual: setting where none is asked for; None leaves it to the codec (A-law: the signal's own rate).
+        usual: setting where none is given; None leaves it to the codec (A-law: the signal's own rate).
         rates: sample rates in Hz that it can code; empty for any.
         ffmpeg: whether it is ffmpeg's.
         exact: whether the decoder removes the codec's delay by itself.

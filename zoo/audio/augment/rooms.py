@@ -77,10 +77,10 @@ def _shoebox(sample_rate: int, rng: np.random.Generator) -> np.ndarray:
     metres, reflections = _images(room, source, microphone)
     arrivals = metres / _SOUND_SPEED
     mixing = arrivals.min() + _MIXING_SECONDS
-    heard = arrivals < mixing
-    gains = _wall_reflection(room, rt60) ** reflections[heard] / metres[heard]
+    early = arrivals < mixing
+    gains = _wall_reflection(room, rt60) ** reflections[early] / metres[early]
     response = np.zeros(math.ceil((mixing + rt60) * sample_rate) + 2 * _TAPS)
-    _add_impulses(response, arrivals[heard] * sample_rate, gains)
+    _add_impulses(response, arrivals[early] * sample_rate, gains)
     response += _tail(response, rt60, mixing, sample_rate, rng)
     response = sosfilt(butter(2, _HIGHPASS_HZ, "highpass", fs=sample_rate, output="sos"), response)
     return (response / np.abs(response).max()).astype(np.float32)

@@ -155,7 +155,7 @@ def _locate(name: str, root: Path, where: Path) -> Path:
 
 
 def scaled(corpus: Corpus, index: int, normalize: bool, start: int, samples: int) -> Tensor:
-    """A piece of a clip (T,), its whole clip's peak at 0.95 when asked for; silence stays silence."""
+    """A piece of a clip (T,), its whole clip's peak at 0.95 with `normalize`; silence stays silence."""
     audio = torch.from_numpy(np.array(corpus.read(index, start, samples), dtype=np.float32))
     peak = float(corpus.peaks[index])
     return audio * (PEAK / peak) if normalize and peak > 0 else audio

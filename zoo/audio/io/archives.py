@@ -23,7 +23,7 @@ _FAULTS = (EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error, gzip.BadG
 
 @dataclass(frozen=True)
 class Member:
-    """A file in an archive, to be read before the next one is asked for.
+    """A file in an archive, to be read before the next one.
 
     Attributes:
         name: checked, relative, POSIX.

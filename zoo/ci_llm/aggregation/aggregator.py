@@ -71,7 +71,7 @@ class Aggregator(ABC):
     """Whether the agents write one text together; otherwise each writes its own and the whole texts are compared."""
     learns: ClassVar[bool] = False
     """Whether `update` changes the weights."""
-    draws: ClassVar[bool] = False
+    stochastic: ClassVar[bool] = False
     """Whether `combine` wants random numbers."""
 
     def start(self, agents: int, rows: int, uniforms: Tensor | None = None) -> Tensor:
@@ -130,7 +130,7 @@ class Aggregator(ABC):
     def __call__(self, log_probs: Tensor) -> Tensor:
         """Combine single predictions (K, B, V), logits or log-probabilities, into probabilities (B, V)."""
         log_weights = self.start(*log_probs.shape[:2]).to(log_probs.device)
-        uniforms = torch.rand(log_probs.shape[1], device=log_probs.device) if self.draws else None
+        uniforms = torch.rand(log_probs.shape[1], device=log_probs.device) if self.stochastic else None
         return self.combine(log_probs.float().log_softmax(-1), log_weights, uniforms).exp()
 
 
@@ -183,7 +183,7 @@ class Fitted(Mean):
 
 
 class BayesianAverage(Mean):
-    """Weights that follow the text, prompt included: agents that foresaw it count more.
+    """Weights that follow the text, prompt included: agents that predicted it count more.
 
     Args:
         eta: how much a token counts, see `zoo.ci_llm.aggregation.weights.BayesianUpdate`.
@@ -221,7 +221,7 @@ class Geometric(Aggregator):
 class SampleMember(Aggregator):
     """One agent drawn for every token: at temperature 1 the same as drawing from the mean."""
 
-    draws = True
+    stochastic = True
 
     def combine(self, log_probs: Tensor, log_weights: Tensor, uniforms: Tensor | None = None) -> Tensor:
         """The prediction of each row's agent; see the base."""
@@ -236,7 +236,7 @@ class Vote(Mean):
 
     joint = False
 
-    def elect(self, texts: Sequence[str], extract: Callable[[str], Decimal | None] = flexible_answer) -> str:
+    def winning_text(self, texts: Sequence[str], extract: Callable[[str], Decimal | None] = flexible_answer) -> str:
         """The text of the first agent that gives the winning answer.
 
         Args:

@@ -35,7 +35,7 @@ class TextBatches(ResumableBatches):
             agent.
         drop_last: drop an incomplete last global batch; otherwise it is filled up to a multiple of `world` from its own
             beginning.
-        least: fewest texts of a batch (2 where their spread is measured).
+        least: fewest texts of a batch (2 where their variance is measured).
     """
 
     def __init__(

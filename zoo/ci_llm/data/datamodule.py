@@ -47,7 +47,7 @@ class TextData(ZooDataModule):
         agents: number of agents K.
         agent_data: "shared": all agents see the same batch; "shuffled": each its own order; "bootstrap": each its own
             sample of the texts besides, drawn with replacement.
-        least_rows: fewest rows of a batch per agent; a spread over the batch needs 2.
+        least_rows: fewest rows of a batch per agent; a variance over the batch needs 2.
         max_items: first so many training texts; null for all.
         val_items: training texts that are held out for validation where there is no `val` file.
         corpus: the embedded one; by default additions and subtractions up to 20.
@@ -147,7 +147,7 @@ class TextData(ZooDataModule):
         )  # fmt: skip
 
     def examples(self, split: Split) -> list[Example]:
-        """Prompts and answers of a split as text, for generation: of the test, or (`val`) of all files for validation."""
+        """Prompts and answers of a split as text, for generation; `val` has all files for validation."""
         if self.root is None:
             problems = self.corpus.problems(split)
             return [Example(*problem, f"{EMBEDDED} ({split})", line) for line, problem in enumerate(problems, 1)]

@@ -57,7 +57,7 @@ def join_rows(rows: Sequence[dict[str, Any]], pad_id: int, packed: bool = False,
 
     Args:
         pad_id: fills `input_ids`.
-        packed: tell where examples begin.
+        packed: also mark where examples begin.
         streams: agents with rows of their own; the rows are those of the first agent, then of the second, and so on.
 
     Returns:

@@ -107,7 +107,7 @@ class Writer(Inference):
         return {"prompts": len(rows), "characters": sum(map(len, texts))}
 
     @torch.no_grad()
-    def spread(self, prompts: Sequence[str]) -> float:
+    def divergence(self, prompts: Sequence[str]) -> float:
         """How differently two agents continue prompts: mean Kullback-Leibler divergence, in nats; 0 for one agent."""
         ids, mask = self._padded([self._encoded(number, prompt) for number, prompt in enumerate(prompts)])
         log_probs = self.crowd.outputs(ids, mask, logits_to_keep=1).logits[:, :, -1].float().log_softmax(-1)
@@ -117,7 +117,8 @@ class Writer(Inference):
         """Answer a made-up prompt and compare the agents on it."""
         prompt = "2 + 2"
         (text,) = self([prompt])
-        return f"1 text of {len(text)} characters by {self.crowd.count} agents, whose KL is {self.spread([prompt]):.3g}"
+        kl = self.divergence([prompt])
+        return f"1 text of {len(text)} characters by {self.crowd.count} agents, whose KL is {kl:.3g}"
 
     def write_example(self, stem: Path) -> Path:
         """Write a file of two prompts."""
@@ -146,7 +147,7 @@ class Writer(Inference):
         if not isinstance(self.aggregator, Vote):
             return [answer_text(row, self.tokenizer) for row in written]
         of_agents = [[answer_text(row, self.tokenizer) for row in agent] for agent in written]
-        return [self.aggregator.elect(texts) for texts in zip(*of_agents, strict=True)]
+        return [self.aggregator.winning_text(texts) for texts in zip(*of_agents, strict=True)]
 
 
 def _row(line: int, content: Any, source: Path) -> dict[str, Any]:

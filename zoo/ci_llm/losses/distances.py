@@ -14,7 +14,7 @@ from torch import Tensor
 def random_directions(
     dims: int, projections: int, generator: torch.Generator | None = None, pairs: int | None = None
 ) -> Tensor:
-    """Unit vectors, evenly spread over all directions.
+    """Unit vectors, uniform over all directions.
 
     Args:
         dims: D, of the space.

@@ -140,7 +140,7 @@ class Diversity:
     """The diversity term of the loss: total = task loss + `loss(value(represent(...)))`.
 
     Args:
-        weight: lambda, at least 0; 0 turns the term off, and hidden states are not asked for.
+        weight: lambda, at least 0; 0 turns the term off, and hidden states are not computed.
         projections: directions of the sliced distance.
         strategy: what of a text is compared, see `representations`. `first_token` sees one token of a causal model and
             measures nothing but how adapters move it.
@@ -245,7 +245,7 @@ class Diversity:
         log_space = self.kind != "swd"
         if not log_space and self.space == "hidden":
             if hidden is None:
-                raise ValueError("diversity in the hidden space needs hidden states, found none: ask for them")
+                raise ValueError("diversity in the hidden space needs hidden states, found none: request them")
             values = hidden
         else:
             values = logits

@@ -15,18 +15,18 @@ def token_losses(logits: Tensor, labels: Tensor, shift: bool = True) -> Tensor:
     Args:
         logits: (K, B, T, V), any float type; computed in float32.
         labels: (B, T), or (K, B, T) where the agents have texts of their own; int64, -100 for what is not learned.
-        shift: let position t foretell label t + 1. Without, label t, as the original does by mistake.
+        shift: let position t predict label t + 1. Without, label t, as the original does by mistake.
 
     Returns:
-        (K, B, T) float32, at the position that foretells; zero where there is no label.
+        (K, B, T) float32, at the position that predicts; zero where there is no label.
     """
     if labels.shape not in (logits.shape[1:3], logits.shape[:3]):
         raise ValueError(
             f"labels have shape {tuple(labels.shape)}, expected {tuple(logits.shape[1:3])} or "
             f"{tuple(logits.shape[:3])} for logits {tuple(logits.shape)}"
         )
-    goals = learned(labels, shift).flatten(-2)
-    return target_losses(logits.flatten(1, 2), goals).view(logits.shape[:3])
+    targets = learned(labels, shift).flatten(-2)
+    return target_losses(logits.flatten(1, 2), targets).view(logits.shape[:3])
 
 
 def target_losses(logits: Tensor, targets: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ def target_losses(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def label_positions(labels: Tensor, shift: bool = True) -> Tensor:
-    """The positions b * T + t that foretell a label.
+    """The positions b * T + t that predict a label.
 
     Args:
         labels: (B, T), or (K, B, T) where the agents have texts of their own.
@@ -61,13 +61,13 @@ def label_positions(labels: Tensor, shift: bool = True) -> Tensor:
 
 
 def targets_at(labels: Tensor, positions: Tensor, shift: bool = True) -> Tensor:
-    """The labels that `label_positions` foretell, shaped like these; -100 where they are filled up."""
+    """The labels that `label_positions` predict, shaped like these; -100 where they are filled up."""
     found = learned(labels, shift).flatten(-2).gather(-1, positions.clamp(min=0))
     return found.masked_fill(positions < 0, IGNORED)
 
 
 def learned(labels: Tensor, shift: bool = True) -> Tensor:
-    """The label that each position foretells, -100 where none: (..., T) as given.
+    """The label that each position predicts, -100 where none: (..., T) as given.
 
     Args:
         labels: (..., T) int64.

@@ -77,7 +77,7 @@ class CrowdScores:
         self._texts: list[Tensor] = []
 
     def add(self, log_probs: Tensor, ensemble: Tensor, labels: Tensor, texts: Tensor) -> None:
-        """Add tokens, see `token_scores`; `texts` (N,), int64, tells which text each belongs to."""
+        """Add tokens, see `token_scores`; `texts` (N,), int64, is the text that each belongs to."""
         found = token_scores(log_probs, ensemble, labels)
         self.restore({name: values.cpu() for name, values in found.items()}, texts.cpu())
 

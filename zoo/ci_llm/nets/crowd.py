@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -70,35 +70,15 @@ Mode = Literal["batched", "sequential", "chunked"]
 
 @dataclass(frozen=True)
 class CrowdOutput:
-    """What some agents say to a batch.
+    """What some agents predict for a batch.
 
     Args:
-        logits: (n, B, T, V); (n, M, V) where M positions were asked for.
-        hidden: (n, B, T, D) where asked for.
+        logits: (n, B, T, V); (n, M, V) where `logits_at` names M positions.
+        hidden: (n, B, T, D) where wanted.
     """
 
     logits: Tensor
     hidden: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class CrowdLoss:
-    """The objective of a batch.
-
-    Args:
-        total: scalar, mean of `losses` plus `penalty`; its gradients are exact in every mode.
-        losses: (K,) of the agents, detached.
-        penalty: scalar, detached; 0 without one.
-    """
-
-    total: Tensor
-    losses: Tensor
-    penalty: Tensor
-
-
-Task = Callable[[Tensor, range], Tensor]
-Represent = Callable[[CrowdOutput, range], Tensor]
-Penalty = Callable[[Tensor], Tensor]
 
 
 class Crowd(nn.Module):
@@ -191,10 +171,10 @@ class Crowd(nn.Module):
         Returns:
             Logits (K, B, T, V), or (K, M, V) of `logits_at`, and hidden states (K, B, T, D) or None.
         """
-        passes = self._passes() if cache is None else [self._everyone()]
+        passes = self.passes() if cache is None else [self.everyone()]
         noise = self.agents.draw_noise()
         parts = [
-            self._run(
+            self.run(
                 members, noise, input_ids, attention_mask, position_ids, hidden, layer, cache, logits_to_keep, logits_at
             )
             for members in passes
@@ -204,90 +184,16 @@ class Crowd(nn.Module):
         states = [part.hidden for part in parts if part.hidden is not None]
         return CrowdOutput(torch.cat([part.logits for part in parts]), torch.cat(states) if states else None)
 
-    def objective(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        task: Task,
-        represent: Represent | None = None,
-        penalty: Penalty | None = None,
-        grad_scale: float = 1.0,
-        **request: Any,
-    ) -> CrowdLoss:
-        """The training objective: mean of the agents' losses plus a penalty that ties the agents together.
-
-        In mode chunked its gradients are computed here: representations of all agents without gradients, then the
-        penalty's gradient with respect to them, then chunk by chunk loss and representation with that gradient
-        injected. `total` hands the sum on, so that it is used like any loss: one backward pass, automatic or manual
-        optimisation, accumulation, several ranks, gradient scaling.
-
-        Args:
-            input_ids: (B, T) or (K, B, T).
-            task: of logits (n, B, T, V), or (n, M, V) with `logits_at`, and the n agents they are of: losses (n,).
-            represent: of an output and its n agents: what the penalty compares, (n, ...). It draws no random numbers.
-            penalty: of the representations (K, ...) of all agents: a scalar to be added.
-            grad_scale: of the gradients inside chunked mode; for float16, whose small gradients vanish otherwise.
-
-        Returns:
-            The total, whose backward pass gives the adapters' gradients, and its parts.
-        """
-        if len(self._passes()) > 1 and self.mode == "chunked" and torch.is_grad_enabled():
-            return self._chunked(input_ids, attention_mask, task, represent, penalty, grad_scale, request)
-        output = self.outputs(input_ids, attention_mask, **request)
-        losses = task(output.logits, self._everyone())
-        extra = losses.new_zeros(())
-        if represent is not None and penalty is not None:
-            extra = penalty(represent(output, self._everyone()))
-        return CrowdLoss(losses.mean() + extra, losses.detach(), extra.detach())
-
-    def _chunked(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        task: Task,
-        represent: Represent | None,
-        penalty: Penalty | None,
-        grad_scale: float,
-        request: dict[str, Any],
-    ) -> CrowdLoss:
-        noise = self.agents.draw_noise()
-        weights = [weight for weight in self.agents.parameters() if weight.requires_grad]
-        totals = [torch.zeros_like(weight) for weight in weights]
-
-        def run(members: range) -> CrowdOutput:
-            return self._run(members, noise, input_ids, attention_mask, **request)
-
-        pull: Tensor | None = None
-        extra = torch.zeros((), device=input_ids.device)
-        if represent is not None and penalty is not None:
-            with torch.no_grad():
-                everyone = torch.cat([represent(run(members), members) for members in self._passes()])
-            everyone.requires_grad_()
-            extra = penalty(everyone)
-            (pull,) = torch.autograd.grad(extra * grad_scale, everyone)
-        values, first = [], 0
-        for members in self._passes():
-            output = run(members)
-            losses = task(output.logits, members)
-            values.append(losses.detach())
-            inner = losses.sum() * (grad_scale / self.count)
-            if pull is not None and represent is not None:
-                inner = inner + (represent(output, members) * pull[first : first + len(members)]).sum()
-            first += len(members)
-            for total, gradient in zip(totals, torch.autograd.grad(inner, weights), strict=True):
-                total.add_(gradient, alpha=1 / grad_scale)
-        losses, extra = torch.cat(values), extra.detach()
-        return CrowdLoss(_Known.apply(losses.mean() + extra, totals, *weights), losses, extra)
-
-    def _everyone(self) -> range:
+    def everyone(self) -> range:
+        """The agents that answer now; without agents, one in their place."""
         return range(1) if self.members is None else self.members
 
-    def _passes(self) -> list[range]:
+    def passes(self) -> list[range]:
         """The agents of each pass."""
-        everyone = self._everyone()
+        everyone = self.everyone()
         return [everyone[start : start + self.chunk] for start in range(0, len(everyone), self.chunk)]
 
-    def _run(
+    def run(
         self,
         members: range,
         noise: list[int] | None,
@@ -301,7 +207,7 @@ class Crowd(nn.Module):
         logits_at: Tensor | None = None,
     ) -> CrowdOutput:
         """One pass of neighbouring agents."""
-        count, everyone = len(members), self._everyone()
+        count, everyone = len(members), self.everyone()
         if input_ids.ndim == 3 and len(input_ids) != len(everyone):
             raise ValueError(
                 f"input_ids {tuple(input_ids.shape)} are texts of {len(input_ids)} agents, not {self.count}"
@@ -339,16 +245,3 @@ class Crowd(nn.Module):
             result.logits.unflatten(0, shape) if places is None else result.logits[0].unflatten(0, shape),
             states.expand(count, -1, -1, -1) if states is not None else None,
         )
-
-
-class _Known(torch.autograd.Function):
-    """A value whose gradients were computed before."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, gradients: list[Tensor], *weights: Tensor) -> Tensor:
-        ctx.gradients = gradients
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> Any:
-        return None, None, *(outer[0] * gradient for gradient in ctx.gradients)

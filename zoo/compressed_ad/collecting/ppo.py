@@ -16,7 +16,7 @@ from zoo.common.draws import seeded_uniforms
 from zoo.common.ranges import at_least, positive, within
 from zoo.compressed_ad.collecting.base import Algorithm
 from zoo.compressed_ad.data.history import COLUMNS
-from zoo.compressed_ad.envs.grids import Env, Worlds
+from zoo.compressed_ad.envs.grids import BatchedEnv, Env
 from zoo.training.data import item_seed
 
 HIDDEN = 64
@@ -34,7 +34,7 @@ class Observer:
     Args:
         shape: tasks N and streams S.
         frames: states seen together.
-        samples: for how many the nets are asked at once, of one task.
+        samples: for how many the nets are evaluated at once, of one task.
 
     Attributes:
         cells: (K, 2) float32, what the numbers mean; None where an observation is (row, column, ...) itself.
@@ -92,8 +92,10 @@ class Policy:
         return self._tables[0][tasks, observations], self._tables[1][tasks, observations]
 
 
-def judge(weights: Tensor, cells: Tensor | None, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-    """Ask the nets about samples.
+def evaluate_actions(
+    weights: Tensor, cells: Tensor | None, observations: Tensor, actions: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Evaluate samples with the nets.
 
     Args:
         weights: (N, P) float32.
@@ -163,7 +165,7 @@ def _shapes(inputs: int) -> list[tuple[int, int, int]]:
 STARTS, ACTIONS = -2, 0  # numbers of a task's draws; -1 is that of its weights
 ADAM_EPSILON = 1e-5
 NORM_EPSILON = 1e-6
-SPREAD_EPSILON = 1e-8
+DEVIATION_EPSILON = 1e-8
 
 
 class Rollout(NamedTuple):
@@ -242,14 +244,14 @@ class PPO(Algorithm):
         weights = nn.Parameter(initial_weights(seeds, 2 * self.frames))
         optimizer = torch.optim.Adam([weights], lr=self.learning_rate, eps=ADAM_EPSILON, fused=True)
         starts = [item_seed(seed, STARTS, stream) for seed in seeds for stream in range(streams)]
-        worlds = env.start(tasks.repeat_interleave(streams, dim=0), starts)
+        envs = env.start(tasks.repeat_interleave(streams, dim=0), starts)
         observer = Observer(env.grid_size, (len(tasks), streams), self.frames, self.minibatch)
         histories = np.zeros((len(tasks), streams, steps, len(COLUMNS)), dtype=np.int8)
         for number, start in enumerate(range(0, steps, self.rollout_steps)):
             draws = seeded_uniforms([item_seed(seed, ACTIONS, number) for seed in seeds], self.rollout_steps * streams)
             uniforms = draws.view(self.rollout_steps, streams, len(tasks)).transpose(1, 2)
             piece = histories[:, :, start : start + self.rollout_steps]
-            rollout = self._play(Policy(weights.detach(), observer.cells), worlds, observer, uniforms, piece)
+            rollout = self._play(Policy(weights.detach(), observer.cells), envs, observer, uniforms, piece)
             if start + self.rollout_steps < steps:
                 self._learn(weights, optimizer, observer.cells, rollout, number)
             if advance:
@@ -257,16 +259,18 @@ class PPO(Algorithm):
         return histories
 
     @torch.no_grad()
-    def _play(self, policy: Policy, worlds: Worlds, observer: Observer, uniforms: Tensor, piece: np.ndarray) -> Rollout:
+    def _play(
+        self, policy: Policy, envs: BatchedEnv, observer: Observer, uniforms: Tensor, piece: np.ndarray
+    ) -> Rollout:
         """Act as the policy says, and note in `piece` (N, S, up to T, 7) what happened."""
-        seen, done, judged, ends = [], [], [], []
+        seen, done, values_seen, ends = [], [], [], []
         rewards = torch.zeros(uniforms.shape)
         for step, uniform in enumerate(uniforms):
-            states = worlds.states
+            states = envs.states
             observation = observer.observe(states)
             log_probabilities, value = policy(observation)
             actions = (uniform[..., None] > log_probabilities.exp().cumsum(dim=-1)[..., :-1]).sum(dim=-1)
-            taken = worlds.step(actions.flatten())
+            taken = envs.step(actions.flatten())
             if step < piece.shape[2]:
                 columns = [states, actions.view(-1, 1), taken.rewards[:, None], taken.next_states]
                 piece[:, :, step, :6] = torch.cat(columns, dim=1).view(*uniform.shape, 6).numpy()
@@ -281,10 +285,10 @@ class PPO(Algorithm):
             rewards[step] = taken.rewards.view(uniform.shape)
             seen.append(observation)
             done.append((actions, log_probabilities.gather(-1, actions[..., None])[..., 0]))
-            judged.append(value)
+            values_seen.append(value)
             ends.append((end, taken.done))
-        next_values = [judged[step + 1] if end is None else end for step, (end, _) in enumerate(ends)]
-        values = torch.stack(judged)
+        next_values = [values_seen[step + 1] if end is None else end for step, (end, _) in enumerate(ends)]
+        values = torch.stack(values_seen)
         advantages = self.advantages(rewards, values, torch.stack(next_values), [over for _, over in ends])
         chosen, log_chances = (torch.stack(each) for each in zip(*done, strict=True))
         return Rollout(*map(_by_task, (torch.stack(seen), chosen, log_chances, advantages, advantages + values)))
@@ -341,9 +345,9 @@ class PPO(Algorithm):
 
         Source: Schulman et al. (2017), equations 7 and 9 (without entropy).
         """
-        log_probabilities, values = judge(weights, cells, batch.observations, batch.actions)
-        spread, mean = torch.std_mean(batch.advantages, dim=1, keepdim=True)
-        advantages = (batch.advantages - mean) / (spread + SPREAD_EPSILON)
+        log_probabilities, values = evaluate_actions(weights, cells, batch.observations, batch.actions)
+        deviation, mean = torch.std_mean(batch.advantages, dim=1, keepdim=True)
+        advantages = (batch.advantages - mean) / (deviation + DEVIATION_EPSILON)
         ratios = (log_probabilities - batch.log_probabilities).exp()
         clipped = ratios.clamp(1 - self.clip, 1 + self.clip)
         gains = torch.minimum(ratios * advantages, clipped * advantages)

@@ -26,8 +26,8 @@ class QLearning(Algorithm):
     """Learns a table of action values, and keeps what it did meanwhile.
 
     A table's rows are the cells; where goals pay once an episode, there is one for each cell and number of goals found
-    so far, without which no table can tell the way to the key from that to the door. An episode that ends says nothing
-    about values: the cell does not show the time.
+    so far, without which no table can distinguish the way to the key from that to the door. The end of an episode does
+    not change values: the cell does not show the time.
 
     Args:
         rate: share of an error that is corrected at once, 0 to 1.
@@ -69,7 +69,7 @@ class QLearning(Algorithm):
     ) -> np.ndarray:
         """Learn tasks from scratch, each stream for itself."""
         stream_seeds = [item_seed(seed, STREAMS, stream) for seed in seeds for stream in range(streams)]
-        worlds = env.start(tasks.repeat_interleave(streams, dim=0), stream_seeds)
+        envs = env.start(tasks.repeat_interleave(streams, dim=0), stream_seeds)
         count = len(stream_seeds)
         levels = 1 if env.repeats else env.goals(tasks[:1]).shape[1] + 1
         highest = self.bonus / (1 - self.discount)
@@ -88,9 +88,9 @@ class QLearning(Algorithm):
         for step in range(steps):
             uniforms = seeded_uniforms(generators.tolist(), DRAWS)
             generators += ahead
-            states, here = worlds.states, rows(worlds.states)
+            states, here = envs.states, rows(envs.states)
             actions = self._choose(values[here], uniforms, self.epsilon_at(step / steps))
-            taken = worlds.step(actions)
+            taken = envs.step(actions)
             found = found + taken.rewards
             visits[here, actions] += 1
             imagined = self.bonus / visits[here, actions].sqrt()

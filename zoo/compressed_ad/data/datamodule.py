@@ -32,7 +32,7 @@ EMBEDDED_EPISODES = 10  # of histories in place of a folder that is missing
 
 
 class HistoryData(ZooDataModule):
-    """Histories from a folder, or demonstrated when they are asked for.
+    """Histories from a folder, or demonstrated on demand.
 
     A training batch has `steps`, B histories of one length: nothing is padded. Evaluation batches have `steps` of
     held-out tasks, or pairs of `tasks` and `seeds`: every held-out task with `eval_seeds` seeds.

@@ -55,18 +55,18 @@ class EpsilonCurriculum:
         """
         if len(seeds) != len(tasks):
             raise ValueError(f"{len(tasks)} tasks need as many seeds, found {len(seeds)}")
-        worlds = self.env.start(tasks, seeds)
+        envs = self.env.start(tasks, seeds)
         draws = seeded_uniforms(seeds, self.length).to(tasks.device)
         epsilons = self.epsilons().to(tasks.device)[:, None]
-        # A draw below epsilon, divided by it, is evenly spread again: it chooses the random action.
+        # A draw below epsilon, divided by it, is uniform again: it chooses the random action.
         number = self.env.num_actions
         chosen = (draws / epsilons.clamp(min=1e-12) * number).clamp(max=number - 1).long().unbind()
         at_random = (draws < epsilons).unbind()
         states, actions, rewards, next_states = [], [], [], []
         for random, choice in zip(at_random, chosen, strict=True):
-            states.append(worlds.states)
-            actions.append(torch.where(random, choice, worlds.optimal_actions()))
-            step = worlds.step(actions[-1])
+            states.append(envs.states)
+            actions.append(torch.where(random, choice, envs.optimal_actions()))
+            step = envs.step(actions[-1])
             rewards.append(step.rewards)
             next_states.append(step.next_states)
         ends = torch.arange(1, self.length + 1, device=tasks.device) % self.env.horizon == 0

@@ -44,7 +44,7 @@ class Source(ABC):
 
 
 class DemonstratedSource(Source):
-    """Histories made when they are asked for, other ones each time: as many as there are tasks.
+    """Histories made on demand, other ones each time: as many as there are tasks.
 
     Args:
         tasks: (n, F) int64.
@@ -102,8 +102,8 @@ class HistoryItems(Dataset[dict[str, Any]]):
     Everything random about an item comes from seed, epoch and item, so batch size, workers and ranks do not matter.
 
     Args:
-        length: steps of an item, unless its key says otherwise; all of a history by default. The last action is told
-            from what is before it, so an item of n steps has a context of n - 1 transitions.
+        length: steps of an item, unless its key says otherwise; all of a history by default. The last action is
+            predicted from what is before it, so an item of n steps has a context of n - 1 transitions.
         offset: where an item begins: at the "start" of its history, at "random", or "every" piece is an item of its
             own, one history after the other.
         size: number of items, which go through the histories again and again; each history once by default.
@@ -212,7 +212,7 @@ class HistoryItems(Dataset[dict[str, Any]]):
 
 
 class EvaluationBatches(Dataset[dict[str, Any]]):
-    """Batches of an evaluation, made ready so that no number depends on how they are spread over processes.
+    """Batches of an evaluation, made ready so that no number depends on how they are divided among processes.
 
     First items for the loss, then pairs of task and seed to act with.
 

@@ -209,7 +209,7 @@ class ReconstructionDecoder(nn.Module):
 
     Args:
         feedforward: channels between the linear layers; four times `dim` by default.
-        max_tokens: positions that can be asked for.
+        max_tokens: positions that can be reconstructed.
     """
 
     def __init__(
@@ -240,7 +240,7 @@ class ReconstructionDecoder(nn.Module):
 
         Args:
             latents: (B, K, dim).
-            positions: of the tokens asked for (N,), int64.
+            positions: of the tokens wanted (N,), int64.
 
         Returns:
             (B, N, dim).
@@ -264,9 +264,9 @@ class FieldDecoder(ReconstructionDecoder):
     anew in every training step, cost less than all.
 
     Args:
-        positions: transitions of a segment that a training step asks for; all by default.
+        positions: transitions of a segment that a training step reconstructs; all by default.
         feedforward: channels between the linear layers; four times `dim` by default.
-        max_tokens: positions that can be asked for.
+        max_tokens: positions that can be reconstructed.
     """
 
     def __init__(
@@ -288,7 +288,7 @@ class FieldDecoder(ReconstructionDecoder):
         self.fields = nn.Linear(dim, sum(self.sizes))
 
     def chosen(self, count: int, seed: int | None, device: torch.device) -> Tensor:
-        """Numbers (n,) of the transitions to ask for, out of `count`; all of them without a seed."""
+        """Numbers (n,) of the transitions to reconstruct, out of `count`; all of them without a seed."""
         if seed is None or self.positions is None or self.positions >= count:
             return torch.arange(count, device=device)
         drawn = torch.randperm(count, generator=torch.Generator().manual_seed(seed))[: self.positions]
@@ -299,11 +299,11 @@ class FieldDecoder(ReconstructionDecoder):
 
         Args:
             latents: (B, K, dim).
-            positions: of the tokens asked for (N,), int64.
+            positions: of the tokens wanted (N,), int64.
         """
         return self.fields(self(latents, positions)).split(self.sizes, -1)
 
     @staticmethod
     def field_values(steps: Steps) -> tuple[Tensor, ...]:
-        """What these logits should tell, each (B, L) int64."""
+        """The classes that these logits should predict, each (B, L) int64."""
         return (*steps.states.unbind(-1), steps.actions, steps.rewards.long(), *steps.next_states.unbind(-1))

@@ -28,7 +28,7 @@ class StepEmbedding(nn.Module, ABC):
 
     @abstractmethod
     def queries(self, states: Tensor) -> Tensor:
-        """Tokens (..., dim) of the states (..., 2), int64, in which an action is asked for."""
+        """Tokens (..., dim) of the states (..., 2), int64, in which an action is wanted."""
 
 
 class LinearEmbedding(StepEmbedding):

@@ -81,7 +81,7 @@ class State:
 
 
 class InContextPolicy(nn.Module):
-    """Tells the next action from the history so far; its weights stay fixed while it learns a task in its context.
+    """Predicts the next action from the history so far; its weights stay fixed while it learns a task in its context.
 
     Without a compressor it sees the last T - 1 transitions (algorithm distillation). With one, the transitions since
     the last compression and K latents: whenever they fill the window, the compressor turns both into K new latents.
@@ -159,19 +159,19 @@ class InContextPolicy(nn.Module):
     def forward(
         self, steps: Steps, gradient_rounds: int | None = None, gradient_decay: float = 1.0, last_only: bool = False
     ) -> Output:
-        """Tell the action of every step from what was before it.
+        """Predict the action of every step from what was before it.
 
         Args:
             steps: B histories of L steps; without a compressor L is at most the window.
             gradient_rounds: gradients flow through so many compressions in a row; all by default, 0 none.
             gradient_decay: factor on a gradient for each compression that it flows through.
-            last_only: tell the last step's action alone, as the original trains.
+            last_only: predict the last step's action alone, as the original trains.
 
         Returns:
             Logits (B, L, actions), or (B, 1, actions) for the last only.
 
         Raises:
-            ValueError: when the history is too long without a compressor, or all steps are asked for with the full
+            ValueError: when the history is too long without a compressor, or all steps are wanted with the full
                 mask.
         """
         if not last_only and self.latent_mask == "full":
@@ -212,7 +212,7 @@ class InContextPolicy(nn.Module):
         return State(cache=self._new_cache() if cached else None)
 
     def act(self, state: State, queries: Tensor) -> Tensor:
-        """Tell the next action; to be called once before each `observe`.
+        """Predict the next action; to be called once before each `observe`.
 
         Args:
             state: of the agents; its cache grows.
@@ -272,7 +272,7 @@ class InContextPolicy(nn.Module):
         segment_lengths: list[int] | None = None,
         max_compressions: int | None = None,
     ) -> Tensor:
-        """Tell the next action after a context of any length, as the originals do while they train.
+        """Predict the next action after a context of any length, as the originals do while they train.
 
         Args:
             states: (B, L, 2).
