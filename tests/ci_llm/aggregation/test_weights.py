@@ -37,7 +37,7 @@ def test_a_strong_prior_keeps_the_weights_equal():
 
 
 def test_fitting_refuses_what_it_cannot_use():
-    with pytest.raises(ValueError, match="above 0"):
+    with pytest.raises(ValueError, match="alpha is positive"):
         fit_dirichlet(spoiled(), alpha=0)
     with pytest.raises(ValueError, match="at least one token"):
         fit_dirichlet(torch.zeros(3, 0))

@@ -128,7 +128,7 @@ def test_warm_up_and_hinge():
 
 
 def test_bad_settings_are_refused_and_first_token_warned_of():
-    with pytest.raises(ValueError, match="weight >= 0"):
+    with pytest.raises(ValueError, match="weight is at least 0"):
         Diversity(weight=-1)
     with pytest.warns(UserWarning, match="first_token"):
         Diversity(strategy="first_token")
