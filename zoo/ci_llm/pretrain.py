@@ -12,8 +12,7 @@ from zoo.ci_llm.data.text_data import Template
 from zoo.ci_llm.data.tokenizers import Tokenizer
 from zoo.ci_llm.losses.likelihood import IGNORED, losses, target_losses
 from zoo.ci_llm.losses.objective import Batch, attended, targets
-from zoo.ci_llm.nets.backbone import Backbone, LearningBackbone
-from zoo.ci_llm.nets.positions import positions
+from zoo.ci_llm.nets.backbone import Backbone, LearningBackbone, positions
 from zoo.common.atomic import replacing
 from zoo.runs.folder import run_folder
 from zoo.training.schedules import LrScaling

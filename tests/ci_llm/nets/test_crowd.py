@@ -11,8 +11,8 @@ from transformers import DynamicCache
 from tests.ci_llm.crowd_parts import CONFIGS, batch, crowd
 from zoo.ci_llm.losses.likelihood import losses
 from zoo.ci_llm.losses.objective import CrowdLoss, objective
+from zoo.ci_llm.nets.backbone import packed, positions
 from zoo.ci_llm.nets.crowd import Crowd, CrowdOutput
-from zoo.ci_llm.nets.positions import packed, positions
 
 MODES = [("batched", None), ("sequential", None), ("chunked", 2), ("chunked", 1), ("chunked", 3)]
 

@@ -176,8 +176,7 @@ def _delay(codec: str, setting: float | None, rate: int) -> int:
 
 
 def _code(line: np.ndarray, rate: int, codec: str, setting: float | None) -> np.ndarray:
-    decoded = _through_ffmpeg if CODECS[codec].ffmpeg else _through_soundfile
-    return decoded(line, rate, codec, setting)
+    return (_through_ffmpeg if CODECS[codec].ffmpeg else _through_soundfile)(line, rate, codec, setting)
 
 
 def _compression(codec: str, setting: float | None, rate: int) -> dict[str, float | str]:
@@ -212,11 +211,8 @@ def _through_ffmpeg(line: np.ndarray, rate: int, codec: str, setting: float | No
     bits = [] if setting is None else ["-b:a", str(round(setting * 1000))]
     encode = [*quiet, *samples, "-i", "pipe:0", "-c:a", entry.encoder, *bits, "-f", entry.container, "pipe:1"]
     coded = _run(encode, line.astype("<f4").tobytes())
-    return np.frombuffer(_run([*quiet, "-f", _demuxer(entry), "-i", "pipe:0", *samples, "pipe:1"], coded), "<f4")
-
-
-def _demuxer(entry: Codec) -> str:
-    return "aac" if entry.container == "adts" else entry.container
+    demuxer = "aac" if entry.container == "adts" else entry.container
+    return np.frombuffer(_run([*quiet, "-f", demuxer, "-i", "pipe:0", *samples, "pipe:1"], coded), "<f4")
 
 
 def _run(command: list[str], data: bytes) -> bytes:

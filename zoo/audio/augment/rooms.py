@@ -1,20 +1,25 @@
-"""What surrounds a voice: room impulse responses from files or made in code, and noise."""
+"""What surrounds a voice: room impulse responses and noise, from files or made in code."""
 
 from __future__ import annotations
 
 import math
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from scipy import fft
 from scipy.signal import butter, sosfilt
 
-from zoo.audio.corpora.corpus import Corpus
+from zoo.audio.corpora.cache import CorpusCache
+from zoo.audio.corpora.corpus import ClippedCorpus, Corpus, cache_folder
 from zoo.audio.corpora.synthetic import SpeechLike
 from zoo.audio.io import files
 from zoo.common.ranges import at_least
 
+SYNTHETIC_NOISES = 6
+SYNTHETIC_RIRS = 32
+TRAINING_SHARE = 0.8  # of every noise file, from its beginning; validation takes the rest
 _SOUND_SPEED = 343.0  # m/s, air at 20 degrees Celsius
 _WALL_METRES = 0.5  # least distance of source and microphone from a wall
 _LEAST_METRES = 0.3  # between source and microphone: nearer than a headset the direct sound hides the room
@@ -157,6 +162,23 @@ class SyntheticNoise:
     def read(self, index: int, start: int = 0, samples: int = -1) -> np.ndarray:
         """Samples (T,) float32."""
         return self._clips[index][start : None if samples < 0 else start + samples]
+
+
+def open_noises(folder: Path | None, cache: Path, sample_rate: int, training: bool) -> Corpus:
+    """Noise for training or for validation, which have no sample in common.
+
+    Args:
+        folder: of noise whose cache was built; None makes noise in code.
+    """
+    if folder is None:
+        return SyntheticNoise(SYNTHETIC_NOISES, sample_rate, seed=int(not training))
+    whole = CorpusCache(cache_folder(cache, folder, sample_rate))
+    return ClippedCorpus(whole, 0.0, TRAINING_SHARE) if training else ClippedCorpus(whole, TRAINING_SHARE, 1.0)
+
+
+def open_rirs(folder: Path | None, sample_rate: int) -> list[np.ndarray]:
+    """Room impulse responses (T,) float32 at a rate in Hz; made in code when there is no folder."""
+    return synthetic_rirs(SYNTHETIC_RIRS, sample_rate, 0) if folder is None else read_rirs(folder, sample_rate)
 
 
 def crop_noise(noises: Corpus, index: int, samples: int, rng: np.random.Generator) -> tuple[np.ndarray, int]:

@@ -1,4 +1,4 @@
-"""Builds the corpus cache: file by file into a folder beside the target, taken up again after an interruption."""
+"""The corpus cache: built file by file beside its target, taken up again after an interruption; read at random."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import os
 import shutil
 from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock
 from rich.progress import track
 
 from zoo.audio.io.files import AudioFileError, read_mono
@@ -21,6 +22,7 @@ from zoo.common.reading.bad_share import check_bad_share
 
 VERSION = 1
 _FULL_SCALE = 32768.0
+_LOG = logging.getLogger(__name__)
 
 
 class Names(Sequence[str]):
@@ -123,14 +125,6 @@ class CorpusCache:
         return self._audio[first:last].astype(np.float32) / np.float32(_FULL_SCALE)
 
 
-try:
-    import fcntl
-except ImportError:  # Windows: two builders at once are then the user's business
-    fcntl = None  # type: ignore[assignment]
-
-_LOG = logging.getLogger(__name__)
-
-
 def build(
     files: Sequence[str | os.PathLike[str]],
     folder: str | os.PathLike[str],
@@ -164,7 +158,7 @@ def build(
     if folder.exists() and not (folder / "meta.json").is_file() and any(folder.iterdir()):
         raise ValueError(f"{folder}: exists and is not a corpus cache; give an empty or a new folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder.with_name(f".{folder.name}.lock")):
+    with FileLock(folder.with_name(f".{folder.name}.lock")):
         if (cache := _existing(folder, key)) is not None:
             check_bad_share(cache.bad.values(), len(names), max_bad_share)
             for cause in cache.bad.values():
@@ -196,14 +190,6 @@ def _key(paths: list[Path], names: list[str], sample_rate: int) -> str:
         facts = path.stat()
         digest.update(f"{name}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
     return digest.hexdigest()
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as handle:
-        if fcntl is not None:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
 
 
 def _existing(folder: Path, key: str) -> CorpusCache | None:
@@ -297,8 +283,8 @@ def _fill(
 
 def _to_int16(audio: np.ndarray) -> tuple[np.ndarray, float]:
     audio = audio / max(1.0, float(np.abs(audio).max()))
-    samples = np.clip(np.rint(audio * np.float32(32768)), -32768, 32767).astype("<i2")
-    return samples, float(np.abs(samples.astype(np.int32)).max()) / 32768
+    samples = np.clip(np.rint(audio * np.float32(_FULL_SCALE)), -_FULL_SCALE, _FULL_SCALE - 1).astype("<i2")
+    return samples, float(np.abs(samples.astype(np.int32)).max()) / _FULL_SCALE
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

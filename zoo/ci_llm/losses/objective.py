@@ -11,8 +11,8 @@ from torch import Tensor
 
 from zoo.ci_llm.losses.diversity import Diversity
 from zoo.ci_llm.losses.likelihood import IGNORED, label_positions, learned, target_losses, targets_at
+from zoo.ci_llm.nets.backbone import packed
 from zoo.ci_llm.nets.crowd import Crowd, CrowdOutput
-from zoo.ci_llm.nets.positions import packed
 
 Batch = Mapping[str, Tensor]
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.ci_llm.nets.agents import Active, Agents
-from zoo.ci_llm.nets.backbone import Backbone
-from zoo.ci_llm.nets.positions import positions
+from zoo.ci_llm.nets.backbone import Backbone, positions
 from zoo.common.ranges import at_least
 
 
