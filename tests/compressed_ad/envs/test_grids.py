@@ -90,8 +90,8 @@ def test_description_rebuilds_the_environment(env):
         ({"name": "maze"}, "darkroom.*'maze'"),
         ({"grid_size": 9}, "darkroom.*None"),
         ({"name": "darkroom", "colour": 1}, "darkroom.*colour"),
-        ({"name": "darkroom", "grid_size": 1}, "grid_size 1"),
-        ({"name": "darkroom", "horizon": 0}, "horizon 0"),
+        ({"name": "darkroom", "grid_size": 1}, "grid_size is at least 2, not 1"),
+        ({"name": "darkroom", "horizon": 0}, "horizon is at least 1, not 0"),
         ({"name": "darkroom", "start": [9, 0]}, "0 to 8"),
     ],
 )
