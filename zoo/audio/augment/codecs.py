@@ -92,23 +92,12 @@ def _present(codec: str) -> bool:
 
 
 def available() -> tuple[str, ...]:
-    """Name the codecs of this machine.
-
-    Returns:
-        Names for `roundtrip`, those of libsndfile first; asks libsndfile and, where it is on the path, ffmpeg.
-    """
+    """Codecs of this machine for `roundtrip`: libsndfile's, then, where it is on the path, ffmpeg's."""
     return tuple(codec for codec in CODECS if _present(codec))
 
 
 def check(codec: str, setting: float | None = None) -> None:
-    """Refuse a codec or setting that `roundtrip` could not carry out here.
-
-    Args:
-        setting: see `roundtrip`.
-
-    Raises:
-        ValueError: unknown or missing codec, or a setting outside its range.
-    """
+    """Refuse a codec or setting that `roundtrip` could not carry out here."""
     one_of(CODECS, codec=codec)
     entry = CODECS[codec]
     if setting is not None and not entry.unit:

@@ -165,10 +165,9 @@ class SyntheticNoise:
 
 
 def open_noises(folder: Path | None, cache: Path, sample_rate: int, training: bool) -> Corpus:
-    """Noise for training or for validation, which have no sample in common.
+    """Noise for training or for validation, which have no sample in common; made in code when there is no folder.
 
-    Args:
-        folder: of noise whose cache was built; None makes noise in code.
+    The cache of the folder must have been built.
     """
     if folder is None:
         return SyntheticNoise(SYNTHETIC_NOISES, sample_rate, seed=int(not training))

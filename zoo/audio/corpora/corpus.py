@@ -45,11 +45,7 @@ class Corpus(Protocol):
 
 
 class MemoryCorpus:
-    """Clips in memory.
-
-    Args:
-        clips: (T,) float32 each.
-    """
+    """Clips (T,) float32 in memory."""
 
     def __init__(self, names: Sequence[str], clips: Sequence[np.ndarray]) -> None:
         self._clips = clips
@@ -80,11 +76,7 @@ class ResampledCorpus(MemoryCorpus):
 
 
 class ClippedCorpus:
-    """A part of every clip, such as the last fifth of each noise recording.
-
-    Args:
-        begin: where the part begins, as a share of each clip.
-    """
+    """A part of every clip, from `begin` to `end` as shares of it, such as the last fifth of each noise recording."""
 
     def __init__(self, corpus: Corpus, begin: float, end: float) -> None:
         self._corpus = corpus

@@ -126,25 +126,11 @@ class SpeechLike:
         self.seconds = seconds
 
     def speaker(self, index: int) -> int:
-        """Name the voice of an utterance.
-
-        Args:
-            index: utterance, >= 0.
-
-        Returns:
-            Voice in [0, speakers).
-        """
+        """Number of the voice of an utterance."""
         return index % self.speakers
 
     def utterance(self, index: int) -> np.ndarray:
-        """Render one utterance.
-
-        Args:
-            index: utterance, >= 0.
-
-        Returns:
-            Audio (T,) float32 with a peak between 0.4 and 0.9.
-        """
+        """Render one utterance: (T,) float32 with a peak between 0.4 and 0.9."""
         rng, plan = self._plan(index)
         samples = round(len(plan.f0) * _FRAME_SECONDS * self.sample_rate)
         grid = np.arange(samples) / (self.sample_rate * _FRAME_SECONDS)
@@ -160,14 +146,7 @@ class SpeechLike:
         return (audio + _FLOOR_LEVEL * rng.uniform(-1, 1, samples)).clip(-1, 1).astype(np.float32)
 
     def pitch(self, index: int) -> np.ndarray:
-        """Give the true pitch of an utterance.
-
-        Args:
-            index: utterance, >= 0.
-
-        Returns:
-            F0 in Hz per 10 ms (F,) float32, frame i at 10 * i ms; 0 where the voice is off.
-        """
+        """True F0 of an utterance in Hz (F,) float32, frame i at 10 * i ms; 0 where the voice is off."""
         _, plan = self._plan(index)
         return np.where(plan.voicing > 0.1, plan.f0, 0.0)[:: round(0.01 / _FRAME_SECONDS)].astype(np.float32)
 

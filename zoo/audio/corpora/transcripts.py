@@ -11,11 +11,7 @@ _APOSTROPHES = "'\u2019\u02bc"  # join what they stand between, where other punc
 
 
 def normalise(text: str) -> str:
-    """Bring a text to lower case in NFKC form, without punctuation and symbols, with single spaces.
-
-    Returns:
-        Letters, marks, digits and single spaces.
-    """
+    """Bring a text to lower case in NFKC form, without punctuation and symbols, with single spaces."""
     folded = unicodedata.normalize("NFKC", text).lower()
     kept = "".join(
         "" if c in _APOSTROPHES else " " if unicodedata.category(c)[0] in "PSCZ" else c

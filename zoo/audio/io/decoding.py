@@ -55,11 +55,7 @@ def open_checked(path: Path) -> soundfile.SoundFile:
 
 
 def reason(error: Exception) -> str:
-    """Say in one line, without the path, what libsndfile complains about.
-
-    Returns:
-        The cause.
-    """
+    """Say in one line, without the path, what libsndfile complains about."""
     text = str(getattr(error, "error_string", "") or error)
     # The mp3 decoder's words for any header it does not know; the file does exist here.
     return "format not recognised" if "does not exist" in text else text.rstrip(".").replace("\n", " ")

@@ -51,11 +51,7 @@ def _short(path: Path, found: int, expected: int) -> AudioFileError:
 
 
 def info(path: str | os.PathLike[str]) -> AudioInfo:
-    """Read and check the header of an audio file without decoding it.
-
-    Returns:
-        Rate, channels, length and sample format.
-    """
+    """Read and check the header of an audio file without decoding it."""
     with open_checked(Path(path)) as handle:
         return AudioInfo(handle.samplerate, handle.channels, handle.frames, handle.subtype)
 

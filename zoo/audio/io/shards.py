@@ -129,11 +129,7 @@ class Sample:
         raise ValueError(f"{self.shard}: sample {self.key!r} has no {stem}.wav or .flac, it has {sorted(self.members)}")
 
     def audio(self, stem: str) -> tuple[np.ndarray, int]:
-        """Decode the recording called `stem`, usually `CLEAN` or `DEGRADED`.
-
-        Returns:
-            Audio (C, T) float32 as stored, and the sample rate in Hz.
-        """
+        """Decode the recording called `stem`, `CLEAN` or `DEGRADED`: (C, T) float32 as stored, and its rate in Hz."""
         name = self.member(stem)
         with tempfile.TemporaryDirectory() as folder:  # the checks of zoo.audio.io.files need a file
             path = Path(folder) / name

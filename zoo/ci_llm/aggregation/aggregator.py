@@ -237,9 +237,5 @@ class Vote(Mean):
     joint = False
 
     def winning_text(self, texts: Sequence[str], extract: Callable[[str], Decimal | None] = flexible_answer) -> str:
-        """The text of the first agent that gives the winning answer.
-
-        Args:
-            extract: finds the answer in a text.
-        """
+        """The text of the first agent that gives the winning answer; `extract` finds the answer in a text."""
         return texts[vote([extract(text) for text in texts]).winner]

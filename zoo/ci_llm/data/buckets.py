@@ -123,12 +123,7 @@ def _buckets(lengths: np.ndarray) -> list[np.ndarray]:
 
 
 def padding_share(lengths: np.ndarray, batches: Iterable[Sequence[int]]) -> float:
-    """The share of padding in batches that are padded to their longest text.
-
-    Args:
-        lengths: of the texts (N,).
-        batches: numbers of the texts of each.
-    """
+    """The share of padding in batches (numbers of texts) that are padded to their longest text."""
     real = padded = 0
     for batch in batches:
         chosen = lengths[list(batch)]

@@ -32,11 +32,7 @@ class TextRows(Dataset[dict[str, Any]]):
         return len(self.rows)
 
     def __getitem__(self, key: Key | int) -> dict[str, Any]:
-        """One row.
-
-        Returns:
-            `ids` (T,) int64; `labels` (T,) int64, -100 where the prompt is; `lengths`, tokens of each example in it.
-        """
+        """One row: `ids` and `labels` (T,) int64, -100 where the prompt is; `lengths`, tokens of each example in it."""
         ids, labels, lengths = [], [], []
         for index in self.rows[key[1] if isinstance(key, tuple) else key]:
             values, prompt = self.tokens.row(index, self.context)

@@ -167,11 +167,7 @@ class BpeTokenizer(Tokenizer):
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Any:
-    """Learn byte pairs.
-
-    Returns:
-        Transformers' tokenizer, with `SPECIAL` as its first numbers.
-    """
+    """Learn byte pairs: a tokenizer of transformers, with `SPECIAL` as its first numbers."""
     from tokenizers import models, pre_tokenizers, trainers
 
     inner = _bytewise(models.BPE(), split=True)

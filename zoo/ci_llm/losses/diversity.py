@@ -268,11 +268,7 @@ class Diversity:
         return F.normalize(points, dim=-1, eps=_TINY) if self.normalize else points
 
     def directions(self, dims: int, agents: int, step: int) -> Tensor | None:
-        """The directions of batch `step` on the CPU, see `random_directions`; None where nothing is projected.
-
-        Args:
-            dims: D of what is compared.
-        """
+        """Directions in `dims` of batch `step`, on the CPU, see `random_directions`; None if nothing is projected."""
         if self.kind != "swd" or agents < 2:
             return None
         # torch's generator heeds 32 bits of its seed
@@ -309,15 +305,7 @@ class Diversity:
         return self.weight * min(1.0, (step + 1) / (self.warmup_steps + 1))
 
     def loss(self, value: Tensor, step: int = 0) -> Tensor:
-        """The term to add to the task loss.
-
-        Args:
-            value: R, a scalar.
-            step: batch number, from 0.
-
-        Returns:
-            A scalar.
-        """
+        """The term to add to the task loss for R in batch `step`, counted from 0."""
         if self.target is None:
             return -self.factor(step) * value
         return self.factor(step) * (self.target - value).clamp(min=0)

@@ -67,12 +67,7 @@ def targets_at(labels: Tensor, positions: Tensor, shift: bool = True) -> Tensor:
 
 
 def learned(labels: Tensor, shift: bool = True) -> Tensor:
-    """The label that each position predicts, -100 where none: (..., T) as given.
-
-    Args:
-        labels: (..., T) int64.
-        shift: as in `token_losses`.
-    """
+    """The label that each position predicts, -100 where none, (..., T) int64 as given; `shift` as in `token_losses`."""
     return F.pad(labels[..., 1:], (0, 1), value=IGNORED) if shift else labels
 
 

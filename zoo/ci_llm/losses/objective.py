@@ -18,11 +18,7 @@ Batch = Mapping[str, Tensor]
 
 
 def attended(batch: Batch) -> tuple[Tensor, dict[str, Any]]:
-    """Attention mask of a batch and, where its rows hold several texts, positions: arguments of `Crowd.outputs`.
-
-    Args:
-        batch: `attention_mask` and, packed, `segment_ids`, (B, T) or (K, B, T).
-    """
+    """Attention mask of a batch and, where its rows hold several texts, positions: arguments of `Crowd.outputs`."""
     segments = batch.get("segment_ids")
     if segments is None:
         return batch["attention_mask"], {}
@@ -31,12 +27,7 @@ def attended(batch: Batch) -> tuple[Tensor, dict[str, Any]]:
 
 
 def label_count(labels: Tensor, agents: int, shift: bool = True) -> Tensor:
-    """Labelled tokens of an agent, a float32 scalar; their mean where the agents have texts of their own.
-
-    Args:
-        labels: (B, T) or (K, B, T).
-        shift: as in `zoo.ci_llm.losses.likelihood.token_losses`.
-    """
+    """Labelled tokens of an agent, a float32 scalar; their mean where the agents have texts of their own."""
     count = (learned(labels, shift) != IGNORED).sum().float()
     return count / agents if labels.ndim == 3 else count
 

@@ -38,12 +38,7 @@ class Active:
 
 
 class Lora(nn.Module):
-    """The weights of all agents at one layer.
-
-    Args:
-        lora_a: (K, rank, in) float32.
-        lora_b: (K, out, rank) float32.
-    """
+    """The weights of all agents at one layer: A (K, rank, in) and B (K, out, rank), float32."""
 
     def __init__(self, lora_a: Tensor, lora_b: Tensor) -> None:
         super().__init__()
@@ -156,7 +151,7 @@ class Agents(nn.Module):
         if active is None:
             raise ValueError("agents: no agents are active; call delta within using()")
         count = active.last - active.first
-        rows = x.reshape(count, -1, x.shape[-1])
+        rows = x.reshape(count, -1, x.shape[-1])  # (n, positions, in)
         lora_a, lora_b = lora.lora_A[active.first : active.last], lora.lora_B[active.first : active.last]
         if not torch.is_autocast_enabled(x.device.type):
             rows = rows.to(lora_a.dtype)
@@ -164,7 +159,7 @@ class Agents(nn.Module):
             rows = self._masked(rows, self.dropout, True, active, index, 0)
             lora_a = self._masked(lora_a, self.dropconnect, self.dropconnect_rescale, active, index, 1)
             lora_b = self._masked(lora_b, self.dropconnect, self.dropconnect_rescale, active, index, 2)
-        return torch.bmm(torch.bmm(rows, lora_a.mT) * self.scale, lora_b.mT)
+        return torch.bmm(torch.bmm(rows, lora_a.mT) * self.scale, lora_b.mT)  # (n, positions, out)
 
     def adapter(self, agent: int) -> dict[str, Tensor]:
         """One agent's weights under peft's names: A (rank, in), B (out, rank), float32, detached."""

@@ -273,11 +273,7 @@ class LearningBackbone(Backbone):
 
 
 def positions(attention_mask: Tensor) -> Tensor:
-    """Positions (..., T) of tokens within their text; 0 on padding before it.
-
-    Args:
-        attention_mask: (..., T), 1 for tokens and 0 for padding.
-    """
+    """Positions (..., T) of tokens within their text, by a mask with 1 for tokens; 0 on padding before it."""
     if attention_mask.ndim > 3:
         raise ValueError("attention_mask of pairs of positions needs position_ids")
     return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
@@ -298,5 +294,5 @@ def packed(segments: Tensor) -> tuple[Tensor, Tensor]:
     begins = torch.ones_like(segments, dtype=torch.bool)
     begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
     starts = torch.where(begins, index, 0).cummax(1).values
-    same = segments[:, :, None] == segments[:, None, :]
+    same = segments[:, :, None] == segments[:, None, :]  # (B, T, T)
     return (same & (index[:, None] >= index))[:, None], index - starts

@@ -135,11 +135,7 @@ class Crowd(nn.Module):
             self.members = before
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Logits of all agents; arguments as in `outputs`.
-
-        Returns:
-            (K, B, T, V), in the backbone's type.
-        """
+        """Logits (K, B, T, V) of all agents, in the backbone's type; arguments as in `outputs`."""
         return self.outputs(input_ids, attention_mask).logits
 
     def outputs(
@@ -226,7 +222,7 @@ class Crowd(nn.Module):
             chosen = (logits_at[own] if logits_at.ndim == 2 else logits_at.expand(count, -1)).clamp(min=0)
             shape = (count, chosen.shape[1])
             starts = torch.arange(count, device=chosen.device) * (rows * input_ids.shape[-1])
-            places = (chosen + starts[:, None]).flatten()
+            places = (chosen + starts[:, None]).flatten()  # (n * M,)
         active = None if self.members is None else Active(members.start, members.stop, noise)
         with self.agents.using(active), self.trunk.repeating(rows, count if shared else 1):
             result = self.backbone(
@@ -239,7 +235,7 @@ class Crowd(nn.Module):
                 logits_to_keep=logits_to_keep,
                 logits_at=places,
             )
-        states = result.hidden_states[layer].unflatten(0, (-1, rows)) if hidden else None
+        states = result.hidden_states[layer].unflatten(0, (-1, rows)) if hidden else None  # (n or 1, B, T, D)
         return CrowdOutput(
             result.logits.unflatten(0, shape) if places is None else result.logits[0].unflatten(0, shape),
             states.expand(count, -1, -1, -1) if states is not None else None,

@@ -78,15 +78,7 @@ class Sampling:
 
 
 def draw(log_probs: Tensor, uniforms: Tensor) -> Tensor:
-    """Draw from each row's distribution with its random number.
-
-    Args:
-        log_probs: (B, V).
-        uniforms: (B,), in (0, 1).
-
-    Returns:
-        Indices (B,), int64; never one of probability 0.
-    """
+    """Draw indices (B,) from rows of log-probabilities (B, V), by numbers (B,) in (0, 1); none of weight 0."""
     heights = log_probs.double().exp().cumsum(-1)
     at = uniforms.to(heights)[:, None] * heights[:, -1:]
     return torch.searchsorted(heights, at).squeeze(-1).clamp(max=log_probs.shape[-1] - 1)

@@ -1,4 +1,7 @@
-"""Proximal policy optimisation of many tasks at once: every task has nets, draws and gradients of its own."""
+"""Proximal policy optimisation of many tasks at once: every task has nets, random numbers and gradients of its own.
+
+Weights of all tasks are (N, P) float32, as `initial_weights` makes them.
+"""
 
 from __future__ import annotations
 
@@ -73,12 +76,7 @@ class Observer:
 
 
 class Policy:
-    """The nets of all tasks while they do not change.
-
-    Args:
-        weights: (N, P) float32.
-        cells: see `Observer`.
-    """
+    """The nets of all tasks while they do not change."""
 
     def __init__(self, weights: Tensor, cells: Tensor | None) -> None:
         self._weights = weights
@@ -95,17 +93,7 @@ class Policy:
 def evaluate_actions(
     weights: Tensor, cells: Tensor | None, observations: Tensor, actions: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Evaluate samples with the nets.
-
-    Args:
-        weights: (N, P) float32.
-        cells: see `Observer`.
-        observations: (N, M) int64, or (N, M, F) float32 where `cells` is None.
-        actions: (N, M) int64.
-
-    Returns:
-        Log-probabilities of the actions and values, (N, M) float32 each.
-    """
+    """Log-probabilities of actions (N, M) and values, (N, M) float32 each, of observations as `Observer` gives them."""
     if cells is None:
         rows, places = observations, torch.arange(actions.shape[1]).expand(len(actions), -1)
     else:
@@ -116,15 +104,7 @@ def evaluate_actions(
 
 
 def nets(weights: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Actors and critics of all tasks.
-
-    Args:
-        weights: (N, P) float32, see `initial_weights`.
-        rows: observations (N, R, F) float32.
-
-    Returns:
-        Log-probabilities (N, R, 5) and values (N, R), float32.
-    """
+    """Log-probabilities (N, R, 5) of actors and values (N, R) of critics for observations (N, R, F), float32."""
     shapes = _shapes(rows.shape[2])
     parts = weights.split([math.prod(shape) for shape in shapes], dim=1)
     outputs = rows[:, None].expand(-1, 2, -1, -1).flatten(0, 1)
@@ -336,12 +316,7 @@ class PPO(Algorithm):
                 optimizer.step()
 
     def losses(self, weights: Tensor, cells: Tensor | None, batch: Rollout) -> Tensor:
-        """Losses (N,) float32 of the tasks.
-
-        Args:
-            weights: (N, P) float32.
-            cells: see `Observer`.
-            batch: M samples of each task.
+        """Losses (N,) float32 of the tasks on M samples of each.
 
         Source: Schulman et al. (2017), equations 7 and 9 (without entropy).
         """

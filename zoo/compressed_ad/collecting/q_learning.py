@@ -110,13 +110,7 @@ class QLearning(Algorithm):
         return self.epsilon + (self.last_epsilon - self.epsilon) * min(1.0, progress / self.explored)
 
     def _choose(self, values: Tensor, uniforms: Tensor, epsilon: float) -> Tensor:
-        """Actions (B,): one of the best, or one of all with probability epsilon.
-
-        Args:
-            values: (B, A) float32.
-            uniforms: (2, B) float64.
-            epsilon: 0 to 1.
-        """
+        """Actions (B,) by values (B, A): one of the best, or any with probability epsilon; `uniforms` is (2, B)."""
         allowed = (values == values.amax(dim=1, keepdim=True)) | (uniforms[0] < epsilon)[:, None]
         rank = (uniforms[1] * allowed.sum(dim=1)).long()
         return (allowed.cumsum(dim=1) > rank[:, None]).int().argmax(dim=1)

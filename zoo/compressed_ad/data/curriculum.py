@@ -86,11 +86,7 @@ class Curriculum:
         return ranges
 
     def steps(self, step: int, seed: int, available: int) -> int:
-        """Draw how many steps the items of a batch have.
-
-        Returns:
-            1 more than the length, for the last action.
-        """
+        """Draw how many steps the items of a batch have: one more than the length, for the last action."""
         stage = self.stage(step)
         category, place = seeded_uniforms([seed], 2)[:, 0].tolist()
         chosen, total = 0, self.shares[stage][0]

@@ -31,14 +31,7 @@ LARGEST = 127  # of int8
 
 
 def from_steps(steps: Steps) -> np.ndarray:
-    """Pack histories as the store keeps them.
-
-    Args:
-        steps: B histories of L transitions.
-
-    Returns:
-        (B, L, 7) int8, see `COLUMNS`.
-    """
+    """Pack B histories of L transitions as the store keeps them: (B, L, 7) int8, see `COLUMNS`."""
     columns = [steps.states, steps.actions[..., None], steps.rewards[..., None], steps.next_states]
     return torch.cat([*columns, steps.dones[..., None]], dim=-1).to(torch.int8).cpu().numpy()
 
@@ -129,11 +122,7 @@ class HistoryWriter:
         return fault is None
 
     def write(self, number: int, transitions: np.ndarray) -> None:
-        """Write a shard, so that it appears only when it is whole.
-
-        Args:
-            transitions: (tasks, streams, steps, 7) int8, see `COLUMNS`.
-        """
+        """Write a shard (tasks, streams, steps, 7) int8, see `COLUMNS`, so that it appears only when it is whole."""
         expected = (len(self.shards[number]), *self._shape)
         if transitions.shape != expected or transitions.dtype != np.int8:
             raise ValueError(f"expected {expected} int8, found {transitions.shape} {transitions.dtype}")

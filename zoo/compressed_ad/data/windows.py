@@ -44,11 +44,7 @@ class Source(ABC):
 
 
 class DemonstratedSource(Source):
-    """Histories made on demand, other ones each time: as many as there are tasks.
-
-    Args:
-        tasks: (n, F) int64.
-    """
+    """Histories made on demand, other ones each time: as many as there are tasks (n, F)."""
 
     def __init__(self, demonstrator: EpsilonCurriculum, tasks: Tensor) -> None:
         self.env = demonstrator.env
@@ -161,11 +157,7 @@ class HistoryItems(Dataset[dict[str, Any]]):
         return self.__getitems__([key])
 
     def __getitems__(self, keys: Sequence[Any]) -> dict[str, Any]:
-        """A whole batch, which is what a DataLoader asks for where this method exists.
-
-        Returns:
-            `steps`: B histories of one length.
-        """
+        """A whole batch, `steps`: B histories of one length. A DataLoader calls this method where it exists."""
         places = [key if isinstance(key, tuple) else (EVALUATION_EPOCH, key) for key in keys]
         length = places[0][2] if len(places[0]) == 3 else self.length
         room = self.available - length + 1

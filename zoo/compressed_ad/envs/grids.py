@@ -120,11 +120,7 @@ class BatchedEnv:
         self._wanted = self._targets.index_select(0, self._cursor)
 
     def reset(self) -> Tensor:
-        """Leave the episode, if it has begun, for a new one.
-
-        Returns:
-            States (B, 2) int64.
-        """
+        """Leave the episode, if it has begun, for a new one; returns states (B, 2) int64."""
         if self.time:
             self._begin_episode()
         return self.states

@@ -86,11 +86,7 @@ class KeepAttended(Compressor):
 
 
 class CrossAttention(nn.Module):
-    """Multi-head attention from one sequence to another, with separate projections.
-
-    Args:
-        dropout: of the attention weights.
-    """
+    """Multi-head attention from one sequence to another, with separate projections."""
 
     def __init__(self, dim: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -107,8 +103,10 @@ class CrossAttention(nn.Module):
             linear(values).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for linear, values in ((self.q_proj, x), (self.k_proj, context), (self.v_proj, context))
         )
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0.0)
-        return self.out_proj(y.transpose(1, 2).flatten(2))
+        y = F.scaled_dot_product_attention(
+            q, k, v, dropout_p=self.dropout if self.training else 0.0
+        )  # (B, heads, N, D)
+        return self.out_proj(y.transpose(1, 2).flatten(2))  # (B, N, dim)
 
 
 class QueryLayer(nn.Module):
@@ -161,7 +159,7 @@ class QueryCompressor(Compressor):
     def forward(self, tokens: Tensor, attention: Tensor | None = None) -> Tensor:
         """(B, N, dim) to (B, K, dim)."""
         context = tokens + _positions(self.context_pos_embedding, tokens)
-        x = self.compress_queries.expand(len(tokens), -1, -1)
+        x = self.compress_queries.expand(len(tokens), -1, -1)  # (B, K, dim)
         for layer in self.layers:
             x = layer(x, context)
         return self.final_norm(x)
@@ -199,9 +197,9 @@ class EncoderCompressor(Compressor):
 
     def forward(self, tokens: Tensor, attention: Tensor | None = None) -> Tensor:
         """(B, N, dim) to (B, K, dim)."""
-        x = torch.cat([self.input_ln(tokens), self.query_tokens.expand(len(tokens), -1, -1)], 1)
+        x = torch.cat([self.input_ln(tokens), self.query_tokens.expand(len(tokens), -1, -1)], 1)  # (B, N + K, dim)
         x = self.transformer_encoder(x + _positions(self.pos_embedding, x))
-        return self.output_ln(x[:, tokens.shape[1] :])
+        return self.output_ln(x[:, tokens.shape[1] :])  # (B, K, dim)
 
 
 class ReconstructionDecoder(nn.Module):
@@ -245,7 +243,7 @@ class ReconstructionDecoder(nn.Module):
         Returns:
             (B, N, dim).
         """
-        x = self.position_queries[:, positions].expand(len(latents), -1, -1)
+        x = self.position_queries[:, positions].expand(len(latents), -1, -1)  # (B, N, dim)
         for layer in self.layers:
             x = layer(x, latents)
         return self.final_norm(x)
@@ -295,12 +293,7 @@ class FieldDecoder(ReconstructionDecoder):
         return drawn.sort().values.to(device)
 
     def field_logits(self, latents: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
-        """Logits (B, N, classes) of row, column, action, reward, next row, next column.
-
-        Args:
-            latents: (B, K, dim).
-            positions: of the tokens wanted (N,), int64.
-        """
+        """Logits (B, N, classes) of row, column, action, reward, next row, next column, at positions (N,) int64."""
         return self.fields(self(latents, positions)).split(self.sizes, -1)
 
     @staticmethod

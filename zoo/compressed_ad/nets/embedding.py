@@ -47,7 +47,7 @@ class LinearEmbedding(StepEmbedding):
     def transitions(self, steps: Steps) -> Tensor:
         """Tokens (B, L, dim) of transitions."""
         one_hot = F.one_hot(steps.actions, self.num_actions)
-        values = torch.cat([steps.states, one_hot, steps.rewards.unsqueeze(-1), steps.next_states], -1)
+        values = torch.cat([steps.states, one_hot, steps.rewards.unsqueeze(-1), steps.next_states], -1)  # (B, L, 10)
         return self.norm(self.context(values.to(self.context.weight.dtype)))
 
     def queries(self, states: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ class FactoredEmbedding(StepEmbedding):
     def transitions(self, steps: Steps) -> Tensor:
         """Tokens (B, L, dim) of transitions."""
         numbers = [steps.actions, steps.rewards.long(), steps.next_states[..., 0], steps.next_states[..., 1]]
-        fields = torch.stack([*steps.states.unbind(-1), *numbers, steps.dones.long()], -1) + self.offsets
+        fields = torch.stack([*steps.states.unbind(-1), *numbers, steps.dones.long()], -1) + self.offsets  # (B, L, 7)
         return self.context(fields.flatten(0, 1)).view(*steps.actions.shape, self.dim)
 
     def queries(self, states: Tensor) -> Tensor:

@@ -204,11 +204,7 @@ class InContextPolicy(nn.Module):
         return Output(torch.cat(logits, 1), compressions)
 
     def begin(self, cached: bool = True) -> State:
-        """The state of agents that know nothing yet.
-
-        Args:
-            cached: keep keys and values where that is exact; else every step computes its window anew.
-        """
+        """The state of agents that know nothing yet; `cached` keeps keys and values where that is exact."""
         return State(cache=self._new_cache() if cached else None)
 
     def act(self, state: State, queries: Tensor) -> Tensor:
@@ -224,7 +220,7 @@ class InContextPolicy(nn.Module):
         if state.cache is None:
             return self._last_logits(state.latents, state.steps, queries)
         last = None if state.steps is None else state.steps.slice(state.length - 1, state.length)
-        tokens = self.embedding.queries(queries)[:, None]
+        tokens = self.embedding.queries(queries)[:, None]  # (B, 1, dim)
         place = self._latents_shown(state) + state.length
         first = place
         mask = None
@@ -243,12 +239,7 @@ class InContextPolicy(nn.Module):
         return self.head(output[:, -1])
 
     def observe(self, state: State, step: Steps) -> None:
-        """Take in what a step brought; compresses when the window is full.
-
-        Args:
-            state: of the agents, changed in place.
-            step: their last transitions, L = 1.
-        """
+        """Take in the last transitions, L = 1, changing the state in place; compresses when the window is full."""
         state.steps = step if state.steps is None else Steps.cat([state.steps, step])
         room = self.capacity(state.latents is not None)
         if self.compressor is None:
@@ -315,14 +306,14 @@ class InContextPolicy(nn.Module):
         assert self.compressor is not None
         tokens = self.embedding.transitions(steps)
         if latents is not None:
-            tokens = torch.cat([latents, tokens], 1)
+            tokens = torch.cat([latents, tokens], 1)  # (B, K + L, dim)
         attention = self.transformer.last_attention(tokens) if self.compressor.needs_attention else None
         return Compression(tokens, steps, self.compressor(tokens, attention))
 
     def _all_logits(self, latents: Tensor | None, steps: Steps) -> Tensor:
         """Logits (B, L, actions) of all steps of a segment."""
-        before = self.embedding.transitions(steps.slice(0, steps.length - 1))
-        queries = self.embedding.queries(steps.states)
+        before = self.embedding.transitions(steps.slice(0, steps.length - 1))  # (B, L - 1, dim)
+        queries = self.embedding.queries(steps.states)  # (B, L, dim)
         prefix = before[:, :0] if latents is None else self._shown(latents)
         if self.arrangement == "fused":
             output = self.transformer(torch.cat([prefix, fuse(before, queries)], 1))
@@ -337,7 +328,7 @@ class InContextPolicy(nn.Module):
 
     def _last_logits(self, latents: Tensor | None, steps: Steps | None, queries: Tensor) -> Tensor:
         """Logits (B, actions) of one more step after those of a segment."""
-        query = self.embedding.queries(queries)[:, None]
+        query = self.embedding.queries(queries)[:, None]  # (B, 1, dim)
         before = query[:, :0] if steps is None else self.embedding.transitions(steps)
         prefix = query[:, :0] if latents is None else self._shown(latents)
         mask = None

@@ -33,12 +33,7 @@ class Cache:
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention with one projection for queries, keys and values.
-
-    Args:
-        heads: of attention; they divide `dim`.
-        dropout: of the attention weights and of the output.
-    """
+    """Multi-head self-attention with one projection for queries, keys and values."""
 
     def __init__(self, dim: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -50,7 +45,8 @@ class Attention(nn.Module):
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each (B, heads, N, head size)."""
         batch, length, dim = x.shape
-        q, k, v = self.qkv_proj(x).view(batch, length, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4)
+        heads = self.qkv_proj(x).view(batch, length, 3, self.heads, dim // self.heads)  # (B, N, 3, heads, D)
+        q, k, v = heads.permute(2, 0, 3, 1, 4)  # (B, heads, N, D) each
         return q, k, v
 
     def forward(self, x: Tensor, mask: Tensor | None, cache: Cache | None = None, layer: int = 0) -> Tensor:
@@ -60,17 +56,13 @@ class Attention(nn.Module):
             k, v = cache.extend(layer, k, v)
         causal = True if mask is None and x.shape[1] > 1 else False  # a branch: a size is a symbol to torch.compile
         dropout = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=causal)
-        y = self.out_proj(y.transpose(1, 2).reshape(x.shape))
+        y = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=causal)  # (B, heads, N, D)
+        y = self.out_proj(y.transpose(1, 2).reshape(x.shape))  # (B, N, dim)
         return F.dropout(y, self.dropout, self.training)
 
 
 class Feedforward(nn.Module):
-    """Two linear layers.
-
-    Args:
-        dropout: of the output, and between the layers for relu.
-    """
+    """Two linear layers; dropout on the output, and between the layers for relu."""
 
     def __init__(self, dim: int, hidden: int, dropout: float, activation: Activation = "gelu") -> None:
         super().__init__()
@@ -179,5 +171,5 @@ class Transformer(nn.Module):
             x = block(x, None)
         last: Block = self.blocks[-1]  # type: ignore[assignment]
         q, k, _ = last.attn.split(last.ln1(x))
-        weights = (q[:, :, -1:] @ k.transpose(2, 3)) / q.shape[-1] ** 0.5
+        weights = (q[:, :, -1:] @ k.transpose(2, 3)) / q.shape[-1] ** 0.5  # (B, heads, 1, N)
         return weights.softmax(-1).mean(1)[:, 0]
