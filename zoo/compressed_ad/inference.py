@@ -120,14 +120,9 @@ class Agent(Inference):
 
 
 def pairs(env: Env, tasks: Tensor, seeds: Sequence[int]) -> tuple[Tensor, list[int]]:
-    """Pair each task with each seed, task by task.
+    """Pair each task with each seed, task by task: tasks (n * m, F) and as many seeds for `rollout`.
 
-    Args:
-        tasks: (n, F) int64.
-        seeds: m small numbers.
-
-    Returns:
-        Tasks (n * m, F) and as many seeds for `rollout`. Those of a pair depend on task and seed alone.
+    The seed of a pair depends on task and seed alone.
     """
     rows = np.ravel_multi_index(tuple(tasks.numpy().T), env.task_sizes)
     return tasks.repeat_interleave(len(seeds), 0), [

@@ -177,15 +177,7 @@ def check_fit(policy: InContextPolicy, env: Env) -> None:
 
 
 def draw(weights: Tensor, numbers: Tensor) -> Tensor:
-    """Draw by inverse distribution function.
-
-    Args:
-        weights: (B, N) float64, non-negative, not all zero.
-        numbers: (B,) float64 in (0, 1).
-
-    Returns:
-        (B,) int64; never an index of weight 0.
-    """
+    """Draw (B,) by inverse distribution function: weights (B, N) float64, numbers (B,) in (0, 1); none of weight 0."""
     sums = weights.cumsum(1)
     return (sums[:, :-1] <= (numbers[:, None] * sums[:, -1:])).sum(1)
 

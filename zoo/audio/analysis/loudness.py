@@ -55,11 +55,9 @@ class LoudnessMeter:
             yield block
 
     def loudness(self) -> np.ndarray:
-        """Loudness of the stream so far.
+        """Loudness of the stream so far, (C,) LUFS; -inf for digital silence.
 
-        Returns:
-            (C,) LUFS; -inf for digital silence. Where all is quieter than the absolute gate, and in clips of less than
-            400 ms, the mean of everything.
+        Where all is quieter than the absolute gate, and in clips of less than 400 ms, the mean of everything.
         """
         powers = np.array(self._powers)
         if len(powers) < _STEPS:

@@ -69,14 +69,7 @@ class LogMel(nn.Module):
         return (max(samples, self.min_samples) + 2 * self.padding_samples - self.n_fft) // self.hop_length + 1
 
     def forward(self, waveform: Tensor) -> Tensor:
-        """Compute the log-mel spectrogram.
-
-        Args:
-            waveform: audio (B, T), float, in [-1, 1].
-
-        Returns:
-            Log-mel (B, n_mels, F) float32 or float64, >= ln(1e-5), with F = T // hop_length for T >= `min_samples`.
-        """
+        """Log-mel (B, n_mels, F), >= ln(1e-5), of audio (B, T); F = T // hop_length for T >= `min_samples`."""
         if waveform.dim() != 2:
             raise ValueError(f"expected a waveform (B, T), got shape {tuple(waveform.shape)}")
         with torch.autocast(waveform.device.type, enabled=False):

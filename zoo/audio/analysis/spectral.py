@@ -42,9 +42,6 @@ def multi_resolution_stft(prediction: Tensor, target: Tensor) -> Tensor:
         prediction: audio (T,), (B, T) or (B, 1, T), float, in [-1, 1].
         target: audio of the same shape.
 
-    Returns:
-        Scalar float32 >= 0, 0 for equal signals.
-
     Source: Yamamoto et al., "Parallel WaveGAN" (2020), equations 3 to 6; Lee et al., "BigVGAN" (2023), section 4.1.
     """
     if prediction.shape != target.shape:

@@ -124,28 +124,14 @@ class Degrader:
 
     @classmethod
     def a2(cls, **changes: Any) -> Degrader:
-        """The offline recipe of Atotti's Miipher-2: noise, then reverb for half of the items, then always a codec.
-
-        Args:
-            **changes: constructor arguments that shall differ.
-
-        Returns:
-            A degrader.
-        """
+        """The offline recipe of Atotti's Miipher-2: noise, then reverb for half of the items, then always a codec."""
         steps = ("noise", "reverb", "codec")
         recipe = {"steps": steps, "probabilities": {"reverb": 0.5}, "snr_db": (5.0, 30.0), "codecs": _A2_CODECS}
         return cls(**{**recipe, **changes})
 
     @classmethod
     def open_miipher(cls, **changes: Any) -> Degrader:
-        """The on-line recipe of Open-Miipher-2: up to 3 of 4 steps in random order, 5 % of the items untouched.
-
-        Args:
-            **changes: constructor arguments that shall differ.
-
-        Returns:
-            A degrader.
-        """
+        """The on-line recipe of Open-Miipher-2: up to 3 of 4 steps in random order, 5 % of the items untouched."""
         steps = ("clipping", "noise", "reverb", "lowpass")
         plan = {"steps": steps, "order": "random", "max_steps": 3, "untouched": 0.05}
         return cls(**{**plan, "snr_db": (5.0, 30.0), "gain": (0.25, 1.0), "polarity": 0.5, **changes})

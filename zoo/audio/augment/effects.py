@@ -113,14 +113,11 @@ def lowpass(speech: np.ndarray, sample_rate: int, cutoff_hz: float, how: Band) -
 
 
 def packet_losses(packets: int, rate: float, burst_packets: float, rng: np.random.Generator) -> np.ndarray:
-    """Draw which packets of a line get lost, by a two-state Markov chain.
+    """Draw which packets of a line get lost, (packets,) bool, by a two-state Markov chain.
 
     Args:
         rate: share of packets lost in the long run, 0 <= rate < 1.
         burst_packets: mean length of a run of lost packets, >= 1.
-
-    Returns:
-        (packets,) bool, True where lost.
 
     Source: Gilbert, "Capacity of a burst-noise channel" (1960), with certain loss in the bad state.
     """

@@ -33,14 +33,7 @@ _HIGHPASS_HZ = 20.0  # images all add with one sign, which no loudspeaker or mic
 
 
 def read_rirs(folder: str | os.PathLike[str], sample_rate: int) -> list[np.ndarray]:
-    """Read every room impulse response below a folder.
-
-    Args:
-        folder: folder, or one file; several channels are averaged.
-        sample_rate: Hz, to which they are resampled.
-
-    Returns:
-        Responses (N,) float32 as recorded, direct-path delay included, in the order of their paths.
+    """Read the room impulse responses (N,) below a folder, resampled, as recorded, in the order of their paths.
 
     Raises:
         FileNotFoundError: no such folder, or no audio file in it.
@@ -181,14 +174,7 @@ def open_rirs(folder: Path | None, sample_rate: int) -> list[np.ndarray]:
 
 
 def crop_noise(noises: Corpus, index: int, samples: int, rng: np.random.Generator) -> tuple[np.ndarray, int]:
-    """Take a random stretch of a noise; one that is too short goes round from a random sample on.
-
-    Args:
-        samples: length wanted, >= 1.
-
-    Returns:
-        (samples,) float32, and the sample of the clip at which it begins.
-    """
+    """Take a random stretch of a noise, and where it begins; one that is too short goes round from a random sample."""
     length = int(noises.lengths[index])
     if length >= samples:
         start = int(rng.integers(length - samples + 1))

@@ -103,15 +103,11 @@ class CorpusCache:
         return len(self.lengths)
 
     def read(self, index: int, start: int = 0, samples: int = -1) -> np.ndarray:
-        """Read a file of the corpus or a part of it.
+        """Read a file of the corpus or a part of it, (T,) float32 in [-1, 1), a copy.
 
         Args:
-            index: file, 0 <= index < len.
             start: first sample, 0 <= start < length of the file.
             samples: number of samples; -1 reads to the end, and a part reaching past the end is cut like a slice.
-
-        Returns:
-            Audio (T,) float32 in [-1, 1), a copy.
         """
         if not 0 <= index < len(self):
             raise IndexError(f"{self.folder}: file {index} of a corpus of {len(self)}")

@@ -98,14 +98,10 @@ def cache_folder(
     sample_rate: int,
     lists: tuple[str | None, str | None] = (None, None),
 ) -> Path:
-    """Where the cache of a corpus lies, so that preparing and training agree on it.
+    """Where below `cache` the cache of a corpus lies, so that preparing and training agree on it.
 
     Args:
-        cache: folder of all caches.
         lists: file lists that choose from the corpus; (None, None) for all of its files.
-
-    Returns:
-        A folder below `cache`, named after the corpus.
     """
     root = Path(root).resolve()
     digest = hashlib.blake2b(f"{root}/{lists}".encode(), digest_size=4).hexdigest()
@@ -113,17 +109,11 @@ def cache_folder(
 
 
 def read_list(path: Path, root: Path) -> list[Path]:
-    """Read a file list.
+    """Read a file list; all files exist.
 
     Args:
         path: lines `id|anything` (LJSpeech, HiFi-GAN), one path a line (Vocos), or JSONL with `path`.
         root: where relative paths and ids are looked up, `wavs/` included.
-
-    Returns:
-        Existing files.
-
-    Raises:
-        FileNotFoundError: when the list or a file that it names does not exist.
     """
     if not path.is_file():
         raise FileNotFoundError(f"no file list {path}")

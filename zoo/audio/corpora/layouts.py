@@ -96,28 +96,13 @@ def read_corpus(root: str | os.PathLike[str], kind: CorpusKind = "auto") -> list
 
 
 def detect(root: str | os.PathLike[str]) -> CorpusKind:
-    """Tell the kind of a corpus folder by its layout.
-
-    Args:
-        root: folder of the corpus or the folder around it.
-
-    Returns:
-        The kind; "tree" when no other layout fits.
-    """
+    """Kind of a corpus folder, or of the folder around it, by its layout; "tree" when no other fits."""
     special = (kind for kind in get_args(CorpusKind) if kind not in ("auto", "tree"))
     return next((kind for kind in special if corpus_home(Path(root), kind)), "tree")
 
 
 def corpus_home(root: Path, kind: CorpusKind) -> Path | None:
-    """Find the folder that has the layout.
-
-    Args:
-        root: folder to look at; where it holds one folder only (an unpacked archive), that one is looked at as well.
-        kind: any but "auto".
-
-    Returns:
-        `root`, its only folder, or None.
-    """
+    """The folder of a layout: `root`, the only folder in it (an unpacked archive), or None."""
     is_laid_out = _LAYOUTS[kind][2]
     if is_laid_out(root):
         return root

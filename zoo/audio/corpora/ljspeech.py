@@ -104,9 +104,6 @@ def split(entries: Sequence[Entry], lists: str | os.PathLike[str] | None = None)
         lists: folder with the original's `training.txt` and `validation.txt` (lines `id|anything`). None holds out
             the last 150 ids, or the last tenth of a set smaller than 1,500.
 
-    Returns:
-        Training and validation utterances.
-
     Raises:
         ValueError: a list names unknown ids only, the two share ids, or fewer than two utterances are given.
     """

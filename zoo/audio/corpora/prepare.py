@@ -99,12 +99,7 @@ def prepare(
 
 
 def main(kind: CorpusKind, description: str, archives: str, arguments: Sequence[str] | None = None) -> None:
-    """Command line of the scripts: `prepare` with its options; exits with 1 and one line on a faulty corpus.
-
-    Args:
-        archives: names of the corpus' archives, for the help.
-        arguments: the process's own when None.
-    """
+    """Command line of the scripts: `prepare` with its options; exits with 1 and one line on a faulty corpus."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("sources", nargs="+", type=Path, help=f"the corpus folder, or its archives ({archives})")
     parser.add_argument("--output", type=Path, help="folder for the unpacked corpus and manifest.jsonl")

@@ -221,14 +221,7 @@ def write_corpus(
     speakers: int = 4,
     seconds: tuple[float, float] = (1.5, 4.0),
 ) -> list[Path]:
-    """Write utterances in the layout of LJSpeech: `wavs/<id>.wav` (16 bit) and `metadata.csv` (`id|text|text`).
-
-    Args:
-        seconds: shortest and longest utterance in seconds.
-
-    Returns:
-        The paths of the wavs, in order.
-    """
+    """Write utterances in the layout of LJSpeech: `wavs/<id>.wav` (16 bit) and `metadata.csv` (`id|text|text`)."""
     corpus = SpeechLike(sample_rate, speakers, seed, seconds)
     folder = Path(folder)
     paths, lines = [], []

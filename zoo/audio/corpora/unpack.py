@@ -25,13 +25,9 @@ _LOG = logging.getLogger(__name__)
 
 
 def unpack_archive(archive: str | os.PathLike[str], folder: str | os.PathLike[str], progress: bool = True) -> int:
-    """Unpack a tar or zip; a killed call is taken up again, and no file is ever half-written under its name.
+    """Unpack an archive that ends in one of `SUFFIXES`; returns the number of its files.
 
-    Args:
-        archive: file ending in one of `SUFFIXES`.
-
-    Returns:
-        Number of files in the archive; those already there with the same size were left alone.
+    A killed call is taken up again: what is there with the same size is left alone, and no file is ever half-written.
 
     Raises:
         ValueError: unknown suffix, or the archive is cut, damaged or unsafe.

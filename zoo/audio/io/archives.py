@@ -51,10 +51,7 @@ def _fault(archive: Path, error: Exception) -> ValueError:
 
 
 def safe_name(name: str, archive: Path) -> str:
-    """Check the name of a member.
-
-    Returns:
-        The POSIX path relative to whatever folder the member goes to.
+    """Check the name of a member: a POSIX path relative to whatever folder the member goes to.
 
     Raises:
         ValueError: the name is absolute, leads upwards, or holds a backslash, a colon or a control character.
@@ -66,13 +63,7 @@ def safe_name(name: str, archive: Path) -> str:
 
 
 def read_tar(path: Path) -> Iterator[Member]:
-    """Go through the files of a tar in order; hidden ones are left out.
-
-    Args:
-        path: a tar, or one compressed by gzip, whatever its suffix.
-
-    Yields:
-        Members.
+    """Go through the files of a tar, compressed by gzip or not, in order; hidden ones are left out.
 
     Raises:
         ValueError: the archive is cut, damaged or no tar, or a member is a link, a device or unsafely named.
@@ -115,14 +106,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def read_zip(path: Path) -> Iterator[Member]:
-    """Go through the files of a zip like `read_tar`.
-
-    Yields:
-        Members.
-
-    Raises:
-        ValueError: the archive is cut, damaged or no zip, or a member is unsafely named.
-    """
+    """Go through the files of a zip like `read_tar`."""
     try:
         with zipfile.ZipFile(path) as archive:
             for info in archive.infolist():

@@ -61,15 +61,11 @@ class Chunker:
         return max(-(-samples // self.unit_samples), 1)
 
     def spans(self, samples: int, shift: int = 0) -> list[Span]:
-        """Where the chunks of a signal begin and end.
+        """(start, stop) in units of the chunks of a signal.
 
         Args:
-            samples: length of the signal, > 0.
             shift: units by which all inner ends move forward, for measuring what the grid changes; less than
                 `window - overlap`.
-
-        Returns:
-            (start, stop) of each chunk in units.
         """
         stride = self.window - self.overlap
         within(0, stride - 1, shift=shift)
@@ -133,18 +129,10 @@ def _units(item: tuple[Span, np.ndarray]) -> int:
 
 
 def cut(blocks: Iterable[np.ndarray], spans: Sequence[Span], unit_samples: int = 1) -> Iterator[np.ndarray]:
-    """Cut a stream into overlapping windows.
+    """Cut a stream of pieces (..., n) into overlapping windows, which are zero beyond its end.
 
     Args:
-        blocks: pieces (..., n) of the signal.
         spans: (start, stop) of the windows in units; neither decreases.
-        unit_samples: samples per unit.
-
-    Yields:
-        Windows (..., (stop - start) * unit_samples) float32; beyond the signal's end they are zero.
-
-    Raises:
-        ValueError: when there is no block at all.
     """
     source = iter(blocks)
     buffer = next(source, None)
@@ -166,30 +154,14 @@ def cut(blocks: Iterable[np.ndarray], spans: Sequence[Span], unit_samples: int =
 
 
 def crossfade(old: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """Fade from one signal to another along the last axis, linearly; where they are equal the result is too, exactly.
-
-    Args:
-        old: (..., n) float32, fades out.
-        new: the same shape, fades in.
-
-    Returns:
-        (..., n) float32.
-    """
+    """Fade from one signal (..., n) to another, linearly; where they are equal the result is too, exactly."""
     count = new.shape[-1]
     weights = (np.arange(count, 0, -1, dtype=np.float32) - 0.5) / np.float32(max(count, 1))
     return new + (old - new) * weights
 
 
 def fit(blocks: Iterable[np.ndarray], samples: int) -> Iterator[np.ndarray]:
-    """Give a stream an exact length: what is too much is cut, what is missing is zero.
-
-    Args:
-        blocks: pieces (..., n), at least one.
-        samples: wanted in total.
-
-    Yields:
-        Pieces (..., n) float32, none of them empty.
-    """
+    """Give a stream of pieces (..., n) an exact length: what is too much is cut, what is missing is zero."""
     rest = samples
     block = np.zeros(0, np.float32)
     for block in blocks:
@@ -202,14 +174,7 @@ def fit(blocks: Iterable[np.ndarray], samples: int) -> Iterator[np.ndarray]:
 
 
 def resampled(blocks: Iterable[np.ndarray], source_rate: int, target_rate: int) -> Iterator[np.ndarray]:
-    """Resample a stream.
-
-    Args:
-        blocks: pieces (C, n) float32.
-
-    Yields:
-        Pieces (C, m) float32, m may be 0; in total within one sample of the exact ratio.
-    """
+    """Resample a stream of pieces (C, n) float32, which may come out empty; within one sample of the exact ratio."""
     resampler: StreamResampler | None = None
     block = np.zeros((1, 0), np.float32)
     for block in blocks:

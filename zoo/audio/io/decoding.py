@@ -28,10 +28,7 @@ class _Sequential(soundfile.SoundFile):
 
 
 def open_checked(path: Path) -> soundfile.SoundFile:
-    """Open a file for reading from its start to its end.
-
-    Returns:
-        A handle with at least one sample.
+    """Open a file for reading from its start to its end; it has at least one sample.
 
     Raises:
         AudioFileError: the file is empty, cut, of unknown length, or no audio.
@@ -66,13 +63,9 @@ def decode(handle: soundfile.SoundFile, path: Path, samples: int) -> np.ndarray:
 
     Args:
         handle: from `open_checked`, standing where to begin.
-        samples: how many at most.
 
     Returns:
         Audio (n, C) float32; n < samples only when the file ends.
-
-    Raises:
-        AudioFileError: the file is damaged or holds NaN.
     """
     parts: list[np.ndarray] = []
     missing = samples

@@ -83,14 +83,7 @@ def read(path: str | os.PathLike[str], start: int = 0, samples: int = -1) -> tup
 
 
 def read_mono(path: str | os.PathLike[str], sample_rate: int | None = None) -> np.ndarray:
-    """Read a whole file as one channel.
-
-    Args:
-        sample_rate: rate to resample to in Hz; None keeps the file's.
-
-    Returns:
-        Audio (T,) float32, the mean of the channels.
-    """
+    """Read a whole file as one channel (T,) float32, the mean of its channels, resampled where a rate is given."""
     audio, rate = read(path)
     mono = audio[0] if len(audio) == 1 else audio.mean(axis=0, dtype=np.float32)
     if sample_rate is None or sample_rate == rate:
@@ -101,14 +94,7 @@ def read_mono(path: str | os.PathLike[str], sample_rate: int | None = None) -> n
 
 
 def blocks(path: str | os.PathLike[str], block_samples: int) -> Iterator[np.ndarray]:
-    """Stream a file in blocks, with the same checks as `read`.
-
-    Args:
-        block_samples: samples per block, > 0.
-
-    Yields:
-        Audio (C, n) float32 with n == block_samples except for the last block.
-    """
+    """Stream a file in blocks (C, n) float32, the last of which may be shorter, with the same checks as `read`."""
     path = Path(path)
     positive(block_samples=block_samples)
     with open_checked(path) as handle:
@@ -227,17 +213,7 @@ def write(path: str | os.PathLike[str], audio: np.ndarray, sample_rate: int, sub
 
 
 def walk(path: str | os.PathLike[str], suffixes: Sequence[str] = AUDIO_SUFFIXES) -> list[Path]:
-    """List the files below a folder, or the one file given.
-
-    Args:
-        suffixes: Lower-case suffixes with dot.
-
-    Returns:
-        Sorted paths; hidden files are left out (temporary files and other systems' side files).
-
-    Raises:
-        ValueError: `path` is a file with another suffix.
-    """
+    """Sorted files below a folder, hidden ones left out, or the one file given."""
     path = Path(path)
     if path.is_dir():
         found = (p for p in path.rglob("*") if p.suffix.lower() in suffixes and not p.name.startswith("."))

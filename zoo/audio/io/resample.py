@@ -32,13 +32,9 @@ def _resampler(source_rate: int, target_rate: int, device: torch.device) -> nn.M
 
 
 def resample(x: Tensor, source_rate: int, target_rate: int) -> Tensor:
-    """Resample on the tensor's device, differentiably; the filter is built once per pair of rates and device.
+    """Resample (..., T) on the tensor's device, differentiably; in float32 also under autocast, of the same dtype.
 
-    Args:
-        x: audio (..., T), float; computed in float32 also under autocast.
-
-    Returns:
-        Audio (..., ceil(T * target_rate / source_rate)) of the same dtype.
+    The filter is built once per pair of rates and device.
 
     Source: J. O. Smith, "Digital Audio Resampling", windowed-sinc interpolation.
     """
@@ -50,14 +46,7 @@ def resample(x: Tensor, source_rate: int, target_rate: int) -> Tensor:
 
 
 def resample_array(x: np.ndarray, source_rate: int, target_rate: int) -> np.ndarray:
-    """Resample an array with soxr.
-
-    Args:
-        x: audio (T,) or (C, T), float.
-
-    Returns:
-        Audio (T',) or (C, T') float32 with T' within one sample of T * target_rate / source_rate.
-    """
+    """Resample (T,) or (C, T) with soxr, float32; the length is within one sample of the exact ratio."""
     positive(source_rate=source_rate, target_rate=target_rate)
     x = np.asarray(x, dtype=np.float32)
     if source_rate == target_rate:
@@ -75,15 +64,7 @@ class StreamResampler:
             self._stream = soxr.ResampleStream(source_rate, target_rate, channels, dtype="float32")
 
     def push(self, block: np.ndarray, last: bool = False) -> np.ndarray:
-        """Feed one block.
-
-        Args:
-            block: audio (C, n) float; n may be 0.
-            last: whether the stream ends here; the filter's rest is then returned too.
-
-        Returns:
-            Audio (C, m) float32 that is ready; m varies and may be 0.
-        """
+        """Feed a block (C, n), n may be 0; returns (C, m) that is ready. At the `last` the filter's rest comes too."""
         block = np.asarray(block, dtype=np.float32)
         if self._stream is None:
             return block

@@ -78,10 +78,7 @@ def _braces(pattern: str) -> list[str]:
 
 
 def read_index(folder: Path) -> dict[str, dict[str, Any]]:
-    """Read the `index.json` of a folder.
-
-    Returns:
-        Per shard `name`, `samples`, `bytes`, `sha256` and `last_key`, in order, by name; empty without an index.
+    """Per shard `name`, `samples`, `bytes`, `sha256` and `last_key`, in order, by name; empty without an index.
 
     Raises:
         ValueError: the file is no index.
@@ -272,13 +269,7 @@ class ShardReader:
 
 
 def read_shard(path: Path) -> Iterator[Sample]:
-    """Iterate over the samples of one shard.
-
-    Args:
-        path: tar file, compressed by gzip or not.
-
-    Yields:
-        Samples with all of their members.
+    """Iterate over the samples of one tar file, compressed by gzip or not, each with all of its members.
 
     Raises:
         ValueError: the shard is cut, damaged or unsafe, or the members of a key do not stand together.

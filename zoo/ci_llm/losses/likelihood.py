@@ -30,29 +30,17 @@ def token_losses(logits: Tensor, labels: Tensor, shift: bool = True) -> Tensor:
 
 
 def target_losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of each target.
-
-    Args:
-        logits: (K, M, V), any float type; computed in float32.
-        targets: (M,), or (K, M) where the agents have targets of their own; int64, -100 for none.
-
-    Returns:
-        (K, M) float32; zero where there is no target.
-    """
+    """Cross-entropy (K, M) of targets (M,) or (K, M) for logits (K, M, V), in float32; zero where a target is -100."""
     targets = targets.expand(logits.shape[:2])
     flat = F.cross_entropy(logits.flatten(0, 1).float(), targets.reshape(-1), ignore_index=IGNORED, reduction="none")
     return flat.view(targets.shape)
 
 
 def label_positions(labels: Tensor, shift: bool = True) -> Tensor:
-    """The positions b * T + t that predict a label.
-
-    Args:
-        labels: (B, T), or (K, B, T) where the agents have texts of their own.
-        shift: as in `token_losses`.
+    """The positions b * T + t that predict a label, ascending; `shift` as in `token_losses`.
 
     Returns:
-        (M,) int64, ascending; (K, M) for labels of K agents, filled up with -1.
+        (M,) int64 for labels (B, T); (K, M) for those (K, B, T) of K agents, filled up with -1.
     """
     found = (learned(labels, shift) != IGNORED).flatten(-2)
     if labels.ndim == 2:
@@ -91,15 +79,6 @@ def losses(logits: Tensor, labels: Tensor, normaliser: Tensor | float | None = N
 
 
 def sequence_losses(logits: Tensor, labels: Tensor, shift: bool = True) -> Tensor:
-    """Mean cross-entropy of each agent over the labelled tokens of each text.
-
-    Args:
-        logits: (K, B, T, V).
-        labels: (B, T) or (K, B, T).
-        shift: as in `token_losses`.
-
-    Returns:
-        (K, B) float32; 0 for a text without labels.
-    """
+    """Mean cross-entropy (K, B) of each agent over the labelled tokens of each text; 0 for a text without labels."""
     counts = (learned(labels, shift) != IGNORED).sum(-1)
     return token_losses(logits, labels, shift).sum(-1) / counts.clamp(min=1)

@@ -146,15 +146,7 @@ class CrowdScores:
 
 
 def text_intervals(values: Mapping[str, Tensor], texts: Tensor, seed: int = 0) -> dict[str, Interval]:
-    """Means over tokens with bootstrap intervals over texts.
-
-    Args:
-        values: scores (N,) by name.
-        texts: the text of each token (N,), int64.
-
-    Returns:
-        Interval by name.
-    """
+    """Means over tokens of scores (N,) by name, with bootstrap intervals over the texts (N,) that they belong to."""
     _, at, counts = np.unique(texts.numpy(), return_inverse=True, return_counts=True)
     return {
         name: bootstrap_mean(np.bincount(at, weights=score.double().numpy()) / counts, counts, seed=seed)
@@ -163,14 +155,7 @@ def text_intervals(values: Mapping[str, Tensor], texts: Tensor, seed: int = 0) -
 
 
 def calibration_error(confidence: Tensor, correct: Tensor, bins: int = BINS) -> float:
-    """Expected calibration error: distance of confidence and accuracy, in bins of equal width.
-
-    Args:
-        confidence: probability of the prediction (N,), in [0, 1].
-        correct: whether it was right (N,).
-
-    Returns:
-        In [0, 1]; NaN without items.
+    """Expected calibration error: distance of confidence and accuracy (N,), in bins of equal width; NaN without items.
 
     Source: Guo et al., "On Calibration of Modern Neural Networks" (2017), equation 3.
     """
@@ -187,11 +172,7 @@ def scaled_calibration_error(tokens: Mapping[str, Tensor], texts: Tensor, bins: 
 
     Args:
         tokens: `scaled_nll`, `scaled_confidence` (G, N) and `correct` (N,) of `token_scores`.
-        texts: the text of each token (N,), int64; those of even rank are one half.
-        bins: as in `calibration_error`.
-
-    Returns:
-        In [0, 1]; NaN for a single text.
+        texts: the text of each token (N,), int64; those of even rank are one half. NaN for a single text.
     """
     odd = texts.unique(return_inverse=True)[1] % 2 == 1
     if not odd.any():
@@ -204,13 +185,9 @@ def scaled_calibration_error(tokens: Mapping[str, Tensor], texts: Tensor, bins: 
 
 
 def error_correlation(correct: Tensor) -> float:
-    """Mean correlation of two agents' errors.
+    """Mean correlation of two agents' errors, by whether each was right (K, N).
 
-    Args:
-        correct: whether each agent was right (K, N).
-
-    Returns:
-        In [-1, 1], over the pairs of agents of which neither is always right or always wrong; NaN without any.
+    Over the pairs of agents of which neither is always right or always wrong; NaN without any.
     """
     errors = 1 - correct.double()
     errors = errors[errors.std(1, correction=0) > 0]

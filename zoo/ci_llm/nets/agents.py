@@ -139,14 +139,7 @@ class Agents(nn.Module):
         return nullcontext(), self.using(self.active)
 
     def delta(self, lora: Lora, index: int, x: Tensor) -> Tensor:
-        """What the active agents add at one layer.
-
-        Args:
-            x: (rows, ..., in), the rows of the active agents one agent after the other.
-
-        Returns:
-            (n, positions, out), n the number of active agents.
-        """
+        """What the n active agents add at one layer, (n, positions, out), to x (rows, ..., in), agent after agent."""
         active = self.active
         if active is None:
             raise ValueError("agents: no agents are active; call delta within using()")

@@ -141,14 +141,11 @@ class Backbone(FrozenModule):
         return layer.nx, layer.nf  # type: ignore[return-value]  # GPT-2's Conv1D
 
     def forward(self, logits_at: Tensor | None = None, **inputs: Any) -> Any:
-        """Run the model.
+        """Run transformers' model.
 
         Args:
             logits_at: (N,) int64, places in the flattened rows and positions of the inputs. The output layer then runs
                 there alone, and `logits` are (1, N, V).
-
-        Returns:
-            What transformers' model returns.
         """
         self._logits_at = logits_at
         try:
@@ -280,14 +277,12 @@ def positions(attention_mask: Tensor) -> Tensor:
 
 
 def packed(segments: Tensor) -> tuple[Tensor, Tensor]:
-    """Mask and positions of rows that hold several texts.
+    """Mask (B, 1, T, T) and positions (B, T) of rows that hold several texts.
+
+    Each token sees those before it in its text and itself; positions are counted anew in each text.
 
     Args:
         segments: (B, T) int64, number of the text that a token belongs to, from 1; 0 for padding.
-
-    Returns:
-        attention_mask (B, 1, T, T) bool, true from each token to those before it in its text and to itself, and
-        position_ids (B, T) int64, counted anew in each text.
     """
     length = segments.shape[1]
     index = torch.arange(length, device=segments.device)

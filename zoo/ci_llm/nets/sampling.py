@@ -35,14 +35,7 @@ class Sampling:
         return self.temperature == 0
 
     def filtered(self, log_probs: Tensor) -> Tensor:
-        """The distribution that tokens are drawn from.
-
-        Args:
-            log_probs: (B, V); any constant may have been added to a row.
-
-        Returns:
-            Log-probabilities (B, V), float32, -inf for what is left out.
-        """
+        """Log-probabilities (B, V) that tokens are drawn from, -inf for what is left out; constants in rows cancel."""
         if self.greedy:
             raise ValueError("temperature 0 draws nothing: call choose, or give a temperature above 0")
         scores = (log_probs.float() / self.temperature).log_softmax(-1)
@@ -61,14 +54,10 @@ class Sampling:
         return scores
 
     def choose(self, log_probs: Tensor, uniforms: Tensor | None = None) -> Tensor:
-        """Choose a token for every row.
+        """Choose a token for every row of log-probabilities (B, V).
 
         Args:
-            log_probs: (B, V).
-            uniforms: (B,), in (0, 1), each row's random number; not used at temperature 0.
-
-        Returns:
-            Token ids (B,), int64; the first of equals at temperature 0.
+            uniforms: (B,), in (0, 1), each row's random number; at temperature 0 the first of equals is taken.
         """
         if self.greedy:
             return log_probs.argmax(-1)

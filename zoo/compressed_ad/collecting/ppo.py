@@ -57,14 +57,7 @@ class Observer:
         return observation
 
     def look(self, states: Tensor) -> Tensor:
-        """Observe states without taking them in.
-
-        Args:
-            states: (N * S, 2) int64.
-
-        Returns:
-            (N, S) int64, or (N, S, 2 * frames) float32 with the last state at the end.
-        """
+        """Observe states (N * S, 2) without taking them in: (N, S) cells, or (N, S, 2 * frames), the last at the end."""
         shape = self._frames.shape[:2]
         if self.cells is not None:
             return (states[:, 0] * self.grid_size + states[:, 1]).view(shape)
@@ -117,9 +110,6 @@ def nets(weights: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def initial_weights(seeds: Sequence[int], inputs: int) -> Tensor:
     """Random weights of both nets of each task: orthogonal, with small ones for the actor's last layer.
-
-    Args:
-        inputs: length F of an observation.
 
     Returns:
         (N, P) float32: of each layer the matrices (inputs by outputs) of actor and critic, then their biases.
@@ -274,16 +264,7 @@ class PPO(Algorithm):
         return Rollout(*map(_by_task, (torch.stack(seen), chosen, log_chances, advantages, advantages + values)))
 
     def advantages(self, rewards: Tensor, values: Tensor, next_values: Tensor, dones: Sequence[bool]) -> Tensor:
-        """Generalised advantage estimates.
-
-        Args:
-            rewards: (T, ...) float32.
-            values: (T, ...) float32, what the critic expected.
-            next_values: (T, ...) float32, what it expects of what followed.
-            dones: (T,), whether an episode ended.
-
-        Returns:
-            (T, ...) float32.
+        """Generalised advantage estimates (T, ...) of rewards, values and values of what followed, (T, ...) float32.
 
         Source: Schulman et al., "High-Dimensional Continuous Control Using Generalized Advantage Estimation" (2016),
         equation 16.

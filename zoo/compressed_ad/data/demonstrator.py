@@ -44,15 +44,7 @@ class EpsilonCurriculum:
         return 1 - self.best * progress.clamp(max=1)
 
     def histories(self, tasks: Tensor, seeds: Sequence[int]) -> Steps:
-        """One history for each task; it depends on its task and its seed alone.
-
-        Args:
-            tasks: (B, F) int64; a task may repeat.
-            seeds: (B,), 0 to 2**64 - 1.
-
-        Returns:
-            Histories of `length` transitions, on the tasks' device.
-        """
+        """One history of `length` transitions for each task (B, F), by its task and its seed (0 to 2**64 - 1) alone."""
         if len(seeds) != len(tasks):
             raise ValueError(f"{len(tasks)} tasks need as many seeds, found {len(seeds)}")
         envs = self.env.start(tasks, seeds)

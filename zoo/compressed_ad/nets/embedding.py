@@ -47,7 +47,9 @@ class LinearEmbedding(StepEmbedding):
     def transitions(self, steps: Steps) -> Tensor:
         """Tokens (B, L, dim) of transitions."""
         one_hot = F.one_hot(steps.actions, self.num_actions)
-        values = torch.cat([steps.states, one_hot, steps.rewards.unsqueeze(-1), steps.next_states], -1)  # (B, L, 10)
+        values = torch.cat(
+            [steps.states, one_hot, steps.rewards.unsqueeze(-1), steps.next_states], -1
+        )  # (B, L, 5 + actions)
         return self.norm(self.context(values.to(self.context.weight.dtype)))
 
     def queries(self, states: Tensor) -> Tensor:

@@ -208,15 +208,7 @@ class InContextPolicy(nn.Module):
         return State(cache=self._new_cache() if cached else None)
 
     def act(self, state: State, queries: Tensor) -> Tensor:
-        """Predict the next action; to be called once before each `observe`.
-
-        Args:
-            state: of the agents; its cache grows.
-            queries: (B, 2), int64, where the agents stand.
-
-        Returns:
-            Logits (B, actions).
-        """
+        """Predict the next action, logits (B, actions), in states (B, 2); to be called once before each `observe`."""
         if state.cache is None:
             return self._last_logits(state.latents, state.steps, queries)
         last = None if state.steps is None else state.steps.slice(state.length - 1, state.length)
