@@ -57,7 +57,7 @@ class Observer:
         return observation
 
     def look(self, states: Tensor) -> Tensor:
-        """Observe states (N * S, 2) without taking them in: (N, S) cells, or (N, S, 2 * frames), the last one behind."""
+        """Observe states (N * S, 2) without taking them in: cells (N, S), or frames (N, S, 2 * frames)."""
         shape = self._frames.shape[:2]
         if self.cells is not None:
             return (states[:, 0] * self.grid_size + states[:, 1]).view(shape)
