@@ -18,28 +18,20 @@ from zoo.common.ranges import positive
 
 
 def aggregate(log_probs: Tensor, log_weights: Tensor) -> Tensor:
-    """Weighted mixture of the agents' predictions.
+    """Weighted mixture (B, V) of log-probabilities (K, B, V), which are normalised, in float32 and log space.
 
     Args:
-        log_probs: log-probabilities (K, B, V); logits are normalised.
         log_weights: (K,) for all rows or (B, K), summing to 1 once exponentiated; -inf leaves an agent out.
-
-    Returns:
-        Log-probabilities (B, V), float32.
     """
     weighted = log_probs.float().log_softmax(-1) + _by_agent(log_weights)
     return weighted.logsumexp(0)
 
 
 def mixture(probabilities: Tensor, weights: Tensor) -> Tensor:
-    """Weighted mean of probabilities, for those who have no logarithms; the arithmetic of the original.
+    """Weighted mean (B, V) of probabilities (K, B, V), without logarithms; the arithmetic of the original.
 
     Args:
-        probabilities: (K, B, V).
         weights: (K,) for all rows or (B, K), summing to 1.
-
-    Returns:
-        Probabilities (B, V), float32.
     """
     return (probabilities.float() * _by_agent(weights)).sum(0)
 
@@ -75,51 +67,32 @@ class Aggregator(ABC):
     """Whether `combine` wants random numbers."""
 
     def start(self, agents: int, rows: int, uniforms: Tensor | None = None) -> Tensor:
-        """Log-weights at the beginning of each text.
+        """Log-weights (B, K) at the beginning of each text, float32 on the CPU.
 
         Args:
             uniforms: random numbers (K, B) in (0, 1), each row's own; the global generator by default.
-
-        Returns:
-            (B, K), float32, on the CPU.
         """
         return uniform_log_weights(agents, rows)
 
     @abstractmethod
     def combine(self, log_probs: Tensor, log_weights: Tensor, uniforms: Tensor | None = None) -> Tensor:
-        """One prediction for each row.
+        """One prediction (B, V), float32, for each row of log-probabilities (K, B, V), by log-weights (B, K).
 
         Args:
-            log_probs: log-probabilities (K, B, V).
-            log_weights: (B, K).
-            uniforms: (B,), in (0, 1), for rules that draw.
-
-        Returns:
-            Log-probabilities (B, V), float32.
+            uniforms: (B,), in (0, 1), for stochastic rules.
         """
 
     def update(self, log_weights: Tensor, token_log_probs: Tensor) -> Tensor:
-        """Log-weights after a token.
-
-        Args:
-            log_weights: (B, K).
-            token_log_probs: (K, B), what each agent gave the row's token.
-
-        Returns:
-            (B, K).
-        """
+        """Log-weights (B, K) after a token, to which each agent gave the log-probability (K, B)."""
         return log_weights
 
     def along(self, log_weights: Tensor, token_log_probs: Tensor, mask: Tensor) -> Tensor:
-        """Log-weights before each token of given texts, and behind the last.
+        """Log-weights (T + 1, B, K) before each token of given texts, and behind the last.
 
         Args:
             log_weights: (B, K), of `start`.
             token_log_probs: (K, B, T), what each agent gave the text's token.
             mask: (B, T), true for tokens that count; the weights stay as they are at others.
-
-        Returns:
-            (T + 1, B, K).
         """
         path = [log_weights]
         for step in range(mask.shape[1]):

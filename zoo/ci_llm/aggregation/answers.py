@@ -51,12 +51,6 @@ def same_answer(found: Decimal | None, gold: Decimal | None) -> bool:
 def vote(answers: Sequence[Decimal | None]) -> VoteResult:
     """The answer that most gave; of equals the one given first.
 
-    Args:
-        answers: one per voter, None where a text held none.
-
-    Returns:
-        Winner and agreement.
-
     Source: Wang et al., "Self-Consistency Improves Chain of Thought Reasoning in Language Models" (2023), section 2.
     """
     if not answers:

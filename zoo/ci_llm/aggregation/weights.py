@@ -50,14 +50,7 @@ def fit_dirichlet(token_log_probs: Tensor, alpha: float = 1.0, tolerance: float 
 
 
 def draw_dirichlet(alpha: Tensor, uniforms: Tensor) -> Tensor:
-    """Draw weights of the agents for each row with the row's own random numbers.
-
-    Args:
-        alpha: (K,), above 0.
-        uniforms: (K, B), in (0, 1).
-
-    Returns:
-        Log-weights (B, K), float32.
+    """Draw log-weights (B, K) from a Dirichlet distribution (K,), each row with its own random numbers (K, B).
 
     Source: Devroye, "Non-Uniform Random Variate Generation" (1986), chapter XI, theorem 4.1: gamma variates, here by
     inversion, over their sum.
@@ -88,16 +81,7 @@ class BayesianUpdate:
         self.eta, self.gamma, self.floor = eta, gamma, floor
 
     def __call__(self, log_weights: Tensor, log_prior: Tensor, token_log_probs: Tensor) -> Tensor:
-        """Take one token of each row into account.
-
-        Args:
-            log_weights: (B, K), before the token.
-            log_prior: (B, K) or (K,).
-            token_log_probs: (K, B), what each agent gave the row's token.
-
-        Returns:
-            Log-weights (B, K), float32.
-        """
+        """Log-weights (B, K) after one token of each row, to which each agent gave the log-probability (K, B)."""
         kept = self.gamma * log_weights + (1 - self.gamma) * log_prior if self.gamma < 1 else log_weights
         updated = (kept + self.eta * token_log_probs.float().T).log_softmax(-1)
         return updated.clamp(min=math.log(self.floor)).log_softmax(-1) if self.floor else updated

@@ -133,18 +133,9 @@ def padding_share(lengths: np.ndarray, batches: Iterable[Sequence[int]]) -> floa
 
 
 def pack(lengths: Sequence[int] | np.ndarray, capacity: int, seed: int = 0) -> list[list[int]]:
-    """Put texts together into rows: each into the fullest row that has room for it, the longest texts first.
+    """Put texts together into rows of at most `capacity` tokens; returns the numbers of the texts of each.
 
-    Args:
-        lengths: of the texts (N,), at most `capacity`.
-        capacity: tokens of a row.
-        seed: of the order of texts of equal length.
-
-    Returns:
-        The numbers of the texts of each row.
-
-    Raises:
-        ValueError: when a text is longer than a row.
+    Each goes into the fullest row that has room for it, the longest first; `seed` orders those of equal length.
     """
     lengths = np.asarray(lengths)
     if len(lengths) and lengths.max() > capacity:

@@ -58,14 +58,11 @@ class Tokens:
         return np.minimum(self.items[:, LENGTH], most)
 
     def fitting(self, context: int, too_long: TooLong) -> np.ndarray:
-        """Which examples are used.
+        """Numbers of the examples that are used, in order.
 
         Args:
             context: most tokens of an example.
             too_long: cut an answer at its end, or leave longer examples out.
-
-        Returns:
-            Their numbers, in order.
 
         Raises:
             ValueError: when a prompt leaves no room for an answer, or nothing fits.

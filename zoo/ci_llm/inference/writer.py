@@ -65,10 +65,7 @@ class Writer(Inference):
         self.answer_seed = answer_seed
 
     def __call__(self, prompts: Sequence[str]) -> list[str]:
-        """Answer prompts.
-
-        Returns:
-            An answer for each, without the prompt and without white space around it.
+        """Answer prompts; answers come without the prompt and without white space around them.
 
         Raises:
             ValueError: when a prompt is empty or does not fit into the backbone's context.

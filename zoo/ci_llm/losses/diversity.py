@@ -114,24 +114,20 @@ def all_ranks(values: Tensor) -> Tensor:
     return torch.stack(list(all_gather(values.contiguous())))
 
 
-def gather_clouds(clouds: Tensor, gather: Gather = all_ranks) -> Tensor:
-    """Join the clouds of all ranks.
+def gather_points(points: Tensor, gather: Gather = all_ranks) -> Tensor:
+    """Join the point sets (K, B, D) of all ranks; B may differ between ranks.
 
     Gradients sum over ranks on the way back; the mean that data-parallel training takes of them then is the gradient
     of one process with the whole batch.
 
     Args:
-        clouds: (K, B, D); B may differ between ranks.
         gather: stacks a tensor of all ranks, differentiably, such as Lightning's `all_gather` with `sync_grads=True`.
-
-    Returns:
-        (K, sum of B, D).
     """
-    ranks = gather(torch.tensor([clouds.shape[1]], device=clouds.device)).flatten()
+    ranks = gather(torch.tensor([points.shape[1]], device=points.device)).flatten()
     if len(ranks) == 1:
-        return clouds
+        return points
     sizes = ranks.tolist()
-    padded = F.pad(clouds, (0, 0, 0, max(sizes) - clouds.shape[1]))
+    padded = F.pad(points, (0, 0, 0, max(sizes) - points.shape[1]))
     parts = gather(padded).reshape(len(sizes), *padded.shape)
     return torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], dim=1)
 
@@ -150,7 +146,7 @@ class Diversity:
         normalize: bring every point to length 1, so that no distance is won by longer vectors.
         target: the term is `weight * max(0, target - R)` and stops pushing at the target; without one, `-weight * R`.
         warmup_steps: batches until the weight is full; it grows linearly from batch 0 on.
-        gather: compare the clouds of all ranks instead of each rank's own.
+        gather: compare the point sets of all ranks instead of each rank's own.
         kind: `swd`, or `js` or `kl` for divergences of the agents' predictions (at the single positions of
             `strategy`).
         shared: one set of directions for all pairs of agents; see `sliced_wasserstein`.
@@ -202,14 +198,10 @@ class Diversity:
         return self.enabled and not self.needs_hidden
 
     def positions(self, attention_mask: Tensor, label_positions: Tensor) -> Tensor:
-        """Where predictions are compared, for `represent`.
+        """Positions b * T + t, (M,) or (K, M), where predictions are compared, for `represent`.
 
         Args:
-            attention_mask: (B, T) or (K, B, T).
-            label_positions: (M,) or (K, M), see `zoo.ci_llm.losses.likelihood.label_positions`.
-
-        Returns:
-            Positions b * T + t: (M,) or (K, M) int64; `label_positions` themselves where answers are compared.
+            label_positions: see `zoo.ci_llm.losses.likelihood`; returned where answers are compared.
         """
         if self.strategy in ("answer_mean", "answer_tokens"):
             if self.strategy == "answer_tokens":
@@ -279,19 +271,14 @@ class Diversity:
     def value(
         self, points: Tensor, step: int = 0, gather: Gather = all_ranks, directions: Tensor | None = None
     ) -> Tensor:
-        """R: the diversity of the agents' representations, at least 0.
+        """R: the diversity of the agents' representations, a scalar of at least 0; 0 for a single agent or no points.
 
         Args:
-            points: of `represent`, all agents.
-            step: batch number, of which the directions depend.
-            gather: joins ranks where `gather` is on, see `gather_clouds`.
-            directions: of `directions`, where they were drawn before.
-
-        Returns:
-            A scalar, float32; 0 for a single agent or no points.
+            gather: joins ranks where `gather` is on, see `gather_points`.
+            directions: of `directions`, where they were drawn before; else they depend on `step`.
         """
         if self.gather:
-            points = gather_clouds(points, gather)
+            points = gather_points(points, gather)
         if len(points) < 2 or not points.shape[1]:
             return points.sum() * 0
         if self.kind != "swd":

@@ -33,15 +33,11 @@ def label_count(labels: Tensor, agents: int, shift: bool = True) -> Tensor:
 
 
 def targets(batch: Batch, shift: bool = True) -> tuple[Tensor, Tensor]:
-    """Where a batch has labels, and which.
+    """Positions and labels of a batch, int64, (M,) or (K, M), see `zoo.ci_llm.losses.likelihood.label_positions`.
 
     Args:
         batch: `labels`, (B, T) or (K, B, T); `label_positions` of these, or `loss_positions` for a loss that does not
             shift, where they are known.
-        shift: as in `zoo.ci_llm.losses.likelihood.token_losses`.
-
-    Returns:
-        Positions and labels, int64, (M,) or (K, M), see `zoo.ci_llm.losses.likelihood.label_positions`.
     """
     known = batch.get("label_positions" if shift else "loss_positions")
     positions = label_positions(batch["labels"], shift) if known is None else known
