@@ -162,24 +162,24 @@ def _claims(rows: Sequence[Mapping[str, Any]]) -> list[Finding]:
         return [row[name][figure] for row in rows]
 
     found = [
-        _mean("classifier on held-out images, accuracy", [row["held-out accuracy"] for row in rows], at_least=0.985),
-        _mean("Euler 20: accuracy", plain("pooled 20", "accuracy"), at_least=0.985),
-        _mean("Euler 20: Fréchet to the floor's", ratio("pooled 20", "control real"), at_most=1.25),
-        _mean("Euler 20: Fréchet to the class Gaussians'", ratio("pooled 20", "control gaussian"), at_most=0.6),
-        _mean("Euler 20: deviation within classes to real", plain("pooled 20", "std_ratio"), at_least=0.85),
-        _mean("Euler 20: nearest training image, to held-out", plain("pooled 20", "nearest_ratio"), at_least=0.85),
-        _mean("Euler 20, guidance 2: accuracy", plain("pooled 20 guidance 2", "accuracy"), at_least=0.995),
+        _claim("classifier on held-out images, accuracy", [row["held-out accuracy"] for row in rows], at_least=0.985),
+        _claim("Euler 20: accuracy", plain("pooled 20", "accuracy"), at_least=0.985),
+        _claim("Euler 20: Fréchet to the floor's", ratio("pooled 20", "control real"), at_most=1.25),
+        _claim("Euler 20: Fréchet to the class Gaussians'", ratio("pooled 20", "control gaussian"), at_most=0.6),
+        _claim("Euler 20: deviation within classes to real", plain("pooled 20", "std_ratio"), at_least=0.85),
+        _claim("Euler 20: nearest training image, to held-out", plain("pooled 20", "nearest_ratio"), at_least=0.85),
+        _claim("Euler 20, guidance 2: accuracy", plain("pooled 20 guidance 2", "accuracy"), at_least=0.995),
     ]
     if "independent 5" in rows[0]:
-        found.append(_mean("Euler 5: Fréchet pooled to independent", ratio("pooled 5", "independent 5"), at_most=0.85))
-        found.append(_mean("Euler 20: Fréchet pooled to independent", ratio("pooled 20", "independent 20")))
+        found.append(_claim("Euler 5: Fréchet pooled to independent", ratio("pooled 5", "independent 5"), at_most=0.85))
+        found.append(_claim("Euler 20: Fréchet pooled to independent", ratio("pooled 20", "independent 20")))
         if "batch 5" in rows[0]:
             name = "Euler 5: Fréchet per batch to independent"
-            found.append(_mean(name, ratio("batch 5", "independent 5"), at_most=0.9))
+            found.append(_claim(name, ratio("batch 5", "independent 5"), at_most=0.9))
     return found
 
 
-def _mean(name: str, values: Sequence[float], **limits: float) -> Finding:
+def _claim(name: str, values: Sequence[float], **limits: float) -> Finding:
     return Finding(name, fmean(values), "", **limits, details={"runs": _shown(values)})
 
 
