@@ -86,7 +86,7 @@ def gather(run: Path, quick: bool = False) -> list[Finding]:
         )
         found[name] = evaluate(run, run / FOLDER / name, settings)
     means = {name: _means(each) for name, each in found.items()}
-    slow, quick = means["ddim"], means["dpm"]
+    slow, fast = means["ddim"], means["dpm"]
     distances = {system: values["lsd_hf"] for system, values in slow.items()}
     ours = distances[RESTORED]
     findings = [
@@ -95,7 +95,7 @@ def gather(run: Path, quick: bool = False) -> list[Finding]:
         Finding("LSD-HF to unprocessed", ours / distances[UNPROCESSED], "x", at_most=1.0),
         Finding("LSD-HF to the ceiling", ours / distances[CEILING], "x"),
         Finding("SI-SDR of the low band, least", _least(found["ddim"]), "dB", at_least=LEAST_SI_SDR_DB),
-        Finding("LSD of 15 steps of DPM-Solver++ to 100 of DDIM", quick[RESTORED]["lsd"] / slow[RESTORED]["lsd"], "x",
+        Finding("LSD of 15 steps of DPM-Solver++ to 100 of DDIM", fast[RESTORED]["lsd"] / slow[RESTORED]["lsd"], "x",
                 at_most=1.05),
     ]  # fmt: skip
     save(run / FOLDER / NAME, findings, evidence="demo", means=means)
