@@ -145,17 +145,7 @@ def rollout(
 ) -> Rollout:
     """Play episodes one after the other with a policy that starts without knowledge and never forgets between them.
 
-    Args:
-        policy: frozen; it is evaluated without gradients, in evaluation mode.
-        tasks: (B, F) int64; a task may repeat.
-        seeds: (B,), 0 to 2**64 - 1, of the actions (and of random starts).
-        episodes: at least 1.
-        greedy: take the most likely action; else draw.
-        cached: keep keys and values where that is exact.
-        record: return what was seen and done, and the logits.
-
-    Returns:
-        Returns and compressions.
+    The policy is evaluated without gradients, in evaluation mode; arguments as `Player` takes them.
     """
     at_least(1, episodes=episodes)
     with Player(policy, env, tasks, seeds, greedy, cached, record) as player:

@@ -26,11 +26,7 @@ SEED = 0  # of the positions that are reconstructed in a step
 
 
 class PolicyTask(SingleOptimizerTask):
-    """Base of the tasks that train an in-context policy.
-
-    Args:
-        scheduler: of the learning rate, counted in optimizer steps.
-    """
+    """Base of the tasks that train an in-context policy."""
 
     inference_class = "zoo.compressed_ad.Agent"
     inference_parts = ("policy", "env")
@@ -138,11 +134,7 @@ class DistillationTask(PolicyTask):
         return {**batch, "reconstructed": self._reconstructed(self.policy.segments(batch["steps"].length)[:-1])}
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        """The actions' cross-entropy, and how badly the latents keep what was compressed.
-
-        Args:
-            batch: `steps`, B histories of one length.
-        """
+        """The actions' cross-entropy, and how badly the latents keep what was compressed, on `steps` of one length."""
         batch = self.drawn(batch)
         steps: Steps = batch["steps"]
         output = self.policy(steps, self.gradient_rounds, self.gradient_decay, last_only=not self.dense)
@@ -217,11 +209,7 @@ class PretrainTask(PolicyTask):
         )
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        """The loss of one compression of `steps`.
-
-        Args:
-            batch: `steps`, B histories of one length.
-        """
+        """The loss of one compression of `steps`, B histories of one length."""
         batch = self.drawn(batch)
         loss = self._loss(batch["steps"], next(iter(batch["reconstructed"]), None))
         self.log_terms("train", {"loss": loss}, batch_size=len(batch["steps"].actions))

@@ -23,13 +23,11 @@ _SHOWN = 5  # names in a message
 
 @dataclass(frozen=True)
 class Entry:
-    """One utterance of the manifest.
+    """One utterance of the manifest, its length and rate those of the file.
 
     Attributes:
         id: name of the recording without suffix.
         path: audio file relative to the corpus folder.
-        samples: length of the file in samples.
-        sample_rate: of the file, in Hz.
         text: normalised transcript.
     """
 

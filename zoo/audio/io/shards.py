@@ -239,12 +239,10 @@ class ShardWriter:
 
 
 class ShardReader:
-    """Iterates over the samples of shards in their order; may be iterated again.
-
-    Args:
-        shards: see `zoo.audio.io.shards.expand`.
+    """Iterates over the samples of shards, see `expand`, in their order; may be iterated again.
 
     Raises:
+        FileNotFoundError: a shard does not exist.
         ValueError: a shard has another size than the `index.json` beside it says, and see `expand`.
     """
 

@@ -15,7 +15,7 @@ _PASSES = 1000
 
 
 def fit_dirichlet(token_log_probs: Tensor, alpha: float = 1.0, tolerance: float = 1e-6) -> Tensor:
-    """Posterior of the agents' weights, given how well each predicted a set of tokens.
+    """Posterior alpha_k (K,) of the agents' weights, float64, given how well each predicted a set of tokens.
 
     Each pass shares every token among the agents by weight times probability, and counts the shares:
     alpha_k = alpha + sum_n r_nk with r_nk = w_k p_k(y_n) / sum_j w_j p_j(y_n) and w = alpha_k / sum.
@@ -24,9 +24,6 @@ def fit_dirichlet(token_log_probs: Tensor, alpha: float = 1.0, tolerance: float 
         token_log_probs: (K, N), what each agent gave the right token, in nats.
         alpha: of the symmetric prior, above 0.
         tolerance: it ends when no weight moves by more.
-
-    Returns:
-        alpha_k (K,), float64; `alpha_k / alpha_k.sum()` are the weights.
 
     Source: Dempster, Laird and Rubin, "Maximum Likelihood from Incomplete Data via the EM Algorithm" (1977), section
     4.3.

@@ -36,7 +36,6 @@ class Observer:
 
     Args:
         shape: tasks N and streams S.
-        frames: states seen together.
         samples: for how many the nets are evaluated at once, of one task.
 
     Attributes:

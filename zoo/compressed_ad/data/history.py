@@ -196,17 +196,7 @@ class HistoryStore:
         return len(self._places)
 
     def read(self, task: int, stream: int | slice, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Read a piece of a history.
-
-        Args:
-            task: position of the task, 0 to n - 1.
-            stream: which of its histories; a slice for several.
-            start: first transition.
-            stop: behind the last one; the end when None.
-
-        Returns:
-            (L, 7) int8, see `COLUMNS`, or (S, L, 7) for a slice of histories; a copy.
-        """
+        """Read a piece of a history, (L, 7) int8, see `COLUMNS`, or (S, L, 7) for a slice of streams; a copy."""
         file, row = self._places[task]
         return np.array(self._shard(file)[row, stream, start:stop])
 

@@ -34,13 +34,7 @@ class Source(ABC):
 
     @abstractmethod
     def read(self, histories: Sequence[int], seeds: Sequence[int], steps: Tensor) -> Steps:
-        """Read steps of histories.
-
-        Args:
-            histories: numbers (B,), 0 to count - 1.
-            seeds: (B,), of what is random about a history.
-            steps: numbers (B, L), int64, 0 to length - 1.
-        """
+        """Read the steps (B, L), 0 to length - 1, of histories (B,); seeds (B,) are of what is random about them."""
 
 
 class DemonstratedSource(Source):
@@ -206,12 +200,7 @@ class HistoryItems(Dataset[dict[str, Any]]):
 class EvaluationBatches(Dataset[dict[str, Any]]):
     """Batches of an evaluation, made ready so that no number depends on how they are divided among processes.
 
-    First items for the loss, then pairs of task and seed to act with.
-
-    Args:
-        items: for the loss; none if None.
-        tasks: (n, F) int64, to act in.
-        seeds: (n,), of the actions.
+    First items for the loss, if any, then pairs of task (n, F) and seed (n,) to act with.
     """
 
     def __init__(

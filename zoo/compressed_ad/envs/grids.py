@@ -171,11 +171,8 @@ class Env(ABC):
     """A family of tasks on one grid: goals to be found in order, the reward of each being 1.
 
     Args:
-        grid_size: rows and columns, at least 2.
-        horizon: steps of an episode, at least 1.
-        start: row and column where every episode begins.
         repeats: the (single) goal pays in every step in which the agent is there, else once an episode.
-        random_start: every episode begins in a cell drawn anew, instead.
+        random_start: every episode begins in a cell drawn anew, instead of `start`.
     """
 
     name: ClassVar[str]
@@ -201,9 +198,6 @@ class Env(ABC):
 
     def split(self, seed: int, train_share: float) -> tuple[Tensor, Tensor]:
         """Divide the tasks as the original does: shuffle, then cut.
-
-        Args:
-            train_share: of the tasks that are for training, 0 to 1.
 
         Returns:
             Indices (n,) int64 into `tasks()` for training and for test, in the shuffled order.
@@ -241,15 +235,7 @@ class Env(ABC):
         return {"name": self.name, **self.arguments()}
 
     def best_return(self, tasks: Tensor, starts: Tensor) -> Tensor:
-        """The largest return of an episode.
-
-        Args:
-            tasks: (B, F) int64.
-            starts: (B, 2) int64, where the episode begins.
-
-        Returns:
-            (B,) int64.
-        """
+        """The largest return (B,) of episodes of tasks (B, F) that begin at `starts` (B, 2)."""
         stops = torch.cat([starts[:, None], self.goals(tasks)], dim=1)
         # A goal under the agent's feet still takes a step.
         arrivals = stops.diff(dim=1).abs().sum(dim=2).clamp(min=1).cumsum(dim=1)

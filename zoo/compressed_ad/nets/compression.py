@@ -33,15 +33,7 @@ class Compressor(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, tokens: Tensor, attention: Tensor | None = None) -> Tensor:
-        """Compress.
-
-        Args:
-            tokens: (B, N, dim), N at least `num_latents` for the rules.
-            attention: (B, N) non-negative, for those that need it.
-
-        Returns:
-            (B, num_latents, dim).
-        """
+        """Compress tokens (B, N, dim) to (B, num_latents, dim), by attention (B, N) where that is needed."""
 
 
 class Forget(Compressor):
@@ -234,15 +226,7 @@ class ReconstructionDecoder(nn.Module):
             )
 
     def forward(self, latents: Tensor, positions: Tensor) -> Tensor:
-        """Reconstruct.
-
-        Args:
-            latents: (B, K, dim).
-            positions: of the tokens wanted (N,), int64.
-
-        Returns:
-            (B, N, dim).
-        """
+        """Reconstruct tokens (B, N, dim) at positions (N,) from latents (B, K, dim)."""
         x = self.position_queries[:, positions].expand(len(latents), -1, -1)  # (B, N, dim)
         for layer in self.layers:
             x = layer(x, latents)
