@@ -76,10 +76,10 @@ def ppo(settings: Settings) -> list[Finding]:
     store = HistoryStore(folder)
     returns, best = last_returns(store), best_returns(store)
     learned = float(returns[store.task_indices.tolist().index(example)])
-    told = {"by wall time, min": cost.wall / 60, "goals": len(store), "streams": store.streams, "steps": store.steps}
+    details = {"by wall time, min": cost.wall / 60, "goals": len(store), "streams": store.streams, "steps": store.steps}
     means = {"the best possible": float(best.mean()), "lowest of a goal": float(returns.min())}
     return [
-        Finding("PPO on all goals, processor time", cost.cpu / 60, "min", at_most=10.0, details=told),
+        Finding("PPO on all goals, processor time", cost.cpu / 60, "min", at_most=10.0, details=details),
         Finding("last episode, goal (5, 6)", learned, "", at_least=13.0, details={"the original": EXAMPLE_RETURN}),
         Finding("last episode, mean over goals", float(returns.mean()), "", details=means),
     ]
@@ -109,8 +109,8 @@ def acting(settings: Settings) -> list[Finding]:
         name = f"{count} pairs: times as fast with a cache"
         findings.append(_times_as_many(name, costs, units, "steps", at_least))
         same = float((one.steps.actions == other.steps.actions).float().mean())
-        told = {"steps of a pair": one.steps.length, "compressions": len(one.compressions)}
-        findings.append(Finding(f"{count} pairs: share of the same actions", same, "", at_least=1.0, details=told))
+        details = {"steps of a pair": one.steps.length, "compressions": len(one.compressions)}
+        findings.append(Finding(f"{count} pairs: share of the same actions", same, "", at_least=1.0, details=details))
     return findings
 
 

@@ -58,15 +58,11 @@ class Agent(Inference):
     def __call__(
         self, tasks: np.ndarray | Tensor | Sequence[Sequence[int]], seeds: Sequence[int], episodes: int | None = None
     ) -> np.ndarray:
-        """Play.
+        """Play: the return of each episode (n, episodes), float32.
 
         Args:
             tasks: (n, F) integers, as `env.tasks()` has them; a task may repeat.
             seeds: (n,), 0 to 2**64 - 1; the same task and seed give the same episodes.
-            episodes: number; the agent's own by default.
-
-        Returns:
-            Return of each episode (n, episodes), float32.
         """
         rows = torch.as_tensor(np.asarray(tasks), dtype=torch.int64)
         number = self.episodes if episodes is None else episodes

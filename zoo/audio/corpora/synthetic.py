@@ -107,7 +107,7 @@ class SpeechLike:
     Args:
         sample_rate: Hz, >= 8000.
         speakers: number of voices; utterance i belongs to voice i % speakers.
-        seconds: shortest and longest utterance in seconds.
+        seconds: shortest and longest utterance.
     """
 
     def __init__(

@@ -60,17 +60,12 @@ def learned(labels: Tensor, shift: bool = True) -> Tensor:
 
 
 def losses(logits: Tensor, labels: Tensor, normaliser: Tensor | float | None = None, shift: bool = True) -> Tensor:
-    """Mean cross-entropy of each agent over its labelled tokens.
+    """Mean cross-entropy (K,) of each agent over its labelled tokens, for logits (K, B, T, V); 0 where there is none.
 
     Args:
-        logits: (K, B, T, V).
-        labels: (B, T) or (K, B, T).
         normaliser: divide the sum by this instead of the number of labelled tokens: a number, or (K,). With
             accumulation or several ranks, labelled tokens of the whole step divided by the number of micro-batches.
         shift: as in `token_losses`.
-
-    Returns:
-        (K,) float32; 0 where an agent has no labelled token.
     """
     if normaliser is None:
         counts = (learned(labels, shift) != IGNORED).sum((-2, -1))

@@ -46,12 +46,9 @@ def targets(batch: Batch, shift: bool = True) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class CrowdLoss:
-    """The objective of a batch.
+    """The objective of a batch: `total`, the mean of `losses` (K,) plus `penalty`, whose gradients are exact in every mode.
 
-    Args:
-        total: scalar, mean of `losses` plus `penalty`; its gradients are exact in every mode.
-        losses: (K,) of the agents, detached.
-        penalty: scalar, detached; 0 without one.
+    Losses and penalty are detached; the penalty is 0 without one.
     """
 
     total: Tensor

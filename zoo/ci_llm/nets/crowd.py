@@ -69,12 +69,7 @@ Mode = Literal["batched", "sequential", "chunked"]
 
 @dataclass(frozen=True)
 class CrowdOutput:
-    """What some agents predict for a batch.
-
-    Args:
-        logits: (n, B, T, V); (n, M, V) where `logits_at` names M positions.
-        hidden: (n, B, T, D) where wanted.
-    """
+    """Logits (n, B, T, V), or (n, M, V) at M positions, of n agents, and hidden states (n, B, T, D) where wanted."""
 
     logits: Tensor
     hidden: Tensor | None = None
