@@ -46,7 +46,7 @@ def targets(batch: Batch, shift: bool = True) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class CrowdLoss:
-    """The objective of a batch: `total`, the mean of `losses` (K,) plus `penalty`; its gradients are exact in every mode.
+    """The objective of a batch: `total`, the mean of `losses` (K,) plus `penalty`, with exact gradients in every mode.
 
     Losses and penalty are detached; the penalty is 0 without one.
     """
