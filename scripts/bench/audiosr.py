@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from omegaconf import OmegaConf
 from torch import Tensor
@@ -15,19 +14,19 @@ from torch import Tensor
 from scripts.bench.audiosr_others import ORIGINAL_DECAY, OriginalStep
 from scripts.bench.audiosr_sizes import AUTOENCODERS
 from scripts.bench.tools import (
-    Cost,
+    ENDLESS,
     Finding,
     Settings,
     command,
     in_folders,
     interleave,
     interleave_with_trainer,
+    long_to_short,
     median,
     peak_memory,
-    ratios,
+    times_as_fast,
 )
 from zoo.audio.corpora.synthetic import SpeechLike
-from zoo.audio.io import files
 from zoo.audiosr.diffusion.samplers import DDIM, DPMSolver, Sampler
 from zoo.audiosr.inference.restore import Restorer
 from zoo.audiosr.nets.denoiser import concat
@@ -39,66 +38,32 @@ from zoo.common.systems import recipe_root
 
 PARTS = ("net", "autoencoder", "vocoder", "features", "diffusion")
 CROP_SAMPLES = 122_880  # 2.56 s at 48 kHz: 256 frames
-MIDDLE: dict[str, Any] = {
-    "model": {
-        "init_args": {
-            "net": {
-                "init_args": {
-                    "unet": {
-                        "init_args": {
-                            "in_channels": 32,
-                            "out_channels": 16,
-                            "channels": 32,
-                            "multipliers": [1, 2, 3, 5],
-                            "blocks": 2,
-                            "attention_factors": [2, 4, 8],
-                            "head_channels": 32,
-                            "transformers_per_down_block": 2,
-                            "norm_groups": 8,
-                            "checkpointing": False,
-                        }
-                    }
-                }
-            },
-            "autoencoder": {
-                "init_args": {
-                    "config": {
-                        "channels": 32,
-                        "multipliers": [1, 2, 4, 8],
-                        "blocks": 2,
-                        "latent_channels": 16,
-                        "norm_groups": 8,
-                    }
-                }
-            },
-            "vocoder": {
-                "init_args": {
-                    "config": {
-                        "in_channels": 256,
-                        "initial_channels": 384,
-                        "upsample_rates": [6, 5, 4, 2, 2],
-                        "upsample_kernel_sizes": [12, 11, 8, 4, 4],
-                        "resblock": "1",
-                        "resblock_kernel_sizes": [3, 7, 11, 15],
-                        "resblock_dilation_sizes": [[1, 3, 5]] * 4,
-                    }
-                }
-            },
-            "features": {"init_args": {"n_fft": 2048, "hop_length": 480, "n_mels": 256}},
-        }
-    },
-    "data": {
-        "init_args": {
-            "sample_rate": 48000,
-            "segment_samples": CROP_SAMPLES,
-            "batch_size": 2,
-            "simulation": {
-                "class_path": "zoo.audiosr.Simulation",
-                "init_args": {"filter_types": ["butter"], "order": [8, 8], "resampling": 1.0, "codec": 0.0},
-            },
-        }
-    },
-}
+MIDDLE = OmegaConf.create(f"""
+model:
+  init_args:
+    net: {{init_args: {{unet: {{init_args: {{
+      in_channels: 32, out_channels: 16, channels: 32, multipliers: [1, 2, 3, 5], blocks: 2,
+      attention_factors: [2, 4, 8], head_channels: 32, transformers_per_down_block: 2, norm_groups: 8,
+      checkpointing: false
+    }}}}}}}}
+    autoencoder: {{init_args: {{config: {{
+      channels: 32, multipliers: [1, 2, 4, 8], blocks: 2, latent_channels: 16, norm_groups: 8
+    }}}}}}
+    vocoder: {{init_args: {{config: {{
+      in_channels: 256, initial_channels: 384, upsample_rates: [6, 5, 4, 2, 2],
+      upsample_kernel_sizes: [12, 11, 8, 4, 4], resblock: "1", resblock_kernel_sizes: [3, 7, 11, 15],
+      resblock_dilation_sizes: [[1, 3, 5], [1, 3, 5], [1, 3, 5], [1, 3, 5]]
+    }}}}}}
+    features: {{init_args: {{n_fft: 2048, hop_length: 480, n_mels: 256}}}}
+data:
+  init_args:
+    sample_rate: 48000
+    segment_samples: {CROP_SAMPLES}
+    batch_size: 2
+    simulation:
+      class_path: zoo.audiosr.Simulation
+      init_args: {{filter_types: [butter], order: [8, 8], resampling: 1.0, codec: 0.0}}
+""")
 """What the middle size changes in the recipe `smoke`; each item gets the original's one filter, with resampling."""
 
 
@@ -110,9 +75,7 @@ def step(settings: Settings) -> list[Finding]:
         fit.datamodule.setup("fit")
         original = OriginalStep(fit.model, fit.datamodule, float(fit.trainer.gradient_clip_val or 0), True)
         costs = interleave_with_trainer(fit, original, settings.few(7, 1), warmup=1)
-        ratio = ratios(costs["other"], costs["trainer"])
-        details = {"by wall time, x": ratio.wall, **_seconds(costs), "rounds": len(costs["other"])}
-        findings.append(Finding(f"training step, {name}: times as fast", ratio.cpu, "x", details=details))
+        findings.append(times_as_fast(f"training step, {name}: times as fast", costs))
     kept = [weight.detach().clone() for weight in original.net.parameters()]
     average = torch.optim.swa_utils.get_ema_multi_avg_fn(ORIGINAL_DECAY)
     runs: dict[str, Callable[[], object]] = {
@@ -120,9 +83,8 @@ def step(settings: Settings) -> list[Finding]:
         "everything": original.update_average,
     }
     costs = interleave(runs, settings.few(21, 1), warmup=2)
-    details = {**_seconds(costs), "weights": sum(map(Tensor.numel, original.weights)), "rounds": settings.few(21, 1)}
-    ratio = ratios(costs["everything"], costs["what trains"])
-    return [*findings, Finding("average of everything to average of what trains", ratio.cpu, "x", details=details)]
+    weights = sum(map(Tensor.numel, original.weights))
+    return [*findings, times_as_fast("average of everything to average of what trains", costs, weights=weights)]
 
 
 def shared(settings: Settings) -> list[Finding]:
@@ -153,16 +115,14 @@ def samplers(settings: Settings) -> list[Finding]:
     frames = CROP_SAMPLES // features.hop_length // autoencoder.factor
     latents = (autoencoder.latent_channels, frames, features.n_mels // autoencoder.factor)
     noise, condition = torch.randn(2, 1, *latents, generator=torch.Generator().manual_seed(0)).unbind()
-    ways: dict[str, Sampler] = {"DDIM": DDIM(settings.few(100, 4)), "DPM-Solver++": DPMSolver(settings.few(15, 1))}
+    ways: dict[str, Sampler] = {"DPM-Solver++": DPMSolver(settings.few(15, 1)), "DDIM": DDIM(settings.few(100, 4))}
 
     def predict(x: Tensor, t: Tensor) -> Tensor:
         return net(concat(x, condition), t)
 
     runs = {name: partial(each.sample, predict, noise, diffusion) for name, each in ways.items()}
     costs = interleave(runs, settings.few(3, 1), warmup=settings.few(1, 0))
-    ratio = ratios(costs["DDIM"], costs["DPM-Solver++"])
-    details = {"by wall time, x": ratio.wall, **_seconds(costs), "rounds": len(costs["DDIM"])}
-    return [Finding("sampling, DPM-Solver++ 15 to DDIM 100: times as fast", ratio.cpu, "x", details=details)]
+    return [times_as_fast("sampling, DPM-Solver++ 15 to DDIM 100: times as fast", costs)]
 
 
 def restore(settings: Settings) -> list[Finding]:
@@ -176,16 +136,7 @@ def restore(settings: Settings) -> list[Finding]:
         details = {"by wall time": cost.wall / seconds, "seconds": seconds}
         name = f"real-time factor, DPM-Solver++ 15, guidance {scale:g}"
         findings.append(Finding(name, cost.cpu / seconds, "", details=details))
-    peaks = {}
-    minutes = {"short": 1, "long": settings.few(60, 2)}
-    for name, count in minutes.items():
-        source = settings.folder / f"{name}.wav"
-        write_long(source, count)
-        peaks[name] = peak_memory(restore_tiny, source, settings.folder / f"{name}-out.wav")
-    (idle, short), (_, long) = peaks["short"], peaks["long"]
-    details = {"MiB, 1 min": short, f"MiB, {minutes['long']} min": long, "MiB of the imports alone": idle}
-    name = f"peak memory, {minutes['long']} min to 1 min"
-    return [*findings, Finding(name, long / short, "x", at_most=1.3, details=details)]
+    return [*findings, long_to_short(restore_tiny, settings.folder, settings.few(60, 2), 16000)]
 
 
 def restore_tiny(source: Path, target: Path) -> None:
@@ -194,16 +145,6 @@ def restore_tiny(source: Path, target: Path) -> None:
         **_parts(_smoke()), sampler=DPMSolver(1), guidance_scale=1.0, chunk_seconds=5.12, overlap_seconds=0.16
     )
     restorer.process_file(source, target)
-
-
-def write_long(path: Path, minutes: int, sample_rate: int = 16000) -> None:
-    """Write a wav of so many minutes, block by block."""
-    block = np.concatenate([SpeechLike(sample_rate).utterance(index) for index in range(4)])
-    left = minutes * 60 * sample_rate
-    with files.Writer(path, sample_rate, 1) as writer:
-        while left > 0:
-            writer.write(block[:left])
-            left -= len(block)
 
 
 def middle_parts() -> dict[str, Any]:
@@ -229,26 +170,19 @@ def _parts(config: Any) -> dict[str, Any]:
 def _fit(settings: Settings, checkpointing: bool) -> Any:
     """A training of the middle size, without spectral losses, as the command line builds it."""
     path = settings.folder / "middle.yaml"
-    OmegaConf.save(OmegaConf.create(MIDDLE if not settings.quick else {}), path)
+    OmegaConf.save(OmegaConf.create({}) if settings.quick else MIDDLE, path)
     switch = "--model.init_args.net.init_args.unet.init_args.checkpointing"
     return settings.build_fit(
         [
             f"--config={recipe_root() / 'audiosr' / 'smoke.yaml'}",
             f"--config={path}",
             f"--trainer.default_root_dir={settings.folder / f'run-{checkpointing}'}",
-            "--trainer.max_steps=1000000",
-            "--trainer.limit_val_batches=0",
-            "--trainer.num_sanity_val_steps=0",
-            "--checkpoints.every_n_batches=1000000",
+            *ENDLESS,
             "--model.init_args.losses.mel.init_args.weight=0",
             "--model.init_args.losses.stft.init_args.weight=0",
             f"{switch}={str(checkpointing).lower()}",
         ]
     )
-
-
-def _seconds(costs: Mapping[str, list[Cost]]) -> dict[str, float]:
-    return {f"{name}, cpu ms": 1000 * median(each).cpu for name, each in costs.items()}
 
 
 if __name__ == "__main__":

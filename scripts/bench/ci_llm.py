@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from scripts.bench.ci_llm_others import PeftCrowd, generate_sequential
-from scripts.bench.tools import Cost, Finding, Settings, command, in_folders, interleave, median, peak_memory, ratios
+from scripts.bench.tools import Costs, Finding, Settings, command, in_folders, interleave, peak_memory, times_as_fast
 from zoo.ci_llm.aggregation.aggregator import Mean
 from zoo.ci_llm.data.buckets import TextBatches, padding_share
 from zoo.ci_llm.data.datamodule import TextData
@@ -23,7 +23,7 @@ from zoo.ci_llm.data.tokenizers import BpeTokenizer
 from zoo.ci_llm.inference.generate import generate
 from zoo.ci_llm.losses.diversity import Diversity
 from zoo.ci_llm.losses.likelihood import IGNORED, losses, sequence_losses
-from zoo.ci_llm.losses.objective import Objective
+from zoo.ci_llm.losses.objective import Objective, objective
 from zoo.ci_llm.nets.agents import Agents
 from zoo.ci_llm.nets.backbone import Backbone
 from zoo.ci_llm.nets.crowd import Crowd, CrowdOutput, Mode
@@ -71,8 +71,8 @@ def decoding(settings: Settings) -> list[Finding]:
         runs = {name: partial(_keep, found, name, partial(way, crowd, ids, mask, steps)) for name, way in ways.items()}
         costs = interleave(runs, settings.few(15, 1))
         same = float((found["batched"] == found["sequential"]).float().mean())
-        told = {"new tokens": steps, "share of equal tokens": same}
-        findings.append(_times("decoding", rows, costs, 3.0 if rows == 1 else None, told))
+        details = {"new tokens": steps, "share of equal tokens": same}
+        findings.append(_times("decoding", rows, costs, 3.0 if rows == 1 else None, details))
     return findings
 
 
@@ -84,8 +84,8 @@ def training(settings: Settings) -> list[Finding]:
         contestants = {mode: Training(make_crowd(mode=mode), ids, mask) for mode in ("batched", "sequential")}
         costs = interleave(contestants, settings.few(21, 1), warmup=settings.few(2, 1))
         first, other = (each.first for each in contestants.values())
-        told = {"tokens": TEXT_TOKENS, "difference of the first loss": abs(first - other)}
-        findings.append(_times("training", rows, costs, 1.2 if rows == 1 else None, told))
+        details = {"tokens": TEXT_TOKENS, "difference of the first loss": abs(first - other)}
+        findings.append(_times("training", rows, costs, 1.2 if rows == 1 else None, details))
     return findings
 
 
@@ -103,8 +103,8 @@ def peft(settings: Settings) -> list[Finding]:
         }
         costs = interleave(runs, settings.few(15, 1))
         same = float((found["batched"] == found["peft"]).float().mean())
-        told = {"new tokens": steps, "share of equal tokens": same}
-        findings.append(_times("decoding", rows, costs, 2.0 if rows == 1 else None, told))
+        details = {"new tokens": steps, "share of equal tokens": same}
+        findings.append(_times("decoding", rows, costs, 2.0 if rows == 1 else None, details))
         passes = {"batched": partial(_forward, crowd, ids, mask), "peft": partial(other.logits, ids, mask)}
         costs = interleave(passes, settings.few(41, 1), warmup=settings.few(3, 1))
         findings.append(_times("one forward pass", rows, costs, None, {"tokens": PROMPT_TOKENS}))
@@ -120,12 +120,12 @@ def padding(settings: Settings) -> list[Finding]:
     random = _numbers(ResumableBatches(len(lengths), BATCH))
     bucketed = _numbers(TextBatches(lengths, BATCH))
     budget = _numbers(TextBatches(lengths, token_budget=BATCH * AGENTS * longest, agents=AGENTS))
-    told: dict[str, Any] = {"texts": len(lengths), "longest": longest}
-    told["random batches, %"] = 100 * padding_share(lengths, random)
+    details: dict[str, Any] = {"texts": len(lengths), "longest": longest}
+    details["random batches, %"] = 100 * padding_share(lengths, random)
     for fixed in FIXED:
-        told[f"fixed {fixed}, %"] = 100 * (1 - float(np.minimum(lengths, fixed).mean()) / fixed)
+        details[f"fixed {fixed}, %"] = 100 * (1 - float(np.minimum(lengths, fixed).mean()) / fixed)
     findings = [
-        Finding(f"padding, {name}", 100 * padding_share(lengths, batches), "%", at_most=10.0, details=told)
+        Finding(f"padding, {name}", 100 * padding_share(lengths, batches), "%", at_most=10.0, details=details)
         for name, batches in {f"{BATCH} texts of similar length": bucketed, "a budget of tokens": budget}.items()
     ]
     crowd, texts = make_crowd(), settings.few(64, 3)
@@ -182,7 +182,7 @@ def step_once(rows: int, length: int, vocabulary: int, labelled: bool) -> None:
     if labelled:
         loss = Objective({"input_ids": ids, "attention_mask": mask, "labels": labels}).of(crowd)
     else:
-        loss = crowd.objective(ids, mask, lambda logits, members: losses(logits, labels))
+        loss = objective(crowd, ids, mask, lambda logits, members: losses(logits, labels))
     loss.total.backward()
 
 
@@ -213,7 +213,7 @@ class Training:
     def __call__(self) -> None:
         """Take a step."""
         self.optimizer.zero_grad()
-        loss = self.crowd.objective(self.ids, self.mask, self._task, self._represent, self._penalty, hidden=True)
+        loss = objective(self.crowd, self.ids, self.mask, self._task, self._represent, self._penalty, hidden=True)
         if not self.steps:
             self.first = float(loss.total.detach())
         loss.total.backward()
@@ -283,14 +283,10 @@ def _sequence_losses(crowd: Crowd, data: TextData, batches: Sequence[Sequence[in
     return found
 
 
-def _times(name: str, rows: int, costs: dict[str, list[Cost]], at_least: float | None, told: dict[str, Any]) -> Finding:
+def _times(name: str, rows: int, costs: Costs, at_least: float | None, details: dict[str, Any]) -> Finding:
     """How many times as fast the first of two contestants is, by processor time."""
-    (first, ours), (other, theirs) = costs.items()
-    ratio = ratios(theirs, ours)
-    details: dict[str, Any] = {"by wall time, x": ratio.wall}
-    details |= {f"{key}, ms": 1000 * median(found).cpu for key, found in costs.items()}
-    title = f"{name}, batch {rows}: {first} against {other}"
-    return Finding(title, ratio.cpu, "x", at_least=at_least, details={**details, **told, "rounds": len(ours)})
+    first, other = costs
+    return times_as_fast(f"{name}, batch {rows}: {first} against {other}", costs, at_least, **details)
 
 
 if __name__ == "__main__":

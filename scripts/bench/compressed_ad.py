@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scripts.bench.compressed_ad_originals import LastActionPolicy, PythonDarkroom, PythonWorlds
+from scripts.bench.compressed_ad_originals import LastActionPolicy, PythonDarkroom, PythonEnvs
 from scripts.bench.tools import Cost, Finding, Settings, command, cost_of, in_folders, interleave, median, ratios
 from zoo.cli.trainer import ZooCLI
 from zoo.common.systems import recipe_root
@@ -21,7 +21,7 @@ from zoo.compressed_ad.collecting.ppo import PPO
 from zoo.compressed_ad.data.datamodule import HistoryData
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.data.history import HistoryStore
-from zoo.compressed_ad.envs.grids import Darkroom, Worlds
+from zoo.compressed_ad.envs.grids import BatchedEnv, Darkroom
 from zoo.compressed_ad.inference import pairs, tasks_of
 from zoo.compressed_ad.losses import cross_entropy
 from zoo.compressed_ad.nets.compression import QueryCompressor
@@ -46,22 +46,22 @@ def stepping(settings: Settings) -> list[Finding]:
     """Random steps in dark rooms of one tensor, against Python objects in a loop."""
     env = Darkroom()
     tasks, length = env.tasks(), settings.few(400, 40)
-    loop = PythonWorlds([PythonDarkroom(tasks[number % len(tasks)].tolist()) for number in range(COPIES)])
+    loop = PythonEnvs([PythonDarkroom(tasks[number % len(tasks)].tolist()) for number in range(COPIES)])
     original = partial(_walk, loop, list(torch.randint(env.num_actions, (length, COPIES)).numpy()))
     findings = []
     for count in (10_000, 1_000):
-        worlds = env.start(tasks[torch.arange(count) % len(tasks)])
+        envs = env.start(tasks[torch.arange(count) % len(tasks)])
         runs = {
-            "ours": partial(_walk, worlds, torch.randint(env.num_actions, (length, count)).unbind()),
+            "ours": partial(_walk, envs, torch.randint(env.num_actions, (length, count)).unbind()),
             "original": original,
         }
         costs = interleave(runs, settings.few(15, 2))
-        name = f"{count} worlds at once: times as many steps as in a loop over {COPIES}"
+        name = f"{count} environments at once: times as many steps as in a loop over {COPIES}"
         units = {"ours": length * count, "original": length * COPIES}
         findings.append(_times_as_many(name, costs, units, "steps", at_least=100.0))
         rate = findings[-1].details["ours, steps/s"]
         findings.append(
-            Finding(f"{count} worlds at once", rate / 1e6, "M steps/s", at_least=100 * ORIGINAL_STEPS / 1e6)
+            Finding(f"{count} environments at once", rate / 1e6, "M steps/s", at_least=100 * ORIGINAL_STEPS / 1e6)
         )
     return findings
 
@@ -76,10 +76,10 @@ def ppo(settings: Settings) -> list[Finding]:
     store = HistoryStore(folder)
     returns, best = last_returns(store), best_returns(store)
     learned = float(returns[store.task_indices.tolist().index(example)])
-    told = {"by wall time, min": cost.wall / 60, "goals": len(store), "streams": store.streams, "steps": store.steps}
+    details = {"by wall time, min": cost.wall / 60, "goals": len(store), "streams": store.streams, "steps": store.steps}
     means = {"the best possible": float(best.mean()), "lowest of a goal": float(returns.min())}
     return [
-        Finding("PPO on all goals, processor time", cost.cpu / 60, "min", at_most=10.0, details=told),
+        Finding("PPO on all goals, processor time", cost.cpu / 60, "min", at_most=10.0, details=details),
         Finding("last episode, goal (5, 6)", learned, "", at_least=13.0, details={"the original": EXAMPLE_RETURN}),
         Finding("last episode, mean over goals", float(returns.mean()), "", details=means),
     ]
@@ -109,8 +109,8 @@ def acting(settings: Settings) -> list[Finding]:
         name = f"{count} pairs: times as fast with a cache"
         findings.append(_times_as_many(name, costs, units, "steps", at_least))
         same = float((one.steps.actions == other.steps.actions).float().mean())
-        told = {"steps of a pair": one.steps.length, "compressions": len(one.compressions)}
-        findings.append(Finding(f"{count} pairs: share of the same actions", same, "", at_least=1.0, details=told))
+        details = {"steps of a pair": one.steps.length, "compressions": len(one.compressions)}
+        findings.append(Finding(f"{count} pairs: share of the same actions", same, "", at_least=1.0, details=details))
     return findings
 
 
@@ -248,9 +248,9 @@ def cut(batches: Iterator[Steps], seed: int = 0) -> Iterator[Steps]:
         yield steps.slice(0, int(torch.randint(1, steps.length + 1, (), generator=generator)))
 
 
-def _walk(worlds: Worlds | PythonWorlds, actions: Sequence[Any]) -> None:
+def _walk(envs: BatchedEnv | PythonEnvs, actions: Sequence[Any]) -> None:
     """Take one step after the other."""
-    step = worlds.step
+    step = envs.step
     for each in actions:
         step(each)
 

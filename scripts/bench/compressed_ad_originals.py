@@ -1,4 +1,4 @@
-"""What the original does, written anew for the benchmarks: worlds as Python objects, and a loss on the last action."""
+"""What the original does, written anew: environments as Python objects, and a loss on the last action."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PythonDarkroom:
         return self.state.copy(), int(np.array_equal(self.state, self.goal)), done, done, {}
 
 
-class PythonWorlds:
+class PythonEnvs:
     """Environments that a loop steps one after the other, and that begin anew by themselves.
 
     Args:

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scripts.bench.tools import (
+    ENDLESS,
     Cost,
     Finding,
     Fit,
@@ -26,8 +27,8 @@ from scripts.bench.tools import (
     interleave,
     interleave_with_trainer,
     median,
-    ratios,
     read_clocks,
+    times_as_fast,
 )
 from scripts.evidence.flow import digits_of
 from zoo.cli.trainer import ZooCLI
@@ -145,7 +146,7 @@ def step(settings: RunSettings) -> list[Finding]:
         # single steps by turns, summed over a round: what else runs on the machine changes within seconds
         singles = interleave_with_trainer(fit, plain, settings.few(15, 2) * steps, steps=1, warmup=warmup)
         costs = {key: _means(each, steps) for key, each in singles.items()}
-        findings.append(_times_as_fast(f"training step, {name}: times as fast as a plain loop", costs, 0.97))
+        findings.append(times_as_fast(f"training step, {name}: times as fast as a plain loop", costs, 0.97))
     return findings
 
 
@@ -175,7 +176,7 @@ def guidance(settings: RunSettings) -> list[Finding]:
         runs = {name: _Solve(solver, field, x0) for name, field in fields.items()}
         costs = interleave(runs, settings.few(10, 1))
         name = f"joint guidance, {count} image{'s' if count > 1 else ''}: times as fast as two passes"
-        findings.append(_times_as_fast(name, costs))
+        findings.append(times_as_fast(name, costs))
     return findings
 
 
@@ -293,9 +294,7 @@ def _fit(settings: Settings, extra: Sequence[str]) -> Fit:
         [
             f"--config={recipe_root() / 'flow' / RECIPE}.yaml",
             f"--trainer.default_root_dir={settings.folder / 'run'}",
-            "--trainer.limit_val_batches=0",
-            "--trainer.num_sanity_val_steps=0",
-            "--checkpoints.every_n_batches=1000000",
+            *ENDLESS[1:],
             *extra,
         ]
     )
@@ -305,15 +304,6 @@ def _means(costs: Sequence[Cost], steps: int) -> list[Cost]:
     """Mean costs of so many neighbours each."""
     parts = [costs[start : start + steps] for start in range(0, len(costs), steps)]
     return [Cost(fmean(each.wall for each in part), fmean(each.cpu for each in part)) for part in parts]
-
-
-def _times_as_fast(name: str, costs: dict[str, list[Cost]], at_least: float | None = None) -> Finding:
-    """How often the first of two contestants runs while the second runs once, by processor time."""
-    ours, other = costs.values()
-    ratio = ratios(other, ours)
-    times = {f"{key}, cpu ms": 1000 * median(each).cpu for key, each in costs.items()}
-    details = {"by wall time, x": ratio.wall, **times, "rounds": len(ours)}
-    return Finding(name, ratio.cpu, "x", at_least=at_least, details=details)
 
 
 def _milliseconds(name: str, costs: Sequence[Cost], batches: int, **more: Any) -> Finding:

@@ -16,17 +16,20 @@ from torch.utils.data import DataLoader
 
 from scripts.bench.hifigan_baselines import OriginalClips, OriginalStep, PlainStep, Step
 from scripts.bench.tools import (
+    ENDLESS,
     Cost,
     Finding,
     Fit,
     Settings,
     command,
+    cpu_ms,
     in_folders,
     interleave,
     interleave_with_trainer,
+    long_to_short,
     median,
-    peak_memory,
     ratios,
+    times_as_fast,
 )
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.corpora.synthetic import SpeechLike, write_corpus
@@ -55,7 +58,7 @@ def overhead(settings: Settings) -> list[Finding]:
             at_most=5.0,
             details={
                 "by wall time, %": 100 * (ratio.wall - 1),
-                **_times(costs, "plain loop"),
+                **cpu_ms(costs),
                 "rounds": len(costs["other"]),
             },
         )
@@ -63,7 +66,7 @@ def overhead(settings: Settings) -> list[Finding]:
     steps, rounds = settings.few(20, 10), settings.few(9, 3)
     costs = _against_trainer(settings, "smoke", PlainStep, rounds, steps, warmup=10)
     added = median([ours - plain for ours, plain in zip(costs["trainer"], costs["other"], strict=True)])
-    details = {"by wall time, ms": 1000 * added.wall, **_times(costs, "plain loop"), "steps": rounds * steps}
+    details = {"by wall time, ms": 1000 * added.wall, **cpu_ms(costs), "steps": rounds * steps}
     return [*findings, Finding("added processor time a step, smoke", 1000 * added.cpu, "ms", details=details)]
 
 
@@ -71,9 +74,7 @@ def order(settings: Settings) -> list[Finding]:
     """Our default step under the Trainer against the original's order of passes as a plain loop."""
     rounds = settings.few(6, 2)
     costs = _against_trainer(settings, "v3", OriginalStep, rounds, steps=1, extra=_FULL_SIZE)
-    ratio = ratios(costs["other"], costs["trainer"])
-    details = {"by wall time, x": ratio.wall, **_times(costs, "original"), "rounds": rounds}
-    return [Finding("default step, V3, batch 2: times as fast", ratio.cpu, "x", at_least=1.4, details=details)]
+    return [times_as_fast("default step, V3, batch 2: times as fast", costs, at_least=1.4)]
 
 
 def loader(settings: Settings) -> list[Finding]:
@@ -94,16 +95,7 @@ def streaming(settings: Settings) -> list[Finding]:
     findings = []
     for name, seconds in {"V3": settings.few(30, 8), "V1": settings.few(10, 8)}.items():
         findings += _exactness(settings.folder, name, seconds)
-    minutes = {"short": 1, "long": settings.few(60, 3)}
-    peaks = {}
-    for name, count in minutes.items():
-        source = settings.folder / f"{name}.wav"
-        _write_long(source, count)
-        peaks[name] = peak_memory(_vocode, source, settings.folder / f"{name}-out.wav")
-    (idle, short), (_, long) = peaks["short"], peaks["long"]
-    details = {"MiB, 1 min": short, f"MiB, {minutes['long']} min": long, "MiB of the imports alone": idle}
-    name = f"peak memory, {minutes['long']} min to 1 min"
-    return [*findings, Finding(name, long / short, "x", at_most=1.3, details=details)]
+    return [*findings, long_to_short(_vocode, settings.folder, settings.few(60, 3), SAMPLE_RATE)]
 
 
 def inference(settings: Settings) -> list[Finding]:
@@ -122,11 +114,7 @@ def inference(settings: Settings) -> list[Finding]:
 
 
 BENCHMARKS: dict[str, Callable[[Settings], list[Finding]]] = {
-    "overhead": overhead,
-    "order": order,
-    "loader": loader,
-    "streaming": streaming,
-    "inference": inference,
+    each.__name__: each for each in (overhead, order, loader, streaming, inference)
 }
 
 # every step is logged, which no recipe of full size asks for: the overhead is an upper bound
@@ -149,10 +137,7 @@ def _against_trainer(
             f"--trainer.default_root_dir={settings.folder / f'{recipe}-{step.__name__}'}",
             "--trainer.accelerator=cpu",
             "--trainer.devices=1",
-            "--trainer.max_steps=1000000",
-            "--trainer.limit_val_batches=0",
-            "--trainer.num_sanity_val_steps=0",
-            "--checkpoints.every_n_batches=1000000",
+            *ENDLESS,
             "--data.init_args.root=null",
             "--data.init_args.embedded_utterances=12",
             "--data.init_args.val_items=2",
@@ -173,17 +158,6 @@ def _endless(data: VocoderData) -> Iterator[dict[str, Tensor]]:
         epoch += 1
 
 
-def _times(costs: dict[str, list[Cost]], other: str) -> dict[str, float]:
-    """Seconds of a step of ours and of the other."""
-    ours, others = median(costs["trainer"]), median(costs["other"])
-    return {
-        "ours, cpu s": ours.cpu,
-        "ours, wall s": ours.wall,
-        f"{other}, cpu s": others.cpu,
-        f"{other}, wall s": others.wall,
-    }
-
-
 def _loader(settings: Settings, name: str, paths: list[Path], batch: int = 16) -> Finding:
     cache = settings.folder / "cache"
     data = VocoderData(str(paths[0].parent), SAMPLE_RATE, cache=str(cache), val_items=1, batch_size=batch)
@@ -198,10 +172,7 @@ def _loader(settings: Settings, name: str, paths: list[Path], batch: int = 16) -
 
     rounds = settings.few(30, 3)
     costs = interleave({"ours": our_batch, "original": lambda: next(original)}, rounds, warmup=3)
-    ratio = ratios(costs["original"], costs["ours"])
-    items = {f"{key}, cpu ms a crop": 1000 * median(each).cpu / data.batch_size for key, each in costs.items()}
-    details = {"by wall time, x": ratio.wall, **items, "rounds": rounds}
-    return Finding(f"loader, {name}: times as fast", ratio.cpu, "x", at_least=5.0, details=details)
+    return times_as_fast(f"loader, {name}: times as fast", costs, at_least=5.0, crops=data.batch_size)
 
 
 def _repeated(batches: DataLoader[Any]) -> Iterator[Any]:
@@ -245,15 +216,6 @@ def _exactness(folder: Path, name: str, seconds: int) -> list[Finding]:
     }
     value = max(float(np.abs(streamed - whole).max()), written)
     return [Finding(f"streamed to whole output, {name}, {seconds} s", value, "", at_most=1e-6, details=details)]
-
-
-def _write_long(path: Path, minutes: int) -> None:
-    block = np.concatenate([SpeechLike(SAMPLE_RATE).utterance(index) for index in range(4)])
-    left = minutes * 60 * SAMPLE_RATE
-    with files.Writer(path, SAMPLE_RATE, 1) as writer:
-        while left > 0:
-            writer.write(block[:left])
-            left -= len(block)
 
 
 def _vocode(source: Path, target: Path) -> None:

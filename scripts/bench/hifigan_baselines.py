@@ -65,8 +65,8 @@ class PlainStep(Step):
         self.optimizer_d.zero_grad()
         terms = []
         for name, discriminator in self.discriminators.items():
-            verdicts = discriminator(torch.cat([real, fake.detach()]))
-            on_real, on_fake = _halves(verdicts, len(real))
+            outputs = discriminator(torch.cat([real, fake.detach()]))
+            on_real, on_fake = _halves(outputs, len(real))
             terms.append(self.weights[f"d/{name}"] * discriminator_loss(on_real, on_fake))
         torch.stack(terms).sum().backward()
         self.optimizer_d.step()
@@ -112,10 +112,10 @@ class OriginalStep(Step):
         self.optimizer_g.step()
 
 
-def _halves(verdicts: Sequence[Verdict], size: int) -> tuple[list[Verdict], list[Verdict]]:
+def _halves(outputs: Sequence[Verdict], size: int) -> tuple[list[Verdict], list[Verdict]]:
     return (
-        [(scores[:size], [each[:size] for each in maps]) for scores, maps in verdicts],
-        [(scores[size:], [each[size:] for each in maps]) for scores, maps in verdicts],
+        [(scores[:size], [each[:size] for each in maps]) for scores, maps in outputs],
+        [(scores[size:], [each[size:] for each in maps]) for scores, maps in outputs],
     )
 
 

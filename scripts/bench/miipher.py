@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scripts.bench.tools import Cost, Finding, command, interleave, median, peak_memory, ratios
+from scripts.bench.tools import Cost, Finding, command, interleave, median, peak_memory, times_as_fast
 from zoo.audio.corpora.synthetic import SpeechLike
 from zoo.audio.io import files
 from zoo.hifigan.nets.generator import Generator
@@ -149,7 +149,7 @@ def step(size: Size) -> list[Finding]:
     clips = made_clips([size.seconds[0], size.seconds[0] * 5 / 6])
     steps = {"truncated": AdapterStep(_cleaner(size)), "whole": AdapterStep(_cleaner(size, whole=True))}
     costs = interleave({name: partial(each, clips) for name, each in steps.items()}, size.rounds(11))
-    return [_times_as_fast("adapter step, whole backbone to truncated", costs, at_least=1.15)]
+    return [times_as_fast("adapter step, whole backbone to truncated", costs, at_least=1.15)]
 
 
 def blocks(size: Size) -> list[Finding]:
@@ -173,7 +173,7 @@ def blocks(size: Size) -> list[Finding]:
     for name, function in {"forward pass": torch.no_grad()(run), "target, prediction and backward pass": train}.items():
         contestants = {key: partial(function, cleaner) for key, cleaner in cleaners.items()}
         costs = interleave(contestants, size.rounds(21))
-        findings.append(_times_as_fast(f"blocks alone, {name}", costs, at_least=1.6))
+        findings.append(times_as_fast(f"blocks alone, {name}", costs, at_least=1.6))
     return findings
 
 
@@ -184,7 +184,7 @@ def original(size: Size) -> list[Finding]:
     equal = made_clips([size.seconds[0]] * 2)
     costs = interleave({"ours": partial(ours, equal), "original": partial(theirs, equal)}, size.rounds(7))
     weights = {f"MiB of weights, {name}": mib for name, mib in held.items()}
-    findings = [_times_as_fast("order of work, clips of one length", costs, **weights)]
+    findings = [times_as_fast("order of work, clips of one length", costs, **weights)]
     batch, seconds = 4, made_seconds(12, size.seconds[1], longest=3 * size.seconds[1])
     clips = made_clips(seconds)
     batches = {"ours": BucketBatches(seconds, batch), "original": ResumableBatches(len(seconds), batch)}
@@ -198,7 +198,7 @@ def original(size: Size) -> list[Finding]:
     costs = interleave(runs, size.rounds(3), warmup=0)
     padding = {f"padding, {name}, %": padding_percent(seconds, order, batch) for name, order in orders.items()}
     name = f"order of work and batches, {len(clips)} clips, batch {batch}"
-    return [*findings, _times_as_fast(name, costs, **padding)]
+    return [*findings, times_as_fast(name, costs, **padding)]
 
 
 def buckets(size: Size) -> list[Finding]:
@@ -231,7 +231,7 @@ def features(size: Size) -> list[Finding]:
     runs = {name: partial(FeatureExtractor(each), audio, SAMPLE_RATE) for name, each in backbones.items()}
     costs = interleave(runs, size.rounds(5))
     factors = [_real_time(f"features, {name}", each, size.seconds[2]) for name, each in costs.items()]
-    return [*factors, _times_as_fast("features, whole backbone to truncated", costs)]
+    return [*factors, times_as_fast("features, whole backbone to truncated", costs)]
 
 
 def checkpointing(size: Size) -> list[Finding]:
@@ -243,7 +243,7 @@ def checkpointing(size: Size) -> list[Finding]:
     peaks = {f"MiB, {name}": peak_memory(_train_once, size, kind)[1] for name, kind in kinds.items()}
     ratio = peaks["MiB, checkpointed"] / peaks["MiB, plain"]
     return [
-        _times_as_fast("time of a step, checkpointed to plain", costs),
+        times_as_fast("time of a step, checkpointed to plain", costs),
         Finding(f"peak memory, batch {MEMORY_BATCH}, checkpointed to plain", ratio, "x", details=peaks),
     ]
 
@@ -322,15 +322,6 @@ def _restore_once(size: Size, seconds: int) -> None:
 
 def _weight_mib(*modules: nn.Module) -> float:
     return sum(tensor.nbytes for module in modules for tensor in module.state_dict().values()) / 2**20
-
-
-def _times_as_fast(name: str, costs: dict[str, list[Cost]], at_least: float | None = None, **more: Any) -> Finding:
-    """How often the first of two contestants runs while the second runs once, by processor time."""
-    ours, other = costs.values()
-    ratio = ratios(other, ours)
-    times = {f"{key}, cpu s": median(each).cpu for key, each in costs.items()}
-    details = {"by wall time, x": ratio.wall, **times, "rounds": len(ours), **more}
-    return Finding(name, ratio.cpu, "x", at_least=at_least, details=details)
 
 
 def _real_time(name: str, costs: list[Cost], seconds: int) -> Finding:

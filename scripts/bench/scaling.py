@@ -8,17 +8,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import harmonic_mean
 from typing import Any
 
 import lightning as L
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from scripts.bench.tools import Finding, machine, save
+from scripts.bench.tools import Finding, machine, save, show
 from zoo.common.reading.text import safe_load
 from zoo.common.systems import recipe_root
 from zoo.runs.csv_log import read_metrics
@@ -26,6 +23,7 @@ from zoo.runs.folder import find_config
 
 RATE = "train/samples_per_sec"
 EXPECTED = {1: 1.0, 2: 1.85, 4: 3.6, 8: 6.5}  # speed-up that the manual of the original's training expects on GPUs
+QUICK_STEPS = 12
 WINDOWS = 6  # logged means; the first has the start in it and does not count
 
 
@@ -44,29 +42,6 @@ class StopAfter(L.Callback):
         trainer.should_stop = trainer.should_stop or trainer.global_step >= self.steps
 
 
-@dataclass(frozen=True)
-class Row:
-    """Throughput of one number of processes.
-
-    Args:
-        processes: number.
-        batch_size: items per process and batch.
-        effective_batch: items per optimizer step, of all processes.
-        samples_per_second: of all processes.
-        speed_up: against one process.
-        efficiency: share of a speed-up as large as the number of processes.
-        expected: speed-up by the manual; None where it names none.
-    """
-
-    processes: int
-    batch_size: int
-    effective_batch: int
-    samples_per_second: float
-    speed_up: float
-    efficiency: float
-    expected: float | None
-
-
 def measure(
     config: Path,
     processes: Sequence[int],
@@ -75,7 +50,7 @@ def measure(
     steps: int = 60,
     accelerator: str = "auto",
     extra: Sequence[str] = (),
-) -> list[Row]:
+) -> list[Finding]:
     """Train a recipe for some steps with each number of processes, one after the other.
 
     On the CPU (gloo) every process has one thread.
@@ -90,7 +65,7 @@ def measure(
         extra: further arguments of `zoo fit`.
 
     Returns:
-        A row for each number of processes.
+        Samples per second of all processes together, for each number of them.
 
     Raises:
         ValueError: when the numbers do not begin with 1, there is not a batch size for each, or a training failed or
@@ -102,7 +77,7 @@ def measure(
         raise ValueError(f"expected a batch size for each of {list(processes)} processes, found {list(batch_sizes)}")
     if accelerator == "auto":
         accelerator = "gpu" if torch.cuda.device_count() >= max(processes) else "cpu"
-    rows: list[Row] = []
+    findings: list[Finding] = []
     for number, count in enumerate(processes):
         run = folder / f"{count}_processes"
         sized = [f"--data.init_args.batch_size={batch_sizes[number]}"] if batch_sizes else []
@@ -111,9 +86,13 @@ def measure(
         recipe = safe_load(find_config(run).read_text(encoding="utf-8"))
         batch_size = int(recipe["data"]["init_args"]["batch_size"])
         effective = batch_size * count * int(recipe["trainer"]["accumulate_grad_batches"])
-        speed_up = rate / rows[0].samples_per_second if rows else 1.0
-        rows.append(Row(count, batch_size, effective, rate, speed_up, speed_up / count, EXPECTED.get(count)))
-    return rows
+        speed_up = rate / findings[0].value if findings else 1.0
+        details = {
+            "batch per process": batch_size, "effective batch": effective, "speed-up, x": speed_up,
+            "efficiency": speed_up / count, "manual expects, x": EXPECTED.get(count),
+        }  # fmt: skip
+        findings.append(Finding(f"{count} processes", rate, "samples/s", details=details))
+    return findings
 
 
 def rate_of(run: Path) -> float:
@@ -126,36 +105,6 @@ def rate_of(run: Path) -> float:
     if len(rates) < 2:
         raise ValueError(f"{run} logged {len(rates)} values of {RATE}, at least 2 are needed: train for more steps")
     return harmonic_mean(rates[1:])  # each is a mean over as many steps
-
-
-def show(title: str, rows: Sequence[Row], console: Console | None = None) -> None:
-    """Print rows beside the manual's expectation."""
-    table = Table(title=title, title_justify="left")
-    heads = (
-        "processes",
-        "batch per process",
-        "effective batch",
-        "samples/s",
-        "speed-up",
-        "efficiency",
-        "manual expects",
-    )
-    for head in heads:
-        table.add_column(head, justify="right", overflow="fold")
-    for row in rows:
-        counts = (row.processes, row.batch_size, row.effective_batch)
-        expected = "" if row.expected is None else f"{row.expected:g}x"
-        figures = (f"{row.samples_per_second:.1f}", f"{row.speed_up:.2f}x", f"{row.efficiency:.0%}", expected)
-        table.add_row(*map(str, counts), *figures)
-    (console or Console()).print(table)
-
-
-def keep(path: Path, rows: Sequence[Row], recipe: str) -> None:
-    """Write rows as JSON, with the machine."""
-    findings = [
-        Finding(f"{row.processes} processes", row.samples_per_second, "1/s", details=asdict(row)) for row in rows
-    ]
-    save(path, findings, benchmark="scaling", recipe=recipe)
 
 
 def _train(config: Path, count: int, run: Path, steps: int, accelerator: str, extra: Sequence[str]) -> None:
@@ -181,20 +130,21 @@ def main() -> None:
     parser.add_argument("--devices", type=int, nargs="+", default=[1, 2], help="numbers of processes, 1 first")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[], help="per process, one for each number")
     parser.add_argument("--steps", type=int, default=60, help="of each training (default: 60)")
+    parser.add_argument("--quick", action="store_true", help="see that it runs; the figures are no evidence")
     parser.add_argument("--accelerator", choices=["auto", "cpu", "gpu"], default="auto", help="GPUs where enough")
     parser.add_argument("--output", type=Path, default=Path("runs/bench/scaling.json"), help="the JSON file")
     options, extra = parser.parse_known_args()
     try:
         with tempfile.TemporaryDirectory() as folder:
-            rows = measure(
-                options.config, options.devices, Path(folder), options.batch_sizes, options.steps,
-                options.accelerator, extra,
+            findings = measure(
+                options.config, options.devices, Path(folder), options.batch_sizes,
+                QUICK_STEPS if options.quick else options.steps,                options.accelerator, extra,
             )  # fmt: skip
     except (ValueError, OSError) as error:
         sys.exit(f"scaling.py: {error}")
     facts = machine()
-    show(f"{options.config}: {facts['cores']} cores, {facts['processor']}", rows)
-    keep(options.output, rows, str(options.config))
+    show(f"{options.config}: {facts['cores']} cores, {facts['processor']}", findings)
+    save(options.output, findings, benchmark="scaling", recipe=str(options.config), quick=options.quick)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Measuring tools of the benchmarks: contestants run by turns, processor time beside wall time, results as JSON.
+"""One runner of benchmarks and evidence: costs by turns, findings with targets, results as a table and as JSON.
 
 On a shared machine absolute times say little. Contestants therefore alternate, and what counts is the median of the
 ratios of neighbouring runs, by processor time of this process and its ended children.
@@ -7,10 +7,13 @@ ratios of neighbouring runs, by processor time of this process and its ended chi
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import multiprocessing
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,9 +21,11 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import update_wrapper
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
+import docstring_parser
 import lightning as L
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -55,7 +60,7 @@ def read_clocks() -> Cost:
 
 
 def cost_of(function: Callable[[], object]) -> Cost:
-    """Run a function once and tell what it took."""
+    """Run a function once; returns what it took."""
     before = read_clocks()
     function()
     return read_clocks() - before
@@ -79,6 +84,16 @@ def interleave(contestants: Mapping[str, Callable[[], object]], rounds: int, war
             if number >= warmup:
                 costs[name].append(cost)
     return costs
+
+
+Costs = Mapping[str, Sequence[Cost]]
+# of `zoo fit` where the training is only measured: no end, no validation, no checkpoints
+ENDLESS = (
+    "--trainer.max_steps=1000000",
+    "--trainer.limit_val_batches=0",
+    "--trainer.num_sanity_val_steps=0",
+    "--checkpoints.every_n_batches=1000000",
+)
 
 
 class Fit(Protocol):
@@ -168,6 +183,19 @@ def median(costs: Sequence[Cost]) -> Cost:
     return Cost(statistics.median(c.wall for c in costs), statistics.median(c.cpu for c in costs))
 
 
+def times_as_fast(name: str, costs: Costs, at_least: float | None = None, **more: Any) -> Finding:
+    """How often the first of two contestants runs while the second runs once, by processor time."""
+    ours, other = costs.values()
+    ratio = ratios(other, ours)
+    details = {"by wall time, x": ratio.wall, **cpu_ms(costs), **more, "rounds": len(ours)}
+    return Finding(name, ratio.cpu, "x", at_least=at_least, details=details)
+
+
+def cpu_ms(costs: Costs) -> dict[str, float]:
+    """Median milliseconds of processor time of each contestant."""
+    return {f"{name}, cpu ms": 1000 * median(each).cpu for name, each in costs.items()}
+
+
 def peak_memory(function: Callable[..., object], *args: Any) -> tuple[float, float]:
     """Run a function in a fresh process.
 
@@ -188,6 +216,37 @@ def _peaks(function: Callable[..., object], args: Sequence[Any]) -> tuple[float,
     before = _peak_mib()
     function(*args)
     return before, _peak_mib()
+
+
+def long_to_short(process: Callable[[Path, Path], object], folder: Path, minutes: int, sample_rate: int) -> Finding:
+    """Peak memory of processing a long file against one of a minute, each in a fresh process.
+
+    Args:
+        process: takes source and target; importable by name.
+        folder: for the files.
+        minutes: of the long file.
+        sample_rate: of both.
+    """
+    peaks = {}
+    for count in (1, minutes):
+        write_long(folder / f"{count}.wav", count, sample_rate)
+        peaks[count] = peak_memory(process, folder / f"{count}.wav", folder / f"{count}-out.wav")
+    (idle, short), (_, long) = peaks.values()
+    details = {"MiB, 1 min": short, f"MiB, {minutes} min": long, "MiB of the imports alone": idle}
+    return Finding(f"peak memory, {minutes} min to 1 min", long / short, "x", at_most=1.3, details=details)
+
+
+def write_long(path: Path, minutes: int, sample_rate: int) -> None:
+    """Write a wav of so many minutes, block by block."""
+    from zoo.audio.corpora.synthetic import SpeechLike
+    from zoo.audio.io import files
+
+    block = np.concatenate([SpeechLike(sample_rate).utterance(index) for index in range(4)])
+    left = minutes * 60 * sample_rate
+    with files.Writer(path, sample_rate, 1) as writer:
+        while left > 0:
+            writer.write(block[:left])
+            left -= len(block)
 
 
 def _peak_mib() -> float:
@@ -234,7 +293,7 @@ def command(system: str, benchmarks: Mapping[str, Callable[[bool], Sequence[Find
 
     Args:
         system: as in the names of its folders.
-        benchmarks: by name; each is told whether to be quick.
+        benchmarks: by name; each takes whether to be quick.
     """
     parser = argparse.ArgumentParser(description=f"Benchmarks of {system}")
     parser.add_argument("benchmark", choices=[*benchmarks, "all"])
@@ -247,6 +306,53 @@ def command(system: str, benchmarks: Mapping[str, Callable[[bool], Sequence[Find
         findings = benchmarks[name](options.quick)
         show(f"{name}: {(benchmarks[name].__doc__ or '').strip()}", findings)
         save(options.output / f"{name}.json", findings, benchmark=name, quick=options.quick)
+
+
+def evidence(gathers: Mapping[str, Callable[..., Sequence[Finding]]]) -> None:
+    """The command line of evidence: gathers it, prints a table; exits with 1 and one line when there is none to be had.
+
+    Args:
+        gathers: functions by subcommand (a single one needs none); their parameters are the command line's: paths
+            without default by place, lists, keywords and what has a default as options, `quick` as a flag.
+    """
+    parser = argparse.ArgumentParser(description="Figures with targets, kept in the (first) run's folder")
+    commands = parser.add_subparsers(dest="command", required=True) if len(gathers) > 1 else None
+    for name, gather in gathers.items():
+        described = docstring_parser.parse(gather.__doc__ or "")
+        chosen = commands.add_parser(name, help=described.short_description) if commands else parser
+        chosen.set_defaults(gather=gather, title=name)
+        _add_options(chosen, gather, {each.arg_name: each.description or "" for each in described.params})
+    options = vars(parser.parse_args())
+    options.pop("command", None)
+    gather, title = options.pop("gather"), options.pop("title")
+    try:
+        show(title, gather(**options))
+    except (ValueError, OSError, subprocess.CalledProcessError) as error:
+        raise SystemExit(f"error: {error}") from error
+
+
+def _add_options(parser: argparse.ArgumentParser, function: Callable[..., object], texts: Mapping[str, str]) -> None:
+    hints = get_type_hints(function)
+    for name, parameter in inspect.signature(function).parameters.items():
+        kinds = [each for each in (*get_args(hints[name]), hints[name]) if each in (Path, int, float)]
+        required = parameter.default is parameter.empty
+        several = get_origin(hints[name]) is Sequence
+        more: dict[str, Any] = {"help": texts.get(name, "").replace("%", "%%")}
+        if name == "quick":
+            parser.add_argument("--quick", action="store_true", help="see that it runs; the figures are no evidence")
+        elif required and not several and parameter.kind is not parameter.KEYWORD_ONLY:
+            parser.add_argument(name, type=kinds[0], **more)
+        else:
+            more |= {"nargs": "+"} if several else {}
+            more |= {"required": True} if required else {"default": parameter.default}
+            parser.add_argument(f"--{name}", type=kinds[0], **more)
+
+
+def train_once(folder: Path, arguments: Sequence[str], quick: bool = False) -> None:
+    """Run `zoo` with these arguments, in a process of its own, unless the folder has a checkpoint; quick: two steps."""
+    short = ("--trainer.max_steps=2", "--trainer.limit_val_batches=1", "--trainer.num_sanity_val_steps=0")
+    if not any(folder.glob("*.ckpt")):
+        subprocess.run([sys.executable, "-m", "zoo", *arguments, *(short if quick else ())], check=True)
 
 
 def save(path: Path, findings: Sequence[Finding], **circumstances: Any) -> None:
@@ -264,25 +370,21 @@ def save(path: Path, findings: Sequence[Finding], **circumstances: Any) -> None:
 
 
 def show(title: str, findings: Sequence[Finding]) -> None:
-    """Print findings as a table, with target and verdict per line."""
+    """Print findings as a table, each with its target and whether it is met."""
     table = Table(title=title, title_justify="left")
-    for column in ("measured", "value", "target", "verdict", "details"):
+    for column in ("measured", "value", "target", "result", "details"):
         table.add_column(column, justify="right" if column == "value" else "left", overflow="fold")
     for each in findings:
-        verdict = {None: "", True: "[green]met[/]", False: "[red]missed[/]"}[each.passed]
+        result = {None: "", True: "[green]met[/]", False: "[red]missed[/]"}[each.passed]
         details = ", ".join(f"{key} {_short(value)}" for key, value in each.details.items())
-        table.add_row(each.name, f"{_short(each.value)} {each.unit}", each.target, verdict, details)
+        table.add_row(each.name, f"{_short(each.value)} {each.unit}", each.target, result, details)
     Console().print(table)
 
 
 def _short(value: Any) -> str:
-    return (
-        f"{value:.3g}"
-        if isinstance(value, float) and abs(value) < 100
-        else f"{value:.0f}"
-        if isinstance(value, float)
-        else str(value)
-    )
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
 
 
 @dataclass(frozen=True)

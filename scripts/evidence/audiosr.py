@@ -1,17 +1,14 @@
-"""What super-resolution learns: audiosr.py train --help trains the demo, audiosr.py gather --help judges a run."""
+"""What super-resolution learns: python -m scripts.evidence.audiosr train|gather --help."""
 
 from __future__ import annotations
 
-import argparse
 import math
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from scripts.bench.tools import Finding, save, show
+from scripts.bench.tools import Finding, evidence, save, train_once
 from zoo.audiosr.evaluation.evaluate import (
     CEILING,
     LINEAR,
@@ -55,11 +52,24 @@ def plan(root: Path, seed: int | None = None) -> Iterator[tuple[Path, list[str]]
         yield folder, arguments
 
 
-def gather(run: Path) -> list[Finding]:
-    """Judge a run of `demo` on its validation clips; tables, sounds and pictures go into its `evidence/`.
+def train(root: Path = Path("runs/evidence/audiosr"), seed: int | None = None, quick: bool = False) -> list[Finding]:
+    """Train each stage that is not trained yet, then gather.
+
+    Args:
+        root: folder of the runs.
+        seed: of all stages; the recipes' own when not given.
+    """
+    for run, arguments in plan(root, seed):
+        train_once(run, arguments, quick)
+    return gather(run, quick)
+
+
+def gather(run: Path, quick: bool = False) -> list[Finding]:
+    """Evaluate a run of `demo` on its validation clips; tables, sounds and images go into its `evidence/`.
 
     Args:
         run: run folder of the diffusion stage.
+        quick: one clip, few steps.
 
     Returns:
         The figures.
@@ -68,23 +78,24 @@ def gather(run: Path) -> list[Finding]:
         FileNotFoundError: when there is no such run.
         ValueError: when it restores nothing.
     """
-    found = {
-        name: evaluate(
-            run, run / FOLDER / name, Settings(keep=2 if name == "ddim" else 0, options={"sampler": sampler})
+    found = {}
+    for name, sampler in SAMPLERS.items():
+        chosen = {**sampler, "init_args": {"steps": 2}} if quick else sampler
+        settings = Settings(
+            max_items=1 if quick else None, keep=2 if name == "ddim" else 0, options={"sampler": chosen}
         )
-        for name, sampler in SAMPLERS.items()
-    }
+        found[name] = evaluate(run, run / FOLDER / name, settings)
     means = {name: _means(each) for name, each in found.items()}
-    slow, quick = means["ddim"], means["dpm"]
-    told = {system: values["lsd_hf"] for system, values in slow.items()}
-    ours = told[RESTORED]
+    slow, fast = means["ddim"], means["dpm"]
+    distances = {system: values["lsd_hf"] for system, values in slow.items()}
+    ours = distances[RESTORED]
     findings = [
-        Finding("LSD-HF to linear interpolation", ours / told[LINEAR], "x", at_most=1.0, details=told),
-        Finding("LSD-HF to shaped noise", ours / told[NOISE], "x", at_most=1.0),
-        Finding("LSD-HF to unprocessed", ours / told[UNPROCESSED], "x", at_most=1.0),
-        Finding("LSD-HF to the ceiling", ours / told[CEILING], "x"),
+        Finding("LSD-HF to linear interpolation", ours / distances[LINEAR], "x", at_most=1.0, details=distances),
+        Finding("LSD-HF to shaped noise", ours / distances[NOISE], "x", at_most=1.0),
+        Finding("LSD-HF to unprocessed", ours / distances[UNPROCESSED], "x", at_most=1.0),
+        Finding("LSD-HF to the ceiling", ours / distances[CEILING], "x"),
         Finding("SI-SDR of the low band, least", _least(found["ddim"]), "dB", at_least=LEAST_SI_SDR_DB),
-        Finding("LSD of 15 steps of DPM-Solver++ to 100 of DDIM", quick[RESTORED]["lsd"] / slow[RESTORED]["lsd"], "x",
+        Finding("LSD of 15 steps of DPM-Solver++ to 100 of DDIM", fast[RESTORED]["lsd"] / slow[RESTORED]["lsd"], "x",
                 at_most=1.05),
     ]  # fmt: skip
     save(run / FOLDER / NAME, findings, evidence="demo", means=means)
@@ -108,27 +119,5 @@ def _least(evaluation: Evaluation) -> float:
     return min(float(row["si_sdr_low"]) for row in rows)
 
 
-def main() -> None:
-    """Train, or gather, print and keep the evidence; exits with 1 and one line when there is none to be had."""
-    parser = argparse.ArgumentParser(description="The three stages of demo, and its held-out clips restored")
-    commands = parser.add_subparsers(dest="command", required=True)
-    trains = commands.add_parser("train", help="train each stage that is not trained yet, then gather")
-    trains.add_argument("--root", type=Path, default=Path("runs/evidence/audiosr"), help="folder of the runs")
-    trains.add_argument("--seed", type=int, help="of all stages; the recipes' own when not given")
-    gathers = commands.add_parser("gather", help="judge a run of demo; figures go into its evidence/")
-    gathers.add_argument("run", type=Path)
-    options = parser.parse_args()
-    try:
-        if options.command == "train":
-            for run, arguments in plan(options.root, options.seed):
-                if not any(run.glob("*.ckpt")):
-                    subprocess.run([sys.executable, "-m", "zoo", *arguments], check=True)
-        else:
-            run = options.run
-        show("demo", gather(run))
-    except (ValueError, OSError, subprocess.CalledProcessError) as error:
-        raise SystemExit(f"error: {error}") from error
-
-
 if __name__ == "__main__":
-    main()
+    evidence({"train": train, "gather": gather})

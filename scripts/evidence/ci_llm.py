@@ -1,11 +1,8 @@
-"""What a crowd of agents brings: ci_llm.py train --help trains the arms, ci_llm.py gather --help judges them."""
+"""What a crowd of agents brings: python -m scripts.evidence.ci_llm train|gather --help."""
 
 from __future__ import annotations
 
-import argparse
 import math
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -13,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from scripts.bench.tools import Finding, save, show
+from scripts.bench.tools import Finding, evidence, save, train_once
 from zoo.ci_llm.evaluation import plots
 from zoo.ci_llm.evaluation.controls import spoiled_scores
 from zoo.ci_llm.evaluation.evaluate import evaluate
@@ -74,7 +71,24 @@ def plan(root: Path, seeds: Sequence[int]) -> Iterator[tuple[str, Path, list[str
             yield group, folder, [*arguments, *(f"--{key}={value}" for key, value in changed.items())]
 
 
-FOLDER, NAME, PICTURE, TABLE = "evidence", "evidence.json", "evidence.png", "evidence.md"
+def train(
+    root: Path = Path("runs/evidence/ci_llm"), seeds: Sequence[int] = (0, 1, 2), quick: bool = False
+) -> list[Finding]:
+    """Train every arm that is not trained yet, then gather.
+
+    Args:
+        root: folder of the runs.
+        seeds: of the arms.
+    """
+    groups: dict[str, list[Path]] = {}
+    for group, folder, arguments in plan(root, seeds):
+        train_once(folder, arguments, quick)
+        if group:
+            groups.setdefault(group, []).append(folder)
+    return gather(**groups, quick=quick)
+
+
+FOLDER, NAME, FIGURE, TABLE = "evidence", "evidence.json", "evidence.png", "evidence.md"
 KIND = "strict"  # of the exact match that is shown
 COLUMNS = {
     "nll_mean": "mean NLL",
@@ -100,8 +114,9 @@ def gather(
     baseline: Sequence[Path] = (),
     others: Sequence[Path] = (),
     single: Sequence[Path] = (),
+    quick: bool = False,
 ) -> list[Finding]:
-    """Judge runs of `demo` on its test questions; table, figures and picture go into `evidence/` of the first.
+    """Evaluate runs of `demo` on its test questions; table, figures and plot go into `evidence/` of the first.
 
     Args:
         runs: of the recipe as it is, one per seed.
@@ -109,16 +124,14 @@ def gather(
         others: with other weights and strategies.
         single: one agent of rank K * r, trained alone with batches of K times the size or for K times as many steps:
             what the same weights and time buy otherwise.
-
-    Returns:
-        The figures.
+        quick: two questions of each.
 
     Raises:
         FileNotFoundError: when a run is missing.
         ValueError: when a run is not what its group says.
     """
     groups = {"runs": runs, "baseline": baseline, "others": others, "single": single}
-    rows = [_row(Path(run), group) for group, members in groups.items() for run in members]
+    rows = [_row(Path(run), group, quick) for group, members in groups.items() for run in members]
     _check(rows)
     arms = _arms(rows)
     findings: list[Finding] = []
@@ -133,7 +146,7 @@ def gather(
     save(first / NAME, findings, evidence="demo", table=plain(arms), runs=plain(rows))
     text = markdown(arms)
     write_atomic(first / TABLE, lambda file: file.write(text.encode()))
-    plots.save(plots.arms(arms), first / PICTURE)
+    plots.save(plots.arms(arms), first / FIGURE)
     return findings
 
 
@@ -146,7 +159,7 @@ def markdown(arms: Sequence[Row]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def _row(run: Path, group: str) -> Row:
+def _row(run: Path, group: str, quick: bool) -> Row:
     """What is known of a run: its settings and what `evaluate` finds."""
     if not run.exists():
         raise FileNotFoundError(f"no run at {run}")
@@ -156,7 +169,7 @@ def _row(run: Path, group: str) -> Row:
         raise ValueError(f"{run} was not trained by zoo.ci_llm.CrowdTask")
     agents = described["crowd"]["init_args"]["agents"]["init_args"]
     diversity = (described.get("diversity") or {}).get("init_args") or {"weight": 0.0}
-    facts = evaluate(run, run / FOLDER / "evaluation", progress=False)
+    facts = evaluate(run, run / FOLDER / "evaluation", max_items=2 if quick else None, progress=False)
     mean, swd, match = facts["likelihood"]["mean"], facts["sliced_wasserstein"], facts["accuracy"][KIND]
     weight = float(diversity["weight"])
     known = {key: mean[key] for key in ("nll_mean", "nll_best", "nll_ensemble", "ece") if key in mean}
@@ -224,8 +237,8 @@ def _about(arm: Row, gated: bool) -> list[Finding]:
     """What an arm's agents gain by being joined."""
     ratios = [one / other for one, other in zip(arm["nll_ensemble"], arm["nll_best"], strict=True)]
     limit = 1.0 if gated else None
-    told = {COLUMNS[key]: _shown(arm[key]) for key in COLUMNS}
-    findings = [Finding(f"{arm['label']}: NLL, ensemble to the best agent", fmean(ratios), "x", limit, details=told)]
+    details = {COLUMNS[key]: _shown(arm[key]) for key in COLUMNS}
+    findings = [Finding(f"{arm['label']}: NLL, ensemble to the best agent", fmean(ratios), "x", limit, details=details)]
     if len(ratios) > 1:
         name = f"{arm['label']}: NLL, ensemble to the best agent, the worst run"
         findings.append(Finding(name, max(ratios), "x", limit))
@@ -260,8 +273,8 @@ def _growth(arms: Sequence[Row]) -> list[Finding]:
             continue
         least, most = members[0], members[-1]
         ratio = fmean(most[key]) / max(fmean(least[key]), 1e-12)
-        told = {arm["label"]: fmean(arm[key]) for arm in members}
-        findings.append(Finding(f"SWD, {most['label']} to {least['label']}", ratio, "x", at_least=1.0, details=told))
+        details = {arm["label"]: fmean(arm[key]) for arm in members}
+        findings.append(Finding(f"SWD, {most['label']} to {least['label']}", ratio, "x", at_least=1.0, details=details))
     return findings
 
 
@@ -269,12 +282,12 @@ def _spoiled(run: Path, seed: int) -> list[Finding]:
     """Fitted weights against equal ones when an agent is spoiled."""
     found = spoiled_scores(run)
     nll = {name: summary["nll_ensemble"] for name, summary in found.items()}
-    told: dict[str, Any] = {f"NLL {name}": value for name, value in nll.items()}
-    told |= {f"ECE {name}": summary["ece"] for name, summary in found.items()}
-    told |= {f"ECE {name}, scaled": summary["ece_scaled"] for name, summary in found.items()}
+    details: dict[str, Any] = {f"NLL {name}": value for name, value in nll.items()}
+    details |= {f"ECE {name}": summary["ece"] for name, summary in found.items()}
+    details |= {f"ECE {name}, scaled": summary["ece_scaled"] for name, summary in found.items()}
     name = f"seed {seed}, agent 0 spoiled: NLL, fitted weights to equal ones"
     ratio = nll["fitted"] / nll["mean"]
-    return [Finding(name, ratio, "x", at_most=1.0, details=plain(told))]
+    return [Finding(name, ratio, "x", at_most=1.0, details=plain(details))]
 
 
 def _weight(arm: Row) -> float:
@@ -293,33 +306,5 @@ def _shown(values: Sequence[float]) -> str:
     return " ".join(f"{value:.3g}" for value in values)
 
 
-def main() -> None:
-    """Train, or gather, print and keep the evidence; exits with 1 and one line when there is none to be had."""
-    parser = argparse.ArgumentParser(description="Runs of demo with and without diversity, and one agent of their size")
-    commands = parser.add_subparsers(dest="command", required=True)
-    trains = commands.add_parser("train", help="train every arm that is not trained yet, then gather")
-    trains.add_argument("--root", type=Path, default=Path("runs/evidence/ci_llm"), help="folder of the runs")
-    trains.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    gathers = commands.add_parser("gather", help="judge runs; figures and picture go into the first")
-    gathers.add_argument("--runs", type=Path, nargs="+", required=True, help="of the recipe as it is, one per seed")
-    gathers.add_argument("--baseline", type=Path, nargs="+", default=[], help="with diversity of weight 0")
-    gathers.add_argument("--others", type=Path, nargs="+", default=[], help="with other weights and strategies")
-    gathers.add_argument("--single", type=Path, nargs="+", default=[], help="one agent of rank K * r")
-    options = parser.parse_args()
-    try:
-        if options.command == "train":
-            groups: dict[str, list[Path]] = {}
-            for group, folder, arguments in plan(options.root, options.seeds):
-                if not any(folder.glob("*.ckpt")):
-                    subprocess.run([sys.executable, "-m", "zoo", *arguments], check=True)
-                if group:
-                    groups.setdefault(group, []).append(folder)
-        else:
-            groups = {name: getattr(options, name) for name in ("runs", "baseline", "others", "single")}
-        show("demo", gather(**groups))
-    except (ValueError, OSError, subprocess.CalledProcessError) as error:
-        raise SystemExit(f"error: {error}") from error
-
-
 if __name__ == "__main__":
-    main()
+    evidence({"train": train, "gather": gather})

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from scripts.bench.tools import Finding, save, show
+from scripts.bench.tools import Finding, evidence, save
 from zoo.common.build import build
 from zoo.common.reading.text import safe_load
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
@@ -22,10 +21,10 @@ from zoo.compressed_ad.evaluation.summary import summarise
 from zoo.compressed_ad.inference import pairs
 from zoo.runs.folder import find_config
 
-SEEDS = 20  # agents for each held-out goal
+SEEDS, FEW = 20, 2  # agents for each held-out goal; few of them are quick
 SMALL, LARGE = Darkroom(5, 10), Darkroom(9, 20)
 SHUFFLED, MIXED = "control, shuffled episodes", "control, episodes of many goals"
-FOLDER, NAME, PICTURE = "evidence", "evidence.json", "curves.png"
+FOLDER, NAME, FIGURE = "evidence", "evidence.json", "curves.png"
 
 
 class Arm(NamedTuple):
@@ -64,7 +63,7 @@ class Arm(NamedTuple):
         return [facts["gap"]["after"] for facts in self.facts]
 
     def pooled(self) -> dict[str, Any]:
-        """Facts of all runs together, for pictures."""
+        """Facts of all runs together, for plots."""
         tasks = [row for facts in self.facts for row in facts["tasks"]]
         random, oracle = (np.array([row[key] for row in tasks]) for key in ("random", "oracle"))
         baselines = {
@@ -75,16 +74,15 @@ class Arm(NamedTuple):
         return {**self.facts[0], "tasks": tasks, "baselines": baselines, "summary": summary}
 
 
-def gather_demo(runs: Sequence[Path], shuffled: Sequence[Path] = (), mixed: Sequence[Path] = ()) -> list[Finding]:
-    """Judge runs of `demo` on held-out goals; the figures and the curves go into `evidence/` of the first.
+def gather_demo(
+    runs: Sequence[Path], shuffled: Sequence[Path] = (), mixed: Sequence[Path] = (), quick: bool = False
+) -> list[Finding]:
+    """Evaluate runs of `demo` on held-out goals; the figures and the curves go into `evidence/` of the first.
 
     Args:
         runs: of the recipe as it is, one per seed.
         shuffled: of the control with `shuffle_episodes`: a task, and no learning.
         mixed: of the control with `shuffle_episodes` and `mix_tasks`: neither.
-
-    Returns:
-        The figures.
 
     Raises:
         FileNotFoundError: when a run is missing.
@@ -98,7 +96,7 @@ def gather_demo(runs: Sequence[Path], shuffled: Sequence[Path] = (), mixed: Sequ
                 found, expected = data.get(key, False), label in controls
                 if found is not expected:
                     raise ValueError(f"{run}: data.init_args.{key} is {found}, expected {expected} here")
-    arms = {label: play(group, SMALL) for label, group in groups.items() if group}
+    arms = {label: play(group, SMALL, quick=quick) for label, group in groups.items() if group}
     findings = []
     for label, arm in arms.items():
         ratios = _ratios(arm.last(), arm.first())
@@ -110,20 +108,17 @@ def gather_demo(runs: Sequence[Path], shuffled: Sequence[Path] = (), mixed: Sequ
     return _keep(runs[0], "demo", findings, arms)
 
 
-def gather_demo_9x9(runs: Sequence[Path]) -> list[Finding]:
-    """Judge runs of `demo_9x9` on held-out goals, beside the histories that they learned from.
+def gather_demo_9x9(runs: Sequence[Path], quick: bool = False) -> list[Finding]:
+    """Evaluate runs of `demo_9x9` on held-out goals, beside the histories that they learned from.
 
     Args:
         runs: one per seed.
-
-    Returns:
-        The figures; they and the curves lie in `evidence/` of the first run.
 
     Raises:
         FileNotFoundError: when a run is missing.
         ValueError: when a run is of something else.
     """
-    arm = play(runs, LARGE)
+    arm = play(runs, LARGE, quick=quick)
     findings = [*_each("first episode", arm.first(), at_most=1.0), *_each("last episode", arm.last(), at_least=7.0)]
     source = np.mean([demonstrated(run, facts) for run, facts in zip(runs, arm.facts, strict=True)], axis=0)
     sources = {"histories learned from": source.tolist()}
@@ -131,23 +126,22 @@ def gather_demo_9x9(runs: Sequence[Path]) -> list[Finding]:
     return _keep(runs[0], "demo_9x9", findings, {"held-out goals": arm}, sources)
 
 
-def gather_memory(latents: Sequence[Path], none: Sequence[Path], sliding: Sequence[Path] = ()) -> list[Finding]:
-    """Judge the arms of `demo_memory`: the same window, and what lies before it compressed, forgotten, or slid out.
+def gather_memory(
+    latents: Sequence[Path], none: Sequence[Path], sliding: Sequence[Path] = (), quick: bool = False
+) -> list[Finding]:
+    """Evaluate the arms of `demo_memory`: the same window, and what lies before it compressed, forgotten, or slid out.
 
     Args:
         latents: runs of the recipe as it is, one per seed.
         none: with the same seeds, in the same order, without memory.
         sliding: likewise, with a sliding window.
 
-    Returns:
-        The figures; they and the curves lie in `evidence/` of the first run.
-
     Raises:
         FileNotFoundError: when a run is missing.
         ValueError: when groups differ in size, goals or window, or a run is of something else.
     """
     groups = {"latents": latents, "none": none, "sliding window": sliding}
-    arms = {name: play(runs, SMALL, gap=True) for name, runs in groups.items() if runs}
+    arms = {name: play(runs, SMALL, gap=True, quick=quick) for name, runs in groups.items() if runs}
     _compare_arms(arms)
     findings = []
     for name, arm in arms.items():
@@ -160,18 +154,19 @@ def gather_memory(latents: Sequence[Path], none: Sequence[Path], sliding: Sequen
         ):
             (ratio,) = _ratios([fmean(one)], [fmean(other)])
             at_least = target if name == "none" else None
-            details = _told(_ratios(one, other))
+            details = _by_run(_ratios(one, other))
             findings.append(Finding(f"latents to {name}, {title}", ratio, "x", at_least=at_least, details=details))
     return _keep(latents[0], "demo_memory", findings, {"latents": compressed, **arms})
 
 
-def play(runs: Sequence[Path], env: Darkroom, gap: bool = False) -> Arm:
+def play(runs: Sequence[Path], env: Darkroom, gap: bool = False, quick: bool = False) -> Arm:
     """Evaluate runs on their held-out goals, for as many episodes as they were trained for.
 
     Args:
         runs: run folders; each keeps its evaluation in `evidence/`.
         env: where they must have been trained.
         gap: probe the memory besides.
+        quick: with few agents.
 
     Raises:
         FileNotFoundError: when a run is missing.
@@ -183,7 +178,7 @@ def play(runs: Sequence[Path], env: Darkroom, gap: bool = False) -> Arm:
         if agent.env.describe() != env.describe():
             raise ValueError(f"{run} was trained in {agent.env.describe()}, expected {env.describe()}")
         output = run / FOLDER / "evaluation"
-        facts.append(evaluate(run, output, agent.episodes, SEEDS, gap=gap, progress=False))
+        facts.append(evaluate(run, output, agent.episodes, FEW if quick else SEEDS, gap=gap, progress=False))
         returns.append(np.load(output / RETURNS_NAME, allow_pickle=False))
     if len({each.shape[2] for each in returns}) > 1:
         raise ValueError(f"expected runs of one length, found {[each.shape[2] for each in returns]} episodes")
@@ -262,7 +257,7 @@ def _keep(
             colour = lines[label].get_color()
             figure.axes[0].plot(place, fmean(arm.after_gap()), "D", color=colour, label=f"{label}, after the gap")
     plots.legend_beside(figure.axes[0])
-    plots.save(figure, Path(run) / FOLDER / PICTURE)
+    plots.save(figure, Path(run) / FOLDER / FIGURE)
     runs = {label: [facts["run"] for facts in arm.facts] for label, arm in arms.items()}
     curves = {label: arm.curves() for label, arm in arms.items()}
     save(Path(run) / FOLDER / NAME, kept, evidence=name, runs=runs, curves=curves, sources=dict(sources or {}))
@@ -282,10 +277,10 @@ def _each(
 
 
 def _mean(name: str, values: Sequence[float], unit: str = "", **limits: Any) -> Finding:
-    return Finding(name, fmean(values), unit, **limits, details=_told(values))
+    return Finding(name, fmean(values), unit, **limits, details=_by_run(values))
 
 
-def _told(values: Sequence[float]) -> dict[str, str]:
+def _by_run(values: Sequence[float]) -> dict[str, str]:
     return {"runs": " ".join(f"{value:.3g}" for value in values)}
 
 
@@ -294,35 +289,5 @@ def _ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[
     return [one / other if other else float("inf") for one, other in zip(numerators, denominators, strict=True)]
 
 
-SETS: dict[str, tuple[Callable[..., Any], list[str]]] = {
-    "demo": (gather_demo, ["runs", "shuffled", "mixed"]),
-    "demo_9x9": (gather_demo_9x9, ["runs"]),
-    "memory": (gather_memory, ["latents", "none", "sliding"]),
-}
-OPTIONAL = {
-    "shuffled": "runs with shuffle_episodes",
-    "mixed": "with mix_tasks besides",
-    "sliding": "with a sliding window",
-}
-REQUIRED = {"runs": "runs of the recipe", "latents": "runs of demo_memory", "none": "runs of it that forget"}
-
-
-def main() -> None:
-    """Gather, print and keep the evidence; exits with 1 and one line when there is none to be had."""
-    parser = argparse.ArgumentParser(description="Figures with targets and controls, written into the first run")
-    sets = parser.add_subparsers(dest="set", required=True)
-    for name, (_, groups) in SETS.items():
-        chosen = sets.add_parser(name, help=f"{', '.join(groups)}: one run per seed, in the same order")
-        for group in groups:
-            text = {**OPTIONAL, **REQUIRED}[group]
-            chosen.add_argument(f"--{group}", type=Path, nargs="+", default=[], required=group in REQUIRED, help=text)
-    options = parser.parse_args()
-    gather, groups = SETS[options.set]
-    try:
-        show(options.set, gather(**{group: getattr(options, group) for group in groups}))
-    except (ValueError, OSError) as error:
-        raise SystemExit(f"error: {error}") from error
-
-
 if __name__ == "__main__":
-    main()
+    evidence({"demo": gather_demo, "demo_9x9": gather_demo_9x9, "memory": gather_memory})

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from zoo.common.atomic import write_atomic
+from scripts.bench.tools import Finding, evidence, save
 from zoo.common.reading.text import safe_load
 from zoo.flow import rendering
 from zoo.flow.data import points
@@ -31,52 +27,28 @@ from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.solvers import Solver
 from zoo.runs.folder import find_config
 
-SAMPLES = 900
-POINTS = 2048
-DRAWS = 3  # sets of samples whose figures are averaged; one of some hundred images is a noisy judge
+SAMPLES, FEW_SAMPLES = 900, 150  # few of them are quick
+POINTS, FEW_POINTS = 2048, 128
 EPOCH = -7  # of the keys of this noise, see `zoo.flow.inference.drawing`
 UNGUIDED = Guidance(1.0)
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A figure with its target.
-
-    Args:
-        name: what was measured.
-        value: mean or median over the runs.
-        values: of each run.
-        least: target from below; None for none.
-        most: target from above; None for none.
-    """
-
-    name: str
-    value: float
-    values: list[float]
-    least: float | None = None
-    most: float | None = None
-
-    @property
-    def holds(self) -> bool | None:
-        """Whether the target is met; None without one."""
-        if self.least is None and self.most is None:
-            return None
-        return (self.least is None or self.value >= self.least) and (self.most is None or self.value <= self.most)
+CONTROLS = ("accuracy", "std_ratio", "nearest_ratio")  # figures beside the Fréchet distance
 
 
 @dataclass(frozen=True)
 class Digits:
-    """What judges runs on one split of the digits.
+    """What runs on one split of the digits are compared with.
 
     Args:
         comparison: with the held-out images.
         train: the training images.
         labels: of samples, in the proportions of the held-out images.
+        draws: sets of samples whose figures are averaged; one of some hundred images is a noisy measure.
     """
 
     comparison: Comparison
     train: Samples
     labels: list[int]
+    draws: int = 3
 
     def controls(self) -> dict[str, dict[str, float]]:
         """Figures of the controls, and of as many real training images as there are samples: the floor."""
@@ -92,7 +64,7 @@ class Digits:
         assert self.train.labels is not None
         images, labels = self.train.images(), np.array(self.train.labels)
         figures = []
-        for draw in range(DRAWS):
+        for draw in range(self.draws):
             rng = np.random.default_rng(draw)
             rows = np.concatenate(
                 [
@@ -104,12 +76,13 @@ class Digits:
         return _mean(figures)
 
 
-def digits_of(run: Path, cache: Path | None = Path("runs/cache")) -> Digits:
+def digits_of(run: Path, cache: Path | None = Path("runs/cache"), quick: bool = False) -> Digits:
     """The split that a run was trained on, with a classifier that has seen its training part alone.
 
     Args:
         run: run folder.
         cache: folder of trained classifiers.
+        quick: with one set of few samples.
 
     Raises:
         ValueError: when the run was trained on something else, or its training part has too few images of a class.
@@ -119,35 +92,33 @@ def digits_of(run: Path, cache: Path | None = Path("runs/cache")) -> Digits:
         raise ValueError(f"{run} was not trained on scikit-learn's digits")
     train, held = read_digits(data["val_every"], data["split_seed"], data["image_resolution"], data["channels"])
     assert train.labels is not None and held.labels is not None
-    labels = matching_labels(held.labels, SAMPLES)
-    if len(train) < SAMPLES:
-        raise ValueError(f"{run}: the floor needs {SAMPLES} training images, its split has {len(train)}")
+    labels = matching_labels(held.labels, FEW_SAMPLES if quick else SAMPLES)
+    if len(train) < len(labels):
+        raise ValueError(f"{run}: the floor needs {len(labels)} training images, its split has {len(train)}")
     classifier = cached_digits_classifier(train.images(), train.labels, 0, cache)
-    return Digits(Comparison(held, classifier, train, QUICK, cache), train, labels)
+    return Digits(Comparison(held, classifier, train, QUICK, cache), train, labels, 1 if quick else 3)
 
 
-def figures_of(sampler: Sampler, judge: Digits, steps: int, scale: float) -> dict[str, float]:
+def figures_of(sampler: Sampler, digits: Digits, steps: int, scale: float) -> dict[str, float]:
     """Figures of a run's samples, averaged over sets of them."""
     chosen = sampler.using(Solver("euler", steps), Guidance(scale))
     figures = []
-    for draw in range(DRAWS):
-        _, seeds = requests(SAMPLES, draw, sampler.net.num_classes, None, EPOCH)
-        figures.append(judge.comparison(chosen.sample(judge.labels, seeds), judge.labels))
+    for draw in range(digits.draws):
+        _, seeds = requests(len(digits.labels), draw, sampler.net.num_classes, None, EPOCH)
+        figures.append(digits.comparison(chosen.sample(digits.labels, seeds), digits.labels))
     return _mean(figures)
 
 
 def gather_digits(
-    pooled: Sequence[Path], independent: Sequence[Path] = (), batch: Sequence[Path] = ()
-) -> dict[str, Any]:
-    """Judge runs of `demo_digits`; the report and a grid of samples go into `evidence/` of the first.
+    pooled: Sequence[Path], independent: Sequence[Path] = (), batch: Sequence[Path] = (), quick: bool = False
+) -> list[Finding]:
+    """Evaluate runs of `demo_digits`; the report and a grid of samples go into `evidence/` of the first.
 
     Args:
         pooled: runs with noise paired within classes over the epoch, one per split.
         independent: runs on the same splits, in the same order, with independent noise.
         batch: the same with noise paired within classes of each batch.
-
-    Returns:
-        What evidence.json holds.
+        quick: few samples.
 
     Raises:
         FileNotFoundError: when a run is missing.
@@ -158,26 +129,32 @@ def gather_digits(
             raise ValueError(f"expected as many runs in each group, found {len(pooled)} and {len(group)}")
     rows: list[dict[str, Any]] = []
     for number, run in enumerate(pooled):
-        judge = digits_of(run)
-        rows.append({"run": str(run), **{f"control {name}": value for name, value in judge.controls().items()}})
-        rows[-1]["held-out accuracy"] = judge.comparison.figures(judge.comparison.reference)["accuracy"]
+        digits = digits_of(run, quick=quick)
+        rows.append({"run": str(run), **{f"control {name}": value for name, value in digits.controls().items()}})
+        rows[-1]["held-out accuracy"] = digits.comparison.figures(digits.comparison.reference)["accuracy"]
         groups = {"pooled": run}
         groups |= {"independent": independent[number]} if independent else {}
         groups |= {"batch": batch[number]} if batch else {}
         for name, path in groups.items():
             sampler = load_sampler(path)
-            rows[-1][f"{name} 20"] = figures_of(sampler, judge, 20, 1.0)
-            rows[-1][f"{name} 5"] = figures_of(sampler, judge, 5, 1.0)
+            rows[-1][f"{name} 20"] = figures_of(sampler, digits, 20, 1.0)
+            rows[-1][f"{name} 5"] = figures_of(sampler, digits, 5, 1.0)
             if name == "pooled":
-                rows[-1]["pooled 20 guidance 2"] = figures_of(sampler, judge, 20, 2.0)
+                rows[-1]["pooled 20 guidance 2"] = figures_of(sampler, digits, 20, 2.0)
     folder = Path(pooled[0]) / "evidence"
-    report = {"samples": SAMPLES, "draws": DRAWS, "rows": rows, "claims": [asdict(claim) for claim in _claims(rows)]}
-    write_atomic(folder / "evidence.json", lambda file: file.write(json.dumps(report, indent=1).encode()))
+    findings = _claims(rows)
+    for key in (key for key, value in rows[0].items() if isinstance(value, Mapping)):
+        figures = {name: _shown([row[key].get(name) for row in rows]) for name in CONTROLS}
+        name = f"{key}: Fréchet"
+        findings.append(Finding(name, fmean(row[key]["frechet"] for row in rows), "", details=figures))
+    save(
+        folder / "evidence.json", findings, evidence="digits", samples=len(digits.labels), draws=digits.draws, rows=rows
+    )
     _draw_grid(load_sampler(Path(pooled[0])), folder / "samples.png")
-    return report
+    return findings
 
 
-def _claims(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
+def _claims(rows: Sequence[Mapping[str, Any]]) -> list[Finding]:
     def ratio(first: str, second: str, figure: str = "frechet") -> list[float]:
         return [row[first][figure] / row[second][figure] for row in rows]
 
@@ -185,26 +162,31 @@ def _claims(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
         return [row[name][figure] for row in rows]
 
     found = [
-        ("classifier on held-out images, accuracy", [row["held-out accuracy"] for row in rows], 0.985, None),
-        ("Euler 20: accuracy", plain("pooled 20", "accuracy"), 0.985, None),
-        ("Euler 20: Fréchet to the floor's", ratio("pooled 20", "control real"), None, 1.25),
-        ("Euler 20: Fréchet to the class Gaussians'", ratio("pooled 20", "control gaussian"), None, 0.6),
-        ("Euler 20: spread within classes to real", plain("pooled 20", "std_ratio"), 0.85, None),
-        ("Euler 20: nearest training image, to held-out", plain("pooled 20", "nearest_ratio"), 0.85, None),
-        ("Euler 20, guidance 2: accuracy", plain("pooled 20 guidance 2", "accuracy"), 0.995, None),
+        _claim("classifier on held-out images, accuracy", [row["held-out accuracy"] for row in rows], at_least=0.985),
+        _claim("Euler 20: accuracy", plain("pooled 20", "accuracy"), at_least=0.985),
+        _claim("Euler 20: Fréchet to the floor's", ratio("pooled 20", "control real"), at_most=1.25),
+        _claim("Euler 20: Fréchet to the class Gaussians'", ratio("pooled 20", "control gaussian"), at_most=0.6),
+        _claim("Euler 20: deviation within classes to real", plain("pooled 20", "std_ratio"), at_least=0.85),
+        _claim("Euler 20: nearest training image, to held-out", plain("pooled 20", "nearest_ratio"), at_least=0.85),
+        _claim("Euler 20, guidance 2: accuracy", plain("pooled 20 guidance 2", "accuracy"), at_least=0.995),
     ]
     if "independent 5" in rows[0]:
-        found.append(("Euler 5: Fréchet pooled to independent", ratio("pooled 5", "independent 5"), None, 0.85))
-        found.append(("Euler 20: Fréchet pooled to independent", ratio("pooled 20", "independent 20"), None, None))
+        found.append(_claim("Euler 5: Fréchet pooled to independent", ratio("pooled 5", "independent 5"), at_most=0.85))
+        found.append(_claim("Euler 20: Fréchet pooled to independent", ratio("pooled 20", "independent 20")))
         if "batch 5" in rows[0]:
-            found.append(("Euler 5: Fréchet per batch to independent", ratio("batch 5", "independent 5"), None, 0.9))
-    return [Claim(name, fmean(values), values, least, most) for name, values, least, most in found]
+            name = "Euler 5: Fréchet per batch to independent"
+            found.append(_claim(name, ratio("batch 5", "independent 5"), at_most=0.9))
+    return found
+
+
+def _claim(name: str, values: Sequence[float], **limits: float) -> Finding:
+    return Finding(name, fmean(values), "", **limits, details={"runs": _shown(values)})
 
 
 def gather_swissroll(
-    assigned: Sequence[Path], transport: Sequence[Path] = (), distilled: Sequence[Path] = ()
-) -> dict[str, Any]:
-    """Judge runs of `demo_swissroll` by the Chamfer distance of 2048 points; medians over the runs.
+    assigned: Sequence[Path], transport: Sequence[Path] = (), distilled: Sequence[Path] = (), quick: bool = False
+) -> list[Finding]:
+    """Evaluate runs of `demo_swissroll` by the Chamfer distance of 2048 points; medians over the runs.
 
     The report and a scatter plot go into `evidence/` of the first run.
 
@@ -212,16 +194,15 @@ def gather_swissroll(
         assigned: runs of the recipe as it is.
         transport: runs with minibatch optimal transport.
         distilled: runs of `demo_swissroll_distill`.
-
-    Returns:
-        What evidence.json holds.
+        quick: few points.
 
     Raises:
         FileNotFoundError: when a run is missing.
         ValueError: when a run is of something else.
     """
-    real = points.draw("swiss_roll", POINTS, REFERENCE_SEED)
-    claims = []
+    count = FEW_POINTS if quick else POINTS
+    real = points.draw("swiss_roll", count, REFERENCE_SEED)
+    findings = []
     for name, runs, steps, most in (
         ("as assigned, Euler 50: Chamfer", assigned, 50, 25.0),
         ("optimal transport, Euler 50: Chamfer", transport, 50, 15.0),
@@ -229,51 +210,24 @@ def gather_swissroll(
     ):
         values = []
         for run in runs:
-            sampler = load_sampler(run, Solver("euler", steps), chunk=POINTS)
+            sampler = load_sampler(run, Solver("euler", steps), chunk=count)
             if tuple(sampler.net.sample_shape) != (2,):
                 raise ValueError(f"{run} makes samples of shape {tuple(sampler.net.sample_shape)}, expected points")
-            values.append(chamfer(sampler.sample(None, requests(POINTS, 0, 0, None, EPOCH)[1]), real))
+            values.append(chamfer(sampler.sample(None, requests(count, 0, 0, None, EPOCH)[1]), real))
         if values:
-            claims.append(Claim(name, median(values), values, None, most))
-    others = [chamfer(points.draw("swiss_roll", POINTS, seed), real) for seed in (2, 3, 4)]
-    claims.append(Claim("two draws of the set: Chamfer", median(others), others))
+            findings.append(Finding(name, median(values), "", at_most=most, details={"runs": _shown(values)}))
+    others = [chamfer(points.draw("swiss_roll", count, seed), real) for seed in (2, 3, 4)]
+    details = {"runs": _shown(others)}
+    findings.append(Finding("two samples of the set: Chamfer", median(others), "", details=details))
     folder = Path(assigned[0]) / "evidence"
-    report = {"points": POINTS, "claims": [asdict(claim) for claim in claims]}
-    write_atomic(folder / "evidence.json", lambda file: file.write(json.dumps(report, indent=1).encode()))
-    sampler = load_sampler(assigned[0], Solver("euler", 50), chunk=POINTS)
-    drawn = sampler.sample(None, requests(POINTS, 0, 0, None, EPOCH)[1])
+    save(folder / "evidence.json", findings, evidence="swissroll", points=count)
+    sampler = load_sampler(assigned[0], Solver("euler", 50), chunk=count)
+    drawn = sampler.sample(None, requests(count, 0, 0, None, EPOCH)[1])
     rendering.write_png(folder / "samples.png", rendering.picture(drawn, None, real))
-    return report
+    return findings
 
 
-def show(report: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print the claims with their verdicts, and the controls."""
-    table = Table()
-    for column in ("figure", "value", "runs", "target", "verdict"):
-        table.add_column(column, overflow="fold")
-    for entry in report["claims"]:
-        claim = Claim(**entry)
-        target = (
-            f">= {claim.least}" if claim.least is not None else f"<= {claim.most}" if claim.most is not None else ""
-        )
-        verdict = {True: "met", False: "NOT MET", None: ""}[claim.holds]
-        table.add_row(claim.name, f"{claim.value:.4g}", _list(claim.values), target, verdict)
-    console = console or Console()
-    console.print(table)
-    if "rows" in report:
-        console.print(_control_table(report["rows"]))
-
-
-def _control_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    keys = [key for key, value in rows[0].items() if isinstance(value, Mapping)]
-    columns = ("frechet", "accuracy", "std_ratio", "nearest_ratio")
-    table = Table("of each run", *columns)
-    for key in keys:
-        table.add_row(key.removeprefix("control "), *(_list([row[key].get(name) for row in rows]) for name in columns))
-    return table
-
-
-def _list(values: Sequence[float | None]) -> str:
+def _shown(values: Sequence[float | None]) -> str:
     return " ".join("-" if value is None else f"{value:.3g}" for value in values)
 
 
@@ -289,27 +243,5 @@ def _draw_grid(sampler: Sampler, path: Path) -> None:
     rendering.write_png(path, rendering.enlarged(rendering.grid(images)))
 
 
-def main() -> None:
-    """Gather, print and keep the evidence; exits with 1 and one line when there is none to be had."""
-    parser = argparse.ArgumentParser(description="Figures with targets and controls, written into the first run")
-    sets = parser.add_subparsers(dest="set", required=True)
-    digits = sets.add_parser("digits", help="runs of demo_digits, one per seed")
-    digits.add_argument("--pooled", type=Path, nargs="+", required=True, help="runs of the recipe as it is")
-    digits.add_argument("--independent", type=Path, nargs="+", default=[], help="runs with independent noise")
-    digits.add_argument("--batch", type=Path, nargs="+", default=[], help="runs with noise paired in each batch")
-    roll = sets.add_parser("swissroll", help="runs of demo_swissroll, one per seed")
-    roll.add_argument("--assigned", type=Path, nargs="+", required=True, help="runs of the recipe as it is")
-    roll.add_argument("--transport", type=Path, nargs="+", default=[], help="runs with minibatch optimal transport")
-    roll.add_argument("--distilled", type=Path, nargs="+", default=[], help="runs of demo_swissroll_distill")
-    options = parser.parse_args()
-    try:
-        if options.set == "digits":
-            show(gather_digits(options.pooled, options.independent, options.batch))
-        else:
-            show(gather_swissroll(options.assigned, options.transport, options.distilled))
-    except (ValueError, OSError) as error:
-        raise SystemExit(f"error: {error}") from error
-
-
 if __name__ == "__main__":
-    main()
+    evidence({"digits": gather_digits, "swissroll": gather_swissroll})

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
+from scripts.bench.tools import Finding, evidence, save
 from zoo.audio.analysis.griffin_lim import griffin_lim
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.analysis.spectral import multi_resolution_stft
@@ -108,17 +105,18 @@ def score(found: np.ndarray, wanted: np.ndarray, mel: LogMel) -> dict[str, float
     return dict(zip(MEASURES, map(float, values), strict=True))
 
 
-def gather(run: Path, clip: Path, seconds: float = 10.0) -> dict[str, Any]:
-    """Collect the evidence of a run and write it into its folder.
+def gather(run: Path, *, clip: Path, seconds: float = 10.0, quick: bool = False) -> list[Finding]:
+    """Fall of `val/mel_l1` over a run, and copy synthesis of a clip, written into the run's folder.
 
     Args:
         run: run folder.
         clip: audio file that the run did not train on.
         seconds: longest excerpt from its beginning.
+        quick: an excerpt of a second.
 
     Returns:
-        What evidence.json holds: the curve, the scores by method, and in which of them the trained net is ahead of the
-        others. Beside it lie evidence.png (mels and curve) and the sounds, evidence/<method>.wav.
+        Also in evidence.json, with the curve. Beside it lie evidence.png (mels and curve) and the sounds,
+        evidence/<method>.wav.
 
     Raises:
         FileNotFoundError: when run or clip is missing.
@@ -129,26 +127,23 @@ def gather(run: Path, clip: Path, seconds: float = 10.0) -> dict[str, Any]:
     curve = curve_of(rows, METRIC)
     trained, untrained = load_pair(run)
     mel, rate = trained.front_end, trained.sample_rate
-    audio = files.read_mono(clip, rate)[: int(seconds * rate)]
+    audio = files.read_mono(clip, rate)[: int((1 if quick else seconds) * rate)]
     signals = synthesise(trained, untrained, audio * (PEAK / max(float(np.abs(audio).max()), 1e-9)))
     scores = {name: score(signals[name], signals[ORIGINAL], mel) for name in (TRAINED, UNTRAINED, GRIFFIN_LIM)}
-    evidence = {
-        "clip": clip.name,
-        "seconds": len(signals[ORIGINAL]) / rate,
-        "curve": {**asdict(curve), "first": curve.first, "last": curve.last, "best": curve.best, "fall": curve.fall},
-        "scores": scores,
-        "ahead_of": {
-            name: {measure: scores[TRAINED][measure] < scores[name][measure] for measure in MEASURES}
-            for name in (UNTRAINED, GRIFFIN_LIM)
-        },
-    }
+    falls = {"before training": curve.first, "at the end": curve.last, "best": curve.best}
+    findings = [Finding(f"{METRIC}: less than before training", 100 * curve.fall, "%", details=falls)]
+    for measure in MEASURES:
+        for name, found in scores.items():
+            ratio = {"trained net to it, x": scores[TRAINED][measure] / found[measure]} if name != TRAINED else {}
+            findings.append(Finding(f"{measure}, {name}", found[measure], "", details=ratio))
     for name, signal in signals.items():
         files.write(run / "evidence" / f"{name}.wav", signal, rate)
     mels = {name: mel(torch.from_numpy(signal)[None])[0] for name, signal in signals.items()}
     drawn = figure(mels, curve, curve_of(rows, "train/g/mel"))
     write_atomic(run / "evidence.png", lambda file: drawn.savefig(file, format="png"))
-    write_atomic(run / "evidence.json", lambda file: file.write(json.dumps(evidence, indent=2).encode()))
-    return evidence
+    excerpt = {"clip": clip.name, "seconds": len(signals[ORIGINAL]) / rate}
+    save(run / "evidence.json", findings, evidence="copy synthesis", **excerpt, curve=asdict(curve), scores=scores)
+    return findings
 
 
 def figure(mels: Mapping[str, Tensor], validation: Curve, training: Curve) -> Figure:
@@ -170,35 +165,5 @@ def figure(mels: Mapping[str, Tensor], validation: Curve, training: Curve) -> Fi
     return drawn
 
 
-def show(evidence: Mapping[str, Any]) -> None:
-    """Print curve and scores as tables."""
-    curve = evidence["curve"]
-    console = Console()
-    console.print(
-        f"{METRIC}: {curve['first']:.3f} before training, {curve['last']:.3f} at the end ({curve['fall']:.0%} less), "
-        f"best {curve['best']:.3f}"
-    )
-    table = Table(title=f"copy synthesis of {evidence['clip']}, {evidence['seconds']:.1f} s, against the original")
-    for column in ("method", *MEASURES, "trained net is ahead in"):
-        table.add_column(column)
-    for name, values in evidence["scores"].items():
-        ahead = [measure for measure, is_ahead in evidence["ahead_of"].get(name, {}).items() if is_ahead]
-        table.add_row(name, *(f"{values[measure]:.3f}" for measure in MEASURES), ", ".join(ahead))
-    console.print(table)
-
-
-def main() -> None:
-    """Gather, print and keep the evidence; exits with 1 and one line when there is none to be had."""
-    parser = argparse.ArgumentParser(description="Curve and copy synthesis of a run, written into its folder")
-    parser.add_argument("run", type=Path, help="run folder of `zoo fit`")
-    parser.add_argument("--clip", type=Path, required=True, help="audio file that the run did not train on")
-    parser.add_argument("--seconds", type=float, default=10.0, help="longest excerpt of it (default: 10)")
-    options = parser.parse_args()
-    try:
-        show(gather(options.run, options.clip, options.seconds))
-    except (ValueError, OSError) as error:
-        raise SystemExit(f"error: {error}") from error
-
-
 if __name__ == "__main__":
-    main()
+    evidence({"copy synthesis": gather})

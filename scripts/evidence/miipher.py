@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
+from scripts.bench.tools import Finding, evidence, save
 from zoo.audio.evaluation.run import Evaluation, Settings, evaluate
 from zoo.audio.io import files
-from zoo.common.atomic import replacing, write_atomic
+from zoo.common.atomic import replacing
 from zoo.common.build import build
 from zoo.common.reading.text import safe_load
 from zoo.miipher.data.clips import Pairs
@@ -31,19 +27,20 @@ METRICS = ("lsd", "m_stft")
 RESTORED, CEILING = "restored", "clean_features"
 
 
-def gather(adapter: Path, pretrain: Path, finetune: Path, draws: int = 4) -> dict[str, Any]:
+def gather(adapter: Path, pretrain: Path, finetune: Path, draws: int = 4, quick: bool = False) -> list[Finding]:
     """Collect what three runs show, restore held-out clips, and keep everything in `<finetune>/evidence`.
 
     Args:
-        adapter: run of stage 1.
-        pretrain: run of stage 2.
-        finetune: run of stage 3; its data gives the held-out clips, its noise those unseen segments.
+        adapter: run of stage 1 (demo_adapter).
+        pretrain: run of stage 2 (demo_pretrain).
+        finetune: run of stage 3 (demo_finetune); its data gives the held-out clips, its noise those unseen segments.
         draws: degradations of each clip.
+        quick: one degradation of one clip.
 
     Returns:
-        `adapter` (identity and adapted validation loss and their ratio), `pretrain` and `finetune` (the curves of
-        val/mel_l1), `summary` (per system and measure, at 16 kHz, levels matched; `clean_features` is the pre-trained
-        vocoder on features of the clean clips, the ceiling of any cleaner with it).
+        Validation loss of the adapted net to the identity's, fall of val/mel_l1 in both trainings of the vocoder, and
+        means with intervals per system and measure at 16 kHz, levels matched; `clean_features` is the pre-trained
+        vocoder on features of the clean clips, the ceiling of any cleaner with it.
 
     Raises:
         FileNotFoundError: when a run lacks its config or checkpoint.
@@ -51,7 +48,7 @@ def gather(adapter: Path, pretrain: Path, finetune: Path, draws: int = 4) -> dic
     """
     folder = finetune / FOLDER
     with replacing(folder / "trees") as trees:
-        write_trees(finetune, pretrain, trees, draws)
+        write_trees(finetune, pretrain, trees, 1 if quick else draws, quick)
     trees = folder / "trees"
     found: Evaluation = evaluate(
         trees / "clean", {name: trees / name for name in (RESTORED, CEILING)}, folder, trees / "degraded",
@@ -59,20 +56,24 @@ def gather(adapter: Path, pretrain: Path, finetune: Path, draws: int = 4) -> dic
     )  # fmt: skip
     rows = read_metrics(adapter)
     identity, adapted = (curve_of(rows, f"val/{key}").last for key in ("identity_loss", "loss"))
-    result: dict[str, Any] = {
-        "adapter": {"identity_loss": identity, "loss": adapted, "ratio": adapted / identity},
-        **{
-            name: {**asdict(curve), "fall": curve.fall}
-            for name, run in (("pretrain", pretrain), ("finetune", finetune))
-            for curve in [curve_of(read_metrics(run), "val/mel_l1")]
-        },
-        "summary": found.summary,
+    details = {"without adapters": identity, "adapted": adapted}
+    findings = [Finding("adapter: validation loss to that without adapters", adapted / identity, "x", details=details)]
+    curves = {
+        name: curve_of(read_metrics(run), "val/mel_l1")
+        for name, run in (("pretrain", pretrain), ("finetune", finetune))
     }
-    write_atomic(folder / "evidence.json", lambda file: file.write(json.dumps(result, indent=1).encode()))
-    return result
+    for name, curve in curves.items():
+        ends = {"first": curve.first, "last": curve.last}
+        findings.append(Finding(f"{name}: val/mel_l1 less than at first", 100 * curve.fall, "%", details=ends))
+    for row in found.summary:
+        interval = {key: row[key] for key in ("low", "high", "files")}
+        findings.append(Finding(f"{row['system']}, {row['measure']}", row["mean"], "", details=interval))
+    kept = {name: asdict(curve) for name, curve in curves.items()}
+    save(folder / "evidence.json", findings, evidence="demo", curves=kept, summary=found.summary)
+    return findings
 
 
-def write_trees(finetune: Path, pretrain: Path, folder: Path, draws: int) -> None:
+def write_trees(finetune: Path, pretrain: Path, folder: Path, draws: int, quick: bool = False) -> None:
     """Write held-out clips as trees of clean, degraded, restored and clean-feature audio.
 
     Raises:
@@ -85,7 +86,7 @@ def write_trees(finetune: Path, pretrain: Path, folder: Path, draws: int) -> Non
     pairs = data.val_set
     assert isinstance(pairs, Pairs)
     clips = pairs.clips
-    for item in range(len(pairs)):
+    for item in range(1 if quick else len(pairs)):
         index = int(clips.indices[item])
         clean = clips[item]["clean"].numpy()
         name = Path(clips.corpus.names[index]).stem
@@ -107,39 +108,5 @@ def _restorer(run: Path) -> Restorer:
     return model
 
 
-def show(result: dict[str, Any]) -> None:
-    """Print what `gather` returned."""
-    console = Console()
-    adapter = result["adapter"]
-    console.print(
-        f"adapter: validation loss {adapter['loss']:.4f}, without adapters {adapter['identity_loss']:.4f}: "
-        f"{adapter['ratio']:.0%} of it"
-    )
-    for stage in ("pretrain", "finetune"):
-        values = result[stage]["values"]
-        console.print(f"{stage}: val/mel_l1 {values[0]:.3f} to {values[-1]:.3f} ({result[stage]['fall']:.0%} less)")
-    table = Table("system", "measure", "mean", "95 %", "files")
-    for row in result["summary"]:
-        interval = f"{row['low']:.3f} to {row['high']:.3f}"
-        table.add_row(row["system"], row["measure"], f"{row['mean']:.3f}", interval, str(row["files"]))
-    console.print(table)
-
-
-def main() -> None:
-    """Gather, print and keep the evidence; exits with 1 and one line when there is none to be had."""
-    parser = argparse.ArgumentParser(
-        description="Curves, and held-out clips restored, written into FINETUNE_RUN/evidence"
-    )
-    parser.add_argument("adapter", type=Path, help="run of stage 1 (demo_adapter)")
-    parser.add_argument("pretrain", type=Path, help="run of stage 2 (demo_pretrain)")
-    parser.add_argument("finetune", type=Path, help="run of stage 3 (demo_finetune)")
-    parser.add_argument("--draws", type=int, default=4, help="degradations of each clip (default: 4)")
-    options = parser.parse_args()
-    try:
-        show(gather(options.adapter, options.pretrain, options.finetune, options.draws))
-    except (ValueError, OSError) as error:
-        raise SystemExit(f"error: {error}") from error
-
-
 if __name__ == "__main__":
-    main()
+    evidence({"demo": gather})

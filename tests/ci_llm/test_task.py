@@ -107,7 +107,7 @@ def test_loss_and_gradients_are_those_of_logits_everywhere(term, mode, make, shi
 
 
 @pytest.mark.parametrize(("make", "places"), [(texts, 12), (own_texts, 12)])
-def test_logits_are_computed_where_a_label_is_foretold_and_nowhere_else(make, places):
+def test_logits_are_computed_where_a_label_is_predicted_and_nowhere_else(make, places):
     """4 texts of 8 tokens have 12 labels: 12 of 32 positions."""
     made, seen = task(diversity=diversity()), []
     head = made.crowd.backbone.model.get_output_embeddings()
@@ -128,12 +128,12 @@ def test_pretraining_on_answers_computes_logits_where_labels_are():
     assert seen == [12, 12]
 
 
-def test_without_weight_nothing_is_asked_for(monkeypatch):
+def test_without_weight_nothing_is_requested(monkeypatch):
     made = task(diversity=diversity(weight=0.0))
     kept = logged(made)
     asked = []
-    run = made.crowd._run
-    monkeypatch.setattr(made.crowd, "_run", lambda *a, **k: asked.append(k or a[5]) or run(*a, **k))
+    run = made.crowd.run
+    monkeypatch.setattr(made.crowd, "run", lambda *a, **k: asked.append(k or a[5]) or run(*a, **k))
     loss = made.training_step(texts(), 0)
     assert asked == [False]
     assert "train/swd_loss" not in kept

@@ -87,7 +87,7 @@ def test_a_request_of_a_split_takes_the_agents_episodes(tmp_path: Path) -> None:
         ({"split": "validation"}, "split is one of train, test, all, not 'validation'"),
         ({"split": "test", "train_share": 1.0}, "is empty"),
         ({"split": "test", "train_share": "much"}, "are numbers"),
-        ({"split": "test", "train_share": 2}, "train_share is from 0 to 1"),
+        ({"split": "test", "train_share": 2}, "train_share is 0 to 1"),
         ({"split": "all", "seeds": 0}, "seeds .* is at least 1, found 0"),
         ({"split": "all", "seeds": ["a"]}, r"seeds .* found \['a'\]"),
         ({"split": "all", "episodes": True}, "episodes is at least 1, found True"),

@@ -76,7 +76,7 @@ def test_a_few_fields_are_asked_for_with_a_seed_and_all_without() -> None:
     assert torch.cat(draws).unique().tolist() == list(range(11))
     assert decoder.chosen(11, 5, device).tolist() == draws[5].tolist()
     assert decoder.chosen(11, None, device).tolist() == list(range(11))
-    with pytest.raises(ValueError, match="positions is at least 1 or null, not 0"):
+    with pytest.raises(ValueError, match="positions is at least 1, not 0"):
         FieldDecoder(DIM, positions=0)
 
 

@@ -95,7 +95,7 @@ def test_aimless_episodes_bring_no_reward(env: Env) -> None:
     torch.manual_seed(0)
     net = InContextPolicy(FactoredEmbedding(DIM, env.grid_size), Transformer(DIM, 1, 2, 8), Forget()).eval()
     with Player(net, env, tasks, range(len(tasks)), record=True) as player:
-        assert bool(goalless_actions(player.worlds).any(1).all())
+        assert bool(goalless_actions(player.envs).any(1).all())
         assert player.play(3, aimless=True).abs().sum() == 0
     assert torch.cat([step.actions for step in player.steps]).unique().tolist() == [0, 1, 2, 3, 4]
     assert player.play(1).shape == (len(tasks), 1)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from zoo.ci_llm.losses.likelihood import losses
+from zoo.ci_llm.losses.objective import objective
 from zoo.ci_llm.nets.agents import Agents
 from zoo.ci_llm.nets.backbone import Backbone
 from zoo.ci_llm.nets.crowd import Crowd, CrowdOutput
@@ -86,7 +87,7 @@ def test_gradients_of_every_agent(folder, golden, scalars, mode, checkpointing):
         ]
         return -scalars["lambda_sw"] * torch.stack(values).mean()
 
-    loss = crowd.objective(ids, mask, lambda logits, agents: losses(logits, labels), represent, penalty, hidden=True)
+    loss = objective(crowd, ids, mask, lambda logits, agents: losses(logits, labels), represent, penalty, hidden=True)
     assert loss.total.item() == pytest.approx(scalars["correct.right.total"], abs=1e-5)
     assert loss.losses.mean().item() == pytest.approx(scalars["correct.right.task"], abs=1e-5)
     loss.total.backward()

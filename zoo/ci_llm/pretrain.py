@@ -12,8 +12,7 @@ from zoo.ci_llm.data.text_data import Template
 from zoo.ci_llm.data.tokenizers import Tokenizer
 from zoo.ci_llm.losses.likelihood import IGNORED, losses, target_losses
 from zoo.ci_llm.losses.objective import Batch, attended, targets
-from zoo.ci_llm.nets.backbone import Backbone, LearningBackbone
-from zoo.ci_llm.nets.positions import positions
+from zoo.ci_llm.nets.backbone import Backbone, LearningBackbone, positions
 from zoo.common.atomic import replacing
 from zoo.runs.folder import run_folder
 from zoo.training.schedules import LrScaling
@@ -28,14 +27,11 @@ class PretrainTask(SingleOptimizerTask):
     `val/loss` is the NLL of the answers, in nats per token, `val/accuracy` that of their likeliest tokens.
 
     Args:
-        backbone: random weights; all of it trains.
         tokenizer: of the texts; written beside the weights.
-        optimizer: of the whole.
         scheduler: of the learning rate, counted in optimizer steps.
         whole_text: learn prompts too, not answers alone.
         template: what turns a prompt into the text that the model continues, with `{prompt}`; that of the data.
         max_new_tokens: most tokens of an answer.
-        lr_scaling: of the rates with the effective batch.
     """
 
     inference_class = "zoo.ci_llm.Speaker"

@@ -19,6 +19,7 @@ from zoo.ci_llm.losses.metrics import token_scores
 from zoo.ci_llm.losses.objective import Batch, Objective, label_count, mean_over_ranks, targets
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.ci_llm.nets.sampling import Sampling
+from zoo.common.ranges import one_of
 from zoo.training.schedules import LrScaling
 from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask, WeightedMeans
 
@@ -33,15 +34,12 @@ class CrowdTask(SingleOptimizerTask):
     nll_ensemble), `pairwise_kl`, `disagreement` of the likeliest tokens and `accuracy` of the ensemble's.
 
     Args:
-        crowd: backbone and agents.
-        tokenizer: of the backbone.
-        optimizer: of the adapters.
         diversity: the term that drives agents apart; null for none.
         scheduler: of the learning rate, counted in optimizer steps.
         normalise: "global" divides by the labelled tokens of the whole optimizer step, of all processes, accumulated
             batches and agents, so that they equal one larger batch; diversity counts in proportion to the tokens of its
             batch. "batch" is the mean over each batch and agent, then over batches.
-        loss_shift: let a position foretell the next token. False compares it with its own token, as the original
+        loss_shift: let a position predict the next token. False compares it with its own token, as the original
             does by mistake, for comparisons with it.
         template: what turns a prompt into the text that the model continues, with `{prompt}`; that of the data.
         aggregator: joins the agents when they write; their mean by default.
@@ -49,7 +47,6 @@ class CrowdTask(SingleOptimizerTask):
         sampling: how tokens are chosen; the likeliest by default.
         prompt_batch: prompts that are answered together.
         answer_seed: of answers that are drawn.
-        lr_scaling: of the rates with the effective batch.
 
     Source: specification of CI-LLM, section 2.
     """
@@ -75,8 +72,7 @@ class CrowdTask(SingleOptimizerTask):
         lr_scaling: LrScaling | None = None,
     ) -> None:
         super().__init__(optimizer, scheduler, lr_scaling=lr_scaling)
-        if normalise not in ("batch", "global"):
-            raise ValueError(f'normalise is "batch" or "global", not {normalise!r}')
+        one_of(("batch", "global"), normalise=normalise)
         self.crowd = crowd
         self.tokenizer = tokenizer
         self.diversity = diversity
@@ -142,7 +138,6 @@ class CrowdTask(SingleOptimizerTask):
         Args:
             batch: `input_ids`, `attention_mask` and `labels`, (B, T) for all agents or (K, B, T); packed also
                 `segment_ids`.
-            batch_idx: its number in the epoch.
         """
         batch = self.drawn(batch)
         normaliser, share = self._portion(batch["labels"])
@@ -218,7 +213,7 @@ def _means_of(scores: Mapping[str, Tensor]) -> dict[str, Tensor | float]:
 
 
 class _CrowdMeans(WeightedMeans):
-    """Means over all tokens, and the least of the agents' among them: which agent that is, only the whole set tells."""
+    """Means over all tokens, and the least of the agents' among them: which agent that is, only the whole set shows."""
 
     def compute(self) -> dict[str, float]:
         """Reduce over all ranks and return the means."""

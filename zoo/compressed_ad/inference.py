@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from zoo.common.atomic import write_atomic
+from zoo.common.ranges import at_least, one_of
 from zoo.compressed_ad.envs.grids import Env
 from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.rollout import check_fit, rollout
@@ -39,21 +40,15 @@ class Agent(Inference):
     seeds.
 
     Args:
-        policy: the trained net.
-        env: where it acts.
         episodes: of each pair of task and seed, one after the other, the context never cleared.
         greedy: take the most likely action; it then stops exploring, and is usually worse.
-
-    Raises:
-        ValueError: when there is no episode, or the policy does not fit the environment.
     """
 
     input_suffixes = (".json",)
     output_suffix = ".npy"
 
     def __init__(self, policy: InContextPolicy, env: Env, episodes: int = 100, greedy: bool = False) -> None:
-        if episodes < 1:
-            raise ValueError(f"episodes is at least 1, not {episodes}")
+        at_least(1, episodes=episodes)
         check_fit(policy, env)
         self.policy = policy
         self.env = env
@@ -63,18 +58,11 @@ class Agent(Inference):
     def __call__(
         self, tasks: np.ndarray | Tensor | Sequence[Sequence[int]], seeds: Sequence[int], episodes: int | None = None
     ) -> np.ndarray:
-        """Play.
+        """Play: the return of each episode (n, episodes), float32.
 
         Args:
             tasks: (n, F) integers, as `env.tasks()` has them; a task may repeat.
             seeds: (n,), 0 to 2**64 - 1; the same task and seed give the same episodes.
-            episodes: number; the agent's own by default.
-
-        Returns:
-            Return of each episode (n, episodes), float32.
-
-        Raises:
-            ValueError: when a task does not exist, or there are not as many seeds.
         """
         rows = torch.as_tensor(np.asarray(tasks), dtype=torch.int64)
         number = self.episodes if episodes is None else episodes
@@ -128,15 +116,9 @@ class Agent(Inference):
 
 
 def pairs(env: Env, tasks: Tensor, seeds: Sequence[int]) -> tuple[Tensor, list[int]]:
-    """Pair each task with each seed, task by task.
+    """Pair each task with each seed, task by task: tasks (n * m, F) and as many seeds for `rollout`.
 
-    Args:
-        env: of the tasks.
-        tasks: (n, F) int64.
-        seeds: m small numbers.
-
-    Returns:
-        Tasks (n * m, F) and as many seeds for `rollout`. Those of a pair depend on task and seed alone.
+    The seed of a pair depends on task and seed alone.
     """
     rows = np.ravel_multi_index(tuple(tasks.numpy().T), env.task_sizes)
     return tasks.repeat_interleave(len(seeds), 0), [
@@ -148,16 +130,11 @@ def tasks_of(env: Env, split: str, split_seed: int = SPLIT_SEED, train_share: fl
     """The tasks (n, F) of a split.
 
     Args:
-        env: of the tasks.
         split: "train", "test" or "all".
         split_seed: of the order in which tasks were divided.
         train_share: of the tasks that are for training.
-
-    Raises:
-        ValueError: when there is no such split, or it is empty.
     """
-    if split not in SPLITS:
-        raise ValueError(f"split is one of {', '.join(SPLITS)}, not {split!r}")
+    one_of(SPLITS, split=split)
     tasks = env.tasks()
     if split != "all":
         train, test = env.split(split_seed, train_share)

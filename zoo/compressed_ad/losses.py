@@ -1,4 +1,4 @@
-"""Losses of in-context policies: the actions told, and what can be told back from latents."""
+"""Losses of in-context policies: the predicted actions, and the reconstruction of compressed context."""
 
 from __future__ import annotations
 
@@ -16,25 +16,21 @@ def reconstruction_loss(
     compression: Compression,
     reward_weight: float = 1.0,
     seed: int | None = None,
-    asked: Tensor | None = None,
+    reconstructed: Tensor | None = None,
 ) -> Tensor:
-    """How badly the policy's decoder tells back, from the latents, what was compressed.
+    """How badly the policy's decoder reconstructs from the latents what was compressed.
 
     A plain decoder gives back all tokens, old latents included: mean squared error, the tokens being fixed. A
-    `FieldDecoder` tells the fields of the transitions: mean cross-entropy of a field, in nats.
+    `FieldDecoder` predicts the fields of the transitions: mean cross-entropy of a field, in nats.
 
     Args:
         policy: with a decoder.
-        compression: one call of its compressor.
         reward_weight: of a rewarded transition, others having 1.
-        seed: of the positions that a `FieldDecoder` is asked for, the same on every process; all by default.
-        asked: these positions (n,), where they were drawn before.
+        seed: of the positions that a `FieldDecoder` reconstructs, the same on every process; all by default.
+        reconstructed: these positions (n,), where they were drawn before.
 
     Returns:
         A scalar.
-
-    Raises:
-        ValueError: when the policy has no decoder, or one that knows fewer positions.
     """
     decoder = policy.decoder
     if decoder is None:
@@ -43,10 +39,10 @@ def reconstruction_loss(
     decoder.check_tokens(tokens.shape[1])
     old = tokens.shape[1] - steps.length
     if isinstance(decoder, FieldDecoder):
-        chosen = decoder.chosen(steps.length, seed, tokens.device) if asked is None else asked
+        chosen = decoder.chosen(steps.length, seed, tokens.device) if reconstructed is None else reconstructed
         steps = Steps(*(field[:, chosen] for field in steps))
-        told = zip(decoder.field_logits(latents, chosen + old), decoder.field_values(steps), strict=True)
-        errors = torch.stack([cross_entropy(logits, values) for logits, values in told]).mean(0)
+        predicted = zip(decoder.field_logits(latents, chosen + old), decoder.field_values(steps), strict=True)
+        errors = torch.stack([cross_entropy(logits, values) for logits, values in predicted]).mean(0)
         rewarded = steps.rewards > 0
     else:
         output = decoder(latents, torch.arange(tokens.shape[1], device=tokens.device))

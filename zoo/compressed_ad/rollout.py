@@ -1,4 +1,4 @@
-"""Acting in context: a frozen policy in many worlds at once, episode after episode, its context never cleared."""
+"""Acting in context: a frozen policy in many environments at once, its context never cleared."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from rich.progress import track
 from torch import Tensor
 
 from zoo.common.draws import GOLDEN, seeded_uniforms
-from zoo.compressed_ad.envs.grids import MOVES, Env, Worlds
+from zoo.common.ranges import at_least
+from zoo.compressed_ad.envs.grids import MOVES, BatchedEnv, Env
 from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.nets.steps import Steps
 
@@ -23,7 +24,7 @@ class Rollout(NamedTuple):
 
     returns: (B, episodes) float32, on the CPU.
     compressions: steps, counted from 0 over all episodes, after which the context was compressed.
-    steps: (B, L) what was seen and done, where it was asked for.
+    steps: (B, L) what was seen and done, where recorded.
     logits: (B, L, actions) of the policy, likewise.
     """
 
@@ -40,17 +41,11 @@ class Player:
     rounding in the net). As a context manager it keeps the policy in evaluation mode.
 
     Args:
-        policy: whose actions are taken.
-        env: where.
         tasks: (B, F) int64.
         seeds: (B,), 0 to 2**64 - 1.
         greedy: take the most likely action; else draw.
         cached: keep keys and values where that is exact.
         record: keep what was seen and done, and the logits.
-
-    Raises:
-        ValueError: when there are not as many seeds as tasks, a task does not exist, or the policy's grid or actions
-            are not the environment's.
     """
 
     def __init__(
@@ -68,7 +63,7 @@ class Player:
         check_fit(policy, env)
         self.policy = policy
         self.device = policy.head.weight.device
-        self.worlds = env.start(tasks.to(self.device), seeds)
+        self.envs = env.start(tasks.to(self.device), seeds)
         self.state = policy.begin(cached)
         self.greedy = greedy
         self.time = 0
@@ -95,29 +90,27 @@ class Player:
         """Play so many episodes more.
 
         Args:
-            episodes: number.
             aimless: act uniformly at random among the actions that lead to no goal, in place of the policy.
-            progress: show a bar.
 
         Returns:
             (B, episodes) float32, on the CPU.
         """
         returns = torch.zeros(len(self._ends), episodes, device=self.device)
         for episode in track(range(episodes), "episodes", disable=not progress):
-            for _ in range(self.worlds.env.horizon):
+            for _ in range(self.envs.env.horizon):
                 returns[:, episode] += self._step(aimless)
         return returns.cpu()
 
     def _step(self, aimless: bool) -> Tensor:
-        states = self.worlds.states
-        logits = self.policy.act(self.state, states)  # also where it is not asked: it fills the cache
+        states = self.envs.states
+        logits = self.policy.act(self.state, states)  # also where it is not used: it fills the cache
         if aimless:
-            actions = draw(goalless_actions(self.worlds).double(), self._next_numbers())
+            actions = draw(goalless_actions(self.envs).double(), self._next_numbers())
         elif self.greedy:
             actions = logits.argmax(1)
         else:
             actions = draw(logits.double().softmax(1), self._next_numbers())
-        step = self.worlds.step(actions)
+        step = self.envs.step(actions)
         dones = self._ends if step.done else self._goes_on
         seen = Steps(states[:, None], actions[:, None], step.rewards[:, None], step.next_states[:, None], dones)
         before = self.state.compressions
@@ -152,25 +145,9 @@ def rollout(
 ) -> Rollout:
     """Play episodes one after the other with a policy that starts without knowledge and never forgets between them.
 
-    Args:
-        policy: frozen; it is evaluated without gradients, in evaluation mode.
-        env: where.
-        tasks: (B, F) int64; a task may repeat.
-        seeds: (B,), 0 to 2**64 - 1, of the actions (and of random starts).
-        episodes: at least 1.
-        greedy: take the most likely action; else draw.
-        cached: keep keys and values where that is exact.
-        progress: show a bar.
-        record: return what was seen and done, and the logits.
-
-    Returns:
-        Returns and compressions.
-
-    Raises:
-        ValueError: when there is no episode, or as `Player` does.
+    The policy is evaluated without gradients, in evaluation mode; arguments as `Player` takes them.
     """
-    if episodes < 1:
-        raise ValueError(f"episodes is at least 1, not {episodes}")
+    at_least(1, episodes=episodes)
     with Player(policy, env, tasks, seeds, greedy, cached, record) as player:
         returns = player.play(episodes, progress=progress)
     # Clones are ordinary tensors: those made under inference_mode may not enter a training.
@@ -180,11 +157,7 @@ def rollout(
 
 
 def check_fit(policy: InContextPolicy, env: Env) -> None:
-    """Refuse a policy that knows another grid, or other actions.
-
-    Raises:
-        ValueError: when it does.
-    """
+    """Refuse a policy that knows another grid, or other actions."""
     known = (policy.embedding.grid_size, policy.head.out_features)
     if known != (env.grid_size, env.num_actions):
         raise ValueError(
@@ -194,24 +167,16 @@ def check_fit(policy: InContextPolicy, env: Env) -> None:
 
 
 def draw(weights: Tensor, numbers: Tensor) -> Tensor:
-    """Draw by inverse distribution function.
-
-    Args:
-        weights: (B, N) float64, non-negative, not all zero.
-        numbers: (B,) float64 in (0, 1).
-
-    Returns:
-        (B,) int64; never an index of weight 0.
-    """
+    """Draw (B,) by inverse distribution function: weights (B, N) float64, numbers (B,) in (0, 1); none of weight 0."""
     sums = weights.cumsum(1)
     return (sums[:, :-1] <= (numbers[:, None] * sums[:, -1:])).sum(1)
 
 
-def goalless_actions(worlds: Worlds) -> Tensor:
+def goalless_actions(envs: BatchedEnv) -> Tensor:
     """Which actions lead to a cell that is no goal (B, actions), bool; there always is one."""
-    moves = worlds.states.new_tensor(MOVES)
-    permutations = worlds.env.permutations(worlds.tasks)
-    meant = moves.expand(len(worlds.tasks), -1, -1) if permutations is None else moves[permutations]
-    cells = (worlds.states[:, None] + meant).clamp(0, worlds.env.grid_size - 1)
-    goals = worlds.env.goals(worlds.tasks)
+    moves = envs.states.new_tensor(MOVES)
+    permutations = envs.env.permutations(envs.tasks)
+    meant = moves.expand(len(envs.tasks), -1, -1) if permutations is None else moves[permutations]
+    cells = (envs.states[:, None] + meant).clamp(0, envs.env.grid_size - 1)
+    goals = envs.env.goals(envs.tasks)
     return ~(cells[:, :, None] == goals[:, None]).all(-1).any(-1)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zoo.common.ranges import at_least, below
 from zoo.compressed_ad.envs.grids import Env
 from zoo.compressed_ad.losses import cross_entropy, reconstruction_loss
 from zoo.compressed_ad.nets.compression import FieldDecoder
@@ -25,19 +26,7 @@ SEED = 0  # of the positions that are reconstructed in a step
 
 
 class PolicyTask(SingleOptimizerTask):
-    """Base of the tasks that train an in-context policy.
-
-    Args:
-        policy: predicts actions.
-        env: of the tasks.
-        optimizer: builds the optimizer.
-        scheduler: of the learning rate, counted in optimizer steps.
-        lr_scaling: of the rates with the effective batch.
-        compile: compile the policy in place.
-
-    Raises:
-        ValueError: when policy and environment do not fit.
-    """
+    """Base of the tasks that train an in-context policy."""
 
     inference_class = "zoo.compressed_ad.Agent"
     inference_parts = ("policy", "env")
@@ -63,8 +52,8 @@ class PolicyTask(SingleOptimizerTask):
             raise ValueError(f"model.env is {self.env.describe()}, the data's is {env.describe()}: make them the same")
         super().setup(stage)
 
-    def _asked(self, lengths: Sequence[int]) -> list[Tensor]:
-        """The positions that a `FieldDecoder` is asked for in compressions of so many transitions; none of others."""
+    def _reconstructed(self, lengths: Sequence[int]) -> list[Tensor]:
+        """The positions that a `FieldDecoder` reconstructs in compressions of so many transitions; none of others."""
         decoder = self.policy.decoder
         if not isinstance(decoder, FieldDecoder):
             return []
@@ -73,15 +62,12 @@ class PolicyTask(SingleOptimizerTask):
 
 
 class DistillationTask(PolicyTask):
-    """Algorithm distillation: tell the next action of a learning history from all that was before it.
+    """Algorithm distillation: predict the next action of a learning history from all that was before it.
 
     `val/return_first`, `val/return_last` and `val/return_mean` are what the frozen policy earns in an episode of
     held-out tasks, the first, the last, and on average.
 
     Args:
-        policy: predicts actions.
-        env: of the tasks.
-        optimizer: builds the optimizer.
         scheduler: of the learning rate, counted in optimizer steps.
         dense: train the actions of all steps; false trains an item's last one, as the original does.
         label_smoothing: of the actions, in [0, 1).
@@ -92,11 +78,6 @@ class DistillationTask(PolicyTask):
         frozen: parts of the policy that do not train, as prefixes (`compressor`) or globs of their names.
         episodes: that a context lives for in evaluation; an option of inference.
         greedy: take the most likely action in evaluation instead of drawing; an option of inference.
-        lr_scaling: of the rates with the effective batch.
-        compile: compile the policy in place.
-
-    Raises:
-        ValueError: when arguments contradict each other or are out of range.
 
     Source: Laskin et al., "In-context Reinforcement Learning with Algorithm Distillation" (2022), equation 1.
     """
@@ -129,12 +110,10 @@ class DistillationTask(PolicyTask):
             raise ValueError("model: dense true needs policy.latent_mask causal; full shows the latents every query")
         if recon_weight and (policy.decoder is None or policy.compressor is None):
             raise ValueError(f"model.recon_weight is {recon_weight}, which needs policy.compressor and policy.decoder")
-        if not 0 <= label_smoothing < 1 or min(recon_weight, reward_weight, gradient_decay) < 0 or episodes < 1:
-            raise ValueError(
-                f"model: label_smoothing ({label_smoothing}) lies in [0, 1), recon_weight ({recon_weight}), "
-                f"reward_weight ({reward_weight}) and gradient_decay ({gradient_decay}) are not negative, episodes "
-                f"({episodes}) is at least 1"
-            )
+        at_least(0, label_smoothing=label_smoothing, recon_weight=recon_weight)
+        at_least(0, reward_weight=reward_weight, gradient_decay=gradient_decay)
+        below(1, label_smoothing=label_smoothing)
+        at_least(1, episodes=episodes)
         if frozen:
             freeze(policy, frozen)
         self.dense = dense
@@ -147,18 +126,13 @@ class DistillationTask(PolicyTask):
         self.greedy = greedy
 
     def drawn(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Add the positions that the decoder is `asked` for, in each compression."""
-        if not self.recon_weight or "asked" in batch:
+        """Add the positions that the decoder reconstructs, in each compression."""
+        if not self.recon_weight or "reconstructed" in batch:
             return batch
-        return {**batch, "asked": self._asked(self.policy.segments(batch["steps"].length)[:-1])}
+        return {**batch, "reconstructed": self._reconstructed(self.policy.segments(batch["steps"].length)[:-1])}
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        """The actions' cross-entropy, and how badly the latents tell what was compressed.
-
-        Args:
-            batch: `steps`, B histories of one length.
-            batch_idx: its number in the epoch.
-        """
+        """The actions' cross-entropy, and how badly the latents keep what was compressed, on `steps` of one length."""
         batch = self.drawn(batch)
         steps: Steps = batch["steps"]
         output = self.policy(steps, self.gradient_rounds, self.gradient_decay, last_only=not self.dense)
@@ -166,8 +140,8 @@ class DistillationTask(PolicyTask):
         loss = terms["loss_action"]
         if self.recon_weight:
             losses = [
-                reconstruction_loss(self.policy, each, self.reward_weight, asked=asked)
-                for each, asked in zip_longest(output.compressions, batch["asked"])
+                reconstruction_loss(self.policy, each, self.reward_weight, reconstructed=reconstructed)
+                for each, reconstructed in zip_longest(output.compressions, batch["reconstructed"])
             ]
             terms["loss_recon"] = torch.stack(losses).mean() if losses else torch.zeros_like(loss)
             loss = loss + self.recon_weight * terms["loss_recon"]
@@ -189,7 +163,7 @@ class DistillationTask(PolicyTask):
         return {key: value.double().mean() for key, value in means.items()}, len(returns)
 
     def _action_terms(self, output: Output, steps: Steps, label_smoothing: float = 0.0) -> dict[str, Tensor]:
-        """Cross-entropy, in nats, and share of actions told rightly."""
+        """Cross-entropy, in nats, and share of actions predicted rightly."""
         actions = steps.actions[:, -output.logits.shape[1] :]
         return {
             "loss_action": cross_entropy(output.logits, actions, label_smoothing).mean(),
@@ -198,21 +172,14 @@ class DistillationTask(PolicyTask):
 
 
 class PretrainTask(PolicyTask):
-    """Pre-training: a policy's compressor and decoder learn to keep and to tell back a piece of a history.
+    """Pre-training: a policy's compressor and decoder learn to keep and to reconstruct a piece of a history.
 
     The transitions' embedding trains with them; nothing else does. Begin a `DistillationTask` with it by `init_from`.
 
     Args:
         policy: with compressor and decoder.
-        env: of the tasks.
-        optimizer: builds the optimizer.
         scheduler: of the learning rate, counted in optimizer steps.
         reward_weight: of a rewarded transition.
-        lr_scaling: of the rates with the effective batch.
-        compile: compile the policy in place.
-
-    Raises:
-        ValueError: when the policy lacks one of them, or the compressor has no weights.
     """
 
     def __init__(
@@ -232,18 +199,17 @@ class PretrainTask(PolicyTask):
         self.reward_weight = reward_weight
 
     def drawn(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Add the positions that the decoder is `asked` for."""
-        return batch if "asked" in batch else {**batch, "asked": self._asked([batch["steps"].length])}
+        """Add the positions that the decoder reconstructs."""
+        return (
+            batch
+            if "reconstructed" in batch
+            else {**batch, "reconstructed": self._reconstructed([batch["steps"].length])}
+        )
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        """The loss of one compression of `steps`.
-
-        Args:
-            batch: `steps`, B histories of one length.
-            batch_idx: its number in the epoch.
-        """
+        """The loss of one compression of `steps`, B histories of one length."""
         batch = self.drawn(batch)
-        loss = self._loss(batch["steps"], next(iter(batch["asked"]), None))
+        loss = self._loss(batch["steps"], next(iter(batch["reconstructed"]), None))
         self.log_terms("train", {"loss": loss}, batch_size=len(batch["steps"].actions))
         return loss
 
@@ -251,8 +217,8 @@ class PretrainTask(PolicyTask):
         """The same loss on held-out tasks; nothing is acted."""
         return {"loss": self._loss(batch["steps"])}, len(batch["steps"].actions)
 
-    def _loss(self, steps: Steps, asked: Tensor | None = None) -> Tensor:
+    def _loss(self, steps: Steps, reconstructed: Tensor | None = None) -> Tensor:
         assert self.policy.compressor is not None
         tokens = self.policy.embedding.transitions(steps)
         compression = Compression(tokens, steps, self.policy.compressor(tokens))
-        return reconstruction_loss(self.policy, compression, self.reward_weight, asked=asked)
+        return reconstruction_loss(self.policy, compression, self.reward_weight, reconstructed=reconstructed)

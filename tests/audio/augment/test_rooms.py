@@ -1,9 +1,12 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from zoo.audio.augment.effects import direct_path, reverberate
-from zoo.audio.augment.rooms import SyntheticNoise, crop_noise, read_rirs, synthetic_rirs
-from zoo.audio.corpora.corpus import Corpus
+from zoo.audio.augment.rooms import SyntheticNoise, crop_noise, open_noises, open_rirs, read_rirs, synthetic_rirs
+from zoo.audio.corpora.cache import build
+from zoo.audio.corpora.corpus import Corpus, cache_folder
 from zoo.audio.io import files
 
 RATE = 16000
@@ -34,7 +37,7 @@ def test_synthetic_responses_are_deterministic_and_independent_of_count():
         np.testing.assert_array_equal(a, b)
     assert not np.array_equal(more[0][:500], synthetic_rirs(1, RATE, seed=2)[0][:500])
     assert synthetic_rirs(0, RATE) == []
-    with pytest.raises(ValueError, match="sample_rate >= 1000"):
+    with pytest.raises(ValueError, match="sample_rate is at least 1000"):
         synthetic_rirs(1, 500)
 
 
@@ -86,7 +89,7 @@ def test_colours_have_their_slope_per_octave(index, slope):
 
 
 def test_bad_arguments_are_named():
-    with pytest.raises(ValueError, match="clips must be >= 1"):
+    with pytest.raises(ValueError, match="clips is at least 1, not 0"):
         SyntheticNoise(0, RATE)
 
 
@@ -97,3 +100,18 @@ def test_a_crop_lies_inside_and_a_short_noise_goes_round():
     np.testing.assert_array_equal(crop, whole[start : start + 3000])
     tiled, start = crop_noise(noises, 0, 20000, np.random.default_rng(1))
     np.testing.assert_array_equal(tiled, np.tile(whole, 4)[start : start + 20000])
+
+
+def test_validation_hears_other_noise_than_training(tmp_path: Path) -> None:
+    ramp = np.linspace(0, 0.5, 16000, dtype=np.float32)
+    files.write(tmp_path / "noise" / "a.wav", ramp, 16000)
+    build([tmp_path / "noise" / "a.wav"], cache_folder(tmp_path / "cache", tmp_path / "noise", 16000), 16000)
+    train, val = (open_noises(tmp_path / "noise", tmp_path / "cache", 16000, training) for training in (True, False))
+    assert int(train.lengths[0]) + int(val.lengths[0]) == 16000
+    assert train.read(0).max() < val.read(0).min() + 1e-3
+
+
+def test_noise_and_rooms_can_be_made_in_code(tmp_path: Path) -> None:
+    first, second = (open_noises(None, tmp_path, 8000, training).read(0) for training in (True, False))
+    assert not np.array_equal(first[:1000], second[:1000])
+    assert all(np.isfinite(rir).all() and len(rir) for rir in open_rirs(None, 8000)[:3])

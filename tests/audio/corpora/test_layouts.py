@@ -139,7 +139,7 @@ def test_wrong_folders_are_named(tmp_path, jvs):
         read_corpus(tmp_path / "missing")
     with pytest.raises(FileNotFoundError, match="not laid out like libritts_r, expected <split>"):
         read_corpus(jvs, "libritts_r")
-    with pytest.raises(ValueError, match="expected auto, ljspeech"):
+    with pytest.raises(ValueError, match="kind is one of auto, ljspeech"):
         read_corpus(jvs, "vctk")
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "a.tar").touch()

@@ -1,6 +1,6 @@
 import pytest
 
-from zoo.audio.corpora.transcripts import character_errors, edits, has_words, normalise, word_errors
+from zoo.audio.corpora.transcripts import character_errors, edit_distance, has_words, normalise, word_errors
 
 
 @pytest.mark.parametrize(
@@ -19,8 +19,8 @@ def test_normalise(text, expected):
 
 
 def test_edits_by_hand():
-    assert edits("kitten", "sitting") == 3
-    assert edits([], ["a", "b"]) == 2 and edits(["a"], []) == 1 and edits("", "") == 0
+    assert edit_distance("kitten", "sitting") == 3
+    assert edit_distance([], ["a", "b"]) == 2 and edit_distance(["a"], []) == 1 and edit_distance("", "") == 0
 
 
 def test_word_errors():

@@ -91,9 +91,9 @@ def test_cut_pads_the_end_and_fit_gives_the_length():
 def test_wrong_numbers_are_refused():
     with pytest.raises(ValueError, match="at most half a chunk: 6 and 10 units"):
         Chunker(10, 6, UNIT)
-    with pytest.raises(ValueError, match="at least 1, found 0"):
+    with pytest.raises(ValueError, match="is at least 1, not 0"):
         Chunker(10, 4, UNIT, batch=0)
-    with pytest.raises(ValueError, match="shift must be 0 to 5"):
+    with pytest.raises(ValueError, match="shift is 0 to 5"):
         Chunker(10, 4, UNIT).spans(100, shift=6)
     with pytest.raises(ValueError, match="at least one block"):
         list(Chunker(10, 4, UNIT).run([], 100, Smooth()))

@@ -62,7 +62,7 @@ def test_drawn_weights_belong_to_the_row():
     all_rows = Dirichlet(0.5).start(3, 3, uniforms)
     torch.testing.assert_close(Dirichlet(0.5).start(3, 1, uniforms[:, 1:2]), all_rows[1:2], rtol=0, atol=0)
     assert not torch.allclose(all_rows[0], all_rows[1])
-    with pytest.raises(ValueError, match="above 0"):
+    with pytest.raises(ValueError, match="alpha is positive"):
         Dirichlet(0)
 
 
@@ -106,5 +106,5 @@ def test_a_member_is_drawn_by_its_weight():
 
 def test_a_vote_returns_the_first_text_with_the_winning_answer():
     texts = ["it is 4", "that makes 5", "so 5.0 it is"]
-    assert Vote().elect(texts) == "that makes 5"
+    assert Vote().winning_text(texts) == "that makes 5"
     assert not Vote.joint and Mean.joint

@@ -82,7 +82,7 @@ def test_bad_arguments():
         writer()("2 + 3")
     with pytest.raises(ValueError, match="prompt 1 is empty"):
         writer()(["a", " "])
-    with pytest.raises(ValueError, match="must be at least 1"):
+    with pytest.raises(ValueError, match="is at least 1"):
         writer(prompt_batch=0)
     assert writer()([]) == []
 
@@ -90,8 +90,8 @@ def test_bad_arguments():
 def test_dry_run_and_example(tmp_path):
     made = writer()
     assert "by 2 agents, whose KL is" in made.dry_run()
-    assert made.spread(["2 + 2"]) > 0
-    assert writer(1).spread(["2 + 2"]) == 0
+    assert made.divergence(["2 + 2"]) > 0
+    assert writer(1).divergence(["2 + 2"]) == 0
     facts = made.process_file(made.write_example(tmp_path / "a"), tmp_path / "b.jsonl")
     assert facts["prompts"] == 2
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from tests.harness import environment
 from zoo.ci_llm.losses.distances import pairwise_divergences
-from zoo.ci_llm.losses.diversity import Diversity, gather_clouds, representations, sliced_wasserstein
+from zoo.ci_llm.losses.diversity import Diversity, gather_points, representations, sliced_wasserstein
 
 
 def clouds(agents=3, rows=4, dims=8, seed=0):
@@ -128,7 +128,7 @@ def test_warm_up_and_hinge():
 
 
 def test_bad_settings_are_refused_and_first_token_warned_of():
-    with pytest.raises(ValueError, match="weight >= 0"):
+    with pytest.raises(ValueError, match="weight is at least 0"):
         Diversity(weight=-1)
     with pytest.warns(UserWarning, match="first_token"):
         Diversity(strategy="first_token")
@@ -142,8 +142,8 @@ def test_clouds_of_unequal_ranks_are_joined():
         padded = torch.nn.functional.pad(mine_first, (0, 0, 0, 2)) if values.dim() == 3 else mine_first
         return torch.stack([values, padded])
 
-    torch.testing.assert_close(gather_clouds(clouds(), gather), torch.cat([clouds(), other], dim=1))
-    torch.testing.assert_close(gather_clouds(clouds()), clouds())
+    torch.testing.assert_close(gather_points(clouds(), gather), torch.cat([clouds(), other], dim=1))
+    torch.testing.assert_close(gather_points(clouds()), clouds())
 
 
 def rank(number, folder):

@@ -84,7 +84,7 @@ def test_the_backbone_keeps_its_modules_and_names():
     "settings", [{"count": 0}, {"count": 1, "rank": 0}, {"count": 1, "dropout": 1.0}, {"count": 1, "dropconnect": -0.1}]
 )
 def test_numbers_out_of_range(settings):
-    with pytest.raises(ValueError, match="agents"):
+    with pytest.raises(ValueError, match=f"{list(settings)[-1]} is"):
         Agents(**settings)
 
 

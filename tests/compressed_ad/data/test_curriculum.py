@@ -89,9 +89,9 @@ def test_accumulated_batches_are_one_step() -> None:
         ({"starts": [0, 5]}, "as many starts"),
         ({"starts": [1]}, r"starts rise from 0, found \[1\]"),
         ({"shares": [[0.5, 0.4]]}, r"sum to 1, found \[0.5, 0.4\]"),
-        ({"num_latents": 11}, "window of 12 has no room for 11 latents"),
+        ({"num_latents": 11}, "window is at least 13, not 12"),
         ({"shortest": 0}, "shortest is at least 1"),
-        ({"max_compressions": [-1]}, "at least 0 or null"),
+        ({"max_compressions": [-1]}, "max_compressions is at least 0"),
     ],
 )
 def test_what_makes_no_sense_is_named(change: dict[str, object], message: str) -> None:

@@ -132,7 +132,7 @@ def test_other_arguments_are_refused(tmp_path):
         HistoryWriter(tmp_path / "store", ENV, list(range(9)), STREAMS, STEPS + 1, 4, {"name": "made up"})
     with pytest.raises(ValueError, match="different indices"):
         HistoryWriter(tmp_path / "new", ENV, [0, 9], STREAMS, STEPS, 4, {})
-    with pytest.raises(ValueError, match="at least one"):
+    with pytest.raises(ValueError, match="tasks is at least 1"):
         HistoryWriter(tmp_path / "new", ENV, [], STREAMS, STEPS, 4, {})
     with pytest.raises(ValueError, match="int8"):
         write(tmp_path / "store").write(0, np.zeros((4, STREAMS, STEPS, 7)))

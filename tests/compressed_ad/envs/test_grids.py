@@ -90,8 +90,8 @@ def test_description_rebuilds_the_environment(env):
         ({"name": "maze"}, "darkroom.*'maze'"),
         ({"grid_size": 9}, "darkroom.*None"),
         ({"name": "darkroom", "colour": 1}, "darkroom.*colour"),
-        ({"name": "darkroom", "grid_size": 1}, "grid_size 1"),
-        ({"name": "darkroom", "horizon": 0}, "horizon 0"),
+        ({"name": "darkroom", "grid_size": 1}, "grid_size is at least 2, not 1"),
+        ({"name": "darkroom", "horizon": 0}, "horizon is at least 1, not 0"),
         ({"name": "darkroom", "start": [9, 0]}, "0 to 8"),
     ],
 )
@@ -115,7 +115,7 @@ def test_split_divides_the_tasks():
     assert sorted([*train.tolist(), *test.tolist()]) == list(range(6561))
     assert not torch.equal(train, env.split(4, 0.95)[0])
     assert [len(part) for part in env.split(3, 1.0)] == [6561, 0]
-    with pytest.raises(ValueError, match="from 0 to 1"):
+    with pytest.raises(ValueError, match="train_share is 0 to 1"):
         env.split(3, 95)
 
 
@@ -178,7 +178,7 @@ def test_wrong_actions_are_refused():
     for actions in ([5, 0], [-1, 0]):
         with pytest.raises(ValueError, match="0 to 4"):
             worlds.step(torch.tensor(actions))
-    with pytest.raises(ValueError, match="2 worlds"):
+    with pytest.raises(ValueError, match="2 environments"):
         worlds.step(torch.tensor([0]))
     assert worlds.time == 0
 

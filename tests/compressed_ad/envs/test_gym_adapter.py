@@ -97,7 +97,7 @@ def test_vector_worlds_repeat_the_tasks(gymnasium):
     vector = gymnasium.make_vec("zoo/Darkroom-v0", num_envs=5, tasks=[(4, 4), (0, 0)])
     vector.reset(seed=1)
     assert vector.step(np.full(5, 4))[1].tolist() == [1.0, 0.0, 1.0, 0.0, 1.0]
-    with pytest.raises(ValueError, match="3 tasks need at least as many worlds"):
+    with pytest.raises(ValueError, match="3 tasks need at least as many environments"):
         make_vector("darkroom", [(0, 0)] * 3, num_envs=2)
 
 

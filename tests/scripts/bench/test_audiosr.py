@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from scripts.bench import audiosr as benchmark
+from scripts.bench import tools
 from scripts.bench.audiosr_others import ORIGINAL_SHARE, OriginalStep
 from scripts.bench.tools import Cost, Settings, cost_of
+from zoo.audio.io import files
 from zoo.cli.trainer import ZooCLI
 
 COUNTS = {"step": 3, "shared": 1, "samplers": 1, "restore": 3}
@@ -34,14 +36,15 @@ def without_trainer(fit: Any, other: Callable[[], object], rounds: int, warmup: 
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     monkeypatch.setattr(benchmark, "MIDDLE", {})
     monkeypatch.setattr(benchmark, "CROP_SAMPLES", 10240)
-    monkeypatch.setattr(benchmark, "peak_memory", no_processes)
+    for module in (benchmark, tools):
+        monkeypatch.setattr(module, "peak_memory", no_processes)
     monkeypatch.setattr(benchmark, "interleave_with_trainer", without_trainer)
-    monkeypatch.setattr(benchmark, "write_long", lambda path, minutes: write_second(path))
+    monkeypatch.setattr(tools, "write_long", lambda path, minutes, sample_rate: write_second(path))
     return Settings(partial(ZooCLI, "fit"), tmp_path, quick=True)
 
 
 def write_second(path: Path) -> None:
-    benchmark.files.write(path, np.zeros(16000, dtype=np.float32), 16000)
+    files.write(path, np.zeros(16000, dtype=np.float32), 16000)
 
 
 @pytest.mark.parametrize("name", COUNTS)

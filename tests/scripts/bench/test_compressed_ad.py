@@ -14,7 +14,7 @@ import torch
 
 from scripts.bench import compressed_ad as benchmark
 from scripts.bench.compressed_ad import Training, cut, every_action, histories, last_action
-from scripts.bench.compressed_ad_originals import LastActionPolicy, PythonDarkroom, PythonWorlds
+from scripts.bench.compressed_ad_originals import LastActionPolicy, PythonDarkroom, PythonEnvs
 from scripts.bench.tools import Settings
 from zoo.compressed_ad.data.datamodule import HistoryData
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
@@ -76,7 +76,7 @@ def test_the_loss_on_every_action_must_beat_the_other(settings: Settings) -> Non
 def test_python_worlds_do_what_ours_do() -> None:
     env = Darkroom()
     tasks = env.tasks()[[0, 31, 40, 49]]
-    ours, original = env.start(tasks), PythonWorlds([PythonDarkroom(task) for task in tasks.tolist()])
+    ours, original = env.start(tasks), PythonEnvs([PythonDarkroom(task) for task in tasks.tolist()])
     total = 0
     for actions in torch.randint(5, (2 * env.horizon, 4), generator=torch.Generator().manual_seed(0)):
         step = ours.step(actions)

@@ -1,9 +1,9 @@
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from scripts.bench import scaling
 from tests.harness import TOY_RECIPE, environment
@@ -26,25 +26,46 @@ def pretend(config: Path, count: int, run: Path, steps: int, accelerator: str, e
 def test_speed_up_and_efficiency_are_against_one_process(tmp_path, monkeypatch):
     monkeypatch.setattr(scaling, "_train", pretend)
     rows = scaling.measure(Path("recipe.yaml"), [1, 2, 4], tmp_path, batch_sizes=[8, 8, 6], accelerator="cpu")
-    assert [row.effective_batch for row in rows] == [24, 48, 72]  # three batches are accumulated
-    assert [row.samples_per_second for row in rows] == pytest.approx([200 / 3, 120, 180])  # of the same time each
-    assert [row.speed_up for row in rows] == pytest.approx([1, 1.8, 2.7])
-    assert [row.efficiency for row in rows] == pytest.approx([1, 0.9, 0.675])
-    assert [row.expected for row in rows] == [1.0, 1.85, 3.6]
-    with Console(record=True, width=120) as console:
-        scaling.show("title", rows, console)
-    cells = [cell.strip() for cell in console.export_text().splitlines()[-2].strip("│").split("│")]
-    assert cells == ["4", "6", "72", "180.0", "2.70x", "68%", "3.6x"]
-    scaling.keep(tmp_path / "a" / "scaling.json", rows, "recipe.yaml")
-    kept = json.loads((tmp_path / "a" / "scaling.json").read_text())
-    assert kept["recipe"] == "recipe.yaml"
-    assert kept["findings"][1]["details"]["speed_up"] == pytest.approx(1.8)
+    assert [row.details["effective batch"] for row in rows] == [24, 48, 72]  # three batches are accumulated
+    assert [row.value for row in rows] == pytest.approx([200 / 3, 120, 180])  # of the same time each
+    assert [row.details["speed-up, x"] for row in rows] == pytest.approx([1, 1.8, 2.7])
+    assert [row.details["efficiency"] for row in rows] == pytest.approx([1, 0.9, 0.675])
+    assert [row.details["manual expects, x"] for row in rows] == [1.0, 1.85, 3.6]
+
+
+def test_the_command_shows_and_keeps_what_it_measured(tmp_path, monkeypatch, capsys):
+    seen = []
+    monkeypatch.setattr(
+        scaling,
+        "_train",
+        lambda config, count, run, steps, *rest: (seen.append(steps), pretend(config, count, run, steps, *rest)),
+    )
+    kept = tmp_path / "a" / "scaling.json"
+    arguments = [
+        "--config",
+        "recipe.yaml",
+        "--devices",
+        "1",
+        "2",
+        "--accelerator",
+        "cpu",
+        "--output",
+        str(kept),
+        "--quick",
+    ]
+    monkeypatch.setattr(sys, "argv", ["scaling.py", *arguments])
+    scaling.main()
+    assert seen == [scaling.QUICK_STEPS] * 2
+    found = json.loads(kept.read_text())
+    assert (found["recipe"], found["quick"]) == ("recipe.yaml", True)
+    assert found["findings"][1]["details"]["speed-up, x"] == pytest.approx(1.8)
+    assert "2 processes" in capsys.readouterr().out
 
 
 def test_a_number_that_the_manual_does_not_name_has_no_expectation(tmp_path, monkeypatch):
     monkeypatch.setattr(scaling, "_train", lambda config, count, run, *rest: pretend(config, min(count, 2), run, *rest))
     rows = scaling.measure(Path("recipe.yaml"), [1, 3], tmp_path, accelerator="cpu")
-    assert (rows[1].expected, rows[1].batch_size) == (None, 8)
+    assert (rows[1].details["manual expects, x"], rows[1].details["batch per process"]) == (None, 8)
 
 
 def test_refuses_what_cannot_be_compared(tmp_path):
@@ -73,5 +94,5 @@ def test_one_and_two_processes_are_measured(tmp_path, monkeypatch):
         monkeypatch.setenv(name, value)
     extra = ["--allow-import", "toy_wing"]
     rows = scaling.measure(TOY_RECIPE, [1, 2], tmp_path, [4, 4], steps=12, accelerator="cpu", extra=extra)
-    assert [row.effective_batch for row in rows] == [4, 8]
-    assert all(row.samples_per_second > 0 for row in rows)
+    assert [row.details["effective batch"] for row in rows] == [4, 8]
+    assert all(row.value > 0 for row in rows)

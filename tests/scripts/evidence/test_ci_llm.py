@@ -157,6 +157,15 @@ def test_a_table_has_a_dash_where_nothing_is_known() -> None:
     assert markdown([arm]).splitlines()[2].startswith("| x | 1 | 1.000 |") and "| - |" in markdown([arm])
 
 
+def test_the_script_is_quick_with_two_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path / "run")
+    script = REPOSITORY / "scripts" / "evidence" / "ci_llm.py"
+    monkeypatch.setattr(sys, "argv", [str(script), "gather", "--runs", str(run), "--quick"])
+    runpy.run_path(str(script), run_name="__main__")
+    assert len((run / "evidence" / "evaluation" / "items.jsonl").read_text().splitlines()) == 2
+    assert (run / "evidence" / "evidence.json").is_file()
+
+
 def test_the_script_says_in_one_line_when_there_is_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = REPOSITORY / "scripts" / "evidence" / "ci_llm.py"
     monkeypatch.setattr(sys, "argv", [str(script), "gather", "--runs", str(tmp_path / "nothing")])

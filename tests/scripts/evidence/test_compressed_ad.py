@@ -142,6 +142,16 @@ def test_arms_that_differ_in_more_than_memory_are_refused(tmp_path: Path) -> Non
         gather_memory([latents], [make_run(tmp_path / "other", "none", split_seed=1)])
 
 
+def test_the_script_is_quick_with_few_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path / "run")
+    script = REPOSITORY / "scripts" / "evidence" / "compressed_ad.py"
+    monkeypatch.setattr(sys, "argv", [str(script), "demo", "--runs", str(run), "--quick"])
+    runpy.run_path(str(script), run_name="__main__")
+    facts = json.loads((run / "evidence" / "evaluation" / "evaluation.json").read_text())
+    assert facts["seeds"] == evidence.FEW
+    assert (run / "evidence" / "evidence.json").is_file()
+
+
 def test_the_script_says_in_one_line_when_there_is_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = REPOSITORY / "scripts" / "evidence" / "compressed_ad.py"
     monkeypatch.setattr(sys, "argv", [str(script), "demo", "--runs", str(tmp_path / "nothing")])

@@ -14,18 +14,7 @@ FEATURE_SUFFIXES = (".npy", ".pt")
 
 
 def open_features(path: Path) -> np.ndarray:
-    """Map a feature file.
-
-    Args:
-        path: `.npy` array or `.pt` tensor, (C, F) or (1, C, F).
-
-    Returns:
-        Features (C, F), F > 0, on disk.
-
-    Raises:
-        ValueError: when it is something else.
-        FileNotFoundError: when there is no such file.
-    """
+    """Map a `.npy` array or `.pt` tensor, (C, F) or (1, C, F), as features (C, F), F > 0, on disk."""
     if not path.is_file():
         raise FileNotFoundError(f"no feature file {path}")
     try:

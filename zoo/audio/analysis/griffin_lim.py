@@ -14,14 +14,9 @@ _TINY = 1e-8
 
 
 def invert_mel(mel_magnitude: Tensor, mel: LogMel) -> Tensor:
-    """Find the non-negative linear spectrogram whose mel projection is nearest, by multiplicative updates.
+    """Find the linear magnitudes (B, n_fft // 2 + 1, F) whose mel projection is nearest, by multiplicative updates.
 
-    Args:
-        mel_magnitude: Mel magnitudes (B, n_mels, F), not logarithmic, >= 0.
-        mel: The front end that made them.
-
-    Returns:
-        Magnitudes (B, n_fft // 2 + 1, F) float32; 0 outside [f_min, f_max].
+    Mels are magnitudes, not logarithms; the result is 0 outside [f_min, f_max].
 
     Source: Lee and Seung, "Algorithms for Non-negative Matrix Factorization" (2000), equation 4, with fixed basis.
     """
@@ -48,19 +43,7 @@ def _overlap_add(spectrum: Tensor, mel: LogMel) -> Tensor:
 
 
 def griffin_lim(log_mel: Tensor, mel: LogMel, iterations: int = 60, seed: int = 0) -> Tensor:
-    """Turn log-mels into audio with the fast Griffin-Lim algorithm.
-
-    Args:
-        log_mel: Log-mel (B, n_mels, F) of `mel`.
-        mel: The front end that made it, on the same device.
-        iterations: Phase updates, >= 1.
-        seed: Seed of the random start phases.
-
-    Returns:
-        Audio (B, F * hop_length) float32.
-
-    Raises:
-        ValueError: The input is not (B, n_mels, F).
+    """Turn log-mels (B, n_mels, F) into audio (B, F * hop_length) with the fast Griffin-Lim algorithm.
 
     Source: Griffin and Lim (1984); Perraudin et al., "A fast Griffin-Lim algorithm" (2013), algorithm 2.
     """

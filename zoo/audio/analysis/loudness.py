@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from scipy.signal import sosfilt
 
+from zoo.common.ranges import at_least
+
 _STEP_SECONDS, _STEPS = 0.1, 4  # gating blocks of 400 ms that overlap by 75 %
 _OFFSET = -0.691  # LUFS of a mean square of 1
 _ABSOLUTE_GATE = -70.0  # LUFS
@@ -23,17 +25,12 @@ class LoudnessMeter:
 
     Args:
         sample_rate: Hz, >= 8000.
-        channels: Number of channels.
-
-    Raises:
-        ValueError: The rate is lower.
 
     Source: ITU-R BS.1770-4, annex 1 (K-weighting, two gates), without the weights of surround channels.
     """
 
     def __init__(self, sample_rate: int, channels: int) -> None:
-        if sample_rate < _LEAST_RATE:
-            raise ValueError(f"loudness is defined here for {_LEAST_RATE} Hz and more, got {sample_rate} Hz")
+        at_least(_LEAST_RATE, sample_rate=sample_rate)
         self._sections = _k_weighting(sample_rate)
         self._state = np.zeros((len(self._sections), channels, 2))
         self._step = round(_STEP_SECONDS * sample_rate)
@@ -58,16 +55,14 @@ class LoudnessMeter:
             yield block
 
     def loudness(self) -> np.ndarray:
-        """Loudness of what was heard so far.
+        """Loudness of the stream so far, (C,) LUFS; -inf for digital silence.
 
-        Returns:
-            (C,) LUFS; -inf for digital silence. Where all is quieter than the absolute gate, and in clips of less than
-            400 ms, the mean of everything.
+        Where all is quieter than the absolute gate, and in clips of less than 400 ms, the mean of everything.
         """
         powers = np.array(self._powers)
         if len(powers) < _STEPS:
-            heard = [*self._powers] + ([np.square(self._rest).mean(axis=1)] if self._rest.shape[1] else [])
-            blocks = np.mean(heard, axis=0)[None] if heard else np.zeros((1, len(self._rest)))
+            parts = [*self._powers] + ([np.square(self._rest).mean(axis=1)] if self._rest.shape[1] else [])
+            blocks = np.mean(parts, axis=0)[None] if parts else np.zeros((1, len(self._rest)))
         else:
             blocks = np.lib.stride_tricks.sliding_window_view(powers, _STEPS, axis=0).mean(axis=-1)
         return np.array([_gated(channel) for channel in blocks.T])
@@ -75,10 +70,10 @@ class LoudnessMeter:
 
 def _gated(powers: np.ndarray) -> float:
     """LUFS of the blocks that pass both gates."""
-    heard = powers[powers > _power(_ABSOLUTE_GATE)]
-    if not len(heard):
-        heard = powers
-    loud = heard[heard >= heard.mean() * 10 ** (_RELATIVE_GATE / 10)]
+    gated = powers[powers > _power(_ABSOLUTE_GATE)]
+    if not len(gated):
+        gated = powers
+    loud = gated[gated >= gated.mean() * 10 ** (_RELATIVE_GATE / 10)]
     power = loud.mean()
     return _OFFSET + 10 * math.log10(power) if power > 0 else -math.inf
 

@@ -20,16 +20,11 @@ class LogMel(nn.Module):
     autocast, unless the module was cast to float64.
 
     Args:
-        sample_rate: Hz.
         n_fft: FFT size in samples.
-        hop_length: Samples between frames.
-        win_length: Length of the periodic Hann window in samples, <= n_fft.
-        n_mels: Number of bands.
-        f_min: Lower edge of the lowest band in Hz.
-        f_max: Upper edge of the highest band in Hz; None is sample_rate / 2.
-
-    Raises:
-        ValueError: The sizes or band edges contradict each other.
+        hop_length: samples between frames.
+        win_length: length of the periodic Hann window in samples, <= n_fft.
+        f_min: lower edge of the lowest band in Hz.
+        f_max: upper edge of the highest band in Hz; None is sample_rate / 2.
 
     Source: Kong et al., "HiFi-GAN" (2020), section 3 and the features of its published models.
     """
@@ -74,17 +69,7 @@ class LogMel(nn.Module):
         return (max(samples, self.min_samples) + 2 * self.padding_samples - self.n_fft) // self.hop_length + 1
 
     def forward(self, waveform: Tensor) -> Tensor:
-        """Compute the log-mel spectrogram.
-
-        Args:
-            waveform: Audio (B, T), float, in [-1, 1].
-
-        Returns:
-            Log-mel (B, n_mels, F) float32 or float64, >= ln(1e-5), with F = T // hop_length for T >= `min_samples`.
-
-        Raises:
-            ValueError: The input is not (B, T).
-        """
+        """Log-mel (B, n_mels, F), >= ln(1e-5), of audio (B, T); F = T // hop_length for T >= `min_samples`."""
         if waveform.dim() != 2:
             raise ValueError(f"expected a waveform (B, T), got shape {tuple(waveform.shape)}")
         with torch.autocast(waveform.device.type, enabled=False):

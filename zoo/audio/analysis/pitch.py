@@ -23,9 +23,9 @@ class Pitch:
     """A pitch track; frame i is centred on sample i * hop.
 
     Attributes:
-        f0: Fundamental frequency in Hz, 0 where unvoiced, (F,) or (B, F) float32.
-        voiced: Voicing decision, bool, same shape.
-        periodicity: Correlation over one period in [0, 1], same shape, also for unvoiced frames.
+        f0: fundamental frequency in Hz, 0 where unvoiced, (F,) or (B, F) float32.
+        voiced: voicing decision, bool, same shape.
+        periodicity: correlation over one period in [0, 1], same shape, also for unvoiced frames.
     """
 
     f0: Tensor
@@ -45,18 +45,12 @@ def track(
     """Track the pitch of speech or single notes.
 
     Args:
-        x: Audio (T,) or (B, T), float, in [-1, 1].
-        sample_rate: Hz.
-        f_min: Lowest pitch in Hz.
-        f_max: Highest pitch in Hz, < sample_rate / 4.
-        hop_seconds: Time between frames in seconds.
-        threshold: Correlation in (0, 1) from which a frame counts as voiced.
+        x: audio (T,) or (B, T), float, in [-1, 1].
+        f_max: highest pitch in Hz, < sample_rate / 4.
+        threshold: correlation in (0, 1) from which a frame counts as voiced.
 
     Returns:
         The track with F = T // hop + 1 frames.
-
-    Raises:
-        ValueError: Wrong shape, or a pitch range that the sample rate cannot hold.
 
     Source: Talkin, "A robust algorithm for pitch tracking" (1995), equation 3 for the correlation; Boersma, "Accurate
     short-term analysis of the fundamental frequency" (1993), section 3, steps 4 to 6 for candidates and path.

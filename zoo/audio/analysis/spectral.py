@@ -17,11 +17,11 @@ def stft_magnitude(
     """Magnitude of the centred, Hann-windowed STFT in float32, with a floor that keeps its gradient finite.
 
     Args:
-        x: Audio (..., T), float; zero-padded on the right where it is too short to be reflected at its ends.
+        x: audio (..., T), float; zero-padded on the right where it is too short to be reflected at its ends.
         n_fft: FFT size in samples.
-        hop_length: Samples between frames.
-        win_length: Window length in samples, <= n_fft.
-        power_floor: Smallest squared magnitude.
+        hop_length: samples between frames.
+        win_length: window length in samples, <= n_fft.
+        power_floor: smallest squared magnitude.
 
     Returns:
         Magnitudes (..., n_fft // 2 + 1, F) float32, F = T // hop_length + 1.
@@ -39,14 +39,8 @@ def multi_resolution_stft(prediction: Tensor, target: Tensor) -> Tensor:
     """M-STFT: spectral convergence plus L1 of natural-log magnitudes, averaged over three resolutions.
 
     Args:
-        prediction: Audio (T,), (B, T) or (B, 1, T), float, in [-1, 1].
-        target: Audio of the same shape.
-
-    Returns:
-        Scalar float32 >= 0, 0 for equal signals.
-
-    Raises:
-        ValueError: The shapes differ.
+        prediction: audio (T,), (B, T) or (B, 1, T), float, in [-1, 1].
+        target: audio of the same shape.
 
     Source: Yamamoto et al., "Parallel WaveGAN" (2020), equations 3 to 6; Lee et al., "BigVGAN" (2023), section 4.1.
     """

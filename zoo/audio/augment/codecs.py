@@ -20,6 +20,7 @@ from zoo.audio.augment.effects import fit
 from zoo.audio.corpora.synthetic import SpeechLike
 from zoo.audio.io.decoding import BLOCK_SAMPLES
 from zoo.audio.io.resample import resample_array
+from zoo.common.ranges import one_of
 
 _PAD_SECONDS = 0.05  # of silence behind the signal, so that no codec cuts its end
 _FFMPEG_SECONDS = 120  # after which a hanging ffmpeg is given up
@@ -40,12 +41,12 @@ class Codec:
     Attributes:
         container: libsndfile's or ffmpeg's name of the file format.
         encoder: libsndfile's subtype or ffmpeg's encoder.
-        unit: Meaning of the setting; empty when there is none.
-        span: Lowest and highest setting.
-        usual: Setting where none is asked for; None leaves it to the codec (A-law: the signal's own rate).
-        rates: Sample rates in Hz that it can code; empty for any.
-        ffmpeg: Whether it is ffmpeg's.
-        exact: Whether the decoder removes the codec's delay by itself.
+        unit: meaning of the setting; empty when there is none.
+        span: lowest and highest setting.
+        usual: setting where none is given; None leaves it to the codec (A-law: the signal's own rate).
+        rates: sample rates in Hz that it can code; empty for any.
+        ffmpeg: whether it is ffmpeg's.
+        exact: whether the decoder removes the codec's delay by itself.
     """
 
     container: str
@@ -91,26 +92,13 @@ def _present(codec: str) -> bool:
 
 
 def available() -> tuple[str, ...]:
-    """Name the codecs of this machine.
-
-    Returns:
-        Names for `roundtrip`, those of libsndfile first; asks libsndfile and, where it is on the path, ffmpeg.
-    """
+    """Codecs of this machine for `roundtrip`: libsndfile's, then, where it is on the path, ffmpeg's."""
     return tuple(codec for codec in CODECS if _present(codec))
 
 
 def check(codec: str, setting: float | None = None) -> None:
-    """Refuse a codec or setting that `roundtrip` could not carry out here.
-
-    Args:
-        codec: Name.
-        setting: See `roundtrip`.
-
-    Raises:
-        ValueError: Unknown or missing codec, or a setting outside its range.
-    """
-    if codec not in CODECS:
-        raise ValueError(f"unknown codec {codec!r}, expected one of {', '.join(CODECS)}")
+    """Refuse a codec or setting that `roundtrip` could not carry out here."""
+    one_of(CODECS, codec=codec)
     entry = CODECS[codec]
     if setting is not None and not entry.unit:
         raise ValueError(f"codec {codec} has no setting, got {setting}")
@@ -131,8 +119,7 @@ def roundtrip(audio: np.ndarray, sample_rate: int, codec: str, setting: float | 
 
     Args:
         audio: (T,) float32, T >= 1.
-        sample_rate: Hz.
-        codec: One of `available()`.
+        codec: one of `available()`.
         setting: kb/s (mp3, opus, amr_nb, amr_wb, aac), quality 0 to 10 (vorbis), or the line's rate in Hz (alaw, mulaw:
             8000 is a telephone; None codes at `sample_rate`). None takes the usual one.
 
@@ -140,8 +127,7 @@ def roundtrip(audio: np.ndarray, sample_rate: int, codec: str, setting: float | 
         (T,) float32, aligned with the input.
 
     Raises:
-        ValueError: Unknown or missing codec, a setting outside its range, or audio that is not (T,) and finite.
-        OSError: ffmpeg failed.
+        ValueError: unknown or missing codec, a setting outside its range, or audio that is not (T,) and finite.
     """
     check(codec, setting)
     audio = np.asarray(audio, dtype=np.float32)
@@ -179,8 +165,7 @@ def _delay(codec: str, setting: float | None, rate: int) -> int:
 
 
 def _code(line: np.ndarray, rate: int, codec: str, setting: float | None) -> np.ndarray:
-    decoded = _through_ffmpeg if CODECS[codec].ffmpeg else _through_soundfile
-    return decoded(line, rate, codec, setting)
+    return (_through_ffmpeg if CODECS[codec].ffmpeg else _through_soundfile)(line, rate, codec, setting)
 
 
 def _compression(codec: str, setting: float | None, rate: int) -> dict[str, float | str]:
@@ -215,11 +200,8 @@ def _through_ffmpeg(line: np.ndarray, rate: int, codec: str, setting: float | No
     bits = [] if setting is None else ["-b:a", str(round(setting * 1000))]
     encode = [*quiet, *samples, "-i", "pipe:0", "-c:a", entry.encoder, *bits, "-f", entry.container, "pipe:1"]
     coded = _run(encode, line.astype("<f4").tobytes())
-    return np.frombuffer(_run([*quiet, "-f", _demuxer(entry), "-i", "pipe:0", *samples, "pipe:1"], coded), "<f4")
-
-
-def _demuxer(entry: Codec) -> str:
-    return "aac" if entry.container == "adts" else entry.container
+    demuxer = "aac" if entry.container == "adts" else entry.container
+    return np.frombuffer(_run([*quiet, "-f", demuxer, "-i", "pipe:0", *samples, "pipe:1"], coded), "<f4")
 
 
 def _run(command: list[str], data: bytes) -> bytes:

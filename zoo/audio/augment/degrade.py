@@ -12,6 +12,7 @@ from zoo.audio.augment import codecs as coding
 from zoo.audio.augment import effects
 from zoo.audio.augment.rooms import crop_noise
 from zoo.audio.corpora.corpus import Corpus
+from zoo.common.ranges import at_least, one_of, within
 
 Step = Literal["noise", "reverb", "clipping", "lowpass", "packet_loss", "codec"]
 Range = tuple[float, float]
@@ -41,7 +42,7 @@ class Degraded:
 
     Attributes:
         audio: (T,) float32 in [-1, 1], as long as the clean signal and aligned with it.
-        facts: Plain values: `steps` in the order done, `skipped` ones that had no effect, always `gain`, `polarity` and
+        facts: plain values: `steps` in the order done, `skipped` ones that had no effect, always `gain`, `polarity` and
             `peak_scale`, and those of each step (`snr_db`, `noise`, `rir`, `drive`, `cutoff_hz`, `lost`, `codec`, ...).
     """
 
@@ -60,28 +61,25 @@ class Degrader:
     Two published recipes are at hand: `Degrader.a2()` and `Degrader.open_miipher()`.
 
     Args:
-        steps: What may be done, each at most once, in this order: `[noise, reverb]` puts the noise into the room,
+        steps: what may be done, each at most once, in this order: `[noise, reverb]` puts the noise into the room,
             `[reverb, noise]` behind it.
-        probabilities: Share of the items that get a step, 0..1; 1 for steps not named.
+        probabilities: share of the items that get a step, 0..1; 1 for steps not named.
         order: `as_listed`, or `random` for a new order per item.
-        max_steps: Most steps per item: of those drawn by `probabilities` a uniform number from 1 to this is kept.
-        untouched: Share of the items that pass unchanged, 0..1.
-        snr_db: Lowest and highest signal-to-noise ratio in dB.
-        drive: Lowest and highest peak over the clipping limit, >= 1.
-        soft_clipping: Share of the clipped items with a tanh limit; the others get a hard one.
-        cutoff_hz: Lowest and highest limit of the band; what lies above half the sample rate is not drawn.
-        lowpass_by_resampling: Share of band limits made by resampling down and back; the others by a filter.
-        packet_loss: Lowest and highest share of 20 ms packets lost, 0..0.99.
-        burst_packets: Mean length of a run of lost packets, >= 1.
-        packet_repeat: Share of the items whose lost packets repeat the one before; the others get zeros.
-        codecs: Settings by codec, drawn evenly among codecs and then among settings
+        max_steps: most steps per item: of those drawn by `probabilities` a uniform number from 1 to this is kept.
+        untouched: share of the items that pass unchanged, 0..1.
+        snr_db: lowest and highest signal-to-noise ratio in dB.
+        drive: lowest and highest peak over the clipping limit, >= 1.
+        soft_clipping: share of the clipped items with a tanh limit; the others get a hard one.
+        cutoff_hz: lowest and highest limit of the band; what lies above half the sample rate is not drawn.
+        lowpass_by_resampling: share of band limits made by resampling down and back; the others by a filter.
+        packet_loss: lowest and highest share of 20 ms packets lost, 0..0.99.
+        burst_packets: mean length of a run of lost packets, >= 1.
+        packet_repeat: share of the items whose lost packets repeat the one before; the others get zeros.
+        codecs: settings by codec, drawn evenly among codecs and then among settings
             (`zoo.audio.augment.codecs.roundtrip`); an empty list means the codec's usual one. None: MP3, Vorbis, Opus,
             A-law, mu-law.
-        gain: Lowest and highest linear gain ahead of all steps; None leaves the level.
-        polarity: Probability of a flipped sign.
-
-    Raises:
-        ValueError: Unknown steps or codecs, shares outside 0..1, or an impossible range.
+        gain: lowest and highest linear gain ahead of all steps; None leaves the level.
+        polarity: probability of a flipped sign.
     """
 
     def __init__(
@@ -126,28 +124,14 @@ class Degrader:
 
     @classmethod
     def a2(cls, **changes: Any) -> Degrader:
-        """The offline recipe of Atotti's Miipher-2: noise, then reverb for half of the items, then always a codec.
-
-        Args:
-            **changes: Constructor arguments that shall differ.
-
-        Returns:
-            A degrader.
-        """
+        """The offline recipe of Atotti's Miipher-2: noise, then reverb for half of the items, then always a codec."""
         steps = ("noise", "reverb", "codec")
         recipe = {"steps": steps, "probabilities": {"reverb": 0.5}, "snr_db": (5.0, 30.0), "codecs": _A2_CODECS}
         return cls(**{**recipe, **changes})
 
     @classmethod
     def open_miipher(cls, **changes: Any) -> Degrader:
-        """The on-line recipe of Open-Miipher-2: up to 3 of 4 steps in random order, 5 % of the items untouched.
-
-        Args:
-            **changes: Constructor arguments that shall differ.
-
-        Returns:
-            A degrader.
-        """
+        """The on-line recipe of Open-Miipher-2: up to 3 of 4 steps in random order, 5 % of the items untouched."""
         steps = ("clipping", "noise", "reverb", "lowpass")
         plan = {"steps": steps, "order": "random", "max_steps": 3, "untouched": 0.05}
         return cls(**{**plan, "snr_db": (5.0, 30.0), "gain": (0.25, 1.0), "polarity": 0.5, **changes})
@@ -164,16 +148,15 @@ class Degrader:
 
         Args:
             clean: (T,) float32, T >= 1, finite.
-            sample_rate: Of the speech, the noises and the responses, in Hz.
-            rng: Source of every choice.
-            noises: Noise clips, for the step `noise`. Silent crops are passed over.
-            rirs: Room impulse responses (N,) float32 with their delay, for the step `reverb`.
+            sample_rate: of the speech, the noises and the responses, in Hz.
+            noises: noise clips, for the step `noise`. Silent crops are passed over.
+            rirs: room impulse responses (N,) float32 with their delay, for the step `reverb`.
 
         Returns:
             The degraded signal and the facts. A silent signal gets no noise.
 
         Raises:
-            ValueError: Audio that is not (T,) and finite, or noises or responses that are missing or unusable.
+            ValueError: audio that is not (T,) and finite, or noises or responses that are missing or unusable.
         """
         audio = np.array(clean, dtype=np.float32)
         if audio.ndim != 1 or len(audio) == 0 or not np.isfinite(audio).all():
@@ -272,24 +255,19 @@ class Degrader:
         idle = sorted(set(self.probabilities) - set(self.steps))
         if idle:
             raise ValueError(f"probabilities name {', '.join(idle)}, which `steps` does not list; add or remove it")
-        if self.order not in ("as_listed", "random"):
-            raise ValueError(f"order must be as_listed or random, got {self.order!r}")
-        if self.max_steps is not None and self.max_steps < 1:
-            raise ValueError(f"max_steps must be >= 1, got {self.max_steps}; use `untouched` for items without any")
+        one_of(("as_listed", "random"), order=self.order)
+        at_least(1, max_steps=1 if self.max_steps is None else self.max_steps)
 
     def _check_ranges(self) -> None:
         shares = {f"probabilities.{step}": share for step, share in self.probabilities.items()}
         for name in ("untouched", "soft_clipping", "lowpass_by_resampling", "packet_repeat", "polarity"):
             shares[name] = getattr(self, name)
-        for name, share in shares.items():
-            if not 0 <= share <= 1:
-                raise ValueError(f"{name} must lie in 0..1, got {share}")
+        within(0, 1, **shares)
+        at_least(1, burst_packets=self.burst_packets)
         for name, (least, most) in _SPANS.items():
             span = getattr(self, name)
             if span is not None and (len(span) != 2 or not least <= span[0] <= span[1] <= most):
                 raise ValueError(f"{name} must be lowest, highest within {least:g}..{most:g}, got {tuple(span)}")
-        if not self.burst_packets >= 1:
-            raise ValueError(f"burst_packets must be >= 1, got {self.burst_packets}")
 
     def _check_codecs(self) -> None:
         if not self.codecs:

@@ -1,4 +1,4 @@
-"""What rooms, microphones and lines do to a signal: plain functions whose output is aligned with the input."""
+"""What rooms, microphones and lines do to a signal (T,) float32: functions whose output is aligned with the input."""
 
 from __future__ import annotations
 
@@ -24,43 +24,20 @@ Band = Literal["filter", "resample"]
 
 
 def fit(audio: np.ndarray, samples: int) -> np.ndarray:
-    """Cut a signal or extend it with zeros.
-
-    Args:
-        audio: (T,).
-        samples: Length wanted, >= 0.
-
-    Returns:
-        (samples,) of the same dtype.
-    """
+    """Cut a signal to a length or extend it with zeros."""
     return audio[:samples] if len(audio) >= samples else np.pad(audio, (0, samples - len(audio)))
 
 
 def power(audio: np.ndarray) -> float:
-    """Mean square of a signal.
-
-    Args:
-        audio: (T,) float, T >= 1.
-
-    Returns:
-        Mean square, computed in float64.
-    """
+    """Mean square of a signal, computed in float64."""
     return float(np.mean(np.square(audio, dtype=np.float64)))
 
 
 def add_noise(speech: np.ndarray, noise: np.ndarray, snr_db: float) -> np.ndarray:
-    """Add noise at a signal-to-noise ratio of mean powers over the whole signal.
-
-    Args:
-        speech: (T,) float32.
-        noise: (T,) float32, not silent.
-        snr_db: dB; infinite for silent speech, which stays as it is.
-
-    Returns:
-        (T,) float32.
+    """Add noise at a signal-to-noise ratio of mean powers over the whole signal; silent speech stays as it is.
 
     Raises:
-        ValueError: The lengths differ, or the noise is silent or not finite.
+        ValueError: the lengths differ, or the noise is silent or not finite.
     """
     if speech.shape != noise.shape:
         raise ValueError(f"speech {speech.shape} and noise {noise.shape} must have equal shapes")
@@ -72,16 +49,9 @@ def add_noise(speech: np.ndarray, noise: np.ndarray, snr_db: float) -> np.ndarra
 
 
 def direct_path(rir: np.ndarray, sample_rate: int) -> int:
-    """Find the arrival of the direct sound.
+    """Sample at which the direct sound arrives in a room impulse response that is not silent.
 
     It is the first local peak that reaches half of the largest one: a strong reflection may exceed the direct sound.
-
-    Args:
-        rir: Room impulse response (N,) float, not silent.
-        sample_rate: Hz.
-
-    Returns:
-        Its sample, 0 <= sample < N.
     """
     magnitude = np.abs(rir)
     onset = int(np.argmax(magnitude >= _ONSET * magnitude.max()))
@@ -89,21 +59,13 @@ def direct_path(rir: np.ndarray, sample_rate: int) -> int:
 
 
 def reverberate(speech: np.ndarray, rir: np.ndarray, sample_rate: int) -> np.ndarray:
-    """Convolve with a room impulse response so that the direct sound stays where the speech was.
+    """Convolve with a room impulse response (N,) so that the direct sound stays where the speech was.
 
     The direct-path delay is removed, the sign of the direct sound is made positive, the end of the tail is cut, and the
     result has the RMS of the input.
 
-    Args:
-        speech: (T,) float32.
-        rir: (N,) float.
-        sample_rate: Of both, in Hz.
-
-    Returns:
-        (T,) float32.
-
     Raises:
-        ValueError: The response is not one-dimensional, empty, silent or not finite.
+        ValueError: the response is not one-dimensional, empty, silent or not finite.
     """
     rir = np.asarray(rir, dtype=np.float32)
     if rir.ndim != 1 or not np.isfinite(rir).all() or not rir.any():
@@ -123,12 +85,8 @@ def clip(speech: np.ndarray, drive: float, soft: bool) -> np.ndarray:
     """Overdrive a signal: its peak exceeds the limit by `drive`; what lies well below the limit keeps its level.
 
     Args:
-        speech: (T,) float32.
-        drive: Peak over limit, >= 1.
+        drive: peak over limit, >= 1.
         soft: tanh instead of a hard limit.
-
-    Returns:
-        (T,) float32.
     """
     limit = float(np.abs(speech).max()) / drive
     if limit == 0:
@@ -140,14 +98,9 @@ def lowpass(speech: np.ndarray, sample_rate: int, cutoff_hz: float, how: Band) -
     """Limit the band without a delay.
 
     Args:
-        speech: (T,) float32.
-        sample_rate: Hz.
         cutoff_hz: 0 < cutoff_hz < sample_rate / 2.
         how: `filter`, the magnitude of a Butterworth filter of order 8 at zero phase; or `resample`, down to
             2 * cutoff_hz and back.
-
-    Returns:
-        (T,) float32.
     """
     if how == "resample":
         narrow = round(2 * cutoff_hz)
@@ -160,16 +113,11 @@ def lowpass(speech: np.ndarray, sample_rate: int, cutoff_hz: float, how: Band) -
 
 
 def packet_losses(packets: int, rate: float, burst_packets: float, rng: np.random.Generator) -> np.ndarray:
-    """Draw which packets of a line get lost, by a two-state Markov chain.
+    """Draw which packets of a line get lost, (packets,) bool, by a two-state Markov chain.
 
     Args:
-        packets: Number of packets, >= 1.
-        rate: Share of packets lost in the long run, 0 <= rate < 1.
-        burst_packets: Mean length of a run of lost packets, >= 1.
-        rng: Generator.
-
-    Returns:
-        (packets,) bool, True where lost.
+        rate: share of packets lost in the long run, 0 <= rate < 1.
+        burst_packets: mean length of a run of lost packets, >= 1.
 
     Source: Gilbert, "Capacity of a burst-noise channel" (1960), with certain loss in the bad state.
     """
@@ -184,16 +132,10 @@ def packet_losses(packets: int, rate: float, burst_packets: float, rng: np.rando
 
 
 def lose_packets(speech: np.ndarray, sample_rate: int, lost: np.ndarray, fill: Fill) -> np.ndarray:
-    """Replace lost packets of 20 ms.
+    """Replace packets of 20 ms where `lost` (ceil(T / packet),) is true.
 
     Args:
-        speech: (T,) float32.
-        sample_rate: Hz.
-        lost: (ceil(T / packet),) bool.
         fill: `zero`, or `repeat` for the last packet that arrived (zeros before the first).
-
-    Returns:
-        (T,) float32.
     """
     size = packet_samples(sample_rate)
     packets = fit(speech, len(lost) * size).reshape(len(lost), size)
@@ -204,12 +146,5 @@ def lose_packets(speech: np.ndarray, sample_rate: int, lost: np.ndarray, fill: F
 
 
 def packet_samples(sample_rate: int) -> int:
-    """Samples of one packet.
-
-    Args:
-        sample_rate: Hz.
-
-    Returns:
-        Samples of 20 ms, >= 1.
-    """
+    """Samples of one packet of 20 ms, at least 1."""
     return max(1, round(PACKET_SECONDS * sample_rate))

@@ -1,19 +1,25 @@
-"""What surrounds a voice: room impulse responses from files or made in code, and noise."""
+"""What surrounds a voice: room impulse responses and noise, from files or made in code."""
 
 from __future__ import annotations
 
 import math
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from scipy import fft
 from scipy.signal import butter, sosfilt
 
-from zoo.audio.corpora.corpus import Corpus
+from zoo.audio.corpora.cache import CorpusCache
+from zoo.audio.corpora.corpus import ClippedCorpus, Corpus, cache_folder
 from zoo.audio.corpora.synthetic import SpeechLike
 from zoo.audio.io import files
+from zoo.common.ranges import at_least
 
+SYNTHETIC_NOISES = 6
+SYNTHETIC_RIRS = 32
+TRAINING_SHARE = 0.8  # of every noise file, from its beginning; validation takes the rest
 _SOUND_SPEED = 343.0  # m/s, air at 20 degrees Celsius
 _WALL_METRES = 0.5  # least distance of source and microphone from a wall
 _LEAST_METRES = 0.3  # between source and microphone: nearer than a headset the direct sound hides the room
@@ -27,18 +33,11 @@ _HIGHPASS_HZ = 20.0  # images all add with one sign, which no loudspeaker or mic
 
 
 def read_rirs(folder: str | os.PathLike[str], sample_rate: int) -> list[np.ndarray]:
-    """Read every room impulse response below a folder.
-
-    Args:
-        folder: Folder, or one file; several channels are averaged.
-        sample_rate: Hz, to which they are resampled.
-
-    Returns:
-        Responses (N,) float32 as recorded, direct-path delay included, in the order of their paths.
+    """Read the room impulse responses (N,) below a folder, resampled, as recorded, in the order of their paths.
 
     Raises:
-        FileNotFoundError: No such folder, or no audio file in it.
-        ValueError: A file is broken or silent.
+        FileNotFoundError: no such folder, or no audio file in it.
+        ValueError: a file is broken or silent.
     """
     paths = files.walk(folder)
     if not paths:
@@ -54,22 +53,18 @@ def synthetic_rirs(count: int, sample_rate: int, seed: int = 0) -> list[np.ndarr
     """Make room impulse responses: direct sound and early reflections by image sources, an exponential tail behind.
 
     Args:
-        count: Number of responses, >= 0.
         sample_rate: Hz, >= 1000.
-        seed: Equal arguments give equal responses; response i does not depend on `count`.
+        seed: equal arguments give equal responses; response i does not depend on `count`.
 
     Returns:
         Responses (N,) float32 of peak 1 with the delay of their direct path. RT60 uniform in 0.2 to 0.5 s, walls 2 to
         10 m, height 2 to 5 m.
 
-    Raises:
-        ValueError: `count` or `sample_rate` lies outside its range.
-
     Source: Allen and Berkley, "Image method for efficiently simulating small-room acoustics" (1979); ranges of
         Open-Miipher-2.
     """
-    if count < 0 or sample_rate < 1000:
-        raise ValueError(f"count must be >= 0 and sample_rate >= 1000 Hz, got {count} and {sample_rate}")
+    at_least(0, count=count)
+    at_least(1000, sample_rate=sample_rate)
     return [_shoebox(sample_rate, np.random.default_rng([seed, index])) for index in range(count)]
 
 
@@ -80,10 +75,10 @@ def _shoebox(sample_rate: int, rng: np.random.Generator) -> np.ndarray:
     metres, reflections = _images(room, source, microphone)
     arrivals = metres / _SOUND_SPEED
     mixing = arrivals.min() + _MIXING_SECONDS
-    heard = arrivals < mixing
-    gains = _wall_reflection(room, rt60) ** reflections[heard] / metres[heard]
+    early = arrivals < mixing
+    gains = _wall_reflection(room, rt60) ** reflections[early] / metres[early]
     response = np.zeros(math.ceil((mixing + rt60) * sample_rate) + 2 * _TAPS)
-    _add_impulses(response, arrivals[heard] * sample_rate, gains)
+    _add_impulses(response, arrivals[early] * sample_rate, gains)
     response += _tail(response, rt60, mixing, sample_rate, rng)
     response = sosfilt(butter(2, _HIGHPASS_HZ, "highpass", fs=sample_rate, output="sos"), response)
     return (response / np.abs(response).max()).astype(np.float32)
@@ -140,18 +135,14 @@ class SyntheticNoise:
     """Noises made in code, in memory, where there is no folder of them: white, pink, brown, hum, gusts, babble in turn.
 
     Args:
-        clips: Number of clips, >= 1.
         sample_rate: Hz, >= 8000.
-        seed: Equal arguments give equal samples.
-        seconds: Length of a clip, >= 0.1.
-
-    Raises:
-        ValueError: An argument lies outside its range.
+        seed: equal arguments give equal samples.
+        seconds: length of a clip, >= 0.1.
     """
 
     def __init__(self, clips: int, sample_rate: int, seed: int = 0, seconds: float = 5.0) -> None:
-        if clips < 1 or seconds < 0.1:
-            raise ValueError(f"clips must be >= 1 and seconds >= 0.1, got {clips} and {seconds}")
+        at_least(1, clips=clips)
+        at_least(0.1, seconds=seconds)
         samples = round(seconds * sample_rate)
         kinds = [_KINDS[index % len(_KINDS)] for index in range(clips)]
         self._clips = [
@@ -166,18 +157,24 @@ class SyntheticNoise:
         return self._clips[index][start : None if samples < 0 else start + samples]
 
 
-def crop_noise(noises: Corpus, index: int, samples: int, rng: np.random.Generator) -> tuple[np.ndarray, int]:
-    """Take a random stretch of a noise; one that is too short goes round from a random sample on.
+def open_noises(folder: Path | None, cache: Path, sample_rate: int, training: bool) -> Corpus:
+    """Noise for training or for validation, which have no sample in common; made in code when there is no folder.
 
-    Args:
-        noises: Noise clips.
-        index: Number of the clip.
-        samples: Length wanted, >= 1.
-        rng: Generator.
-
-    Returns:
-        (samples,) float32, and the sample of the clip at which it begins.
+    The cache of the folder must have been built.
     """
+    if folder is None:
+        return SyntheticNoise(SYNTHETIC_NOISES, sample_rate, seed=int(not training))
+    whole = CorpusCache(cache_folder(cache, folder, sample_rate))
+    return ClippedCorpus(whole, 0.0, TRAINING_SHARE) if training else ClippedCorpus(whole, TRAINING_SHARE, 1.0)
+
+
+def open_rirs(folder: Path | None, sample_rate: int) -> list[np.ndarray]:
+    """Room impulse responses (T,) float32 at a rate in Hz; made in code when there is no folder."""
+    return synthetic_rirs(SYNTHETIC_RIRS, sample_rate, 0) if folder is None else read_rirs(folder, sample_rate)
+
+
+def crop_noise(noises: Corpus, index: int, samples: int, rng: np.random.Generator) -> tuple[np.ndarray, int]:
+    """Take a random stretch of a noise, and where it begins; one that is too short goes round from a random sample."""
     length = int(noises.lengths[index])
     if length >= samples:
         start = int(rng.integers(length - samples + 1))

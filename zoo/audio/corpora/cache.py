@@ -1,4 +1,4 @@
-"""Builds the corpus cache: file by file into a folder beside the target, taken up again after an interruption."""
+"""The corpus cache: built file by file beside its target, taken up again after an interruption; read at random."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import os
 import shutil
 from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock
 from rich.progress import track
 
 from zoo.audio.io.files import AudioFileError, read_mono
@@ -21,14 +22,11 @@ from zoo.common.reading.bad_share import check_bad_share
 
 VERSION = 1
 _FULL_SCALE = 32768.0
+_LOG = logging.getLogger(__name__)
 
 
 class Names(Sequence[str]):
-    """File names kept as one block of UTF-8, so that a million of them open without a million Python objects.
-
-    Args:
-        folder: A cache folder.
-    """
+    """File names kept as one block of UTF-8, so that a million of them open without a million Python objects."""
 
     def __init__(self, folder: Path) -> None:
         self._ends = np.load(folder / "name_ends.npy", mmap_mode="r")
@@ -52,18 +50,17 @@ class CorpusCache:
     """Random access to the samples of a built cache; may be pickled, and every process maps the files itself.
 
     Args:
-        folder: Folder made by `zoo.audio.corpora.cache.build`.
+        folder: folder made by `zoo.audio.corpora.cache.build`.
 
     Attributes:
-        sample_rate: Hz.
-        lengths: Samples per file (N,) int64.
-        peaks: Largest absolute sample per file (N,) float32, in [0, 1].
-        names: Names of the files, relative to their common folder.
-        bad: Cause by name of the files that were left out.
+        lengths: samples per file (N,) int64.
+        peaks: largest absolute sample per file (N,) float32, in [0, 1].
+        names: names of the files, relative to their common folder.
+        bad: cause by name of the files that were left out.
 
     Raises:
-        FileNotFoundError: There is no cache in the folder.
-        ValueError: The cache is damaged or of another version.
+        FileNotFoundError: there is no cache in the folder.
+        ValueError: the cache is damaged or of another version.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -106,19 +103,11 @@ class CorpusCache:
         return len(self.lengths)
 
     def read(self, index: int, start: int = 0, samples: int = -1) -> np.ndarray:
-        """Read a file of the corpus or a part of it.
+        """Read a file of the corpus or a part of it, (T,) float32 in [-1, 1), a copy.
 
         Args:
-            index: File, 0 <= index < len.
-            start: First sample, 0 <= start < length of the file.
-            samples: Number of samples; -1 reads to the end, and a part reaching past the end is cut like a slice.
-
-        Returns:
-            Audio (T,) float32 in [-1, 1), a copy.
-
-        Raises:
-            IndexError: There is no such file.
-            ValueError: `start` or `samples` lies outside the file.
+            start: first sample, 0 <= start < length of the file.
+            samples: number of samples; -1 reads to the end, and a part reaching past the end is cut like a slice.
         """
         if not 0 <= index < len(self):
             raise IndexError(f"{self.folder}: file {index} of a corpus of {len(self)}")
@@ -130,14 +119,6 @@ class CorpusCache:
         first = int(self.offsets[index]) + start
         last = first + (length - start if samples == -1 else min(samples, length - start))
         return self._audio[first:last].astype(np.float32) / np.float32(_FULL_SCALE)
-
-
-try:
-    import fcntl
-except ImportError:  # Windows: two builders at once are then the user's business
-    fcntl = None  # type: ignore[assignment]
-
-_LOG = logging.getLogger(__name__)
 
 
 def build(
@@ -153,19 +134,16 @@ def build(
     build goes on where it stopped. A file beyond full scale is scaled down to it instead of being clipped.
 
     Args:
-        files: Audio files; the order is kept.
-        folder: Target folder; appears only when the cache is complete.
-        sample_rate: Rate of the cache in Hz.
-        progress: Show a progress bar.
-        max_bad_share: Share of unreadable files in [0, 1] above which the build is given up.
+        files: audio files; the order is kept.
+        folder: target folder; appears only when the cache is complete.
+        max_bad_share: share of unreadable files in [0, 1] above which the build is given up.
 
     Returns:
         The opened cache; the unreadable files are logged and listed in its `bad`.
 
     Raises:
-        FileNotFoundError: A file does not exist.
-        ValueError: There are no files, too many bad ones, or the folder holds something else.
-        OSError: The disk is full; nothing is left behind.
+        ValueError: there are no files, too many bad ones, or the folder holds something else.
+        OSError: the disk is full; nothing is left behind.
     """
     paths = [Path(os.path.abspath(file)) for file in files]
     folder = Path(os.path.abspath(folder))
@@ -176,7 +154,7 @@ def build(
     if folder.exists() and not (folder / "meta.json").is_file() and any(folder.iterdir()):
         raise ValueError(f"{folder}: exists and is not a corpus cache; give an empty or a new folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder.with_name(f".{folder.name}.lock")):
+    with FileLock(folder.with_name(f".{folder.name}.lock")):
         if (cache := _existing(folder, key)) is not None:
             check_bad_share(cache.bad.values(), len(names), max_bad_share)
             for cause in cache.bad.values():
@@ -208,14 +186,6 @@ def _key(paths: list[Path], names: list[str], sample_rate: int) -> str:
         facts = path.stat()
         digest.update(f"{name}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
     return digest.hexdigest()
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as handle:
-        if fcntl is not None:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
 
 
 def _existing(folder: Path, key: str) -> CorpusCache | None:
@@ -309,8 +279,8 @@ def _fill(
 
 def _to_int16(audio: np.ndarray) -> tuple[np.ndarray, float]:
     audio = audio / max(1.0, float(np.abs(audio).max()))
-    samples = np.clip(np.rint(audio * np.float32(32768)), -32768, 32767).astype("<i2")
-    return samples, float(np.abs(samples.astype(np.int32)).max()) / 32768
+    samples = np.clip(np.rint(audio * np.float32(_FULL_SCALE)), -_FULL_SCALE, _FULL_SCALE - 1).astype("<i2")
+    return samples, float(np.abs(samples.astype(np.int32)).max()) / _FULL_SCALE
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
@@ -340,10 +310,8 @@ def write_index(
     """Write the index beside a finished `audio.i16`; `meta.json` comes last and makes the cache valid.
 
     Args:
-        folder: Folder of the samples.
-        names: One name per file.
-        lengths: Samples per file (N,) int64.
-        peaks: Largest absolute sample per file (N,) float32.
+        lengths: samples per file (N,) int64.
+        peaks: largest absolute sample per file (N,) float32.
         meta: `key`, `sample_rate` and `bad` as `CorpusCache` reads them.
     """
     encoded = [name.encode("utf-8") for name in names]

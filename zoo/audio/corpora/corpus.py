@@ -45,12 +45,7 @@ class Corpus(Protocol):
 
 
 class MemoryCorpus:
-    """Clips in memory.
-
-    Args:
-        names: of the clips.
-        clips: (T,) float32 each.
-    """
+    """Clips (T,) float32 in memory."""
 
     def __init__(self, names: Sequence[str], clips: Sequence[np.ndarray]) -> None:
         self._clips = clips
@@ -64,13 +59,7 @@ class MemoryCorpus:
 
 
 class EmbeddedCorpus(MemoryCorpus):
-    """The speech-like corpus made in code, in memory.
-
-    Args:
-        utterances: number of clips.
-        sample_rate: Hz.
-        seed: of the corpus.
-    """
+    """The speech-like corpus made in code, in memory."""
 
     def __init__(self, utterances: int, sample_rate: int, seed: int = 0) -> None:
         speech = SpeechLike(sample_rate=sample_rate, seed=seed)
@@ -79,13 +68,7 @@ class EmbeddedCorpus(MemoryCorpus):
 
 
 class ResampledCorpus(MemoryCorpus):
-    """A small corpus at another rate, in memory.
-
-    Args:
-        corpus: the clips.
-        source_rate: theirs, in Hz.
-        target_rate: of this corpus, in Hz.
-    """
+    """A small corpus at another rate, in memory."""
 
     def __init__(self, corpus: Corpus, source_rate: int, target_rate: int) -> None:
         clips = [resample_array(corpus.read(index), source_rate, target_rate) for index in range(len(corpus.lengths))]
@@ -93,13 +76,7 @@ class ResampledCorpus(MemoryCorpus):
 
 
 class ClippedCorpus:
-    """A part of every clip, such as the last fifth of each noise recording.
-
-    Args:
-        corpus: the whole.
-        begin: where the part begins, as a share of each clip.
-        end: where it ends.
-    """
+    """A part of every clip, from `begin` to `end` as shares of it, such as the last fifth of each noise recording."""
 
     def __init__(self, corpus: Corpus, begin: float, end: float) -> None:
         self._corpus = corpus
@@ -121,16 +98,10 @@ def cache_folder(
     sample_rate: int,
     lists: tuple[str | None, str | None] = (None, None),
 ) -> Path:
-    """Where the cache of a corpus lies, so that preparing and training agree on it.
+    """Where below `cache` the cache of a corpus lies, so that preparing and training agree on it.
 
     Args:
-        cache: folder of all caches.
-        root: folder of the corpus.
-        sample_rate: of the cache in Hz.
         lists: file lists that choose from the corpus; (None, None) for all of its files.
-
-    Returns:
-        A folder below `cache`, named after the corpus.
     """
     root = Path(root).resolve()
     digest = hashlib.blake2b(f"{root}/{lists}".encode(), digest_size=4).hexdigest()
@@ -138,17 +109,11 @@ def cache_folder(
 
 
 def read_list(path: Path, root: Path) -> list[Path]:
-    """Read a file list.
+    """Read a file list; all files exist.
 
     Args:
         path: lines `id|anything` (LJSpeech, HiFi-GAN), one path a line (Vocos), or JSONL with `path`.
         root: where relative paths and ids are looked up, `wavs/` included.
-
-    Returns:
-        Existing files.
-
-    Raises:
-        FileNotFoundError: when the list or a file that it names does not exist.
     """
     if not path.is_file():
         raise FileNotFoundError(f"no file list {path}")
@@ -172,7 +137,7 @@ def _locate(name: str, root: Path, where: Path) -> Path:
 
 
 def scaled(corpus: Corpus, index: int, normalize: bool, start: int, samples: int) -> Tensor:
-    """A piece of a clip (T,), its whole clip's peak at 0.95 when asked for; silence stays silence."""
+    """A piece of a clip (T,), its whole clip's peak at 0.95 with `normalize`; silence stays silence."""
     audio = torch.from_numpy(np.array(corpus.read(index, start, samples), dtype=np.float32))
     peak = float(corpus.peaks[index])
     return audio * (PEAK / peak) if normalize and peak > 0 else audio

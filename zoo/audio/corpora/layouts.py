@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from zoo.audio.io import files
+from zoo.common.ranges import one_of
 
 CorpusKind = Literal["auto", "ljspeech", "libritts_r", "jvs", "fleurs_r", "tree"]
 LIBRITTS_SPLITS = (
@@ -41,10 +42,9 @@ class Utterance:
     """One recording of a corpus.
 
     Attributes:
-        path: Audio file.
-        speaker: Name of the speaker, unique in the corpus; empty where the corpus does not tell.
-        text: Transcript; empty where there is none.
-        name: Unique in the corpus, POSIX, may hold `/`; its last part has no dot, so it serves as key of a shard and,
+        speaker: name of the speaker, unique in the corpus; empty where the corpus does not tell.
+        text: transcript; empty where there is none.
+        name: unique in the corpus, POSIX, may hold `/`; its last part has no dot, so it serves as key of a shard and,
             with a suffix, as relative path.
         language: `en`, `ja`, or FLEURS's locale (`ja_jp`); empty where the corpus does not tell.
     """
@@ -60,7 +60,7 @@ def read_corpus(root: str | os.PathLike[str], kind: CorpusKind = "auto") -> list
     """List the utterances of a corpus folder.
 
     Args:
-        root: Folder of the corpus, or the folder around it that an archive unpacks into.
+        root: folder of the corpus, or the folder around it that an archive unpacks into.
         kind: "ljspeech" (`metadata.csv`, `wavs/`), "libritts_r" (`<split>/<speaker>/<chapter>/*.wav`), "jvs"
             (`jvsNNN/<subset>/wav24kHz16bit/*.wav`), "fleurs_r" (`data/<locale>/<split>.tsv`), "tree" (any folder of
             audio; the first folder below the root is the speaker; transcripts are those in `<name>.normalized.txt`,
@@ -72,12 +72,11 @@ def read_corpus(root: str | os.PathLike[str], kind: CorpusKind = "auto") -> list
         and that are missing are left out with a warning.
 
     Raises:
-        FileNotFoundError: There is no such folder, or it has not the layout of that kind.
-        ValueError: Unknown kind, a malformed list, no audio, or names that cannot be told apart.
+        FileNotFoundError: there is no such folder, or it has not the layout of that kind.
+        ValueError: unknown kind, a malformed list, no audio, or names that cannot be told apart.
     """
     root = Path(root)
-    if kind not in get_args(CorpusKind):
-        raise ValueError(f"kind {kind!r}: expected {', '.join(get_args(CorpusKind))}")
+    one_of(get_args(CorpusKind), kind=kind)
     if not root.is_dir():
         raise FileNotFoundError(f"{root}: no such folder")
     kind = detect(root) if kind == "auto" else kind
@@ -97,28 +96,13 @@ def read_corpus(root: str | os.PathLike[str], kind: CorpusKind = "auto") -> list
 
 
 def detect(root: str | os.PathLike[str]) -> CorpusKind:
-    """Tell the kind of a corpus folder by its layout.
-
-    Args:
-        root: Folder of the corpus or the folder around it.
-
-    Returns:
-        The kind; "tree" when no other layout fits.
-    """
+    """Kind of a corpus folder, or of the folder around it, by its layout; "tree" when no other fits."""
     special = (kind for kind in get_args(CorpusKind) if kind not in ("auto", "tree"))
     return next((kind for kind in special if corpus_home(Path(root), kind)), "tree")
 
 
 def corpus_home(root: Path, kind: CorpusKind) -> Path | None:
-    """Find the folder that has the layout.
-
-    Args:
-        root: Folder to look at; where it holds one folder only (an unpacked archive), that one is looked at as well.
-        kind: Any but "auto".
-
-    Returns:
-        `root`, its only folder, or None.
-    """
+    """The folder of a layout: `root`, the only folder in it (an unpacked archive), or None."""
     is_laid_out = _LAYOUTS[kind][2]
     if is_laid_out(root):
         return root

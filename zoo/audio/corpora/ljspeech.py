@@ -23,14 +23,12 @@ _SHOWN = 5  # names in a message
 
 @dataclass(frozen=True)
 class Entry:
-    """One utterance of the manifest.
+    """One utterance of the manifest, its length and rate those of the file.
 
     Attributes:
-        id: Name of the recording without suffix.
-        path: Audio file relative to the corpus folder.
-        samples: Length of the file in samples.
-        sample_rate: Of the file, in Hz.
-        text: Normalised transcript.
+        id: name of the recording without suffix.
+        path: audio file relative to the corpus folder.
+        text: normalised transcript.
     """
 
     id: str
@@ -44,16 +42,15 @@ def check(folder: str | os.PathLike[str], strict: bool = False, expected: int = 
     """Check a folder laid out like LJSpeech: `metadata.csv` (`id|text|normalised text`) and `wavs/<id>.wav` or `.flac`.
 
     Args:
-        folder: Corpus folder.
-        strict: Raise where a complaint would otherwise be a warning.
-        expected: Number of utterances of the whole set.
+        strict: raise where a complaint would otherwise be a warning.
+        expected: number of utterances of the whole set.
 
     Returns:
         The sound utterances in the order of `metadata.csv`.
 
     Raises:
         FileNotFoundError: `metadata.csv` or `wavs` is missing.
-        ValueError: A malformed or repeated line, no utterance at all, or under `strict` any complaint.
+        ValueError: a malformed or repeated line, no utterance at all, or under `strict` any complaint.
     """
     folder = Path(folder)
     if not (folder / "metadata.csv").is_file() or not (folder / "wavs").is_dir():
@@ -102,16 +99,11 @@ def split(entries: Sequence[Entry], lists: str | os.PathLike[str] | None = None)
     """Divide utterances into training and validation.
 
     Args:
-        entries: All utterances.
-        lists: Folder with the original's `training.txt` and `validation.txt` (lines `id|anything`). None holds out
+        lists: folder with the original's `training.txt` and `validation.txt` (lines `id|anything`). None holds out
             the last 150 ids, or the last tenth of a set smaller than 1,500.
 
-    Returns:
-        Training and validation utterances.
-
     Raises:
-        FileNotFoundError: A list is missing.
-        ValueError: A list names unknown ids only, the two share ids, or fewer than two utterances are given.
+        ValueError: a list names unknown ids only, the two share ids, or fewer than two utterances are given.
     """
     if lists is not None:
         by_name = {entry.id: entry for entry in entries}
@@ -152,21 +144,16 @@ def prepare(
     """Check a corpus; write `manifest.jsonl`, `train.txt`, `val.txt` (lines `id|text`) and the cache for training.
 
     Args:
-        folder: Corpus folder in the layout of LJSpeech.
-        output: Folder for manifest and lists, made if missing; the corpus folder when None.
-        cache: Folder of all corpus caches.
-        sample_rate: Rate of the cache in Hz; files of another rate are resampled into it.
-        lists: Folder with the original's `training.txt` and `validation.txt`, or None.
-        strict: Raise where a complaint would otherwise be a warning.
-        expected: Number of utterances of the whole set.
-        progress: Show a progress bar.
+        folder: corpus folder in the layout of LJSpeech.
+        output: folder for manifest and lists, made if missing; the corpus folder when None.
+        cache: folder of all corpus caches.
+        sample_rate: rate of the cache in Hz; files of another rate are resampled into it.
+        lists: folder with the original's `training.txt` and `validation.txt`, or None.
+        strict: raise where a complaint would otherwise be a warning.
+        expected: number of utterances of the whole set.
 
     Returns:
         Facts: utterances, train, val, hours, sample_rate, bad.
-
-    Raises:
-        FileNotFoundError: The corpus or a list is missing.
-        ValueError: See `check`, `split` and `zoo.audio.corpora.cache.build`.
     """
     folder = Path(folder)
     output = folder if output is None else Path(output)

@@ -35,18 +35,17 @@ def prepare(
     themselves.
 
     Args:
-        kind: Layout, see `zoo.audio.corpora.layouts.read_corpus`.
-        sources: The folder of the corpus, or its archives (`.tar`, `.tar.gz`, `.tgz`, `.zip`).
-        output: Folder that archives are unpacked into, and of the manifest; the corpus folder when None.
-        strict: Raise for damaged files instead of leaving them out with a warning.
-        progress: Show progress bars.
+        kind: layout, see `zoo.audio.corpora.layouts.read_corpus`.
+        sources: the folder of the corpus, or its archives (`.tar`, `.tar.gz`, `.tgz`, `.zip`).
+        output: folder that archives are unpacked into, and of the manifest; the corpus folder when None.
+        strict: raise for damaged files instead of leaving them out with a warning.
 
     Returns:
         Facts: corpus (its folder), utterances, speakers, languages, hours, without_text, bad.
 
     Raises:
-        FileNotFoundError: A source is missing or has not the layout.
-        ValueError: Archives without `output`, several folders, a cut archive, or no sound audio.
+        FileNotFoundError: a source is missing or has not the layout.
+        ValueError: archives without `output`, several folders, a cut archive, or no sound audio.
     """
     paths = [Path(source) for source in sources]
     if len(paths) == 1 and paths[0].is_dir():
@@ -100,14 +99,7 @@ def prepare(
 
 
 def main(kind: CorpusKind, description: str, archives: str, arguments: Sequence[str] | None = None) -> None:
-    """Command line of the scripts: `prepare` with its options; exits with 1 and one line on a faulty corpus.
-
-    Args:
-        kind: Layout of the corpus.
-        description: First line of the help.
-        archives: Names of the corpus' archives, for the help.
-        arguments: The process's own when None.
-    """
+    """Command line of the scripts: `prepare` with its options; exits with 1 and one line on a faulty corpus."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("sources", nargs="+", type=Path, help=f"the corpus folder, or its archives ({archives})")
     parser.add_argument("--output", type=Path, help="folder for the unpacked corpus and manifest.jsonl")

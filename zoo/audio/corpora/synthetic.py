@@ -11,6 +11,7 @@ import numpy as np
 from scipy.signal import sosfilt
 
 from zoo.audio.io import files
+from zoo.common.ranges import at_least, within
 
 # First three formants in Hz of an adult male voice: Peterson and Barney (1952), table II, rounded.
 _VOWELS = np.array(
@@ -105,12 +106,8 @@ class SpeechLike:
 
     Args:
         sample_rate: Hz, >= 8000.
-        speakers: Number of voices; utterance i belongs to voice i % speakers.
-        seed: Seed of voices and utterances.
-        seconds: Shortest and longest utterance in seconds.
-
-    Raises:
-        ValueError: An argument lies outside its range.
+        speakers: number of voices; utterance i belongs to voice i % speakers.
+        seconds: shortest and longest utterance.
     """
 
     def __init__(
@@ -120,36 +117,20 @@ class SpeechLike:
         seed: int = 0,
         seconds: tuple[float, float] = (1.5, 4.0),
     ) -> None:
-        if sample_rate < 8000 or speakers < 1 or not 0.1 <= seconds[0] <= seconds[1]:
-            raise ValueError(
-                "expected sample_rate >= 8000 Hz, speakers >= 1 and 0.1 s <= shortest <= longest, "
-                f"got {sample_rate}, {speakers}, {seconds}"
-            )
+        at_least(8000, sample_rate=sample_rate)
+        at_least(1, speakers=speakers)
+        within(0.1, seconds[1], shortest_seconds=seconds[0])
         self.sample_rate = sample_rate
         self.speakers = speakers
         self.seed = seed
         self.seconds = seconds
 
     def speaker(self, index: int) -> int:
-        """Name the voice of an utterance.
-
-        Args:
-            index: Utterance, >= 0.
-
-        Returns:
-            Voice in [0, speakers).
-        """
+        """Number of the voice of an utterance."""
         return index % self.speakers
 
     def utterance(self, index: int) -> np.ndarray:
-        """Render one utterance.
-
-        Args:
-            index: Utterance, >= 0.
-
-        Returns:
-            Audio (T,) float32 with a peak between 0.4 and 0.9.
-        """
+        """Render one utterance: (T,) float32 with a peak between 0.4 and 0.9."""
         rng, plan = self._plan(index)
         samples = round(len(plan.f0) * _FRAME_SECONDS * self.sample_rate)
         grid = np.arange(samples) / (self.sample_rate * _FRAME_SECONDS)
@@ -165,14 +146,7 @@ class SpeechLike:
         return (audio + _FLOOR_LEVEL * rng.uniform(-1, 1, samples)).clip(-1, 1).astype(np.float32)
 
     def pitch(self, index: int) -> np.ndarray:
-        """Give the true pitch of an utterance.
-
-        Args:
-            index: Utterance, >= 0.
-
-        Returns:
-            F0 in Hz per 10 ms (F,) float32, frame i at 10 * i ms; 0 where the voice is off.
-        """
+        """True F0 of an utterance in Hz (F,) float32, frame i at 10 * i ms; 0 where the voice is off."""
         _, plan = self._plan(index)
         return np.where(plan.voicing > 0.1, plan.f0, 0.0)[:: round(0.01 / _FRAME_SECONDS)].astype(np.float32)
 
@@ -247,19 +221,7 @@ def write_corpus(
     speakers: int = 4,
     seconds: tuple[float, float] = (1.5, 4.0),
 ) -> list[Path]:
-    """Write utterances in the layout of LJSpeech: `wavs/<id>.wav` (16 bit) and `metadata.csv` (`id|text|text`).
-
-    Args:
-        folder: Target folder, made if missing.
-        utterances: Number of files, >= 1.
-        sample_rate: Hz.
-        seed: Seed of the corpus.
-        speakers: Number of voices.
-        seconds: Shortest and longest utterance in seconds.
-
-    Returns:
-        The paths of the wavs, in order.
-    """
+    """Write utterances in the layout of LJSpeech: `wavs/<id>.wav` (16 bit) and `metadata.csv` (`id|text|text`)."""
     corpus = SpeechLike(sample_rate, speakers, seed, seconds)
     folder = Path(folder)
     paths, lines = [], []

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+
+from torchaudio.functional import edit_distance
 
 _WITHOUT_SPACES = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN")
 _APOSTROPHES = "'\u2019\u02bc"  # join what they stand between, where other punctuation separates
 
 
 def normalise(text: str) -> str:
-    """Bring a text to lower case in NFKC form, without punctuation and symbols, with single spaces.
-
-    Args:
-        text: Any.
-
-    Returns:
-        Letters, marks, digits and single spaces.
-    """
+    """Bring a text to lower case in NFKC form, without punctuation and symbols, with single spaces."""
     folded = unicodedata.normalize("NFKC", text).lower()
     kept = "".join(
         "" if c in _APOSTROPHES else " " if unicodedata.category(c)[0] in "PSCZ" else c
@@ -33,34 +27,15 @@ def has_words(text: str) -> bool:
     return 2 * unspaced < len(letters) or not letters
 
 
-def word_errors(heard: str, wanted: str) -> tuple[int, int]:
-    """Edits from a heard to a wanted text and the number of wanted words; (0, 0) in scripts without spaces.
-
-    Args:
-        heard: Normalised.
-        wanted: Normalised.
-    """
-    return (edits(heard.split(), wanted.split()), len(wanted.split())) if has_words(wanted) else (0, 0)
+def word_errors(hypothesis: str, reference: str) -> tuple[int, int]:
+    """Edits from a hypothesis to its reference and the number of reference words; (0, 0) in scripts without spaces."""
+    if not has_words(reference):
+        return 0, 0
+    return edit_distance(hypothesis.split(), reference.split()), len(reference.split())
 
 
-def character_errors(heard: str, wanted: str) -> tuple[int, int]:
-    """Edits from a heard to a wanted text and the number of wanted characters; spaces count only between words.
-
-    Args:
-        heard: Normalised.
-        wanted: Normalised.
-    """
-    if not has_words(wanted):
-        heard, wanted = heard.replace(" ", ""), wanted.replace(" ", "")
-    return edits(heard, wanted), len(wanted)
-
-
-def edits(found: Sequence[str], wanted: Sequence[str]) -> int:
-    """Levenshtein distance: least number of insertions, deletions and replacements."""
-    above = list(range(len(wanted) + 1))
-    for i, item in enumerate(found, start=1):
-        row = [i]
-        for j, other in enumerate(wanted, start=1):
-            row.append(min(above[j] + 1, row[-1] + 1, above[j - 1] + (item != other)))
-        above = row
-    return above[-1]
+def character_errors(hypothesis: str, reference: str) -> tuple[int, int]:
+    """Edits from a hypothesis to its reference and the reference's characters; spaces count only between words."""
+    if not has_words(reference):
+        hypothesis, reference = hypothesis.replace(" ", ""), reference.replace(" ", "")
+    return edit_distance(hypothesis, reference), len(reference)

@@ -25,19 +25,12 @@ _LOG = logging.getLogger(__name__)
 
 
 def unpack_archive(archive: str | os.PathLike[str], folder: str | os.PathLike[str], progress: bool = True) -> int:
-    """Unpack a tar or zip; a killed call is taken up again, and no file is ever half-written under its name.
+    """Unpack an archive that ends in one of `SUFFIXES`; returns the number of its files.
 
-    Args:
-        archive: File ending in one of `SUFFIXES`.
-        folder: Target, made if missing.
-        progress: Show a progress bar.
-
-    Returns:
-        Number of files in the archive; those already there with the same size were left alone.
+    A killed call is taken up again: what is there with the same size is left alone, and no file is ever half-written.
 
     Raises:
-        FileNotFoundError: There is no such archive.
-        ValueError: Unknown suffix, or the archive is cut, damaged or unsafe.
+        ValueError: unknown suffix, or the archive is cut, damaged or unsafe.
     """
     archive, folder = Path(archive), Path(folder)
     if not archive.is_file():
@@ -67,17 +60,13 @@ def unpack_shards(
     that are done are skipped, files that are whole are kept. The json of a sample becomes `folder/facts/<key>.json`.
 
     Args:
-        shards: See `zoo.audio.io.shards.expand`.
-        folder: Target, made if missing.
-        progress: Show a progress bar.
+        shards: see `zoo.audio.io.shards.expand`.
 
     Returns:
         Facts: `shards`, `pairs`, and `bad`: cause by key of the samples that were left out.
 
     Raises:
-        FileNotFoundError: A shard does not exist.
-        ValueError: A shard is cut, damaged or unsafe, two shards hold the same key, or no pair is sound.
-        OSError: The disk is full.
+        ValueError: a shard is cut, damaged or unsafe, two shards hold the same key, or no pair is sound.
     """
     folder = Path(folder)
     sweep_temporaries(folder)

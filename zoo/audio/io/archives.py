@@ -23,12 +23,10 @@ _FAULTS = (EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error, gzip.BadG
 
 @dataclass(frozen=True)
 class Member:
-    """A file in an archive, to be read before the next one is asked for.
+    """A file in an archive, to be read before the next one.
 
     Attributes:
-        name: Checked, relative, POSIX.
-        size: Bytes.
-        archive: Where it lies.
+        name: checked, relative, POSIX.
     """
 
     name: str
@@ -40,7 +38,7 @@ class Member:
         """Read up to `size` bytes, or all.
 
         Raises:
-            ValueError: The archive is cut or damaged here.
+            ValueError: the archive is cut or damaged here.
         """
         try:
             return self._file.read(size)
@@ -53,17 +51,10 @@ def _fault(archive: Path, error: Exception) -> ValueError:
 
 
 def safe_name(name: str, archive: Path) -> str:
-    """Check the name of a member.
-
-    Args:
-        name: As stored.
-        archive: Named in the error.
-
-    Returns:
-        The POSIX path relative to whatever folder the member goes to.
+    """Check the name of a member: a POSIX path relative to whatever folder the member goes to.
 
     Raises:
-        ValueError: The name is absolute, leads upwards, or holds a backslash, a colon or a control character.
+        ValueError: the name is absolute, leads upwards, or holds a backslash, a colon or a control character.
     """
     name = name.removeprefix("./")
     if any(part in ("", ".", "..") or _ILLEGAL.search(part) for part in name.split("/")):
@@ -72,16 +63,10 @@ def safe_name(name: str, archive: Path) -> str:
 
 
 def read_tar(path: Path) -> Iterator[Member]:
-    """Go through the files of a tar in order; hidden ones are left out.
-
-    Args:
-        path: A tar, or one compressed by gzip, whatever its suffix.
-
-    Yields:
-        Members.
+    """Go through the files of a tar, compressed by gzip or not, in order; hidden ones are left out.
 
     Raises:
-        ValueError: The archive is cut, damaged or no tar, or a member is a link, a device or unsafely named.
+        ValueError: the archive is cut, damaged or no tar, or a member is a link, a device or unsafely named.
     """
     with path.open("rb") as plain:
         zipped = plain.read(2) == b"\x1f\x8b"
@@ -121,17 +106,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def read_zip(path: Path) -> Iterator[Member]:
-    """Go through the files of a zip like `read_tar`.
-
-    Args:
-        path: The zip.
-
-    Yields:
-        Members.
-
-    Raises:
-        ValueError: The archive is cut, damaged or no zip, or a member is unsafely named.
-    """
+    """Go through the files of a zip like `read_tar`."""
     try:
         with zipfile.ZipFile(path) as archive:
             for info in archive.infolist():

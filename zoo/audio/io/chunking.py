@@ -9,6 +9,7 @@ from itertools import groupby, islice
 import numpy as np
 
 from zoo.audio.io.resample import StreamResampler
+from zoo.common.ranges import at_least, within
 
 Compute = Callable[[np.ndarray, Sequence[int]], np.ndarray]
 Span = tuple[int, int]
@@ -29,9 +30,6 @@ class Chunker:
         overlap: units that neighbouring chunks share, at most half a window.
         unit_samples: input samples per unit.
         batch: chunks computed together, those of all channels counted.
-
-    Raises:
-        ValueError: when a number is out of range.
     """
 
     window: int
@@ -46,8 +44,7 @@ class Chunker:
                 f"the overlap of chunks may be at most half a chunk: {self.overlap} and {self.window} units of "
                 f"{self.unit_samples} samples"
             )
-        if self.batch < 1 or self.unit_samples < 1:
-            raise ValueError(f"expected a batch and units of at least 1, found {self.batch} and {self.unit_samples}")
+        at_least(1, batch=self.batch, unit_samples=self.unit_samples)
 
     @property
     def context(self) -> int:
@@ -64,22 +61,14 @@ class Chunker:
         return max(-(-samples // self.unit_samples), 1)
 
     def spans(self, samples: int, shift: int = 0) -> list[Span]:
-        """Where the chunks of a signal begin and end.
+        """(start, stop) in units of the chunks of a signal.
 
         Args:
-            samples: length of the signal, > 0.
             shift: units by which all inner ends move forward, for measuring what the grid changes; less than
                 `window - overlap`.
-
-        Returns:
-            (start, stop) of each chunk in units.
-
-        Raises:
-            ValueError: when the shift is out of range.
         """
         stride = self.window - self.overlap
-        if not 0 <= shift < stride:
-            raise ValueError(f"the grid's shift must be 0 to {stride - 1} units, found {shift}")
+        within(0, stride - 1, shift=shift)
         total = self.units(samples)
         spans = [(0, self.window - shift)]
         while spans[-1][1] < total:
@@ -140,18 +129,10 @@ def _units(item: tuple[Span, np.ndarray]) -> int:
 
 
 def cut(blocks: Iterable[np.ndarray], spans: Sequence[Span], unit_samples: int = 1) -> Iterator[np.ndarray]:
-    """Cut a stream into overlapping windows.
+    """Cut a stream of pieces (..., n) into overlapping windows, which are zero beyond its end.
 
     Args:
-        blocks: pieces (..., n) of the signal.
         spans: (start, stop) of the windows in units; neither decreases.
-        unit_samples: samples per unit.
-
-    Yields:
-        Windows (..., (stop - start) * unit_samples) float32; beyond the signal's end they are zero.
-
-    Raises:
-        ValueError: when there is no block at all.
     """
     source = iter(blocks)
     buffer = next(source, None)
@@ -173,30 +154,14 @@ def cut(blocks: Iterable[np.ndarray], spans: Sequence[Span], unit_samples: int =
 
 
 def crossfade(old: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """Fade from one signal to another along the last axis, linearly; where they are equal the result is too, exactly.
-
-    Args:
-        old: (..., n) float32, fades out.
-        new: the same shape, fades in.
-
-    Returns:
-        (..., n) float32.
-    """
+    """Fade from one signal (..., n) to another, linearly; where they are equal the result is too, exactly."""
     count = new.shape[-1]
     weights = (np.arange(count, 0, -1, dtype=np.float32) - 0.5) / np.float32(max(count, 1))
     return new + (old - new) * weights
 
 
 def fit(blocks: Iterable[np.ndarray], samples: int) -> Iterator[np.ndarray]:
-    """Give a stream an exact length: what is too much is cut, what is missing is zero.
-
-    Args:
-        blocks: pieces (..., n), at least one.
-        samples: wanted in total.
-
-    Yields:
-        Pieces (..., n) float32, none of them empty.
-    """
+    """Give a stream of pieces (..., n) an exact length: what is too much is cut, what is missing is zero."""
     rest = samples
     block = np.zeros(0, np.float32)
     for block in blocks:
@@ -209,19 +174,7 @@ def fit(blocks: Iterable[np.ndarray], samples: int) -> Iterator[np.ndarray]:
 
 
 def resampled(blocks: Iterable[np.ndarray], source_rate: int, target_rate: int) -> Iterator[np.ndarray]:
-    """Resample a stream.
-
-    Args:
-        blocks: pieces (C, n) float32.
-        source_rate: Hz.
-        target_rate: Hz.
-
-    Yields:
-        Pieces (C, m) float32, m may be 0; in total within one sample of the exact ratio.
-
-    Raises:
-        ValueError: A rate is not positive.
-    """
+    """Resample a stream of pieces (C, n) float32, which may come out empty; within one sample of the exact ratio."""
     resampler: StreamResampler | None = None
     block = np.zeros((1, 0), np.float32)
     for block in blocks:

@@ -28,17 +28,10 @@ class _Sequential(soundfile.SoundFile):
 
 
 def open_checked(path: Path) -> soundfile.SoundFile:
-    """Open a file for reading from its start to its end.
-
-    Args:
-        path: The file.
-
-    Returns:
-        A handle with at least one sample.
+    """Open a file for reading from its start to its end; it has at least one sample.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        AudioFileError: The file is empty, cut, of unknown length, or no audio.
+        AudioFileError: the file is empty, cut, of unknown length, or no audio.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such audio file")
@@ -59,14 +52,7 @@ def open_checked(path: Path) -> soundfile.SoundFile:
 
 
 def reason(error: Exception) -> str:
-    """Say in one line, without the path, what libsndfile complains about.
-
-    Args:
-        error: Its exception.
-
-    Returns:
-        The cause.
-    """
+    """Say in one line, without the path, what libsndfile complains about."""
     text = str(getattr(error, "error_string", "") or error)
     # The mp3 decoder's words for any header it does not know; the file does exist here.
     return "format not recognised" if "does not exist" in text else text.rstrip(".").replace("\n", " ")
@@ -76,15 +62,10 @@ def decode(handle: soundfile.SoundFile, path: Path, samples: int) -> np.ndarray:
     """Decode in blocks, because headers lie about lengths and memory must not follow them.
 
     Args:
-        handle: From `open_checked`, standing where to begin.
-        path: Named in errors.
-        samples: How many at most.
+        handle: from `open_checked`, standing where to begin.
 
     Returns:
         Audio (n, C) float32; n < samples only when the file ends.
-
-    Raises:
-        AudioFileError: The file is damaged or holds NaN.
     """
     parts: list[np.ndarray] = []
     missing = samples

@@ -17,6 +17,7 @@ import soundfile
 
 from zoo.audio.io.decoding import BLOCK_SAMPLES, AudioFileError, decode, open_checked, reason
 from zoo.common.atomic import temporary_beside
+from zoo.common.ranges import positive
 
 _FORMATS = {
     ".wav": ("WAV", "PCM_16"),
@@ -35,9 +36,7 @@ class AudioInfo:
     """What the header of an audio file says.
 
     Attributes:
-        sample_rate: Hz.
-        channels: Number of channels.
-        samples: Samples per channel.
+        samples: samples per channel.
         subtype: libsndfile's name of the sample format, e.g. `PCM_16`.
     """
 
@@ -52,18 +51,7 @@ def _short(path: Path, found: int, expected: int) -> AudioFileError:
 
 
 def info(path: str | os.PathLike[str]) -> AudioInfo:
-    """Read and check the header of an audio file without decoding it.
-
-    Args:
-        path: The file.
-
-    Returns:
-        Rate, channels, length and sample format.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        AudioFileError: The file is empty, cut, or no audio.
-    """
+    """Read and check the header of an audio file without decoding it."""
     with open_checked(Path(path)) as handle:
         return AudioInfo(handle.samplerate, handle.channels, handle.frames, handle.subtype)
 
@@ -72,17 +60,11 @@ def read(path: str | os.PathLike[str], start: int = 0, samples: int = -1) -> tup
     """Read a file or a part of it.
 
     Args:
-        path: The file.
-        start: First sample, 0 <= start < length of the file.
-        samples: Number of samples; -1 reads to the end, and a part reaching past the end is cut there like a slice.
+        start: first sample, 0 <= start < length of the file.
+        samples: number of samples; -1 reads to the end, and a part reaching past the end is cut there like a slice.
 
     Returns:
         Audio (C, T) float32 as stored (8- and 16-bit files: integer / full scale), and the sample rate in Hz.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: `start` or `samples` lies outside the file.
-        AudioFileError: The file is empty, cut, no audio, or holds NaN.
     """
     path = Path(path)
     with open_checked(path) as handle:
@@ -101,19 +83,7 @@ def read(path: str | os.PathLike[str], start: int = 0, samples: int = -1) -> tup
 
 
 def read_mono(path: str | os.PathLike[str], sample_rate: int | None = None) -> np.ndarray:
-    """Read a whole file as one channel.
-
-    Args:
-        path: The file.
-        sample_rate: Rate to resample to in Hz; None keeps the file's.
-
-    Returns:
-        Audio (T,) float32, the mean of the channels.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        AudioFileError: The file is empty, cut, no audio, or holds NaN.
-    """
+    """Read a whole file as one channel (T,) float32, the mean of its channels, resampled where a rate is given."""
     audio, rate = read(path)
     mono = audio[0] if len(audio) == 1 else audio.mean(axis=0, dtype=np.float32)
     if sample_rate is None or sample_rate == rate:
@@ -124,23 +94,9 @@ def read_mono(path: str | os.PathLike[str], sample_rate: int | None = None) -> n
 
 
 def blocks(path: str | os.PathLike[str], block_samples: int) -> Iterator[np.ndarray]:
-    """Stream a file in blocks, with the same checks as `read`.
-
-    Args:
-        path: The file.
-        block_samples: Samples per block, > 0.
-
-    Yields:
-        Audio (C, n) float32 with n == block_samples except for the last block.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: `block_samples` is not positive.
-        AudioFileError: The file is empty, cut (raised at the cut), no audio, or holds NaN.
-    """
+    """Stream a file in blocks (C, n) float32, the last of which may be shorter, with the same checks as `read`."""
     path = Path(path)
-    if block_samples <= 0:
-        raise ValueError(f"block_samples must be positive, got {block_samples}")
+    positive(block_samples=block_samples)
     with open_checked(path) as handle:
         found = 0
         while found < handle.frames:
@@ -156,13 +112,11 @@ class Writer:
     """Writes an audio file piece by piece; the file appears under its name only when the block ends without an error.
 
     Args:
-        path: Target; the suffix picks the container. Missing parent folders are made.
-        sample_rate: Hz.
-        channels: Number of channels.
+        path: target; the suffix picks the container. Missing parent folders are made.
         subtype: libsndfile's sample format; None takes the container's usual one (PCM_16, VORBIS, ...).
 
     Raises:
-        ValueError: Unknown suffix, or a subtype or rate that the container cannot hold.
+        ValueError: unknown suffix, or a subtype or rate that the container cannot hold.
     """
 
     def __init__(
@@ -193,10 +147,6 @@ class Writer:
 
         Args:
             audio: (T,) or (C, T) float.
-
-        Raises:
-            ValueError: Wrong number of channels, or NaN or infinite samples.
-            OSError: The disk is full or the file cannot be written.
         """
         audio = np.atleast_2d(np.asarray(audio, dtype=np.float32))
         if audio.ndim != 2 or len(audio) != self._channels:
@@ -253,14 +203,9 @@ def write(path: str | os.PathLike[str], audio: np.ndarray, sample_rate: int, sub
     """Write a file in one go, beside its place and then renamed into it.
 
     Args:
-        path: Target; the suffix picks the container.
+        path: target; the suffix picks the container.
         audio: (T,) or (C, T) float; clipped to [-1, 1] unless the subtype is FLOAT or DOUBLE.
-        sample_rate: Hz.
         subtype: libsndfile's sample format; None takes the container's usual one.
-
-    Raises:
-        ValueError: Unknown suffix, no samples, NaN, or a rate or subtype the container cannot hold.
-        OSError: The disk is full or the file cannot be written.
     """
     audio = np.atleast_2d(np.asarray(audio))
     with Writer(path, sample_rate, len(audio), subtype) as writer:
@@ -268,19 +213,7 @@ def write(path: str | os.PathLike[str], audio: np.ndarray, sample_rate: int, sub
 
 
 def walk(path: str | os.PathLike[str], suffixes: Sequence[str] = AUDIO_SUFFIXES) -> list[Path]:
-    """List the files below a folder, or the one file given.
-
-    Args:
-        path: Folder or file.
-        suffixes: Lower-case suffixes with dot.
-
-    Returns:
-        Sorted paths; hidden files are left out (temporary files and other systems' side files).
-
-    Raises:
-        FileNotFoundError: There is no such path.
-        ValueError: `path` is a file with another suffix.
-    """
+    """Sorted files below a folder, hidden ones left out, or the one file given."""
     path = Path(path)
     if path.is_dir():
         found = (p for p in path.rglob("*") if p.suffix.lower() in suffixes and not p.name.startswith("."))

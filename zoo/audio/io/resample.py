@@ -10,6 +10,8 @@ import torch
 import torchaudio
 from torch import Tensor, nn
 
+from zoo.common.ranges import positive
+
 # Zero crossings, roll-off and Kaiser beta of the "kaiser_best" filter of the resampy package, as given in torchaudio's
 # resampling tutorial; torchaudio's own default of 6 crossings leaks audibly.
 _ZERO_CROSSINGS, _ROLLOFF, _BETA = 64, 0.9475937167399596, 14.769656459379492
@@ -29,28 +31,14 @@ def _resampler(source_rate: int, target_rate: int, device: torch.device) -> nn.M
         ).to(device)
 
 
-def _check_rates(source_rate: int, target_rate: int) -> None:
-    if source_rate <= 0 or target_rate <= 0:
-        raise ValueError(f"sample rates must be positive, got {source_rate} -> {target_rate} Hz")
-
-
 def resample(x: Tensor, source_rate: int, target_rate: int) -> Tensor:
-    """Resample on the tensor's device, differentiably; the filter is built once per pair of rates and device.
+    """Resample (..., T) on the tensor's device, differentiably; in float32 also under autocast, of the same dtype.
 
-    Args:
-        x: Audio (..., T), float; computed in float32 also under autocast.
-        source_rate: Hz.
-        target_rate: Hz.
-
-    Returns:
-        Audio (..., ceil(T * target_rate / source_rate)) of the same dtype.
-
-    Raises:
-        ValueError: A rate is not positive.
+    The filter is built once per pair of rates and device.
 
     Source: J. O. Smith, "Digital Audio Resampling", windowed-sinc interpolation.
     """
-    _check_rates(source_rate, target_rate)
+    positive(source_rate=source_rate, target_rate=target_rate)
     if source_rate == target_rate:
         return x
     with torch.autocast(x.device.type, enabled=False):
@@ -58,20 +46,8 @@ def resample(x: Tensor, source_rate: int, target_rate: int) -> Tensor:
 
 
 def resample_array(x: np.ndarray, source_rate: int, target_rate: int) -> np.ndarray:
-    """Resample an array with soxr.
-
-    Args:
-        x: Audio (T,) or (C, T), float.
-        source_rate: Hz.
-        target_rate: Hz.
-
-    Returns:
-        Audio (T',) or (C, T') float32 with T' within one sample of T * target_rate / source_rate.
-
-    Raises:
-        ValueError: A rate is not positive.
-    """
-    _check_rates(source_rate, target_rate)
+    """Resample (T,) or (C, T) with soxr, float32; the length is within one sample of the exact ratio."""
+    positive(source_rate=source_rate, target_rate=target_rate)
     x = np.asarray(x, dtype=np.float32)
     if source_rate == target_rate:
         return x
@@ -79,33 +55,16 @@ def resample_array(x: np.ndarray, source_rate: int, target_rate: int) -> np.ndar
 
 
 class StreamResampler:
-    """Resamples a stream block by block; the joined output equals `resample_array` of the whole signal.
-
-    Args:
-        source_rate: Hz.
-        target_rate: Hz.
-        channels: Number of channels.
-
-    Raises:
-        ValueError: A rate is not positive.
-    """
+    """Resamples a stream block by block; the joined output equals `resample_array` of the whole signal."""
 
     def __init__(self, source_rate: int, target_rate: int, channels: int) -> None:
-        _check_rates(source_rate, target_rate)
+        positive(source_rate=source_rate, target_rate=target_rate)
         self._stream = None
         if source_rate != target_rate:
             self._stream = soxr.ResampleStream(source_rate, target_rate, channels, dtype="float32")
 
     def push(self, block: np.ndarray, last: bool = False) -> np.ndarray:
-        """Feed one block.
-
-        Args:
-            block: Audio (C, n) float; n may be 0.
-            last: Whether the stream ends here; the filter's rest is then returned too.
-
-        Returns:
-            Audio (C, m) float32 that is ready; m varies and may be 0.
-        """
+        """Feed a block (C, n), n may be 0; returns (C, m) that is ready. At the `last` the filter's rest comes too."""
         block = np.asarray(block, dtype=np.float32)
         if self._stream is None:
             return block

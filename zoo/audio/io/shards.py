@@ -25,6 +25,7 @@ import numpy as np
 from zoo.audio.io import files
 from zoo.audio.io.archives import TAR_SUFFIXES, read_tar, safe_name
 from zoo.common.atomic import replacing, write_atomic
+from zoo.common.ranges import at_least
 
 INDEX_NAME = "index.json"
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -34,15 +35,15 @@ def expand(shards: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) ->
     """List shard files.
 
     Args:
-        shards: A file, a folder (what its index names, or all tars in it), a brace pattern
+        shards: a file, a folder (what its index names, or all tars in it), a brace pattern
             (`name-{000000..000012}.tar`, `{a,b}.tar`), or a list of these.
 
     Returns:
         Existing files in order.
 
     Raises:
-        FileNotFoundError: A file does not exist, or a folder holds no shard.
-        ValueError: A malformed pattern or index, or the same shard twice.
+        FileNotFoundError: a file does not exist, or a folder holds no shard.
+        ValueError: a malformed pattern or index, or the same shard twice.
     """
     given = [shards] if isinstance(shards, str | os.PathLike) else list(shards)
     found: list[Path] = []
@@ -77,16 +78,10 @@ def _braces(pattern: str) -> list[str]:
 
 
 def read_index(folder: Path) -> dict[str, dict[str, Any]]:
-    """Read the `index.json` of a folder.
-
-    Args:
-        folder: Folder of shards.
-
-    Returns:
-        Per shard `name`, `samples`, `bytes`, `sha256` and `last_key`, in order, by name; empty without an index.
+    """Per shard `name`, `samples`, `bytes`, `sha256` and `last_key`, in order, by name; empty without an index.
 
     Raises:
-        ValueError: The file is no index.
+        ValueError: the file is no index.
     """
     path = folder / INDEX_NAME
     if not path.is_file():
@@ -98,11 +93,7 @@ def read_index(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def check_size(path: Path, entry: Mapping[str, Any] | None) -> None:
-    """Compare a shard with its entry in the index, if it has one.
-
-    Raises:
-        ValueError: It has another size.
-    """
+    """Compare a shard with its entry in the index, if it has one."""
     found = path.stat().st_size if path.is_file() else 0
     if entry is not None and found != entry["bytes"]:
         raise ValueError(f"{path}: cut or altered, it has {found} bytes where {INDEX_NAME} says {entry['bytes']}")
@@ -119,9 +110,8 @@ class Sample:
     """One sample of a shard.
 
     Attributes:
-        key: Name of the sample, POSIX, may hold `/`.
-        members: Bytes by extension, e.g. `speech.wav`.
-        shard: File that it comes from.
+        key: name of the sample, POSIX, may hold `/`.
+        members: bytes by extension, e.g. `speech.wav`.
     """
 
     key: str
@@ -129,25 +119,14 @@ class Sample:
     shard: Path
 
     def member(self, stem: str) -> str:
-        """Extension of the recording called `stem`: `speech` -> `speech.flac`.
-
-        Raises:
-            ValueError: The sample has no such recording.
-        """
+        """Extension of the recording called `stem`: `speech` -> `speech.flac`."""
         for suffix in AUDIO_SUFFIXES:
             if stem + suffix in self.members:
                 return stem + suffix
         raise ValueError(f"{self.shard}: sample {self.key!r} has no {stem}.wav or .flac, it has {sorted(self.members)}")
 
     def audio(self, stem: str) -> tuple[np.ndarray, int]:
-        """Decode the recording called `stem`, usually `CLEAN` or `DEGRADED`.
-
-        Returns:
-            Audio (C, T) float32 as stored, and the sample rate in Hz.
-
-        Raises:
-            ValueError: The sample has no such recording, or it is damaged.
-        """
+        """Decode the recording called `stem`, `CLEAN` or `DEGRADED`: (C, T) float32 as stored, and its rate in Hz."""
         name = self.member(stem)
         with tempfile.TemporaryDirectory() as folder:  # the checks of zoo.audio.io.files need a file
             path = Path(folder) / name
@@ -158,11 +137,7 @@ class Sample:
                 raise ValueError(f"{self.shard}: sample {self.key!r}: {error}") from error
 
     def facts(self) -> dict[str, Any]:
-        """What `<key>.json` says; empty where there is none.
-
-        Raises:
-            ValueError: It is no JSON object.
-        """
+        """What `<key>.json` says; empty where there is none."""
         try:
             return dict(json.loads(self.members.get("json", b"{}")))
         except (ValueError, TypeError) as error:
@@ -176,17 +151,12 @@ class ShardWriter:
     shards it goes on with the next one: give it the samples after `last_key`.
 
     Args:
-        folder: Target, made if missing.
-        prefix: Of the file names.
-        max_bytes: Members of one shard together, > 0; a single sample may exceed it.
-        max_samples: Samples of one shard, > 0.
-        compress: Write `.tar.gz`.
+        max_bytes: members of one shard together, > 0; a single sample may exceed it.
+        max_samples: samples of one shard, > 0.
+        compress: write `.tar.gz`.
 
     Attributes:
-        last_key: Key of the last sample that lies in a whole shard; None when there is none.
-
-    Raises:
-        ValueError: A limit is not positive, or a shard of the index is missing or of another size.
+        last_key: key of the last sample that lies in a whole shard; None when there is none.
     """
 
     def __init__(
@@ -197,8 +167,7 @@ class ShardWriter:
         max_samples: int = 1000,
         compress: bool = False,
     ) -> None:
-        if max_bytes < 1 or max_samples < 1:
-            raise ValueError(f"expected max_bytes and max_samples > 0, got {max_bytes} and {max_samples}")
+        at_least(1, max_bytes=max_bytes, max_samples=max_samples)
         self.folder, self.prefix, self.compress = Path(folder), prefix, compress
         self.max_bytes, self.max_samples = max_bytes, max_samples
         self._entries = list(read_index(self.folder).values())
@@ -212,12 +181,12 @@ class ShardWriter:
         """Add a sample.
 
         Args:
-            key: Relative POSIX path without a dot in its last part; new in its shard.
-            members: Bytes by extension, e.g. `speech.wav`.
+            key: relative POSIX path without a dot in its last part; new in its shard.
+            members: bytes by extension, e.g. `speech.wav`.
 
         Raises:
-            ValueError: A key or extension that a reader could not take apart again, or a repeated key.
-            OSError: The disk is full; the shards that are whole stay.
+            ValueError: a key or extension that a reader could not take apart again, or a repeated key.
+            OSError: the disk is full; the shards that are whole stay.
         """
         sound = safe_name(key, self.folder) == key and "." not in key.rpartition("/")[2]
         if not sound or not members or not all(_EXTENSION.fullmatch(name) for name in members):
@@ -270,17 +239,11 @@ class ShardWriter:
 
 
 class ShardReader:
-    """Iterates over the samples of shards in their order; may be iterated again.
-
-    Args:
-        shards: See `zoo.audio.io.shards.expand`.
-
-    Attributes:
-        paths: The shard files.
+    """Iterates over the samples of shards, see `expand`, in their order; may be iterated again.
 
     Raises:
-        FileNotFoundError: A shard does not exist.
-        ValueError: A shard has another size than the `index.json` beside it says, and see `expand`.
+        FileNotFoundError: a shard does not exist.
+        ValueError: a shard has another size than the `index.json` beside it says, and see `expand`.
     """
 
     def __init__(self, shards: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> None:
@@ -290,11 +253,7 @@ class ShardReader:
             check_size(path, self._indexes[path.parent].get(path.name))
 
     def verify(self) -> None:
-        """Compare the shards with the sha256 of their index, where they have one.
-
-        Raises:
-            ValueError: A shard differs.
-        """
+        """Compare the shards with the sha256 of their index, where they have one."""
         for path in self.paths:
             entry = self._indexes[path.parent].get(path.name)
             with path.open("rb") as file:
@@ -302,26 +261,16 @@ class ShardReader:
                     raise ValueError(f"{path}: its sha256 is not the one of {INDEX_NAME}; get or write it again")
 
     def __iter__(self) -> Iterator[Sample]:
-        """Samples, each with all of its members in memory.
-
-        Raises:
-            ValueError: A shard is cut, damaged or unsafe, or the members of a key do not stand together.
-        """
+        """Samples, each with all of its members in memory."""
         for path in self.paths:
             yield from read_shard(path)
 
 
 def read_shard(path: Path) -> Iterator[Sample]:
-    """Iterate over the samples of one shard.
-
-    Args:
-        path: Tar file, compressed by gzip or not.
-
-    Yields:
-        Samples with all of their members.
+    """Iterate over the samples of one tar file, compressed by gzip or not, each with all of its members.
 
     Raises:
-        ValueError: The shard is cut, damaged or unsafe, or the members of a key do not stand together.
+        ValueError: the shard is cut, damaged or unsafe, or the members of a key do not stand together.
     """
     seen: set[str] = set()
     key, members = "", dict[str, bytes]()

@@ -10,7 +10,7 @@ from typing import Literal
 import lightning as L
 import numpy as np
 
-from zoo.audio.augment.disturbances import open_noises
+from zoo.audio.augment.rooms import open_noises
 from zoo.audio.corpora.cache import CorpusCache, build
 from zoo.audio.corpora.corpus import CACHES, Corpus, EmbeddedCorpus, cache_folder
 from zoo.audio.io.files import walk

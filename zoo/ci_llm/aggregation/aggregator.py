@@ -14,31 +14,24 @@ from torch import Tensor
 from zoo.ci_llm.aggregation.answers import flexible_answer, vote
 from zoo.ci_llm.aggregation.weights import FLOOR, BayesianUpdate, draw_dirichlet
 from zoo.ci_llm.nets.sampling import draw
+from zoo.common.ranges import positive
 
 
 def aggregate(log_probs: Tensor, log_weights: Tensor) -> Tensor:
-    """Weighted mixture of the agents' predictions.
+    """Weighted mixture (B, V) of log-probabilities (K, B, V), which are normalised, in float32 and log space.
 
     Args:
-        log_probs: log-probabilities (K, B, V); logits are normalised.
         log_weights: (K,) for all rows or (B, K), summing to 1 once exponentiated; -inf leaves an agent out.
-
-    Returns:
-        Log-probabilities (B, V), float32.
     """
     weighted = log_probs.float().log_softmax(-1) + _by_agent(log_weights)
     return weighted.logsumexp(0)
 
 
 def mixture(probabilities: Tensor, weights: Tensor) -> Tensor:
-    """Weighted mean of probabilities, for those who have no logarithms; the arithmetic of the original.
+    """Weighted mean (B, V) of probabilities (K, B, V), without logarithms; the arithmetic of the original.
 
     Args:
-        probabilities: (K, B, V).
         weights: (K,) for all rows or (B, K), summing to 1.
-
-    Returns:
-        Probabilities (B, V), float32.
     """
     return (probabilities.float() * _by_agent(weights)).sum(0)
 
@@ -70,57 +63,36 @@ class Aggregator(ABC):
     """Whether the agents write one text together; otherwise each writes its own and the whole texts are compared."""
     learns: ClassVar[bool] = False
     """Whether `update` changes the weights."""
-    draws: ClassVar[bool] = False
+    stochastic: ClassVar[bool] = False
     """Whether `combine` wants random numbers."""
 
     def start(self, agents: int, rows: int, uniforms: Tensor | None = None) -> Tensor:
-        """Log-weights at the beginning of each text.
+        """Log-weights (B, K) at the beginning of each text, float32 on the CPU.
 
         Args:
-            agents: K.
-            rows: B.
             uniforms: random numbers (K, B) in (0, 1), each row's own; the global generator by default.
-
-        Returns:
-            (B, K), float32, on the CPU.
         """
         return uniform_log_weights(agents, rows)
 
     @abstractmethod
     def combine(self, log_probs: Tensor, log_weights: Tensor, uniforms: Tensor | None = None) -> Tensor:
-        """One prediction for each row.
+        """One prediction (B, V), float32, for each row of log-probabilities (K, B, V), by log-weights (B, K).
 
         Args:
-            log_probs: log-probabilities (K, B, V).
-            log_weights: (B, K).
-            uniforms: (B,), in (0, 1), for rules that draw.
-
-        Returns:
-            Log-probabilities (B, V), float32.
+            uniforms: (B,), in (0, 1), for stochastic rules.
         """
 
     def update(self, log_weights: Tensor, token_log_probs: Tensor) -> Tensor:
-        """Log-weights after a token.
-
-        Args:
-            log_weights: (B, K).
-            token_log_probs: (K, B), what each agent gave the row's token.
-
-        Returns:
-            (B, K).
-        """
+        """Log-weights (B, K) after a token, to which each agent gave the log-probability (K, B)."""
         return log_weights
 
     def along(self, log_weights: Tensor, token_log_probs: Tensor, mask: Tensor) -> Tensor:
-        """Log-weights before each token of given texts, and behind the last.
+        """Log-weights (T + 1, B, K) before each token of given texts, and behind the last.
 
         Args:
             log_weights: (B, K), of `start`.
             token_log_probs: (K, B, T), what each agent gave the text's token.
             mask: (B, T), true for tokens that count; the weights stay as they are at others.
-
-        Returns:
-            (T + 1, B, K).
         """
         path = [log_weights]
         for step in range(mask.shape[1]):
@@ -131,7 +103,7 @@ class Aggregator(ABC):
     def __call__(self, log_probs: Tensor) -> Tensor:
         """Combine single predictions (K, B, V), logits or log-probabilities, into probabilities (B, V)."""
         log_weights = self.start(*log_probs.shape[:2]).to(log_probs.device)
-        uniforms = torch.rand(log_probs.shape[1], device=log_probs.device) if self.draws else None
+        uniforms = torch.rand(log_probs.shape[1], device=log_probs.device) if self.stochastic else None
         return self.combine(log_probs.float().log_softmax(-1), log_weights, uniforms).exp()
 
 
@@ -148,14 +120,10 @@ class Dirichlet(Mean):
 
     Args:
         alpha: of the prior, above 0; the smaller, the more one agent speaks alone.
-
-    Raises:
-        ValueError: when alpha is not above 0.
     """
 
     def __init__(self, alpha: float = 1.0) -> None:
-        if alpha <= 0:
-            raise ValueError(f"alpha of a Dirichlet prior is above 0, not {alpha}")
+        positive(alpha=alpha)
         self.alpha = alpha
 
     def start(self, agents: int, rows: int, uniforms: Tensor | None = None) -> Tensor:
@@ -172,9 +140,6 @@ class Fitted(Mean):
     Args:
         alpha: one number per agent, at least 0, in proportion to the weights; 0 leaves an agent out, and a single
             number above 0 among zeros makes that agent speak alone.
-
-    Raises:
-        ValueError: when a number is negative or all are 0.
     """
 
     def __init__(self, alpha: Sequence[float]) -> None:
@@ -183,11 +148,7 @@ class Fitted(Mean):
         self.alpha = list(alpha)
 
     def start(self, agents: int, rows: int, uniforms: Tensor | None = None) -> Tensor:
-        """The fitted weights for each row; see the base.
-
-        Raises:
-            ValueError: when they are of another number of agents.
-        """
+        """The fitted weights for each row; see the base."""
         if agents != len(self.alpha):
             raise ValueError(f"{len(self.alpha)} fitted weights for {agents} agents: fit them on this crowd")
         weights = torch.tensor(self.alpha, dtype=torch.float64)
@@ -195,16 +156,13 @@ class Fitted(Mean):
 
 
 class BayesianAverage(Mean):
-    """Weights that follow the text, prompt included: agents that foresaw it count more.
+    """Weights that follow the text, prompt included: agents that predicted it count more.
 
     Args:
         eta: how much a token counts, see `zoo.ci_llm.aggregation.weights.BayesianUpdate`.
         gamma: how much of what was learned stays.
         floor: least weight of an agent.
         alpha: weights at the beginning of a text in proportion, such as fitted ones; equal by default.
-
-    Raises:
-        ValueError: when a value is out of its range.
     """
 
     learns = True
@@ -236,14 +194,10 @@ class Geometric(Aggregator):
 class SampleMember(Aggregator):
     """One agent drawn for every token: at temperature 1 the same as drawing from the mean."""
 
-    draws = True
+    stochastic = True
 
     def combine(self, log_probs: Tensor, log_weights: Tensor, uniforms: Tensor | None = None) -> Tensor:
-        """The prediction of each row's agent; see the base.
-
-        Raises:
-            ValueError: when random numbers are missing.
-        """
+        """The prediction of each row's agent; see the base."""
         if uniforms is None:
             raise ValueError("sample_member draws an agent per token: give one random number per row")
         chosen = draw(log_weights, uniforms)
@@ -255,11 +209,6 @@ class Vote(Mean):
 
     joint = False
 
-    def elect(self, texts: Sequence[str], extract: Callable[[str], Decimal | None] = flexible_answer) -> str:
-        """The text of the first agent that gives the winning answer.
-
-        Args:
-            texts: one per agent.
-            extract: finds the answer in a text.
-        """
+    def winning_text(self, texts: Sequence[str], extract: Callable[[str], Decimal | None] = flexible_answer) -> str:
+        """The text of the first agent that gives the winning answer; `extract` finds the answer in a text."""
         return texts[vote([extract(text) for text in texts]).winner]

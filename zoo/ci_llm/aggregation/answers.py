@@ -13,7 +13,7 @@ _MARKED = re.compile(rf"####\s*({_NUMBER})")
 _ANY = re.compile(_NUMBER)
 
 
-class Election(NamedTuple):
+class VoteResult(NamedTuple):
     """The outcome of a vote.
 
     Attributes:
@@ -48,17 +48,8 @@ def same_answer(found: Decimal | None, gold: Decimal | None) -> bool:
     return found is not None and found == gold
 
 
-def vote(answers: Sequence[Decimal | None]) -> Election:
+def vote(answers: Sequence[Decimal | None]) -> VoteResult:
     """The answer that most gave; of equals the one given first.
-
-    Args:
-        answers: one per voter, None where a text held none.
-
-    Returns:
-        Winner and agreement.
-
-    Raises:
-        ValueError: when there are no voters.
 
     Source: Wang et al., "Self-Consistency Improves Chain of Thought Reasoning in Language Models" (2023), section 2.
     """
@@ -69,6 +60,6 @@ def vote(answers: Sequence[Decimal | None]) -> Election:
         if answer is not None:
             counts[answer] = counts.get(answer, 0) + 1
     if not counts:
-        return Election(None, 0.0, 0)
+        return VoteResult(None, 0.0, 0)
     winner = max(counts, key=lambda answer: counts[answer])
-    return Election(winner, counts[winner] / len(answers), list(answers).index(winner))
+    return VoteResult(winner, counts[winner] / len(answers), list(answers).index(winner))

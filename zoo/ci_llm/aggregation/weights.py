@@ -8,12 +8,14 @@ import torch
 from scipy import special
 from torch import Tensor
 
+from zoo.common.ranges import at_least, below, positive, within
+
 FLOOR = 1e-4  # least weight of an agent along a text, so that an agent that was wrong once can come back
 _PASSES = 1000
 
 
 def fit_dirichlet(token_log_probs: Tensor, alpha: float = 1.0, tolerance: float = 1e-6) -> Tensor:
-    """Posterior of the agents' weights, given how well each predicted a set of tokens.
+    """Posterior alpha_k (K,) of the agents' weights, float64, given how well each predicted a set of tokens.
 
     Each pass shares every token among the agents by weight times probability, and counts the shares:
     alpha_k = alpha + sum_n r_nk with r_nk = w_k p_k(y_n) / sum_j w_j p_j(y_n) and w = alpha_k / sum.
@@ -23,17 +25,10 @@ def fit_dirichlet(token_log_probs: Tensor, alpha: float = 1.0, tolerance: float 
         alpha: of the symmetric prior, above 0.
         tolerance: it ends when no weight moves by more.
 
-    Returns:
-        alpha_k (K,), float64; `alpha_k / alpha_k.sum()` are the weights.
-
-    Raises:
-        ValueError: when alpha is not above 0, there are no tokens, or a log-probability is not a number.
-
     Source: Dempster, Laird and Rubin, "Maximum Likelihood from Incomplete Data via the EM Algorithm" (1977), section
     4.3.
     """
-    if alpha <= 0:
-        raise ValueError(f"alpha of a Dirichlet prior is above 0, not {alpha}")
+    positive(alpha=alpha)
     if token_log_probs.dim() != 2 or not token_log_probs.numel() or token_log_probs.isnan().any():
         raise ValueError(
             "fitting weights needs log-probabilities (agents, tokens) of at least one token and no NaN, "
@@ -52,14 +47,7 @@ def fit_dirichlet(token_log_probs: Tensor, alpha: float = 1.0, tolerance: float 
 
 
 def draw_dirichlet(alpha: Tensor, uniforms: Tensor) -> Tensor:
-    """Draw weights of the agents for each row with the row's own random numbers.
-
-    Args:
-        alpha: (K,), above 0.
-        uniforms: (K, B), in (0, 1).
-
-    Returns:
-        Log-weights (B, K), float32.
+    """Draw log-weights (B, K) from a Dirichlet distribution (K,), each row with its own random numbers (K, B).
 
     Source: Devroye, "Non-Uniform Random Variate Generation" (1986), chapter XI, theorem 4.1: gamma variates, here by
     inversion, over their sum.
@@ -79,32 +67,18 @@ class BayesianUpdate:
         gamma: how much of what was learned stays, in [0, 1]; below 1 old tokens are forgotten towards the prior.
         floor: least weight of an agent, in [0, 1).
 
-    Raises:
-        ValueError: when a value is out of its range.
-
     Source: Hoeting et al., "Bayesian Model Averaging: A Tutorial" (1999), section 1; forgetting after Raftery,
     Karny and Ettler, "Online Prediction Under Model Uncertainty via Dynamic Model Averaging" (2010), section 2.3.
     """
 
     def __init__(self, eta: float = 1.0, gamma: float = 1.0, floor: float = FLOOR) -> None:
-        if eta < 0 or not 0 <= gamma <= 1 or not 0 <= floor < 1:
-            raise ValueError(
-                "Bayesian averaging needs eta >= 0, gamma in [0, 1] and floor in [0, 1), "
-                f"found {eta}, {gamma} and {floor}"
-            )
+        at_least(0, eta=eta, floor=floor)
+        within(0, 1, gamma=gamma)
+        below(1, floor=floor)
         self.eta, self.gamma, self.floor = eta, gamma, floor
 
     def __call__(self, log_weights: Tensor, log_prior: Tensor, token_log_probs: Tensor) -> Tensor:
-        """Take one token of each row into account.
-
-        Args:
-            log_weights: (B, K), before the token.
-            log_prior: (B, K) or (K,).
-            token_log_probs: (K, B), what each agent gave the row's token.
-
-        Returns:
-            Log-weights (B, K), float32.
-        """
+        """Log-weights (B, K) after one token of each row, to which each agent gave the log-probability (K, B)."""
         kept = self.gamma * log_weights + (1 - self.gamma) * log_prior if self.gamma < 1 else log_weights
         updated = (kept + self.eta * token_log_probs.float().T).log_softmax(-1)
         return updated.clamp(min=math.log(self.floor)).log_softmax(-1) if self.floor else updated

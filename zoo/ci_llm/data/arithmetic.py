@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from zoo.common.draws import seeded_uniforms
+from zoo.common.ranges import at_least
 from zoo.training.data import item_seed
 
 Split = Literal["train", "val", "test"]
@@ -43,14 +44,8 @@ class Arithmetic:
 
     Args:
         train_items: number of training problems; sums repeat in other words where there are more problems than sums.
-        val_items: number of validation problems.
-        test_items: number of test problems.
         operations: what is asked for.
         largest: of the numbers added, and of the number subtracted from; the smallest is 0.
-        seed: of sums and words.
-
-    Raises:
-        ValueError: when an argument is out of range.
     """
 
     def __init__(
@@ -62,11 +57,8 @@ class Arithmetic:
         largest: int = 20,
         seed: int = 0,
     ) -> None:
-        if min(train_items, val_items, test_items) < 1 or largest < 4:
-            raise ValueError(
-                f"arithmetic: train_items ({train_items}), val_items ({val_items}) and test_items ({test_items}) are "
-                f"at least 1, largest ({largest}) at least 4"
-            )
+        at_least(1, train_items=train_items, val_items=val_items, test_items=test_items)
+        at_least(4, largest=largest)
         unknown = [name for name in operations if name not in TEMPLATES]
         if unknown or not operations:
             raise ValueError(f"arithmetic: operations are some of {', '.join(TEMPLATES)}, found {list(operations)}")

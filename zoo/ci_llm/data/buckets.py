@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 
+from zoo.common.ranges import at_least, one_of
 from zoo.training.data import Key, ResumableBatches, item_seed
 
 AgentData = Literal["shared", "shuffled", "bootstrap"]
@@ -29,19 +30,12 @@ class TextBatches(ResumableBatches):
         lengths: of the texts (N,), in tokens.
         batch_size: texts per batch, agent and rank; None where `token_budget` decides.
         token_budget: most tokens of a batch with its padding, of one rank and all agents together.
-        agents: K.
         agent_data: "shared": all agents see the same batches of B keys. "shuffled": each its own order, "bootstrap":
             besides a sample of the texts of its own, drawn with replacement; a batch then has K * B keys, agent by
             agent.
-        seed: of order and samples.
-        rank: of this process.
-        world: number of processes.
         drop_last: drop an incomplete last global batch; otherwise it is filled up to a multiple of `world` from its own
             beginning.
-        least: fewest texts of a batch (2 where their spread is measured).
-
-    Raises:
-        ValueError: when an argument is out of range, the budget is too small, or an epoch would hold no batch.
+        least: fewest texts of a batch (2 where their variance is measured).
     """
 
     def __init__(
@@ -59,8 +53,8 @@ class TextBatches(ResumableBatches):
     ) -> None:
         if (batch_size is None) == (token_budget is None):
             raise ValueError(f"TextBatches: give one of batch_size ({batch_size}) and token_budget ({token_budget})")
-        if agents < 1 or agent_data not in ("shared", "shuffled", "bootstrap"):
-            raise ValueError(f"TextBatches: agents ({agents}) is at least 1, agent_data ({agent_data}) is a known word")
+        at_least(1, agents=agents)
+        one_of(get_args(AgentData), agent_data=agent_data)
         super().__init__(len(lengths), 1, seed, rank, world, drop_last=False)
         self.lengths = np.asarray(lengths)
         self.drop_last = drop_last
@@ -129,12 +123,7 @@ def _buckets(lengths: np.ndarray) -> list[np.ndarray]:
 
 
 def padding_share(lengths: np.ndarray, batches: Iterable[Sequence[int]]) -> float:
-    """The share of padding in batches that are padded to their longest text.
-
-    Args:
-        lengths: of the texts (N,).
-        batches: numbers of the texts of each.
-    """
+    """The share of padding in batches (numbers of texts) that are padded to their longest text."""
     real = padded = 0
     for batch in batches:
         chosen = lengths[list(batch)]
@@ -144,18 +133,9 @@ def padding_share(lengths: np.ndarray, batches: Iterable[Sequence[int]]) -> floa
 
 
 def pack(lengths: Sequence[int] | np.ndarray, capacity: int, seed: int = 0) -> list[list[int]]:
-    """Put texts together into rows: each into the fullest row that has room for it, the longest texts first.
+    """Put texts together into rows of at most `capacity` tokens; returns the numbers of the texts of each.
 
-    Args:
-        lengths: of the texts (N,), at most `capacity`.
-        capacity: tokens of a row.
-        seed: of the order of texts of equal length.
-
-    Returns:
-        The numbers of the texts of each row.
-
-    Raises:
-        ValueError: when a text is longer than a row.
+    Each goes into the fullest row that has room for it, the longest first; `seed` orders those of equal length.
     """
     lengths = np.asarray(lengths)
     if len(lengths) and lengths.max() > capacity:

@@ -18,6 +18,7 @@ from zoo.ci_llm.data.rows import TextRows, join_rows
 from zoo.ci_llm.data.text_data import Example, Template, read_examples, split_files
 from zoo.ci_llm.data.tokenizers import Tokenizer
 from zoo.ci_llm.data.tokens import Tokens, TooLong, tokenise, tokenise_files
+from zoo.common.ranges import at_least
 from zoo.training.data import RankSlice, ResumableBatches, ZooDataModule, item_seed
 
 log = logging.getLogger(__name__)
@@ -34,11 +35,8 @@ class TextData(ZooDataModule):
     `join_rows` gives. Training batches hold texts of similar length, validation and test are sorted by length.
 
     Args:
-        tokenizer: of the backbone.
         root: a file of training texts, or a folder with `train.jsonl` (.parquet, .arrow) and, if there are any, `test`
             and `val`; null for the embedded corpus.
-        prompt_field: name of the prompt in the files.
-        answer_field: name of the answer.
         template: what the model is given, with `{prompt}`.
         answer_template: what it is to write, with `{answer}`.
         max_length: most tokens of a text.
@@ -49,19 +47,13 @@ class TextData(ZooDataModule):
         agents: number of agents K.
         agent_data: "shared": all agents see the same batch; "shuffled": each its own order; "bootstrap": each its own
             sample of the texts besides, drawn with replacement.
-        least_rows: fewest rows of a batch per agent; a spread over the batch needs 2.
+        least_rows: fewest rows of a batch per agent; a variance over the batch needs 2.
         max_items: first so many training texts; null for all.
         val_items: training texts that are held out for validation where there is no `val` file.
         corpus: the embedded one; by default additions and subtractions up to 20.
         cache: folder of tokenised files, made on first use; null to tokenise in memory.
         embedded_if_missing: use the embedded corpus, with a message, when `root` does not exist.
-        drop_last: drop the last incomplete training batch.
-        num_workers: loader processes.
         seed: of order, samples, packing and what is held out.
-
-    Raises:
-        FileNotFoundError: when there is nothing at `root`.
-        ValueError: when an argument is out of range or contradicts another.
     """
 
     def __init__(
@@ -90,15 +82,9 @@ class TextData(ZooDataModule):
         seed: int = 42,
     ) -> None:
         super().__init__(batch_size, num_workers, seed, drop_last)
-        if (
-            min(batch_size, agents, least_rows, val_items) < 1
-            or max_length < 2
-            or (max_items is not None and max_items < 1)
-        ):
-            raise ValueError(
-                f"data.init_args: batch_size ({batch_size}), agents ({agents}), least_rows ({least_rows}), val_items "
-                f"({val_items}) and max_items ({max_items}) are at least 1, max_length ({max_length}) at least 2"
-            )
+        at_least(1, batch_size=batch_size, agents=agents, least_rows=least_rows, val_items=val_items)
+        at_least(1, max_items=1 if max_items is None else max_items)
+        at_least(2, max_length=max_length)
         if token_budget is None and batch_size < least_rows:
             raise ValueError(f"data.init_args: batch_size ({batch_size}) is below least_rows ({least_rows})")
         if packing and agent_data != "shared":
@@ -161,11 +147,7 @@ class TextData(ZooDataModule):
         )  # fmt: skip
 
     def examples(self, split: Split) -> list[Example]:
-        """Prompts and answers of a split as text, for generation: of the test, or (`val`) of all files for validation.
-
-        Raises:
-            ValueError: when there is no such split.
-        """
+        """Prompts and answers of a split as text, for generation; `val` has all files for validation."""
         if self.root is None:
             problems = self.corpus.problems(split)
             return [Example(*problem, f"{EMBEDDED} ({split})", line) for line, problem in enumerate(problems, 1)]

@@ -19,7 +19,6 @@ class TextRows(Dataset[dict[str, Any]]):
     """Rows of one or (packed) several examples.
 
     Args:
-        tokens: of all examples.
         rows: numbers of the examples of each row.
         context: most tokens of an example; what is longer is cut at its end.
     """
@@ -33,11 +32,7 @@ class TextRows(Dataset[dict[str, Any]]):
         return len(self.rows)
 
     def __getitem__(self, key: Key | int) -> dict[str, Any]:
-        """One row.
-
-        Returns:
-            `ids` (T,) int64; `labels` (T,) int64, -100 where the prompt is; `lengths`, tokens of each example in it.
-        """
+        """One row: `ids` and `labels` (T,) int64, -100 where the prompt is; `lengths`, tokens of each example in it."""
         ids, labels, lengths = [], [], []
         for index in self.rows[key[1] if isinstance(key, tuple) else key]:
             values, prompt = self.tokens.row(index, self.context)
@@ -57,9 +52,8 @@ def join_rows(rows: Sequence[dict[str, Any]], pad_id: int, packed: bool = False,
     """Pad rows on the right and join them.
 
     Args:
-        rows: of `TextRows`.
         pad_id: fills `input_ids`.
-        packed: tell where examples begin.
+        packed: also mark where examples begin.
         streams: agents with rows of their own; the rows are those of the first agent, then of the second, and so on.
 
     Returns:

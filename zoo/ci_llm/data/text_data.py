@@ -32,9 +32,6 @@ class Template:
     Attributes:
         prompt: holds `{prompt}`.
         answer: holds `{answer}`; EOS follows.
-
-    Raises:
-        ValueError: when a placeholder is missing.
     """
 
     prompt: str = "Question: {prompt}\nAnswer:"
@@ -88,11 +85,8 @@ def read_examples(files: Sequence[Path], prompt_field: str, answer_field: str) -
 
     Args:
         files: JSON lines, Parquet or Arrow.
-        prompt_field: name of the prompt in them.
-        answer_field: name of the answer.
 
     Raises:
-        FileNotFoundError: when a file is missing.
         ValueError: when a line is no JSON, a field is missing or no text, or a prompt or answer is empty; names file
             and line.
     """

@@ -9,6 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from zoo.common.ranges import at_least
+
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 SPECIAL = (PAD, BOS, EOS)  # numbers 0, 1 and 2
 
@@ -40,11 +42,7 @@ class Tokenizer:
 
     @cached_property
     def eos_id(self) -> int:
-        """The number that ends an answer.
-
-        Raises:
-            ValueError: when the tokenizer has none.
-        """
+        """The number that ends an answer."""
         if self.backend.eos_token_id is None:
             raise ValueError(
                 f"tokenizer {self!r} has no EOS token, with which every answer ends; set one in its folder"
@@ -107,11 +105,7 @@ class PretrainedTokenizer(Tokenizer):
         return self.source
 
     def build(self) -> Any:
-        """Read it.
-
-        Raises:
-            FileNotFoundError: when there is none.
-        """
+        """Read it."""
         from transformers import AutoTokenizer
 
         try:
@@ -145,11 +139,6 @@ class BpeTokenizer(Tokenizer):
     Args:
         vocab_size: numbers wanted, at least 259; fewer where the corpus has not so many pairs.
         root: file or folder of a corpus, as that of `TextData`; null for the embedded corpus.
-        prompt_field: name of the prompt there.
-        answer_field: name of the answer there.
-
-    Raises:
-        ValueError: when `vocab_size` has no room for all bytes.
     """
 
     def __init__(
@@ -159,8 +148,7 @@ class BpeTokenizer(Tokenizer):
         prompt_field: str = "question",
         answer_field: str = "answer",
     ) -> None:
-        if vocab_size < 256 + len(SPECIAL):
-            raise ValueError(f"BpeTokenizer: vocab_size is at least {256 + len(SPECIAL)} (all bytes), not {vocab_size}")
+        at_least(256 + len(SPECIAL), vocab_size=vocab_size)  # all bytes
         self.wanted = vocab_size
         self.root = root
         self.fields = (prompt_field, answer_field)
@@ -179,15 +167,7 @@ class BpeTokenizer(Tokenizer):
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Any:
-    """Learn byte pairs.
-
-    Args:
-        texts: the corpus.
-        vocab_size: numbers wanted.
-
-    Returns:
-        Transformers' tokenizer, with `SPECIAL` as its first numbers.
-    """
+    """Learn byte pairs: a tokenizer of transformers, with `SPECIAL` as its first numbers."""
     from tokenizers import models, pre_tokenizers, trainers
 
     inner = _bytewise(models.BPE(), split=True)

@@ -32,7 +32,6 @@ class Tokens:
     Attributes:
         ids: of all examples, one after another (n,), int32: prompt, answer, EOS.
         items: (N, 5) int64: start in `ids`, tokens of the prompt, tokens in all, number of the file, line.
-        files: their names.
     """
 
     ids: np.ndarray
@@ -59,14 +58,11 @@ class Tokens:
         return np.minimum(self.items[:, LENGTH], most)
 
     def fitting(self, context: int, too_long: TooLong) -> np.ndarray:
-        """Which examples are used.
+        """Numbers of the examples that are used, in order.
 
         Args:
             context: most tokens of an example.
             too_long: cut an answer at its end, or leave longer examples out.
-
-        Returns:
-            Their numbers, in order.
 
         Raises:
             ValueError: when a prompt leaves no room for an answer, or nothing fits.
@@ -92,11 +88,7 @@ class Tokens:
 
 
 def tokenise(examples: Sequence[Example], tokenizer: Tokenizer, template: Template) -> Tokens:
-    """Turn examples into numbers: what begins a text, prompt, answer, EOS; nothing is cut.
-
-    Raises:
-        ValueError: when there is no example, or an answer has no token.
-    """
+    """Turn examples into numbers: what begins a text, prompt, answer, EOS; nothing is cut."""
     if not examples:
         raise ValueError("no examples: the files of texts are empty")
     parts, items = [], []
@@ -128,16 +120,10 @@ def tokenise_files(
         files: see `read_examples`.
         fields: names of prompt and answer.
         tokenizer: its fingerprint is a part of the cache's name.
-        template: likewise.
         folder: of the caches, made if missing; None to keep everything in memory.
 
     Returns:
         Tokens, mapped from the cache's files where there is one.
-
-    Raises:
-        FileNotFoundError: when a file is missing.
-        ValueError: see `read_examples` and `tokenise`.
-        OSError: when the cache cannot be written.
     """
     if folder is None:
         return tokenise(read_examples(files, *fields), tokenizer, template)

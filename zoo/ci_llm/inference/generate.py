@@ -14,6 +14,7 @@ from zoo.ci_llm.data.tokenizers import Tokenizer
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.ci_llm.nets.sampling import Sampling
 from zoo.common.draws import seeded_uniforms
+from zoo.common.ranges import at_least
 
 _SEEDS = 2**52  # as many as seeded_uniforms tells apart
 
@@ -35,7 +36,6 @@ def generate(
     A row's text depends on its prompt and its seed, not on the rows beside it.
 
     Args:
-        crowd: backbone and agents.
         input_ids: prompts (B, T), int64, padded on the left.
         attention_mask: (B, T), 1 for real tokens.
         aggregator: joins the agents' predictions; with one that is not `joint` every agent writes a text of its own.
@@ -121,11 +121,7 @@ def _taken(log_probs: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _uniforms(seeds: Sequence[int] | None, count: int, rows: int, steps: int, joint: bool) -> Tensor:
-    """Random numbers (K + 2 * steps, texts): for the weights, then each step's member, then each step's token.
-
-    Raises:
-        ValueError: when there is not one seed per row.
-    """
+    """Random numbers (K + 2 * steps, texts): for the weights, then each step's member, then each step's token."""
     if seeds is None:
         seeds = torch.randint(_SEEDS, (rows,), device="cpu").tolist()
     if len(seeds) != rows:
@@ -141,8 +137,7 @@ def _check(crowd: Crowd, input_ids: Tensor, attention_mask: Tensor, max_new_toke
             "generation needs input_ids and attention_mask of one shape (B, T), "
             f"found {tuple(input_ids.shape)} and {tuple(attention_mask.shape)}"
         )
-    if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens is at least 1, not {max_new_tokens}")
+    at_least(1, max_new_tokens=max_new_tokens)
     if not input_ids.numel() or not attention_mask[:, -1].all():
         raise ValueError("a prompt is empty or padded on the right: pad on the left, so that all rows end together")
     longest, context = int(attention_mask.sum(1).max()), crowd.backbone.context_tokens

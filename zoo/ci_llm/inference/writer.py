@@ -20,6 +20,7 @@ from zoo.ci_llm.nets.backbone import Backbone
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.ci_llm.nets.sampling import Sampling
 from zoo.common.atomic import write_atomic
+from zoo.common.ranges import at_least
 from zoo.runs.inference import Inference
 from zoo.training.data import item_seed
 
@@ -30,8 +31,6 @@ class Writer(Inference):
     """Lets a crowd answer prompts, token by token together or by a vote.
 
     Args:
-        crowd: backbone and agents.
-        tokenizer: of the backbone.
         template: what turns a prompt into the text that the model continues, with `{prompt}`.
         aggregator: joins the agents; their mean by default. With `Vote` each agent writes alone, and the text of the
             first that gives the most frequent answer is taken.
@@ -39,9 +38,6 @@ class Writer(Inference):
         sampling: how tokens are chosen; the likeliest by default.
         prompt_batch: prompts that are answered together, >= 1.
         answer_seed: of answers that are drawn; an answer depends on it, its prompt and its place among them.
-
-    Raises:
-        ValueError: when a number is below 1, or the template has no `{prompt}`.
     """
 
     input_suffixes: ClassVar[tuple[str, ...]] = (".jsonl",)
@@ -58,8 +54,7 @@ class Writer(Inference):
         prompt_batch: int = 8,
         answer_seed: int = 0,
     ) -> None:
-        if max_new_tokens < 1 or prompt_batch < 1:
-            raise ValueError(f"max_new_tokens ({max_new_tokens}) and prompt_batch ({prompt_batch}) must be at least 1")
+        at_least(1, max_new_tokens=max_new_tokens, prompt_batch=prompt_batch)
         self.crowd = crowd
         self.tokenizer = tokenizer
         self.template = Template(template)
@@ -70,13 +65,7 @@ class Writer(Inference):
         self.answer_seed = answer_seed
 
     def __call__(self, prompts: Sequence[str]) -> list[str]:
-        """Answer prompts.
-
-        Args:
-            prompts: texts, without template.
-
-        Returns:
-            An answer for each, without the prompt and without white space around it.
+        """Answer prompts; answers come without the prompt and without white space around them.
 
         Raises:
             ValueError: when a prompt is empty or does not fit into the backbone's context.
@@ -115,7 +104,7 @@ class Writer(Inference):
         return {"prompts": len(rows), "characters": sum(map(len, texts))}
 
     @torch.no_grad()
-    def spread(self, prompts: Sequence[str]) -> float:
+    def divergence(self, prompts: Sequence[str]) -> float:
         """How differently two agents continue prompts: mean Kullback-Leibler divergence, in nats; 0 for one agent."""
         ids, mask = self._padded([self._encoded(number, prompt) for number, prompt in enumerate(prompts)])
         log_probs = self.crowd.outputs(ids, mask, logits_to_keep=1).logits[:, :, -1].float().log_softmax(-1)
@@ -125,7 +114,8 @@ class Writer(Inference):
         """Answer a made-up prompt and compare the agents on it."""
         prompt = "2 + 2"
         (text,) = self([prompt])
-        return f"1 text of {len(text)} characters by {self.crowd.count} agents, whose KL is {self.spread([prompt]):.3g}"
+        kl = self.divergence([prompt])
+        return f"1 text of {len(text)} characters by {self.crowd.count} agents, whose KL is {kl:.3g}"
 
     def write_example(self, stem: Path) -> Path:
         """Write a file of two prompts."""
@@ -154,7 +144,7 @@ class Writer(Inference):
         if not isinstance(self.aggregator, Vote):
             return [answer_text(row, self.tokenizer) for row in written]
         of_agents = [[answer_text(row, self.tokenizer) for row in agent] for agent in written]
-        return [self.aggregator.elect(texts) for texts in zip(*of_agents, strict=True)]
+        return [self.aggregator.winning_text(texts) for texts in zip(*of_agents, strict=True)]
 
 
 def _row(line: int, content: Any, source: Path) -> dict[str, Any]:
@@ -175,8 +165,6 @@ class Speaker(Writer):
     """Lets a language model without agents answer prompts.
 
     Args:
-        backbone: the model.
-        tokenizer: of its texts.
         template: what turns a prompt into the text that the model continues, with `{prompt}`.
         max_new_tokens: most tokens of an answer, >= 1.
         targets: a linear layer of its blocks. One agent that adds nothing sits there, so that it is a crowd of one.

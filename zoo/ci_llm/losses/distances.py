@@ -1,4 +1,4 @@
-"""Distances between agents: sliced Wasserstein distance of clouds of points, divergences of predictions."""
+"""Distances between agents: sliced Wasserstein distance of point sets, divergences of predictions."""
 
 from __future__ import annotations
 
@@ -14,16 +14,11 @@ from torch import Tensor
 def random_directions(
     dims: int, projections: int, generator: torch.Generator | None = None, pairs: int | None = None
 ) -> Tensor:
-    """Unit vectors, evenly spread over all directions.
+    """Unit vectors (D, n), uniform over all directions, float32 on the CPU.
 
     Args:
-        dims: D, of the space.
-        projections: n, how many.
         generator: on the CPU; the global one by default.
-        pairs: P sets are drawn one after the other, as the original does for its P pairs; one set by default.
-
-    Returns:
-        (D, n), or (P, D, n), float32 on the CPU, columns of length 1.
+        pairs: P sets (P, D, n) are drawn one after the other, as the original does for its P pairs.
     """
     if pairs is not None:
         return torch.stack([random_directions(dims, projections, generator) for _ in range(pairs)])
@@ -32,19 +27,16 @@ def random_directions(
 
 
 def pairwise_sliced_wasserstein(representations: Tensor, directions: Tensor) -> Tensor:
-    """Squared sliced 2-Wasserstein distance of each pair of clouds, no root taken.
+    """Squared sliced 2-Wasserstein distance of each pair of point sets, no root taken.
 
-    The clouds are compared as sets: which row of the batch a point belongs to does not count.
+    The point sets are compared as sets: which row of the batch a point belongs to does not count.
 
     Args:
-        representations: K clouds (K, B, D).
+        representations: K point sets (K, B, D).
         directions: (D, n) for all pairs, or (P, D, n) with a set for each pair; columns of length 1.
 
     Returns:
         (P,), P = K (K - 1) / 2, float32; pairs (0, 1), (0, 2), ..., (K - 2, K - 1).
-
-    Raises:
-        ValueError: when the directions do not belong to the clouds.
 
     Source: Bonneel et al., "Sliced and Radon Wasserstein Barycenters of Measures" (2015), section 3.
     """
@@ -53,18 +45,18 @@ def pairwise_sliced_wasserstein(representations: Tensor, directions: Tensor) -> 
     expected = (len(pairs), dims) if directions.dim() == 3 else (dims,)
     if tuple(directions.shape[:-1]) != expected:
         raise ValueError(
-            f"{count} clouds of {dims} dimensions need directions ({dims}, n) or ({len(pairs)}, {dims}, n), "
+            f"{count} point sets of {dims} dimensions need directions ({dims}, n) or ({len(pairs)}, {dims}, n), "
             f"found {tuple(directions.shape)}"
         )
     if not pairs:
         return representations.new_zeros(0, dtype=torch.float32)
     first, second = (list(side) for side in zip(*pairs, strict=True))
-    clouds = representations.float()
-    directions = directions.to(clouds)
+    points = representations.float()
+    directions = directions.to(points)
     if directions.dim() == 3:
-        ends = [(clouds[side] @ directions).sort(dim=1).values for side in (first, second)]
+        ends = [(points[side] @ directions).sort(dim=1).values for side in (first, second)]
     else:
-        ordered = (clouds @ directions).sort(dim=1).values
+        ordered = (points @ directions).sort(dim=1).values
         ends = [ordered[side] for side in (first, second)]
     return (ends[0] - ends[1]).square().mean(dim=(1, 2))
 
@@ -76,19 +68,11 @@ def sliced_wasserstein(
     directions: Tensor | None = None,
     shared: bool = True,
 ) -> Tensor:
-    """Mean over all pairs of agents of the squared sliced Wasserstein distance.
+    """Mean over all pairs of agents of the squared sliced Wasserstein distance of (K, B, D); 0 for a single agent.
 
     Args:
-        representations: K clouds (K, B, D).
-        projections: directions drawn.
-        generator: of the directions, on the CPU; the global one by default.
         directions: given ones, (D, n) or (P, D, n), instead of drawn ones.
         shared: draw one set for all pairs (K projections); otherwise one for each pair, as the original does.
-
-    Returns:
-        A scalar, float32; 0 for a single agent.
-
-    Source: specification of the original, section 2.
     """
     count, _, dims = representations.shape
     if count < 2:

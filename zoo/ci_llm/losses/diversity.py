@@ -14,6 +14,7 @@ from torch.distributed.nn.functional import all_gather
 
 from zoo.ci_llm.losses.distances import pairwise_divergences, random_directions, sliced_wasserstein
 from zoo.common.draws import host_uniforms
+from zoo.common.ranges import at_least
 
 Strategy = Literal["last_token", "mean_pool", "first_token", "answer_mean", "answer_tokens"]
 Space = Literal["hidden", "logits", "probs"]
@@ -113,24 +114,20 @@ def all_ranks(values: Tensor) -> Tensor:
     return torch.stack(list(all_gather(values.contiguous())))
 
 
-def gather_clouds(clouds: Tensor, gather: Gather = all_ranks) -> Tensor:
-    """Join the clouds of all ranks.
+def gather_points(points: Tensor, gather: Gather = all_ranks) -> Tensor:
+    """Join the point sets (K, B, D) of all ranks; B may differ between ranks.
 
     Gradients sum over ranks on the way back; the mean that data-parallel training takes of them then is the gradient
     of one process with the whole batch.
 
     Args:
-        clouds: (K, B, D); B may differ between ranks.
         gather: stacks a tensor of all ranks, differentiably, such as Lightning's `all_gather` with `sync_grads=True`.
-
-    Returns:
-        (K, sum of B, D).
     """
-    ranks = gather(torch.tensor([clouds.shape[1]], device=clouds.device)).flatten()
+    ranks = gather(torch.tensor([points.shape[1]], device=points.device)).flatten()
     if len(ranks) == 1:
-        return clouds
+        return points
     sizes = ranks.tolist()
-    padded = F.pad(clouds, (0, 0, 0, max(sizes) - clouds.shape[1]))
+    padded = F.pad(points, (0, 0, 0, max(sizes) - points.shape[1]))
     parts = gather(padded).reshape(len(sizes), *padded.shape)
     return torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], dim=1)
 
@@ -139,7 +136,7 @@ class Diversity:
     """The diversity term of the loss: total = task loss + `loss(value(represent(...)))`.
 
     Args:
-        weight: lambda, at least 0; 0 turns the term off, and hidden states are not asked for.
+        weight: lambda, at least 0; 0 turns the term off, and hidden states are not computed.
         projections: directions of the sliced distance.
         strategy: what of a text is compared, see `representations`. `first_token` sees one token of a causal model and
             measures nothing but how adapters move it.
@@ -149,14 +146,11 @@ class Diversity:
         normalize: bring every point to length 1, so that no distance is won by longer vectors.
         target: the term is `weight * max(0, target - R)` and stops pushing at the target; without one, `-weight * R`.
         warmup_steps: batches until the weight is full; it grows linearly from batch 0 on.
-        gather: compare the clouds of all ranks instead of each rank's own.
+        gather: compare the point sets of all ranks instead of each rank's own.
         kind: `swd`, or `js` or `kl` for divergences of the agents' predictions (at the single positions of
             `strategy`).
         shared: one set of directions for all pairs of agents; see `sliced_wasserstein`.
         seed: of the directions, which depend on it and the step alone and thus are equal on all ranks.
-
-    Raises:
-        ValueError: when a value is out of its range, or strategy and kind do not fit.
     """
 
     def __init__(
@@ -175,11 +169,8 @@ class Diversity:
         shared: bool = True,
         seed: int = 0,
     ) -> None:
-        if weight < 0 or projections < 1 or warmup_steps < 0:
-            raise ValueError(
-                "diversity needs weight >= 0, projections >= 1 and warmup_steps >= 0, "
-                f"found {weight}, {projections} and {warmup_steps}"
-            )
+        at_least(0, weight=weight, warmup_steps=warmup_steps)
+        at_least(1, projections=projections)
         if kind != "swd" and strategy in _POOLED:
             raise ValueError(f"diversity kind {kind} compares predictions: use strategy answer_tokens, not {strategy}")
         if weight > 0 and strategy == "first_token":
@@ -207,17 +198,10 @@ class Diversity:
         return self.enabled and not self.needs_hidden
 
     def positions(self, attention_mask: Tensor, label_positions: Tensor) -> Tensor:
-        """Where predictions are compared, for `represent`.
+        """Positions b * T + t, (M,) or (K, M), where predictions are compared, for `represent`.
 
         Args:
-            attention_mask: (B, T) or (K, B, T).
-            label_positions: (M,) or (K, M), see `zoo.ci_llm.losses.likelihood.label_positions`.
-
-        Returns:
-            Positions b * T + t: (M,) or (K, M) int64; `label_positions` themselves where answers are compared.
-
-        Raises:
-            ValueError: when `answer_tokens` is to compare agents that read different texts.
+            label_positions: see `zoo.ci_llm.losses.likelihood`; returned where answers are compared.
         """
         if self.strategy in ("answer_mean", "answer_tokens"):
             if self.strategy == "answer_tokens":
@@ -249,14 +233,11 @@ class Diversity:
 
         Returns:
             (K, N, D), float32; log-probabilities (K, N, V) for `js` and `kl`.
-
-        Raises:
-            ValueError: when hidden states or labels are missing.
         """
         log_space = self.kind != "swd"
         if not log_space and self.space == "hidden":
             if hidden is None:
-                raise ValueError("diversity in the hidden space needs hidden states, found none: ask for them")
+                raise ValueError("diversity in the hidden space needs hidden states, found none: request them")
             values = hidden
         else:
             values = logits
@@ -279,13 +260,7 @@ class Diversity:
         return F.normalize(points, dim=-1, eps=_TINY) if self.normalize else points
 
     def directions(self, dims: int, agents: int, step: int) -> Tensor | None:
-        """The directions of batch `step` on the CPU, see `random_directions`; None where nothing is projected.
-
-        Args:
-            dims: D of what is compared.
-            agents: K.
-            step: batch number.
-        """
+        """Directions in `dims` of batch `step`, on the CPU, see `random_directions`; None if nothing is projected."""
         if self.kind != "swd" or agents < 2:
             return None
         # torch's generator heeds 32 bits of its seed
@@ -296,19 +271,14 @@ class Diversity:
     def value(
         self, points: Tensor, step: int = 0, gather: Gather = all_ranks, directions: Tensor | None = None
     ) -> Tensor:
-        """R: the diversity of the agents' representations, at least 0.
+        """R: the diversity of the agents' representations, a scalar of at least 0; 0 for a single agent or no points.
 
         Args:
-            points: of `represent`, all agents.
-            step: batch number, of which the directions depend.
-            gather: joins ranks where `gather` is on, see `gather_clouds`.
-            directions: of `directions`, where they were drawn before.
-
-        Returns:
-            A scalar, float32; 0 for a single agent or no points.
+            gather: joins ranks where `gather` is on, see `gather_points`.
+            directions: of `directions`, where they were drawn before; else they depend on `step`.
         """
         if self.gather:
-            points = gather_clouds(points, gather)
+            points = gather_points(points, gather)
         if len(points) < 2 or not points.shape[1]:
             return points.sum() * 0
         if self.kind != "swd":
@@ -322,15 +292,7 @@ class Diversity:
         return self.weight * min(1.0, (step + 1) / (self.warmup_steps + 1))
 
     def loss(self, value: Tensor, step: int = 0) -> Tensor:
-        """The term to add to the task loss.
-
-        Args:
-            value: R, a scalar.
-            step: batch number, from 0.
-
-        Returns:
-            A scalar.
-        """
+        """The term to add to the task loss for R in batch `step`, counted from 0."""
         if self.target is None:
             return -self.factor(step) * value
         return self.factor(step) * (self.target - value).clamp(min=0)

@@ -15,47 +15,32 @@ def token_losses(logits: Tensor, labels: Tensor, shift: bool = True) -> Tensor:
     Args:
         logits: (K, B, T, V), any float type; computed in float32.
         labels: (B, T), or (K, B, T) where the agents have texts of their own; int64, -100 for what is not learned.
-        shift: let position t foretell label t + 1. Without, label t, as the original does by mistake.
+        shift: let position t predict label t + 1. Without, label t, as the original does by mistake.
 
     Returns:
-        (K, B, T) float32, at the position that foretells; zero where there is no label.
-
-    Raises:
-        ValueError: when the shapes do not fit.
+        (K, B, T) float32, at the position that predicts; zero where there is no label.
     """
     if labels.shape not in (logits.shape[1:3], logits.shape[:3]):
         raise ValueError(
             f"labels have shape {tuple(labels.shape)}, expected {tuple(logits.shape[1:3])} or "
             f"{tuple(logits.shape[:3])} for logits {tuple(logits.shape)}"
         )
-    goals = learned(labels, shift).flatten(-2)
-    return target_losses(logits.flatten(1, 2), goals).view(logits.shape[:3])
+    targets = learned(labels, shift).flatten(-2)
+    return target_losses(logits.flatten(1, 2), targets).view(logits.shape[:3])
 
 
 def target_losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of each target.
-
-    Args:
-        logits: (K, M, V), any float type; computed in float32.
-        targets: (M,), or (K, M) where the agents have targets of their own; int64, -100 for none.
-
-    Returns:
-        (K, M) float32; zero where there is no target.
-    """
+    """Cross-entropy (K, M) of targets (M,) or (K, M) for logits (K, M, V), in float32; zero where a target is -100."""
     targets = targets.expand(logits.shape[:2])
     flat = F.cross_entropy(logits.flatten(0, 1).float(), targets.reshape(-1), ignore_index=IGNORED, reduction="none")
     return flat.view(targets.shape)
 
 
 def label_positions(labels: Tensor, shift: bool = True) -> Tensor:
-    """The positions b * T + t that foretell a label.
-
-    Args:
-        labels: (B, T), or (K, B, T) where the agents have texts of their own.
-        shift: as in `token_losses`.
+    """The positions b * T + t that predict a label, ascending; `shift` as in `token_losses`.
 
     Returns:
-        (M,) int64, ascending; (K, M) for labels of K agents, filled up with -1.
+        (M,) int64 for labels (B, T); (K, M) for those (K, B, T) of K agents, filled up with -1.
     """
     found = (learned(labels, shift) != IGNORED).flatten(-2)
     if labels.ndim == 2:
@@ -64,33 +49,23 @@ def label_positions(labels: Tensor, shift: bool = True) -> Tensor:
 
 
 def targets_at(labels: Tensor, positions: Tensor, shift: bool = True) -> Tensor:
-    """The labels that `label_positions` foretell, shaped like these; -100 where they are filled up."""
+    """The labels that `label_positions` predict, shaped like these; -100 where they are filled up."""
     found = learned(labels, shift).flatten(-2).gather(-1, positions.clamp(min=0))
     return found.masked_fill(positions < 0, IGNORED)
 
 
 def learned(labels: Tensor, shift: bool = True) -> Tensor:
-    """The label that each position foretells, -100 where none: (..., T) as given.
-
-    Args:
-        labels: (..., T) int64.
-        shift: as in `token_losses`.
-    """
+    """The label that each position predicts, -100 where none, (..., T) int64 as given; `shift` as in `token_losses`."""
     return F.pad(labels[..., 1:], (0, 1), value=IGNORED) if shift else labels
 
 
 def losses(logits: Tensor, labels: Tensor, normaliser: Tensor | float | None = None, shift: bool = True) -> Tensor:
-    """Mean cross-entropy of each agent over its labelled tokens.
+    """Mean cross-entropy (K,) of each agent over its labelled tokens, for logits (K, B, T, V); 0 where there is none.
 
     Args:
-        logits: (K, B, T, V).
-        labels: (B, T) or (K, B, T).
         normaliser: divide the sum by this instead of the number of labelled tokens: a number, or (K,). With
             accumulation or several ranks, labelled tokens of the whole step divided by the number of micro-batches.
         shift: as in `token_losses`.
-
-    Returns:
-        (K,) float32; 0 where an agent has no labelled token.
     """
     if normaliser is None:
         counts = (learned(labels, shift) != IGNORED).sum((-2, -1))
@@ -99,15 +74,6 @@ def losses(logits: Tensor, labels: Tensor, normaliser: Tensor | float | None = N
 
 
 def sequence_losses(logits: Tensor, labels: Tensor, shift: bool = True) -> Tensor:
-    """Mean cross-entropy of each agent over the labelled tokens of each text.
-
-    Args:
-        logits: (K, B, T, V).
-        labels: (B, T) or (K, B, T).
-        shift: as in `token_losses`.
-
-    Returns:
-        (K, B) float32; 0 for a text without labels.
-    """
+    """Mean cross-entropy (K, B) of each agent over the labelled tokens of each text; 0 for a text without labels."""
     counts = (learned(labels, shift) != IGNORED).sum(-1)
     return token_losses(logits, labels, shift).sum(-1) / counts.clamp(min=1)

@@ -77,7 +77,7 @@ class CrowdScores:
         self._texts: list[Tensor] = []
 
     def add(self, log_probs: Tensor, ensemble: Tensor, labels: Tensor, texts: Tensor) -> None:
-        """Add tokens, see `token_scores`; `texts` (N,), int64, tells which text each belongs to."""
+        """Add tokens, see `token_scores`; `texts` (N,), int64, is the text that each belongs to."""
         found = token_scores(log_probs, ensemble, labels)
         self.restore({name: values.cpu() for name, values in found.items()}, texts.cpu())
 
@@ -88,11 +88,7 @@ class CrowdScores:
         self._texts.append(texts)
 
     def state(self) -> tuple[dict[str, Tensor], Tensor]:
-        """All scores, tokens along the last axis, and the text (N,) that each token belongs to.
-
-        Raises:
-            ValueError: when nothing was added.
-        """
+        """All scores, tokens along the last axis, and the text (N,) that each token belongs to."""
         if not self._texts:
             raise ValueError("no tokens were scored: the set holds no labelled token")
         return {name: torch.cat(parts, dim=-1) for name, parts in self._parts.items()}, torch.cat(self._texts)
@@ -109,9 +105,6 @@ class CrowdScores:
             for the mean of the predictions, by Jensen's inequality), `pairwise_kl`, `pairwise_js`, `disagreement`,
             `mutual_information`, `error_correlation`, `accuracy`, `brier`, `ece`, `ece_scaled`; NLL and divergences in
             nats per token.
-
-        Raises:
-            ValueError: when nothing was added.
         """
         tokens, texts = self.state()
         agents = tokens["agent_nll"].double().mean(1)
@@ -136,15 +129,9 @@ class CrowdScores:
     def intervals(self, seed: int = 0) -> dict[str, Interval]:
         """Bootstrap intervals over texts, since tokens of one text are not independent.
 
-        Args:
-            seed: of the draws.
-
         Returns:
             `nll_mean`, `nll_ensemble`, `ambiguity` and `gain_over_best` (NLL of the best agent minus the ensemble's,
             paired; above 0 where the ensemble is better), means per token.
-
-        Raises:
-            ValueError: when nothing was added.
         """
         tokens, texts = self.state()
         best = tokens["agent_nll"][tokens["agent_nll"].double().mean(1).argmin()]
@@ -159,16 +146,7 @@ class CrowdScores:
 
 
 def text_intervals(values: Mapping[str, Tensor], texts: Tensor, seed: int = 0) -> dict[str, Interval]:
-    """Means over tokens with bootstrap intervals over texts.
-
-    Args:
-        values: scores (N,) by name.
-        texts: the text of each token (N,), int64.
-        seed: of the draws.
-
-    Returns:
-        Interval by name.
-    """
+    """Means over tokens of scores (N,) by name, with bootstrap intervals over the texts (N,) that they belong to."""
     _, at, counts = np.unique(texts.numpy(), return_inverse=True, return_counts=True)
     return {
         name: bootstrap_mean(np.bincount(at, weights=score.double().numpy()) / counts, counts, seed=seed)
@@ -177,15 +155,7 @@ def text_intervals(values: Mapping[str, Tensor], texts: Tensor, seed: int = 0) -
 
 
 def calibration_error(confidence: Tensor, correct: Tensor, bins: int = BINS) -> float:
-    """Expected calibration error: distance of confidence and accuracy, in bins of equal width.
-
-    Args:
-        confidence: probability of the prediction (N,), in [0, 1].
-        correct: whether it was right (N,).
-        bins: how many.
-
-    Returns:
-        In [0, 1]; NaN without items.
+    """Expected calibration error: distance of confidence and accuracy (N,), in bins of equal width; NaN without items.
 
     Source: Guo et al., "On Calibration of Modern Neural Networks" (2017), equation 3.
     """
@@ -202,11 +172,7 @@ def scaled_calibration_error(tokens: Mapping[str, Tensor], texts: Tensor, bins: 
 
     Args:
         tokens: `scaled_nll`, `scaled_confidence` (G, N) and `correct` (N,) of `token_scores`.
-        texts: the text of each token (N,), int64; those of even rank are one half.
-        bins: as in `calibration_error`.
-
-    Returns:
-        In [0, 1]; NaN for a single text.
+        texts: the text of each token (N,), int64; those of even rank are one half. NaN for a single text.
     """
     odd = texts.unique(return_inverse=True)[1] % 2 == 1
     if not odd.any():
@@ -219,13 +185,9 @@ def scaled_calibration_error(tokens: Mapping[str, Tensor], texts: Tensor, bins: 
 
 
 def error_correlation(correct: Tensor) -> float:
-    """Mean correlation of two agents' errors.
+    """Mean correlation of two agents' errors, by whether each was right (K, N).
 
-    Args:
-        correct: whether each agent was right (K, N).
-
-    Returns:
-        In [-1, 1], over the pairs of agents of which neither is always right or always wrong; NaN without any.
+    Over the pairs of agents of which neither is always right or always wrong; NaN without any.
     """
     errors = 1 - correct.double()
     errors = errors[errors.std(1, correction=0) > 0]
@@ -244,9 +206,6 @@ def risk_coverage(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
 
     Returns:
         Coverage (M,) rising to 1, and risk (M,), float64, a point for each of the M levels of confidence.
-
-    Raises:
-        ValueError: when there is no answer.
 
     Source: Geifman and El-Yaniv, "Selective Classification for Deep Neural Networks" (2017), section 2.
     """

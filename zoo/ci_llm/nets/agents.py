@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from zoo.ci_llm.nets.backbone import Backbone
 from zoo.common.draws import host_uniforms, seeded_uniforms
+from zoo.common.ranges import at_least, below
 
 LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PEFT_PREFIX = "base_model.model."  # of peft's key names; what follows is the layer's name in the causal LM
@@ -37,12 +38,7 @@ class Active:
 
 
 class Lora(nn.Module):
-    """The weights of all agents at one layer.
-
-    Args:
-        lora_a: (K, rank, in) float32.
-        lora_b: (K, out, rank) float32.
-    """
+    """The weights of all agents at one layer: A (K, rank, in) and B (K, out, rank), float32."""
 
     def __init__(self, lora_a: Tensor, lora_b: Tensor) -> None:
         super().__init__()
@@ -58,19 +54,13 @@ class Agents(nn.Module):
 
     Args:
         count: number of agents K, at least 1.
-        rank: of each adapter.
         alpha: the scale of an adapter is alpha / rank.
         targets: last parts of the names of the adapted layers.
         dropout: probability that an input element is dropped while training, 0 to below 1; a mask for each agent.
         init: "lora" (A Kaiming-uniform, B zero: begins as the backbone) or "normal" (both normal: begins perturbed).
-        std: of "normal".
         dropconnect: probability that a weight of A or B is left out of a training pass, 0 to below 1.
         dropconnect_rescale: divide the weights that are kept by 1 - dropconnect; the original does not.
-        seed: of the first weights.
         top_layers: adapt the last so many blocks only; the blocks below are then shared by the agents. Null for all.
-
-    Raises:
-        ValueError: when a number is out of range.
 
     Source: LoRA (arXiv 2106.09685), equation 3; masks of weights: DropConnect (Wan et al., 2013).
     """
@@ -90,12 +80,9 @@ class Agents(nn.Module):
         top_layers: int | None = None,
     ) -> None:
         super().__init__()
-        for name, number in (("count", count), ("rank", rank)):
-            if number < 1:
-                raise ValueError(f"agents.{name} must be at least 1, got {number}")
-        for name, share in (("dropout", dropout), ("dropconnect", dropconnect)):
-            if not 0 <= share < 1:
-                raise ValueError(f"agents.{name} must be 0 or more and below 1, got {share}")
+        at_least(1, count=count, rank=rank)
+        at_least(0, dropout=dropout, dropconnect=dropconnect)
+        below(1, dropout=dropout, dropconnect=dropconnect)
         self.count, self.rank, self.alpha = count, rank, alpha
         self.targets = tuple(targets)
         self.dropout, self.dropconnect, self.dropconnect_rescale = dropout, dropconnect, dropconnect_rescale
@@ -152,21 +139,12 @@ class Agents(nn.Module):
         return nullcontext(), self.using(self.active)
 
     def delta(self, lora: Lora, index: int, x: Tensor) -> Tensor:
-        """What the active agents add at one layer.
-
-        Args:
-            lora: the layer's weights.
-            index: of the layer among the targets.
-            x: (rows, ..., in), the rows of the active agents one agent after the other.
-
-        Returns:
-            (n, positions, out), n the number of active agents.
-        """
+        """What the n active agents add at one layer, (n, positions, out), to x (rows, ..., in), agent after agent."""
         active = self.active
         if active is None:
             raise ValueError("agents: no agents are active; call delta within using()")
         count = active.last - active.first
-        rows = x.reshape(count, -1, x.shape[-1])
+        rows = x.reshape(count, -1, x.shape[-1])  # (n, positions, in)
         lora_a, lora_b = lora.lora_A[active.first : active.last], lora.lora_B[active.first : active.last]
         if not torch.is_autocast_enabled(x.device.type):
             rows = rows.to(lora_a.dtype)
@@ -174,14 +152,10 @@ class Agents(nn.Module):
             rows = self._masked(rows, self.dropout, True, active, index, 0)
             lora_a = self._masked(lora_a, self.dropconnect, self.dropconnect_rescale, active, index, 1)
             lora_b = self._masked(lora_b, self.dropconnect, self.dropconnect_rescale, active, index, 2)
-        return torch.bmm(torch.bmm(rows, lora_a.mT) * self.scale, lora_b.mT)
+        return torch.bmm(torch.bmm(rows, lora_a.mT) * self.scale, lora_b.mT)  # (n, positions, out)
 
     def adapter(self, agent: int) -> dict[str, Tensor]:
-        """One agent's weights under peft's names: A (rank, in), B (out, rank), float32, detached.
-
-        Raises:
-            ValueError: when there is no such agent.
-        """
+        """One agent's weights under peft's names: A (rank, in), B (out, rank), float32, detached."""
         return {key: stacked.detach()[self._checked(agent)] for key, stacked in self._peft_parameters().items()}
 
     def load_adapter(self, agent: int, weights: dict[str, Tensor]) -> None:

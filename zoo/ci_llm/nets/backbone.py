@@ -28,19 +28,14 @@ class Backbone(FrozenModule):
             of `config`. Loading from the hub was not run here.
         revision: commit of the hub repository.
         config: for random weights, where there is no source: `model_type` and what else the configuration takes.
-        seed: of random weights.
         dtype: of the weights; with nf4, of those that are not quantised (norms, embeddings).
         quantization: "nf4" keeps linear layers in 4 bits (double quantisation, bfloat16 compute; needs `zoo[llm]`).
         attention: transformers' implementation.
         gradient_checkpointing: recompute the blocks' activations in the backward pass.
 
     Attributes:
-        model: the causal LM.
         recompute_contexts: called in the forward of each checkpointed block; gives the contexts of that forward and of
             its recomputation. Whoever hooks into the layers sets it, so that both see the same.
-
-    Raises:
-        ValueError: when there is neither source nor config, or the config names no model_type.
 
     Source: 4-bit weights: QLoRA (arXiv 2305.14314).
     """
@@ -146,15 +141,11 @@ class Backbone(FrozenModule):
         return layer.nx, layer.nf  # type: ignore[return-value]  # GPT-2's Conv1D
 
     def forward(self, logits_at: Tensor | None = None, **inputs: Any) -> Any:
-        """Run the model.
+        """Run transformers' model.
 
         Args:
             logits_at: (N,) int64, places in the flattened rows and positions of the inputs. The output layer then runs
                 there alone, and `logits` are (1, N, V).
-            inputs: of transformers' model.
-
-        Returns:
-            What transformers' model returns.
         """
         self._logits_at = logits_at
         try:
@@ -265,7 +256,6 @@ class LearningBackbone(Backbone):
 
     Args:
         config: `model_type` and what else transformers' configuration takes.
-        seed: of the weights.
         gradient_checkpointing: recompute the blocks' activations in the backward pass.
     """
 
@@ -277,3 +267,27 @@ class LearningBackbone(Backbone):
     def frozen_state(self) -> dict[str, Tensor]:
         """Nothing."""
         return {}
+
+
+def positions(attention_mask: Tensor) -> Tensor:
+    """Positions (..., T) of tokens within their text, by a mask with 1 for tokens; 0 on padding before it."""
+    if attention_mask.ndim > 3:
+        raise ValueError("attention_mask of pairs of positions needs position_ids")
+    return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+
+
+def packed(segments: Tensor) -> tuple[Tensor, Tensor]:
+    """Mask (B, 1, T, T) and positions (B, T) of rows that hold several texts.
+
+    Each token sees those before it in its text and itself; positions are counted anew in each text.
+
+    Args:
+        segments: (B, T) int64, number of the text that a token belongs to, from 1; 0 for padding.
+    """
+    length = segments.shape[1]
+    index = torch.arange(length, device=segments.device)
+    begins = torch.ones_like(segments, dtype=torch.bool)
+    begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
+    starts = torch.where(begins, index, 0).cummax(1).values
+    same = segments[:, :, None] == segments[:, None, :]  # (B, T, T)
+    return (same & (index[:, None] >= index))[:, None], index - starts

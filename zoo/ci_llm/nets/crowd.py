@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from zoo.ci_llm.nets.agents import Active, Agents
-from zoo.ci_llm.nets.backbone import Backbone
-from zoo.ci_llm.nets.positions import positions
+from zoo.ci_llm.nets.backbone import Backbone, positions
+from zoo.common.ranges import at_least
 
 
 class Trunk:
@@ -69,35 +69,10 @@ Mode = Literal["batched", "sequential", "chunked"]
 
 @dataclass(frozen=True)
 class CrowdOutput:
-    """What some agents say to a batch.
-
-    Args:
-        logits: (n, B, T, V); (n, M, V) where M positions were asked for.
-        hidden: (n, B, T, D) where asked for.
-    """
+    """Logits (n, B, T, V), or (n, M, V) at M positions, of n agents, and hidden states (n, B, T, D) where wanted."""
 
     logits: Tensor
     hidden: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class CrowdLoss:
-    """The objective of a batch.
-
-    Args:
-        total: scalar, mean of `losses` plus `penalty`; its gradients are exact in every mode.
-        losses: (K,) of the agents, detached.
-        penalty: scalar, detached; 0 without one.
-    """
-
-    total: Tensor
-    losses: Tensor
-    penalty: Tensor
-
-
-Task = Callable[[Tensor, range], Tensor]
-Represent = Callable[[CrowdOutput, range], Tensor]
-Penalty = Callable[[Tensor], Tensor]
 
 
 class Crowd(nn.Module):
@@ -108,21 +83,15 @@ class Crowd(nn.Module):
     one. `chunked` runs `chunk` agents at a time, and `objective` then keeps the activations of one chunk only.
 
     Args:
-        backbone: the frozen language model.
         agents: the adapters; hooked into the backbone here, unless they are already.
-        mode: how many agents share a pass.
         chunk: agents per pass of "chunked".
-
-    Raises:
-        ValueError: when chunk and mode contradict each other.
     """
 
     def __init__(self, backbone: Backbone, agents: Agents, mode: Mode = "batched", chunk: int | None = None) -> None:
         super().__init__()
         if (mode == "chunked") != (chunk is not None):
             raise ValueError(f"crowd.chunk belongs to mode chunked, which needs it; got mode {mode} with chunk {chunk}")
-        if chunk is not None and chunk < 1:
-            raise ValueError(f"crowd.chunk must be at least 1, got {chunk}")
+        at_least(1, chunk=1 if chunk is None else chunk)
         self.backbone = backbone
         self.agents = agents
         self.mode = mode
@@ -139,11 +108,7 @@ class Crowd(nn.Module):
 
     @contextmanager
     def only(self, first: int, last: int | None = None) -> Iterator[None]:
-        """Let agents first to last - 1 answer alone (one agent when last is not given).
-
-        Raises:
-            ValueError: when there are no such agents.
-        """
+        """Let agents first to last - 1 answer alone (one agent when last is not given)."""
         chosen = range(first, first + 1 if last is None else last)
         if not (0 <= first < chosen.stop <= self.agents.count):
             raise ValueError(f"agents {first} to {chosen.stop - 1} do not exist: there are {self.agents.count}")
@@ -165,11 +130,7 @@ class Crowd(nn.Module):
             self.members = before
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Logits of all agents; arguments as in `outputs`.
-
-        Returns:
-            (K, B, T, V), in the backbone's type.
-        """
+        """Logits (K, B, T, V) of all agents, in the backbone's type; arguments as in `outputs`."""
         return self.outputs(input_ids, attention_mask).logits
 
     def outputs(
@@ -190,7 +151,6 @@ class Crowd(nn.Module):
             attention_mask: 1 for tokens, 0 for padding on either side, shaped like input_ids; with a cache as long as
                 the cached and the new tokens together. Or (B, 1, T, T) bool, true where attention may go, for packed
                 texts; give position_ids then.
-            hidden: also return hidden states.
             layer: index of them among the embeddings' (0) and the blocks' outputs; -1 after the closing norm.
             position_ids: shaped like input_ids; by default counted over the mask.
             cache: a cache of transformers, filled in place; all agents then share a pass in every mode.
@@ -200,14 +160,11 @@ class Crowd(nn.Module):
 
         Returns:
             Logits (K, B, T, V), or (K, M, V) of `logits_at`, and hidden states (K, B, T, D) or None.
-
-        Raises:
-            ValueError: when the texts are not those of K agents.
         """
-        passes = self._passes() if cache is None else [self._everyone()]
+        passes = self.passes() if cache is None else [self.everyone()]
         noise = self.agents.draw_noise()
         parts = [
-            self._run(
+            self.run(
                 members, noise, input_ids, attention_mask, position_ids, hidden, layer, cache, logits_to_keep, logits_at
             )
             for members in passes
@@ -217,92 +174,16 @@ class Crowd(nn.Module):
         states = [part.hidden for part in parts if part.hidden is not None]
         return CrowdOutput(torch.cat([part.logits for part in parts]), torch.cat(states) if states else None)
 
-    def objective(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        task: Task,
-        represent: Represent | None = None,
-        penalty: Penalty | None = None,
-        grad_scale: float = 1.0,
-        **request: Any,
-    ) -> CrowdLoss:
-        """The training objective: mean of the agents' losses plus a penalty that ties the agents together.
-
-        In mode chunked its gradients are computed here: representations of all agents without gradients, then the
-        penalty's gradient with respect to them, then chunk by chunk loss and representation with that gradient
-        injected. `total` hands the sum on, so that it is used like any loss: one backward pass, automatic or manual
-        optimisation, accumulation, several ranks, gradient scaling.
-
-        Args:
-            input_ids: (B, T) or (K, B, T).
-            attention_mask: as in `outputs`.
-            task: of logits (n, B, T, V), or (n, M, V) with `logits_at`, and the n agents they are of: losses (n,).
-            represent: of an output and its n agents: what the penalty compares, (n, ...). It draws no random numbers.
-            penalty: of the representations (K, ...) of all agents: a scalar to be added.
-            grad_scale: of the gradients inside chunked mode; for float16, whose small gradients vanish otherwise.
-            request: more arguments of `outputs`.
-
-        Returns:
-            The total, whose backward pass gives the adapters' gradients, and its parts.
-        """
-        if len(self._passes()) > 1 and self.mode == "chunked" and torch.is_grad_enabled():
-            return self._chunked(input_ids, attention_mask, task, represent, penalty, grad_scale, request)
-        output = self.outputs(input_ids, attention_mask, **request)
-        losses = task(output.logits, self._everyone())
-        extra = losses.new_zeros(())
-        if represent is not None and penalty is not None:
-            extra = penalty(represent(output, self._everyone()))
-        return CrowdLoss(losses.mean() + extra, losses.detach(), extra.detach())
-
-    def _chunked(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        task: Task,
-        represent: Represent | None,
-        penalty: Penalty | None,
-        grad_scale: float,
-        request: dict[str, Any],
-    ) -> CrowdLoss:
-        noise = self.agents.draw_noise()
-        weights = [weight for weight in self.agents.parameters() if weight.requires_grad]
-        totals = [torch.zeros_like(weight) for weight in weights]
-
-        def run(members: range) -> CrowdOutput:
-            return self._run(members, noise, input_ids, attention_mask, **request)
-
-        pull: Tensor | None = None
-        extra = torch.zeros((), device=input_ids.device)
-        if represent is not None and penalty is not None:
-            with torch.no_grad():
-                everyone = torch.cat([represent(run(members), members) for members in self._passes()])
-            everyone.requires_grad_()
-            extra = penalty(everyone)
-            (pull,) = torch.autograd.grad(extra * grad_scale, everyone)
-        values, first = [], 0
-        for members in self._passes():
-            output = run(members)
-            losses = task(output.logits, members)
-            values.append(losses.detach())
-            inner = losses.sum() * (grad_scale / self.count)
-            if pull is not None and represent is not None:
-                inner = inner + (represent(output, members) * pull[first : first + len(members)]).sum()
-            first += len(members)
-            for total, gradient in zip(totals, torch.autograd.grad(inner, weights), strict=True):
-                total.add_(gradient, alpha=1 / grad_scale)
-        losses, extra = torch.cat(values), extra.detach()
-        return CrowdLoss(_Known.apply(losses.mean() + extra, totals, *weights), losses, extra)
-
-    def _everyone(self) -> range:
+    def everyone(self) -> range:
+        """The agents that answer now; without agents, one in their place."""
         return range(1) if self.members is None else self.members
 
-    def _passes(self) -> list[range]:
+    def passes(self) -> list[range]:
         """The agents of each pass."""
-        everyone = self._everyone()
+        everyone = self.everyone()
         return [everyone[start : start + self.chunk] for start in range(0, len(everyone), self.chunk)]
 
-    def _run(
+    def run(
         self,
         members: range,
         noise: list[int] | None,
@@ -316,7 +197,7 @@ class Crowd(nn.Module):
         logits_at: Tensor | None = None,
     ) -> CrowdOutput:
         """One pass of neighbouring agents."""
-        count, everyone = len(members), self._everyone()
+        count, everyone = len(members), self.everyone()
         if input_ids.ndim == 3 and len(input_ids) != len(everyone):
             raise ValueError(
                 f"input_ids {tuple(input_ids.shape)} are texts of {len(input_ids)} agents, not {self.count}"
@@ -336,7 +217,7 @@ class Crowd(nn.Module):
             chosen = (logits_at[own] if logits_at.ndim == 2 else logits_at.expand(count, -1)).clamp(min=0)
             shape = (count, chosen.shape[1])
             starts = torch.arange(count, device=chosen.device) * (rows * input_ids.shape[-1])
-            places = (chosen + starts[:, None]).flatten()
+            places = (chosen + starts[:, None]).flatten()  # (n * M,)
         active = None if self.members is None else Active(members.start, members.stop, noise)
         with self.agents.using(active), self.trunk.repeating(rows, count if shared else 1):
             result = self.backbone(
@@ -349,21 +230,8 @@ class Crowd(nn.Module):
                 logits_to_keep=logits_to_keep,
                 logits_at=places,
             )
-        states = result.hidden_states[layer].unflatten(0, (-1, rows)) if hidden else None
+        states = result.hidden_states[layer].unflatten(0, (-1, rows)) if hidden else None  # (n or 1, B, T, D)
         return CrowdOutput(
             result.logits.unflatten(0, shape) if places is None else result.logits[0].unflatten(0, shape),
             states.expand(count, -1, -1, -1) if states is not None else None,
         )
-
-
-class _Known(torch.autograd.Function):
-    """A value whose gradients were computed before."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, gradients: list[Tensor], *weights: Tensor) -> Tensor:
-        ctx.gradients = gradients
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> Any:
-        return None, None, *(outer[0] * gradient for gradient in ctx.gradients)

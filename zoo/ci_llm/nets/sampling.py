@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from zoo.common.ranges import at_least, positive, within
+
 
 class Sampling:
     """Temperature, then top-k, top-p and min-p, then a draw.
@@ -17,19 +19,14 @@ class Sampling:
         top_p: keep the likeliest tokens that together have at least this probability, in (0, 1].
         min_p: keep the tokens with at least this part of the likeliest one's probability, in [0, 1].
 
-    Raises:
-        ValueError: when a value is out of its range.
-
     Source: Holtzman et al., "The Curious Case of Neural Text Degeneration" (2020), section 3; Nguyen et al., "Turning
     Up the Heat: Min-p Sampling" (2024), section 3.
     """
 
     def __init__(self, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> None:
-        if temperature < 0 or top_k < 0 or not 0 < top_p <= 1 or not 0 <= min_p <= 1:
-            raise ValueError(
-                "sampling needs temperature >= 0, top_k >= 0, top_p in (0, 1] and min_p in [0, 1], "
-                f"found {temperature}, {top_k}, {top_p} and {min_p}"
-            )
+        at_least(0, temperature=temperature, top_k=top_k)
+        within(0, 1, top_p=top_p, min_p=min_p)
+        positive(top_p=top_p)
         self.temperature, self.top_k, self.top_p, self.min_p = temperature, top_k, top_p, min_p
 
     @property
@@ -38,17 +35,7 @@ class Sampling:
         return self.temperature == 0
 
     def filtered(self, log_probs: Tensor) -> Tensor:
-        """The distribution that tokens are drawn from.
-
-        Args:
-            log_probs: (B, V); any constant may have been added to a row.
-
-        Returns:
-            Log-probabilities (B, V), float32, -inf for what is left out.
-
-        Raises:
-            ValueError: at temperature 0, where there is none.
-        """
+        """Log-probabilities (B, V) that tokens are drawn from, -inf for what is left out; constants in rows cancel."""
         if self.greedy:
             raise ValueError("temperature 0 draws nothing: call choose, or give a temperature above 0")
         scores = (log_probs.float() / self.temperature).log_softmax(-1)
@@ -67,17 +54,10 @@ class Sampling:
         return scores
 
     def choose(self, log_probs: Tensor, uniforms: Tensor | None = None) -> Tensor:
-        """Choose a token for every row.
+        """Choose a token for every row of log-probabilities (B, V).
 
         Args:
-            log_probs: (B, V).
-            uniforms: (B,), in (0, 1), each row's random number; not used at temperature 0.
-
-        Returns:
-            Token ids (B,), int64; the first of equals at temperature 0.
-
-        Raises:
-            ValueError: when random numbers are needed and missing.
+            uniforms: (B,), in (0, 1), each row's random number; at temperature 0 the first of equals is taken.
         """
         if self.greedy:
             return log_probs.argmax(-1)
@@ -87,15 +67,7 @@ class Sampling:
 
 
 def draw(log_probs: Tensor, uniforms: Tensor) -> Tensor:
-    """Draw from each row's distribution with its random number.
-
-    Args:
-        log_probs: (B, V).
-        uniforms: (B,), in (0, 1).
-
-    Returns:
-        Indices (B,), int64; never one of probability 0.
-    """
+    """Draw indices (B,) from rows of log-probabilities (B, V), by numbers (B,) in (0, 1); none of weight 0."""
     heights = log_probs.double().exp().cumsum(-1)
     at = uniforms.to(heights)[:, None] * heights[:, -1:]
     return torch.searchsorted(heights, at).squeeze(-1).clamp(max=log_probs.shape[-1] - 1)

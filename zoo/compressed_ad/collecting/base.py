@@ -36,12 +36,10 @@ class Algorithm(ABC):
         """Make histories from scratch.
 
         Args:
-            env: of the tasks.
             tasks: (N, F) int64.
             seeds: of the tasks (N,); what becomes of a task depends on its own alone.
-            streams: histories of each task.
             steps: of each history, whole episodes.
-            advance: told how many transitions have been added, now and then.
+            advance: called with how many transitions have been added, now and then.
 
         Returns:
             (N, streams, steps, 7) int8, see `zoo.compressed_ad.data.history.COLUMNS`.

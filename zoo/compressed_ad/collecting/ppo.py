@@ -1,4 +1,7 @@
-"""Proximal policy optimisation of many tasks at once: every task has nets, draws and gradients of its own."""
+"""Proximal policy optimisation of many tasks at once: every task has nets, random numbers and gradients of its own.
+
+Weights of all tasks are (N, P) float32, as `initial_weights` makes them.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from zoo.common.draws import seeded_uniforms
+from zoo.common.ranges import at_least, positive, within
 from zoo.compressed_ad.collecting.base import Algorithm
 from zoo.compressed_ad.data.history import COLUMNS
-from zoo.compressed_ad.envs.grids import Env, Worlds
+from zoo.compressed_ad.envs.grids import BatchedEnv, Env
 from zoo.training.data import item_seed
 
 HIDDEN = 64
@@ -31,10 +35,8 @@ class Observer:
     """What nets see: (row, column) of the last frames; or the number of the cell, where looking up is cheaper.
 
     Args:
-        grid_size: of the environment.
         shape: tasks N and streams S.
-        frames: states seen together.
-        samples: for how many the nets are asked at once, of one task.
+        samples: for how many the nets are evaluated at once, of one task.
 
     Attributes:
         cells: (K, 2) float32, what the numbers mean; None where an observation is (row, column, ...) itself.
@@ -54,14 +56,7 @@ class Observer:
         return observation
 
     def look(self, states: Tensor) -> Tensor:
-        """Observe states without taking them in.
-
-        Args:
-            states: (N * S, 2) int64.
-
-        Returns:
-            (N, S) int64, or (N, S, 2 * frames) float32 with the last state at the end.
-        """
+        """Observe states (N * S, 2) without taking them in: cells (N, S), or frames (N, S, 2 * frames)."""
         shape = self._frames.shape[:2]
         if self.cells is not None:
             return (states[:, 0] * self.grid_size + states[:, 1]).view(shape)
@@ -73,12 +68,7 @@ class Observer:
 
 
 class Policy:
-    """The nets of all tasks while they do not change.
-
-    Args:
-        weights: (N, P) float32.
-        cells: see `Observer`.
-    """
+    """The nets of all tasks while they do not change."""
 
     def __init__(self, weights: Tensor, cells: Tensor | None) -> None:
         self._weights = weights
@@ -92,18 +82,10 @@ class Policy:
         return self._tables[0][tasks, observations], self._tables[1][tasks, observations]
 
 
-def judge(weights: Tensor, cells: Tensor | None, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-    """Ask the nets about samples.
-
-    Args:
-        weights: (N, P) float32.
-        cells: see `Observer`.
-        observations: (N, M) int64, or (N, M, F) float32 where `cells` is None.
-        actions: (N, M) int64.
-
-    Returns:
-        Log-probabilities of the actions and values, (N, M) float32 each.
-    """
+def evaluate_actions(
+    weights: Tensor, cells: Tensor | None, observations: Tensor, actions: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of actions (N, M) and values, (N, M) float32 each, of observations as `Observer` gives them."""
     if cells is None:
         rows, places = observations, torch.arange(actions.shape[1]).expand(len(actions), -1)
     else:
@@ -114,15 +96,7 @@ def judge(weights: Tensor, cells: Tensor | None, observations: Tensor, actions: 
 
 
 def nets(weights: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Actors and critics of all tasks.
-
-    Args:
-        weights: (N, P) float32, see `initial_weights`.
-        rows: observations (N, R, F) float32.
-
-    Returns:
-        Log-probabilities (N, R, 5) and values (N, R), float32.
-    """
+    """Log-probabilities (N, R, 5) of actors and values (N, R) of critics for observations (N, R, F), float32."""
     shapes = _shapes(rows.shape[2])
     parts = weights.split([math.prod(shape) for shape in shapes], dim=1)
     outputs = rows[:, None].expand(-1, 2, -1, -1).flatten(0, 1)
@@ -135,10 +109,6 @@ def nets(weights: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def initial_weights(seeds: Sequence[int], inputs: int) -> Tensor:
     """Random weights of both nets of each task: orthogonal, with small ones for the actor's last layer.
-
-    Args:
-        seeds: of the tasks (N,).
-        inputs: length F of an observation.
 
     Returns:
         (N, P) float32: of each layer the matrices (inputs by outputs) of actor and critic, then their biases.
@@ -164,7 +134,7 @@ def _shapes(inputs: int) -> list[tuple[int, int, int]]:
 STARTS, ACTIONS = -2, 0  # numbers of a task's draws; -1 is that of its weights
 ADAM_EPSILON = 1e-5
 NORM_EPSILON = 1e-6
-SPREAD_EPSILON = 1e-8
+DEVIATION_EPSILON = 1e-8
 
 
 class Rollout(NamedTuple):
@@ -197,19 +167,14 @@ class PPO(Algorithm):
         rollout_steps: steps of each stream between updates.
         minibatch: samples of a gradient, of one task.
         epochs: times that each sample is used.
-        learning_rate: of Adam.
         discount: of later rewards, 0 to 1.
         trace: lambda of the generalised advantage estimate, 0 to 1.
         clip: how far the probability of an action may change in an update, as a share.
-        value_weight: of the critic's loss.
         max_norm: gradients of a task are scaled down to this norm.
         frames: states that nets see together, the last one and those before it; zeros stand for what lies before the
             episode. The stored histories have one.
         bootstrap: count what the critic expects behind the last step of an episode. The original's environments end
             for good there.
-
-    Raises:
-        ValueError: when a value is out of range.
 
     Source: Schulman et al., "Proximal Policy Optimization Algorithms" (2017); defaults of its values from the
     `MlpPolicy` of stable-baselines3.
@@ -230,10 +195,10 @@ class PPO(Algorithm):
     bootstrap: bool = False
 
     def __post_init__(self) -> None:
-        if min(self.rollout_steps, self.epochs, self.frames) < 1 or self.minibatch < 2:
-            raise ValueError(f"rollout_steps, epochs and frames are at least 1 and minibatch at least 2, found {self}")
-        if not (0 <= self.discount <= 1 and 0 <= self.trace <= 1 and min(self.learning_rate, self.clip) > 0):
-            raise ValueError(f"discount and trace are from 0 to 1, learning_rate and clip above 0, found {self}")
+        at_least(1, rollout_steps=self.rollout_steps, epochs=self.epochs, frames=self.frames)
+        at_least(2, minibatch=self.minibatch)
+        within(0, 1, discount=self.discount, trace=self.trace)
+        positive(learning_rate=self.learning_rate, clip=self.clip)
 
     def histories(
         self,
@@ -248,14 +213,14 @@ class PPO(Algorithm):
         weights = nn.Parameter(initial_weights(seeds, 2 * self.frames))
         optimizer = torch.optim.Adam([weights], lr=self.learning_rate, eps=ADAM_EPSILON, fused=True)
         starts = [item_seed(seed, STARTS, stream) for seed in seeds for stream in range(streams)]
-        worlds = env.start(tasks.repeat_interleave(streams, dim=0), starts)
+        envs = env.start(tasks.repeat_interleave(streams, dim=0), starts)
         observer = Observer(env.grid_size, (len(tasks), streams), self.frames, self.minibatch)
         histories = np.zeros((len(tasks), streams, steps, len(COLUMNS)), dtype=np.int8)
         for number, start in enumerate(range(0, steps, self.rollout_steps)):
             draws = seeded_uniforms([item_seed(seed, ACTIONS, number) for seed in seeds], self.rollout_steps * streams)
             uniforms = draws.view(self.rollout_steps, streams, len(tasks)).transpose(1, 2)
             piece = histories[:, :, start : start + self.rollout_steps]
-            rollout = self._play(Policy(weights.detach(), observer.cells), worlds, observer, uniforms, piece)
+            rollout = self._play(Policy(weights.detach(), observer.cells), envs, observer, uniforms, piece)
             if start + self.rollout_steps < steps:
                 self._learn(weights, optimizer, observer.cells, rollout, number)
             if advance:
@@ -263,16 +228,18 @@ class PPO(Algorithm):
         return histories
 
     @torch.no_grad()
-    def _play(self, policy: Policy, worlds: Worlds, observer: Observer, uniforms: Tensor, piece: np.ndarray) -> Rollout:
+    def _play(
+        self, policy: Policy, envs: BatchedEnv, observer: Observer, uniforms: Tensor, piece: np.ndarray
+    ) -> Rollout:
         """Act as the policy says, and note in `piece` (N, S, up to T, 7) what happened."""
-        seen, done, judged, ends = [], [], [], []
+        seen, done, values_seen, ends = [], [], [], []
         rewards = torch.zeros(uniforms.shape)
         for step, uniform in enumerate(uniforms):
-            states = worlds.states
+            states = envs.states
             observation = observer.observe(states)
             log_probabilities, value = policy(observation)
             actions = (uniform[..., None] > log_probabilities.exp().cumsum(dim=-1)[..., :-1]).sum(dim=-1)
-            taken = worlds.step(actions.flatten())
+            taken = envs.step(actions.flatten())
             if step < piece.shape[2]:
                 columns = [states, actions.view(-1, 1), taken.rewards[:, None], taken.next_states]
                 piece[:, :, step, :6] = torch.cat(columns, dim=1).view(*uniform.shape, 6).numpy()
@@ -287,25 +254,16 @@ class PPO(Algorithm):
             rewards[step] = taken.rewards.view(uniform.shape)
             seen.append(observation)
             done.append((actions, log_probabilities.gather(-1, actions[..., None])[..., 0]))
-            judged.append(value)
+            values_seen.append(value)
             ends.append((end, taken.done))
-        next_values = [judged[step + 1] if end is None else end for step, (end, _) in enumerate(ends)]
-        values = torch.stack(judged)
+        next_values = [values_seen[step + 1] if end is None else end for step, (end, _) in enumerate(ends)]
+        values = torch.stack(values_seen)
         advantages = self.advantages(rewards, values, torch.stack(next_values), [over for _, over in ends])
         chosen, log_chances = (torch.stack(each) for each in zip(*done, strict=True))
         return Rollout(*map(_by_task, (torch.stack(seen), chosen, log_chances, advantages, advantages + values)))
 
     def advantages(self, rewards: Tensor, values: Tensor, next_values: Tensor, dones: Sequence[bool]) -> Tensor:
-        """Generalised advantage estimates.
-
-        Args:
-            rewards: (T, ...) float32.
-            values: (T, ...) float32, what the critic expected.
-            next_values: (T, ...) float32, what it expects of what followed.
-            dones: (T,), whether an episode ended.
-
-        Returns:
-            (T, ...) float32.
+        """Generalised advantage estimates (T, ...) of rewards, values and values of what followed, (T, ...) float32.
 
         Source: Schulman et al., "High-Dimensional Continuous Control Using Generalized Advantage Estimation" (2016),
         equation 16.
@@ -338,18 +296,13 @@ class PPO(Algorithm):
                 optimizer.step()
 
     def losses(self, weights: Tensor, cells: Tensor | None, batch: Rollout) -> Tensor:
-        """Losses (N,) float32 of the tasks.
-
-        Args:
-            weights: (N, P) float32.
-            cells: see `Observer`.
-            batch: M samples of each task.
+        """Losses (N,) float32 of the tasks on M samples of each.
 
         Source: Schulman et al. (2017), equations 7 and 9 (without entropy).
         """
-        log_probabilities, values = judge(weights, cells, batch.observations, batch.actions)
-        spread, mean = torch.std_mean(batch.advantages, dim=1, keepdim=True)
-        advantages = (batch.advantages - mean) / (spread + SPREAD_EPSILON)
+        log_probabilities, values = evaluate_actions(weights, cells, batch.observations, batch.actions)
+        deviation, mean = torch.std_mean(batch.advantages, dim=1, keepdim=True)
+        advantages = (batch.advantages - mean) / (deviation + DEVIATION_EPSILON)
         ratios = (log_probabilities - batch.log_probabilities).exp()
         clipped = ratios.clamp(1 - self.clip, 1 + self.clip)
         gains = torch.minimum(ratios * advantages, clipped * advantages)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from zoo.common.draws import GOLDEN, seeded_uniforms
+from zoo.common.ranges import at_least, below, positive, within
 from zoo.compressed_ad.collecting.base import Algorithm
 from zoo.compressed_ad.data.history import COLUMNS
 from zoo.compressed_ad.envs.grids import Env
@@ -25,8 +26,8 @@ class QLearning(Algorithm):
     """Learns a table of action values, and keeps what it did meanwhile.
 
     A table's rows are the cells; where goals pay once an episode, there is one for each cell and number of goals found
-    so far, without which no table can tell the way to the key from that to the door. An episode that ends says nothing
-    about values: the cell does not show the time.
+    so far, without which no table can distinguish the way to the key from that to the door. The end of an episode does
+    not change values: the cell does not show the time.
 
     Args:
         rate: share of an error that is corrected at once, 0 to 1.
@@ -37,9 +38,6 @@ class QLearning(Algorithm):
         bonus: reward that a learner imagines for an action taken in a cell for the first time, falling with the root of
             the count (UCB); values begin as high as that allows, so that what is untried is tried. 0 for none. With
             it, `epsilon` and `last_epsilon` of 0 are usual.
-
-    Raises:
-        ValueError: when a value is out of range.
 
     Source: Watkins and Dayan, "Q-learning" (1992); the bonus as in Jin et al., "Is Q-learning Provably Efficient?"
     (2018), algorithm 1.
@@ -55,16 +53,10 @@ class QLearning(Algorithm):
     bonus: float = 0.0
 
     def __post_init__(self) -> None:
-        shares = (self.rate, self.discount, self.epsilon, self.last_epsilon)
-        if (
-            not all(0 <= share <= 1 for share in shares)
-            or self.discount == 1
-            or not 0 < self.explored <= 1
-            or self.bonus < 0
-        ):
-            raise ValueError(
-                f"rates and shares are from 0 to 1, discount below 1, explored above 0, bonus not below 0, found {self}"
-            )
+        within(0, 1, rate=self.rate, epsilon=self.epsilon, last_epsilon=self.last_epsilon, explored=self.explored)
+        at_least(0, discount=self.discount, bonus=self.bonus)
+        below(1, discount=self.discount)
+        positive(explored=self.explored)
 
     def histories(
         self,
@@ -77,7 +69,7 @@ class QLearning(Algorithm):
     ) -> np.ndarray:
         """Learn tasks from scratch, each stream for itself."""
         stream_seeds = [item_seed(seed, STREAMS, stream) for seed in seeds for stream in range(streams)]
-        worlds = env.start(tasks.repeat_interleave(streams, dim=0), stream_seeds)
+        envs = env.start(tasks.repeat_interleave(streams, dim=0), stream_seeds)
         count = len(stream_seeds)
         levels = 1 if env.repeats else env.goals(tasks[:1]).shape[1] + 1
         highest = self.bonus / (1 - self.discount)
@@ -96,9 +88,9 @@ class QLearning(Algorithm):
         for step in range(steps):
             uniforms = seeded_uniforms(generators.tolist(), DRAWS)
             generators += ahead
-            states, here = worlds.states, rows(worlds.states)
+            states, here = envs.states, rows(envs.states)
             actions = self._choose(values[here], uniforms, self.epsilon_at(step / steps))
-            taken = worlds.step(actions)
+            taken = envs.step(actions)
             found = found + taken.rewards
             visits[here, actions] += 1
             imagined = self.bonus / visits[here, actions].sqrt()
@@ -118,13 +110,7 @@ class QLearning(Algorithm):
         return self.epsilon + (self.last_epsilon - self.epsilon) * min(1.0, progress / self.explored)
 
     def _choose(self, values: Tensor, uniforms: Tensor, epsilon: float) -> Tensor:
-        """Actions (B,): one of the best, or one of all with probability epsilon.
-
-        Args:
-            values: (B, A) float32.
-            uniforms: (2, B) float64.
-            epsilon: 0 to 1.
-        """
+        """Actions (B,) by values (B, A): one of the best, or any with probability epsilon; `uniforms` is (2, B)."""
         allowed = (values == values.amax(dim=1, keepdim=True)) | (uniforms[0] < epsilon)[:, None]
         rank = (uniforms[1] * allowed.sum(dim=1)).long()
         return (allowed.cumsum(dim=1) > rank[:, None]).int().argmax(dim=1)

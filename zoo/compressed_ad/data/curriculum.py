@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from zoo.common.draws import seeded_uniforms
+from zoo.common.ranges import at_least
 from zoo.training.data import ResumableBatches, item_seed
 
 CATEGORIES = ("short", "medium", "long", "very_long", "extended")
@@ -28,9 +29,6 @@ class Curriculum:
         max_compressions: of a history in each stage; null for no limit.
         shares: of the categories in each stage; those not given have none. Each row sums to 1.
         shortest: length of the shortest item.
-
-    Raises:
-        ValueError: when the lists do not belong together, or a number is out of range.
     """
 
     def __init__(
@@ -55,14 +53,11 @@ class Curriculum:
                     f"curriculum.shares: up to {len(CATEGORIES)} shares ({', '.join(CATEGORIES)}) that sum to 1, "
                     f"found {row}"
                 )
-        if num_latents < 0 or window < num_latents + 2 or shortest < 1:
-            raise ValueError(
-                f"curriculum: a window of {window} has no room for {num_latents} latents, a transition and a query"
-                if shortest >= 1
-                else f"curriculum.shortest is at least 1, not {shortest}"
-            )
-        if any(limit is not None and limit < 0 for limit in max_compressions):
-            raise ValueError(f"curriculum.max_compressions are at least 0 or null, found {max_compressions}")
+        at_least(0, num_latents=num_latents)
+        at_least(num_latents + 2, window=window)  # the latents, a transition and a query
+        at_least(1, shortest=shortest)
+        for limit in max_compressions:
+            at_least(0, max_compressions=limit or 0)
         self.window = window
         self.num_latents = num_latents
         self.starts = starts
@@ -91,16 +86,7 @@ class Curriculum:
         return ranges
 
     def steps(self, step: int, seed: int, available: int) -> int:
-        """Draw how many steps the items of a batch have.
-
-        Args:
-            step: of the training.
-            seed: of the batch.
-            available: steps of a whole history.
-
-        Returns:
-            1 more than the length, for the last action.
-        """
+        """Draw how many steps the items of a batch have: one more than the length, for the last action."""
         stage = self.stage(step)
         category, place = seeded_uniforms([seed], 2)[:, 0].tolist()
         chosen, total = 0, self.shares[stage][0]
@@ -118,18 +104,9 @@ class CurriculumBatches(ResumableBatches):
     epoch and number of the batch alone.
 
     Args:
-        size: number of items.
         batch_size: items per batch and rank.
-        curriculum: of lengths.
-        available: steps of a whole history.
-        seed: of order and lengths.
-        rank: of this process.
-        world: number of processes.
         drop_last: drop an incomplete last global batch, see `ResumableBatches`.
         accumulated: batches of an optimizer step; the curriculum counts those steps.
-
-    Raises:
-        ValueError: when an epoch would hold no batch.
     """
 
     def __init__(

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from zoo.common.ranges import at_least
 from zoo.compressed_ad.data.curriculum import Curriculum, CurriculumBatches
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.data.history import HistoryStore
@@ -31,7 +32,7 @@ EMBEDDED_EPISODES = 10  # of histories in place of a folder that is missing
 
 
 class HistoryData(ZooDataModule):
-    """Histories from a folder, or demonstrated when they are asked for.
+    """Histories from a folder, or demonstrated on demand.
 
     A training batch has `steps`, B histories of one length: nothing is padded. Evaluation batches have `steps` of
     held-out tasks, or pairs of `tasks` and `seeds`: every held-out task with `eval_seeds` seeds.
@@ -46,7 +47,6 @@ class HistoryData(ZooDataModule):
         epoch_items: items of an epoch; null for one per history (one per piece, with offset "every").
         curriculum: gives each training batch a length of its own.
         split_seed: of the division of the tasks where there is no `root`.
-        train_share: of the tasks.
         episode_stride: keep every k-th episode only.
         shuffle_episodes: permute the episodes of training histories: a control that sees a task and no learning.
         mix_tasks: take each episode of training histories from another task: a control that learns nothing in context.
@@ -58,16 +58,10 @@ class HistoryData(ZooDataModule):
         eval_seeds: seeds with which each held-out task is acted in; 0 for no acting.
         rollout_batch: pairs that act at once.
         embedded_if_missing: demonstrate histories, with a message, when `root` does not exist.
-        num_workers: loader processes.
-        seed: of order, items and pairs.
 
     Attributes:
         train_tasks: (n, F) int64, set by `setup`.
         test_tasks: (m, F) int64, held out.
-
-    Raises:
-        FileNotFoundError: when there is no such folder.
-        ValueError: when arguments contradict each other.
     """
 
     train_set: HistoryItems
@@ -101,11 +95,10 @@ class HistoryData(ZooDataModule):
         seed: int = 42,
     ) -> None:
         super().__init__(batch_size=batch_size, num_workers=num_workers, seed=seed)
-        if min(val_items, eval_seeds) < 0 or val_items + eval_seeds == 0 or rollout_batch < 1:
-            raise ValueError(
-                f"data.init_args: an evaluation needs val_items ({val_items}) or eval_seeds ({eval_seeds}), none of "
-                f"them negative, and a rollout_batch ({rollout_batch}) of at least 1"
-            )
+        at_least(0, val_items=val_items, eval_seeds=eval_seeds)
+        at_least(1, rollout_batch=rollout_batch)
+        if val_items + eval_seeds == 0:
+            raise ValueError("data.init_args: an evaluation needs val_items or eval_seeds, both are 0")
         if curriculum is not None and offset == "every":
             raise ValueError("data.init_args: a curriculum draws lengths, so offset must be start or random, not every")
         self.env = env

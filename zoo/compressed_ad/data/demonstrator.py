@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from zoo.common.draws import seeded_uniforms
+from zoo.common.ranges import at_least, positive, within
 from zoo.compressed_ad.envs.grids import Env
 from zoo.compressed_ad.nets.steps import Steps
 
@@ -16,23 +17,17 @@ class EpsilonCurriculum:
     """Histories in which the share of random actions falls linearly from 1 to `1 - best`.
 
     Args:
-        env: where the demonstrator acts.
         episodes: of a history, at least 1.
         best: share of optimal actions at the end, 0 to 1.
         greedy_after: share of the history after which it is reached, above 0, at most 1.
-
-    Raises:
-        ValueError: when a value is out of range.
 
     Source: Zisman et al., "Emergence of In-Context Reinforcement Learning from Noise Distillation" (2024), section 3.
     """
 
     def __init__(self, env: Env, episodes: int, best: float = 1.0, greedy_after: float = 0.9) -> None:
-        if episodes < 1 or not 0 <= best <= 1 or not 0 < greedy_after <= 1:
-            raise ValueError(
-                "expected at least 1 episode, best from 0 to 1 and greedy_after above 0 and at most 1, "
-                f"found episodes {episodes}, best {best}, greedy_after {greedy_after}"
-            )
+        at_least(1, episodes=episodes)
+        within(0, 1, best=best, greedy_after=greedy_after)
+        positive(greedy_after=greedy_after)
         self.env = env
         self.episodes = episodes
         self.best = best
@@ -49,32 +44,21 @@ class EpsilonCurriculum:
         return 1 - self.best * progress.clamp(max=1)
 
     def histories(self, tasks: Tensor, seeds: Sequence[int]) -> Steps:
-        """One history for each task; it depends on its task and its seed alone.
-
-        Args:
-            tasks: (B, F) int64; a task may repeat.
-            seeds: (B,), 0 to 2**64 - 1.
-
-        Returns:
-            Histories of `length` transitions, on the tasks' device.
-
-        Raises:
-            ValueError: when there are not as many seeds as tasks.
-        """
+        """One history of `length` transitions for each task (B, F), by its task and its seed (0 to 2**64 - 1) alone."""
         if len(seeds) != len(tasks):
             raise ValueError(f"{len(tasks)} tasks need as many seeds, found {len(seeds)}")
-        worlds = self.env.start(tasks, seeds)
+        envs = self.env.start(tasks, seeds)
         draws = seeded_uniforms(seeds, self.length).to(tasks.device)
         epsilons = self.epsilons().to(tasks.device)[:, None]
-        # A draw below epsilon, divided by it, is evenly spread again: it chooses the random action.
+        # A draw below epsilon, divided by it, is uniform again: it chooses the random action.
         number = self.env.num_actions
         chosen = (draws / epsilons.clamp(min=1e-12) * number).clamp(max=number - 1).long().unbind()
         at_random = (draws < epsilons).unbind()
         states, actions, rewards, next_states = [], [], [], []
         for random, choice in zip(at_random, chosen, strict=True):
-            states.append(worlds.states)
-            actions.append(torch.where(random, choice, worlds.optimal_actions()))
-            step = worlds.step(actions[-1])
+            states.append(envs.states)
+            actions.append(torch.where(random, choice, envs.optimal_actions()))
+            step = envs.step(actions[-1])
             rewards.append(step.rewards)
             next_states.append(step.next_states)
         ends = torch.arange(1, self.length + 1, device=tasks.device) % self.env.horizon == 0

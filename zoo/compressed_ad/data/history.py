@@ -16,6 +16,7 @@ from torch import Tensor
 
 from zoo.common.atomic import TEMPORARY_MARK, remove, write_atomic
 from zoo.common.folders import begin_output
+from zoo.common.ranges import at_least, within
 from zoo.compressed_ad.envs.grids import ENVS, Env, build_env
 from zoo.compressed_ad.nets.steps import Steps
 
@@ -30,14 +31,7 @@ LARGEST = 127  # of int8
 
 
 def from_steps(steps: Steps) -> np.ndarray:
-    """Pack histories as the store keeps them.
-
-    Args:
-        steps: B histories of L transitions.
-
-    Returns:
-        (B, L, 7) int8, see `COLUMNS`.
-    """
+    """Pack B histories of L transitions as the store keeps them: (B, L, 7) int8, see `COLUMNS`."""
     columns = [steps.states, steps.actions[..., None], steps.rewards[..., None], steps.next_states]
     return torch.cat([*columns, steps.dones[..., None]], dim=-1).to(torch.int8).cpu().numpy()
 
@@ -57,9 +51,6 @@ def to_steps(
 
     Returns:
         Steps of int64 and bool.
-
-    Raises:
-        ValueError: when the shape is another, or "reset" lacks its cell.
     """
     if transitions.ndim != 3 or transitions.shape[2] != len(COLUMNS):
         raise ValueError(f"expected transitions (B, L, {len(COLUMNS)}), found {transitions.shape}")
@@ -77,15 +68,9 @@ class HistoryWriter:
 
     Args:
         folder: of the store; new, empty, or begun with the same arguments.
-        env: of all histories.
         tasks: indices into `env.tasks()`, in the order of the store.
-        streams: histories of each task.
-        steps: transitions of each history.
-        shard_size: tasks per file.
         source: what made the histories, as JSON values.
-        seed: of that.
         split_seed: of the division of all tasks, see `Env.split`.
-        train_share: of the tasks.
 
     Attributes:
         shards: task indices of each shard.
@@ -110,11 +95,8 @@ class HistoryWriter:
     ) -> None:
         _check_readable(env)
         goals = env.tasks().tolist()
-        if min(streams, steps, shard_size, len(tasks)) < 1 or env.grid_size > LARGEST:
-            raise ValueError(
-                f"expected at least one task, stream, step and task per shard, and a grid of at most {LARGEST}, found "
-                f"{len(tasks)}, {streams}, {steps}, {shard_size} and {env.grid_size}"
-            )
+        at_least(1, tasks=len(tasks), streams=streams, steps=steps, shard_size=shard_size)
+        within(1, LARGEST, grid_size=env.grid_size)
         if len(set(tasks)) < len(tasks) or not 0 <= min(tasks) <= max(tasks) < len(goals):
             raise ValueError(f"expected different indices of the {len(goals)} tasks of {env.name}, found {list(tasks)}")
         self.folder = folder
@@ -140,16 +122,7 @@ class HistoryWriter:
         return fault is None
 
     def write(self, number: int, transitions: np.ndarray) -> None:
-        """Write a shard, so that it appears only when it is whole.
-
-        Args:
-            number: of the shard.
-            transitions: (tasks, streams, steps, 7) int8, see `COLUMNS`.
-
-        Raises:
-            ValueError: when shape or type are others.
-            OSError: when the disk is full or the folder is not writable.
-        """
+        """Write a shard (tasks, streams, steps, 7) int8, see `COLUMNS`, so that it appears only when it is whole."""
         expected = (len(self.shards[number]), *self._shape)
         if transitions.shape != expected or transitions.dtype != np.int8:
             raise ValueError(f"expected {expected} int8, found {transitions.shape} {transitions.dtype}")
@@ -169,14 +142,10 @@ class HistoryStore:
         allow_missing: leave out the tasks of shards that are missing or damaged, with a warning that names them.
 
     Attributes:
-        folder: of the store.
-        env: of all histories.
         index: what `index.json` says.
         task_indices: (n,) int64, of the tasks in `env.tasks()`.
         tasks: (n, F) int64, which task the histories of each position belong to.
         split: "train" and "test", each (m,) int64: positions of the tasks on that side.
-        streams: histories of each task.
-        steps: transitions of each history.
 
     Raises:
         FileNotFoundError: when the folder is no store.
@@ -227,17 +196,7 @@ class HistoryStore:
         return len(self._places)
 
     def read(self, task: int, stream: int | slice, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Read a piece of a history.
-
-        Args:
-            task: position of the task, 0 to n - 1.
-            stream: which of its histories; a slice for several.
-            start: first transition.
-            stop: behind the last one; the end when None.
-
-        Returns:
-            (L, 7) int8, see `COLUMNS`, or (S, L, 7) for a slice of histories; a copy.
-        """
+        """Read a piece of a history, (L, 7) int8, see `COLUMNS`, or (S, L, 7) for a slice of streams; a copy."""
         file, row = self._places[task]
         return np.array(self._shard(file)[row, stream, start:stop])
 
@@ -279,9 +238,6 @@ def shard_name(number: int) -> str:
 def read_index(folder: Path) -> dict[str, Any]:
     """Read what a store says of itself.
 
-    Args:
-        folder: of the store.
-
     Raises:
         FileNotFoundError: when it has no index.
         ValueError: when that is not an index of this version.
@@ -302,7 +258,6 @@ def find_fault(path: Path, shape: Sequence[int]) -> str | None:
     """Compare a shard with its checksum.
 
     Args:
-        path: of the shard.
         shape: that it must have.
 
     Returns:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from zoo.common.draws import seeded_uniforms
+from zoo.common.ranges import at_least
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.data.history import HistoryStore, to_steps
 from zoo.compressed_ad.envs.grids import Env
@@ -25,13 +26,7 @@ HISTORY, DRAWS, MIXED = 0, 1, 2  # what an item's seed is for: its history; offs
 
 
 class Source(ABC):
-    """Where histories come from.
-
-    Attributes:
-        env: of all histories.
-        length: steps of a history.
-        count: number of histories.
-    """
+    """Where histories come from."""
 
     env: Env
     length: int
@@ -39,22 +34,11 @@ class Source(ABC):
 
     @abstractmethod
     def read(self, histories: Sequence[int], seeds: Sequence[int], steps: Tensor) -> Steps:
-        """Read steps of histories.
-
-        Args:
-            histories: numbers (B,), 0 to count - 1.
-            seeds: (B,), of what is random about a history.
-            steps: numbers (B, L), int64, 0 to length - 1.
-        """
+        """Read the steps (B, L), 0 to length - 1, of histories (B,); seeds (B,) are of what is random about them."""
 
 
 class DemonstratedSource(Source):
-    """Histories made when they are asked for, other ones each time: as many as there are tasks.
-
-    Args:
-        demonstrator: makes them.
-        tasks: (n, F) int64.
-    """
+    """Histories made on demand, other ones each time: as many as there are tasks (n, F)."""
 
     def __init__(self, demonstrator: EpsilonCurriculum, tasks: Tensor) -> None:
         self.env = demonstrator.env
@@ -74,13 +58,9 @@ class StoredSource(Source):
     """Histories of a store, task after task.
 
     Args:
-        store: of histories.
         positions: of the tasks in the store, in the order wanted.
         streams: first histories of each task; all by default.
         length: first steps of each history; all by default.
-
-    Raises:
-        ValueError: when the store has fewer streams or steps.
     """
 
     def __init__(
@@ -112,9 +92,8 @@ class HistoryItems(Dataset[dict[str, Any]]):
     Everything random about an item comes from seed, epoch and item, so batch size, workers and ranks do not matter.
 
     Args:
-        source: of histories.
-        length: steps of an item, unless its key says otherwise; all of a history by default. The last action is told
-            from what is before it, so an item of n steps has a context of n - 1 transitions.
+        length: steps of an item, unless its key says otherwise; all of a history by default. The last action is
+            predicted from what is before it, so an item of n steps has a context of n - 1 transitions.
         offset: where an item begins: at the "start" of its history, at "random", or "every" piece is an item of its
             own, one history after the other.
         size: number of items, which go through the histories again and again; each history once by default.
@@ -123,9 +102,6 @@ class HistoryItems(Dataset[dict[str, Any]]):
         shuffle_episodes: permute the episodes of each history: a control, whose histories show a task and no learning.
         mix_tasks: take each episode from another history, of any task: a control with nothing to learn in context.
         terminal_next_state: what a transition that ends an episode leads to: the "true" cell, or that of the "reset".
-
-    Raises:
-        ValueError: when an item would be longer than a history, or arguments contradict each other.
     """
 
     def __init__(
@@ -141,8 +117,7 @@ class HistoryItems(Dataset[dict[str, Any]]):
         terminal_next_state: TerminalState = "true",
     ) -> None:
         horizon = source.env.horizon
-        if episode_stride < 1:
-            raise ValueError(f"data.init_args.episode_stride is at least 1, not {episode_stride}")
+        at_least(1, episode_stride=episode_stride)
         if terminal_next_state == "reset" and source.env.random_start:
             raise ValueError("terminal_next_state 'reset' needs episodes that begin in one cell: random_start is true")
         if mix_tasks and offset != "start":
@@ -176,11 +151,7 @@ class HistoryItems(Dataset[dict[str, Any]]):
         return self.__getitems__([key])
 
     def __getitems__(self, keys: Sequence[Any]) -> dict[str, Any]:
-        """A whole batch, which is what a DataLoader asks for where this method exists.
-
-        Returns:
-            `steps`: B histories of one length.
-        """
+        """A whole batch, `steps`: B histories of one length. A DataLoader calls this method where it exists."""
         places = [key if isinstance(key, tuple) else (EVALUATION_EPOCH, key) for key in keys]
         length = places[0][2] if len(places[0]) == 3 else self.length
         room = self.available - length + 1
@@ -227,16 +198,9 @@ class HistoryItems(Dataset[dict[str, Any]]):
 
 
 class EvaluationBatches(Dataset[dict[str, Any]]):
-    """Batches of an evaluation, made ready so that no number depends on how they are spread over processes.
+    """Batches of an evaluation, made ready so that no number depends on how they are divided among processes.
 
-    First items for the loss, then pairs of task and seed to act with.
-
-    Args:
-        items: for the loss; none if None.
-        batch_size: items of a batch.
-        tasks: (n, F) int64, to act in.
-        seeds: (n,), of the actions.
-        rollout_batch: pairs of a batch.
+    First items for the loss, if any, then pairs of task (n, F) and seed (n,) to act with.
     """
 
     def __init__(

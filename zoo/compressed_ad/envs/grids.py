@@ -1,4 +1,4 @@
-"""Grid worlds of in-context reinforcement learning: many worlds in lock-step, as tables to look up.
+"""Grid environments of in-context reinforcement learning: many in lock-step, as tables to look up.
 
 Actions are 0 (row + 1), 1 (row - 1), 2 (column + 1), 3 (column - 1) and 4 (stay); moves end at the walls. A state is
 (row, column). Every episode has exactly `horizon` steps.
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from zoo.common.draws import GOLDEN, seeded_uniforms
+from zoo.common.ranges import at_least, within
 
 MOVES = ((1, 0), (-1, 0), (0, 1), (0, -1), (0, 0))
 STAY = 4
@@ -24,11 +25,11 @@ START_STREAM = np.uint64(0xA0761D6478BD642F)  # keeps random starts apart from o
 
 
 class Step(NamedTuple):
-    """What a step in all worlds led to.
+    """What a step in all environments led to.
 
     next_states: (B, 2) int64, the true successors, also at the end of an episode.
     rewards: (B,) int64, 0 or 1.
-    done: whether this step ended the episode, in all worlds at once.
+    done: whether this step ended the episode, in all environments at once.
     """
 
     next_states: Tensor
@@ -39,12 +40,8 @@ class Step(NamedTuple):
 class Grid:
     """Lookup tables of a square grid.
 
-    A cell's code is `row * (2 * size - 1) + column`, so that the difference of two codes tells how far apart the cells
+    A cell's code is `row * (2 * size - 1) + column`, so that the difference of two codes is how far apart the cells
     are in rows and in columns; `nowhere` stands for a goal that is nowhere.
-
-    Args:
-        size: rows and columns.
-        device: of the tables.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -71,8 +68,8 @@ class Grid:
         return self.toward.index_select(0, goals - places + self.last)
 
 
-class Worlds:
-    """Worlds in lock-step, all at the same step of an episode. Made by `Env.start`.
+class BatchedEnv:
+    """Environments in lock-step, all at the same step of an episode. Made by `Env.start`.
 
     Attributes:
         env: the family of tasks.
@@ -90,7 +87,7 @@ class Worlds:
                 f"{tasks.dtype} {tuple(tasks.shape)}{f' from {tasks.min()} to {tasks.max()}' if tasks.numel() else ''}"
             )
         if env.random_start and (seeds is None or len(seeds) != len(tasks)):
-            raise ValueError(f"{len(tasks)} worlds with random_start need as many seeds: env.start(tasks, seeds)")
+            raise ValueError(f"{len(tasks)} environments with random_start need as many seeds: env.start(tasks, seeds)")
         self.env = env
         self.tasks = tasks.long()
         self._seeds = np.array(seeds, dtype=np.uint64) ^ START_STREAM if env.random_start else None
@@ -98,12 +95,12 @@ class Worlds:
         targets = grid.encode(env.goals(self.tasks))
         targets = torch.nn.functional.pad(targets, (0, 1), value=grid.nowhere)
         self._targets = targets.flatten()
-        world = torch.arange(len(tasks), device=tasks.device)
-        self._first_target = world * targets.shape[1]
+        index = torch.arange(len(tasks), device=tasks.device)
+        self._first_target = index * targets.shape[1]
         permutations = env.permutations(self.tasks)
         self._permuted = permutations is not None
         if permutations is not None:
-            self._first_action = world * len(MOVES)
+            self._first_action = index * len(MOVES)
             self._meanings = permutations.flatten()
             self._names = permutations.argsort(dim=1).flatten()
         self._begin_episode()
@@ -123,17 +120,13 @@ class Worlds:
         self._wanted = self._targets.index_select(0, self._cursor)
 
     def reset(self) -> Tensor:
-        """Leave the episode, if it has begun, for a new one.
-
-        Returns:
-            States (B, 2) int64.
-        """
+        """Leave the episode, if it has begun, for a new one; returns states (B, 2) int64."""
         if self.time:
             self._begin_episode()
         return self.states
 
     def step(self, actions: Tensor) -> Step:
-        """Act in every world; after the last step of an episode the worlds stand at the start of the next one.
+        """Act in every environment; after the last step of an episode all stand at the start of the next one.
 
         Args:
             actions: (B,) integers, 0 to 4.
@@ -142,7 +135,7 @@ class Worlds:
             ValueError: when there is another number of actions, or (seen on the CPU only) no such action.
         """
         if actions.shape != self._code.shape:
-            raise ValueError(f"{len(self._code)} worlds take as many actions, found {tuple(actions.shape)}")
+            raise ValueError(f"{len(self._code)} environments take as many actions, found {tuple(actions.shape)}")
         if actions.is_cpu and len(actions):  # elsewhere the look would wait for the device
             low, high = (int(bound) for bound in actions.aminmax())
             if low < 0 or high > STAY:
@@ -178,14 +171,8 @@ class Env(ABC):
     """A family of tasks on one grid: goals to be found in order, the reward of each being 1.
 
     Args:
-        grid_size: rows and columns, at least 2.
-        horizon: steps of an episode, at least 1.
-        start: row and column where every episode begins.
         repeats: the (single) goal pays in every step in which the agent is there, else once an episode.
-        random_start: every episode begins in a cell drawn anew, instead.
-
-    Raises:
-        ValueError: when a value is out of range.
+        random_start: every episode begins in a cell drawn anew, instead of `start`.
     """
 
     name: ClassVar[str]
@@ -195,11 +182,8 @@ class Env(ABC):
     def __init__(
         self, grid_size: int, horizon: int, start: Sequence[int], repeats: bool, random_start: bool = False
     ) -> None:
-        if grid_size < 2 or horizon < 1:
-            raise ValueError(
-                f"a grid has at least 2 rows and an episode at least 1 step, "
-                f"not grid_size {grid_size} and horizon {horizon}"
-            )
+        at_least(2, grid_size=grid_size)
+        at_least(1, horizon=horizon)
         if len(start) != 2 or not all(0 <= place < grid_size for place in start):
             raise ValueError(f"start is a row and a column from 0 to {grid_size - 1}, not {list(start)}")
         self.grid_size = grid_size
@@ -215,35 +199,24 @@ class Env(ABC):
     def split(self, seed: int, train_share: float) -> tuple[Tensor, Tensor]:
         """Divide the tasks as the original does: shuffle, then cut.
 
-        Args:
-            seed: of the order.
-            train_share: of the tasks that are for training, 0 to 1.
-
         Returns:
             Indices (n,) int64 into `tasks()` for training and for test, in the shuffled order.
-
-        Raises:
-            ValueError: when the share is out of range.
         """
-        if not 0 <= train_share <= 1:
-            raise ValueError(f"train_share is from 0 to 1, not {train_share}")
+        within(0, 1, train_share=train_share)
         order = list(range(len(self.tasks())))
         random.Random(seed).shuffle(order)
         train = round(len(order) * train_share)
         return torch.tensor(order[:train], dtype=torch.int64), torch.tensor(order[train:], dtype=torch.int64)
 
-    def start(self, tasks: Tensor, seeds: Sequence[int] | None = None) -> Worlds:
-        """Worlds of these tasks, each at the start of an episode, on the tasks' device.
+    def start(self, tasks: Tensor, seeds: Sequence[int] | None = None) -> BatchedEnv:
+        """Environments of these tasks, each at the start of an episode, on the tasks' device.
 
         Args:
             tasks: (B, F) integers, rows of `tasks()`; a task may repeat.
-            seeds: (B,), 0 to 2**64 - 1, for `random_start` alone: where the episodes of a world begin depends on its
-                seed and the number of the episode, not on the other worlds.
-
-        Raises:
-            ValueError: when a task does not exist, or a random start has no seed.
+            seeds: (B,), 0 to 2**64 - 1, for `random_start` alone: where the episodes of an environment begin depends on
+                its seed and the number of the episode, not on the other environments.
         """
-        return Worlds(self, tasks, seeds)
+        return BatchedEnv(self, tasks, seeds)
 
     @abstractmethod
     def goals(self, tasks: Tensor) -> Tensor:
@@ -262,15 +235,7 @@ class Env(ABC):
         return {"name": self.name, **self.arguments()}
 
     def best_return(self, tasks: Tensor, starts: Tensor) -> Tensor:
-        """The largest return of an episode.
-
-        Args:
-            tasks: (B, F) int64.
-            starts: (B, 2) int64, where the episode begins.
-
-        Returns:
-            (B,) int64.
-        """
+        """The largest return (B,) of episodes of tasks (B, F) that begin at `starts` (B, 2)."""
         stops = torch.cat([starts[:, None], self.goals(tasks)], dim=1)
         # A goal under the agent's feet still takes a step.
         arrivals = stops.diff(dim=1).abs().sum(dim=2).clamp(min=1).cumsum(dim=1)
@@ -346,7 +311,7 @@ class DarkroomPermuted(Env):
 class DarkKeyToDoor(Env):
     """An unseen key that pays once, then an unseen door that pays once; a task is (row, column, row, column) of both.
 
-    The state does not tell whether the agent has the key. A door in the key's cell takes a step of its own.
+    The state does not show whether the agent has the key. A door in the key's cell takes a step of its own.
 
     Args:
         grid_size: rows and columns, at least 2.

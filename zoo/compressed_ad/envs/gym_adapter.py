@@ -1,4 +1,4 @@
-"""The grid worlds as gymnasium environments (extra `rl`), for algorithms of other libraries."""
+"""The grids as gymnasium environments (extra `rl`), for algorithms of other libraries."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ IDS = {name: f"zoo/{family.__name__}-v0" for name, family in ENVS.items()}
 
 
 def register() -> None:
-    """Make the worlds known to gymnasium: `gymnasium.make("zoo/Darkroom-v0", task=(5, 6))`.
+    """Make the environments known to gymnasium: `gymnasium.make("zoo/Darkroom-v0", task=(5, 6))`.
 
-    `gymnasium.make_vec("zoo/Darkroom-v0", tasks=[(5, 6), (0, 0)])` steps many worlds in one go. Both take the
+    `gymnasium.make_vec("zoo/Darkroom-v0", tasks=[(5, 6), (0, 0)])` steps many environments in one go. Both take the
     arguments of the environment as well (`grid_size`, `horizon`, ...). The ids are in `IDS`.
     """
     gymnasium = _gymnasium()
@@ -35,7 +35,7 @@ def register() -> None:
 
 
 def make_single(name: str, task: Sequence[int], **arguments: Any) -> gymnasium.Env[Any, Any]:
-    """One world.
+    """One environment.
 
     An observation is (row, column), int32. The end of an episode is reported as both terminated and truncated, as the
     original does. Where a goal pays once an episode, `info` says whether all goals have been found (`success`) and
@@ -44,20 +44,15 @@ def make_single(name: str, task: Sequence[int], **arguments: Any) -> gymnasium.E
     Args:
         name: of the environment, see `ENVS`.
         task: (F,), a row of `Env.tasks()`.
-        arguments: of the environment.
-
-    Raises:
-        ImportError: when gymnasium is not installed.
-        ValueError: when there is no such environment or task.
     """
     base = _gymnasium().Env
-    return type("SingleWorld", (_SingleWorld, base), {})(build_env({"name": name, **arguments}), task)
+    return type("SingleEnv", (_SingleEnv, base), {})(build_env({"name": name, **arguments}), task)
 
 
 def make_vector(
     name: str, tasks: Sequence[Sequence[int]] | Tensor, num_envs: int | None = None, **arguments: Any
 ) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
-    """Many worlds in lock-step; see `make_single` for what they report.
+    """Many environments in lock-step; see `make_single` for what they report.
 
     The step that ends an episode returns the first observation of the next one; the last observation of the ended
     one is `info["final_obs"]` (gymnasium's autoreset mode "same step").
@@ -65,21 +60,16 @@ def make_vector(
     Args:
         name: of the environment, see `ENVS`.
         tasks: (B, F), rows of `Env.tasks()`; a task may repeat.
-        num_envs: number of worlds: the tasks are repeated in turn up to it. As many as tasks by default.
-        arguments: of the environment.
-
-    Raises:
-        ImportError: when gymnasium is not installed.
-        ValueError: when there is no such environment or task, or there are fewer worlds than tasks.
+        num_envs: number of environments: the tasks are repeated in turn up to it. As many as tasks by default.
     """
     base = _gymnasium().vector.VectorEnv
     rows = torch.as_tensor(tasks)
-    # gymnasium.make_vec asks for one world unless told otherwise.
+    # gymnasium.make_vec asks for one environment by default.
     count = len(rows) if num_envs in (None, 1) else num_envs
     if count < len(rows):
-        raise ValueError(f"{len(rows)} tasks need at least as many worlds, not num_envs {count}")
+        raise ValueError(f"{len(rows)} tasks need at least as many environments, not num_envs {count}")
     chosen = rows[torch.arange(count) % len(rows)]
-    return type("VectorWorlds", (_VectorWorlds, base), {})(build_env({"name": name, **arguments}), chosen)
+    return type("VectorEnv", (_VectorEnv, base), {})(build_env({"name": name, **arguments}), chosen)
 
 
 def _gymnasium() -> Any:
@@ -91,7 +81,7 @@ def _gymnasium() -> Any:
 
 
 class _Adapter:
-    """What one world and many have in common. The gymnasium base class is mixed in when one is made."""
+    """What one environment and many have in common. The gymnasium base class is mixed in when one is made."""
 
     np_random: np.random.Generator
 
@@ -99,7 +89,7 @@ class _Adapter:
         from gymnasium import spaces
 
         self.env = env
-        self._worlds = env.start(tasks, [0] * len(tasks))
+        self._envs = env.start(tasks, [0] * len(tasks))
         self._drawn = False
         self._goals = env.goals(tasks).shape[1]
         self._found = torch.zeros(len(tasks), dtype=torch.int64)
@@ -108,14 +98,14 @@ class _Adapter:
 
     def _reset(self, seed: int | None) -> np.ndarray:
         if self.env.random_start and (seed is not None or not self._drawn):
-            tasks = self._worlds.tasks
-            self._worlds = self.env.start(tasks, self.np_random.integers(2**63, size=len(tasks)).tolist())
+            tasks = self._envs.tasks
+            self._envs = self.env.start(tasks, self.np_random.integers(2**63, size=len(tasks)).tolist())
             self._drawn = True
         self._found.zero_()
-        return _observed(self._worlds.reset())
+        return _observed(self._envs.reset())
 
     def _step(self, actions: Tensor) -> tuple[Step, dict[str, np.ndarray]]:
-        step = self._worlds.step(actions)
+        step = self._envs.step(actions)
         if self.env.repeats:
             return step, {}
         before = self._found
@@ -129,7 +119,7 @@ class _Adapter:
         return step, successes
 
 
-class _SingleWorld(_Adapter):
+class _SingleEnv(_Adapter):
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - gymnasium's own declaration
 
     def __init__(self, env: Env, task: Sequence[int]) -> None:
@@ -149,7 +139,7 @@ class _SingleWorld(_Adapter):
         return _observed(step.next_states)[0], float(step.rewards[0]), step.done, step.done, found
 
 
-class _VectorWorlds(_Adapter):
+class _VectorEnv(_Adapter):
     def __init__(self, env: Env, tasks: Tensor) -> None:
         from gymnasium.vector import AutoresetMode
         from gymnasium.vector.utils import batch_space
@@ -176,7 +166,7 @@ class _VectorWorlds(_Adapter):
         observations = _observed(step.next_states)
         if step.done:
             info |= {"final_obs": observations, "_final_obs": np.ones(self.num_envs, dtype=bool)}
-            observations = _observed(self._worlds.states)
+            observations = _observed(self._envs.states)
         done = np.full(self.num_envs, step.done)
         return observations, step.rewards.double().numpy(), done, done.copy(), info
 

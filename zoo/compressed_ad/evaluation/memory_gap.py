@@ -74,12 +74,12 @@ def probe(player: Player, before: Tensor, gap_steps: int | None = None) -> Gap:
     Raises:
         ValueError: when the gap is shorter than the window.
     """
-    env, window = player.worlds.env, player.policy.window
+    env, window = player.envs.env, player.policy.window
     steps = window if gap_steps is None else gap_steps
     if steps < window:
         raise ValueError(f"a gap of {steps} steps does not empty the window of {window}: raise gap_steps")
     player.play(-(-steps // env.horizon), aimless=True)
-    goals = 1 if env.repeats else env.goals(player.worlds.tasks).shape[1]
+    goals = 1 if env.repeats else env.goals(player.envs.tasks).shape[1]
     found = before.amax(1) >= goals
     return Gap(found.clone(), before[:, -1].clone(), player.play(1)[:, 0].clone())
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zoo.common.ranges import at_least
 from zoo.compressed_ad.nets.embedding import REWARDS
 from zoo.compressed_ad.nets.steps import Steps
 
@@ -27,21 +28,12 @@ class Compressor(nn.Module, ABC):
 
     def __init__(self, num_latents: int) -> None:
         super().__init__()
-        if num_latents < 0:
-            raise ValueError(f"compressor: num_latents is at least 0, not {num_latents}")
+        at_least(0, num_latents=num_latents)
         self.num_latents = num_latents
 
     @abstractmethod
     def forward(self, tokens: Tensor, attention: Tensor | None = None) -> Tensor:
-        """Compress.
-
-        Args:
-            tokens: (B, N, dim), N at least `num_latents` for the rules.
-            attention: (B, N) non-negative, for those that need it.
-
-        Returns:
-            (B, num_latents, dim).
-        """
+        """Compress tokens (B, N, dim) to (B, num_latents, dim), by attention (B, N) where that is needed."""
 
 
 class Forget(Compressor):
@@ -86,13 +78,7 @@ class KeepAttended(Compressor):
 
 
 class CrossAttention(nn.Module):
-    """Multi-head attention from one sequence to another, with separate projections.
-
-    Args:
-        dim: channels.
-        heads: of attention.
-        dropout: of the attention weights.
-    """
+    """Multi-head attention from one sequence to another, with separate projections."""
 
     def __init__(self, dim: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -109,19 +95,14 @@ class CrossAttention(nn.Module):
             linear(values).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for linear, values in ((self.q_proj, x), (self.k_proj, context), (self.v_proj, context))
         )
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0.0)
-        return self.out_proj(y.transpose(1, 2).flatten(2))
+        y = F.scaled_dot_product_attention(
+            q, k, v, dropout_p=self.dropout if self.training else 0.0
+        )  # (B, heads, N, D)
+        return self.out_proj(y.transpose(1, 2).flatten(2))  # (B, N, dim)
 
 
 class QueryLayer(nn.Module):
-    """Learned queries attend to each other, to a context, and pass a feedforward; each after a norm.
-
-    Args:
-        dim: channels.
-        heads: of attention.
-        hidden: channels of the feedforward.
-        dropout: of attention and feedforward.
-    """
+    """Learned queries attend to each other, to a context, and pass a feedforward; each after a norm."""
 
     def __init__(self, dim: int, heads: int, hidden: int, dropout: float) -> None:
         super().__init__()
@@ -146,13 +127,8 @@ class QueryCompressor(Compressor):
     """Learned queries that attend to the tokens, as in a Q-Former: the original's last compressor.
 
     Args:
-        dim: channels of a token.
         num_latents: queries, hence latents.
-        depth: layers.
-        heads: of attention.
         feedforward: channels between the linear layers; four times `dim` by default.
-        dropout: of attention and feedforward.
-        max_tokens: most tokens of a call.
     """
 
     def __init__(
@@ -175,7 +151,7 @@ class QueryCompressor(Compressor):
     def forward(self, tokens: Tensor, attention: Tensor | None = None) -> Tensor:
         """(B, N, dim) to (B, K, dim)."""
         context = tokens + _positions(self.context_pos_embedding, tokens)
-        x = self.compress_queries.expand(len(tokens), -1, -1)
+        x = self.compress_queries.expand(len(tokens), -1, -1)  # (B, K, dim)
         for layer in self.layers:
             x = layer(x, context)
         return self.final_norm(x)
@@ -185,12 +161,8 @@ class EncoderCompressor(Compressor):
     """A transformer encoder over the tokens and K query tokens after them: the original's earlier compressor.
 
     Args:
-        dim: channels of a token.
         num_latents: query tokens, hence latents.
-        depth: layers.
-        heads: of attention.
         feedforward: channels between the linear layers; four times `dim` by default.
-        dropout: of attention and feedforward.
         max_tokens: most tokens of a call, query tokens included.
     """
 
@@ -217,21 +189,17 @@ class EncoderCompressor(Compressor):
 
     def forward(self, tokens: Tensor, attention: Tensor | None = None) -> Tensor:
         """(B, N, dim) to (B, K, dim)."""
-        x = torch.cat([self.input_ln(tokens), self.query_tokens.expand(len(tokens), -1, -1)], 1)
+        x = torch.cat([self.input_ln(tokens), self.query_tokens.expand(len(tokens), -1, -1)], 1)  # (B, N + K, dim)
         x = self.transformer_encoder(x + _positions(self.pos_embedding, x))
-        return self.output_ln(x[:, tokens.shape[1] :])
+        return self.output_ln(x[:, tokens.shape[1] :])  # (B, K, dim)
 
 
 class ReconstructionDecoder(nn.Module):
     """Learned position queries attend to the latents and give back the tokens that went into them.
 
     Args:
-        dim: channels of a token.
-        depth: layers.
-        heads: of attention.
         feedforward: channels between the linear layers; four times `dim` by default.
-        dropout: of attention and feedforward.
-        max_tokens: positions that can be asked for.
+        max_tokens: positions that can be reconstructed.
     """
 
     def __init__(
@@ -250,11 +218,7 @@ class ReconstructionDecoder(nn.Module):
         self.final_norm = nn.LayerNorm(dim)
 
     def check_tokens(self, count: int) -> None:
-        """See that there is a query for each of so many positions.
-
-        Raises:
-            ValueError: when there is not.
-        """
+        """See that there is a query for each of so many positions."""
         if count > self.position_queries.shape[1]:
             raise ValueError(
                 f"the reconstruction decoder knows {self.position_queries.shape[1]} positions; "
@@ -262,16 +226,8 @@ class ReconstructionDecoder(nn.Module):
             )
 
     def forward(self, latents: Tensor, positions: Tensor) -> Tensor:
-        """Reconstruct.
-
-        Args:
-            latents: (B, K, dim).
-            positions: of the tokens asked for (N,), int64.
-
-        Returns:
-            (B, N, dim).
-        """
-        x = self.position_queries[:, positions].expand(len(latents), -1, -1)
+        """Reconstruct tokens (B, N, dim) at positions (N,) from latents (B, K, dim)."""
+        x = self.position_queries[:, positions].expand(len(latents), -1, -1)  # (B, N, dim)
         for layer in self.layers:
             x = layer(x, latents)
         return self.final_norm(x)
@@ -290,18 +246,9 @@ class FieldDecoder(ReconstructionDecoder):
     anew in every training step, cost less than all.
 
     Args:
-        dim: channels of a latent.
-        grid_size: rows and columns of the grid.
-        num_actions: of the environment.
-        positions: transitions of a segment that a training step asks for; all by default.
-        depth: layers.
-        heads: of attention.
+        positions: transitions of a segment that a training step reconstructs; all by default.
         feedforward: channels between the linear layers; four times `dim` by default.
-        dropout: of attention and feedforward.
-        max_tokens: positions that can be asked for.
-
-    Raises:
-        ValueError: when no position would be asked for.
+        max_tokens: positions that can be reconstructed.
     """
 
     def __init__(
@@ -317,29 +264,23 @@ class FieldDecoder(ReconstructionDecoder):
         max_tokens: int = 1024,
     ) -> None:
         super().__init__(dim, depth, heads, feedforward, dropout, max_tokens)
-        if positions is not None and positions < 1:
-            raise ValueError(f"FieldDecoder: positions is at least 1 or null, not {positions}")
+        at_least(1, positions=1 if positions is None else positions)
         self.positions = positions
         self.sizes = (grid_size, grid_size, num_actions, REWARDS, grid_size, grid_size)
         self.fields = nn.Linear(dim, sum(self.sizes))
 
     def chosen(self, count: int, seed: int | None, device: torch.device) -> Tensor:
-        """Numbers (n,) of the transitions to ask for, out of `count`; all of them without a seed."""
+        """Numbers (n,) of the transitions to reconstruct, out of `count`; all of them without a seed."""
         if seed is None or self.positions is None or self.positions >= count:
             return torch.arange(count, device=device)
         drawn = torch.randperm(count, generator=torch.Generator().manual_seed(seed))[: self.positions]
         return drawn.sort().values.to(device)
 
     def field_logits(self, latents: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
-        """Logits (B, N, classes) of row, column, action, reward, next row, next column.
-
-        Args:
-            latents: (B, K, dim).
-            positions: of the tokens asked for (N,), int64.
-        """
+        """Logits (B, N, classes) of row, column, action, reward, next row, next column, at positions (N,) int64."""
         return self.fields(self(latents, positions)).split(self.sizes, -1)
 
     @staticmethod
     def field_values(steps: Steps) -> tuple[Tensor, ...]:
-        """What these logits should tell, each (B, L) int64."""
+        """The classes that these logits should predict, each (B, L) int64."""
         return (*steps.states.unbind(-1), steps.actions, steps.rewards.long(), *steps.next_states.unbind(-1))

@@ -14,13 +14,7 @@ REWARDS = 2  # values of a reward: none, or one
 
 
 class StepEmbedding(nn.Module, ABC):
-    """Turns transitions and query states into tokens.
-
-    Args:
-        dim: channels of a token.
-        grid_size: rows and columns of the grid.
-        num_actions: of the environment.
-    """
+    """Turns transitions and query states into tokens."""
 
     def __init__(self, dim: int, grid_size: int, num_actions: int) -> None:
         super().__init__()
@@ -34,16 +28,13 @@ class StepEmbedding(nn.Module, ABC):
 
     @abstractmethod
     def queries(self, states: Tensor) -> Tensor:
-        """Tokens (..., dim) of the states (..., 2), int64, in which an action is asked for."""
+        """Tokens (..., dim) of the states (..., 2), int64, in which an action is wanted."""
 
 
 class LinearEmbedding(StepEmbedding):
     """One linear layer on the raw numbers of a transition and a table of query states: the original's.
 
     Args:
-        dim: channels of a token.
-        grid_size: rows and columns of the grid.
-        num_actions: of the environment.
         norm: normalise tokens of transitions, as the earlier encoder's model does.
     """
 
@@ -56,7 +47,9 @@ class LinearEmbedding(StepEmbedding):
     def transitions(self, steps: Steps) -> Tensor:
         """Tokens (B, L, dim) of transitions."""
         one_hot = F.one_hot(steps.actions, self.num_actions)
-        values = torch.cat([steps.states, one_hot, steps.rewards.unsqueeze(-1), steps.next_states], -1)
+        values = torch.cat(
+            [steps.states, one_hot, steps.rewards.unsqueeze(-1), steps.next_states], -1
+        )  # (B, L, 5 + actions)
         return self.norm(self.context(values.to(self.context.weight.dtype)))
 
     def queries(self, states: Tensor) -> Tensor:
@@ -68,11 +61,6 @@ class FactoredEmbedding(StepEmbedding):
     """A sum of learned tables: row and column of state and successor, action, reward, end of the episode.
 
     A net learns far faster from it than from raw coordinates.
-
-    Args:
-        dim: channels of a token.
-        grid_size: rows and columns of the grid.
-        num_actions: of the environment.
     """
 
     def __init__(self, dim: int = 64, grid_size: int = 9, num_actions: int = 5) -> None:
@@ -89,7 +77,7 @@ class FactoredEmbedding(StepEmbedding):
     def transitions(self, steps: Steps) -> Tensor:
         """Tokens (B, L, dim) of transitions."""
         numbers = [steps.actions, steps.rewards.long(), steps.next_states[..., 0], steps.next_states[..., 1]]
-        fields = torch.stack([*steps.states.unbind(-1), *numbers, steps.dones.long()], -1) + self.offsets
+        fields = torch.stack([*steps.states.unbind(-1), *numbers, steps.dones.long()], -1) + self.offsets  # (B, L, 7)
         return self.context(fields.flatten(0, 1)).view(*steps.actions.shape, self.dim)
 
     def queries(self, states: Tensor) -> Tensor:

@@ -67,7 +67,6 @@ class State:
         latents: (B, K, dim), None before the first compression.
         steps: transitions since then, None when there is none.
         cache: keys and values of what the transformer has seen since; None where they cannot be kept.
-        compressions: so far.
     """
 
     latents: Tensor | None = None
@@ -82,7 +81,7 @@ class State:
 
 
 class InContextPolicy(nn.Module):
-    """Tells the next action from the history so far; its weights stay fixed while it learns a task in its context.
+    """Predicts the next action from the history so far; its weights stay fixed while it learns a task in its context.
 
     Without a compressor it sees the last T - 1 transitions (algorithm distillation). With one, the transitions since
     the last compression and K latents: whenever they fill the window, the compressor turns both into K new latents.
@@ -91,16 +90,12 @@ class InContextPolicy(nn.Module):
     Args:
         embedding: of transitions and query states.
         transformer: its context is the window T: latents, transitions and query.
-        compressor: of old context.
         arrangement: "separate" gives each transition and each query a token of its own, as the original does; "fused"
             adds a query to the transition before it, which halves the tokens.
         latent_mask: "causal" lets latents see nothing later, so that all steps train at once and keys and values can
             be kept; "full" lets them see recent transitions and the query, as the original does.
         decoder: gives compressed tokens back, for the reconstruction loss.
         type_embedding: add a learned vector to latents where the transformer sees them.
-
-    Raises:
-        ValueError: when the parts do not fit each other.
 
     Source: Laskin et al., "In-context Reinforcement Learning with Algorithm Distillation" (2022), for the model without
     compressor.
@@ -164,19 +159,19 @@ class InContextPolicy(nn.Module):
     def forward(
         self, steps: Steps, gradient_rounds: int | None = None, gradient_decay: float = 1.0, last_only: bool = False
     ) -> Output:
-        """Tell the action of every step from what was before it.
+        """Predict the action of every step from what was before it.
 
         Args:
             steps: B histories of L steps; without a compressor L is at most the window.
             gradient_rounds: gradients flow through so many compressions in a row; all by default, 0 none.
             gradient_decay: factor on a gradient for each compression that it flows through.
-            last_only: tell the last step's action alone, as the original trains.
+            last_only: predict the last step's action alone, as the original trains.
 
         Returns:
             Logits (B, L, actions), or (B, 1, actions) for the last only.
 
         Raises:
-            ValueError: when the history is too long without a compressor, or all steps are asked for with the full
+            ValueError: when the history is too long without a compressor, or all steps are wanted with the full
                 mask.
         """
         if not last_only and self.latent_mask == "full":
@@ -209,27 +204,15 @@ class InContextPolicy(nn.Module):
         return Output(torch.cat(logits, 1), compressions)
 
     def begin(self, cached: bool = True) -> State:
-        """The state of agents that know nothing yet.
-
-        Args:
-            cached: keep keys and values where that is exact; else every step computes its window anew.
-        """
+        """The state of agents that know nothing yet; `cached` keeps keys and values where that is exact."""
         return State(cache=self._new_cache() if cached else None)
 
     def act(self, state: State, queries: Tensor) -> Tensor:
-        """Tell the next action; to be called once before each `observe`.
-
-        Args:
-            state: of the agents; its cache grows.
-            queries: (B, 2), int64, where the agents stand.
-
-        Returns:
-            Logits (B, actions).
-        """
+        """Predict the next action, logits (B, actions), in states (B, 2); to be called once before each `observe`."""
         if state.cache is None:
             return self._last_logits(state.latents, state.steps, queries)
         last = None if state.steps is None else state.steps.slice(state.length - 1, state.length)
-        tokens = self.embedding.queries(queries)[:, None]
+        tokens = self.embedding.queries(queries)[:, None]  # (B, 1, dim)
         place = self._latents_shown(state) + state.length
         first = place
         mask = None
@@ -248,12 +231,7 @@ class InContextPolicy(nn.Module):
         return self.head(output[:, -1])
 
     def observe(self, state: State, step: Steps) -> None:
-        """Take in what a step brought; compresses when the window is full.
-
-        Args:
-            state: of the agents, changed in place.
-            step: their last transitions, L = 1.
-        """
+        """Take in the last transitions, L = 1, changing the state in place; compresses when the window is full."""
         state.steps = step if state.steps is None else Steps.cat([state.steps, step])
         room = self.capacity(state.latents is not None)
         if self.compressor is None:
@@ -277,7 +255,7 @@ class InContextPolicy(nn.Module):
         segment_lengths: list[int] | None = None,
         max_compressions: int | None = None,
     ) -> Tensor:
-        """Tell the next action after a context of any length, as the originals do while they train.
+        """Predict the next action after a context of any length, as the originals do while they train.
 
         Args:
             states: (B, L, 2).
@@ -320,14 +298,14 @@ class InContextPolicy(nn.Module):
         assert self.compressor is not None
         tokens = self.embedding.transitions(steps)
         if latents is not None:
-            tokens = torch.cat([latents, tokens], 1)
+            tokens = torch.cat([latents, tokens], 1)  # (B, K + L, dim)
         attention = self.transformer.last_attention(tokens) if self.compressor.needs_attention else None
         return Compression(tokens, steps, self.compressor(tokens, attention))
 
     def _all_logits(self, latents: Tensor | None, steps: Steps) -> Tensor:
         """Logits (B, L, actions) of all steps of a segment."""
-        before = self.embedding.transitions(steps.slice(0, steps.length - 1))
-        queries = self.embedding.queries(steps.states)
+        before = self.embedding.transitions(steps.slice(0, steps.length - 1))  # (B, L - 1, dim)
+        queries = self.embedding.queries(steps.states)  # (B, L, dim)
         prefix = before[:, :0] if latents is None else self._shown(latents)
         if self.arrangement == "fused":
             output = self.transformer(torch.cat([prefix, fuse(before, queries)], 1))
@@ -342,7 +320,7 @@ class InContextPolicy(nn.Module):
 
     def _last_logits(self, latents: Tensor | None, steps: Steps | None, queries: Tensor) -> Tensor:
         """Logits (B, actions) of one more step after those of a segment."""
-        query = self.embedding.queries(queries)[:, None]
+        query = self.embedding.queries(queries)[:, None]  # (B, 1, dim)
         before = query[:, :0] if steps is None else self.embedding.transitions(steps)
         prefix = query[:, :0] if latents is None else self._shown(latents)
         mask = None

@@ -40,11 +40,7 @@ class Steps(NamedTuple):
 
     @staticmethod
     def cat(parts: Sequence[Steps]) -> Steps:
-        """Join parts of the same histories, one after the other.
-
-        Raises:
-            ValueError: when there is no part.
-        """
+        """Join parts of the same histories, one after the other."""
         if not parts:
             raise ValueError("there is nothing to join: give at least one part")
         return Steps(*(torch.cat(fields, dim=1) for fields in zip(*parts, strict=True)))

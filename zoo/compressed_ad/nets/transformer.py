@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zoo.common.ranges import at_least
+
 Activation = Literal["gelu", "relu"]
 INIT_STD = 0.02
 
@@ -31,13 +33,7 @@ class Cache:
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention with one projection for queries, keys and values.
-
-    Args:
-        dim: channels.
-        heads: of attention; they divide `dim`.
-        dropout: of the attention weights and of the output.
-    """
+    """Multi-head self-attention with one projection for queries, keys and values."""
 
     def __init__(self, dim: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -49,7 +45,8 @@ class Attention(nn.Module):
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each (B, heads, N, head size)."""
         batch, length, dim = x.shape
-        q, k, v = self.qkv_proj(x).view(batch, length, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4)
+        heads = self.qkv_proj(x).view(batch, length, 3, self.heads, dim // self.heads)  # (B, N, 3, heads, D)
+        q, k, v = heads.permute(2, 0, 3, 1, 4)  # (B, heads, N, D) each
         return q, k, v
 
     def forward(self, x: Tensor, mask: Tensor | None, cache: Cache | None = None, layer: int = 0) -> Tensor:
@@ -59,20 +56,13 @@ class Attention(nn.Module):
             k, v = cache.extend(layer, k, v)
         causal = True if mask is None and x.shape[1] > 1 else False  # a branch: a size is a symbol to torch.compile
         dropout = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=causal)
-        y = self.out_proj(y.transpose(1, 2).reshape(x.shape))
+        y = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=causal)  # (B, heads, N, D)
+        y = self.out_proj(y.transpose(1, 2).reshape(x.shape))  # (B, N, dim)
         return F.dropout(y, self.dropout, self.training)
 
 
 class Feedforward(nn.Module):
-    """Two linear layers.
-
-    Args:
-        dim: channels.
-        hidden: channels between.
-        dropout: of the output, and between the layers for relu.
-        activation: between them.
-    """
+    """Two linear layers; dropout on the output, and between the layers for relu."""
 
     def __init__(self, dim: int, hidden: int, dropout: float, activation: Activation = "gelu") -> None:
         super().__init__()
@@ -88,15 +78,7 @@ class Feedforward(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feedforward, each after a norm and added to its input.
-
-    Args:
-        dim: channels.
-        heads: of attention.
-        hidden: channels of the feedforward.
-        dropout: of attention and feedforward.
-        activation: of the feedforward.
-    """
+    """Attention and feedforward, each after a norm and added to its input."""
 
     def __init__(self, dim: int, heads: int, hidden: int, dropout: float, activation: Activation) -> None:
         super().__init__()
@@ -115,18 +97,11 @@ class Transformer(nn.Module):
     """Pre-norm transformer with learned positions.
 
     Args:
-        dim: channels.
-        depth: blocks.
         heads: of attention; they divide `dim`.
         context: positions: the most tokens of a sequence, its last query included.
         feedforward: channels between the linear layers of a block; four times `dim` by default.
-        dropout: of embeddings, attention and feedforward.
-        activation: of the feedforward.
         input_norm: normalise tokens before positions are added, as the earlier encoder's model does.
         final_norm: normalise the output; the earlier encoder's model does not.
-
-    Raises:
-        ValueError: when the heads do not divide the channels, or there is no position.
     """
 
     def __init__(
@@ -144,8 +119,7 @@ class Transformer(nn.Module):
         super().__init__()
         if dim % heads:
             raise ValueError(f"transformer: {heads} heads do not divide {dim} channels")
-        if context < 2:
-            raise ValueError(f"transformer: context is at least 2 (a transition and a query), not {context}")
+        at_least(2, context=context)  # a transition and a query
         self.dim = dim
         self.context = context
         self.dropout = dropout
@@ -177,9 +151,6 @@ class Transformer(nn.Module):
 
         Returns:
             (B, N, dim).
-
-        Raises:
-            ValueError: when there are more tokens than positions.
         """
         if positions is None:
             if tokens.shape[1] > self.context:
@@ -200,5 +171,5 @@ class Transformer(nn.Module):
             x = block(x, None)
         last: Block = self.blocks[-1]  # type: ignore[assignment]
         q, k, _ = last.attn.split(last.ln1(x))
-        weights = (q[:, :, -1:] @ k.transpose(2, 3)) / q.shape[-1] ** 0.5
+        weights = (q[:, :, -1:] @ k.transpose(2, 3)) / q.shape[-1] ** 0.5  # (B, heads, 1, N)
         return weights.softmax(-1).mean(1)[:, 0]

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from zoo.audio.analysis.features import open_features
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.augment.degrade import Degrader
-from zoo.audio.augment.disturbances import open_noises, open_rirs
+from zoo.audio.augment.rooms import open_noises, open_rirs
 from zoo.audio.corpora.cache import CorpusCache, build
 from zoo.audio.corpora.corpus import CACHES, Corpus, EmbeddedCorpus, cache_folder, scaled
 from zoo.audio.io.files import walk

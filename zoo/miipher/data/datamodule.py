@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from zoo.audio.augment.degrade import Degrader
-from zoo.audio.augment.disturbances import open_noises, open_rirs
+from zoo.audio.augment.rooms import open_noises, open_rirs
 from zoo.audio.corpora.cache import CorpusCache, build, relative_names
 from zoo.audio.corpora.corpus import CACHES, Corpus, EmbeddedCorpus, ResampledCorpus, cache_folder
 from zoo.audio.corpora.layouts import CorpusKind, read_corpus
