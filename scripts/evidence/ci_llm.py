@@ -18,12 +18,13 @@ import yaml
 from scripts.bench.tools import Finding, save, show
 from zoo.ci_llm.evaluation import plots
 from zoo.ci_llm.evaluation.evaluate import evaluate
-from zoo.ci_llm.evaluation.report import SINGLE, plain
+from zoo.ci_llm.evaluation.report import SINGLE
 from zoo.ci_llm.evaluation.scoring import fit_weights, rules, score_all
 from zoo.ci_llm.evaluation.subject import load_subject, validation_examples
 from zoo.ci_llm.nets.agents import Agents
 from zoo.common.atomic import write_atomic
 from zoo.common.reading.text import safe_load
+from zoo.common.report import plain, write_figure
 from zoo.common.systems import recipe_root
 from zoo.runs.folder import find_config
 
@@ -138,7 +139,7 @@ def gather(
     save(first / NAME, findings, evidence="demo", table=plain(arms), runs=plain(rows))
     text = markdown(arms)
     write_atomic(first / TABLE, lambda file: file.write(text.encode()))
-    plots.save(plots.arms(arms), first / PICTURE)
+    write_figure(first / PICTURE, plots.arms(arms))
     return findings
 
 
