@@ -13,15 +13,14 @@ def test_a_torn_row_is_left_out_and_the_last_of_a_key_counts(tmp_path):
     assert journal.begin() == {}
     for row in ({"key": "a", "value": 1}, {"key": "b", "value": np.float32(2.0)}, {"key": "a", "value": "ü\u2028"}):
         journal.add(row)
-    assert (
-        path.read_text() == '{"key": "a", "value": 1}\n{"key": "b", "value": 2.0}\n{"key": "a", "value": "ü\u2028"}\n'
-    )
+    lines = ['{"key": "a", "value": 1}', '{"key": "b", "value": 2.0}', '{"key": "a", "value": "ü\u2028"}', ""]
+    assert path.read_text() == "\n".join(lines)
     with path.open("a") as file:
         file.write('{"key": "c", "va')
     again = Journal(path)
     assert again.begin() == {"a": {"key": "a", "value": "ü\u2028"}, "b": {"key": "b", "value": 2.0}}
     assert again.finish(["b", "c", "a"]) == [again.rows["b"], again.rows["a"]]
-    assert path.read_text() == "\n".join([lines[1], lines[2], ""])
+    assert path.read_text() == "\n".join(lines[1:])
 
 
 def test_a_journal_of_another_head_is_empty(tmp_path):
