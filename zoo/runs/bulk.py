@@ -83,7 +83,6 @@ class ShardFiles:
 
         Args:
             shard: tar file.
-            name: of the member.
 
         Yields:
             A temporary file.
@@ -199,7 +198,6 @@ class BulkRun:
     Args:
         output: the folder for results.
         overwrite: compute also what is finished already.
-        rank: of this process.
     """
 
     def __init__(self, output: Path, overwrite: bool = False, rank: int = 0) -> None:
@@ -223,10 +221,6 @@ class BulkRun:
 
     def process(self, inference: Inference, job: Job) -> Row:
         """Compute one job unless its target exists, and record what happened.
-
-        Args:
-            inference: what computes.
-            job: source and target.
 
         Returns:
             The manifest's row: `source` (absolute; a shard's recording as if the shard were a folder), `target`

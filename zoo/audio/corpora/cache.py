@@ -29,7 +29,7 @@ class Names(Sequence[str]):
     """File names kept as one block of UTF-8, so that a million of them open without a million Python objects.
 
     Args:
-        folder: A cache folder.
+        folder: a cache folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -54,18 +54,17 @@ class CorpusCache:
     """Random access to the samples of a built cache; may be pickled, and every process maps the files itself.
 
     Args:
-        folder: Folder made by `zoo.audio.corpora.cache.build`.
+        folder: folder made by `zoo.audio.corpora.cache.build`.
 
     Attributes:
-        sample_rate: Hz.
-        lengths: Samples per file (N,) int64.
-        peaks: Largest absolute sample per file (N,) float32, in [0, 1].
-        names: Names of the files, relative to their common folder.
-        bad: Cause by name of the files that were left out.
+        lengths: samples per file (N,) int64.
+        peaks: largest absolute sample per file (N,) float32, in [0, 1].
+        names: names of the files, relative to their common folder.
+        bad: cause by name of the files that were left out.
 
     Raises:
-        FileNotFoundError: There is no cache in the folder.
-        ValueError: The cache is damaged or of another version.
+        FileNotFoundError: there is no cache in the folder.
+        ValueError: the cache is damaged or of another version.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -112,14 +111,14 @@ class CorpusCache:
 
         Args:
             index: File, 0 <= index < len.
-            start: First sample, 0 <= start < length of the file.
-            samples: Number of samples; -1 reads to the end, and a part reaching past the end is cut like a slice.
+            start: first sample, 0 <= start < length of the file.
+            samples: number of samples; -1 reads to the end, and a part reaching past the end is cut like a slice.
 
         Returns:
             Audio (T,) float32 in [-1, 1), a copy.
 
         Raises:
-            IndexError: There is no such file.
+            IndexError: there is no such file.
             ValueError: `start` or `samples` lies outside the file.
         """
         if not 0 <= index < len(self):
@@ -155,19 +154,18 @@ def build(
     build goes on where it stopped. A file beyond full scale is scaled down to it instead of being clipped.
 
     Args:
-        files: Audio files; the order is kept.
-        folder: Target folder; appears only when the cache is complete.
-        sample_rate: Rate of the cache in Hz.
-        progress: Show a progress bar.
-        max_bad_share: Share of unreadable files in [0, 1] above which the build is given up.
+        files: audio files; the order is kept.
+        folder: target folder; appears only when the cache is complete.
+        sample_rate: rate of the cache in Hz.
+        max_bad_share: share of unreadable files in [0, 1] above which the build is given up.
 
     Returns:
         The opened cache; the unreadable files are logged and listed in its `bad`.
 
     Raises:
-        FileNotFoundError: A file does not exist.
-        ValueError: There are no files, too many bad ones, or the folder holds something else.
-        OSError: The disk is full; nothing is left behind.
+        FileNotFoundError: a file does not exist.
+        ValueError: there are no files, too many bad ones, or the folder holds something else.
+        OSError: the disk is full; nothing is left behind.
     """
     paths = [Path(os.path.abspath(file)) for file in files]
     folder = Path(os.path.abspath(folder))
@@ -331,10 +329,10 @@ def write_index(
     """Write the index beside a finished `audio.i16`; `meta.json` comes last and makes the cache valid.
 
     Args:
-        folder: Folder of the samples.
-        names: One name per file.
-        lengths: Samples per file (N,) int64.
-        peaks: Largest absolute sample per file (N,) float32.
+        folder: folder of the samples.
+        names: one name per file.
+        lengths: samples per file (N,) int64.
+        peaks: largest absolute sample per file (N,) float32.
         meta: `key`, `sample_rate` and `bad` as `CorpusCache` reads them.
     """
     encoded = [name.encode("utf-8") for name in names]

@@ -88,11 +88,11 @@ class Settings:
     """What is measured.
 
     Attributes:
-        metrics: Names of `zoo.audio.evaluation.measures.METRICS`.
-        sample_rate: In Hz, of the metrics without a rate of their own: si_sdr, mcd, lsd, m_stft. Not above that of the
+        metrics: names of `zoo.audio.evaluation.measures.METRICS`.
+        sample_rate: in Hz, of the metrics without a rate of their own: si_sdr, mcd, lsd, m_stft. Not above that of the
             clean files, or an empty band would be compared.
-        match_level: Bring every signal to the level of the clean one before lsd and m_stft, which follow the level.
-        judges: Models that judge besides.
+        match_level: bring every signal to the level of the clean one before lsd and m_stft, which follow the level.
+        judges: models that judge besides.
     """
 
     metrics: tuple[str, ...]
@@ -129,9 +129,9 @@ class Evaluation:
     """What an evaluation found.
 
     Attributes:
-        rows: Per file and system, as in per_file.csv.
-        summary: Per system and measure, as in summary.csv; see `zoo.common.statistics.summarise`.
-        unpaired: Number of clean files that nothing was compared with.
+        rows: per file and system, as in per_file.csv.
+        summary: per system and measure, as in summary.csv; see `zoo.common.statistics.summarise`.
+        unpaired: number of clean files that nothing was compared with.
     """
 
     rows: list[Row]
@@ -161,23 +161,23 @@ def evaluate(
     computed; a later call computes only what is missing, has failed, or has changed (files or settings).
 
     Args:
-        clean: Folder of clean files.
-        restored: Folders by the names of their systems.
-        output: Folder for per_file.csv, summary.csv, summary.json, report.md and boxplots.png.
-        degraded: Folder of the files that were restored; then gains over them are told.
-        settings: What to measure; all installed metrics when None.
-        texts: Reference texts by relative path without suffix, or by name without suffix; for judges.
+        clean: folder of clean files.
+        restored: folders by the names of their systems.
+        output: folder for per_file.csv, summary.csv, summary.json, report.md and boxplots.png.
+        degraded: folder of the files that were restored; then gains over them are told.
+        settings: what to measure; all installed metrics when None.
+        texts: reference texts by relative path without suffix, or by name without suffix; for judges.
         workers: Processes; 0 computes in this one.
-        progress: Show a progress bar.
+        progress: show a progress bar.
 
     Returns:
         All rows and the summary. A bad file is a row with status "failed" and the reason.
 
     Raises:
-        FileNotFoundError: A folder is missing.
-        ValueError: A tree has no audio, or two files with one name; a name of a system is reserved; unknown metrics.
-        ImportError: A metric's or judge's package is missing.
-        ChildProcessError: A worker died.
+        FileNotFoundError: a folder is missing.
+        ValueError: a tree has no audio, or two files with one name; a name of a system is reserved; unknown metrics.
+        ImportError: a metric's or judge's package is missing.
+        ChildProcessError: a worker died.
     """
     settings = settings or Settings(installed())
     check_names(settings.metrics)
@@ -206,8 +206,8 @@ def read_texts(path: Path) -> dict[str, str]:
     """Read reference texts: lines `name<TAB>text` or `name|text`, of which the last field is the text.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: A line without a separator.
+        FileNotFoundError: there is no such file.
+        ValueError: a line without a separator.
     """
     texts = {}
     for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), start=1):
@@ -267,16 +267,12 @@ def _key(name: str, system: str, paths: Sequence[Path | None], text: str | None,
 def measure(job: Job, settings: Settings) -> Row:
     """Compute one row.
 
-    Args:
-        job: The file.
-        settings: What to measure.
-
     Returns:
         The row; a bad file has status "failed", the reason, and no values.
 
     Raises:
-        ImportError: A judge's package is missing.
-        OSError: A judge's model cannot be loaded.
+        ImportError: a judge's package is missing.
+        OSError: a judge's model cannot be loaded.
     """
     for judge in settings.judges:
         judge.load()

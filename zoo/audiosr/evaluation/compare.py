@@ -26,7 +26,6 @@ class Difference:
     """How far apart two tensors of a name are.
 
     Attributes:
-        name: without prefixes of wrappers.
         largest: largest absolute difference; infinite where only one of them is finite.
         relative: root of the squared differences' sum over that of the first tensor's squares.
     """
@@ -44,8 +43,6 @@ class Component:
         equal: number of tensors that are bitwise equal or within the tolerance.
         different: the others, the most different first.
         other_shape: names with both shapes.
-        only_first: names that the second file lacks.
-        only_second: names that the first file lacks.
     """
 
     equal: int = 0
@@ -62,7 +59,6 @@ def compare(
 
     Args:
         first: run folder, checkpoint or export of ours, safetensors, or an original's file.
-        second: likewise.
         tolerance: absolute difference that still counts as equal.
         depth: parts of a name that make its component.
         ema: compare averaged weights, where a checkpoint of ours has them.
@@ -105,7 +101,6 @@ def read_tensors(path: Path, ema: bool = False) -> dict[str, Tensor]:
     """The tensors of a file by name; nothing that it holds is executed.
 
     Args:
-        path: see `compare`.
         ema: averaged weights in the place of those that have an average.
 
     Returns:
@@ -137,11 +132,7 @@ def summary(found: Mapping[str, Component], most: int = 5) -> str:
     """A table of the findings.
 
     Args:
-        found: by component.
         most: different tensors to name for each component.
-
-    Returns:
-        Lines of text.
     """
     width = max(map(len, found)) + 2
     lines = [f"{'component':<{width}}{'equal':>7}{'differ':>8}{'missing':>9}  largest     relative"]

@@ -52,9 +52,6 @@ class Evaluation:
     """What was found.
 
     Attributes:
-        rows: per item and system.
-        systems: in their order.
-        measures: in their order.
         ours: the system in question.
         baseline: over which gains are told.
     """
@@ -201,11 +198,7 @@ class Job(NamedTuple):
     """One clip at one cut-off.
 
     Attributes:
-        number: of the grid's item.
-        clip: its place among the clips.
-        name: of the clip and its cut-off.
         turn: what the filter type follows from.
-        samples: of the whole clip.
     """
 
     number: int
@@ -220,7 +213,6 @@ def recipe_data(run: Path, settings: Settings) -> SuperResolutionData | None:
 
     Args:
         run: run folder, checkpoint or export.
-        settings: of the evaluation.
 
     Returns:
         The data; None where it is not needed, or only for the envelope and the run names none.
@@ -248,8 +240,6 @@ def make_grid(recipe: SuperResolutionData | None, settings: Settings, sample_rat
 
     Args:
         recipe: the run's data; not needed where the settings name a folder.
-        settings: of the evaluation.
-        sample_rate: Hz.
 
     Returns:
         Items of one excerpt each.
@@ -463,8 +453,6 @@ def low_band_si_sdr(found: np.ndarray, low: np.ndarray, sample_rate: int, cutoff
     Args:
         found: the result (T,) float.
         low: the input (T,) float.
-        sample_rate: Hz.
-        cutoff_hz: Hz.
     """
     fade = min(round(_FADE_SECONDS * sample_rate), len(low) // 2)
     ramp = np.sin((np.arange(fade) + 0.5) / max(fade, 1) * np.pi / 2) ** 2

@@ -39,9 +39,7 @@ class Work:
     """The parts of an evaluation.
 
     Args:
-        subject: what is evaluated.
         examples: questions and right answers.
-        tokens: of them.
         asking: how questions are put; the agent of least NLL is asked for samples.
         layers: of the hidden states whose distances are measured.
         fitted: `alpha` and `nll` of the agents on the validation set; empty without.

@@ -30,7 +30,6 @@ def accuracies(rows: Sequence[Mapping[str, Any]], agents: int) -> dict[str, dict
 
     Args:
         rows: a row per question, see `zoo.ci_llm.evaluation.answering.grade`; where one lacks a way, it is wrong.
-        agents: number of agents K.
 
     Returns:
         By extraction and system: mean, standard error, ends of the 95 % bootstrap interval over questions, and the
@@ -62,7 +61,6 @@ def reliability(tokens: Mapping[str, Tensor], bins: int = BINS) -> list[dict[str
 
     Args:
         tokens: `confidence` and `correct` (N,).
-        bins: how many.
 
     Returns:
         Rows with `confidence`, `accuracy` and `share` of the tokens.
@@ -102,8 +100,6 @@ def write_evaluation(output: Path, facts: Mapping[str, Any], rows: Sequence[Mapp
     """Write items.jsonl, evaluation.csv, the pictures and, last, evaluation.json.
 
     Args:
-        output: folder.
-        facts: what `evaluate` returns.
         rows: a row per question.
     """
     files = {

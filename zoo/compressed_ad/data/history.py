@@ -85,7 +85,6 @@ class HistoryWriter:
         source: what made the histories, as JSON values.
         seed: of that.
         split_seed: of the division of all tasks, see `Env.split`.
-        train_share: of the tasks.
 
     Attributes:
         shards: task indices of each shard.
@@ -143,7 +142,6 @@ class HistoryWriter:
         """Write a shard, so that it appears only when it is whole.
 
         Args:
-            number: of the shard.
             transitions: (tasks, streams, steps, 7) int8, see `COLUMNS`.
 
         Raises:
@@ -167,7 +165,6 @@ class HistoryStore:
         allow_missing: leave out the tasks of shards that are missing or damaged, with a warning that names them.
 
     Attributes:
-        folder: of the store.
         env: of all histories.
         index: what `index.json` says.
         task_indices: (n,) int64, of the tasks in `env.tasks()`.
@@ -277,9 +274,6 @@ def shard_name(number: int) -> str:
 def read_index(folder: Path) -> dict[str, Any]:
     """Read what a store says of itself.
 
-    Args:
-        folder: of the store.
-
     Raises:
         FileNotFoundError: when it has no index.
         ValueError: when that is not an index of this version.
@@ -300,7 +294,6 @@ def find_fault(path: Path, shape: Sequence[int]) -> str | None:
     """Compare a shard with its checksum.
 
     Args:
-        path: of the shard.
         shape: that it must have.
 
     Returns:

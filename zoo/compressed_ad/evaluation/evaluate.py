@@ -69,8 +69,6 @@ def write_evaluation(output: Path, facts: Mapping[str, Any], returns: np.ndarray
     """Write eval_result.npy, returns.npy, evaluation.csv, .png and, last, .json.
 
     Args:
-        output: folder.
-        facts: what `evaluate` returns.
         returns: (tasks, seeds, episodes) float32.
     """
     files = {
@@ -224,10 +222,7 @@ def split_of(
 
     Args:
         run: run folder or file in it; its config.yaml names the split or the histories, whose index does.
-        env: of the tasks.
         split: "train", "test" or "all".
-        split_seed: overrules the run.
-        train_share: overrules the run.
 
     Raises:
         FileNotFoundError: when the run's histories are gone.
@@ -260,7 +255,6 @@ def baselines_of(env: Env, tasks: Tensor, episodes: int) -> dict[str, Any]:
     """Expected return of random actions, of the oracle (each a mean over tasks), and the explorer's curve.
 
     Args:
-        env: where.
         tasks: (n, F).
         episodes: of the explorer; it has no curve (None) where there is nothing to explore.
     """

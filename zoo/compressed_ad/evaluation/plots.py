@@ -29,9 +29,6 @@ def curves(evaluations: Mapping[str, Facts], sources: Mapping[str, Sequence[floa
     Args:
         evaluations: facts by label; baselines are those of the first.
         sources: further curves by label, such as the histories that were learned from.
-
-    Returns:
-        The figure.
     """
     figure = new_figure(8.5, 4.2)
     axes = figure.subplots()

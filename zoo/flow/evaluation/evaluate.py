@@ -89,8 +89,6 @@ def write_evaluation(output: Path, report: Mapping[str, Any], real: Tensor, fake
     """Write evaluation.json, evaluation.csv, classes.csv (where there are classes) and evaluation.png.
 
     Args:
-        output: folder.
-        report: what `evaluate` returns.
         real: features of the reference (N, D).
         fake: features of the generated images (M, D).
     """
@@ -105,16 +103,7 @@ def write_evaluation(output: Path, report: Mapping[str, Any], real: Tensor, fake
 
 
 def figure(report: Mapping[str, Any], real: Tensor, fake: Tensor) -> Figure:
-    """Draw both sets in the plane of most variance of the real one, and the figures of the classes as bars.
-
-    Args:
-        report: what `evaluate` returns.
-        real: features (N, D).
-        fake: features (M, D).
-
-    Returns:
-        The figure.
-    """
+    """Draw both sets in the plane of most variance of the real one, and the figures of the classes as bars."""
     bars = [key for key in ("accuracy", "std_ratio") if report["classes"] and key in report["classes"][0]]
     drawing = new_figure(5 + 4 * bool(bars), 4.5)
     panels = drawing.subplots(1, 1 + bool(bars), squeeze=False)[0]
@@ -240,13 +229,6 @@ def evaluate(
 def judge(comparison: Comparison, name: str, samples: Samples, features: Tensor, seed: int = 0) -> list[dict[str, Any]]:
     """Figures of one system as rows, with intervals where there are.
 
-    Args:
-        comparison: with the reference.
-        name: of the system.
-        samples: of it.
-        features: of them.
-        seed: of the intervals.
-
     Returns:
         Rows with `system`, `figure`, `value`, `low`, `high` (None without interval), `samples`, `reference`: how many
         the value rests on.
@@ -306,10 +288,7 @@ def frechet_interval(real: Tensor, fake: Tensor, groups: int = GROUPS, seed: int
     samples, not its bias: few samples make it too large. Drawing with replacement would make it larger still.
 
     Args:
-        real: features (N, D).
-        fake: features (M, D).
         groups: at least 2.
-        seed: of the groups.
 
     Returns:
         Value and interval; without ends for fewer than two samples in a group.

@@ -1,7 +1,8 @@
 """How near generated samples are to real ones: Fréchet and kernel distances, manifolds, transport, Chamfer.
 
-All compare features (N, D) or points; none downloads a net. State N and the extractor beside every figure: with fewer
-samples than dimensions a Fréchet distance is biased upwards, and figures of different extractors are not comparable.
+All compare features or points, real (N, D) with fake (M, D); none downloads a net. State N and the extractor beside
+every figure: with fewer samples than dimensions a Fréchet distance is biased upwards, and figures of different
+extractors are not comparable.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
+
+from zoo.common.ranges import at_least
 
 CHUNK = 1024  # rows per block of a distance matrix
 TINY = 1e-12
@@ -113,13 +116,9 @@ def kernel_distance(
     """Kernel distance (KID): unbiased squared MMD with the kernel (x y / D + 1)^3, over random subsets.
 
     Args:
-        real: features (N, D).
-        fake: features (M, D).
-        subsets: how many.
         subset_size: features in each; all of the smaller set where it has fewer.
         standardise: bring the real features to mean 0 and deviation 1 first; raw ones of other nets than Inception
             give figures in the thousands.
-        seed: of the subsets.
 
     Returns:
         Mean and standard deviation over the subsets.
@@ -149,8 +148,6 @@ def rbf_mmd(real: Tensor, fake: Tensor, bandwidth: float | None = None) -> float
     """Unbiased squared MMD with the kernel exp(-|x - y|^2 / 2 b^2).
 
     Args:
-        real: features (N, D).
-        fake: features (M, D).
         bandwidth: b; the median distance of the real features by default.
 
     Returns:
@@ -180,8 +177,6 @@ def manifold_scores(real: Tensor, fake: Tensor, neighbours: int = 5) -> dict[str
     """Precision, recall, density and coverage: do samples lie among the real ones, and all over them?
 
     Args:
-        real: features (N, D).
-        fake: features (M, D).
         neighbours: k of the balls around each feature.
 
     Returns:
@@ -193,8 +188,7 @@ def manifold_scores(real: Tensor, fake: Tensor, neighbours: int = 5) -> dict[str
     Source: Kynkäänniemi et al., "Improved Precision and Recall" (2019); Naeem et al., "Reliable Fidelity and Diversity
     Metrics" (2020).
     """
-    if neighbours < 1:
-        raise ValueError(f"neighbours is at least 1, not {neighbours}")
+    at_least(1, neighbours=neighbours)
     real, fake = _pair(real, fake, neighbours + 1)
     # the nearest feature of a set to its own member is that member
     real_radius = _squared_distances(real, real).kthvalue(neighbours + 1, dim=1).values
@@ -213,8 +207,6 @@ def sliced_wasserstein(real: Tensor, fake: Tensor, projections: int = 256, seed:
     """Sliced 2-Wasserstein distance: root mean square over fixed random directions of the distances on the line.
 
     Args:
-        real: features (N, D).
-        fake: features (M, D).
         projections: directions.
         seed: of the directions; keep it for figures that are to be compared.
 
@@ -245,7 +237,6 @@ def wasserstein(real: Tensor, fake: Tensor) -> float:
 
     Args:
         real: points (N, D); N up to a few thousand.
-        fake: points (N, D).
 
     Returns:
         The distance, in the unit of the points.
@@ -262,10 +253,6 @@ def wasserstein(real: Tensor, fake: Tensor) -> float:
 
 def chamfer(first: Tensor, second: Tensor) -> float:
     """Chamfer distance as the assignment counts it: squared distances to the nearest other point, summed both ways.
-
-    Args:
-        first: points (N, D).
-        second: points (M, D).
 
     Returns:
         The sum, not divided by the number of points.

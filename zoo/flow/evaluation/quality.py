@@ -50,15 +50,6 @@ def build_quality(
     Args:
         sampler: whose samples are judged.
         point_set: the set that a net of points was trained on; None for images.
-        reference: see `zoo.flow.evaluation.evaluate.evaluate`, like all that follow.
-        train: see there.
-        extractor: see there.
-        weights: see there.
-        val_every: see there.
-        split_seed: see there.
-        seed: see there.
-        device: see there.
-        cache: see there.
 
     Returns:
         A function of samples and labels.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
+from zoo.common.ranges import one_of
 from zoo.flow.evaluation.classifier import cached_digits_classifier
 from zoo.flow.evaluation.comparison import Samples
 from zoo.flow.evaluation.extractors import Extractor, Pixels, TorchScriptExtractor
@@ -26,8 +27,6 @@ def read_sets(
         reference: those that were not trained on; None for scikit-learn's digits.
         train: those that were trained on, where they are known.
         size: height (and width) and channels of the generated images; None for features.
-        val_every: of the digits' split.
-        split_seed: of the digits' split.
 
     Returns:
         Held-out and training images of that size; None where they are not known.
@@ -64,19 +63,14 @@ def build_extractor(
         train: images that the digits classifier is trained on.
         weights: file of "inception" and "script".
         weights_resolution: of "script", in pixels.
-        seed: of the digits classifier.
         cache: folder of trained digits classifiers.
-
-    Returns:
-        The net.
 
     Raises:
         FileNotFoundError: when there is no such file.
         ValueError: when what it needs is missing.
         ImportError: for "inception" without torchvision.
     """
-    if name not in get_args(ExtractorName):
-        raise ValueError(f"extractor is one of {', '.join(get_args(ExtractorName))}, not {name!r}")
+    one_of(get_args(ExtractorName), extractor=name)
     if name == "pixels":
         return Pixels(math.prod(shape))
     if name == "digits":

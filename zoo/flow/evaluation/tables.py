@@ -53,9 +53,6 @@ def measure(sampler: Sampler, labels: list[int] | None, seeds: Sequence[int], qu
 
     Args:
         sampler: with the solver and guidance to judge.
-        labels: one per sample; None without classes.
-        seeds: one per sample.
-        quality: tells figures of the samples.
 
     Returns:
         `nfe`, mean evaluations of the field per sample (dopri5's differ by chunk); `passes`, rows through the net per
@@ -102,14 +99,9 @@ def solver_table(
     """Measure solvers at budgets of evaluations, with the sampler's guidance.
 
     Args:
-        sampler: a loaded run.
-        labels: one per sample; None without classes.
         seeds: one per sample; the same noise in all cells.
-        quality: tells figures of the samples.
         methods: solvers. A fixed-step one takes the most steps within the budget; a cell whose budget is below one
             step is left out.
-        budgets: evaluations of the field.
-        grid: of the fixed-step solvers.
         tolerances: of dopri5 (relative and absolute), which takes what evaluations it needs.
 
     Returns:
@@ -148,13 +140,9 @@ def guidance_table(
 
     Args:
         sampler: a loaded run of a net with classes; of its guidance, if any, all but the scale is kept.
-        labels: one per sample.
         seeds: one per sample; the same noise in all cells.
-        quality: tells figures of the samples.
         scales: of guidance; 1 is conditional and needs half the passes.
-        budgets: evaluations of the field.
         method: a fixed-step solver.
-        grid: of the solver.
 
     Returns:
         Rows with `series` (the scale in words), `scale`, `method`, `budget`, `steps`, and those of `measure`.
@@ -252,11 +240,9 @@ def sweep(
         labels: classes, taken in turns; None for all.
         seed: of the noise.
         methods: solvers to compare; none leaves that table out.
-        budgets: evaluations of the field.
         scales: of guidance to compare; none leaves that table out.
         tolerances: of dopri5.
         guidance_method: solver of the second table.
-        grid: of the fixed-step solvers.
 
     Returns:
         Rows by table, "solvers" and "guidance"; see `solver_table` and `guidance_table`.
@@ -287,7 +273,6 @@ def evaluate_straightness(sampler: Sampler, labels: Sequence[int] | None, seeds:
     Args:
         sampler: the model, in evaluation mode; its solver's grid is that of the integral.
         labels: one class per sample; None for a net without classes.
-        seeds: one per sample.
 
     Returns:
         Mean over the samples of the integral of |(x_1 - x_0) - v(t, x_t)|^2 over t, 0 where one Euler step is exact.

@@ -37,9 +37,9 @@ class Job:
     """The copies to make of one utterance.
 
     Attributes:
-        utterance: The clean recording.
+        utterance: the clean recording.
         split: "train" or "val".
-        copies: Key of each copy and the seed of its randomness.
+        copies: key of each copy and the seed of its randomness.
     """
 
     utterance: Utterance
@@ -52,12 +52,12 @@ class Workbench:
     """All that a process needs to carry out jobs.
 
     Attributes:
-        degrader: What degrades.
-        noises: Noise at `sample_rate`, or None.
-        rirs: Room impulse responses (T,) at `sample_rate`, or None.
-        sample_rate: Of what is written, in Hz.
-        root: Folder of the corpus, to which the manifest's sources are relative.
-        tree: Folder of the mirrored trees; None hands back the members of shards.
+        degrader: what degrades.
+        noises: noise at `sample_rate`, or None.
+        rirs: room impulse responses (T,) at `sample_rate`, or None.
+        sample_rate: of what is written, in Hz.
+        root: folder of the corpus, to which the manifest's sources are relative.
+        tree: folder of the mirrored trees; None hands back the members of shards.
     """
 
     degrader: Degrader
@@ -70,14 +70,11 @@ class Workbench:
     def work(self, job: Job) -> list[Result]:
         """Make the copies of an utterance.
 
-        Args:
-            job: What to make.
-
         Returns:
             One row of the manifest per copy, with the members of its sample (empty in a tree, or when it failed).
 
         Raises:
-            OSError: The result cannot be written: the next ones would fare no better.
+            OSError: the result cannot be written: the next ones would fare no better.
         """
         utterance = job.utterance
         source = utterance.path.relative_to(self.root).as_posix()
@@ -134,16 +131,16 @@ def plan(utterances: Sequence[Utterance], copies: int, seed: int, val_items: int
     """Shuffle and split a corpus.
 
     Args:
-        utterances: In their own order, from which the seeds of the copies follow.
-        copies: Of each utterance.
-        seed: Of the order and of the copies' seeds.
-        val_items: The first so many of the shuffled utterances are for validation.
+        utterances: in their own order, from which the seeds of the copies follow.
+        copies: of each utterance.
+        seed: of the order and of the copies' seeds.
+        val_items: the first so many of the shuffled utterances are for validation.
 
     Returns:
         Jobs, those of validation first.
 
     Raises:
-        ValueError: Nothing is left for training.
+        ValueError: nothing is left for training.
     """
     from zoo.training.data import item_seed  # imports Lightning, which the workers do not need
 
@@ -201,29 +198,29 @@ def degrade_corpus(
     copy's number alone. A killed call is taken up again by the same call.
 
     Args:
-        clean: Folder of the corpus.
-        output: Folder to write, also `manifest.jsonl`: a line of facts per copy.
-        degrader: What degrades.
-        noises: Noise at `sample_rate`, or None.
-        rirs: Room impulse responses (T,) float32 at `sample_rate`, or None.
-        kind: Layout of the corpus.
-        copies: Degraded copies of each utterance, >= 1.
+        clean: folder of the corpus.
+        output: folder to write, also `manifest.jsonl`: a line of facts per copy.
+        degrader: what degrades.
+        noises: noise at `sample_rate`, or None.
+        rirs: room impulse responses (T,) float32 at `sample_rate`, or None.
+        kind: layout of the corpus.
+        copies: degraded copies of each utterance, >= 1.
         format: "tree" or "shards".
-        sample_rate: Of the degraded audio (and of the clean audio in a tree), in Hz.
-        seed: Of the split and of all randomness.
-        val_items: Utterances of the shuffled corpus that become `val`, >= 0.
+        sample_rate: of the degraded audio (and of the clean audio in a tree), in Hz.
+        seed: of the split and of all randomness.
+        val_items: utterances of the shuffled corpus that become `val`, >= 0.
         workers: Processes; 0 works in this one. The result does not depend on it.
-        max_samples: Samples of a shard.
-        compress: Write `.tar.gz`.
-        progress: Show a progress bar.
+        max_samples: samples of a shard.
+        compress: write `.tar.gz`.
+        progress: show a progress bar.
 
     Returns:
         Counts: `done` and `failed` copies, `skipped` ones that earlier calls made, `bad_files` that failed.
 
     Raises:
-        FileNotFoundError: There is no corpus.
-        ValueError: An option out of range, no training utterance left, or `output` was begun with other settings.
-        OSError: The disk is full or a worker died; the same call goes on.
+        FileNotFoundError: there is no corpus.
+        ValueError: an option out of range, no training utterance left, or `output` was begun with other settings.
+        OSError: the disk is full or a worker died; the same call goes on.
     """
     clean, output = Path(clean), Path(output)
     at_least(1, copies=copies, sample_rate=sample_rate)
