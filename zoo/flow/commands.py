@@ -99,7 +99,7 @@ def sweep(
         device: torch device.
     """
     from zoo.flow.evaluation import tables
-    from zoo.flow.evaluation.quality import build_quality
+    from zoo.flow.evaluation.references import build_quality
     from zoo.flow.inference.drawing import load_sampler
 
     sampler = load_sampler(run, None, guidance, device=device)

@@ -81,9 +81,6 @@ class ShardFiles:
     def file(self, shard: Path, name: str) -> Iterator[Path]:
         """Unpack a member for a while.
 
-        Args:
-            shard: tar file.
-
         Yields:
             A temporary file.
 
@@ -196,7 +193,6 @@ class BulkRun:
     `manifest.jsonl`: one row per source, rows of earlier runs kept. A killed run's rows are merged by the next one.
 
     Args:
-        output: the folder for results.
         overwrite: compute also what is finished already.
     """
 
@@ -325,7 +321,6 @@ class BulkData(L.LightningDataModule):
 
     Args:
         input: a file or a folder tree.
-        output: the folder for results.
         suffixes: of the files to read, usually `Inference.input_suffixes`.
         output_suffix: of the files to write, usually `Inference.output_suffix`.
         overwrite: compute also what is finished already.

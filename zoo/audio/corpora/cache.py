@@ -26,11 +26,7 @@ _FULL_SCALE = 32768.0
 
 
 class Names(Sequence[str]):
-    """File names kept as one block of UTF-8, so that a million of them open without a million Python objects.
-
-    Args:
-        folder: a cache folder.
-    """
+    """File names kept as one block of UTF-8, so that a million of them open without a million Python objects."""
 
     def __init__(self, folder: Path) -> None:
         self._ends = np.load(folder / "name_ends.npy", mmap_mode="r")
@@ -329,8 +325,6 @@ def write_index(
     """Write the index beside a finished `audio.i16`; `meta.json` comes last and makes the cache valid.
 
     Args:
-        folder: folder of the samples.
-        names: one name per file.
         lengths: samples per file (N,) int64.
         peaks: largest absolute sample per file (N,) float32.
         meta: `key`, `sample_rate` and `bad` as `CorpusCache` reads them.

@@ -1,6 +1,6 @@
 """Distances between a predicted and a reference signal: audio (T,) or (B, T) float, of equal shape where not said else.
 
-Pitch is compared as two tracks of one shape. Results are scalars, float32.
+Pitch is compared as two tracks of one shape. Results are scalars, float32. Other shapes are a ValueError.
 """
 
 from __future__ import annotations
@@ -42,9 +42,6 @@ def lsd(prediction: Tensor, target: Tensor) -> Tensor:
 
     Returns:
         Scalar float32 >= 0; 1 is a factor 10 in power everywhere.
-
-    Raises:
-        ValueError: the shapes differ.
 
     Source: Liu et al., "AudioSR" (2024), section 4; power floor 1e-8.
     """
@@ -104,9 +101,6 @@ def mcd(prediction: Tensor, target: Tensor, sample_rate: int, dtw: bool = False)
     Returns:
         Scalar float32 in dB, >= 0, mean over frames and items.
 
-    Raises:
-        ValueError: the shapes differ without `dtw`.
-
     Source: Kubichek, "Mel-cepstral distance measure for objective speech quality assessment" (1993), equation 1.
     """
     if not dtw:
@@ -144,9 +138,6 @@ def si_sdr(prediction: Tensor, target: Tensor) -> Tensor:
 
     Returns:
         Scalar float32 in dB, higher is better.
-
-    Raises:
-        ValueError: the shapes differ.
 
     Source: Le Roux et al., "SDR - half-baked or well done?" (2019), equation 4, on zero-mean signals.
     """
@@ -210,9 +201,6 @@ def pitch_metrics(prediction: Tensor, target: Tensor, sample_rate: int) -> dict[
 
     Returns:
         Scalars under f0_rmse_cents, f0_rmse_hz, vuv_f1, vuv_error, periodicity_rmse.
-
-    Raises:
-        ValueError: the shapes differ.
     """
     _same_shape(prediction, target)
     found, wanted = track(prediction, sample_rate), track(target, sample_rate)

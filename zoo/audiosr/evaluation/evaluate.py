@@ -52,7 +52,6 @@ class Evaluation:
     """What was found.
 
     Attributes:
-        ours: the system in question.
         baseline: over which gains are told.
     """
 
@@ -448,12 +447,7 @@ class _Bench:
 
 
 def low_band_si_sdr(found: np.ndarray, low: np.ndarray, sample_rate: int, cutoff_hz: float) -> float:
-    """SI-SDR in dB of the band below the cut-off, against the input: how well that band was left alone.
-
-    Args:
-        found: the result (T,) float.
-        low: the input (T,) float.
-    """
+    """SI-SDR in dB of the band below the cut-off, against the input: how well that band was left alone."""
     fade = min(round(_FADE_SECONDS * sample_rate), len(low) // 2)
     ramp = np.sin((np.arange(fade) + 0.5) / max(fade, 1) * np.pi / 2) ** 2
     window = np.concatenate([ramp, np.ones(len(low) - 2 * fade), ramp[::-1]])

@@ -70,13 +70,7 @@ def write_picture(
     """Write the picture of a file.
 
     Args:
-        path: PNG to write.
-        before: of the input.
-        after: of the result.
-        sample_rate: of both, in Hz.
-        samples: length of both.
         cutoffs: start in seconds of each part and where its known band ends, in Hz; drawn as a line, NaN as none.
-        title: over the picture.
 
     Raises:
         OSError: when it cannot be written.

@@ -104,8 +104,6 @@ def grade(texts: Mapping[str, Sequence[str]], gold: Decimal, samples: Sequence[i
 
     Args:
         texts: of the question, by way, as `ask` gives them; none for a question that failed.
-        gold: the right answer.
-        samples: of self-consistency.
 
     Returns:
         `parsed` and `correct`, each by extraction (strict, flexible) and system, and `agreement`, the part of the

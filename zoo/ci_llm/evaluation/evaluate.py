@@ -39,11 +39,9 @@ class Work:
     """The parts of an evaluation.
 
     Args:
-        examples: questions and right answers.
         asking: how questions are put; the agent of least NLL is asked for samples.
         layers: of the hidden states whose distances are measured.
         fitted: `alpha` and `nll` of the agents on the validation set; empty without.
-        folder: of the parts.
     """
 
     def __init__(

@@ -97,11 +97,7 @@ def report_rows(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def write_evaluation(output: Path, facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write items.jsonl, evaluation.csv, the pictures and, last, evaluation.json.
-
-    Args:
-        rows: a row per question.
-    """
+    """Write items.jsonl, evaluation.csv, the pictures and, last, evaluation.json."""
     files = {
         ITEMS_NAME: rows,
         f"{NAME}.csv": (COLUMNS, report_rows(facts)),

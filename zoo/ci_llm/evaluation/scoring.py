@@ -136,7 +136,6 @@ def score_all(
     """Score the right answers of examples.
 
     Args:
-        template: that turns examples into text.
         examples: those whose prompt leaves no room for an answer are left out.
         seed: of the weights that a rule draws.
 
@@ -189,7 +188,6 @@ def fit_weights(
     """Fit the agents' weights to examples that neither training nor the test holds.
 
     Args:
-        template: that turns examples into text.
         examples: of the validation set.
         alpha: of the symmetric prior.
 

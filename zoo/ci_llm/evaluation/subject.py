@@ -28,7 +28,6 @@ class Subject:
     Attributes:
         crowd: backbone and agents; put into evaluation mode.
         template: that turns questions and answers into text.
-        name: for the report.
     """
 
     crowd: Crowd
@@ -81,7 +80,6 @@ def read_questions(path: Path, split: Split, fields: tuple[str, str]) -> list[Ex
     """Questions and answers of a file, or of a folder's split.
 
     Args:
-        split: of a folder.
         fields: names of question and answer.
 
     Raises:

@@ -77,13 +77,9 @@ class HistoryWriter:
 
     Args:
         folder: of the store; new, empty, or begun with the same arguments.
-        env: of all histories.
         tasks: indices into `env.tasks()`, in the order of the store.
-        streams: histories of each task.
-        steps: transitions of each history.
         shard_size: tasks per file.
         source: what made the histories, as JSON values.
-        seed: of that.
         split_seed: of the division of all tasks, see `Env.split`.
 
     Attributes:
@@ -161,17 +157,12 @@ class HistoryStore:
     """Reads histories; may be pickled, every process maps the shards itself.
 
     Args:
-        folder: as `HistoryWriter` writes it.
         allow_missing: leave out the tasks of shards that are missing or damaged, with a warning that names them.
 
     Attributes:
-        env: of all histories.
-        index: what `index.json` says.
         task_indices: (n,) int64, of the tasks in `env.tasks()`.
         tasks: (n, F) int64, which task the histories of each position belong to.
         split: "train" and "test", each (m,) int64: positions of the tasks on that side.
-        streams: histories of each task.
-        steps: transitions of each history.
 
     Raises:
         FileNotFoundError: when the folder is no store.
@@ -227,7 +218,6 @@ class HistoryStore:
         Args:
             task: position of the task, 0 to n - 1.
             stream: which of its histories; a slice for several.
-            start: first transition.
             stop: behind the last one; the end when None.
 
         Returns:
@@ -292,9 +282,6 @@ def read_index(folder: Path) -> dict[str, Any]:
 
 def find_fault(path: Path, shape: Sequence[int]) -> str | None:
     """Compare a shard with its checksum.
-
-    Args:
-        shape: that it must have.
 
     Returns:
         What is wrong, with the name of the shard, or None.

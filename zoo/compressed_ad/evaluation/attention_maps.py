@@ -69,10 +69,6 @@ class AttentionMaps(L.Callback):
 def attention(policy: InContextPolicy, steps: Steps) -> tuple[Tensor, int]:
     """Attention of the last block when the window is full, or else at the end of the histories.
 
-    Args:
-        policy: whose; evaluated in evaluation mode.
-        steps: B histories.
-
     Returns:
         Weights (B, heads, N, N), float32 on the CPU: how much token n (row) attends to token m; the last token is the
         query. And how many of the first tokens are latents.
@@ -110,7 +106,6 @@ def figures(weights: Tensor, latents: int) -> dict[str, float]:
 
     Args:
         weights: (B, heads, N, N), see `attention`.
-        latents: of the first tokens.
 
     Returns:
         `entropy` in nats; `recent`, the mean weight of the newer half of the tokens over that of the older half;

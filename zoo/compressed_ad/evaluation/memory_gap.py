@@ -63,7 +63,6 @@ def probe(player: Player, before: Tensor, gap_steps: int | None = None) -> Gap:
     """Go on after some episodes with the gap and the episode that is scored.
 
     Args:
-        player: that has played.
         before: returns (B, episodes) of what it played.
 
     Raises:

@@ -42,7 +42,6 @@ def episodes_to_reach(curve: np.ndarray, level: float) -> int | None:
 
     Args:
         curve: mean return of each episode (N,).
-        level: return.
     """
     means = smoothed(curve)
     reached = np.flatnonzero(means >= level)

@@ -3,6 +3,7 @@
 All compare features or points, real (N, D) with fake (M, D); none downloads a net. State N and the extractor beside
 every figure: with fewer samples than dimensions a Fréchet distance is biased upwards, and figures of different
 extractors are not comparable.
+ValueError is raised for sets of different widths, and for fewer rows than a figure needs.
 """
 
 from __future__ import annotations
@@ -86,9 +87,6 @@ def frechet_distance(real: Tensor | FeatureStatistics, fake: Tensor | FeatureSta
     Returns:
         The squared distance ("FID" where the features are Inception's).
 
-    Raises:
-        ValueError: when the widths differ or a set has fewer than two features.
-
     Source: Heusel et al., "GANs Trained by a Two Time-Scale Update Rule" (2017), equation 6.
     """
     (mean_a, cov_a), (mean_b, cov_b) = _moments(real), _moments(fake)
@@ -123,9 +121,6 @@ def kernel_distance(
     Returns:
         Mean and standard deviation over the subsets.
 
-    Raises:
-        ValueError: when a set has fewer than two features.
-
     Source: Binkowski et al., "Demystifying MMD GANs" (2018), section 4.
     """
     real, fake = _pair(real, fake, 2)
@@ -153,9 +148,6 @@ def rbf_mmd(real: Tensor, fake: Tensor, bandwidth: float | None = None) -> float
     Returns:
         The estimate; slightly negative values occur where the sets are alike.
 
-    Raises:
-        ValueError: when a set has fewer than two features.
-
     Source: Gretton et al., "A Kernel Two-Sample Test" (2012), equation 3.
     """
     real, fake = _pair(real, fake, 2)
@@ -181,9 +173,6 @@ def manifold_scores(real: Tensor, fake: Tensor, neighbours: int = 5) -> dict[str
 
     Returns:
         The four scores; 1 is best (density may exceed it).
-
-    Raises:
-        ValueError: when a set does not have more features than neighbours.
 
     Source: Kynkäänniemi et al., "Improved Precision and Recall" (2019); Naeem et al., "Reliable Fidelity and Diversity
     Metrics" (2020).
@@ -213,9 +202,6 @@ def sliced_wasserstein(real: Tensor, fake: Tensor, projections: int = 256, seed:
     Returns:
         The distance, in the unit of the features.
 
-    Raises:
-        ValueError: when a set is empty or the widths differ.
-
     Source: Bonneel et al., "Sliced and Radon Wasserstein Barycenters of Measures" (2015).
     """
     real, fake = _pair(real, fake, 1)
@@ -240,9 +226,6 @@ def wasserstein(real: Tensor, fake: Tensor) -> float:
 
     Returns:
         The distance, in the unit of the points.
-
-    Raises:
-        ValueError: when the sets differ in size or are empty.
     """
     real, fake = _pair(real, fake, 1)
     if len(real) != len(fake):
@@ -256,9 +239,6 @@ def chamfer(first: Tensor, second: Tensor) -> float:
 
     Returns:
         The sum, not divided by the number of points.
-
-    Raises:
-        ValueError: when a set is empty or the widths differ.
     """
     first, second = _pair(first, second, 1)
     distances = _squared_distances(first, second)

@@ -132,7 +132,6 @@ class Vocoder(Inference):
 
         Args:
             source: audio, or a mel array without pickled objects.
-            target: audio file to write.
 
         Returns:
             `audio_seconds`, `sample_rate`, `channels`.
@@ -215,7 +214,6 @@ class Vocoder(Inference):
         """Compute on windows of equal size whose inner edges lie in the overlap; see `Chunker.follow`.
 
         Args:
-            blocks: pieces (..., n) of the input.
             hop: input samples per frame (1 for mels); the input is whole frames in total.
             context: frames on each side that a frame's output depends on; None computes everything in one window.
             compute: window (..., n * hop) to audio (B, n * generator hop).

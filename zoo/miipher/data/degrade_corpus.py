@@ -37,7 +37,6 @@ class Job:
     """The copies to make of one utterance.
 
     Attributes:
-        utterance: the clean recording.
         split: "train" or "val".
         copies: key of each copy and the seed of its randomness.
     """
