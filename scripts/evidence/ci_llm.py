@@ -14,9 +14,10 @@ from scripts.bench.tools import Finding, evidence, save, train_once
 from zoo.ci_llm.evaluation import plots
 from zoo.ci_llm.evaluation.controls import spoiled_scores
 from zoo.ci_llm.evaluation.evaluate import evaluate
-from zoo.ci_llm.evaluation.report import SINGLE, plain
+from zoo.ci_llm.evaluation.report import SINGLE
 from zoo.common.atomic import write_atomic
 from zoo.common.reading.text import safe_load
+from zoo.common.report import plain, write_figure
 from zoo.common.systems import recipe_root
 from zoo.runs.folder import find_config
 
@@ -146,7 +147,7 @@ def gather(
     save(first / NAME, findings, evidence="demo", table=plain(arms), runs=plain(rows))
     text = markdown(arms)
     write_atomic(first / TABLE, lambda file: file.write(text.encode()))
-    plots.save(plots.arms(arms), first / FIGURE)
+    write_figure(first / FIGURE, plots.arms(arms))
     return findings
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from scripts.bench.tools import Finding, evidence, save
 from zoo.common.build import build
 from zoo.common.reading.text import safe_load
+from zoo.common.report import write_figure
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.envs.grids import Darkroom
 from zoo.compressed_ad.evaluation import plots
@@ -257,7 +258,7 @@ def _keep(
             colour = lines[label].get_color()
             figure.axes[0].plot(place, fmean(arm.after_gap()), "D", color=colour, label=f"{label}, after the gap")
     plots.legend_beside(figure.axes[0])
-    plots.save(figure, Path(run) / FOLDER / FIGURE)
+    write_figure(Path(run) / FOLDER / FIGURE, figure)
     runs = {label: [facts["run"] for facts in arm.facts] for label, arm in arms.items()}
     curves = {label: arm.curves() for label, arm in arms.items()}
     save(Path(run) / FOLDER / NAME, kept, evidence=name, runs=runs, curves=curves, sources=dict(sources or {}))

@@ -20,7 +20,7 @@ from zoo.flow.evaluation.comparison import QUICK, Comparison, Samples
 from zoo.flow.evaluation.controls import controls, matching_labels
 from zoo.flow.evaluation.files import read_digits
 from zoo.flow.evaluation.metrics import chamfer
-from zoo.flow.evaluation.quality import REFERENCE_SEED
+from zoo.flow.evaluation.references import REFERENCE_SEED
 from zoo.flow.inference.drawing import load_sampler, requests
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.process.guidance import Guidance

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from zoo.common.statistics import Measure, bootstrap_mean, box_plots, markdown_table, summarise
+from zoo.common.statistics import Measure, bootstrap_mean, summarise
 
 QUALITY, ERROR = Measure("quality", True), Measure("error", False, "%", weight="words")
 
@@ -64,20 +64,3 @@ def test_summary_counts_and_pairs():
 def test_gain_leaves_out_files_without_a_partner():
     summary = summarise(rows(), ["degraded", "ours"], [ERROR], "degraded")
     assert summary[1]["count"] == 3 and summary[1]["gain"] == pytest.approx(((0.4 - 0.1) + (0.6 - 0.3)) / 2)
-
-
-def test_markdown():
-    summary = summarise(rows(), ["degraded", "ours", "other"], [QUALITY, ERROR], "degraded")
-    head, _, *lines = markdown_table(summary).splitlines()
-    assert head == "| system | files | quality ↑ | error % ↓ |"
-    assert lines[1].startswith("| ours | 3 | 2.75 [2.5, 3] (n=2) |") and lines[2] == "| other | 1 | - | - |"
-    gains = markdown_table(summary, "gain")
-    assert "ours" in gains and "other" not in gains and "↑" not in gains
-
-
-def test_box_plots_leave_out_what_has_no_values():
-    figure = box_plots(rows(), ["degraded", "ours", "other"], [QUALITY, ERROR, Measure("unknown", True)])
-    shown = [axes for axes in figure.axes if axes.get_visible()]
-    assert [axes.get_title().split()[0] for axes in shown] == ["quality", "error"]
-    assert [label.get_text() for label in shown[0].get_xticklabels()] == ["degraded", "ours"]
-    assert not any(axes.get_visible() for axes in box_plots([], ["ours"], [QUALITY]).axes)

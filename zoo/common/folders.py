@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from zoo.common.atomic import TEMPORARY_MARK, write_atomic
+from zoo.common.atomic import TEMPORARY_MARK, sweep_temporaries, write_atomic
 from zoo.common.locks import LOCK_NAME
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,11 @@ def data_folder(
 
 
 def begin_output(
-    output: Path, settings: Mapping[str, Any], name: str = "settings.json", notes: Sequence[str] = ()
+    output: Path,
+    settings: Mapping[str, Any],
+    name: str = "settings.json",
+    notes: Sequence[str] = (),
+    sweep: bool = False,
 ) -> None:
     """Note the settings in a new folder, compare them in one that was begun; any process may be the first.
 
@@ -53,6 +57,7 @@ def begin_output(
         settings: values that JSON can hold, those of parts as dicts.
         name: of the file with the settings.
         notes: keys that are written but not compared.
+        sweep: delete what killed processes left half-written; not where others write now.
 
     Raises:
         ValueError: when the folder was begun with others, or holds something else.
@@ -68,6 +73,8 @@ def begin_output(
         if other:
             said = ", ".join(f"{key} {_short(known.get(key))} (now {_short(wanted.get(key))})" for key in other)
             raise ValueError(f"{output} was begun with other settings: {said}; choose another folder, or delete it")
+        if sweep:
+            sweep_temporaries(output)
         return
     if held:
         raise ValueError(f"{output} holds something else ({held[0]}); choose a new or an empty folder")

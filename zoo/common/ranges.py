@@ -56,10 +56,3 @@ def one_of(choices: Collection[Any], **values: Any) -> None:
     for name, value in values.items():
         if value not in choices:
             raise ValueError(f"{name} is one of {', '.join(map(str, choices))}, not {value!r}")
-
-
-def below(limit: float, **values: Any) -> None:
-    """Refuse values that are not below `limit`."""
-    for name, value in values.items():
-        if not value < limit:
-            raise ValueError(f"{name} is below {limit:g}, not {value!r}")

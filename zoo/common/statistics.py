@@ -1,32 +1,37 @@
-"""What a table of measurements says: means with confidence intervals, gains over a baseline, tables and box plots."""
+"""What a table of measurements says: means with confidence intervals, and gains over a baseline."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 RESAMPLES = 2000  # of the bootstrap; the ends of a 95 % interval then rest on 50 draws each
 LEVEL = 0.95
-_DRAWN_AT_ONCE = 1_000_000  # bounds the memory of large sets
-_PLOT_COLUMNS = 3
+_DRAWN_AT_ONCE, _WEIGHTS_AT_ONCE = 1_000_000, 4_000_000  # values, which bound the memory of large sets
 
 Row = dict[str, Any]
 
 
-class Interval(NamedTuple):
-    """A mean and its confidence interval; the ends are NaN for fewer than two values, all three for none.
+class Measure(NamedTuple):
+    """A column of the evaluation.
 
     Attributes:
-        mean: Of the values.
-        low: Lower end.
-        high: Upper end.
+        unit: for the tables, "" where there is none.
+        weight: name of the column that weighs the files in a mean, "" for equal weights: a word error rate weighed by
+            the reference's words is the error rate of the whole set.
     """
+
+    name: str
+    higher_is_better: bool
+    unit: str = ""
+    weight: str = ""
+
+
+class Interval(NamedTuple):
+    """A mean and its confidence interval; the ends are NaN for fewer than two values, all three for none."""
 
     mean: float
     low: float
@@ -45,12 +50,9 @@ def bootstrap_mean(
     Args:
         values: (N,) float, finite.
         weights: (N,) float > 0, or None for equal ones; an item is drawn with its weight.
-        level: Coverage in (0, 1).
-        resamples: Number of draws of N items.
-        seed: Of the draws, so that the same values give the same interval.
-
-    Returns:
-        Mean and interval.
+        level: coverage in (0, 1).
+        resamples: number of draws of N items.
+        seed: of the draws, so that the same values give the same interval.
 
     Source: Efron and Tibshirani, "An introduction to the bootstrap" (1993), section 13.3.
     """
@@ -62,14 +64,49 @@ def bootstrap_mean(
     mean = float((values * weights).sum() / weights.sum())
     if count < 2:
         return Interval(mean, math.nan, math.nan)
-    rng = np.random.default_rng(seed)
-    means: list[np.ndarray] = []
-    step = max(1, _DRAWN_AT_ONCE // count)
-    for first in range(0, resamples, step):
-        drawn = rng.integers(count, size=(min(step, resamples - first), count))
-        means.append((values * weights)[drawn].sum(1) / weights[drawn].sum(1))
-    low, high = np.quantile(np.concatenate(means), [(1 - level) / 2, (1 + level) / 2])
+
+    def draw(rng: np.random.Generator, times: int) -> np.ndarray:
+        drawn = rng.integers(count, size=(times, count))
+        return (values * weights)[drawn].sum(1) / weights[drawn].sum(1)
+
+    low, high = _percentiles(draw, max(1, _DRAWN_AT_ONCE // count), level, resamples, seed)
     return Interval(mean, float(low), float(high))
+
+
+def bootstrap_groups(values: np.ndarray, resamples: int = RESAMPLES, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Percentile intervals of a mean over groups and their members: groups are drawn anew, and for each its members.
+
+    Args:
+        values: (groups, members, N) float, finite.
+        resamples: number of draws.
+        seed: of the draws.
+
+    Returns:
+        Lower and upper ends (N,) of the 95 % intervals; NaN for a single value.
+
+    Source: Davison and Hinkley, "Bootstrap methods and their application" (1997), section 3.8.
+    """
+    groups, members, count = values.shape
+    if groups * members < 2:
+        return np.full(count, math.nan), np.full(count, math.nan)
+    flat = values.reshape(groups * members, count).astype(np.float64)
+
+    def draw(rng: np.random.Generator, times: int) -> np.ndarray:
+        drawn = rng.multinomial(groups, [1 / groups] * groups, size=times)
+        weights = rng.multinomial(drawn * members, [1 / members] * members)
+        return weights.reshape(times, -1) @ flat / (groups * members)
+
+    low, high = _percentiles(draw, max(1, _WEIGHTS_AT_ONCE // len(flat)), LEVEL, resamples, seed)
+    return low, high
+
+
+def _percentiles(
+    draw: Callable[[np.random.Generator, int], np.ndarray], at_once: int, level: float, resamples: int, seed: int
+) -> np.ndarray:
+    """Ends of the interval that holds a share of the means that `draw(generator, how many)` gives."""
+    rng = np.random.default_rng(seed)
+    means = [draw(rng, min(at_once, resamples - first)) for first in range(0, resamples, at_once)]
+    return np.quantile(np.concatenate(means), [(1 - level) / 2, (1 + level) / 2], axis=0)
 
 
 def summarise(
@@ -78,10 +115,10 @@ def summarise(
     """Sum up measurements per system and measure.
 
     Args:
-        rows: One per file and system: `name`, `system`, and values by measure; NaN or a missing key is undefined.
-        systems: In the order of the result; rows of others are left out.
-        measures: In the order of the result.
-        baseline: System over which gains are told, or None.
+        rows: one per file and system: `name`, `system`, and values by measure; NaN or a missing key is undefined.
+        systems: in the order of the result; rows of others are left out.
+        measures: in the order of the result.
+        baseline: system over which gains are told, or None.
 
     Returns:
         Rows with system, measure, unit, better ("higher" or "lower"), files (of the system), count (defined values),
@@ -131,91 +168,3 @@ def _summary_row(
         "gain_low": gain.low,
         "gain_high": gain.high,
     }
-
-
-def markdown_table(summary: Sequence[Mapping[str, Any]], kind: str = "mean") -> str:
-    """Lay out a summary, a row per system and a column per measure.
-
-    Args:
-        summary: From `summarise`.
-        kind: "mean", or "gain" for the gains over the baseline.
-
-    Returns:
-        A markdown table. An arrow tells what is better (of gains positive is); where not every file has a
-        value, their number follows.
-    """
-    low, high = ("low", "high") if kind == "mean" else ("gain_low", "gain_high")
-    cells: dict[str, dict[str, str]] = {}
-    heads: dict[str, str] = {}
-    for row in summary:
-        arrow = "" if kind == "gain" else "↑" if row["better"] == "higher" else "↓"
-        heads[row["measure"]] = " ".join(filter(None, (row["measure"], row["unit"], arrow)))
-        line = cells.setdefault(row["system"], {"files": str(row["files"])})
-        line[row["measure"]] = _cell(row[kind], row[low], row[high])
-        if kind == "mean" and 0 < row["count"] < row["files"]:
-            line[row["measure"]] += f" (n={row['count']})"
-    shown = {
-        system: line for system, line in cells.items() if kind == "mean" or any(line[name] != "-" for name in heads)
-    }
-    lines = [["system", "files", *heads.values()], ["---"] * (len(heads) + 2)]
-    lines += [[system, line["files"], *(line[name] for name in heads)] for system, line in shown.items()]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _cell(value: float, low: float, high: float) -> str:
-    if not math.isfinite(value):
-        return "-"
-    return f"{value:.4g}" if not math.isfinite(low) else f"{value:.4g} [{low:.4g}, {high:.4g}]"
-
-
-def box_plots(rows: Sequence[Mapping[str, Any]], systems: Sequence[str], measures: Sequence[Measure]) -> Figure:
-    """Draw a panel per measure with a box per system (quartiles; whiskers to 1.5 times their distance).
-
-    Args:
-        rows: As for `summarise`.
-        systems: In the order of the boxes; a system without a value has none.
-        measures: In the order of the panels; a measure without any value has none.
-
-    Returns:
-        The figure.
-    """
-    from matplotlib.figure import Figure
-
-    panels = []
-    for measure in measures:
-        boxes = {
-            system: [row[measure.name] for row in rows if row["system"] == system and measure.name in row]
-            for system in systems
-        }
-        boxes = {system: [value for value in box if math.isfinite(value)] for system, box in boxes.items()}
-        if any(boxes.values()):
-            panels.append((measure, {system: box for system, box in boxes.items() if box}))
-    columns = max(1, min(_PLOT_COLUMNS, len(panels)))
-    height = max(1, math.ceil(len(panels) / columns))
-    figure = Figure(figsize=(4 * columns, 3 * height), dpi=100, layout="constrained")
-    grid = figure.subplots(height, columns, squeeze=False).flat
-    for (measure, boxes), axes in zip(panels, grid, strict=False):
-        axes.boxplot(list(boxes.values()), tick_labels=list(boxes))
-        better = "higher" if measure.higher_is_better else "lower"
-        axes.set(title=f"{measure.name} ({better} is better)", ylabel=measure.unit)
-        axes.grid(axis="y", alpha=0.3)
-    for axes in grid:  # those beyond the panels, which zip() has taken
-        axes.set_visible(False)
-    return figure
-
-
-class Measure(NamedTuple):
-    """A column of the evaluation.
-
-    Attributes:
-        name: Of the column.
-        higher_is_better: The direction of improvement.
-        unit: For the tables, "" where there is none.
-        weight: Name of the column that weighs the files in a mean, "" for equal weights: a word error rate weighed by
-            the reference's words is the error rate of the whole set.
-    """
-
-    name: str
-    higher_is_better: bool
-    unit: str = ""
-    weight: str = ""

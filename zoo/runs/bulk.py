@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import json
 import logging
-import os
 import shutil
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,19 +16,16 @@ from typing import Any, NamedTuple
 import lightning as L
 import torch
 
-from zoo.common.atomic import sweep_temporaries, write_atomic
+from zoo.audio.io.archives import TAR_SUFFIXES, Member, read_tar
 from zoo.audio.io.files import walk
+from zoo.audio.io.shards import AUDIO_SUFFIXES, CLEAN, DEGRADED
+from zoo.common.atomic import sweep_temporaries
 from zoo.common.hardware import peak_memory_bytes
+from zoo.common.report import Row, write_report
+from zoo.common.work import Journal
 from zoo.runs.inference import Inference
 
-import contextlib
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
-
-from zoo.audio.io.archives import TAR_SUFFIXES, Member, read_tar
-from zoo.audio.io.shards import AUDIO_SUFFIXES, CLEAN, DEGRADED
-
+log = logging.getLogger(__name__)
 
 WALK_SUFFIXES = tuple(sorted({Path(f"x{suffix}").suffix for suffix in TAR_SUFFIXES}))
 """What `zoo.audio.io.files.walk` must be asked for to find shards; other `.gz` files are found too."""
@@ -84,10 +81,6 @@ class ShardFiles:
     def file(self, shard: Path, name: str) -> Iterator[Path]:
         """Unpack a member for a while.
 
-        Args:
-            shard: tar file.
-            name: of the member.
-
         Yields:
             A temporary file.
 
@@ -114,14 +107,11 @@ class ShardFiles:
         raise ValueError(f"{shard}: holds no {name} any more; run the same command again")
 
 
-log = logging.getLogger(__name__)
-
 MANIFEST_NAME = "manifest.jsonl"
 SUMMARY_NAME = "summary.json"
 RANK_MANIFESTS = "manifest.rank*.jsonl"
 STATES = ("done", "failed", "skipped")
 _LEAST_FREE_BYTES = 2**20  # below this a failed write is taken for a full disk
-Row = dict[str, Any]
 
 
 class Job(NamedTuple):
@@ -203,15 +193,13 @@ class BulkRun:
     `manifest.jsonl`: one row per source, rows of earlier runs kept. A killed run's rows are merged by the next one.
 
     Args:
-        output: the folder for results.
         overwrite: compute also what is finished already.
-        rank: of this process.
     """
 
     def __init__(self, output: Path, overwrite: bool = False, rank: int = 0) -> None:
         self.output = Path(output)
         self.overwrite = overwrite
-        self._record = self.output / RANK_MANIFESTS.replace("*", str(rank))
+        self._record = Journal(self.output / RANK_MANIFESTS.replace("*", str(rank)), ascii=True, durable=True)
         self._device = torch.device("cpu")
         self._shards = ShardFiles()
 
@@ -229,10 +217,6 @@ class BulkRun:
 
     def process(self, inference: Inference, job: Job) -> Row:
         """Compute one job unless its target exists, and record what happened.
-
-        Args:
-            inference: what computes.
-            job: source and target.
 
         Returns:
             The manifest's row: `source` (absolute; a shard's recording as if the shard were a folder), `target`
@@ -268,7 +252,7 @@ class BulkRun:
             "seconds": round(time.perf_counter() - started, 6),
         }
         row = record | facts | record  # in this order, and no fact hides what the record says
-        _append(self._record, row)
+        self._record.append(row)
         return row
 
     def finish(self) -> Row:
@@ -291,7 +275,7 @@ class BulkRun:
             summary["real_time_factor"] = round(sum(row["seconds"] for row in timed) / max(audio, 1e-9), 6)
         summary["peak_memory_gib"] = round(peak_memory_bytes(self._device) / 2**30, 3)
         self._merge()
-        write_atomic(self.output / SUMMARY_NAME, lambda file: file.write(json.dumps(summary, indent=2).encode()))
+        write_report(self.output, {SUMMARY_NAME: summary}, indent=2)
         log.info("%s: %s", self.output, ", ".join(f"{key} {value}" for key, value in summary.items()))
         return summary
 
@@ -325,8 +309,7 @@ class BulkRun:
                 known = old is not None and old["status"] == "done" and old["target"] == row["target"]
                 if not (known and row["status"] == "skipped"):  # the row of the computation says more
                     latest[row["source"]] = row
-        data = "".join(json.dumps(latest[source]) + "\n" for source in sorted(latest)).encode()
-        write_atomic(self.output / MANIFEST_NAME, lambda file: file.write(data))
+        Journal(self.output / MANIFEST_NAME, ascii=True).write(latest[source] for source in sorted(latest))
         for path in parts:
             path.unlink()
 
@@ -338,7 +321,6 @@ class BulkData(L.LightningDataModule):
 
     Args:
         input: a file or a folder tree.
-        output: the folder for results.
         suffixes: of the files to read, usually `Inference.input_suffixes`.
         output_suffix: of the files to write, usually `Inference.output_suffix`.
         overwrite: compute also what is finished already.
@@ -408,23 +390,5 @@ class _Slice:
 
 def read_manifest(path: Path) -> list[Row]:
     """Read the rows of a manifest; lines that a kill tore are left out, a missing file has none."""
-    rows = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(row, dict) and {"source", "target", "status"} <= row.keys():
-            rows.append(row)
-    return rows
-
-
-def _append(path: Path, row: Row) -> None:
-    with path.open("ab") as file:
-        file.write(json.dumps(row, default=_plain).encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else str(value)
+    needed = {"source", "target", "status"}
+    return [row for row in Journal(path).read() if isinstance(row, dict) and needed <= row.keys()]

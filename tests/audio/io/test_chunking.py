@@ -91,9 +91,31 @@ def test_cut_pads_the_end_and_fit_gives_the_length():
 def test_wrong_numbers_are_refused():
     with pytest.raises(ValueError, match="at most half a chunk: 6 and 10 units"):
         Chunker(10, 6, UNIT)
-    with pytest.raises(ValueError, match="is at least 1, not 0"):
+    with pytest.raises(ValueError, match="batch is at least 1, not 0"):
         Chunker(10, 4, UNIT, batch=0)
-    with pytest.raises(ValueError, match="shift is 0 to 5"):
+    with pytest.raises(ValueError, match="shift is 0 to 5, not 6"):
         Chunker(10, 4, UNIT).spans(100, shift=6)
     with pytest.raises(ValueError, match="at least one block"):
         list(Chunker(10, 4, UNIT).run([], 100, Smooth()))
+
+
+@pytest.mark.parametrize("units", [1, 19, 20, 21, 34, 35, 100, 250])
+@pytest.mark.parametrize("pieces", [1, 3, 40])
+def test_a_stream_of_unknown_length_is_cut_on_the_same_grid(units, pieces):
+    chunker = Chunker(window=20, overlap=6, unit_samples=UNIT, fades=False)
+    assert (chunker.context, chunker.fade) == (REACH, 0)
+    signal = noise(2, units * UNIT)
+    net, known = Smooth(), Smooth()
+    blocks = [block for block in np.array_split(signal, pieces, axis=1) if block.size]
+    result = np.concatenate(list(chunker.follow(blocks, lambda window: net(window, []))), axis=-1)
+    np.testing.assert_array_equal(result, joined(Chunker(20, 6, UNIT, 2, False), signal, known))
+    assert net.shapes == known.shapes
+    np.testing.assert_allclose(result, whole(signal), atol=1e-5)
+
+
+def test_an_endless_window_computes_the_whole_at_once():
+    net = Smooth()
+    chunker = Chunker(2**60, 0, UNIT, fades=False)
+    (result,) = chunker.follow(np.split(noise(1, 400), 4, axis=1), lambda window: net(window, []))
+    assert net.shapes == [(1, 400)] and result.shape == (1, 200)
+    assert list(chunker.follow([], lambda window: window)) == []

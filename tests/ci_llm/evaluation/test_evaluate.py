@@ -16,7 +16,6 @@ from zoo.ci_llm.data.text_data import Example, Template
 from zoo.ci_llm.data.tokenizers import ByteTokenizer
 from zoo.ci_llm.data.tokens import tokenise
 from zoo.ci_llm.evaluation import evaluate as evaluation_work
-from zoo.ci_llm.evaluation import plots
 from zoo.ci_llm.evaluation.answering import ALL_SAMPLED, ONE_SAMPLED, Asking, ask, gold_answer, grade
 from zoo.ci_llm.evaluation.evaluate import evaluate_crowd
 from zoo.ci_llm.evaluation.report import SINGLE, accuracies, reliability
@@ -82,7 +81,7 @@ def test_the_files_hold_every_item_and_every_way_to_answer(tmp_path: Path) -> No
 
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plots, "save", lambda figure, path: None)
+    monkeypatch.setattr("zoo.common.report.write_figure", lambda path, figure: None)
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -242,10 +241,10 @@ def test_reliability_weighs_bins_to_the_calibration_error() -> None:
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     for wrong, message in (
-        ({"rank": 2, "world_size": 2}, "found rank 2 of 2"),
-        ({"batch_size": 0}, "at least 1 is needed"),
-        ({"asking": Asking(4, samples=(0,))}, "at least 1 is needed"),
-        ({"asking": Asking(4, temperature=0.0)}, "temperature of the samples"),
+        ({"rank": 2, "world_size": 2}, "rank is 0 to 1, not 2"),
+        ({"batch_size": 0}, "batch_size is at least 1, not 0"),
+        ({"asking": Asking(4, samples=(0,))}, "samples is at least 1, not 0"),
+        ({"asking": Asking(4, temperature=0.0)}, "temperature is positive, not 0.0"),
     ):
         with pytest.raises(ValueError, match=message):
             run(tmp_path / "out", **wrong)

@@ -165,9 +165,9 @@ def test_the_split_is_the_runs(run: Path, tmp_path: Path, caplog: pytest.LogCapt
 
 
 def test_what_cannot_be_is_refused(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="found rank 2 of 2"):
+    with pytest.raises(ValueError, match="rank is 0 to 1, not 2"):
         play(run, tmp_path / "out", rank=2, world_size=2)
-    with pytest.raises(ValueError, match="at least 1 is needed"):
+    with pytest.raises(ValueError, match="seeds is at least 1, not 0"):
         play(run, tmp_path / "out", seeds=0)
     with pytest.raises(ValueError, match="gap of 3 steps"):
         play(run, tmp_path / "out", gap_steps=3)

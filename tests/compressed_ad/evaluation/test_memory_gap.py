@@ -68,7 +68,7 @@ def test_the_gap_is_at_least_a_window_and_ends_with_an_episode() -> None:
     assert torch.equal(found.after, after)
     with pytest.raises(ValueError, match="gap of 11 steps does not empty the window of 12"):
         memory_gap(net, ENV, ENV.tasks(), range(25), 2, gap_steps=11)
-    with pytest.raises(ValueError, match="at least 1 episode"):
+    with pytest.raises(ValueError, match="episodes is at least 1, not 0"):
         memory_gap(net, ENV, ENV.tasks(), range(25), 0)
 
 

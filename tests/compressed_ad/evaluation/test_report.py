@@ -10,7 +10,7 @@ import pytest
 from zoo.compressed_ad.envs.grids import Darkroom
 from zoo.compressed_ad.evaluation import plots
 from zoo.compressed_ad.evaluation.baselines import oracle_return, random_return
-from zoo.compressed_ad.evaluation.evaluate import baselines_of, task_rows, write_report
+from zoo.compressed_ad.evaluation.evaluate import baselines_of, task_rows, write_evaluation
 from zoo.compressed_ad.evaluation.report import report, training_curves
 from zoo.compressed_ad.evaluation.summary import summarise
 
@@ -46,7 +46,7 @@ def make(
         else None,
         "tasks": task_rows(TASKS, returns, random, oracle),
     }
-    write_report(folder, facts, returns)
+    write_evaluation(folder, facts, returns)
     return folder
 
 

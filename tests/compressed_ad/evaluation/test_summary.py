@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from zoo.common.statistics import bootstrap_groups
 from zoo.compressed_ad.evaluation.summary import (
-    bootstrap,
     episodes_to_reach,
     interval,
     last_episodes,
@@ -18,17 +18,17 @@ def test_the_interval_has_the_width_of_theory() -> None:
     rng = np.random.default_rng(0)
     tasks, seeds = 40, 30
     values = rng.normal(0, 2, (tasks, 1, 1)) + rng.normal(0, 1, (tasks, seeds, 1))
-    low, high = bootstrap(values)
+    low, high = bootstrap_groups(values)
     by_task = values[..., 0].mean(1).std()
     error = (by_task**2 / tasks + values[..., 0].var(1).mean() / (tasks * seeds)) ** 0.5
     assert high[0] - low[0] == pytest.approx(2 * 1.96 * error, rel=0.08)
     assert low[0] < values.mean() < high[0]
-    assert bootstrap(values)[0] == low
+    assert bootstrap_groups(values)[0] == low
 
 
 def test_one_task_leaves_the_seeds_and_one_pair_no_interval() -> None:
     values = np.random.default_rng(0).normal(size=(1, 200, 1))
-    low, high = bootstrap(values)
+    low, high = bootstrap_groups(values)
     assert high[0] - low[0] == pytest.approx(2 * 1.96 / 200**0.5, rel=0.15)
     assert interval(np.ones((1, 1))) == {"mean": 1.0, "low": None, "high": None}
     assert interval(np.ones((3, 2))) == {"mean": 1.0, "low": 1.0, "high": 1.0}

@@ -123,7 +123,7 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
     (tmp_path / "full" / "a.txt").write_text("mine")
     with pytest.raises(ValueError, match=r"holds something else \(a\.txt\)"):
         generate(build(), tmp_path / "full", count=2)
-    with pytest.raises(ValueError, match="rank 2 of 2"):
+    with pytest.raises(ValueError, match="rank is 0 to 1, not 2"):
         generate(build(), output, count=2, rank=2, world_size=2)
 
 

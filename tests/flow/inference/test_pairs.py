@@ -134,7 +134,7 @@ def test_other_settings_are_named(tmp_path: Path) -> None:
 def test_wrong_calls_are_named(tmp_path: Path) -> None:
     for kwargs, message in [
         ({"count": 0}, "at least 1"),
-        ({"rank": 2, "world_size": 2}, "rank < world_size"),
+        ({"rank": 2, "world_size": 2}, "rank is 0 to 1, not 2"),
         ({"labels": [1, 4]}, "between 1 and 3"),
         ({"labels": []}, "between 1 and 3"),
         ({"classes": ["cat"]}, "1 names of classes for a net of 3"),

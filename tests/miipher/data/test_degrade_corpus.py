@@ -168,7 +168,7 @@ def test_wrong_calls_are_named(corpus, tmp_path):
         degrade(corpus, corpus / "out")
     with pytest.raises(ValueError, match="holds something else"):
         degrade(corpus, tmp_path)
-    with pytest.raises(ValueError, match="copies >= 1"):
+    with pytest.raises(ValueError, match="copies is at least 1, not 0"):
         degrade(corpus, tmp_path / "new", copies=0)
 
 

@@ -14,7 +14,6 @@ from scripts.bench.tools import Finding
 from scripts.evidence.ci_llm import ARMS, COLUMNS, gather, markdown, plan
 from tests.ci_llm.crowd_parts import CONFIGS
 from tests.harness import REPOSITORY
-from zoo.ci_llm.evaluation import plots
 from zoo.ci_llm.evaluation.controls import spoiled, spoiled_scores
 from zoo.ci_llm.nets.agents import Agents
 from zoo.ci_llm.nets.backbone import Backbone
@@ -63,8 +62,7 @@ def make_run(folder: Path, weight: float = 0.03, strategy: str = "answer_mean", 
 
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    save = plots.save
-    monkeypatch.setattr(plots, "save", lambda figure, path: save(figure, path) if path.stem == "evidence" else None)
+    monkeypatch.setattr("zoo.common.report.write_figure", lambda path, figure: None)
 
 
 def by_name(findings: list[Finding]) -> dict[str, Finding]:

@@ -9,7 +9,6 @@ import os
 import shutil
 from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,10 @@ from rich.progress import track
 
 from zoo.audio.io.files import AudioFileError, read_mono
 from zoo.common.reading.bad_share import check_bad_share
+from zoo.common.work import Journal
 
 VERSION = 1
+JOURNAL_NAME = "journal.jsonl"
 _FULL_SCALE = 32768.0
 _LOG = logging.getLogger(__name__)
 
@@ -198,19 +199,16 @@ def _existing(folder: Path, key: str) -> CorpusCache | None:
     return cache if cache.key == key else None
 
 
-class _Journal:
-    """The facts of every finished file, one JSON line each, written after its samples: what a killed build knows."""
+class _Files:
+    """The facts of every finished file, noted after its samples in lines of JSON: what a killed build knows."""
 
     def __init__(self, partial: Path, key: str) -> None:
         self.lengths = array("q")
         self.peaks = array("f")
         self.bad: dict[int, str] = {}
-        self._path = partial / "journal.jsonl"
-        if self._path.is_file():
-            lines = self._path.read_text(encoding="utf-8").split("\n")
-            if lines[0] == key:
-                for line in lines[1:-1]:  # the last piece is empty or was cut by the interruption
-                    self._take(json.loads(line))
+        self._journal = Journal(partial / JOURNAL_NAME, head=f"{key}\n".encode(), ascii=True)
+        for facts in self._journal.read():
+            self._take(facts)
 
     def _take(self, facts: list[int | float | str]) -> None:
         if isinstance(facts[0], str):
@@ -223,22 +221,14 @@ class _Journal:
     def samples(self) -> int:
         return sum(self.lengths)
 
-    def restart(self, key: str) -> None:
-        """Write the known lines again, without a cut one at the end, and go on from there."""
-        self._handle = self._path.open("w", encoding="utf-8")
-        self._handle.write(f"{key}\n")
-        for index, (length, peak) in enumerate(zip(self.lengths, self.peaks, strict=True)):
-            facts = [self.bad[index]] if index in self.bad else [length, peak]
-            self._handle.write(json.dumps(facts) + "\n")
-        self._handle.flush()
+    def restart(self) -> None:
+        """Write the known lines again, without a cut one at the end."""
+        facts = zip(self.lengths, self.peaks, strict=True)
+        self._journal.write([self.bad[i]] if i in self.bad else pair for i, pair in enumerate(facts))
 
     def add(self, facts: list[int | float | str]) -> None:
         self._take(facts)
-        self._handle.write(json.dumps(facts) + "\n")
-        self._handle.flush()
-
-    def close(self) -> None:
-        self._handle.close()
+        self._journal.append(facts)
 
 
 def _fill(
@@ -251,30 +241,30 @@ def _fill(
     max_bad_share: float,
 ) -> None:
     audio = partial / "audio.i16"
-    journal = _Journal(partial, key)
-    if not audio.is_file() or not len(journal.lengths) or audio.stat().st_size < 2 * journal.samples:
+    known = _Files(partial, key)
+    if not audio.is_file() or not len(known.lengths) or audio.stat().st_size < 2 * known.samples:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         audio.touch()
-        journal = _Journal(partial, key)
-    journal.restart(key)
-    with closing(journal), audio.open("r+b", buffering=0) as handle:
-        handle.truncate(2 * journal.samples)
+        known = _Files(partial, key)
+    known.restart()
+    with audio.open("r+b", buffering=0) as handle:
+        handle.truncate(2 * known.samples)
         handle.seek(0, os.SEEK_END)
-        todo = range(len(journal.lengths), len(paths))
+        todo = range(len(known.lengths), len(paths))
         for index in track(todo, description="corpus cache", disable=not progress):
             try:
                 samples, peak = _to_int16(read_mono(paths[index], sample_rate))
             except AudioFileError as error:
                 _LOG.warning("left out of the corpus cache: %s", error)
-                journal.add([str(error)])
-                check_bad_share(journal.bad.values(), len(names), max_bad_share)
+                known.add([str(error)])
+                check_bad_share(known.bad.values(), len(names), max_bad_share)
                 continue
             _write_all(handle.fileno(), samples.tobytes())
-            journal.add([len(samples), peak])
+            known.add([len(samples), peak])
         os.fsync(handle.fileno())
-    if len(journal.bad) == len(paths):
-        raise ValueError(f"none of {len(paths)} files is sound audio, the first: {journal.bad[0]}")
+    if len(known.bad) == len(paths):
+        raise ValueError(f"none of {len(paths)} files is sound audio, the first: {known.bad[0]}")
 
 
 def _to_int16(audio: np.ndarray) -> tuple[np.ndarray, float]:
@@ -291,17 +281,17 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 def _finish(names: list[str], partial: Path, key: str, sample_rate: int) -> None:
-    journal = _Journal(partial, key)
-    lengths = np.frombuffer(journal.lengths, dtype=np.int64)
+    known = _Files(partial, key)
+    lengths = np.frombuffer(known.lengths, dtype=np.int64)
     good = lengths > 0
     write_index(
         partial,
         [name for name, keep in zip(names, good, strict=True) if keep],
         lengths[good],
-        np.frombuffer(journal.peaks, dtype=np.float32)[good],
-        {"key": key, "sample_rate": sample_rate, "bad": {names[i]: cause for i, cause in journal.bad.items()}},
+        np.frombuffer(known.peaks, dtype=np.float32)[good],
+        {"key": key, "sample_rate": sample_rate, "bad": {names[i]: cause for i, cause in known.bad.items()}},
     )
-    (partial / "journal.jsonl").unlink()
+    (partial / JOURNAL_NAME).unlink()
 
 
 def write_index(

@@ -28,7 +28,7 @@ class DNSMOS(Judge):
     Not run on the published files here; tested with stand-ins of the same inputs and outputs.
 
     Args:
-        folder: Holds `sig_bak_ovr.onnx`, and `model_v8.onnx` for the P.808 score (undefined without it).
+        folder: holds `sig_bak_ovr.onnx`, and `model_v8.onnx` for the P.808 score (undefined without it).
 
     Source: Reddy et al., "DNSMOS P.835" (2022); windows, polynomials and mel input of the published evaluation script.
     """

@@ -27,8 +27,7 @@ class Judge(ABC):
     """Gives values to a recording. Fields are plain values; models are loaded by `load` and stay out of pickles.
 
     Attributes:
-        sample_rate: Of the audio it takes, in Hz.
-        measures: What it gives.
+        sample_rate: of the audio it takes, in Hz.
     """
 
     sample_rate: ClassVar[int] = 16000
@@ -39,8 +38,8 @@ class Judge(ABC):
         """Load the model unless it is loaded.
 
         Raises:
-            OSError: The model is missing or cannot be read.
-            ImportError: A package is missing.
+            OSError: the model is missing or cannot be read.
+            ImportError: a package is missing.
         """
 
     @abstractmethod
@@ -48,9 +47,9 @@ class Judge(ABC):
         """Judge one recording.
 
         Args:
-            restored: Audio (T,) float32 at `sample_rate`.
-            clean: Its clean counterpart (T',) float32, or None where the recording is itself the clean one.
-            text: What is said, or None where that is unknown.
+            restored: audio (T,) float32 at `sample_rate`.
+            clean: its clean counterpart (T',) float32, or None where the recording is itself the clean one.
+            text: what is said, or None where that is unknown.
 
         Returns:
             Values by the names of `measures` and their weights; a missing one is undefined.
@@ -65,11 +64,9 @@ class SpeakerSimilarity(Judge):
     """Cosine of the speaker embeddings of restored and clean recording.
 
     Args:
-        model: Hub id or folder of a transformers x-vector model (WavLMForXVector, Wav2Vec2ForXVector, ...); or an ONNX
+        model: hub id or folder of a transformers x-vector model (WavLMForXVector, Wav2Vec2ForXVector, ...); or an ONNX
             file that maps waveforms (1, T), or log-mel filterbanks (1, F, 80) as the ECAPA models of wespeaker
             take them, to embeddings. A TorchScript file is refused: it is a program.
-        revision: Of the hub's model.
-        device: Torch device of a transformers model.
     """
 
     measures: ClassVar[tuple[Measure, ...]] = (Measure("speaker_similarity", True),)
@@ -157,10 +154,8 @@ class ASR(Judge):
     Case, punctuation and forms of width are taken out first. Texts in scripts without spaces have no word error rate.
 
     Args:
-        model: Hub id or folder of a transformers recogniser, CTC or sequence-to-sequence.
-        revision: Of the hub's model.
-        language: For recognisers of several languages, e.g. "en"; None leaves it to the model.
-        device: Torch device.
+        model: hub id or folder of a transformers recogniser, CTC or sequence-to-sequence.
+        language: for recognisers of several languages, e.g. "en"; None leaves it to the model.
     """
 
     measures: ClassVar[tuple[Measure, ...]] = (
@@ -216,8 +211,8 @@ def onnx_session(path: Path) -> Any:
     """Open an ONNX file on the CPU.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: It is no ONNX model.
+        FileNotFoundError: there is no such file.
+        ValueError: it is no ONNX model.
         ImportError: onnxruntime is missing.
     """
     try:
@@ -240,7 +235,7 @@ def run_onnx(session: Any, value: np.ndarray) -> np.ndarray:
     """Run a model of one input on a float32 array and return its first output.
 
     Raises:
-        ValueError: The model does not take an array of this shape.
+        ValueError: the model does not take an array of this shape.
     """
     wanted = session.get_inputs()[0]
     try:

@@ -33,11 +33,11 @@ class Metric:
     """Compares a signal with the clean one.
 
     Attributes:
-        measures: What it gives, in the order of `compute`.
-        sample_rate: At which it is taken, in Hz; None is the evaluation's.
-        compute: Maps found (T,), clean (T,) float32 and their rate to values; NaN is undefined.
-        package: Of the extra `metrics` that it needs, "" for none.
-        follows_level: Whether the level of the signal changes the value.
+        measures: what it gives, in the order of `compute`.
+        sample_rate: at which it is taken, in Hz; None is the evaluation's.
+        compute: maps found (T,), clean (T,) float32 and their rate to values; NaN is undefined.
+        package: of the extra `metrics` that it needs, "" for none.
+        follows_level: whether the level of the signal changes the value.
     """
 
     measures: tuple[Measure, ...]
@@ -51,10 +51,8 @@ class Pair:
     """A signal and its clean counterpart at any common rate.
 
     Args:
-        found: Audio (T,) float32.
-        found_rate: Hz.
-        clean: Audio (T',) float32.
-        clean_rate: Hz.
+        found: audio (T,) float32.
+        clean: audio (T',) float32.
     """
 
     def __init__(self, found: np.ndarray, found_rate: int, clean: np.ndarray, clean_rate: int) -> None:
@@ -85,10 +83,8 @@ def compare(pair: Pair, names: Sequence[str], sample_rate: int, match_level: boo
     """Take measures of a pair.
 
     Args:
-        pair: The signals.
-        names: Of METRICS.
-        sample_rate: In Hz, of the metrics without a rate of their own.
-        match_level: Bring the signal to the RMS level of the clean one for the metrics that follow the level.
+        sample_rate: in Hz, of the metrics without a rate of their own.
+        match_level: bring the signal to the RMS level of the clean one for the metrics that follow the level.
 
     Returns:
         Values by the names of the measures; NaN where undefined: all where the clean signal is silent; SI-SDR, PESQ and
@@ -120,8 +116,8 @@ def check_names(names: Sequence[str]) -> None:
     """Refuse metrics that cannot be taken.
 
     Raises:
-        ValueError: An unknown name.
-        ImportError: A package is missing.
+        ValueError: an unknown name.
+        ImportError: a package is missing.
     """
     unknown = [name for name in names if name not in METRICS]
     if unknown:

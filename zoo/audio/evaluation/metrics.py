@@ -1,4 +1,7 @@
-"""Distances between a predicted and a reference signal."""
+"""Distances between a predicted and a reference signal: audio (T,) or (B, T) float, of equal shape where not said else.
+
+Pitch is compared as two tracks of one shape. Results are scalars, float32. Other shapes are a ValueError.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +38,10 @@ def lsd(prediction: Tensor, target: Tensor) -> Tensor:
     """Log-spectral distance: RMS over bins of the difference of log10 power, mean over frames and items.
 
     Args:
-        prediction: Audio (T,) or (B, T), float, at the level of the target.
-        target: Audio of the same shape.
+        prediction: audio (T,) or (B, T), float, at the level of the target.
 
     Returns:
         Scalar float32 >= 0; 1 is a factor 10 in power everywhere.
-
-    Raises:
-        ValueError: The shapes differ.
 
     Source: Liu et al., "AudioSR" (2024), section 4; power floor 1e-8.
     """
@@ -53,16 +52,13 @@ def lsd_bands(prediction: Tensor, target: Tensor, sample_rate: int, split_hz: fl
     """LSD-LF and LSD-HF: the log-spectral distance of the bins below and above a frequency.
 
     Args:
-        prediction: Audio (T,) or (B, T), float.
-        target: Audio of the same shape.
-        sample_rate: Hz.
-        split_hz: Frequency in Hz, 0 < split_hz < sample_rate / 2; bins from it on belong to the upper band.
+        split_hz: frequency in Hz, 0 < split_hz < sample_rate / 2; bins from it on belong to the upper band.
 
     Returns:
         Two scalars float32: below, above.
 
     Raises:
-        ValueError: The shapes differ, or a band is empty.
+        ValueError: the shapes differ, or a band is empty.
     """
     first = math.ceil(split_hz * _LSD_FFT / sample_rate)
     if not 0 < first <= _LSD_FFT // 2:
@@ -82,9 +78,7 @@ def mel_cepstra(x: Tensor, sample_rate: int, coefficients: int = _CEPSTRA) -> Te
     """Mel-cepstral coefficients c1.. of the log-mel magnitudes, scaled as in ln|H(w)| = sum of c_m cos(m w).
 
     Args:
-        x: Audio (B, T), float.
-        sample_rate: Hz.
-        coefficients: Number of coefficients.
+        x: audio (B, T), float.
 
     Returns:
         Cepstra (B, coefficients, F) float32.
@@ -100,16 +94,12 @@ def mcd(prediction: Tensor, target: Tensor, sample_rate: int, dtw: bool = False)
     """Mel-cepstral distortion in dB over 13 coefficients without the level.
 
     Args:
-        prediction: Audio (T,) or (B, T), float; with `dtw` its length may differ from the target's.
-        target: Audio (T,) or (B, T).
-        sample_rate: Hz.
-        dtw: Align the frames by dynamic time warping first (mean cost along the best path).
+        prediction: audio (T,) or (B, T), float; with `dtw` its length may differ from the target's.
+        target: audio (T,) or (B, T).
+        dtw: align the frames by dynamic time warping first (mean cost along the best path).
 
     Returns:
         Scalar float32 in dB, >= 0, mean over frames and items.
-
-    Raises:
-        ValueError: The shapes differ without `dtw`.
 
     Source: Kubichek, "Mel-cepstral distance measure for objective speech quality assessment" (1993), equation 1.
     """
@@ -146,15 +136,8 @@ def _warped_cost(distance: np.ndarray) -> float:
 def si_sdr(prediction: Tensor, target: Tensor) -> Tensor:
     """Scale-invariant signal-to-distortion ratio, mean over items.
 
-    Args:
-        prediction: Audio (T,) or (B, T), float.
-        target: Audio of the same shape.
-
     Returns:
         Scalar float32 in dB, higher is better.
-
-    Raises:
-        ValueError: The shapes differ.
 
     Source: Le Roux et al., "SDR - half-baked or well done?" (2019), equation 4, on zero-mean signals.
     """
@@ -169,39 +152,19 @@ def si_sdr(prediction: Tensor, target: Tensor) -> Tensor:
 
 
 def f0_rmse_cents(prediction: Pitch, target: Pitch) -> Tensor:
-    """RMS pitch error in cents over the frames voiced in both; NaN when there is none.
-
-    Args:
-        prediction: Track of the prediction.
-        target: Track of the reference, same shape.
-
-    Returns:
-        Scalar float32.
-    """
+    """RMS pitch error in cents over the frames voiced in both; NaN when there is none."""
     both = prediction.voiced & target.voiced
     return (1200 * torch.log2(prediction.f0[both] / target.f0[both])).square().mean().sqrt()
 
 
 def f0_rmse_hz(prediction: Pitch, target: Pitch) -> Tensor:
-    """RMS pitch error in Hz over the frames voiced in both; NaN when there is none.
-
-    Args:
-        prediction: Track of the prediction.
-        target: Track of the reference, same shape.
-
-    Returns:
-        Scalar float32.
-    """
+    """RMS pitch error in Hz over the frames voiced in both; NaN when there is none."""
     both = prediction.voiced & target.voiced
     return (prediction.f0[both] - target.f0[both]).square().mean().sqrt()
 
 
 def vuv_f1(prediction: Pitch, target: Pitch) -> Tensor:
     """F1 score of the voicing decision with voiced as the positive class; 1 when both tracks are wholly unvoiced.
-
-    Args:
-        prediction: Track of the prediction.
-        target: Track of the reference, same shape.
 
     Returns:
         Scalar float32 in [0, 1].
@@ -216,10 +179,6 @@ def vuv_f1(prediction: Pitch, target: Pitch) -> Tensor:
 def vuv_error(prediction: Pitch, target: Pitch) -> Tensor:
     """Share of frames whose voicing decision differs.
 
-    Args:
-        prediction: Track of the prediction.
-        target: Track of the reference, same shape.
-
     Returns:
         Scalar float32 in [0, 1].
     """
@@ -228,10 +187,6 @@ def vuv_error(prediction: Pitch, target: Pitch) -> Tensor:
 
 def periodicity_rmse(prediction: Pitch, target: Pitch) -> Tensor:
     """RMS difference of the periodicity over all frames.
-
-    Args:
-        prediction: Track of the prediction.
-        target: Track of the reference, same shape.
 
     Returns:
         Scalar float32 in [0, 1].
@@ -244,16 +199,8 @@ def periodicity_rmse(prediction: Pitch, target: Pitch) -> Tensor:
 def pitch_metrics(prediction: Tensor, target: Tensor, sample_rate: int) -> dict[str, Tensor]:
     """All pitch metrics of two waveforms, tracking each once.
 
-    Args:
-        prediction: Audio (T,) or (B, T), float.
-        target: Audio of the same shape.
-        sample_rate: Hz.
-
     Returns:
         Scalars under f0_rmse_cents, f0_rmse_hz, vuv_f1, vuv_error, periodicity_rmse.
-
-    Raises:
-        ValueError: The shapes differ.
     """
     _same_shape(prediction, target)
     found, wanted = track(prediction, sample_rate), track(target, sample_rate)

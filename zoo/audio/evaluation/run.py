@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -21,60 +20,36 @@ from zoo.audio.evaluation.judges import ASR, Judge, MOSPredictor, SpeakerSimilar
 from zoo.audio.evaluation.measures import METRICS, Pair, check_names, compare, installed
 from zoo.audio.io import files
 from zoo.audio.io.resample import resample_array
-from zoo.common.atomic import write_atomic
 from zoo.common.locks import writes_into
-from zoo.common.statistics import LEVEL, Measure, box_plots, markdown_table, summarise
-from zoo.common.table import Row, Table, csv_lines, header_line
-from zoo.common.workers import spread
-
-_LISTED = 20  # failures in the report; per_file.csv has all
+from zoo.common.report import Row, box_plots, failure_lines, summary_table, write_report
+from zoo.common.statistics import LEVEL, Measure, summarise
+from zoo.common.work import Table, cause, spread
 
 
-def write_report(output: Path, evaluation: Evaluation, settings: Settings) -> None:
-    """Write summary.csv, summary.json, report.md and boxplots.png.
-
-    Args:
-        output: Folder, made when missing.
-        evaluation: What was found.
-        settings: What was measured.
-
-    Raises:
-        OSError: A file cannot be written; the old one is untouched.
-    """
+def write_evaluation(output: Path, evaluation: Evaluation, settings: Settings) -> None:
+    """Write summary.csv, summary.json, report.md and boxplots.png."""
     summary = evaluation.summary
-    columns = list(summary[0])
     good = [row for row in evaluation.rows if row["status"] == "done"]
     systems = list(dict.fromkeys(row["system"] for row in summary))
-    drawn = box_plots(good, systems, settings.measures)
-    text = json.dumps(_facts(evaluation, settings), indent=2, ensure_ascii=False, allow_nan=False)
-    write_atomic(output / "summary.csv", lambda file: file.write(header_line(columns) + csv_lines(summary, columns)))
-    write_atomic(output / "summary.json", lambda file: file.write(text.encode()))
-    write_atomic(output / "report.md", lambda file: file.write(markdown(evaluation, settings).encode()))
-    write_atomic(output / "boxplots.png", lambda file: drawn.savefig(file, format="png"))
+    files = {
+        "summary.csv": (list(summary[0]), summary),
+        "summary.json": _facts(evaluation, settings),
+        "report.md": markdown(evaluation, settings),
+        "boxplots.png": box_plots(good, systems, settings.measures),
+    }
+    write_report(output, files, indent=2)
 
 
 def markdown(evaluation: Evaluation, settings: Settings) -> str:
-    """Tables of means and gains, the rates of the metrics, and the first failures.
-
-    Args:
-        evaluation: What was found.
-        settings: What was measured.
-
-    Returns:
-        The report.
-    """
+    """Tables of means and gains, the rates of the metrics, and the first failures."""
     lines = ["# Evaluation", "", f"Means with {LEVEL:.0%} bootstrap intervals over files.", ""]
-    lines += [markdown_table(evaluation.summary), ""]
+    lines += [summary_table(evaluation.summary), ""]
     if any(math.isfinite(row["gain"]) for row in evaluation.summary):
         lines += ["Gains over the degraded files, paired, positive is better:", ""]
-        lines += [markdown_table(evaluation.summary, "gain"), ""]
+        lines += [summary_table(evaluation.summary, "gain"), ""]
     rates = ", ".join(f"{name} {rate} Hz" for name, rate in _rates(settings).items())
     lines += [f"Taken at: {rates}.{' Levels matched for lsd and m_stft.' if settings.match_level else ''}", ""]
-    failed = evaluation.failed
-    if failed:
-        lines += [f"{len(failed)} of {len(evaluation.rows)} rows failed:", ""]
-        lines += [f"- {row['system']}/{row['name']}: {row['reason']}" for row in failed[:_LISTED]]
-        lines += ["- ... all in per_file.csv"] if len(failed) > _LISTED else []
+    lines += failure_lines(evaluation.failed, len(evaluation.rows), rest=PER_FILE)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -96,10 +71,7 @@ def _facts(evaluation: Evaluation, settings: Settings) -> Row:
         "confidence": LEVEL,
         "clean_files_left_out": evaluation.unpaired,
         "failed": [{key: row[key] for key in ("system", "name", "reason")} for row in evaluation.failed],
-        "summary": [
-            {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in row.items()}
-            for row in evaluation.summary
-        ],
+        "summary": evaluation.summary,
     }
 
 
@@ -118,11 +90,11 @@ class Settings:
     """What is measured.
 
     Attributes:
-        metrics: Names of `zoo.audio.evaluation.measures.METRICS`.
-        sample_rate: In Hz, of the metrics without a rate of their own: si_sdr, mcd, lsd, m_stft. Not above that of the
+        metrics: names of `zoo.audio.evaluation.measures.METRICS`.
+        sample_rate: in Hz, of the metrics without a rate of their own: si_sdr, mcd, lsd, m_stft. Not above that of the
             clean files, or an empty band would be compared.
-        match_level: Bring every signal to the level of the clean one before lsd and m_stft, which follow the level.
-        judges: Models that judge besides.
+        match_level: bring every signal to the level of the clean one before lsd and m_stft, which follow the level.
+        judges: models that judge besides.
     """
 
     metrics: tuple[str, ...]
@@ -159,9 +131,9 @@ class Evaluation:
     """What an evaluation found.
 
     Attributes:
-        rows: Per file and system, as in per_file.csv.
-        summary: Per system and measure, as in summary.csv; see `zoo.common.statistics.summarise`.
-        unpaired: Number of clean files that nothing was compared with.
+        rows: per file and system, as in per_file.csv.
+        summary: per system and measure, as in summary.csv; see `zoo.common.statistics.summarise`.
+        unpaired: number of clean files that nothing was compared with.
     """
 
     rows: list[Row]
@@ -191,23 +163,23 @@ def evaluate(
     computed; a later call computes only what is missing, has failed, or has changed (files or settings).
 
     Args:
-        clean: Folder of clean files.
-        restored: Folders by the names of their systems.
-        output: Folder for per_file.csv, summary.csv, summary.json, report.md and boxplots.png.
-        degraded: Folder of the files that were restored; then gains over them are told.
-        settings: What to measure; all installed metrics when None.
-        texts: Reference texts by relative path without suffix, or by name without suffix; for judges.
+        clean: folder of clean files.
+        restored: folders by the names of their systems.
+        output: folder for per_file.csv, summary.csv, summary.json, report.md and boxplots.png.
+        degraded: folder of the files that were restored; then gains over them are told.
+        settings: what to measure; all installed metrics when None.
+        texts: reference texts by relative path without suffix, or by name without suffix; for judges.
         workers: Processes; 0 computes in this one.
-        progress: Show a progress bar.
+        progress: show a progress bar.
 
     Returns:
         All rows and the summary. A bad file is a row with status "failed" and the reason.
 
     Raises:
-        FileNotFoundError: A folder is missing.
-        ValueError: A tree has no audio, or two files with one name; a name of a system is reserved; unknown metrics.
-        ImportError: A metric's or judge's package is missing.
-        ChildProcessError: A worker died.
+        FileNotFoundError: a folder is missing.
+        ValueError: a tree has no audio, or two files with one name; a name of a system is reserved; unknown metrics.
+        ImportError: a metric's or judge's package is missing.
+        ChildProcessError: a worker died.
     """
     settings = settings or Settings(installed())
     check_names(settings.metrics)
@@ -219,19 +191,16 @@ def evaluate(
     done = table.begin({job.key for job in jobs})
     missing = [job for job in jobs if job.key not in done]
     log.info("%d of %d rows are computed already", len(done), len(jobs))
-    for row in track(
-        spread(partial(measure, settings=settings), missing, workers), "evaluate", len(missing), disable=not progress
-    ):
-        table.append(row)
-        done[row["key"]] = row
-    rows = [done[job.key] for job in jobs]
-    table.write(rows)
+    found = spread(partial(measure, settings=settings), missing, workers)
+    for row in track(found, "evaluate", len(missing), disable=not progress):
+        table.add(row)
+    rows = table.finish(job.key for job in jobs)
     names = [*([CLEAN] if settings.judges else []), *systems]
     summary = summarise(
         [row for row in rows if row["status"] == "done"], names, settings.measures, DEGRADED if degraded else None
     )
     evaluation = Evaluation(rows, summary, unpaired)
-    write_report(output, evaluation, settings)
+    write_evaluation(output, evaluation, settings)
     return evaluation
 
 
@@ -239,8 +208,8 @@ def read_texts(path: Path) -> dict[str, str]:
     """Read reference texts: lines `name<TAB>text` or `name|text`, of which the last field is the text.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: A line without a separator.
+        FileNotFoundError: there is no such file.
+        ValueError: a line without a separator.
     """
     texts = {}
     for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), start=1):
@@ -300,16 +269,12 @@ def _key(name: str, system: str, paths: Sequence[Path | None], text: str | None,
 def measure(job: Job, settings: Settings) -> Row:
     """Compute one row.
 
-    Args:
-        job: The file.
-        settings: What to measure.
-
     Returns:
         The row; a bad file has status "failed", the reason, and no values.
 
     Raises:
-        ImportError: A judge's package is missing.
-        OSError: A judge's model cannot be loaded.
+        ImportError: a judge's package is missing.
+        OSError: a judge's model cannot be loaded.
     """
     for judge in settings.judges:
         judge.load()
@@ -318,7 +283,7 @@ def measure(job: Job, settings: Settings) -> Row:
         return row | _values(job, settings)
     except (ValueError, OSError, RuntimeError) as error:
         log.warning("%s of %s failed: %s", job.name, job.system, error)
-        return row | {"status": "failed", "reason": " ".join(f"{type(error).__name__}: {error}".split())}
+        return row | {"status": "failed", "reason": cause(error)}
 
 
 def _values(job: Job, settings: Settings) -> Row:

@@ -17,7 +17,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Chunker:
-    """How a signal of known length is cut, computed and joined again, in memory that does not grow with it.
+    """How a signal is cut, computed and joined again, in memory that does not grow with it.
 
     All chunks lie on one grid of units (the net's frames) and are `window` units long; the last one reaches back a
     whole window from the signal's end, and a signal shorter than a window is one chunk. Of the overlap of two chunks
@@ -29,17 +29,18 @@ class Chunker:
         window: units of a chunk.
         overlap: units that neighbouring chunks share, at most half a window.
         unit_samples: input samples per unit.
-        batch: chunks computed together, those of all channels counted.
+        batch: chunks computed together by `run`, those of all channels counted.
+        fades: without, half of the overlap is context on each side: for nets whose receptive field is known exactly.
     """
 
     window: int
     overlap: int
     unit_samples: int
     batch: int = 4
+    fades: bool = True
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
-        if not 0 <= 2 * self.overlap <= self.window or self.window < 1:
+        if not 0 <= self.overlap * (1 + self.fades) <= self.window or self.window < 1:
             raise ValueError(
                 f"the overlap of chunks may be at most half a chunk: {self.overlap} and {self.window} units of "
                 f"{self.unit_samples} samples"
@@ -49,7 +50,7 @@ class Chunker:
     @property
     def context(self) -> int:
         """Units at an inner end of a chunk that are computed and discarded."""
-        return self.overlap * 3 // 8
+        return self.overlap * 3 // 8 if self.fades else self.overlap // 2
 
     @property
     def fade(self) -> int:
@@ -78,7 +79,7 @@ class Chunker:
         return spans
 
     def run(self, blocks: Iterable[np.ndarray], samples: int, compute: Compute, shift: int = 0) -> Iterator[np.ndarray]:
-        """Compute a stream.
+        """Compute a stream of known length.
 
         Args:
             blocks: pieces (C, n) of the signal, n of any size; together (C, samples).
@@ -91,17 +92,55 @@ class Chunker:
             Pieces (C, ..., m); together (C, ..., units(samples) * scale).
         """
         spans = self.spans(samples, shift)
+        last = [span == spans[-1] for span in spans]
+        yield from self._joined(zip(spans, last, self._computed(blocks, spans, samples, compute), strict=True))
+
+    def follow(self, blocks: Iterable[np.ndarray], compute: Callable[[np.ndarray], np.ndarray]) -> Iterator[np.ndarray]:
+        """Compute a stream whose length shows only at its end, on the same grid, chunk by chunk.
+
+        Nothing is padded: the first chunk starts, and the last one ends, with the stream, because a net that pads each
+        of its layers with zeros does not give there what it gives for zeros around the stream.
+
+        Args:
+            blocks: pieces (..., n) of the signal, n of any size; whole units in total.
+            compute: takes a chunk (..., units * unit_samples), returns (..., units * scale).
+
+        Yields:
+            Pieces (..., m); nothing for no block.
+        """
+        chunks = self._followed(blocks)
+        yield from self._joined((span, last, compute(window)) for span, last, window in chunks)
+
+    def _joined(self, chunks: Iterable[tuple[Span, bool, np.ndarray]]) -> Iterator[np.ndarray]:
+        """Computed chunks, of which the last one is marked, as one stream."""
         done = 0
         held: np.ndarray | None = None
-        for (start, stop), chunk in zip(spans, self._computed(blocks, spans, samples, compute), strict=True):
+        for (start, stop), is_last, chunk in chunks:
             scale = chunk.shape[-1] // (stop - start)
-            end = stop if (start, stop) == spans[-1] else stop - self.context - self.fade
+            end = stop if is_last else stop - self.context - self.fade
             fresh = chunk[..., (done - start) * scale :]
             if held is not None:
                 fresh[..., : held.shape[-1]] = crossfade(held, fresh[..., : held.shape[-1]])
             yield fresh[..., : (end - done) * scale]
             held = fresh[..., (end - done) * scale : (end - done + self.fade) * scale].copy()
             done = end
+
+    def _followed(self, blocks: Iterable[np.ndarray]) -> Iterator[tuple[Span, bool, np.ndarray]]:
+        buffer: np.ndarray | None = None
+        unit, first, stop = self.unit_samples, 0, self.window  # unit at which the buffer starts, end of the next chunk
+        for block in blocks:
+            buffer = block if buffer is None else np.concatenate([buffer, block], axis=-1)
+            while (known := first + buffer.shape[-1] // unit) > stop:
+                start = stop - self.window
+                yield (start, stop), False, buffer[..., (start - first) * unit : (stop - first) * unit]
+                stop += self.window - self.overlap
+                # the last chunk may reach back a whole window from the end
+                keep = min(stop - self.window, max(known - self.window, 0))
+                buffer, first = buffer[..., (keep - first) * unit :], keep
+        if buffer is not None:
+            end = first + buffer.shape[-1] // unit
+            start = max(end - self.window, 0)
+            yield (start, end), True, buffer[..., (start - first) * unit :]
 
     def _computed(
         self, blocks: Iterable[np.ndarray], spans: Sequence[Span], samples: int, compute: Compute

@@ -17,7 +17,7 @@ from zoo.audiosr.data.simulate import STEP_HZ, lowpass, top
 from zoo.common.atomic import sweep_temporaries
 from zoo.common.folders import begin_output
 from zoo.common.locks import writes_into
-from zoo.common.workers import spread
+from zoo.common.work import spread
 
 log = logging.getLogger(__name__)
 

@@ -20,11 +20,6 @@ _EULER = 0.5772156649  # the mean logarithm of a Gaussian bin's power lies so fa
 def linear(low: np.ndarray, sample_rate: int, cutoff_hz: float) -> np.ndarray:
     """Linear interpolation of the samples that the band needs, two for each period of the cut-off.
 
-    Args:
-        low: band-limited audio (T,) float.
-        sample_rate: Hz.
-        cutoff_hz: Hz, > 0.
-
     Returns:
         (T,) float32; the images above the cut-off are what interpolation leaves.
     """
@@ -66,11 +61,7 @@ def shaped_noise(
     A frame's level is that of the octave below the cut-off, compared with the envelope's; levels are mean logarithms.
 
     Args:
-        low: band-limited audio (T,) float.
-        sample_rate: Hz.
-        cutoff_hz: Hz.
         envelope: of `mean_envelope`, at this sample rate.
-        seed: of the noise.
 
     Returns:
         (T,) float32.

@@ -28,7 +28,6 @@ class Difference:
     """How far apart two tensors of a name are.
 
     Attributes:
-        name: without prefixes of wrappers.
         largest: largest absolute difference; infinite where only one of them is finite.
         relative: root of the squared differences' sum over that of the first tensor's squares.
     """
@@ -46,8 +45,6 @@ class Component:
         equal: number of tensors that are bitwise equal or within the tolerance.
         different: the others, the most different first.
         other_shape: names with both shapes.
-        only_first: names that the second file lacks.
-        only_second: names that the first file lacks.
     """
 
     equal: int = 0
@@ -102,7 +99,6 @@ def read_tensors(path: Path, ema: bool = False) -> dict[str, Tensor]:
     """The tensors of a file by name; nothing that it holds is executed.
 
     Args:
-        path: see `compare`.
         ema: averaged weights in the place of those that have an average.
 
     Returns:
@@ -134,11 +130,7 @@ def summary(found: Mapping[str, Component], most: int = 5) -> str:
     """A table of the findings.
 
     Args:
-        found: by component.
         most: different tensors to name for each component.
-
-    Returns:
-        Lines of text.
     """
     width = max(map(len, found)) + 2
     lines = [f"{'component':<{width}}{'equal':>7}{'differ':>8}{'missing':>9}  largest     relative"]

@@ -29,12 +29,12 @@ from zoo.audiosr.data.sources import FileCorpus, Recordings
 from zoo.audiosr.evaluation.baselines import linear, mean_envelope, shaped_noise
 from zoo.audiosr.inference.report import Spectrogram, write_picture
 from zoo.audiosr.inference.restore import Restorer
-from zoo.common.atomic import write_atomic
 from zoo.common.build import build
 from zoo.common.locks import writes_into
 from zoo.common.reading.configs import read_config
-from zoo.common.statistics import LEVEL, Measure, markdown_table, summarise
-from zoo.common.table import Row, Table, csv_lines, header_line
+from zoo.common.report import Row, failure_lines, new_figure, summary_table, write_report
+from zoo.common.statistics import LEVEL, Measure, summarise
+from zoo.common.work import Table, cause
 from zoo.runs.export import WEIGHTS_NAME, is_export
 from zoo.runs.folder import find_checkpoint, find_config, has_config
 from zoo.runs.load import load
@@ -53,10 +53,6 @@ class Evaluation:
     """What was found.
 
     Attributes:
-        rows: per item and system.
-        systems: in their order.
-        measures: in their order.
-        ours: the system in question.
         baseline: over which gains are told.
     """
 
@@ -107,47 +103,34 @@ class Evaluation:
         return margins
 
 
-def write_report(output: Path, evaluation: Evaluation, facts: Mapping[str, Any]) -> None:
-    """Write summary.csv, summary.json, report.md and cutoffs.png.
-
-    Args:
-        output: folder.
-        evaluation: what was found.
-        facts: about the evaluation, of values that JSON can hold.
-
-    Raises:
-        OSError: a file cannot be written; the old one is untouched.
-    """
+def write_evaluation(output: Path, evaluation: Evaluation, facts: Mapping[str, Any]) -> None:
+    """Write summary.csv, summary.json (with these facts about the evaluation), report.md and cutoffs.png."""
     rows = [{"cutoff": part, **row} for part, summary in evaluation.summaries.items() for row in summary]
-    columns = list(rows[0])
     content = {
         "version": zoo.__version__,
         "confidence": LEVEL,
         **facts,
         "failed": [{key: row[key] for key in ("system", "name", "reason")} for row in evaluation.failed],
-        "margins": [_plain(row) for row in evaluation.margins],
-        "summary": [_plain(row) for row in rows],
+        "margins": evaluation.margins,
+        "summary": rows,
     }
-    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
-    chart = _chart(evaluation)
-    write_atomic(output / "summary.csv", lambda file: file.write(header_line(columns) + csv_lines(rows, columns)))
-    write_atomic(output / "summary.json", lambda file: file.write(text.encode()))
-    write_atomic(output / "report.md", lambda file: file.write(markdown(evaluation).encode()))
-    write_atomic(output / "cutoffs.png", lambda file: chart.savefig(file, format="png"))
+    files = {
+        "summary.csv": (list(rows[0]), rows),
+        "summary.json": content,
+        "report.md": markdown(evaluation),
+        "cutoffs.png": _chart(evaluation),
+    }
+    write_report(output, files, indent=2)
 
 
 def markdown(evaluation: Evaluation) -> str:
     """The report: tables of means, margins, the first failures."""
     lines = ["# Super-resolution", "", f"Means with {LEVEL:.0%} bootstrap intervals over items.", ""]
     for part, summary in evaluation.summaries.items():
-        lines += [f"## {'All cut-offs' if part == ALL else part}", "", markdown_table(summary), ""]
+        lines += [f"## {'All cut-offs' if part == ALL else part}", "", summary_table(summary), ""]
     if evaluation.margins:
-        lines += [
-            f"## By how much {evaluation.ours} is better",
-            "",
-            "| measure | over | margin | share |",
-            "|---" * 4 + "|",
-        ]
+        lines += [f"## By how much {evaluation.ours} is better", ""]
+        lines += ["| measure | over | margin | share |", "|---" * 4 + "|"]
         for row in evaluation.margins:
             interval = f"[{row['gain_low']:.3g}, {row['gain_high']:.3g}]" if math.isfinite(row["gain_low"]) else ""
             lines += [f"| {row['measure']} | {row['over']} | {row['gain']:.4g} {interval} | {row['share']:+.1%} |"]
@@ -157,18 +140,13 @@ def markdown(evaluation: Evaluation) -> str:
         "ceiling is the target through autoencoder and vocoder, with the input's low band.",
         "",
     ]
-    failed = evaluation.failed
-    if failed:
-        lines += [f"{len(failed)} of {len(evaluation.rows)} rows failed:", ""]
-        lines += [f"- {row['system']}/{row['name']}: {row['reason']}" for row in failed[:_SHOWN]]
+    lines += failure_lines(evaluation.failed, len(evaluation.rows), _SHOWN)
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _chart(evaluation: Evaluation) -> Figure:
     """Distances over the cut-offs, a line for each system."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10.0, 4.0), dpi=100, layout="constrained")
+    figure = new_figure(10.0, 4.0)
     parts = [part for part in evaluation.summaries if part != ALL] or [ALL]
     for axes, measure in zip(figure.subplots(1, len(_DRAWN)), _DRAWN, strict=True):
         for system in evaluation.systems:
@@ -185,10 +163,6 @@ def _chart(evaluation: Evaluation) -> Figure:
         axes.grid(alpha=0.3)
     axes.legend()
     return figure
-
-
-def _plain(row: Row) -> Row:
-    return {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in row.items()}
 
 
 ENVELOPE_CLIPS = 200  # of the training set, evenly chosen
@@ -224,11 +198,7 @@ class Job(NamedTuple):
     """One clip at one cut-off.
 
     Attributes:
-        number: of the grid's item.
-        clip: its place among the clips.
-        name: of the clip and its cut-off.
         turn: what the filter type follows from.
-        samples: of the whole clip.
     """
 
     number: int
@@ -243,7 +213,6 @@ def recipe_data(run: Path, settings: Settings) -> SuperResolutionData | None:
 
     Args:
         run: run folder, checkpoint or export.
-        settings: of the evaluation.
 
     Returns:
         The data; None where it is not needed, or only for the envelope and the run names none.
@@ -271,8 +240,6 @@ def make_grid(recipe: SuperResolutionData | None, settings: Settings, sample_rat
 
     Args:
         recipe: the run's data; not needed where the settings name a folder.
-        settings: of the evaluation.
-        sample_rate: Hz.
 
     Returns:
         Items of one excerpt each.
@@ -392,10 +359,9 @@ def evaluate(run: Path, output: Path, settings: Settings, device: str = "cpu") -
             if row["key"] not in done:
                 table.append(row)
             done[row["key"]] = row
-    rows = [done[key] for key in keys.values()]
-    table.write(rows)
+    rows = table.finish(keys.values())
     evaluation = Evaluation(rows, systems, MEASURES, RESTORED, UNPROCESSED)
-    write_report(
+    write_evaluation(
         output, evaluation, {"run": str(run), "device": device, **json.loads(json.dumps(asdict(settings), default=str))}
     )
     return evaluation
@@ -428,8 +394,8 @@ class _Bench:
             results = {system: self._result(system, low, high, cutoff_hz, restored) for system in self.systems}
         except (AudioFileError, ValueError) as error:
             log.warning("%s failed: %s", job.name, error)
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            return [{**row, "system": system, "status": "failed", "reason": reason} for system in self.systems]
+            failed = {"status": "failed", "reason": cause(error)}
+            return [{**row, "system": system, **failed} for system in self.systems]
         if job.clip < self.settings.keep:
             self._keep(job.name, results, cutoff_hz, high)
         row |= {"cutoff_hz": cutoff_hz, "seconds": seconds}
@@ -482,14 +448,7 @@ class _Bench:
 
 
 def low_band_si_sdr(found: np.ndarray, low: np.ndarray, sample_rate: int, cutoff_hz: float) -> float:
-    """SI-SDR in dB of the band below the cut-off, against the input: how well that band was left alone.
-
-    Args:
-        found: the result (T,) float.
-        low: the input (T,) float.
-        sample_rate: Hz.
-        cutoff_hz: Hz.
-    """
+    """SI-SDR in dB of the band below the cut-off, against the input: how well that band was left alone."""
     fade = min(round(_FADE_SECONDS * sample_rate), len(low) // 2)
     ramp = np.sin((np.arange(fade) + 0.5) / max(fade, 1) * np.pi / 2) ** 2
     window = np.concatenate([ramp, np.ones(len(low) - 2 * fade), ramp[::-1]])

@@ -5,14 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zoo.common.atomic import write_atomic
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from zoo.common.report import new_figure, write_figure
 
 N_FFT = 2048
 HOP_LENGTH = 1024  # samples
@@ -74,34 +70,14 @@ def write_picture(
     """Write the picture of a file.
 
     Args:
-        path: PNG to write.
-        before: of the input.
-        after: of the result.
-        sample_rate: of both, in Hz.
-        samples: length of both.
         cutoffs: start in seconds of each part and where its known band ends, in Hz; drawn as a line, NaN as none.
-        title: over the picture.
 
     Raises:
         OSError: when it cannot be written.
     """
-    figure = _figure(before, after, sample_rate, samples, cutoffs, title)
-    write_atomic(path, lambda file: figure.savefig(file, format="png"))
-
-
-def _figure(
-    before: Spectrogram,
-    after: Spectrogram,
-    sample_rate: int,
-    samples: int,
-    cutoffs: Sequence[tuple[float, float]],
-    title: str,
-) -> Figure:
-    from matplotlib.figure import Figure
-
     images = {"before": before.image(), "after": after.image()}
     most = max(float(image.max()) for image in images.values())
-    figure = Figure(figsize=(10.0, 7.0), dpi=100, layout="constrained")
+    figure = new_figure(10.0, 7.0)
     figure.suptitle(title)
     extent = (0.0, samples / sample_rate, 0.0, sample_rate / 2000)
     ends = [*(start for start, _ in cutoffs), samples / sample_rate]
@@ -114,4 +90,4 @@ def _figure(
         axes.set(title=name, ylabel="kHz")
         figure.colorbar(drawn, ax=axes, label="dB")
     axes.set_xlabel("seconds")
-    return figure
+    write_figure(path, figure)

@@ -33,10 +33,8 @@ class Asking:
         samples: answers that one agent draws for self-consistency; each number is reported, and in all of them the
             first ones are the same. None where it is left out.
         all_samples: answers that every agent draws; 0 leaves it out.
-        temperature: of the samples.
         speaker: the agent that self-consistency asks.
         backbone: also ask the backbone alone.
-        seed: of the samples.
     """
 
     max_new_tokens: int
@@ -62,12 +60,9 @@ def ask(
     A text depends on its prompt and its number, not on the prompts beside it.
 
     Args:
-        crowd: in evaluation mode.
-        tokenizer: of the backbone.
         prompts: numbers of the tokens, B of them.
         numbers: of the questions, of which the samples' seeds are made.
         rules: that join the agents token by token, by name; greedy.
-        asking: the settings.
 
     Returns:
         Texts without prompt, by way: of each question one text, or one per agent (`agents`), per sample
@@ -109,8 +104,6 @@ def grade(texts: Mapping[str, Sequence[str]], gold: Decimal, samples: Sequence[i
 
     Args:
         texts: of the question, by way, as `ask` gives them; none for a question that failed.
-        gold: the right answer.
-        samples: of self-consistency.
 
     Returns:
         `parsed` and `correct`, each by extraction (strict, flexible) and system, and `agreement`, the part of the

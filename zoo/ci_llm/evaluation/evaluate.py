@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.progress import track
 from torch import Tensor
 
 import zoo
@@ -21,15 +20,17 @@ from zoo.ci_llm.data.arithmetic import Split
 from zoo.ci_llm.data.text_data import Example
 from zoo.ci_llm.data.tokens import PROMPT, Tokens, tokenise
 from zoo.ci_llm.evaluation.answering import VOTE, Asking, Row, ask, gold_answer, grade
-from zoo.ci_llm.evaluation.report import accuracies, reliability, show, write_report
+from zoo.ci_llm.evaluation.report import accuracies, reliability, show, write_evaluation
 from zoo.ci_llm.evaluation.scoring import Scores, fit_weights, gather, rules, score, usable
 from zoo.ci_llm.evaluation.subject import Subject, load_subject, read_questions, validation_examples
 from zoo.ci_llm.losses.distances import sliced_wasserstein
 from zoo.ci_llm.losses.metrics import CrowdScores, risk_coverage
-from zoo.common.atomic import replacing, sweep_temporaries, write_atomic
+from zoo.common.atomic import write_atomic
 from zoo.common.folders import begin_output
 from zoo.common.hardware import own_device
 from zoo.common.locks import writes_into
+from zoo.common.ranges import at_least, positive, within
+from zoo.common.work import Share, write_part
 from zoo.runs.frozen import state_digest
 from zoo.training.data import item_seed
 
@@ -40,13 +41,9 @@ class Work:
     """The parts of an evaluation.
 
     Args:
-        subject: what is evaluated.
-        examples: questions and right answers.
-        tokens: of them.
         asking: how questions are put; the agent of least NLL is asked for samples.
         layers: of the hidden states whose distances are measured.
         fitted: `alpha` and `nll` of the agents on the validation set; empty without.
-        folder: of the parts.
     """
 
     def __init__(
@@ -85,8 +82,7 @@ class Work:
         rows = [self._row(index, {way: each[at] for way, each in texts.items()}) for at, index in enumerate(asked)]
         rows += [self._row(index, {}) for index in questions if index not in fit]
         content = np.frombuffer(json.dumps(rows, ensure_ascii=False).encode(), np.uint8)
-        with replacing(self.path(number)) as temporary, temporary.open("wb") as file:
-            np.savez(file, rows=content, **arrays)
+        write_part(self.path(number), lambda file: np.savez(file, rows=content, **arrays))
 
     def _row(self, index: int, texts: dict[str, list[str]]) -> Row:
         example = self.examples[index]
@@ -294,21 +290,19 @@ def evaluate_crowd(
         gold_answer(each.answer, f"{each.file}, line {each.line}")  # refused now, not after hours
     tokens = tokenise(examples, subject.tokenizer, subject.template)
     output = Path(output).resolve()
-    begin_output(output, _settings(subject, tokens, validation, asking, layers, batch_size))
-    if world_size == 1:
-        sweep_temporaries(output)
+    begin_output(output, _settings(subject, tokens, validation, asking, layers, batch_size), sweep=world_size == 1)
     fitted = _fitted(subject, validation, output / WEIGHTS_NAME, batch_size)
     work = Work(subject, examples, tokens, asking, layers, fitted, output / PARTS_NAME)
     order = np.argsort(tokens.items[:, PROMPT], kind="stable").tolist()
     parts = [order[first : first + batch_size] for first in range(0, len(order), batch_size)]
-    owed = [number for number in range(rank, len(parts), world_size) if not work.path(number).exists()]
-    for number in track(owed, "questions", disable=not (progress and rank == 0)):
+    share = Share(range(len(parts)), lambda number: work.path(number).exists(), rank, world_size)
+    for number in share.track("questions", progress):
         work.do(number, parts[number])
-    missing = sum(not work.path(number).exists() for number in range(len(parts)))
+    missing = share.missing()
     if missing:
         return {"missing": missing}
     facts, rows = work.join(len(parts))
-    write_report(output, facts, rows)
+    write_evaluation(output, facts, rows)
     if progress:
         show(facts)
     return facts
@@ -358,14 +352,11 @@ def _digest(tokens: Tokens) -> str:
 def _check(
     examples: Sequence[Example], asking: Asking, layers: Sequence[int], batch_size: int, rank: int, world_size: int
 ) -> None:
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank lies between 0 and world_size - 1, found rank {rank} of {world_size}")
+    within(0, world_size - 1, rank=rank)
     if not examples:
         raise ValueError("no question to evaluate: the file is empty, or max_items is 0")
-    if min(asking.max_new_tokens, batch_size, len(layers), *asking.samples, 1) < 1 or asking.all_samples < 0:
-        raise ValueError(
-            f"at least 1 is needed of max_new_tokens ({asking.max_new_tokens}), batch_size ({batch_size}), samples "
-            f"({list(asking.samples)}) and layers ({list(layers)}), at least 0 of all_samples ({asking.all_samples})"
-        )
-    if asking.temperature <= 0:
-        raise ValueError(f"temperature of the samples is above 0, not {asking.temperature}")
+    at_least(1, max_new_tokens=asking.max_new_tokens, batch_size=batch_size, samples=min(asking.samples, default=1))
+    at_least(0, all_samples=asking.all_samples)
+    positive(temperature=asking.temperature)
+    if not layers:
+        raise ValueError("layers: name at least one")

@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zoo.common.atomic import write_atomic
+from zoo.common.report import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Facts = Mapping[str, Any]  # what `zoo.ci_llm.evaluation.evaluate.evaluate` returns
-DPI = 100
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG, aside and renamed."""
-    write_atomic(path, lambda file: figure.savefig(file, format="png"))
 
 
 def accuracy(facts: Facts) -> Figure:
     """Draw bars of exact match with 95 % intervals, strict beside flexible, one group for each way to answer."""
-    from matplotlib.figure import Figure
-
     kinds = facts["accuracy"]
     systems = list(next(iter(kinds.values())))
-    figure = Figure(figsize=(max(6.0, 0.7 * len(systems) + 2), 4.2), dpi=DPI, layout="constrained")
+    figure = new_figure(max(6.0, 0.7 * len(systems) + 2), 4.2)
     axes = figure.subplots()
     width = 0.8 / len(kinds)
     for number, (kind, found) in enumerate(kinds.items()):
@@ -48,9 +39,7 @@ def accuracy(facts: Facts) -> Figure:
 
 def reliability(facts: Facts) -> Figure:
     """Draw accuracy over confidence of the tokens, for each rule that joins the agents."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.0, 4.6), dpi=DPI, layout="constrained")
+    figure = new_figure(5.0, 4.6)
     axes = figure.subplots()
     axes.plot([0, 1], [0, 1], color="0.5", linestyle="--", linewidth=1, label="calibrated")
     for name, bins in facts["reliability"].items():
@@ -64,9 +53,7 @@ def reliability(facts: Facts) -> Figure:
 
 def risk(facts: Facts) -> Figure:
     """Draw the error rate among the questions whose vote agrees most."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.0, 4.0), dpi=DPI, layout="constrained")
+    figure = new_figure(5.0, 4.0)
     axes = figure.subplots()
     axes.plot(facts["risk_coverage"]["coverage"], facts["risk_coverage"]["risk"], "o-", markersize=3)
     axes.set(xlabel="coverage", ylabel="risk (share of wrong votes)", title="kept by agreement of the agents")
@@ -81,14 +68,12 @@ def arms(arms: Sequence[Mapping[str, Any]]) -> Figure:
     Args:
         arms: what `scripts.evidence.ci_llm.gather` tells of each: `label`, and figures as lists with an entry per run.
     """
-    from matplotlib.figure import Figure
-
     panels = {
         "NLL, nats per token": {"nll_mean": "mean agent", "nll_best": "best agent", "nll_ensemble": "ensemble"},
         "pairwise KL, nats": {"pairwise_kl": "KL"},
         "exact match": {"em_single": "single agent", "em_ensemble": "ensemble", "em_vote": "vote"},
     }
-    figure = Figure(figsize=(4.6 * len(panels), 1.8 + 0.5 * len(arms)), dpi=DPI, layout="constrained")
+    figure = new_figure(4.6 * len(panels), 1.8 + 0.5 * len(arms))
     places = np.arange(len(arms))
     for axes, (title, keys) in zip(figure.subplots(1, len(panels), sharey=True), panels.items(), strict=True):
         for number, (key, label) in enumerate(keys.items()):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,14 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 from zoo.ci_llm.evaluation import plots
 from zoo.ci_llm.losses.metrics import BINS
-from zoo.common.atomic import write_atomic
+from zoo.common.report import terminal_table, write_report
 from zoo.common.statistics import bootstrap_mean
-from zoo.common.table import csv_lines, header_line
 
 NAME, ITEMS_NAME = "evaluation", "items.jsonl"
 KINDS = ("strict", "flexible")
@@ -33,7 +30,6 @@ def accuracies(rows: Sequence[Mapping[str, Any]], agents: int) -> dict[str, dict
 
     Args:
         rows: a row per question, see `zoo.ci_llm.evaluation.answering.grade`; where one lacks a way, it is wrong.
-        agents: number of agents K.
 
     Returns:
         By extraction and system: mean, standard error, ends of the 95 % bootstrap interval over questions, and the
@@ -65,7 +61,6 @@ def reliability(tokens: Mapping[str, Tensor], bins: int = BINS) -> list[dict[str
 
     Args:
         tokens: `confidence` and `correct` (N,).
-        bins: how many.
 
     Returns:
         Rows with `confidence`, `accuracy` and `share` of the tokens.
@@ -101,64 +96,39 @@ def report_rows(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def write_report(output: Path, facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write items.jsonl, evaluation.csv, the pictures and, last, evaluation.json.
-
-    Args:
-        output: folder; older files are replaced.
-        facts: what `evaluate` returns.
-        rows: a row per question.
-
-    Raises:
-        OSError: when a file cannot be written; the old one is untouched.
-    """
-    items = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    write_atomic(output / ITEMS_NAME, lambda file: file.write(items.encode()))
-    lines = header_line(COLUMNS) + csv_lines(report_rows(facts), COLUMNS)
-    write_atomic(output / f"{NAME}.csv", lambda file: file.write(lines))
-    if facts["accuracy"][KINDS[0]]:
-        plots.save(plots.accuracy(facts), output / f"{NAME}.png")
-    if facts["reliability"]:
-        plots.save(plots.reliability(facts), output / "reliability.png")
-    if facts["risk_coverage"] is not None:
-        plots.save(plots.risk(facts), output / "risk_coverage.png")
-    text = json.dumps(plain(facts), indent=1, ensure_ascii=False, allow_nan=False)
-    write_atomic(output / f"{NAME}.json", lambda file: file.write(text.encode()))
-
-
-def plain(value: Any) -> Any:
-    """The same for JSON, which has no NaN."""
-    if isinstance(value, Mapping):
-        return {key: plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def write_evaluation(output: Path, facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write items.jsonl, evaluation.csv, the pictures and, last, evaluation.json."""
+    files = {
+        ITEMS_NAME: rows,
+        f"{NAME}.csv": (COLUMNS, report_rows(facts)),
+        f"{NAME}.png": plots.accuracy(facts) if facts["accuracy"][KINDS[0]] else None,
+        "reliability.png": plots.reliability(facts) if facts["reliability"] else None,
+        "risk_coverage.png": plots.risk(facts) if facts["risk_coverage"] is not None else None,
+        f"{NAME}.json": facts,
+    }
+    write_report(output, files)
 
 
 def show(facts: Mapping[str, Any], console: Console | None = None) -> None:
     """Print exact match of every way to answer, and likelihoods and diversity."""
     console = console or Console()
     failed = f", {facts['failed']} failed and counted as wrong" if facts["failed"] else ""
-    table = Table(title=f"{facts['name']}: {facts['count']} questions{failed}", title_justify="left")
-    for column in ("answered by", *(f"{kind} %" for kind in KINDS), "gain", "NLL", "ECE"):
-        table.add_column(column, justify="left" if column == "answered by" else "right", no_wrap=True)
+    lines = []
     for row in report_rows(facts):
         shown = [f"{100 * row[f'{kind}_mean']:.1f} ± {100 * row[f'{kind}_se']:.1f}" for kind in KINDS]
         scores = [_short(row[key]) for key in ("nll", "ece")]
-        table.add_row(row["system"], *shown, f"{100 * row['flexible_gain']:+.1f}", *scores)
-    console.print(table)
+        lines.append([row["system"], *shown, f"{100 * row['flexible_gain']:+.1f}", *scores])
+    heads = ("answered by", *(f"{kind} %" for kind in KINDS), "gain", "NLL", "ECE")
+    title = f"{facts['name']}: {facts['count']} questions{failed}"
+    console.print(terminal_table(heads, lines, title, heads[:1], heads))
     if facts["first_error"]:
         console.print(f"the first failure: {facts['first_error']}")
     if facts["likelihood"]:
-        diversity = Table()
-        for column in ("figure", "value"):
-            diversity.add_column(column)
-        mean = facts["likelihood"]["mean"]
-        for key in mean:
-            diversity.add_row(key, _short(mean[key]))
-        for key, value in facts["sliced_wasserstein"].items():
-            diversity.add_row(f"sliced Wasserstein, {key}", _short(value))
-        console.print(diversity)
+        figures = dict(facts["likelihood"]["mean"])
+        figures |= {f"sliced Wasserstein, {key}": value for key, value in facts["sliced_wasserstein"].items()}
+        heads = ("figure", "value")
+        lines = [[key, _short(value)] for key, value in figures.items()]
+        console.print(terminal_table(heads, lines, left=heads))
 
 
 def _short(value: float) -> str:

@@ -84,7 +84,6 @@ def score(
     """Score the labelled tokens of a batch.
 
     Args:
-        crowd: in evaluation mode.
         batch: `input_ids`, `attention_mask` and `labels` (B, T).
         aggregators: rules by name; one that learns along a text also reads its prompt, as when it writes.
         seeds: one per text, of the weights that a rule draws.
@@ -137,13 +136,8 @@ def score_all(
     """Score the right answers of examples.
 
     Args:
-        crowd: in evaluation mode.
-        tokenizer: of the backbone.
-        template: that turns examples into text.
         examples: those whose prompt leaves no room for an answer are left out.
-        aggregators: rules by name.
         seed: of the weights that a rule draws.
-        batch_size: examples computed together.
 
     Returns:
         Scores of all tokens, by rule.
@@ -194,12 +188,8 @@ def fit_weights(
     """Fit the agents' weights to examples that neither training nor the test holds.
 
     Args:
-        crowd: in evaluation mode.
-        tokenizer: of the backbone.
-        template: that turns examples into text.
         examples: of the validation set.
         alpha: of the symmetric prior.
-        batch_size: examples computed together.
 
     Returns:
         The posterior's alpha_k, see `zoo.ci_llm.aggregation.weights.fit_dirichlet`, and each agent's NLL, in nats per

@@ -27,9 +27,7 @@ class Subject:
 
     Attributes:
         crowd: backbone and agents; put into evaluation mode.
-        tokenizer: of the backbone.
         template: that turns questions and answers into text.
-        name: for the report.
     """
 
     crowd: Crowd
@@ -43,7 +41,6 @@ def load_subject(run: Path, device: str | torch.device = "cpu") -> tuple[Subject
 
     Args:
         run: run folder, checkpoint or export.
-        device: torch device.
 
     Returns:
         The subject, the data that it was trained on (arithmetic made in code where the run does not tell), and its
@@ -83,8 +80,6 @@ def read_questions(path: Path, split: Split, fields: tuple[str, str]) -> list[Ex
     """Questions and answers of a file, or of a folder's split.
 
     Args:
-        path: file or folder.
-        split: of a folder.
         fields: names of question and answer.
 
     Raises:

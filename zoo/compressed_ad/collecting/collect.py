@@ -14,6 +14,8 @@ from torch import Tensor
 
 from zoo.common.hardware import processes
 from zoo.common.locks import writes_into
+from zoo.common.ranges import at_least, within
+from zoo.common.work import Share
 from zoo.compressed_ad.collecting.base import Algorithm
 from zoo.compressed_ad.collecting.ppo import PPO
 from zoo.compressed_ad.collecting.q_learning import QLearning
@@ -91,28 +93,25 @@ def collect(
     Raises:
         ValueError: when an argument is out of range, or `output` holds something else or was begun with others.
     """
-    if episodes < 1 or not 0 <= rank < world_size:
-        raise ValueError(
-            f"expected at least one episode and 0 <= rank < world_size, found {episodes}, {rank} and {world_size}"
-        )
+    at_least(1, episodes=episodes)
+    within(0, world_size - 1, rank=rank)
     every = env.tasks()
     chosen = list(range(len(every))) if tasks is None else list(tasks)
     steps = episodes * env.horizon
     writer = HistoryWriter(
         output, env, chosen, streams, steps, shard_size, source.describe(), seed, split_seed, train_share
     )
-    mine = list(enumerate(writer.shards))[rank::world_size]
-    todo = [(number, part) for number, part in mine if not writer.finished(number)]
-    made = sum(len(part) for _, part in todo)
+    share = Share(list(enumerate(writer.shards)), lambda shard: writer.finished(shard[0]), rank, world_size)
+    made = sum(len(part) for _, part in share.owed)
     with Progress(disable=not progress) as bar:
         shown = bar.add_task(f"histories in {output.name}", total=made * streams * steps)
-        for number, part in todo:
+        for number, part in share.owed:
             seeds = [item_seed(seed, 0, task) for task in part]
             histories = source.histories(
                 env, every[part], seeds, streams, steps, lambda count: bar.advance(shown, count)
             )
             writer.write(number, histories)
-    return {"made": made, "skipped": sum(len(part) for _, part in mine) - made}
+    return {"made": made, "skipped": sum(len(part) for _, part in share.mine) - made}
 
 
 def last_returns(store: HistoryStore) -> Tensor:

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.common.atomic import TEMPORARY_MARK, remove, write_atomic
 from zoo.common.folders import begin_output
 from zoo.common.ranges import at_least, within
+from zoo.common.work import write_part
 from zoo.compressed_ad.envs.grids import ENVS, Env, build_env
 from zoo.compressed_ad.nets.steps import Steps
 
@@ -127,18 +127,15 @@ class HistoryWriter:
         if transitions.shape != expected or transitions.dtype != np.int8:
             raise ValueError(f"expected {expected} int8, found {transitions.shape} {transitions.dtype}")
         path = self.folder / shard_name(number)
-        for left in self.folder.glob(f".{path.stem}.*{TEMPORARY_MARK}*"):  # by a killed process
-            remove(left)
-        write_atomic(path, lambda file: np.save(file, transitions, allow_pickle=False))
+        write_part(path, lambda file: np.save(file, transitions, allow_pickle=False))
         line = f"{_sha256(path)}  {path.name}\n"
-        write_atomic(_checksum_path(path), lambda file: file.write(line.encode()))
+        write_part(_checksum_path(path), lambda file: file.write(line.encode()))
 
 
 class HistoryStore:
     """Reads histories; may be pickled, every process maps the shards itself.
 
     Args:
-        folder: as `HistoryWriter` writes it.
         allow_missing: leave out the tasks of shards that are missing or damaged, with a warning that names them.
 
     Attributes:

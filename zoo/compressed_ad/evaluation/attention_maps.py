@@ -8,10 +8,12 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
+from zoo.common.ranges import at_least
+from zoo.common.report import new_figure
 from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.nets.steps import Steps
 from zoo.runs.folder import run_folder
-from zoo.training.callbacks.media import FIGURE_DPI, log_figure
+from zoo.training.callbacks.media import log_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,8 +35,7 @@ class AttentionMaps(L.Callback):
     """
 
     def __init__(self, histories: int = 8) -> None:
-        if histories < 1:
-            raise ValueError(f"histories is at least 1, not {histories}")
+        at_least(1, histories=histories)
         self.histories = histories
         self._steps: Steps | None = None
 
@@ -67,10 +68,6 @@ class AttentionMaps(L.Callback):
 @torch.no_grad()
 def attention(policy: InContextPolicy, steps: Steps) -> tuple[Tensor, int]:
     """Attention of the last block when the window is full, or else at the end of the histories.
-
-    Args:
-        policy: whose; evaluated in evaluation mode.
-        steps: B histories.
 
     Returns:
         Weights (B, heads, N, N), float32 on the CPU: how much token n (row) attends to token m; the last token is the
@@ -109,7 +106,6 @@ def figures(weights: Tensor, latents: int) -> dict[str, float]:
 
     Args:
         weights: (B, heads, N, N), see `attention`.
-        latents: of the first tokens.
 
     Returns:
         `entropy` in nats; `recent`, the mean weight of the newer half of the tokens over that of the older half;
@@ -131,13 +127,8 @@ def draw(weights: Tensor, latents: int) -> Figure:
     Args:
         weights: (heads, N, N).
         latents: of the first tokens; a line is drawn behind them.
-
-    Returns:
-        The figure.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9.0, 4.5), dpi=FIGURE_DPI, layout="constrained")
+    figure = new_figure(9.0, 4.5)
     left, right = figure.subplots(1, 2)
     image = left.imshow(weights.mean(0).numpy(), cmap="magma", vmin=0)
     left.set(title="mean over heads", xlabel="attends to token", ylabel="token")

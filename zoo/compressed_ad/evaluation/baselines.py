@@ -14,7 +14,6 @@ def random_return(env: Env, tasks: Tensor | None = None) -> Tensor:
     """Expected return of an episode of uniformly random actions, exact by dynamic programming.
 
     Args:
-        env: where.
         tasks: (B, F) int64; all tasks of the environment by default.
 
     Returns:

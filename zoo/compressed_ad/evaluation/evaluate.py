@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 from torch import Tensor
 
 import zoo
-from zoo.common.atomic import replacing, sweep_temporaries, write_atomic
 from zoo.common.folders import begin_output
 from zoo.common.hardware import own_device
 from zoo.common.locks import writes_into
+from zoo.common.ranges import at_least, within
 from zoo.common.reading.configs import read_config
-from zoo.common.table import csv_lines, header_line
+from zoo.common.report import terminal_table, write_report
+from zoo.common.work import Share, write_part
 from zoo.compressed_ad.data.history import read_index
 from zoo.compressed_ad.envs.grids import DarkroomPermuted, Env
 from zoo.compressed_ad.evaluation import plots
@@ -45,52 +44,43 @@ def show(facts: Mapping[str, Any], console: Console | None = None) -> None:
     """Print the summary, and the tasks where they are few."""
     console = console or Console()
     summary = facts["summary"]
-    table = Table(title=f"{facts['run']}: {len(facts['tasks'])} tasks ({facts['split_from']})", title_justify="left")
-    for column in ("figure", "mean", "95 % interval"):
-        table.add_column(column)
+    lines = []
     for key in ("first", "last", "mean", "regret"):
         row = summary[key]
         ends = "" if row["low"] is None else f"{row['low']:.3f} to {row['high']:.3f}"
-        table.add_row(
-            f"{key} ({summary['last_episodes']} episodes)" if key == "last" else key, f"{row['mean']:.3f}", ends
-        )
-    for key in ("random", "oracle"):
-        table.add_row(key, f"{summary[key]:.3f}", "")
+        name = f"{key} ({summary['last_episodes']} episodes)" if key == "last" else key
+        lines.append([name, f"{row['mean']:.3f}", ends])
+    lines += [[key, f"{summary[key]:.3f}", ""] for key in ("random", "oracle")]
     for share, episode in summary["episodes_to_reach"].items():
-        table.add_row(f"episodes to {share} of the last", "never" if episode is None else str(episode), "")
-    if facts["gap"] is not None:
-        for key in ("before", "after"):
-            value = facts["gap"][key]
-            table.add_row(f"{key} the gap", "-" if value is None else f"{value:.3f}", f"{facts['gap']['count']} pairs")
-    console.print(table)
+        lines.append([f"episodes to {share} of the last", "never" if episode is None else str(episode), ""])
+    for key in ("before", "after") if facts["gap"] is not None else ():
+        value = facts["gap"][key]
+        lines.append([f"{key} the gap", "-" if value is None else f"{value:.3f}", f"{facts['gap']['count']} pairs"])
+    heads = ("figure", "mean", "95 % interval")
+    title = f"{facts['run']}: {len(facts['tasks'])} tasks ({facts['split_from']})"
+    console.print(terminal_table(heads, lines, title, left=heads))
     if len(facts["tasks"]) <= SHOWN_TASKS:
-        rows = Table()
-        for column in COLUMNS:
-            rows.add_column(column, justify="right")
-        for task in facts["tasks"]:
-            rows.add_row(*(f"{task[key]:.3f}" if isinstance(task[key], float) else str(task[key]) for key in COLUMNS))
-        console.print(rows)
+        tasks = [
+            [f"{task[key]:.3f}" if isinstance(task[key], float) else str(task[key]) for key in COLUMNS]
+            for task in facts["tasks"]
+        ]
+        console.print(terminal_table(COLUMNS, tasks))
 
 
-def write_report(output: Path, facts: Mapping[str, Any], returns: np.ndarray) -> None:
+def write_evaluation(output: Path, facts: Mapping[str, Any], returns: np.ndarray) -> None:
     """Write eval_result.npy, returns.npy, evaluation.csv, .png and, last, .json.
 
     Args:
-        output: folder; older files are replaced.
-        facts: what `evaluate` returns.
         returns: (tasks, seeds, episodes) float32.
-
-    Raises:
-        OSError: when a file cannot be written; the old one is untouched.
     """
-    result = returns.mean(1)
-    text = json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False)
-    lines = header_line(COLUMNS) + csv_lines(facts["tasks"], COLUMNS)
-    write_atomic(output / RETURNS_NAME, lambda file: np.save(file, returns))
-    write_atomic(output / RESULT_NAME, lambda file: np.save(file, result))
-    write_atomic(output / f"{NAME}.csv", lambda file: file.write(lines))
-    plots.save(plots.curves({"agent": facts}), output / f"{NAME}.png")
-    write_atomic(output / f"{NAME}.json", lambda file: file.write(text.encode()))
+    files = {
+        RETURNS_NAME: returns,
+        RESULT_NAME: returns.mean(1),
+        f"{NAME}.csv": (COLUMNS, facts["tasks"]),
+        f"{NAME}.png": plots.curves({"agent": facts}),
+        f"{NAME}.json": facts,
+    }
+    write_report(output, files)
 
 
 def task_rows(tasks: Tensor, returns: np.ndarray, random: np.ndarray, oracle: np.ndarray) -> list[dict[str, Any]]:
@@ -180,10 +170,8 @@ def evaluate(
             folder was begun with other settings.
         OSError: when the disk is full; the same call goes on.
     """
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank lies between 0 and world_size - 1, found rank {rank} of {world_size}")
-    if min(episodes, seeds, chunk) < 1:
-        raise ValueError(f"at least 1 is needed of episodes ({episodes}), seeds ({seeds}) and chunk ({chunk})")
+    within(0, world_size - 1, rank=rank)
+    at_least(1, episodes=episodes, seeds=seeds, chunk=chunk)
     agent = load_agent(run, own_device(device))
     if gap_steps is not None and gap_steps < agent.policy.window:
         raise ValueError(f"a gap of {gap_steps} steps does not empty the window of {agent.policy.window}")
@@ -199,19 +187,15 @@ def evaluate(
         "gap_steps": (gap_steps or agent.policy.window) if gap else None,
         "chunk": chunk,
     }
-    begin_output(output, settings)
-    if world_size == 1:
-        sweep_temporaries(output)
+    begin_output(output, settings, sweep=world_size == 1)
     paired, keys = pairs(agent.env, tasks, range(seeds))
     spans = [slice(first, min(first + chunk, len(keys))) for first in range(0, len(keys), chunk)]
     paths = [output / PARTS_NAME / f"{number:05d}.npz" for number in range(len(spans))]
-    owed = [number for number in range(rank, len(spans), world_size) if not paths[number].exists()]
-    shown = progress and rank == 0
-    for number in track(owed, "chunks", disable=not (shown and len(spans) > 1)):
-        part = _play(agent, paired[spans[number]], keys[spans[number]], settings, shown and len(spans) == 1)
-        with replacing(paths[number]) as temporary, temporary.open("wb") as file:
-            np.savez(file, **part)
-    missing = sum(not path.exists() for path in paths)
+    share = Share(list(zip(spans, paths, strict=True)), lambda chunk: chunk[1].exists(), rank, world_size)
+    for span, path in share.track("chunks", progress and len(spans) > 1):
+        part = _play(agent, paired[span], keys[span], settings, progress and rank == 0 and len(spans) == 1)
+        write_part(path, partial(np.savez, **part))
+    missing = share.missing()
     if missing:
         return {"missing": missing}
     facts = _join(agent, output, paths, tasks, settings, {"run": str(run), "split": split, "split_from": told})
@@ -241,10 +225,7 @@ def split_of(
 
     Args:
         run: run folder or file in it; its config.yaml names the split or the histories, whose index does.
-        env: of the tasks.
         split: "train", "test" or "all".
-        split_seed: overrules the run.
-        train_share: overrules the run.
 
     Raises:
         FileNotFoundError: when the run's histories are gone.
@@ -277,7 +258,6 @@ def baselines_of(env: Env, tasks: Tensor, episodes: int) -> dict[str, Any]:
     """Expected return of random actions, of the oracle (each a mean over tasks), and the explorer's curve.
 
     Args:
-        env: where.
         tasks: (n, F).
         episodes: of the explorer; it has no curve (None) where there is nothing to explore.
     """
@@ -341,7 +321,7 @@ def _join(
         found, before, after = torch.from_numpy(probed).unbind(1)
         paired = tasks.repeat_interleave(seeds, 0)
         gap = {"steps": settings["gap_steps"], **summarise_gap(Gap(found > 0, before, after), agent.env, paired)}
-        write_atomic(output / GAP_NAME, lambda file: np.save(file, probed.reshape(len(tasks), seeds, 3)))
+        write_report(output, {GAP_NAME: probed.reshape(len(tasks), seeds, 3)})
     random, oracle = (values(agent.env, tasks).numpy() for values in (random_return, oracle_return))
     facts = {
         "version": zoo.__version__,
@@ -354,5 +334,5 @@ def _join(
         "gap": gap,
         "tasks": task_rows(tasks, returns, random, oracle),
     }
-    write_report(output, facts, returns)
+    write_evaluation(output, facts, returns)
     return facts

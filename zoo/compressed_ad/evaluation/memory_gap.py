@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from zoo.common.ranges import at_least
 from zoo.compressed_ad.envs.grids import Env
 from zoo.compressed_ad.evaluation.baselines import oracle_return, random_return
 from zoo.compressed_ad.nets.policy import InContextPolicy
@@ -42,14 +43,10 @@ def memory_gap(
     least a window long: what the agent then knows of the goal it has from its latents, not from a transition in view.
 
     Args:
-        policy: see `rollout`.
-        env: where.
         tasks: (B, F) int64.
         seeds: (B,).
         episodes: before the gap, at least 1.
         gap_steps: at least so many steps, rounded up to whole episodes; a window by default.
-        greedy: as in `rollout`.
-        cached: as in `rollout`.
 
     Returns:
         Figures of each pair; those that did not find the goal before have nothing to remember.
@@ -57,8 +54,7 @@ def memory_gap(
     Raises:
         ValueError: when there is no episode, the gap is shorter than the window, or as in `rollout`.
     """
-    if episodes < 1:
-        raise ValueError(f"the memory gap needs at least 1 episode before it, not {episodes}")
+    at_least(1, episodes=episodes)
     with Player(policy, env, tasks, seeds, greedy, cached) as player:
         return probe(player, player.play(episodes), gap_steps)
 
@@ -67,9 +63,7 @@ def probe(player: Player, before: Tensor, gap_steps: int | None = None) -> Gap:
     """Go on after some episodes with the gap and the episode that is scored.
 
     Args:
-        player: that has played.
         before: returns (B, episodes) of what it played.
-        gap_steps: as in `memory_gap`.
 
     Raises:
         ValueError: when the gap is shorter than the window.
@@ -88,8 +82,6 @@ def summarise_gap(gap: Gap, env: Env, tasks: Tensor) -> dict[str, Any]:
     """Means over the pairs that had found the goal.
 
     Args:
-        gap: of all pairs.
-        env: where.
         tasks: (B, F) of the pairs.
 
     Returns:

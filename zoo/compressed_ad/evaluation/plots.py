@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zoo.common.atomic import write_atomic
+from zoo.common.report import new_figure, panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Facts = Mapping[str, Any]  # what an evaluation.json holds
-DPI = 100
 BARS = 40  # tasks; more are drawn as a sorted line
 PANELS = {
     "latents": "latents K",
@@ -26,22 +23,15 @@ PANELS = {
 }
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG, aside and renamed."""
-    write_atomic(path, lambda file: figure.savefig(file, format="png"))
-
-
 def curves(evaluations: Mapping[str, Facts], sources: Mapping[str, Sequence[float]] | None = None) -> Figure:
     """Draw the mean return of each episode beside random, oracle and explorer.
 
     Args:
         evaluations: facts by label; baselines are those of the first.
         sources: further curves by label, such as the histories that were learned from.
-
-    Returns:
-        The figure.
     """
-    figure, axes = _figure(8.5, 4.2)
+    figure = new_figure(8.5, 4.2)
+    axes = figure.subplots()
     first = next(iter(evaluations.values()))
     for label, facts in evaluations.items():
         curve = facts["summary"]["curve"]
@@ -69,9 +59,7 @@ def legend_beside(axes: Axes) -> None:
 
 def running(evaluations: Mapping[str, Facts]) -> Figure:
     """Draw the cumulative mean of the return, and the cumulative regret against the oracle."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10.0, 4.0), dpi=DPI, layout="constrained")
+    figure = new_figure(10.0, 4.0)
     left, right = figure.subplots(1, 2)
     for label, facts in evaluations.items():
         mean = np.array(facts["summary"]["curve"]["mean"])
@@ -86,7 +74,8 @@ def running(evaluations: Mapping[str, Facts]) -> Figure:
 
 def tasks(evaluations: Mapping[str, Facts]) -> Figure:
     """Draw the mean of the last episodes of each task: bars, or where there are many a sorted line."""
-    figure, axes = _figure(9.0, 4.0)
+    figure = new_figure(9.0, 4.0)
+    axes = figure.subplots()
     first = next(iter(evaluations.values()))["tasks"]
     names = [row["task"] for row in first]
     alike = all([row["task"] for row in facts["tasks"]] == names for facts in evaluations.values())
@@ -110,17 +99,15 @@ def tasks(evaluations: Mapping[str, Facts]) -> Figure:
 
 def sweep(evaluations: Mapping[str, Facts]) -> Figure | None:
     """Draw the return over latents, window, their ratio and the free space; None where nothing of it differs."""
-    from matplotlib.figure import Figure
-
     settings = {label: setting(facts) for label, facts in evaluations.items()}
     names = [
         name for name in PANELS if len({values[name] for values in settings.values() if values[name] is not None}) > 1
     ]
     if not names:
         return None
-    figure = Figure(figsize=(4.0 * len(names), 3.6), dpi=DPI, layout="constrained")
-    panels: Sequence[Axes] = figure.subplots(1, len(names), squeeze=False, sharey=True)[0]
-    for name, axes in zip(names, panels, strict=True):
+    figure = new_figure(4.0 * len(names), 3.6)
+    row: Sequence[Axes] = figure.subplots(1, len(names), squeeze=False, sharey=True)[0]
+    for name, axes in zip(names, row, strict=True):
         shown = {label: value for label, values in settings.items() if (value := values[name]) is not None}
         places = sorted(set(shown.values()))
         for key, colour, title in (("last", "C0", "last episodes"), ("mean", "C1", "all episodes")):
@@ -131,8 +118,8 @@ def sweep(evaluations: Mapping[str, Facts]) -> Figure | None:
             means = [np.mean([value for at, value in points if at == place]) for place in places]
             axes.plot(places, means, color=colour)
         axes.set(xlabel=PANELS[name])
-    panels[0].set(ylabel="return")
-    panels[0].legend()
+    row[0].set(ylabel="return")
+    row[0].legend()
     return figure
 
 
@@ -151,30 +138,17 @@ def training(runs: Mapping[str, Mapping[str, tuple[Sequence[int], Sequence[float
     Args:
         runs: by label, and in them by metric: steps and values.
     """
-    from matplotlib.figure import Figure
-
     metrics = list(dict.fromkeys(metric for run in runs.values() for metric in run))
     if not metrics:
         return None
-    columns = min(3, len(metrics))
-    figure = Figure(figsize=(4.5 * columns, 3.2 * math.ceil(len(metrics) / columns)), dpi=DPI, layout="constrained")
-    grid = list(figure.subplots(math.ceil(len(metrics) / columns), columns, squeeze=False).flat)
-    for metric, axes in zip(metrics, grid, strict=False):
+    figure, grid = panels(len(metrics), 4.5, 3.2)
+    for metric, axes in zip(metrics, grid, strict=True):
         for label, run in runs.items():
             if metric in run:
                 axes.plot(*run[metric], label=label, linewidth=1)
         axes.set(title=metric, xlabel="batches")
-    for axes in grid[len(metrics) :]:
-        axes.set_visible(False)
     grid[0].legend()
     return figure
-
-
-def _figure(width: float, height: float) -> tuple[Figure, Axes]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
-    return figure, figure.subplots()
 
 
 def _errors(rows: Sequence[Mapping[str, float | None]]) -> list[list[float]]:

@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 
 import zoo
-from zoo.common.atomic import write_atomic
 from zoo.common.locks import writes_into
+from zoo.common.report import markdown_table, write_report
+from zoo.common.statistics import bootstrap_groups
 from zoo.compressed_ad.data.history import HistoryStore
 from zoo.compressed_ad.envs.grids import build_env
 from zoo.compressed_ad.evaluation import plots
 from zoo.compressed_ad.evaluation.evaluate import NAME as EVALUATION
 from zoo.compressed_ad.evaluation.evaluate import RETURNS_NAME
-from zoo.compressed_ad.evaluation.summary import bootstrap, finite, last_episodes, speed
+from zoo.compressed_ad.evaluation.summary import finite, last_episodes, speed
 from zoo.runs.csv_log import CSV_NAME, read_metrics
 
 NAME = "report"
@@ -66,11 +67,7 @@ def report(
         "sweep": plots.sweep(found),
         "training": plots.training(runs),
     }
-    pictures = []
-    for name, figure in drawn.items():
-        if figure is not None:
-            plots.save(figure, output / f"{name}.png")
-            pictures.append(f"{name}.png")
+    pictures = {f"{name}.png": figure for name, figure in drawn.items() if figure is not None}
     rows = [_row(label, facts, found, returns) for label, facts in found.items()]
     result = {
         "version": zoo.__version__,
@@ -79,12 +76,9 @@ def report(
         "baselines": first["baselines"],
         "sources": sources,
         "notes": _notes(found),
-        "pictures": pictures,
+        "pictures": list(pictures),
     }
-    text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False)
-    page = markdown(result)
-    write_atomic(output / f"{NAME}.md", lambda file: file.write(page.encode()))
-    write_atomic(output / f"{NAME}.json", lambda file: file.write(text.encode()))
+    write_report(output, {**pictures, f"{NAME}.md": markdown(result), f"{NAME}.json": result})
     print(output / f"{NAME}.md")
     return result
 
@@ -111,7 +105,7 @@ def markdown(result: Mapping[str, Any]) -> str:
         for row in rows
     ]
     lines += [
-        *_table(heads, cells),
+        markdown_table(heads, cells),
         "",
         "Means of an episode's return with 95 % bootstrap intervals over tasks and seeds.",
         "",
@@ -119,7 +113,7 @@ def markdown(result: Mapping[str, Any]) -> str:
     lines += [f"## Episodes to reach shares of {first['label']}'s final level, {first['last']['mean']:.2f}", ""]
     shares = list(first["episodes_to_reach"])
     cells = [[row["label"], *(_or(row["episodes_to_reach"][share], "never") for share in shares)] for row in rows]
-    lines += [*_table(["evaluation", *shares], cells), ""]
+    lines += [markdown_table(["evaluation", *shares], cells), ""]
     if any(row["gap"] for row in rows):
         lines += [
             "## Memory gap",
@@ -129,11 +123,13 @@ def markdown(result: Mapping[str, Any]) -> str:
         ]
         keys = ("steps", "count", "before", "after", "random", "oracle")
         gaps = [[row["label"], *(_number(row["gap"][key]) for key in keys)] for row in rows if row["gap"]]
-        lines += [*_table(["evaluation", *keys], gaps), ""]
+        lines += [markdown_table(["evaluation", *keys], gaps), ""]
     lines += ["## Policies", ""]
     settings = ("compressor", "window", "latents", "ratio", "free", "parameters", "compressions_per_episode")
     lines += [
-        *_table(["evaluation", *settings], [[row["label"], *(_number(row[key]) for key in settings)] for row in rows]),
+        markdown_table(
+            ["evaluation", *settings], [[row["label"], *(_number(row[key]) for key in settings)] for row in rows]
+        ),
         "",
     ]
     lines += [f"- {note}" for note in result["notes"]] + [""] * bool(result["notes"])
@@ -228,7 +224,7 @@ def _paired(
         return None
     tail = returns.shape[2] - last_episodes(returns.shape[2])
     gains = (returns[:, :, tail:].astype(np.float64) - others[:, :, tail:]).mean(2, keepdims=True)
-    low, high = bootstrap(gains)
+    low, high = bootstrap_groups(gains)
     return {"mean": float(gains.mean()), "low": finite(low[0]), "high": finite(high[0])}
 
 
@@ -251,10 +247,6 @@ def _env_line(result: Mapping[str, Any]) -> str:
         f"{result['env']['name']} ({arguments}). An episode of random actions returns {baselines['random']:.2f}, one "
         f"of who knows the task {baselines['oracle']:.2f}."
     )
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(line)} |" for line in (heads, ["---"] * len(heads), *rows)]
 
 
 def _interval(value: Mapping[str, float | None] | None) -> str:

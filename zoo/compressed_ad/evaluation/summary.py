@@ -7,46 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from zoo.common.statistics import LEVEL, RESAMPLES
+from zoo.common.statistics import bootstrap_groups
 
 SMOOTHED = 20  # episodes of a moving average
 LAST = 50  # episodes that tell the final level
 SHARES = (0.5, 0.75, 0.9)  # of the final level
 LENGTHS = (10, 20, 50, 100, 200, 500, 1000)  # episodes after which the level is told
-_DRAWN_AT_ONCE = 4_000_000  # weights, which bounds memory
-
-
-def bootstrap(values: np.ndarray, resamples: int = RESAMPLES, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Percentile intervals of a mean over tasks and seeds: tasks are drawn anew, and for each of them its seeds.
-
-    Args:
-        values: (tasks, seeds, N) float, finite.
-        resamples: number of draws.
-        seed: of the draws.
-
-    Returns:
-        Lower and upper ends (N,) of the 95 % intervals; NaN for a single pair.
-
-    Source: Davison and Hinkley, "Bootstrap methods and their application" (1997), section 3.8.
-    """
-    tasks, seeds, count = values.shape
-    if tasks * seeds < 2:
-        return np.full(count, math.nan), np.full(count, math.nan)
-    flat = values.reshape(tasks * seeds, count).astype(np.float64)
-    rng = np.random.default_rng(seed)
-    step = max(1, _DRAWN_AT_ONCE // (tasks * seeds))
-    means = []
-    for first in range(0, resamples, step):
-        drawn = rng.multinomial(tasks, [1 / tasks] * tasks, size=min(step, resamples - first))
-        weights = rng.multinomial(drawn * seeds, [1 / seeds] * seeds)
-        means.append(weights.reshape(len(drawn), -1) @ flat / (tasks * seeds))
-    low, high = np.quantile(np.concatenate(means), [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
-    return low, high
 
 
 def interval(values: np.ndarray) -> dict[str, float | None]:
     """Mean and interval of values (tasks, seeds); ends are None for a single pair."""
-    low, high = bootstrap(values[..., None])
+    low, high = bootstrap_groups(values[..., None])
     return {"mean": float(values.mean(dtype=np.float64)), "low": finite(low[0]), "high": finite(high[0])}
 
 
@@ -71,7 +42,6 @@ def episodes_to_reach(curve: np.ndarray, level: float) -> int | None:
 
     Args:
         curve: mean return of each episode (N,).
-        level: return.
     """
     means = smoothed(curve)
     reached = np.flatnonzero(means >= level)
@@ -101,7 +71,7 @@ def summarise(returns: np.ndarray, random: np.ndarray, oracle: np.ndarray) -> di
     episodes = returns.shape[2]
     tail = last_episodes(episodes)
     means = returns.mean(axis=(0, 1), dtype=np.float64)
-    low, high = bootstrap(returns)
+    low, high = bootstrap_groups(returns)
     last = returns[:, :, episodes - tail :].mean(2, dtype=np.float64)
     by_task = returns.mean(1, dtype=np.float64)
     level = interval(last)

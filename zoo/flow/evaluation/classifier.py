@@ -184,9 +184,6 @@ def cached_digits_classifier(
     """The classifier of these images from `<cache>/classifiers/`, trained on the first call.
 
     Args:
-        images: as in `train_digits_classifier`.
-        labels: as there.
-        seed: as there.
         cache: folder, made when missing; None trains anew.
 
     Returns:

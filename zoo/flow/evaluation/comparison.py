@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from zoo.common.ranges import one_of
 from zoo.flow.data.images import to_values
 from zoo.flow.evaluation import metrics as distances
 from zoo.flow.evaluation.extractors import BATCH, Classifier, Extractor, cached_features, extract
@@ -32,12 +33,6 @@ def spread(features: Tensor, labels: Sequence[int]) -> dict[int, float]:
 
 def spread_ratio(real: Tensor, real_labels: Sequence[int], fake: Tensor, fake_labels: Sequence[int]) -> float:
     """Mean spread of samples within classes over that of real ones, of the classes of both; NaN where there is none.
-
-    Args:
-        real: features (N, D).
-        real_labels: of them.
-        fake: features (M, D).
-        fake_labels: of them.
 
     Returns:
         The ratio: 1 is as varied, 0 is one sample per class.
@@ -137,7 +132,6 @@ class Comparison:
         metrics: of `METRICS`; QUICK by default.
         cache: folder for features of the reference, kept by a hash of images and extractor; None for none.
         batch_size: images through the extractor at once.
-        device: torch device of the extractor.
         seed: of subsets and projections.
 
     Raises:
@@ -155,9 +149,8 @@ class Comparison:
         device: str = "cpu",
         seed: int = 0,
     ) -> None:
-        unknown = sorted(set(metrics) - set(METRICS))
-        if unknown:
-            raise ValueError(f"unknown metrics {', '.join(unknown)}; there are {', '.join(METRICS)}")
+        for name in metrics:
+            one_of(METRICS, metrics=name)
         self.reference = reference
         self.extractor = extractor
         self.train = train
@@ -186,7 +179,6 @@ class Comparison:
         """All figures that can be had.
 
         Args:
-            samples: to judge.
             features: of them, where already computed.
 
         Returns:
@@ -230,10 +222,6 @@ class Comparison:
 
     def by_class(self, samples: Samples, features: Tensor) -> list[dict[str, Any]]:
         """Figures of each class that samples and reference share.
-
-        Args:
-            samples: with labels.
-            features: of them.
 
         Returns:
             Rows with `label`, `class`, `samples`, `reference` (how many); `accuracy` and `nearest` where known;
@@ -302,9 +290,7 @@ def compare(
         labels: that they were asked for, 1 to K; None for none.
         reference_images: real ones (M, C, H, W) that were not trained on.
         reference_labels: of them; None for none.
-        extractor: feature net.
         train_images: (L, C, H, W), for the distances that show copying.
-        metrics: of `METRICS`.
 
     Returns:
         See `Comparison.figures`.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import math
 import time
@@ -15,16 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from rich.console import Console
-from rich.table import Table
 from scipy import stats
 from torch import Tensor
 
 import zoo
-from zoo.common.atomic import write_atomic
 from zoo.common.hardware import machine
 from zoo.common.locks import writes_into
+from zoo.common.report import new_figure, terminal_table, write_report
 from zoo.common.statistics import LEVEL, Interval, bootstrap_mean
-from zoo.common.table import csv_lines, header_line
 from zoo.flow.evaluation import metrics as distances
 from zoo.flow.evaluation.comparison import MANIFOLD_ROWS, METRICS, Comparison, Samples, samples_of
 from zoo.flow.evaluation.controls import controls as make_controls
@@ -62,34 +59,25 @@ def show(report: Mapping[str, Any], console: Console | None = None) -> None:
     console = console or Console()
     rows = report["rows"]
     counts = {row["system"]: f"{row['samples']}/{row['reference']}" for row in reversed(rows)}
-    table = Table(
-        title=f"{report['extractor']}, {report['dims']} dimensions",
-        title_justify="left",
-        caption="Under each name: images/real images. Below a value: 95 % interval of the first.",
-        caption_justify="left",
-    )
-    table.add_column("figure", no_wrap=True)
     systems = list(dict.fromkeys(row["system"] for row in rows))
-    for system in systems:
-        table.add_column(f"{system}\n{counts[system]}", justify="right", no_wrap=system == systems[0])
+    heads = ["figure", *(f"{system}\n{counts[system]}" for system in systems)]
     cells = {(row["figure"], row["system"]): _cell(row, row["system"] == systems[0]) for row in rows}
-    for figure in dict.fromkeys(row["figure"] for row in rows):
-        table.add_row(f"{figure} {BETTER[figure]}", *(cells.get((figure, system), "") for system in systems))
-    console.print(table)
+    lines = [
+        [f"{figure} {BETTER[figure]}", *(cells.get((figure, system), "") for system in systems)]
+        for figure in dict.fromkeys(row["figure"] for row in rows)
+    ]
+    caption = "Under each name: images/real images. Below a value: 95 % interval of the first."
+    title = f"{report['extractor']}, {report['dims']} dimensions"
+    console.print(terminal_table(heads, lines, title, heads[:1], heads[:2], caption=caption, caption_justify="left"))
     if report["classes"]:
-        console.print(_class_table(report["classes"]))
+        heads = [column.replace("_", "\n") for column in report["classes"][0]]
+        lines = [
+            [f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.values()]
+            for row in report["classes"]
+        ]
+        console.print(terminal_table(heads, lines, "classes", ("class",), heads))
     for note in report["notes"]:
         console.print(note)
-
-
-def _class_table(classes: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(title="classes", title_justify="left")
-    for column in classes[0]:
-        heading = column.replace("_", "\n")
-        table.add_column(heading, justify="left" if column == "class" else "right", no_wrap=True)
-    for row in classes:
-        table.add_row(*(f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.values()))
-    return table
 
 
 def _cell(row: Mapping[str, Any], with_interval: bool) -> str:
@@ -98,55 +86,27 @@ def _cell(row: Mapping[str, Any], with_interval: bool) -> str:
     return f"{value}\n{row['low']:.3g} to {row['high']:.3g}" if shown else value
 
 
-def write_report(output: Path, report: Mapping[str, Any], real: Tensor, fake: Tensor) -> None:
+def write_evaluation(output: Path, report: Mapping[str, Any], real: Tensor, fake: Tensor) -> None:
     """Write evaluation.json, evaluation.csv, classes.csv (where there are classes) and evaluation.png.
 
     Args:
-        output: folder, made when missing; older files are replaced.
-        report: what `evaluate` returns.
         real: features of the reference (N, D).
         fake: features of the generated images (M, D).
-
-    Raises:
-        OSError: when a file cannot be written; the old one is untouched.
     """
-    text = json.dumps(_plain(report), indent=1, ensure_ascii=False, allow_nan=False)
-    lines = [{key: "" if row[key] is None else row[key] for key in COLUMNS} for row in report["rows"]]
-    drawing = figure(report, real, fake)
-    write_atomic(output / f"{NAME}.json", lambda file: file.write(text.encode()))
-    write_atomic(output / f"{NAME}.csv", lambda file: file.write(header_line(COLUMNS) + csv_lines(lines, COLUMNS)))
-    if report["classes"]:
-        names = list(report["classes"][0])
-        write_atomic(
-            output / "classes.csv", lambda file: file.write(header_line(names) + csv_lines(report["classes"], names))
-        )
-    write_atomic(output / f"{NAME}.png", lambda file: drawing.savefig(file, format="png"))
-
-
-def _plain(value: Any) -> Any:
-    """The same for JSON, which has no NaN."""
-    if isinstance(value, Mapping):
-        return {key: _plain(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_plain(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    classes = report["classes"]
+    files = {
+        f"{NAME}.json": report,
+        f"{NAME}.csv": (COLUMNS, report["rows"]),
+        "classes.csv": (list(classes[0]), classes) if classes else None,
+        f"{NAME}.png": figure(report, real, fake),
+    }
+    write_report(output, files)
 
 
 def figure(report: Mapping[str, Any], real: Tensor, fake: Tensor) -> Figure:
-    """Draw both sets in the plane of most variance of the real one, and the figures of the classes as bars.
-
-    Args:
-        report: what `evaluate` returns.
-        real: features (N, D).
-        fake: features (M, D).
-
-    Returns:
-        The figure.
-    """
-    from matplotlib.figure import Figure
-
+    """Draw both sets in the plane of most variance of the real one, and the figures of the classes as bars."""
     bars = [key for key in ("accuracy", "std_ratio") if report["classes"] and key in report["classes"][0]]
-    drawing = Figure(figsize=(5 + 4 * bool(bars), 4.5), dpi=100, layout="constrained")
+    drawing = new_figure(5 + 4 * bool(bars), 4.5)
     panels = drawing.subplots(1, 1 + bool(bars), squeeze=False)[0]
     for name, points, colour in zip(("real", "generated"), plane(real, fake), ("0.6", "C1"), strict=True):
         panels[0].scatter(*points[:SCATTERED].T.numpy(), s=4, c=colour, linewidths=0, label=name)
@@ -265,19 +225,12 @@ def evaluate(
         "notes": notes(samples, real, comparison.dims),
     }
     show(report)
-    write_report(Path(output), report, comparison.real, features[GENERATED])
+    write_evaluation(Path(output), report, comparison.real, features[GENERATED])
     return report
 
 
 def judge(comparison: Comparison, name: str, samples: Samples, features: Tensor, seed: int = 0) -> list[dict[str, Any]]:
     """Figures of one system as rows, with intervals where there are.
-
-    Args:
-        comparison: with the reference.
-        name: of the system.
-        samples: of it.
-        features: of them.
-        seed: of the intervals.
 
     Returns:
         Rows with `system`, `figure`, `value`, `low`, `high` (None without interval), `samples`, `reference`: how many
@@ -338,10 +291,7 @@ def frechet_interval(real: Tensor, fake: Tensor, groups: int = GROUPS, seed: int
     samples, not its bias: few samples make it too large. Drawing with replacement would make it larger still.
 
     Args:
-        real: features (N, D).
-        fake: features (M, D).
         groups: at least 2.
-        seed: of the groups.
 
     Returns:
         Value and interval; without ends for fewer than two samples in a group.

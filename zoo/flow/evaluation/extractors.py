@@ -98,7 +98,6 @@ class TorchScriptExtractor(Extractor):
     `torch.export` (.pt2) are refused, since torch reads them with pickle.
 
     Args:
-        path: the file.
         resolution: height and width that images are resized to (bilinear, antialiased), in pixels.
         channels: 3 repeats grey images, 1 averages colours.
 
@@ -180,8 +179,6 @@ def extract(extractor: Extractor, pixels: np.ndarray, batch_size: int = BATCH, d
     Args:
         extractor: put into evaluation mode and moved to the device.
         pixels: (N, H, W, C), uint8, 1 or 3 channels; `zoo.flow.rendering.to_pixels` makes them.
-        batch_size: images at once.
-        device: torch device to compute on.
 
     Returns:
         Features (N, dims), float32 on the CPU.
@@ -208,11 +205,8 @@ def cached_features(
     """Features of images, kept in `<cache>/features/<hash>.npz`; the hash is of images and extractor.
 
     Args:
-        extractor: as in `extract`.
         pixels: as in `extract`, at the size they were resized to.
         cache: folder, made when missing; None computes anew.
-        batch_size: images at once.
-        device: torch device to compute on.
 
     Returns:
         Features (N, dims), float32 on the CPU.

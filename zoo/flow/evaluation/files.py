@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from zoo.common.ranges import at_least
 from zoo.common.reading.archives import check_zip
 from zoo.flow.data import image_sets
 from zoo.flow.data.images import ArrayImages, FileImages, Framing, ImageSource, decode_all
@@ -71,8 +72,7 @@ def read_digits(val_every: int, split_seed: int | None, resolution: int, channel
     Raises:
         ValueError: when val_every is below 2.
     """
-    if val_every < 2:
-        raise ValueError(f"val_every is at least 2, not {val_every}")
+    at_least(2, val_every=val_every)
     images = image_sets.digits()
     pixels = _pixels(images.source, resolution, channels)
     chosen = np.array(image_sets.held_out(images.labels, val_every, split_seed))

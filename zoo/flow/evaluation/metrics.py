@@ -1,7 +1,9 @@
 """How near generated samples are to real ones: Fréchet and kernel distances, manifolds, transport, Chamfer.
 
-All compare features (N, D) or points; none downloads a net. State N and the extractor beside every figure: with fewer
-samples than dimensions a Fréchet distance is biased upwards, and figures of different extractors are not comparable.
+All compare features or points, real (N, D) with fake (M, D); none downloads a net. State N and the extractor beside
+every figure: with fewer samples than dimensions a Fréchet distance is biased upwards, and figures of different
+extractors are not comparable.
+ValueError is raised for sets of different widths, and for fewer rows than a figure needs.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
+
+from zoo.common.ranges import at_least
 
 CHUNK = 1024  # rows per block of a distance matrix
 TINY = 1e-12
@@ -83,9 +87,6 @@ def frechet_distance(real: Tensor | FeatureStatistics, fake: Tensor | FeatureSta
     Returns:
         The squared distance ("FID" where the features are Inception's).
 
-    Raises:
-        ValueError: when the widths differ or a set has fewer than two features.
-
     Source: Heusel et al., "GANs Trained by a Two Time-Scale Update Rule" (2017), equation 6.
     """
     (mean_a, cov_a), (mean_b, cov_b) = _moments(real), _moments(fake)
@@ -113,19 +114,12 @@ def kernel_distance(
     """Kernel distance (KID): unbiased squared MMD with the kernel (x y / D + 1)^3, over random subsets.
 
     Args:
-        real: features (N, D).
-        fake: features (M, D).
-        subsets: how many.
         subset_size: features in each; all of the smaller set where it has fewer.
         standardise: bring the real features to mean 0 and deviation 1 first; raw ones of other nets than Inception
             give figures in the thousands.
-        seed: of the subsets.
 
     Returns:
         Mean and standard deviation over the subsets.
-
-    Raises:
-        ValueError: when a set has fewer than two features.
 
     Source: Binkowski et al., "Demystifying MMD GANs" (2018), section 4.
     """
@@ -149,15 +143,10 @@ def rbf_mmd(real: Tensor, fake: Tensor, bandwidth: float | None = None) -> float
     """Unbiased squared MMD with the kernel exp(-|x - y|^2 / 2 b^2).
 
     Args:
-        real: features (N, D).
-        fake: features (M, D).
         bandwidth: b; the median distance of the real features by default.
 
     Returns:
         The estimate; slightly negative values occur where the sets are alike.
-
-    Raises:
-        ValueError: when a set has fewer than two features.
 
     Source: Gretton et al., "A Kernel Two-Sample Test" (2012), equation 3.
     """
@@ -180,21 +169,15 @@ def manifold_scores(real: Tensor, fake: Tensor, neighbours: int = 5) -> dict[str
     """Precision, recall, density and coverage: do samples lie among the real ones, and all over them?
 
     Args:
-        real: features (N, D).
-        fake: features (M, D).
         neighbours: k of the balls around each feature.
 
     Returns:
         The four scores; 1 is best (density may exceed it).
 
-    Raises:
-        ValueError: when a set does not have more features than neighbours.
-
     Source: Kynkäänniemi et al., "Improved Precision and Recall" (2019); Naeem et al., "Reliable Fidelity and Diversity
     Metrics" (2020).
     """
-    if neighbours < 1:
-        raise ValueError(f"neighbours is at least 1, not {neighbours}")
+    at_least(1, neighbours=neighbours)
     real, fake = _pair(real, fake, neighbours + 1)
     # the nearest feature of a set to its own member is that member
     real_radius = _squared_distances(real, real).kthvalue(neighbours + 1, dim=1).values
@@ -213,16 +196,11 @@ def sliced_wasserstein(real: Tensor, fake: Tensor, projections: int = 256, seed:
     """Sliced 2-Wasserstein distance: root mean square over fixed random directions of the distances on the line.
 
     Args:
-        real: features (N, D).
-        fake: features (M, D).
         projections: directions.
         seed: of the directions; keep it for figures that are to be compared.
 
     Returns:
         The distance, in the unit of the features.
-
-    Raises:
-        ValueError: when a set is empty or the widths differ.
 
     Source: Bonneel et al., "Sliced and Radon Wasserstein Barycenters of Measures" (2015).
     """
@@ -245,13 +223,9 @@ def wasserstein(real: Tensor, fake: Tensor) -> float:
 
     Args:
         real: points (N, D); N up to a few thousand.
-        fake: points (N, D).
 
     Returns:
         The distance, in the unit of the points.
-
-    Raises:
-        ValueError: when the sets differ in size or are empty.
     """
     real, fake = _pair(real, fake, 1)
     if len(real) != len(fake):
@@ -263,15 +237,8 @@ def wasserstein(real: Tensor, fake: Tensor) -> float:
 def chamfer(first: Tensor, second: Tensor) -> float:
     """Chamfer distance as the assignment counts it: squared distances to the nearest other point, summed both ways.
 
-    Args:
-        first: points (N, D).
-        second: points (M, D).
-
     Returns:
         The sum, not divided by the number of points.
-
-    Raises:
-        ValueError: when a set is empty or the widths differ.
     """
     first, second = _pair(first, second, 1)
     distances = _squared_distances(first, second)

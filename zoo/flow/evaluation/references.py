@@ -1,4 +1,4 @@
-"""What generated images are compared with, and the feature net that sees both, as a command line names them."""
+"""What samples are compared with, and the feature net that sees both, as a command line names them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
+from torch import Tensor
+
+from zoo.common.ranges import one_of
+from zoo.flow.data import points
 from zoo.flow.evaluation.classifier import cached_digits_classifier
-from zoo.flow.evaluation.comparison import Samples
+from zoo.flow.evaluation.comparison import Comparison, Samples
 from zoo.flow.evaluation.extractors import Extractor, Pixels, TorchScriptExtractor
 from zoo.flow.evaluation.files import read_digits, read_samples
 from zoo.flow.evaluation.inception import load_inception
+from zoo.flow.evaluation.metrics import chamfer
+from zoo.flow.evaluation.tables import Quality
+from zoo.flow.inference.sampler import Sampler
 
 ExtractorName = Literal["digits", "pixels", "inception", "script"]
 SMALL_PIXELS = 16  # above this side the digits classifier makes no sense
@@ -26,8 +33,6 @@ def read_sets(
         reference: those that were not trained on; None for scikit-learn's digits.
         train: those that were trained on, where they are known.
         size: height (and width) and channels of the generated images; None for features.
-        val_every: of the digits' split.
-        split_seed: of the digits' split.
 
     Returns:
         Held-out and training images of that size; None where they are not known.
@@ -64,19 +69,14 @@ def build_extractor(
         train: images that the digits classifier is trained on.
         weights: file of "inception" and "script".
         weights_resolution: of "script", in pixels.
-        seed: of the digits classifier.
         cache: folder of trained digits classifiers.
-
-    Returns:
-        The net.
 
     Raises:
         FileNotFoundError: when there is no such file.
         ValueError: when what it needs is missing.
         ImportError: for "inception" without torchvision.
     """
-    if name not in get_args(ExtractorName):
-        raise ValueError(f"extractor is one of {', '.join(get_args(ExtractorName))}, not {name!r}")
+    one_of(get_args(ExtractorName), extractor=name)
     if name == "pixels":
         return Pixels(math.prod(shape))
     if name == "digits":
@@ -91,3 +91,59 @@ def build_extractor(
     if weights is None:
         raise ValueError(f'extractor "{name}" needs its file: give --weights FILE')
     return load_inception(weights) if name == "inception" else TorchScriptExtractor(weights, weights_resolution)
+
+
+REFERENCE_SEED = 1  # of the points; training draws with the run's seed
+
+
+class PointQuality:
+    """Chamfer distance of points to as many of a known set.
+
+    Args:
+        kind: the set, of `zoo.flow.data.points`.
+    """
+
+    def __init__(self, kind: points.PointSet) -> None:
+        self.kind = kind
+
+    def __call__(self, samples: Tensor, labels: Sequence[int] | None) -> dict[str, float]:
+        """Judge points (N, 2)."""
+        return {"chamfer": chamfer(samples, points.draw(self.kind, len(samples), REFERENCE_SEED))}
+
+
+def build_quality(
+    sampler: Sampler,
+    point_set: points.PointSet | None = None,
+    reference: Path | None = None,
+    train: Path | None = None,
+    extractor: ExtractorName = "digits",
+    weights: Path | None = None,
+    val_every: int = 10,
+    split_seed: int | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    cache: Path | None = Path("runs/cache"),
+) -> Quality:
+    """Build what judges a sampler's samples.
+
+    Args:
+        sampler: whose samples are judged.
+        point_set: the set that a net of points was trained on; None for images.
+        reference: see `zoo.flow.evaluation.evaluate.evaluate`, like all that follow.
+
+    Returns:
+        A function of samples and labels.
+
+    Raises:
+        ValueError: when the sampler makes neither images nor points, or the sets cannot be used.
+    """
+    shape = tuple(sampler.net.sample_shape)
+    if point_set is not None:
+        if shape != (2,):
+            raise ValueError(f"samples of shape {shape} are no points of {point_set}")
+        return PointQuality(point_set)
+    if len(shape) != 3:
+        raise ValueError(f"samples of shape {shape} are no images: name the set that they are points of (--point_set)")
+    real, known = read_sets(reference, train, (shape[-1], shape[0]), val_every, split_seed)
+    net = build_extractor(extractor, (*shape[1:], shape[0]), known, weights, 299, seed, cache)
+    return Comparison(real, net, known, cache=cache, device=device, seed=seed)

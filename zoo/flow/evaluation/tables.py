@@ -7,7 +7,6 @@ runs the net once on twice the batch and counts as one; `passes` counts rows thr
 from __future__ import annotations
 
 import copy
-import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,11 +15,10 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
-from zoo.common.atomic import write_atomic
 from zoo.common.hardware import machine
+from zoo.common.report import new_figure, terminal_table, write_report
 from zoo.flow.inference.drawing import load_sampler, requests
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.process.guidance import Guidance
@@ -55,9 +53,6 @@ def measure(sampler: Sampler, labels: list[int] | None, seeds: Sequence[int], qu
 
     Args:
         sampler: with the solver and guidance to judge.
-        labels: one per sample; None without classes.
-        seeds: one per sample.
-        quality: tells figures of the samples.
 
     Returns:
         `nfe`, mean evaluations of the field per sample (dopri5's differ by chunk); `passes`, rows through the net per
@@ -104,14 +99,9 @@ def solver_table(
     """Measure solvers at budgets of evaluations, with the sampler's guidance.
 
     Args:
-        sampler: a loaded run.
-        labels: one per sample; None without classes.
         seeds: one per sample; the same noise in all cells.
-        quality: tells figures of the samples.
         methods: solvers. A fixed-step one takes the most steps within the budget; a cell whose budget is below one
             step is left out.
-        budgets: evaluations of the field.
-        grid: of the fixed-step solvers.
         tolerances: of dopri5 (relative and absolute), which takes what evaluations it needs.
 
     Returns:
@@ -150,13 +140,9 @@ def guidance_table(
 
     Args:
         sampler: a loaded run of a net with classes; of its guidance, if any, all but the scale is kept.
-        labels: one per sample.
         seeds: one per sample; the same noise in all cells.
-        quality: tells figures of the samples.
         scales: of guidance; 1 is conditional and needs half the passes.
-        budgets: evaluations of the field.
         method: a fixed-step solver.
-        grid: of the solver.
 
     Returns:
         Rows with `series` (the scale in words), `scale`, `method`, `budget`, `steps`, and those of `measure`.
@@ -185,11 +171,8 @@ def show(rows: Sequence[Row], title: str, console: Console | None = None) -> Non
     console = console or Console()
     budgets = sorted({row["budget"] for row in rows if row["budget"] is not None})
     adaptive = any(row["budget"] is None for row in rows)
+    heads = ("NFE at most", *map(str, budgets), *(["as needed"] if adaptive else []))
     for name in rows[0]["quality"]:
-        table = Table(title=f"{title}: {name}", title_justify="left")
-        table.add_column("NFE at most")
-        for heading in (*map(str, budgets), *(["as needed"] if adaptive else [])):
-            table.add_column(heading, justify="right")
         lines: dict[str, dict[int | None, str]] = {}
         for row in rows:
             free = row["budget"] is None
@@ -198,18 +181,16 @@ def show(rows: Sequence[Row], title: str, console: Console | None = None) -> Non
             lines.setdefault(line, {})[row["budget"]] = (
                 text if row["nfe"] == row["budget"] else f"{text} @{row['nfe']:g}"
             )
-        for line, cells in lines.items():
-            table.add_row(line, *(cells.get(key, "") for key in (*budgets, *([None] if adaptive else []))))
-        console.print(table)
+        keys = (*budgets, *([None] if adaptive else []))
+        cells = [[line, *(found.get(key, "") for key in keys)] for line, found in lines.items()]
+        console.print(terminal_table(heads, cells, f"{title}: {name}", heads[:1]))
     console.print(CAPTION)
 
 
 def figure(rows: Sequence[Row], title: str) -> Figure:
     """Draw each figure against the evaluations, a line per series, on log axes where the values span enough."""
-    from matplotlib.figure import Figure
-
     names = list(rows[0]["quality"])
-    drawing = Figure(figsize=(5.5 * len(names), 4.5), dpi=100, layout="constrained")
+    drawing = new_figure(5.5 * len(names), 4.5)
     drawing.suptitle(title)
     for axes, name in zip(drawing.subplots(1, len(names), squeeze=False)[0], names, strict=True):
         _draw(axes, rows, name)
@@ -231,11 +212,8 @@ def _draw(axes: Axes, rows: Sequence[Row], name: str) -> None:
 
 def save(output: Path, name: str, rows: Sequence[Row], **circumstances: Any) -> None:
     """Write rows as `<name>.json` (with machine and date) and their figure as `<name>.png`."""
-    output.mkdir(parents=True, exist_ok=True)
     content = {"date": time.strftime("%Y-%m-%d %H:%M:%S"), "machine": machine(), **circumstances, "rows": list(rows)}
-    write_atomic(output / f"{name}.json", lambda file: file.write(json.dumps(content, indent=1).encode()))
-    drawing = figure(rows, name)
-    write_atomic(output / f"{name}.png", lambda file: drawing.savefig(file, format="png"))
+    write_report(output, {f"{name}.json": content, f"{name}.png": figure(rows, name)})
 
 
 def sweep(
@@ -262,11 +240,9 @@ def sweep(
         labels: classes, taken in turns; None for all.
         seed: of the noise.
         methods: solvers to compare; none leaves that table out.
-        budgets: evaluations of the field.
         scales: of guidance to compare; none leaves that table out.
         tolerances: of dopri5.
         guidance_method: solver of the second table.
-        grid: of the fixed-step solvers.
 
     Returns:
         Rows by table, "solvers" and "guidance"; see `solver_table` and `guidance_table`.
@@ -297,7 +273,6 @@ def evaluate_straightness(sampler: Sampler, labels: Sequence[int] | None, seeds:
     Args:
         sampler: the model, in evaluation mode; its solver's grid is that of the integral.
         labels: one class per sample; None for a net without classes.
-        seeds: one per sample.
 
     Returns:
         Mean over the samples of the integral of |(x_1 - x_0) - v(t, x_t)|^2 over t, 0 where one Euler step is exact.

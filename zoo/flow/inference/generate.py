@@ -9,14 +9,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.progress import track
 from torch import Tensor
 
-from zoo.common import folders
-from zoo.common.atomic import sweep_temporaries, write_atomic
+from zoo.common.atomic import write_atomic
+from zoo.common.folders import begin_output
 from zoo.common.hardware import processes
 from zoo.common.locks import writes_into
-from zoo.common.table import csv_lines, header_line
+from zoo.common.ranges import within
+from zoo.common.report import write_report
+from zoo.common.work import Share
 from zoo.flow import rendering
 from zoo.flow.inference.drawing import Drawn, load_sampler, requests, sampler_settings
 from zoo.flow.inference.sampler import ANIMATED_IMAGES, Sampler
@@ -70,8 +71,7 @@ def generate(
         OSError: when the disk is full; the same call goes on.
     """
     started = time.perf_counter()
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank lies between 0 and world_size - 1, found rank {rank} of {world_size}")
+    within(0, world_size - 1, rank=rank)
     rendering.check_animation(trajectory)
     output = Path(output).resolve()
     chosen = sampler.label_numbers(labels)
@@ -82,25 +82,21 @@ def generate(
     if not drawable and (grid or trajectory != "none"):
         raise ValueError(f"samples of shape {shape} cannot be drawn: switch off grid and trajectory")
     settings = {"count": count, "labels": chosen, "seed": seed, "classes": sampler.classes, **sampler_settings(sampler)}
-    folders.begin_output(output, settings, notes=("classes",))
-    if world_size == 1:
-        sweep_temporaries(output)
+    begin_output(output, settings, notes=("classes",), sweep=world_size == 1)
     if rank == 0:
         write_labels(output, drawn, suffix, sampler.class_names(drawn[0]))
     paths = [output / f"{index}{suffix}" for index in range(count)]
-    spans = [range(first, min(first + sampler.chunk, count)) for first in range(0, count, sampler.chunk)][
-        rank::world_size
-    ]
-    missing = [span for span in spans if not all(paths[index].exists() for index in span)]
+    spans = [range(first, min(first + sampler.chunk, count)) for first in range(0, count, sampler.chunk)]
+    share = Share(spans, lambda span: all(paths[index].exists() for index in span), rank, world_size)
     done, nfe = 0, 0
-    for span in track(missing, "samples", disable=not (progress and missing and rank == 0)):
+    for span in share.track("samples", progress):
         made, evaluations = _write_span(sampler, paths, span, drawn)
         done, nfe = done + made, max(nfe, evaluations)
     owed = sum(not path.exists() for path in paths)
     written = [] if owed else finish(sampler, output, paths, drawn, grid, trajectory)
     return {
         "done": done,
-        "skipped": sum(map(len, spans)) - done,
+        "skipped": sum(map(len, share.mine)) - done,
         "missing": owed,
         "nfe": nfe,
         "seconds": round(time.perf_counter() - started, 3),
@@ -160,14 +156,14 @@ def read_image(path: Path) -> np.ndarray:
 def write_labels(output: Path, drawn: Drawn, suffix: str, names: Sequence[str] | None = None) -> None:
     """Write file, label (0 without classes) and seed of each sample, and the name of its class where it has one."""
     labels, seeds = drawn
-    columns = ("file", "label", "seed", *(["class"] if names else []))
     rows: list[dict[str, Any]] = [
         {"file": f"{index}{suffix}", "label": labels[index] if labels else 0, "seed": each}
         for index, each in enumerate(seeds)
     ]
     for row, name in zip(rows, names or [], strict=False):
         row["class"] = name
-    write_atomic(output / LABELS_NAME, lambda file: file.write(header_line(columns) + csv_lines(rows, columns)))
+    columns = ("file", "label", "seed", *(["class"] if names else []))
+    write_report(output, {LABELS_NAME: (columns, rows)})
 
 
 def _write_span(sampler: Sampler, paths: Sequence[Path], span: range, drawn: Drawn) -> tuple[int, int]:

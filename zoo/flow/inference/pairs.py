@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from rich.progress import Progress
 
-from zoo.common import folders
-from zoo.common.atomic import TEMPORARY_MARK, remove, write_atomic
+from zoo.common.folders import begin_output
 from zoo.common.hardware import processes
 from zoo.common.locks import writes_into
+from zoo.common.ranges import at_least, within
+from zoo.common.work import Share, write_part
 from zoo.flow.data.pair_data import CHECKED_VALUES, META_NAME, row_type, shard_paths
 from zoo.flow.inference.drawing import load_sampler, requests, sampler_settings
 from zoo.flow.inference.sampler import Sampler
@@ -59,11 +61,8 @@ def make_pairs(
 
     Source: Liu et al., "Flow Straight and Fast" (2023), algorithm 1.
     """
-    if min(count, shard_size) < 1 or not 0 <= rank < world_size:
-        raise ValueError(
-            f"expected count and shard_size of at least 1 and 0 <= rank < world_size, found {count}, {shard_size}, "
-            f"{rank} and {world_size}"
-        )
+    at_least(1, count=count, shard_size=shard_size)
+    within(0, world_size - 1, rank=rank)
     chosen = sampler.label_numbers(labels)
     drawn, seeds = requests(count, seed, sampler.net.num_classes, chosen, PAIRS)
     classes = sampler.classes if classes is None else classes
@@ -72,22 +71,22 @@ def make_pairs(
     net = sampler.net
     settings = sampler_settings(sampler) | {"num_classes": net.num_classes, "sample_shape": net.sample_shape}
     settings |= {"count": count, "labels": chosen, "classes": classes, "seed": seed, "shard_size": shard_size}
-    folders.begin_output(output, {"run": run, **settings}, META_NAME, NOT_COMPARED)
+    begin_output(output, {"run": run, **settings}, META_NAME, NOT_COMPARED)
     indices = [range(start, min(start + shard_size, count)) for start in range(0, count, shard_size)]
-    mine = list(zip(shard_paths(output, count, shard_size), indices, strict=True))[rank::world_size]
-    todo = [(path, part) for path, part in mine if not path.is_file()]
-    made = sum(len(part) for _, part in todo)
+    shards = list(zip(shard_paths(output, count, shard_size), indices, strict=True))
+    share = Share(shards, lambda shard: shard[0].is_file(), rank, world_size)
+    made = sum(len(part) for _, part in share.owed)
     with Progress(disable=not progress) as bar:
         task = bar.add_task(f"pairs in {output.name}", total=made)
-        for path, part in todo:
+        for path, part in share.owed:
             rows = np.zeros(len(part), row_type(net.sample_shape))
             rows["seed"] = seeds[part.start : part.stop]
             if drawn is not None:
                 rows["label"] = drawn[part.start : part.stop]
             for done in _sample(sampler, rows):
                 bar.advance(task, done)
-            _write(path, rows)
-    return {"made": made, "skipped": sum(len(part) for _, part in mine) - made}
+            write_part(path, partial(np.save, arr=rows))
+    return {"made": made, "skipped": sum(len(part) for _, part in share.mine) - made}
 
 
 def _sample(sampler: Sampler, rows: np.ndarray) -> Iterator[int]:
@@ -100,12 +99,6 @@ def _sample(sampler: Sampler, rows: np.ndarray) -> Iterator[int]:
         rows["x1"][part] = solution.x.numpy()
         yield len(solution.x)
         start = part.stop
-
-
-def _write(path: Path, rows: np.ndarray) -> None:
-    for stale in path.parent.glob(f".{path.name}{TEMPORARY_MARK}*"):  # of a killed process
-        remove(stale)
-    write_atomic(path, lambda file: np.save(file, rows))
 
 
 @writes_into("output")

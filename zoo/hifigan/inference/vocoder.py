@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,6 +15,7 @@ from torch import Tensor
 from zoo.audio.analysis.features import FEATURE_SUFFIXES, open_features
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.io import files
+from zoo.audio.io.chunking import Chunker
 from zoo.audio.io.resample import StreamResampler, resample_array
 from zoo.hifigan.inference.onnx_export import export_onnx
 from zoo.hifigan.nets.generator import Generator
@@ -185,39 +187,17 @@ class Vocoder(Inference):
     def _windows(
         self, blocks: Iterable[np.ndarray], hop: int, context: int | None, compute: Callable[[Tensor], Tensor]
     ) -> Iterator[np.ndarray]:
-        """Compute on windows of equal size whose inner edges lie in the overlap.
-
-        Convolutions pad every layer with zeros at the true ends of the input, which zeros around the input would not
-        reproduce: so the first window starts, and the last one ends, with the input.
+        """Compute on windows of equal size whose inner edges lie in the overlap; see `Chunker.follow`.
 
         Args:
-            blocks: pieces (..., n) of the input.
             hop: input samples per frame (1 for mels); the input is whole frames in total.
             context: frames on each side that a frame's output depends on; None computes everything in one window.
             compute: window (..., n * hop) to audio (B, n * generator hop).
         """
-        scale = self.generator.hop_length
-        window = None if context is None else CHUNK_FRAMES + 2 * context
-        buffer: np.ndarray | None = None
-        first = done = 0  # frame at which the buffer starts, frames given out
-        for block in blocks:
-            buffer = block if buffer is None else np.concatenate([buffer, block], axis=-1)
-            if window is None or context is None:
-                continue
-            while first + buffer.shape[-1] // hop > max(done - context, 0) + window:
-                start = max(done - context, 0)
-                audio = self._run(buffer[..., (start - first) * hop : (start - first + window) * hop], compute)
-                yield audio[:, (done - start) * scale : (window - context) * scale]
-                done = start + window - context
-                # the last window may reach back a whole window from the input's end
-                keep = min(max(done - context, 0), max(first + buffer.shape[-1] // hop - window, 0))
-                buffer, first = buffer[..., (keep - first) * hop :], keep
-        if buffer is None:
-            return
-        end = first + buffer.shape[-1] // hop
-        start = first if window is None else max(end - window, first)
-        audio = self._run(buffer[..., (start - first) * hop :], compute)
-        yield audio[:, (done - start) * scale :]
 
-    def _run(self, window: np.ndarray, compute: Callable[[Tensor], Tensor]) -> np.ndarray:
-        return compute(torch.from_numpy(np.ascontiguousarray(window)).to(self.device)).float().cpu().numpy()
+        def run(window: np.ndarray) -> np.ndarray:
+            return compute(torch.from_numpy(np.ascontiguousarray(window)).to(self.device)).float().cpu().numpy()
+
+        overlap = 0 if context is None else 2 * context
+        window = sys.maxsize if context is None else CHUNK_FRAMES + overlap
+        yield from Chunker(window, overlap, hop, fades=False).follow(blocks, run)

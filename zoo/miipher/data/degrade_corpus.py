@@ -6,13 +6,10 @@ import hashlib
 import io
 import json
 import logging
-import multiprocessing
 import os
 import shutil
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
-from contextlib import nullcontext, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -28,10 +25,11 @@ from zoo.audio.corpora.corpus import Corpus, cache_folder
 from zoo.audio.corpora.layouts import CorpusKind, Utterance, read_corpus
 from zoo.audio.io import files
 from zoo.audio.io.shards import AUDIO_SUFFIXES, CLEAN, DEGRADED, ShardWriter
-from zoo.common import folders
-from zoo.common.atomic import replacing, sweep_temporaries, write_atomic
+from zoo.common.atomic import replacing
+from zoo.common.folders import begin_output
 from zoo.common.locks import writes_into
-from zoo.common.workers import begin_worker
+from zoo.common.ranges import at_least
+from zoo.common.work import Journal, spread
 
 Row = dict[str, Any]
 Result = tuple[Row, dict[str, bytes]]  # a line of the manifest, and the members of the sample
@@ -42,9 +40,8 @@ class Job:
     """The copies to make of one utterance.
 
     Attributes:
-        utterance: The clean recording.
         split: "train" or "val".
-        copies: Key of each copy and the seed of its randomness.
+        copies: key of each copy and the seed of its randomness.
     """
 
     utterance: Utterance
@@ -57,12 +54,12 @@ class Workbench:
     """All that a process needs to carry out jobs.
 
     Attributes:
-        degrader: What degrades.
-        noises: Noise at `sample_rate`, or None.
-        rirs: Room impulse responses (T,) at `sample_rate`, or None.
-        sample_rate: Of what is written, in Hz.
-        root: Folder of the corpus, to which the manifest's sources are relative.
-        tree: Folder of the mirrored trees; None hands back the members of shards.
+        degrader: what degrades.
+        noises: noise at `sample_rate`, or None.
+        rirs: room impulse responses (T,) at `sample_rate`, or None.
+        sample_rate: of what is written, in Hz.
+        root: folder of the corpus, to which the manifest's sources are relative.
+        tree: folder of the mirrored trees; None hands back the members of shards.
     """
 
     degrader: Degrader
@@ -75,14 +72,11 @@ class Workbench:
     def work(self, job: Job) -> list[Result]:
         """Make the copies of an utterance.
 
-        Args:
-            job: What to make.
-
         Returns:
             One row of the manifest per copy, with the members of its sample (empty in a tree, or when it failed).
 
         Raises:
-            OSError: The result cannot be written: the next ones would fare no better.
+            OSError: the result cannot be written: the next ones would fare no better.
         """
         utterance = job.utterance
         source = utterance.path.relative_to(self.root).as_posix()
@@ -139,16 +133,16 @@ def plan(utterances: Sequence[Utterance], copies: int, seed: int, val_items: int
     """Shuffle and split a corpus.
 
     Args:
-        utterances: In their own order, from which the seeds of the copies follow.
-        copies: Of each utterance.
-        seed: Of the order and of the copies' seeds.
-        val_items: The first so many of the shuffled utterances are for validation.
+        utterances: in their own order, from which the seeds of the copies follow.
+        copies: of each utterance.
+        seed: of the order and of the copies' seeds.
+        val_items: the first so many of the shuffled utterances are for validation.
 
     Returns:
         Jobs, those of validation first.
 
     Raises:
-        ValueError: Nothing is left for training.
+        ValueError: nothing is left for training.
     """
     from zoo.training.data import item_seed  # imports Lightning, which the workers do not need
 
@@ -160,55 +154,6 @@ def plan(utterances: Sequence[Utterance], copies: int, seed: int, val_items: int
         made = tuple((f"{name}_{copy}", item_seed(seed, copy, index)) for copy in range(copies))
         jobs.append(Job(utterances[index], "val" if place < val_items else "train", made))
     return jobs
-
-
-def results(jobs: Sequence[Job], bench: Workbench, workers: int) -> Iterator[list[Result]]:
-    """Carry out jobs.
-
-    Args:
-        jobs: What to make.
-        bench: What they need.
-        workers: Processes; 0 works in this one.
-
-    Yields:
-        Results in the order of the jobs; few wait at a time, because those of shards hold audio.
-
-    Raises:
-        OSError: A result cannot be written, or a worker died.
-    """
-    if workers == 0 or len(jobs) < 2:
-        yield from map(bench.work, jobs)
-        return
-    context = multiprocessing.get_context("spawn")  # a fork of a process with torch's threads may hang
-    with ProcessPoolExecutor(min(workers, len(jobs)), context, _settle_in, (bench,)) as pool:
-        waiting: deque[Future[list[Result]]] = deque()
-        try:
-            for job in jobs:
-                waiting.append(pool.submit(_work, job))
-                if len(waiting) > 2 * workers:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        except BrokenExecutor as error:
-            raise ChildProcessError(
-                "a worker died, is the memory full? Run the same command again with fewer --workers: it goes on"
-            ) from error
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-_bench: Workbench | None = None  # of a worker process
-
-
-def _settle_in(bench: Workbench) -> None:
-    global _bench
-    _bench = bench
-    begin_worker()
-
-
-def _work(job: Job) -> list[Result]:
-    assert _bench is not None
-    return _bench.work(job)
 
 
 def to_json(row: Row) -> bytes:
@@ -268,16 +213,13 @@ def degrade_corpus(
         Counts: `done` and `failed` copies, `skipped` ones that earlier calls made, `bad_files` that failed.
 
     Raises:
-        FileNotFoundError: There is no corpus.
-        ValueError: An option out of range, no training utterance left, or `output` was begun with other settings.
-        OSError: The disk is full or a worker died; the same call goes on.
+        FileNotFoundError: there is no corpus.
+        ValueError: an option out of range, no training utterance left, or `output` was begun with other settings.
+        OSError: the disk is full or a worker died; the same call goes on.
     """
     clean, output = Path(clean), Path(output)
-    if copies < 1 or workers < 0 or val_items < 0 or sample_rate < 1:
-        raise ValueError(
-            "expected copies >= 1, workers >= 0, val_items >= 0 and sample_rate > 0, got "
-            f"{copies}, {workers}, {val_items}, {sample_rate}"
-        )
+    at_least(1, copies=copies, sample_rate=sample_rate)
+    at_least(0, workers=workers, val_items=val_items)
     if output.resolve().is_relative_to(clean.resolve()):
         raise ValueError(f"output {output} lies in the corpus {clean}; choose a folder outside")
     utterances = read_corpus(clean, kind)
@@ -291,21 +233,20 @@ def degrade_corpus(
     }
     if format == "shards":
         settings |= {"max_samples": max_samples, "compress": compress}
-    folders.begin_output(output, settings)
-    sweep_temporaries(output)
+    begin_output(output, settings, sweep=True)
     bench = Workbench(degrader, noises, rirs, sample_rate, clean, output if format == "tree" else None)
-    manifest = Manifest(output / MANIFEST_NAME)
+    manifest = Journal(output / MANIFEST_NAME)
+    manifest.begin()
     left = 0
-    with manifest:
-        for split in SPLITS:
-            writer = None
-            if format == "shards":
-                writer = ShardWriter(output / split, split, max_samples=max_samples, compress=compress)
-            todo = _remaining([job for job in jobs if job.split == split], manifest.rows, output, writer)
-            left += sum(len(job.copies) for job in todo)
-            with writer or nullcontext():
-                for made in track(results(todo, bench, workers), split, len(todo), disable=not (progress and todo)):
-                    _keep(made, manifest, writer)
+    for split in SPLITS:
+        writer = None
+        if format == "shards":
+            writer = ShardWriter(output / split, split, max_samples=max_samples, compress=compress)
+        todo = _remaining([job for job in jobs if job.split == split], manifest.rows, output, writer)
+        left += sum(len(job.copies) for job in todo)
+        with writer or nullcontext():
+            for made in track(spread(bench.work, todo, workers), split, len(todo), disable=not (progress and todo)):
+                _keep(made, manifest, writer)
     keys = [key for job in jobs for key, _ in job.copies]
     rows = manifest.finish(keys)
     failed = [row for row in rows if row["status"] == "failed"]
@@ -314,7 +255,7 @@ def degrade_corpus(
     return {"done": len(rows) - len(failed), "failed": len(failed), "skipped": skipped, "bad_files": bad_files}
 
 
-def _keep(made: Sequence[Result], manifest: Manifest, writer: ShardWriter | None) -> None:
+def _keep(made: Sequence[Result], manifest: Journal, writer: ShardWriter | None) -> None:
     for row, members in made:
         if writer is not None and members:
             writer.write(row["key"], members)
@@ -341,48 +282,6 @@ def _remaining(jobs: Sequence[Job], rows: Mapping[str, Row], output: Path, write
         if todo:
             left.append(Job(job.utterance, job.split, tuple(todo)))
     return left
-
-
-class Manifest:
-    """A line of facts per copy, appended at once, so that it survives a kill; the last line of a key counts.
-
-    Args:
-        path: JSONL file.
-
-    Attributes:
-        rows: By key, what earlier calls wrote; a line that a kill tore is left out.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.rows: dict[str, Row] = {}
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
-            with suppress(ValueError, KeyError, TypeError):
-                row = json.loads(line)
-                self.rows[row["key"]] = row
-
-    def __enter__(self) -> Manifest:
-        self._rewrite(list(self.rows.values()))
-        self._file = self._path.open("ab")
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
-
-    def add(self, row: Row) -> None:
-        """Append a row."""
-        self.rows[row["key"]] = row
-        self._file.write(to_json(row) + b"\n")
-        self._file.flush()
-
-    def finish(self, keys: Sequence[str]) -> list[Row]:
-        """Write the rows in the order of `keys` and return them."""
-        rows = [self.rows[key] for key in keys if key in self.rows]
-        self._rewrite(rows)
-        return rows
-
-    def _rewrite(self, rows: list[Row]) -> None:
-        write_atomic(self._path, lambda file: file.writelines(to_json(row) + b"\n" for row in rows))
 
 
 def _digest(content: Any) -> str | None:

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from zoo.flow.data import points
-from zoo.flow.evaluation.quality import build_quality
+from zoo.flow.evaluation.references import build_quality
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.nets.mlp import ToyNet
 from zoo.flow.nets.unet import UNet

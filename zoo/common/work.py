@@ -1,0 +1,246 @@
+"""Work lists that may be killed at any point and called again: what is done is kept, what is missing or failed is made.
+
+`Journal` and `Table` keep a row per item, `Share` tells a process its part of items whose results are files, `spread`
+hands items to processes of this one. `zoo.common.folders.begin_output` refuses a folder that other settings began.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, BinaryIO, Generic, TypeVar
+
+from rich.progress import track
+
+from zoo.common.atomic import TEMPORARY_MARK, remove, write_atomic
+from zoo.common.report import Row, csv_lines
+
+Item = TypeVar("Item")
+Outcome = TypeVar("Outcome")
+
+
+class Journal:
+    """Rows in a file of JSON lines, each added at once, so that a kill tears no more than the last one.
+
+    Args:
+        path: the file; its folder is made when missing.
+        key: what identifies a row in it; of several rows with one key the last counts.
+        head: first lines of the file; a file that begins otherwise counts as empty.
+        ascii: escape other characters.
+        durable: have each row on the disk before going on.
+
+    Attributes:
+        rows: by key, those that `begin` kept and `add` added.
+    """
+
+    def __init__(
+        self, path: Path, key: str = "key", head: bytes = b"", ascii: bool = False, durable: bool = False
+    ) -> None:
+        self.path = path
+        self.rows: dict[str, Row] = {}
+        self._key, self._head, self._ascii, self._durable = key, head, ascii, durable
+
+    def begin(self, wanted: Set[str] | None = None) -> dict[str, Row]:
+        """Take up what earlier calls left, and drop the rest from the file.
+
+        Args:
+            wanted: keys; of their rows those with the `status` "done" are kept. None keeps all rows.
+
+        Returns:
+            The kept rows by key.
+
+        Raises:
+            OSError: when the file cannot be read or written.
+        """
+        rows = {row[self._key]: row for row in self.read() if isinstance(row, dict) and self._key in row}
+        if wanted is not None:
+            rows = {key: row for key, row in rows.items() if key in wanted and row["status"] == "done"}
+        self.rows = rows
+        self.write(rows.values())
+        return rows
+
+    def add(self, row: Row) -> None:
+        """Add a row to the file at once."""
+        self.rows[row[self._key]] = row
+        self.append(row)
+
+    def finish(self, keys: Iterable[str]) -> list[Row]:
+        """Write the known rows in the order of keys and return them."""
+        rows = [self.rows[key] for key in keys if key in self.rows]
+        self.write(rows)
+        return rows
+
+    def read(self) -> list[Any]:
+        """The rows of the file without those that a kill tore; none when it is missing or begins otherwise."""
+        data = self.path.read_bytes() if self.path.is_file() else b""
+        return self._parse(data[len(self._head) :].decode(errors="replace")) if data.startswith(self._head) else []
+
+    def append(self, row: Any) -> None:
+        """Add a row to the file, and to nothing else."""
+        with self.path.open("ab") as file:
+            file.write(self._format([row]))
+            if self._durable:
+                file.flush()
+                os.fsync(file.fileno())
+
+    def write(self, rows: Iterable[Any]) -> None:
+        """Replace the file."""
+        content = self._head + self._format(rows)
+        write_atomic(self.path, lambda file: file.write(content))
+
+    def _parse(self, text: str) -> list[Any]:
+        rows = []
+        for line in text.split("\n"):
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError:
+                continue
+        return rows
+
+    def _format(self, rows: Iterable[Any]) -> bytes:
+        return "".join(json.dumps(row, ensure_ascii=self._ascii, default=_json_value) + "\n" for row in rows).encode()
+
+
+class Table(Journal):
+    """Rows in a CSV file; the key is written last, so that a row torn by a kill has none.
+
+    Args:
+        path: the file; its folder is made when missing.
+        texts: columns that hold text.
+        numbers: columns that hold numbers; NaN where a row has none.
+        key: text column that identifies a row.
+    """
+
+    def __init__(self, path: Path, texts: Sequence[str], numbers: Sequence[str], key: str = "key") -> None:
+        self.columns = [*texts, *numbers, key]
+        self._numbers = numbers
+        super().__init__(path, key, csv_lines([{name: name for name in self.columns}], self.columns))
+
+    def _parse(self, text: str) -> list[Row]:
+        reader = csv.DictReader(io.StringIO(text, newline=""), self.columns, restkey="", restval="")
+        rows: list[Row] = [dict(row) for row in reader if row[self._key]]
+        return [row | {name: float(row[name] or "nan") for name in self._numbers} for row in rows]
+
+    def _format(self, rows: Iterable[Row]) -> bytes:
+        empty = dict.fromkeys(self._numbers, math.nan)
+        return csv_lines([empty | row for row in rows], self.columns)
+
+
+def _json_value(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else str(value)
+
+
+def cause(error: Exception) -> str:
+    """An error in one line, for the row of an item that failed."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+class Share(Generic[Item]):
+    """What one of several processes does of a work list: every world_size-th item from the rank-th on.
+
+    The results are files, so the processes need not talk to each other: what has its file is done.
+
+    Args:
+        items: of all processes.
+        is_done: whether an item's result is there.
+        rank: of this process, 0 to world_size - 1.
+        world_size: processes.
+
+    Attributes:
+        mine: the items of this process.
+        owed: those of them without result when it began.
+    """
+
+    def __init__(
+        self, items: Sequence[Item], is_done: Callable[[Item], bool], rank: int = 0, world_size: int = 1
+    ) -> None:
+        self._items, self._is_done, self._rank = items, is_done, rank
+        self.mine = list(items[rank::world_size])
+        self.owed = [item for item in self.mine if not is_done(item)]
+
+    def track(self, title: str, progress: bool = True) -> Iterable[Item]:
+        """The owed items, with a bar on rank zero."""
+        return track(self.owed, title, disable=not (progress and self.owed and self._rank == 0))
+
+    def missing(self) -> int:
+        """Number of items of all processes without result."""
+        return sum(not self._is_done(item) for item in self._items)
+
+
+def write_part(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write the result of an item, whole or not at all, and clear away what killed processes left of it."""
+    for stale in path.parent.glob(f".{path.name}{TEMPORARY_MARK}*"):
+        remove(stale)
+    write_atomic(path, write)
+
+
+def spread(function: Callable[[Item], Outcome], items: Sequence[Item], workers: int) -> Iterator[Outcome]:
+    """Call a function on each item, in processes of their own where that pays.
+
+    Args:
+        function: pickled once for each worker.
+        items: its arguments.
+        workers: processes; 0 for this one.
+
+    Yields:
+        What it returned, in the order of the items; few results wait at a time, because they may be large.
+
+    Raises:
+        ChildProcessError: when a worker died.
+    """
+    if workers == 0 or len(items) < 2:
+        yield from map(function, items)
+        return
+    context = multiprocessing.get_context("spawn")  # a fork of a process with torch's threads may hang
+    with ProcessPoolExecutor(min(workers, len(items)), context, _begin_worker, (function,)) as pool:
+        waiting: deque[Future[Any]] = deque()
+        try:
+            for item in items:
+                waiting.append(pool.submit(_call, item))
+                if len(waiting) > 2 * workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        except BrokenExecutor as error:
+            raise ChildProcessError(
+                "a worker died, is the memory full? Run the same command again with fewer --workers: it goes on"
+            ) from error
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+_function: Callable[[Any], Any] | None = None  # of a worker process
+
+
+def _begin_worker(function: Callable[[Any], Any]) -> None:
+    """Compute on one thread, and leave with the parent."""
+    import torch
+
+    global _function
+    _function = function
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's business
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+
+
+def _call(item: Any) -> Any:
+    assert _function is not None
+    return _function(item)
+
+
+def _leave_with_parent() -> None:
+    """Workers of a killed process would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
