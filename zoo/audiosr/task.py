@@ -106,8 +106,17 @@ class DiffusionTask(SingleOptimizerTask):
             collective back end; "none" leaves parallel work to the Trainer's strategy.
         restore_items: validation clips that are restored.
         restore_sampler: the sampler of that; 8 steps of DPM-Solver++ when null.
-        sampler: of inference; this and what is not listed is an option of `zoo.audiosr.Restorer`, see there.
-        cutoff_hz: see there; validation takes the data's.
+        sampler: from noise to latents, an option of inference, like the following; 100 steps of DDIM when null.
+        guidance_scale: of the condition; 1 is half the work.
+        guidance_rescale: share of the guided latents' deviation that is brought back to the conditional ones'.
+        cutoff_hz: where an input's band ends; found in each when null. Validation takes the data's.
+        chunk_seconds: length of a chunk; about that of the training crops is what the net knows.
+        overlap_seconds: shared by neighbouring chunks, at most half a chunk.
+        batch_size: chunks restored at once.
+        input_lowpass_hz: first take away what the input has above this frequency.
+        pictures: write `<name>.png` beside each file: its spectrogram before and after.
+        cutoff_rule: how the cut-off is found: the steepest fall ("edge"), or the original's rule ("share").
+        cutoff_confidence: of an edge that counts, 0 to 1.
         seed: of the noise, in training as in inference.
         condition_autoencoder: frozen; encodes the conditions where they were trained with another one than the
             targets, as in some of ProjectLily's files; null takes `autoencoder`.

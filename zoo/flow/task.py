@@ -32,7 +32,10 @@ class FlowTask(SingleOptimizerTask):
         guidance: of sampling, an option of inference too; null for the conditional field.
         prediction: what the net predicts: "velocity", "x1" or "noise".
         coupling: which noise of a batch goes with which data; null as drawn.
-        classes: their names; those of the data when null. What is not listed is an option of `zoo.flow.Sampler`.
+        chunk: samples that inference integrates at once; an option of inference, like the following.
+        images: `zoo predict` writes each image as a file, too.
+        trajectory: animation of the way from noise to data that `zoo predict` writes.
+        classes: their names; those of the data when null.
         kwargs: of SingleOptimizerTask.
 
     Source: Lipman et al., "Flow Matching for Generative Modeling" (2023), equation 9.

@@ -95,7 +95,13 @@ class VocoderTask(HiFiGANTask):
         loss_mel: front end of the reconstruction loss.
         sample_rate: of the audio in Hz.
         media_items: validation clips written as audio and mel figure.
-        kwargs: of HiFiGANTask. What is not listed is an option of `zoo.miipher.Restorer`.
+        output_sample_rate: of restored files in Hz, resampled from `sample_rate`; null keeps that.
+        stereo: "channels" restores each alone, "mix" mixes to mono first.
+        loudness: "input" gives restored files the level of their input, "keep" the vocoder's.
+        chunk_seconds: long files are restored in pieces of this length.
+        overlap_seconds: of neighbouring pieces.
+        chunk_batch: pieces restored at once.
+        kwargs: of HiFiGANTask.
 
     Source: Miipher-2, section 3.3, with HiFi-GAN in place of WaveFit as in its reproduction.
     """

@@ -38,7 +38,10 @@ class SequenceTask(SingleOptimizerTask):
         solver: how the trained net is integrated; null for 8 Euler steps. An option of inference, like the following.
         guidance: null for the conditional field.
         temperature: standard deviation of the noise that inference starts from; 0 for a deterministic restoration.
-        seed: of that noise. What is not listed is an option of `zoo.flow.SequenceRestorer`.
+        seed: of that noise.
+        chunk_frames: long files are restored in pieces of this length.
+        overlap_frames: of neighbouring pieces.
+        chunk_batch: pieces restored at once.
         kwargs: of SingleOptimizerTask.
 
     Source: Lipman et al., "Flow Matching for Generative Modeling" (2023), equation 9; masked loss as in Mehta et al.,
