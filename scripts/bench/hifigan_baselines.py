@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 from zoo.audio.corpora.corpus import PEAK
 from zoo.hifigan.task import HiFiGANTask, mel_l1
-from zoo.training.adversarial import Verdict, adversarial_loss, discriminator_loss, feature_matching_loss
+from zoo.training.adversarial import Output, adversarial_loss, discriminator_loss, feature_matching_loss
 
 _SLANEY_HZ_PER_MEL = 200 / 3  # below 1 kHz, which is mel 15
 _SLANEY_LOG_STEP = np.log(6.4) / 27  # above
@@ -112,14 +112,14 @@ class OriginalStep(Step):
         self.optimizer_g.step()
 
 
-def _halves(outputs: Sequence[Verdict], size: int) -> tuple[list[Verdict], list[Verdict]]:
+def _halves(outputs: Sequence[Output], size: int) -> tuple[list[Output], list[Output]]:
     return (
         [(scores[:size], [each[:size] for each in maps]) for scores, maps in outputs],
         [(scores[size:], [each[size:] for each in maps]) for scores, maps in outputs],
     )
 
 
-def _attached_feature_matching(real: Sequence[Verdict], fake: Sequence[Verdict]) -> Tensor:
+def _attached_feature_matching(real: Sequence[Output], fake: Sequence[Output]) -> Tensor:
     """Feature matching whose gradient also flows into the real side."""
     pairs = [pair for (_, a), (_, b) in zip(real, fake, strict=True) for pair in zip(a, b, strict=True)]
     return torch.stack([(map_real - map_fake).abs().mean() for map_real, map_fake in pairs]).sum()

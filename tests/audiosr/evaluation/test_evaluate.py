@@ -10,9 +10,8 @@ import pytest
 from tests.audiosr.task_parts import AUTOENCODER, RATE, VOCODER, denoiser, features
 from zoo.audio.corpora.synthetic import SpeechLike
 from zoo.audio.io import files
-from zoo.audiosr import commands
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
-from zoo.audiosr.evaluation.evaluate import Settings, evaluate, level_factor, low_band_si_sdr
+from zoo.audiosr.evaluation.evaluate import Settings, evaluate, evaluate_run, level_factor, low_band_si_sdr
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.runs.export import write_export
 
@@ -58,7 +57,7 @@ def test_the_command_writes_all_and_goes_on(export, tmp_path, capsys):
         "data": tmp_path / "data", "train": tmp_path / "train", "cutoffs": [2000.0, 4000.0], "sampler": "dpm",
         "steps": 2, "seconds": 0.4,
     }  # fmt: skip
-    assert commands.evaluate(export, output, **arguments, keep=0) == 0
+    assert evaluate_run(export, output, **arguments, keep=0) == 0
     shown = capsys.readouterr().out
     assert "## 2000 Hz" in shown and "| lsd_hf | shaped_noise |" in shown
     summary = json.loads((output / "summary.json").read_text())
@@ -72,7 +71,7 @@ def test_the_command_writes_all_and_goes_on(export, tmp_path, capsys):
     table = (output / "per_item.csv").read_text()
     whole = table.splitlines()
     (output / "per_item.csv").write_text("\n".join(whole[:8]))  # as a kill leaves it
-    assert commands.evaluate(export, output, **arguments, keep=1) == 0
+    assert evaluate_run(export, output, **arguments, keep=1) == 0
     again = (output / "per_item.csv").read_text().splitlines()
     assert again[:6] == whole[:6] and len(again) == len(whole) == 11
     kept = {path.name for path in (output / "samples").iterdir()}  # of what was computed now
@@ -93,7 +92,7 @@ def test_what_cannot_be_evaluated_is_refused(export, tmp_path):
     with pytest.raises(ValueError, match="nothing to restore"):
         evaluate(export, tmp_path / "out", Settings(data=tmp_path / "data", cutoffs_hz=(7900.0,)))
     with pytest.raises(ValueError, match="--sampler"):
-        commands.evaluate(export, tmp_path / "out", steps=3)
+        evaluate_run(export, tmp_path / "out", steps=3)
 
 
 def test_the_low_band_alone_is_compared():

@@ -148,7 +148,7 @@ def _model(settings: Settings, params: Mapping[str, Any], layout: str) -> dict[s
         "autoencoder": part("zoo.audiosr.FrozenAutoencoder", source=None, config=autoencoder),
         "vocoder": None,
         "features": features_spec({"data": data}, "audiosr" if theirs else "projectlily", sizes.get("mel_bins")),
-        "diffusion": part("zoo.audiosr.diffusion.CosineDiffusion", steps=steps, prediction=PREDICTIONS[prediction]),
+        "diffusion": part("zoo.audiosr.CosineDiffusion", steps=steps, prediction=PREDICTIONS[prediction]),
         "losses": {"latent": part("zoo.audiosr.Latent", distance=str(settings.take("model.loss_type", "l2")))},
         "latent_scale": "auto" if theirs else settings.number("model.scale_factor", 1.0),
         "condition_dropout": 0.1 if theirs else 0.0,
