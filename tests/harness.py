@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -151,6 +152,17 @@ def forked(*args: object, cwd: Path, timeout: float = 300, **extra: str) -> subp
     return Forked(*args, cwd=cwd, **extra).wait(timeout)
 
 
+def forked_ranks(*args: object, cwd: Path, **extra: str) -> list[subprocess.CompletedProcess[str]]:
+    """Run `zoo` as two ranks, in the environment that torchrun gives them, without the imports."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    run = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    run |= {"GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "forked", **extra}
+    ranks = [Forked(*args, cwd=cwd, **run, RANK=rank, LOCAL_RANK=rank) for rank in "01"]
+    return [rank.wait() for rank in ranks]
+
+
 def in_fork(function: Callable[..., Any], *args: object, timeout: float = 600) -> Any:
     """Call a function in a forked process, for what changes a process for good, and return its result."""
     ours, theirs = SERVER.Pipe(duplex=False)
@@ -181,7 +193,7 @@ def _zoo_in_child(args: Sequence[str], cwd: str, variables: dict[str, str], out:
     os.environ.clear()
     os.environ.update(variables)
     tempfile.tempdir = None
-    sys.path[:0] = [str(TOY)]
+    sys.path[:0] = variables["PYTHONPATH"].split(os.pathsep)
     for path, descriptor in ((out, 1), (err, 2)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), descriptor)
     # of loader workers: forked as everywhere on Linux, or spawned as elsewhere

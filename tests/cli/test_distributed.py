@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.harness import REPOSITORY, SMOKE, environment, good, newest, zoo
+from tests.harness import REPOSITORY, SMOKE, environment, forked, forked_ranks, good, newest
 from zoo.flow.data.datamodule import ImageData
 from zoo.flow.process.time_samplers import UniformTimes, seeded_draws
 from zoo.runs.checkpoints import load_checkpoint
@@ -47,10 +47,15 @@ def losses(run: Path) -> dict[str, float]:
     return {key: float(row[key]) for key in names if key.startswith("train/")}
 
 
+def good_ranks(results: list[subprocess.CompletedProcess[str]]) -> None:
+    for result in results:
+        good(result)
+
+
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("one")
-    good(zoo("fit", *ARGS, "--data.init_args.batch_size=4", "--trainer.default_root_dir=run", cwd=folder))
+    good(forked("fit", *ARGS, "--data.init_args.batch_size=4", "--trainer.default_root_dir=run", cwd=folder))
     return folder / "run"
 
 
@@ -101,9 +106,9 @@ def test_two_processes_equal_one_for_miipher(stage: str, rates: dict[str, float]
     args += [
         f"--model.init_args.{o}={{class_path: torch.optim.SGD, init_args: {{lr: {lr}}}}}" for o, lr in rates.items()
     ]
-    good(zoo("fit", *args, "--data.init_args.batch_size=4", "--trainer.default_root_dir=one", cwd=tmp_path))
+    good(forked("fit", *args, "--data.init_args.batch_size=4", "--trainer.default_root_dir=one", cwd=tmp_path))
     both = ["--config", DDP, "--trainer.accelerator=cpu", "--data.init_args.batch_size=2"]
-    good(zoo("fit", *args, *both, "--trainer.default_root_dir=two", cwd=tmp_path))
+    good_ranks(forked_ranks("fit", *args, *both, "--trainer.default_root_dir=two", cwd=tmp_path))
     torch.testing.assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0, atol=1e-10)
     found, expected = (validation(tmp_path / run, metric) for run in ("two", "one"))
     assert found == pytest.approx(expected, rel=1e-4)
@@ -125,9 +130,9 @@ FLOW = [
 
 @pytest.mark.numeric
 def test_two_processes_equal_one_for_flow(tmp_path: Path) -> None:
-    good(zoo("fit", *FLOW, "--data.init_args.batch_size=8", "--trainer.default_root_dir=one", cwd=tmp_path))
+    good(forked("fit", *FLOW, "--data.init_args.batch_size=8", "--trainer.default_root_dir=one", cwd=tmp_path))
     both = ["--config", DDP, "--trainer.accelerator=cpu", "--data.init_args.batch_size=4"]
-    good(zoo("fit", *FLOW, *both, "--trainer.default_root_dir=two", cwd=tmp_path))
+    good_ranks(forked_ranks("fit", *FLOW, *both, "--trainer.default_root_dir=two", cwd=tmp_path))
     torch.testing.assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0, atol=1e-10)
     found, expected = (validation(tmp_path / run, "val/loss") for run in ("two", "one"))
     assert found == pytest.approx(expected, rel=1e-5)
@@ -218,8 +223,8 @@ def test_two_processes_equal_one_for_compressed_ad_and_share_no_history(
     one = ["--trainer.devices=1", "--data.init_args.batch_size=8", "--trainer.default_root_dir=one"]
     two = ["--config", DDP, "--trainer.accelerator=cpu", "--data.init_args.batch_size=4"]
     args = [*stage, *COMPRESSED_AD, EXACT]
-    good(zoo("fit", *args, *one, cwd=tmp_path, PYTHONPATH=path))
-    good(zoo("fit", *args, *two, "--trainer.default_root_dir=two", cwd=tmp_path, PYTHONPATH=path))
+    good(forked("fit", *args, *one, cwd=tmp_path, PYTHONPATH=path))
+    good_ranks(forked_ranks("fit", *args, *two, "--trainer.default_root_dir=two", cwd=tmp_path, PYTHONPATH=path))
     torch.testing.assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0, atol=1e-10)
     found, expected = (validation(tmp_path / run, metric) for run in ("two", "one"))
     assert found == pytest.approx(expected, rel=1e-5)
