@@ -16,17 +16,17 @@ from zoo.ci_llm.data.text_data import Example, Template
 from zoo.ci_llm.data.tokenizers import ByteTokenizer
 from zoo.ci_llm.data.tokens import tokenise
 from zoo.ci_llm.evaluation import evaluate as evaluation_work
-from zoo.ci_llm.evaluation.answering import ALL_SAMPLED, ONE_SAMPLED, Asking, ask, gold_answer, grade
+from zoo.ci_llm.evaluation.answering import ALL_SAMPLED, ONE_SAMPLED, AnswerSettings, ask, gold_answer, grade
 from zoo.ci_llm.evaluation.evaluate import evaluate_crowd
 from zoo.ci_llm.evaluation.report import SINGLE, accuracies, reliability
 from zoo.ci_llm.evaluation.scoring import fit_weights, gather, rules, score
-from zoo.ci_llm.evaluation.subject import Subject, load_subject
+from zoo.ci_llm.evaluation.trained import TrainedCrowd, load_crowd
 from zoo.ci_llm.inference.generate import left_padded
 from zoo.ci_llm.losses.likelihood import IGNORED, learned, losses
 from zoo.ci_llm.nets.crowd import Crowd
 
 TOKENIZER = ByteTokenizer()
-ASKING = Asking(max_new_tokens=5, samples=(2, 3), all_samples=2)
+ASKING = AnswerSettings(max_new_tokens=5, samples=(2, 3), all_samples=2)
 
 
 def make_crowd(count: int = 3, context: int = 128) -> Crowd:
@@ -39,11 +39,11 @@ def examples(split: Split, count: int) -> list[Example]:
     return [Example(*problem, "arithmetic", line) for line, problem in enumerate(problems, 1)]
 
 
-def run(output: Path, subject: Subject | None = None, held: int = 4, **changes: Any) -> dict[str, Any]:
-    subject = subject or Subject(make_crowd(), TOKENIZER, Template())
+def run(output: Path, trained: TrainedCrowd | None = None, held: int = 4, **changes: Any) -> dict[str, Any]:
+    trained = trained or TrainedCrowd(make_crowd(), TOKENIZER, Template())
     validation = examples("val", held) if held else None
-    settings: dict[str, Any] = {"asking": ASKING, "batch_size": 2, "progress": False, **changes}
-    return evaluate_crowd(subject, examples("test", 5), validation, output, **settings)
+    settings: dict[str, Any] = {"options": ASKING, "batch_size": 2, "progress": False, **changes}
+    return evaluate_crowd(trained, examples("test", 5), validation, output, **settings)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -86,12 +86,12 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_pictures")
 def test_two_processes_and_a_kill_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asking = Asking(max_new_tokens=3, samples=(2,), backbone=False)
-    run(tmp_path / "one", asking=asking)
+    options = AnswerSettings(max_new_tokens=3, samples=(2,), backbone=False)
+    run(tmp_path / "one", options=options)
     one = contents(tmp_path / "one")
-    assert run(tmp_path / "two", asking=asking, rank=1, world_size=2) == {"missing": 2}
+    assert run(tmp_path / "two", options=options, rank=1, world_size=2) == {"missing": 2}
     assert not (tmp_path / "two" / "evaluation.json").exists()
-    run(tmp_path / "two", asking=asking, world_size=2)
+    run(tmp_path / "two", options=options, world_size=2)
     assert contents(tmp_path / "two") == one
 
     asked: list[Any] = []
@@ -104,11 +104,11 @@ def test_two_processes_and_a_kill_change_nothing(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(evaluation_work, "ask", killed)
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "killed", asking=asking)
+        run(tmp_path / "killed", options=options)
     asked.pop()
-    run(tmp_path / "killed", asking=asking)
+    run(tmp_path / "killed", options=options)
     assert len(asked) == 2 and contents(tmp_path / "killed") == one
-    run(tmp_path / "killed", asking=asking)  # only joins
+    run(tmp_path / "killed", options=options)  # only joins
     assert len(asked) == 2
     with pytest.raises(ValueError, match=r"other settings: asking\.max_new_tokens 3"):
         run(tmp_path / "killed")
@@ -119,22 +119,24 @@ def test_what_does_not_fit_has_failed_and_is_wrong(tmp_path: Path) -> None:
     asked = examples("test", 5)
     template = Template()
     lengths = sorted(tokenise(asked, TOKENIZER, template).items[:, 1].tolist())
-    asking = Asking(max_new_tokens=4, backbone=False)
-    subject = Subject(make_crowd(2, context=lengths[2] + 4), TOKENIZER, template)
-    facts = run(tmp_path / "some", subject, asking=asking)
+    options = AnswerSettings(max_new_tokens=4, backbone=False)
+    trained = TrainedCrowd(make_crowd(2, context=lengths[2] + 4), TOKENIZER, template)
+    facts = run(tmp_path / "some", trained, options=options)
     kept = sum(length <= lengths[2] for length in lengths)
     assert (facts["count"], facts["failed"]) == (5, 5 - kept)
     assert "do not fit into the backbone's context" in facts["first_error"]
     rows = [json.loads(line) for line in (tmp_path / "some" / "items.jsonl").read_text().splitlines()]
     assert sum(row["error"] is not None for row in rows) == 5 - kept
     assert facts["accuracy"]["strict"]["vote"]["se"] >= 0
-    facts = run(tmp_path / "none", Subject(make_crowd(2, context=20), TOKENIZER, template), held=0, asking=asking)
+    facts = run(
+        tmp_path / "none", TrainedCrowd(make_crowd(2, context=20), TOKENIZER, template), held=0, options=options
+    )
     assert facts["failed"] == 5 and facts["likelihood"] == {} and list(facts["accuracy"]["strict"]) == [SINGLE]
 
 
 @pytest.mark.usefixtures("no_pictures")
 def test_one_agent_alone_has_nobody_to_be_joined_with(tmp_path: Path) -> None:
-    facts = run(tmp_path / "out", Subject(make_crowd(1), TOKENIZER, Template()))
+    facts = run(tmp_path / "out", TrainedCrowd(make_crowd(1), TOKENIZER, Template()))
     assert facts["weights"] == {} and facts["risk_coverage"] is None
     assert list(facts["likelihood"]) == ["mean"]
     assert facts["accuracy"]["strict"].keys() == {
@@ -179,9 +181,9 @@ def test_texts_do_not_depend_on_their_neighbours() -> None:
     net = make_crowd(2)
     prompts = [TOKENIZER.encode(text) for text in ("How many?", "2 + 3")]
     found = rules(2, [1.0, 3.0])
-    asking = Asking(max_new_tokens=4, samples=(3,), all_samples=2, speaker=1)
-    both = ask(net, TOKENIZER, prompts, [7, 9], found, asking)
-    alone = ask(net, TOKENIZER, prompts[1:], [9], found, asking)
+    options = AnswerSettings(max_new_tokens=4, samples=(3,), all_samples=2, speaker=1)
+    both = ask(net, TOKENIZER, prompts, [7, 9], found, options)
+    alone = ask(net, TOKENIZER, prompts[1:], [9], found, options)
     assert {way: each[1:] for way, each in both.items()} == alone
     first, second = both[ONE_SAMPLED]
     assert len(first) == 3 and first != second
@@ -243,13 +245,13 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     for wrong, message in (
         ({"rank": 2, "world_size": 2}, "rank is 0 to 1, not 2"),
         ({"batch_size": 0}, "batch_size is at least 1, not 0"),
-        ({"asking": Asking(4, samples=(0,))}, "samples is at least 1, not 0"),
-        ({"asking": Asking(4, temperature=0.0)}, "temperature is positive, not 0.0"),
+        ({"options": AnswerSettings(4, samples=(0,))}, "samples is at least 1, not 0"),
+        ({"options": AnswerSettings(4, temperature=0.0)}, "temperature is positive, not 0.0"),
     ):
         with pytest.raises(ValueError, match=message):
             run(tmp_path / "out", **wrong)
     with pytest.raises(ValueError, match="no question"):
-        evaluate_crowd(Subject(make_crowd(), TOKENIZER, Template()), [], None, tmp_path / "out", ASKING)
+        evaluate_crowd(TrainedCrowd(make_crowd(), TOKENIZER, Template()), [], None, tmp_path / "out", ASKING)
     assert not (tmp_path / "out").exists()
     with pytest.raises(FileNotFoundError):
-        load_subject(tmp_path / "nowhere")
+        load_crowd(tmp_path / "nowhere")

@@ -185,8 +185,8 @@ class ASR(Judge):
         """
         options: dict[str, Any] = {"generate_kwargs": {"language": self.language}} if self.language else {}
         parts = parts_of(audio, self.sample_rate)
-        heard = [self._recogniser({"raw": part, "sampling_rate": self.sample_rate}, **options) for part in parts]
-        text = " ".join(part["text"] for part in heard)
+        hypothesis = [self._recogniser({"raw": part, "sampling_rate": self.sample_rate}, **options) for part in parts]
+        text = " ".join(part["text"] for part in hypothesis)
         for token in self._recogniser.tokenizer.all_special_tokens:  # CTC recognisers leave theirs in
             text = text.replace(token, "")
         return text
@@ -196,8 +196,11 @@ class ASR(Judge):
         wanted = normalise(text or "")
         if not wanted:
             return {}
-        heard = normalise(self.transcribe(restored))
-        (word_edits, words), (character_edits, characters) = word_errors(heard, wanted), character_errors(heard, wanted)
+        hypothesis = normalise(self.transcribe(restored))
+        (word_edits, words), (character_edits, characters) = (
+            word_errors(hypothesis, wanted),
+            character_errors(hypothesis, wanted),
+        )
         values = {"cer": character_edits / characters, "characters": float(characters)}
         return values | ({"wer": word_edits / words, "words": float(words)} if words else {})
 

@@ -305,9 +305,9 @@ def _values(job: Job, settings: Settings) -> Row:
             )
         row |= compare(pair, settings.metrics, settings.sample_rate, settings.match_level)
     for judge in settings.judges:
-        heard = resample_array(found, found_rate, judge.sample_rate)
+        resampled = resample_array(found, found_rate, judge.sample_rate)
         reference = None if job.system == CLEAN else resample_array(clean, clean_rate, judge.sample_rate)
-        row |= judge(heard, reference, job.text)
+        row |= judge(resampled, reference, job.text)
     return row
 
 

@@ -25,7 +25,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Asking:
+class AnswerSettings:
     """How questions are put.
 
     Attributes:
@@ -53,7 +53,7 @@ def ask(
     prompts: Sequence[Sequence[int]],
     numbers: Sequence[int],
     rules: Mapping[str, Aggregator],
-    asking: Asking,
+    options: AnswerSettings,
 ) -> Texts:
     """Let a crowd answer prompts in every way.
 
@@ -76,26 +76,26 @@ def ask(
 
     def write(rule: Aggregator, samples: int = 1, sampling: Sampling | None = None) -> list[list[str]]:
         found = generate(
-            crowd, ids.repeat_interleave(samples, 0), mask.repeat_interleave(samples, 0), rule, asking.max_new_tokens,
+            crowd, ids.repeat_interleave(samples, 0), mask.repeat_interleave(samples, 0), rule, options.max_new_tokens,
             tokenizer.eos_id, sampling, tokenizer.pad_id,
-            [item_seed(asking.seed, sample, number) for number in numbers for sample in range(samples)],
+            [item_seed(options.seed, sample, number) for number in numbers for sample in range(samples)],
         )[..., ids.shape[1] :]  # fmt: skip
         several = found.reshape(-1, len(prompts), samples, found.shape[-1])  # agents, or one for all
         return [[answer_text(each, tokenizer) for each in of_one.flatten(0, 1)] for of_one in several.transpose(0, 1)]
 
     texts: Texts = {}
-    if asking.backbone:
+    if options.backbone:
         with crowd.without_agents():
             texts[BACKBONE] = write(Mean())
     texts[AGENTS] = write(Vote())
     if crowd.count > 1:
         texts |= {name: write(rule) for name, rule in rules.items()}
-    drawn = Sampling(asking.temperature)
-    if asking.samples:
-        with crowd.only(asking.speaker):
-            texts[ONE_SAMPLED] = write(Mean(), max(asking.samples), drawn)
-    if asking.all_samples and crowd.count > 1:
-        texts[ALL_SAMPLED] = write(Vote(), asking.all_samples, drawn)
+    drawn = Sampling(options.temperature)
+    if options.samples:
+        with crowd.only(options.speaker):
+            texts[ONE_SAMPLED] = write(Mean(), max(options.samples), drawn)
+    if options.all_samples and crowd.count > 1:
+        texts[ALL_SAMPLED] = write(Vote(), options.all_samples, drawn)
     return texts
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from zoo.ci_llm.evaluation.scoring import fit_weights, rules, score_all
-from zoo.ci_llm.evaluation.subject import load_subject, validation_examples
+from zoo.ci_llm.evaluation.trained import load_crowd, validation_examples
 from zoo.ci_llm.nets.agents import Agents
 
 NOISE = 2.0  # on the weights of the spoiled agent, as a part of their own size
@@ -27,11 +27,11 @@ def spoiled_scores(run: Path, agent: int = 0, noise: float = NOISE, seed: int = 
     Returns:
         What `zoo.ci_llm.losses.metrics.CrowdScores.summary` tells, by rule.
     """
-    subject, data, _ = load_subject(run)
-    form = (subject.crowd, subject.tokenizer, subject.template)
-    with spoiled(subject.crowd.agents, agent, noise, seed):
+    trained, data, _ = load_crowd(run)
+    form = (trained.crowd, trained.tokenizer, trained.template)
+    with spoiled(trained.crowd.agents, agent, noise, seed):
         alpha, _ = fit_weights(*form, validation_examples(data))
-        scores = score_all(*form, data.examples("test"), rules(subject.crowd.count, alpha))
+        scores = score_all(*form, data.examples("test"), rules(trained.crowd.count, alpha))
     return {name: each.summary() for name, each in scores.items()}
 
 

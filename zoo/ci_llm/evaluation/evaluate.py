@@ -19,10 +19,10 @@ import zoo
 from zoo.ci_llm.data.arithmetic import Split
 from zoo.ci_llm.data.text_data import Example
 from zoo.ci_llm.data.tokens import PROMPT, Tokens, tokenise
-from zoo.ci_llm.evaluation.answering import VOTE, Asking, Row, ask, gold_answer, grade
+from zoo.ci_llm.evaluation.answering import VOTE, AnswerSettings, Row, ask, gold_answer, grade
 from zoo.ci_llm.evaluation.report import accuracies, reliability, show, write_evaluation
 from zoo.ci_llm.evaluation.scoring import Scores, fit_weights, gather, rules, score, usable
-from zoo.ci_llm.evaluation.subject import Subject, load_subject, read_questions, validation_examples
+from zoo.ci_llm.evaluation.trained import TrainedCrowd, load_crowd, read_questions, validation_examples
 from zoo.ci_llm.losses.distances import sliced_wasserstein
 from zoo.ci_llm.losses.metrics import CrowdScores, risk_coverage
 from zoo.common.atomic import write_atomic
@@ -37,30 +37,30 @@ from zoo.training.data import item_seed
 PROJECTIONS = 256  # of the distance between the agents' clouds
 
 
-class Work:
+class CrowdEvaluation:
     """The parts of an evaluation.
 
     Args:
-        asking: how questions are put; the agent of least NLL is asked for samples.
+        options: how questions are put; the agent of least NLL is asked for samples.
         layers: of the hidden states whose distances are measured.
         fitted: `alpha` and `nll` of the agents on the validation set; empty without.
     """
 
     def __init__(
         self,
-        subject: Subject,
+        trained: TrainedCrowd,
         examples: Sequence[Example],
         tokens: Tokens,
-        asking: Asking,
+        options: AnswerSettings,
         layers: Sequence[int],
         fitted: dict[str, list[float]],
         folder: Path,
     ) -> None:
-        self.subject, self.examples, self.tokens, self.layers, self.folder = subject, examples, tokens, layers, folder
+        self.trained, self.examples, self.tokens, self.layers, self.folder = trained, examples, tokens, layers, folder
         self.fitted = fitted
         nll = fitted.get("nll", [0.0])
-        self.asking = replace(asking, speaker=nll.index(min(nll)))
-        self.rules = rules(subject.crowd.count, fitted.get("alpha"))
+        self.options = replace(options, speaker=nll.index(min(nll)))
+        self.rules = rules(trained.crowd.count, fitted.get("alpha"))
 
     def path(self, number: int) -> Path:
         """File of a part."""
@@ -68,15 +68,15 @@ class Work:
 
     def do(self, number: int, questions: Sequence[int]) -> None:
         """Compute a part and write it."""
-        crowd, tokenizer = self.subject.crowd, self.subject.tokenizer
-        fit = set(usable(self.tokens, crowd, self.asking.max_new_tokens))
+        crowd, tokenizer = self.trained.crowd, self.trained.tokenizer
+        fit = set(usable(self.tokens, crowd, self.options.max_new_tokens))
         asked = [index for index in questions if index in fit]
         texts: dict[str, list[list[str]]] = {}
         arrays: dict[str, Any] = {}
         if asked:
             prompts = [self.tokens.row(index, int(self.tokens.items[index, PROMPT]))[0].tolist() for index in asked]
-            texts = ask(crowd, tokenizer, prompts, asked, self.rules, self.asking)
-            seeds = [item_seed(self.asking.seed, 0, index) for index in asked]
+            texts = ask(crowd, tokenizer, prompts, asked, self.rules, self.options)
+            seeds = [item_seed(self.options.seed, 0, index) for index in asked]
             batch = gather(self.tokens, asked, crowd, tokenizer)
             arrays = _arrays(score(crowd, batch, self.rules, seeds, self.layers), asked)
         rows = [self._row(index, {way: each[at] for way, each in texts.items()}) for at, index in enumerate(asked)]
@@ -90,8 +90,8 @@ class Work:
         error = None
         if not texts:
             error = (
-                f"a prompt of {self.tokens.items[index, PROMPT]} tokens and {self.asking.max_new_tokens} new ones do "
-                f"not fit into the backbone's context of {self.subject.crowd.backbone.context_tokens}"
+                f"a prompt of {self.tokens.items[index, PROMPT]} tokens and {self.options.max_new_tokens} new ones do "
+                f"not fit into the backbone's context of {self.trained.crowd.backbone.context_tokens}"
             )
         return {
             "index": index,
@@ -100,7 +100,7 @@ class Work:
             "gold_parsed": str(gold),
             "error": error,
             "texts": texts,
-            **grade(texts, gold, self.asking.samples),
+            **grade(texts, gold, self.options.samples),
         }
 
     def join(self, count: int) -> tuple[dict[str, Any], list[Row]]:
@@ -127,24 +127,24 @@ class Work:
         scored = {name: kept for name, kept in scores.items() if clouds}
         return {
             "version": zoo.__version__,
-            "name": self.subject.name,
-            "agents": self.subject.crowd.count,
+            "name": self.trained.name,
+            "agents": self.trained.crowd.count,
             "count": len(rows),
             "failed": sum(row["error"] is not None for row in rows),
             "first_error": next((row["error"] for row in rows if row["error"]), None),
-            "asking": asdict(self.asking),
+            "asking": asdict(self.options),
             "weights": self.fitted,
-            "accuracy": accuracies(rows, self.subject.crowd.count),
+            "accuracy": accuracies(rows, self.trained.crowd.count),
             "likelihood": {name: kept.summary() for name, kept in scored.items()},
             "intervals": {
                 name: {key: each._asdict() for key, each in kept.intervals().items()} for name, kept in scored.items()
             },
             "sliced_wasserstein": {
-                key: float(sliced_wasserstein(cloud, PROJECTIONS, generator.manual_seed(self.asking.seed)))
+                key: float(sliced_wasserstein(cloud, PROJECTIONS, generator.manual_seed(self.options.seed)))
                 for key, cloud in clouds.items()
             },
             "reliability": {name: reliability(kept.tokens()) for name, kept in scored.items()},
-            "risk_coverage": _risk(rows) if self.subject.crowd.count > 1 else None,
+            "risk_coverage": _risk(rows) if self.trained.crowd.count > 1 else None,
         }
 
 
@@ -225,7 +225,7 @@ def evaluate(
         ValueError: when the run is another kind's, its weights are not finite, an argument is out of range, or the
             folder was begun with other settings.
     """
-    subject, data, limit = load_subject(run, own_device(device))
+    trained, data, limit = load_crowd(run, own_device(device))
     fields = (prompt_field or data.fields[0], answer_field or data.fields[1])
     if questions is None:
         examples, held = data.examples(split), validation_examples(data)
@@ -234,19 +234,19 @@ def evaluate(
     if validation is not None:
         held = read_questions(Path(validation), "val", fields)
     if samples is None:
-        samples = (subject.crowd.count,) if subject.crowd.count > 1 else ()
-    asking = Asking(max_new_tokens or limit, tuple(samples), all_samples, temperature, seed=seed)
+        samples = (trained.crowd.count,) if trained.crowd.count > 1 else ()
+    options = AnswerSettings(max_new_tokens or limit, tuple(samples), all_samples, temperature, seed=seed)
     return evaluate_crowd(
-        subject, examples[:max_items], held, output, asking, layers, batch_size, rank, world_size, progress
+        trained, examples[:max_items], held, output, options, layers, batch_size, rank, world_size, progress
     )
 
 
 def evaluate_crowd(
-    subject: Subject,
+    trained: TrainedCrowd,
     examples: Sequence[Example],
     validation: Sequence[Example] | None,
     output: Path,
-    asking: Asking,
+    options: AnswerSettings,
     layers: Sequence[int] = (-1,),
     batch_size: int = 16,
     rank: int = 0,
@@ -263,13 +263,13 @@ def evaluate_crowd(
     to each other: the one that ends last writes the result, which is the same for any number of processes and kills.
 
     Args:
-        subject: what is evaluated.
+        trained: what is evaluated.
         examples: questions and right answers. One whose prompt leaves no room for an answer in the backbone's context
             has failed, and counts as wrong.
         validation: to fit the agents' weights and to choose the agent that is asked for samples; None for equal
             weights and agent 0.
         output: folder to write.
-        asking: how questions are put; its `speaker` is chosen here.
+        options: how questions are put; its `speaker` is chosen here.
         layers: of the hidden states whose distances are measured.
         batch_size: questions of a part.
         rank: of this process, 0 to world_size - 1. It takes every world_size-th part.
@@ -284,15 +284,15 @@ def evaluate_crowd(
             folder was begun with other settings.
         OSError: when the disk is full; the same call goes on.
     """
-    _check(examples, asking, layers, batch_size, rank, world_size)
-    subject.crowd.eval()
+    _check(examples, options, layers, batch_size, rank, world_size)
+    trained.crowd.eval()
     for each in examples:
         gold_answer(each.answer, f"{each.file}, line {each.line}")  # refused now, not after hours
-    tokens = tokenise(examples, subject.tokenizer, subject.template)
+    tokens = tokenise(examples, trained.tokenizer, trained.template)
     output = Path(output).resolve()
-    begin_output(output, _settings(subject, tokens, validation, asking, layers, batch_size), sweep=world_size == 1)
-    fitted = _fitted(subject, validation, output / WEIGHTS_NAME, batch_size)
-    work = Work(subject, examples, tokens, asking, layers, fitted, output / PARTS_NAME)
+    begin_output(output, _settings(trained, tokens, validation, options, layers, batch_size), sweep=world_size == 1)
+    fitted = _fitted(trained, validation, output / WEIGHTS_NAME, batch_size)
+    work = CrowdEvaluation(trained, examples, tokens, options, layers, fitted, output / PARTS_NAME)
     order = np.argsort(tokens.items[:, PROMPT], kind="stable").tolist()
     parts = [order[first : first + batch_size] for first in range(0, len(order), batch_size)]
     share = Share(range(len(parts)), lambda number: work.path(number).exists(), rank, world_size)
@@ -309,34 +309,34 @@ def evaluate_crowd(
 
 
 def _fitted(
-    subject: Subject, validation: Sequence[Example] | None, path: Path, batch_size: int
+    trained: TrainedCrowd, validation: Sequence[Example] | None, path: Path, batch_size: int
 ) -> dict[str, list[float]]:
     """The posterior of the agents' weights and their NLL; computed by whoever is first, empty without validation."""
-    if not validation or subject.crowd.count == 1:
+    if not validation or trained.crowd.count == 1:
         return {}
     if not path.is_file():
-        alpha, nll = fit_weights(subject.crowd, subject.tokenizer, subject.template, validation, batch_size=batch_size)
+        alpha, nll = fit_weights(trained.crowd, trained.tokenizer, trained.template, validation, batch_size=batch_size)
         text = json.dumps({"alpha": alpha, "nll": nll})
         write_atomic(path, lambda file: file.write(text.encode()))
     return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _settings(
-    subject: Subject,
+    trained: TrainedCrowd,
     tokens: Tokens,
     validation: Sequence[Example] | None,
-    asking: Asking,
+    options: AnswerSettings,
     layers: Sequence[int],
     batch_size: int,
 ) -> dict[str, Any]:
     """What a folder is for."""
     held = None
     if validation:
-        held = tokenise(validation, subject.tokenizer, subject.template)
-    asked = {key: value for key, value in asdict(asking).items() if key != "speaker"}
+        held = tokenise(validation, trained.tokenizer, trained.template)
+    asked = {key: value for key, value in asdict(options).items() if key != "speaker"}
     return {
-        "adapters": state_digest(subject.crowd.agents.state_dict()),
-        "backbone": subject.crowd.backbone.fingerprint(),
+        "adapters": state_digest(trained.crowd.agents.state_dict()),
+        "backbone": trained.crowd.backbone.fingerprint(),
         "questions": _digest(tokens),
         "validation": None if held is None else _digest(held),
         "layers": list(layers),
@@ -350,13 +350,18 @@ def _digest(tokens: Tokens) -> str:
 
 
 def _check(
-    examples: Sequence[Example], asking: Asking, layers: Sequence[int], batch_size: int, rank: int, world_size: int
+    examples: Sequence[Example],
+    options: AnswerSettings,
+    layers: Sequence[int],
+    batch_size: int,
+    rank: int,
+    world_size: int,
 ) -> None:
     within(0, world_size - 1, rank=rank)
     if not examples:
         raise ValueError("no question to evaluate: the file is empty, or max_items is 0")
-    at_least(1, max_new_tokens=asking.max_new_tokens, batch_size=batch_size, samples=min(asking.samples, default=1))
-    at_least(0, all_samples=asking.all_samples)
-    positive(temperature=asking.temperature)
+    at_least(1, max_new_tokens=options.max_new_tokens, batch_size=batch_size, samples=min(options.samples, default=1))
+    at_least(0, all_samples=options.all_samples)
+    positive(temperature=options.temperature)
     if not layers:
         raise ValueError("layers: name at least one")

@@ -103,14 +103,14 @@ def score(
     chosen = goals != IGNORED
     log_probs = output.logits[:, chosen].float().log_softmax(-1)
     follows = torch.where(mask.bool(), ids, IGNORED)
-    foretold = -token_losses(output.logits, follows)
-    heard = learned(follows) != IGNORED
+    token_log_probs = -token_losses(output.logits, follows)
+    scored = learned(follows) != IGNORED
     uniforms = seeded_uniforms(seeds, crowd.count)
     tokens = {}
     for name, rule in aggregators.items():
         weights = rule.start(crowd.count, len(ids), uniforms).to(ids.device)
         if rule.learns:
-            before = rule.along(weights, foretold, heard)[:-1].transpose(0, 1)[chosen]
+            before = rule.along(weights, token_log_probs, scored)[:-1].transpose(0, 1)[chosen]
         else:
             before = weights[:, None].expand(-1, ids.shape[1], -1)[chosen]
         found = token_scores(log_probs, rule.combine(log_probs, before), goals[chosen])

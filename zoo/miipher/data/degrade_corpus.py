@@ -94,24 +94,24 @@ class Workbench:
             return [({"key": key, "status": "failed", "error": cause, **facts}, {}) for key, _ in job.copies]
         facts |= {"samples": len(clean)}
         rows = [
-            {"key": key, "status": "done", "error": None, **facts, "degradation": twin.facts}
-            for (key, _), twin in zip(job.copies, made, strict=True)
+            {"key": key, "status": "done", "error": None, **facts, "degradation": copy.facts}
+            for (key, _), copy in zip(job.copies, made, strict=True)
         ]
-        twins = [twin.audio for twin in made]
+        degraded = [copy.audio for copy in made]
         if self.tree is not None:
-            self._write(self.tree / job.split, [row["key"] for row in rows], clean, twins)
+            self._write(self.tree / job.split, [row["key"] for row in rows], clean, degraded)
             return [(row, {}) for row in rows]
         original = self._original(utterance.path, clean)
         return [
-            (row, {**original, f"{DEGRADED}.wav": _wav(twin, self.sample_rate), "json": to_json(row)})
-            for row, twin in zip(rows, twins, strict=True)
+            (row, {**original, f"{DEGRADED}.wav": _wav(copy, self.sample_rate), "json": to_json(row)})
+            for row, copy in zip(rows, degraded, strict=True)
         ]
 
-    def _write(self, folder: Path, keys: Sequence[str], clean: np.ndarray, twins: Sequence[np.ndarray]) -> None:
+    def _write(self, folder: Path, keys: Sequence[str], clean: np.ndarray, degraded: Sequence[np.ndarray]) -> None:
         """All copies of the clean recording are one file where the file system has hard links."""
         first = folder / "clean" / f"{keys[0]}.wav"
         files.write(first, clean, self.sample_rate)
-        for key, twin in zip(keys, twins, strict=True):
+        for key, copy in zip(keys, degraded, strict=True):
             target = folder / "clean" / f"{key}.wav"
             if target != first:
                 target.unlink(missing_ok=True)
@@ -120,7 +120,7 @@ class Workbench:
                 except OSError:
                     with replacing(target) as temporary:
                         shutil.copyfile(first, temporary)
-            files.write(folder / "degraded" / f"{key}.wav", twin, self.sample_rate)
+            files.write(folder / "degraded" / f"{key}.wav", copy, self.sample_rate)
 
     def _original(self, path: Path, clean: np.ndarray) -> dict[str, bytes]:
         suffix = path.suffix.lower()

@@ -22,7 +22,7 @@ from zoo.runs.load import load
 
 
 @dataclass(frozen=True)
-class Subject:
+class TrainedCrowd:
     """What is evaluated.
 
     Attributes:
@@ -36,14 +36,14 @@ class Subject:
     name: str = "crowd"
 
 
-def load_subject(run: Path, device: str | torch.device = "cpu") -> tuple[Subject, TextData, int]:
+def load_crowd(run: Path, device: str | torch.device = "cpu") -> tuple[TrainedCrowd, TextData, int]:
     """Load a run to evaluate it.
 
     Args:
         run: run folder, checkpoint or export.
 
     Returns:
-        The subject, the data that it was trained on (arithmetic made in code where the run does not tell), and its
+        The crowd, the data that it was trained on (arithmetic made in code where the run does not tell), and its
         limit of new tokens.
 
     Raises:
@@ -64,7 +64,7 @@ def load_subject(run: Path, device: str | torch.device = "cpu") -> tuple[Subject
     kinds = slots(TextData)
     data = TextData(tokenizer=tokenizer, **{key: build(value, kinds.get(key, Any)) for key, value in described.items()})
     template = data.template if config else writer.template
-    return Subject(crowd, tokenizer, template, str(run)), data, writer.max_new_tokens
+    return TrainedCrowd(crowd, tokenizer, template, str(run)), data, writer.max_new_tokens
 
 
 def validation_examples(data: TextData) -> list[Example]:
