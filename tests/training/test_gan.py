@@ -176,7 +176,7 @@ def test_a_reconstruction_term_without_weight_is_named():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"scheduler_interval": "batch"}, "scheduler_interval is 'epoch' or 'step', not 'batch'"),
+        ({"scheduler_interval": "batch"}, "scheduler_interval is one of epoch, step, not 'batch'"),
         ({"accumulate": 0}, "accumulate is at least 1"),
         ({"discriminator_start": -1}, "discriminator_start is at least 0"),
         ({"discriminator_start": 3, "loss_weights": WEIGHTS | {"g/l1": 0.0}}, "before batch discriminator_start"),

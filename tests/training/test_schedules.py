@@ -116,12 +116,12 @@ def test_state_is_primitive_and_restores_the_curve():
     [
         (lambda o: WarmupConstant(o, -1), "warmup_steps is at least 0, not -1"),
         (lambda o: WarmupCosine(o, 5, 5), r"total_steps \(5\) .* exceeds warmup_steps \(5\)"),
-        (lambda o: WarmupLinear(o, 0, 5, 2.0), "min_factor lies in"),
-        (lambda o: WarmupExponential(o, 1.5), "gamma lies in"),
+        (lambda o: WarmupLinear(o, 0, 5, 2.0), "min_factor is 0 to 1"),
+        (lambda o: WarmupExponential(o, 1.5), "gamma is 0 to 1"),
         (lambda o: WarmupExponential(o, 0.5, 0), "steps_per_epoch is at least 1, not 0"),
         (lambda o: StageCosine(o, [5], 10), r"starts at batch 0, found starts \[5\]"),
         (lambda o: StageCosine(o, [0], 10, 10), "from batch 0 to 10 is not longer than its rise of 10"),
-        (lambda o: StageCosine(o, [0], 10, 1, 1, -0.1), "min_factor lies in"),
+        (lambda o: StageCosine(o, [0], 10, 1, 1, -0.1), "min_factor is 0 to 1"),
     ],
 )
 def test_out_of_range_arguments_are_named(build, message):

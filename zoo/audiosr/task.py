@@ -140,6 +140,7 @@ class DiffusionTask(SingleOptimizerTask):
         diffusion: CosineDiffusion,
         losses: dict[str, DiffusionTerm],
         optimizer: OptimizerCallable,
+        *,
         vocoder: FrozenVocoder | None = None,
         latent_scale: Literal["auto"] | float = "auto",
         condition_dropout: float = 0.1,

@@ -51,6 +51,7 @@ class FlowTask(SingleOptimizerTask):
         path: AffinePath,
         times: TimeSampler,
         optimizer: OptimizerCallable,
+        *,
         label_drop: float = 0.1,
         solver: Solver | None = None,
         guidance: Guidance | None = None,

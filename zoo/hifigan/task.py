@@ -48,6 +48,7 @@ class HiFiGANTask(GANTask):
         optimizer_g: OptimizerCallable,
         optimizer_d: OptimizerCallable,
         loss_mel: LogMel,
+        *,
         mel: LogMel | None = None,
         sample_rate: int = 22050,
         media_items: int = 3,

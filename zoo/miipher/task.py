@@ -49,6 +49,7 @@ class AdapterTask(SingleOptimizerTask):
         encoder: Cleaner,
         optimizer: OptimizerCallable,
         loss_weights: dict[str, float],
+        *,
         reduction: Reduction = "item",
         media_items: int = 3,
         **kwargs: Any,
@@ -117,6 +118,7 @@ class VocoderTask(HiFiGANTask):
         optimizer_g: OptimizerCallable,
         optimizer_d: OptimizerCallable,
         loss_mel: LogMel,
+        *,
         sample_rate: int = 22050,
         media_items: int = 3,
         output_sample_rate: int | None = None,
@@ -210,6 +212,7 @@ class BackboneTask(SingleOptimizerTask):
         encoder: Backbone,
         mel: LogMel,
         optimizer: OptimizerCallable,
+        *,
         gap_share: float = 0.2,
         **kwargs: Any,
     ) -> None:

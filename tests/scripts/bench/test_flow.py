@@ -50,7 +50,7 @@ def build_task() -> FlowTask:
     for parameter in net.parameters():
         nn.init.normal_(parameter, std=0.3)  # at its start a net predicts nothing
     optimizer = partial(torch.optim.AdamW, lr=1e-3)
-    return FlowTask(net, ConditionalOT(0.1), UniformTimes(), optimizer, WarmupConstant, label_drop=0.5)
+    return FlowTask(net, ConditionalOT(0.1), UniformTimes(), optimizer, scheduler=WarmupConstant, label_drop=0.5)
 
 
 def build_fit(folder: Path, args: list[str]) -> SimpleNamespace:

@@ -54,5 +54,5 @@ def test_other_precisions_need_none(tmp_path, caplog):
         trainer = fit(tmp_path, LossScale(), fp16=False)
     assert "precision 32-true scales no loss" in caplog.text
     assert "train/amp_scale" not in trainer.callback_metrics
-    with pytest.raises(ValueError, match="init_scale > 0"):
+    with pytest.raises(ValueError, match="init_scale is positive"):
         LossScale(0.0)

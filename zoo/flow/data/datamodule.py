@@ -107,6 +107,7 @@ class ImageData(FlowData):
         self,
         root: str | None = None,
         hub: str | None = None,
+        *,
         image_resolution: int = 64,
         channels: int = 3,
         batch_size: int = 32,
@@ -229,6 +230,7 @@ class PointData(FlowData):
     def __init__(
         self,
         kind: PointSet = "swiss_roll",
+        *,
         train_points: int = 100_000,
         val_points: int = 512,
         batch_size: int = 256,

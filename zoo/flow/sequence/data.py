@@ -194,6 +194,7 @@ class MelData(SequenceData):
         self,
         mel: LogMel,
         degrader: Degrader,
+        *,
         root: str | None = None,
         noise: str | None = None,
         rir: str | None = None,
@@ -269,7 +270,9 @@ class FeatureData(SequenceData):
         FileNotFoundError: when a folder does not exist.
     """
 
-    def __init__(self, root: str, degraded: str, max_frames: int = 300, val_frames: int = 300, **kwargs: Any) -> None:
+    def __init__(
+        self, root: str, degraded: str, *, max_frames: int = 300, val_frames: int = 300, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         at_least(1, max_frames=max_frames, val_frames=val_frames)
         self.folders = [Path(root), Path(degraded)]

@@ -58,6 +58,7 @@ class SequenceTask(SingleOptimizerTask):
         times: TimeSampler,
         normaliser: Normaliser,
         optimizer: OptimizerCallable,
+        *,
         mel: LogMel | None = None,
         condition_drop: float = 0.1,
         prediction: Prediction = "velocity",

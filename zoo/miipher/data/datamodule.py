@@ -228,6 +228,7 @@ class VocoderSegments(SpeechData):
     def __init__(
         self,
         sample_rate: int = 22050,
+        *,
         segment_frames: int = 50,
         context_frames: int = 50,
         frame_rate: int = 50,
