@@ -117,7 +117,7 @@ def find_tools() -> dict[str, str]:
         for file in sorted((HERE / "commands").glob("[!_]*.py"))
     }
     for file in sorted(HERE.parent.glob("*/commands.py")):
-        table = next(node for node in _parsed(file).body if isinstance(node, ast.Assign))
+        table = next(node for node in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(node, ast.Assign))
         for name, function in ast.literal_eval(table.value).items():
             tools[f"{name} {file.parent.name}" if name in PER_SYSTEM else name.replace("_", "-")] = function
     return tools
@@ -127,12 +127,8 @@ def summary(tool: str) -> str:
     """The first line of the docstring of a function "module:function", which is not imported."""
     module, _, name = tool.partition(":")
     file = HERE.parents[1].joinpath(*module.split(".")).with_suffix(".py")
-    found = next(node for node in _parsed(file).body if isinstance(node, ast.FunctionDef) and node.name == name)
-    return (ast.get_docstring(found) or "").split("\n")[0]
-
-
-def _parsed(file: Path) -> ast.Module:
-    return ast.parse(file.read_text(encoding="utf-8"))
+    function = file.read_text(encoding="utf-8").partition(f"\ndef {name}(")[2]
+    return function.partition('"""')[2].partition("\n")[0].removesuffix('"""')
 
 
 def overview() -> str:
