@@ -1,5 +1,3 @@
-import time
-
 import numpy as np
 import pytest
 
@@ -47,14 +45,6 @@ def test_has_voiced_unvoiced_and_pauses():
     x = corpus.utterance(0)
     level = np.abs(x[: len(x) // 220 * 220]).reshape(-1, 220).max(1)
     assert (level < 0.01).mean() > 0.02 and (level > 0.1).mean() > 0.2
-
-
-def test_twenty_times_faster_than_real_time():
-    corpus = SpeechLike()
-    corpus.utterance(0)
-    start = time.process_time()
-    samples = sum(len(corpus.utterance(index)) for index in range(4))
-    assert samples / corpus.sample_rate > 20 * (time.process_time() - start)
 
 
 def test_written_corpus(tmp_path):
