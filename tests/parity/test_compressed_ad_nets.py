@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zoo.common.reading.foreign import load_foreign
 from zoo.compressed_ad.convert import from_original
-from zoo.compressed_ad.convert.legacy import LegacyCAD, LegacyEncoder
+from zoo.compressed_ad.convert.original_agents import LegacyCAD, LegacyEncoder
 from zoo.compressed_ad.convert.rules import PolicyConverter, to_theirs
 from zoo.compressed_ad.envs.grids import Darkroom
 from zoo.compressed_ad.losses import reconstruction_loss

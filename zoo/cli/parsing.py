@@ -22,7 +22,7 @@ from jsonargparse import (
 
 from zoo.common import registry
 from zoo.common.options import SETTINGS_SUFFIXES
-from zoo.common.reading.configs import limit_resolvers
+from zoo.common.reading.configs import limit_resolvers, read_mapping
 from zoo.common.reading.text import check_yaml, safe_load
 
 PARSER_MODE = "omegaconf+"
@@ -88,7 +88,7 @@ def inlined(args: Sequence[str]) -> list[str]:
     """Replace the files given as `--model FILE` and `--data FILE` by what they say.
 
     Raises:
-        ConfigError: naming a file that is no mapping.
+        ValueError: naming a file that is no mapping.
     """
     laid, options = [], [f"--{section}" for section in CLASS_SECTIONS]
     pending = iter(args)
@@ -97,21 +97,11 @@ def inlined(args: Sequence[str]) -> list[str]:
         if option in options:
             value = value if joined else next(pending, "")
             if value.endswith(SETTINGS_SUFFIXES) and Path(value).is_file():
-                value = json.dumps(_settings(Path(value)), default=str)
+                value = json.dumps(read_mapping(Path(value)), default=str)
             laid.append(f"{option}={value}")
         else:
             laid.append(argument)
     return laid
-
-
-def _settings(file: Path) -> dict[str, Any]:
-    try:
-        content = safe_load(file.read_text(encoding="utf-8"))
-    except (ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"{file}: {' '.join(str(error).split())}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{file}: expected a mapping of keys, found {type(content).__name__}")
-    return content
 
 
 KINDS = ("class_path", "model_type")  # where one of these changes, the arguments of the former kind go

@@ -20,7 +20,7 @@ from zoo.compressed_ad.convert import (
     original_state,
     to_original,
 )
-from zoo.compressed_ad.convert.legacy import LegacyEncoder
+from zoo.compressed_ad.convert.original_agents import LegacyEncoder
 from zoo.compressed_ad.convert.rules import to_theirs
 from zoo.compressed_ad.nets import compression
 from zoo.compressed_ad.nets.embedding import FactoredEmbedding, LinearEmbedding

@@ -42,19 +42,34 @@ def read_config(path: Path, brought: bool = False) -> dict[str, Any]:
         FileNotFoundError: there is no such file.
         ValueError: it is no mapping, or names what a config may not.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such recipe or config")
+    content = read_mapping(path)
     limit_resolvers()
     try:
-        config = OmegaConf.to_container(OmegaConf.create(safe_load(path.read_text(encoding="utf-8"))), resolve=True)
+        resolved = OmegaConf.to_container(OmegaConf.create(content), resolve=True)
     except (yaml.YAMLError, OmegaConfBaseException) as error:
         raise ValueError(f"{path}: {' '.join(str(error).split())}") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{path}: expected a mapping of keys, found {type(config).__name__}")
-    config = renamed(config)
+    config = renamed(resolved)
     if brought:
         check_places(config, path.parent)
     return config
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Read a recipe, a config or a part of one as it stands, interpolations and all.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is no mapping.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such recipe or config")
+    try:
+        content = safe_load(path.read_text(encoding="utf-8"))
+    except (ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"{path}: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: expected a mapping of keys, found {type(content).__name__}")
+    return content
 
 
 def limit_resolvers() -> None:

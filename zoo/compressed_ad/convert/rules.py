@@ -293,7 +293,7 @@ class PolicyConverter(Converter[PolicyFile]):
 
         Returns:
             An `InContextPolicy` in evaluation mode. `policy.logits(...)` computes as the original does while it trains,
-            `zoo.compressed_ad.convert.legacy` as it does while it acts.
+            `zoo.compressed_ad.convert.original_agents` as it does while it acts.
 
         Raises:
             FileNotFoundError: when there is no such file.
