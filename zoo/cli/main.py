@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import zoo
+from zoo.cli.quiet import filter_warnings
 from zoo.common.hardware import processes
 from zoo.common.locks import locked_arguments
 from zoo.common.options import files_first, take_option
@@ -60,6 +61,7 @@ def main(args: Sequence[str] | None = None) -> int:
         print(f"zoo {zoo.__version__}")
         return 0
     try:
+        filter_warnings()
         admit(packages)
         if command in TRAINER_COMMANDS:
             from zoo.cli.trainer import run
