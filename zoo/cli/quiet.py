@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import warnings
-from typing import Any, NamedTuple, TextIO
+from typing import NamedTuple, TextIO
 
 from zoo.common.options import verbosity
 

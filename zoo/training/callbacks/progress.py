@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 REDRAW_SECONDS = 0.25
 RATE_SECONDS = 30.0  # over which the speed is a mean
 BAR_WIDTH = 30
-TOTALS = ("train/loss", "train/g/total")  # what tasks call the loss that they minimise
+LOSSES = ("train/loss", "train/g/mel", "train/g/total")  # the first that is logged; a GAN's total tells little
 SEPARATOR = " · "
 
 
@@ -41,8 +41,8 @@ class TerminalSettings:
     """What is shown while a run trains.
 
     Args:
-        metrics: keys of the values beside the bar, e.g. `train/g/mel`; the total loss and the monitored metric when
-            null.
+        metrics: keys of the values beside the bar, e.g. `train/g/mel`; when null, the loss (of GANs that of the mel)
+            and the monitored metric.
         every_seconds: time between two lines where there is no terminal, and in train.log.
     """
 
@@ -51,11 +51,11 @@ class TerminalSettings:
 
 
 def shown_metrics(known: Iterable[str], chosen: Sequence[str] | None, monitor: str | None) -> list[str]:
-    """The keys to show: those that the recipe names, else the total loss and the monitored metric."""
+    """The keys to show: those that the recipe names, else the loss and the monitored metric."""
     keys = list(known)
     if chosen is not None:
         return [key for key in chosen if key in keys]
-    total = next((key for key in TOTALS if key in keys), None)
+    total = next((key for key in LOSSES if key in keys), None)
     total = total or next((key for key in keys if key.startswith("train/") and "loss" in key), None)
     return [key for key in dict.fromkeys((total, monitor)) if key in keys]
 
@@ -187,10 +187,6 @@ class Progress(ProgressBar):
         self._limit = next((each for each in callbacks if isinstance(each, Timer)), None)
         self._checkpoints = next((each for each in callbacks if isinstance(each, Checkpoints)), None)
 
-    def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Begin the validation before the first step."""
-        self._evaluate("validation before step 1", trainer.num_sanity_val_batches)
-
     def on_sanity_check_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """It is done."""
         self._evaluation = None
@@ -211,9 +207,10 @@ class Progress(ProgressBar):
             self._tick(read=True)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Begin a validation, within a training or alone."""
-        if not trainer.sanity_checking:
-            self._evaluate("validation", trainer.num_val_batches)
+        """Begin a validation: before a training, within it, or alone."""
+        before = trainer.sanity_checking
+        batches = trainer.num_sanity_val_batches if before else trainer.num_val_batches
+        self._evaluate("validation before step 1" if before else "validation", batches)
 
     def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Begin a test."""
