@@ -97,3 +97,17 @@ def test_a_program_with_handlers_keeps_them(monkeypatch):
     assert handler.level == logging.WARNING
     quiet.show_records()
     assert root.handlers == [handler]
+
+
+def test_a_run_within_another_command_is_quiet_unless_asked_otherwise(monkeypatch):
+    monkeypatch.delenv("ZOO_VERBOSITY", raising=False)
+    with quiet.quietly():
+        assert quiet.verbosity() == "quiet"
+    assert quiet.verbosity() == "normal"
+    monkeypatch.setenv("ZOO_VERBOSITY", "verbose")
+    with quiet.quietly():
+        assert quiet.verbosity() == "verbose"
+    assert quiet.verbosity() == "verbose"
+    monkeypatch.setenv("ZOO_VERBOSITY", "loud")
+    with pytest.raises(ValueError, match="ZOO_VERBOSITY is 'loud', expected one of quiet, normal, verbose"):
+        quiet.verbosity()

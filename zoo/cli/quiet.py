@@ -5,14 +5,16 @@ Whatever stands in neither table is shown, and so is all that the zoo or a packa
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
 import sys
 import warnings
+from collections.abc import Iterator
 from typing import NamedTuple, TextIO
 
-from zoo.common.options import verbosity
+from zoo.common.options import VERBOSITY_VARIABLE, verbosity
 
 LIGHTNING = ("lightning", "lightning.pytorch", "lightning.fabric")  # loggers with handlers of their own
 LIBRARIES = "torch|torchvision|torchaudio|torchmetrics|lightning|lightning_utilities|transformers|peft|huggingface_hub"
@@ -104,6 +106,18 @@ def _rank() -> int:
     if rank is not None:
         return int(rank)
     return int(next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), "0"))
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Let a run within another command tell nothing but warnings, unless the user asked for a verbosity."""
+    asked = os.environ.get(VERBOSITY_VARIABLE)
+    os.environ[VERBOSITY_VARIABLE] = asked or "quiet"
+    try:
+        yield
+    finally:
+        if asked is None:
+            del os.environ[VERBOSITY_VARIABLE]
 
 
 def filter_warnings() -> None:

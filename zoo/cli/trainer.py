@@ -34,7 +34,7 @@ from zoo.cli.parsing import (
     limit_names,
     read_no_other_files,
 )
-from zoo.cli.quiet import filter_warnings, show_records
+from zoo.cli.quiet import filter_warnings, quietly, show_records
 from zoo.common import registry
 from zoo.common.atomic import write_atomic
 from zoo.common.locks import locked
@@ -465,7 +465,7 @@ def dry_run(config: Path) -> list[tuple[str, bool, str]]:
     """
     results: list[tuple[str, bool, str]] = []
     brought = config.parent if runs.has_config(config) and any(config.parent.glob("*.ckpt")) else None
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, quietly():
         root = Path(folder) / "run"
         limits = ["--trainer.max_steps=1", "--trainer.limit_val_batches=1", "--trainer.num_sanity_val_steps=0"]
         stages = {

@@ -30,7 +30,6 @@ from zoo.training.signals import Interrupted
 log = logging.getLogger(__name__)
 
 MEDIA_NAME = "media"
-CTRL_C = 130  # exit code
 
 
 class Banner(Callback):
@@ -152,9 +151,9 @@ def told_at_end(trainer: L.Trainer, start: int, metrics: Sequence[str] | None = 
         error = caught
         raise
     finally:
-        begun = trainer.global_step > start or not isinstance(error, Exception)
+        begun = trainer.global_step > start or error is None or isinstance(error, Interrupted)
         if trainer.is_global_zero and begun and run_folder(trainer).is_dir():
-            with log_file(run_folder(trainer) / LOG_NAME, log):
+            with contextlib.suppress(OSError, ValueError), log_file(run_folder(trainer) / LOG_NAME, log):
                 _log_table(results(trainer, error, start, time.monotonic() - began, metrics))
 
 
@@ -176,7 +175,8 @@ def results(
     folder = run_folder(trainer)
     checkpoints = next((each for each in trainer.checkpoint_callbacks if isinstance(each, Checkpoints)), None)
     monitor = None if checkpoints is None else checkpoints.monitor
-    told: dict[str, str | list[str]] = {_how(trainer, error): _course(trainer, start, seconds)}
+    how = "trained" if error is None else "failed" if isinstance(error, Exception) else "stopped"
+    told: dict[str, str | list[str]] = {how: _course(trainer, start, seconds)}
     last = find_checkpoints(folder, "step_*.ckpt")[:1]
     told["run folder"] = f"{folder} ({last[0].name})" if last else str(folder)
     best = sorted(folder.glob("best-step_*.ckpt"), key=score_of)
@@ -193,12 +193,6 @@ def results(
     if last:
         told["next"] = next_commands(folder, trainer.lightning_module, ended=error is None)
     return told
-
-
-def _how(trainer: L.Trainer, error: BaseException | None) -> str:
-    if isinstance(error, Interrupted | KeyboardInterrupt):
-        return "stopped"
-    return "trained" if error is None else "failed"
 
 
 def _course(trainer: L.Trainer, start: int, seconds: float) -> str:
