@@ -26,7 +26,7 @@ class Task(L.LightningModule):
     def __init__(self):
         super().__init__()
         self.net = torch.nn.Linear(3, 2)
-        self.losses = iter([3.0, 1.0, 2.0, 4.0, 5.0, 6.0])
+        self.losses = iter([3.0, 1.0, 2.0, *range(4, 100)])
 
     def training_step(self, batch, batch_idx):
         self.log("train/loss", torch.tensor(float(self.global_step)))
@@ -160,6 +160,11 @@ def test_lines_in_between_and_of_a_validation_within(tmp_path, caplog):
     assert " · validation 1/2 · loss 3" in told[5] and told[5].startswith("step 4/4")
     with pytest.raises(ValueError, match="every_seconds"):
         Progress(every_seconds=0)
+
+
+def test_nothing_is_complete_before_its_end(tmp_path, caplog):
+    told = lines(tmp_path, caplog, Progress(every_seconds=1e-9), max_epochs=60)
+    assert any(line.startswith("step 239/240 · epoch 60/60 · 99 %") for line in told)
 
 
 def test_chosen_metrics(tmp_path, caplog):

@@ -343,7 +343,8 @@ class Progress(ProgressBar):
                 spent = limit.time_elapsed()
                 parts.append(f"{duration(spent)} of {duration(spent + remaining)}")
                 left, share = min(left, max(remaining, 0)), max(share, min(spent / (spent + remaining), 1.0))
-        parts += [f"{100 * share:.0f} %"] if share or count.total < math.inf else []
+        percent = 100 if share >= 1 else min(round(100 * share), 99)
+        parts += [f"{percent} %"] if share or count.total < math.inf else []
         rate = count.rate
         parts += [speed(rate)] if rate else []
         parts += [f"ETA {duration(left)}"] if 0 < left < math.inf else []
