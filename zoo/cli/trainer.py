@@ -22,11 +22,14 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from zoo import __version__
+from zoo.cli.helps import asks_for_help
 from zoo.cli.parsing import (
+    CLASS_SECTIONS,
     PARSER_MODE,
     SECTIONS,
     ConfigError,
     MergingConfigFile,
+    OneLineParser,
     check_config,
     explain_build,
     fail,
@@ -39,7 +42,7 @@ from zoo.common import registry
 from zoo.common.atomic import write_atomic
 from zoo.common.locks import locked
 from zoo.common.options import files_first, take_option
-from zoo.common.reading.configs import check_places
+from zoo.common.reading.configs import check_places, read_mapping
 from zoo.runs import folder as runs
 from zoo.runs import frozen
 from zoo.runs.bulk import BulkData
@@ -56,6 +59,7 @@ from zoo.training.callbacks.precision import PRECISION_TYPE
 from zoo.training.callbacks.progress import Progress, TerminalSettings
 from zoo.training.callbacks.report import Banner, told_at_end
 from zoo.training.callbacks.rng import RNGState
+from zoo.training.callbacks.samples import Samples
 from zoo.training.errors import explain
 from zoo.training.task import ZooTask
 
@@ -273,6 +277,7 @@ class ZooCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add what the zoo has beside trainer, model and data."""
         parser.add_lightning_class_args(Checkpoints, "checkpoints")
+        parser.add_lightning_class_args(Samples, "samples")
         parser.add_argument(
             "--loggers", type=list[Literal["tensorboard", "wandb"]], default=[], help="beside metrics.csv, always on"
         )
@@ -403,9 +408,27 @@ def run(command: str, args: list[str], brought: Path | None = None) -> int:
     filter_warnings()
     show_records()
     limit_names()
+    if asks_for_help(args):
+        return full_help(command, args)
     with contextlib.ExitStack() as held:
         args, own = complete(command, args)
         return _execute(command, ZooCLI(command, args, brought or own, held))
+
+
+def full_help(command: str, args: Sequence[str]) -> int:
+    """Print every option, then the arguments of the classes that the recipes name; returns the exit code 0."""
+    with contextlib.suppress(SystemExit):
+        ZooCLI(command, ["--help"])
+    for section in CLASS_SECTIONS:
+        named = [read_mapping(Path(file)).get(section) or {} for file in config_files(list(args))]
+        paths = [part["class_path"] for part in named if "class_path" in part]
+        if paths:
+            options = OneLineParser(prog=f"zoo {command}", usage=f"{section}: {registry.current_name(paths[-1])}")
+            options.add_subclass_arguments(registry.find(paths[-1]), f"{section}")
+            print()
+            with contextlib.suppress(SystemExit):
+                options.parse_args([f"--{section}.help={registry.current_name(paths[-1])}"])
+    return 0
 
 
 def _execute(command: str, cli: ZooCLI) -> int:
