@@ -23,6 +23,7 @@ from zoo.cli.check import check_tool, check_trainer_command
 from zoo.cli.helps import TRAINER_COMMANDS, aligned, asks_for_help, short_help
 from zoo.cli.late import put_off_torchmetrics
 from zoo.cli.names import near, recipes_named
+from zoo.cli.quiet import filter_warnings
 from zoo.common.hardware import processes
 from zoo.common.locks import locked_arguments
 from zoo.common.options import files_first, take_option
@@ -32,7 +33,7 @@ HERE = Path(__file__).parent
 PER_SYSTEM = ("evaluate",)  # tools that several systems have, called as `zoo evaluate SYSTEM`
 RANKS = ("rank", "world_size")  # arguments of a tool that follow from how its process was started
 TRACEBACK_VARIABLE = "ZOO_TRACEBACK"
-VERBOSITY_VARIABLE = "ZOO_VERBOSITY"  # see zoo.common.verbosity
+VERBOSITY_VARIABLE = "ZOO_VERBOSITY"  # see zoo.common.options.verbosity
 
 
 def entry() -> None:
@@ -60,6 +61,7 @@ def main(args: Sequence[str] | None = None) -> int:
         print(f"zoo {zoo.__version__}")
         return 0
     try:
+        filter_warnings()
         admit(packages)
         if command in TRAINER_COMMANDS:
             if asks_for_help(rest) == "short":
