@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import zip_longest
 from typing import Any
 
@@ -52,13 +52,21 @@ class PolicyTask(SingleOptimizerTask):
             raise ValueError(f"model.env is {self.env.describe()}, the data's is {env.describe()}: make them the same")
         super().setup(stage)
 
-    def _reconstructed(self, lengths: Sequence[int]) -> list[Tensor]:
-        """The positions that a `FieldDecoder` reconstructs in compressions of so many transitions; none of others."""
+    def compressed(self, length: int) -> list[int]:
+        """How many transitions each compression of a history of `length` takes in, whose reconstruction trains."""
+        raise NotImplementedError
+
+    def drawn(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Add the positions that a `FieldDecoder` reconstructs, of each compression; none for other decoders."""
         decoder = self.policy.decoder
-        if not isinstance(decoder, FieldDecoder):
-            return []
-        seeds = [item_seed(SEED, self.global_step, number) for number in range(len(lengths))]
-        return [decoder.chosen(*each, torch.device("cpu")) for each in zip(lengths, seeds, strict=True)]
+        if "reconstructed" in batch:
+            return batch
+        lengths = self.compressed(batch["steps"].length) if isinstance(decoder, FieldDecoder) else []
+        chosen = [
+            decoder.chosen(length, item_seed(SEED, self.global_step, number), torch.device("cpu"))
+            for number, length in enumerate(lengths)
+        ]
+        return {**batch, "reconstructed": chosen}
 
 
 class DistillationTask(PolicyTask):
@@ -125,11 +133,9 @@ class DistillationTask(PolicyTask):
         self.episodes = episodes
         self.greedy = greedy
 
-    def drawn(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Add the positions that the decoder reconstructs, in each compression."""
-        if not self.recon_weight or "reconstructed" in batch:
-            return batch
-        return {**batch, "reconstructed": self._reconstructed(self.policy.segments(batch["steps"].length)[:-1])}
+    def compressed(self, length: int) -> list[int]:
+        """Those of the policy; none without reconstruction loss."""
+        return self.policy.segments(length)[:-1] if self.recon_weight else []
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """The actions' cross-entropy, and how badly the latents keep what was compressed, on `steps` of one length."""
@@ -198,13 +204,9 @@ class PretrainTask(PolicyTask):
         freeze(policy, [name for name, _ in policy.named_parameters() if not name.startswith(PRETRAINED)])
         self.reward_weight = reward_weight
 
-    def drawn(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Add the positions that the decoder reconstructs."""
-        return (
-            batch
-            if "reconstructed" in batch
-            else {**batch, "reconstructed": self._reconstructed([batch["steps"].length])}
-        )
+    def compressed(self, length: int) -> list[int]:
+        """The whole history."""
+        return [length]
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """The loss of one compression of `steps`, B histories of one length."""

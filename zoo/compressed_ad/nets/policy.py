@@ -213,7 +213,7 @@ class InContextPolicy(nn.Module):
             return self._last_logits(state.latents, state.steps, queries)
         last = None if state.steps is None else state.steps.slice(state.length - 1, state.length)
         tokens = self.embedding.queries(queries)[:, None]  # (B, 1, dim)
-        place = self._latents_shown(state) + state.length
+        place = (0 if state.latents is None else self.num_latents) + state.length
         first = place
         mask = None
         if last is None:
@@ -286,9 +286,6 @@ class InContextPolicy(nn.Module):
 
     def _new_cache(self) -> Cache | None:
         return Cache(len(self.transformer.blocks)) if self.latent_mask == "causal" else None
-
-    def _latents_shown(self, state: State) -> int:
-        return 0 if state.latents is None else self.num_latents
 
     def _shown(self, latents: Tensor) -> Tensor:
         """Latents as the transformer sees them."""
