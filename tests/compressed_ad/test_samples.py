@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.harness import REPOSITORY, fingerprint, forked, good, newest
+from tests.harness import REPOSITORY, fingerprint, forked, forked_ranks, good, newest
 from zoo.compressed_ad.data.datamodule import HistoryData
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.envs.grids import DarkKeyToDoor, Darkroom, DarkroomPermuted, Env
@@ -23,13 +23,11 @@ from zoo.compressed_ad.rendering import AttentionMaps, episode_frames, learning_
 from zoo.compressed_ad.task import DistillationTask, PolicyTask, PretrainTask
 from zoo.training.callbacks.samples import Samples
 
-DIM, SMOKE = 16, REPOSITORY / "configs" / "compressed_ad" / "smoke.yaml"
-LEARNING, ATTENTION, RECONSTRUCTION, EPISODES = (
-    "val_learning.png",
-    "val_attention.png",
-    "val_reconstruction.png",
-    "val_episodes.gif",
-)
+DIM = 16
+RECIPE = REPOSITORY / "configs" / "compressed_ad" / "smoke.yaml"
+FIT = ("fit", "--config", RECIPE, "--trainer.max_steps=12", "--trainer.val_check_interval=6")
+LEARNING, ATTENTION, RECONSTRUCTION = "val_learning.png", "val_attention.png", "val_reconstruction.png"
+EPISODES = "val_episodes.gif"
 
 
 def policy(env: Env, compressor: Any = None, decoder: Any = None) -> InContextPolicy:
@@ -138,9 +136,8 @@ def test_frames_show_goals_way_and_reward() -> None:
 
 
 def test_the_recipe_leaves_its_pictures_and_the_same_weights_without(tmp_path: Path) -> None:
-    fit = ("fit", "--config", SMOKE, "--trainer.max_steps=12", "--trainer.val_check_interval=6")
     for name, samples in (("on", "true"), ("off", "false")):
-        good(forked(*fit, "--trainer.default_root_dir", name, "--samples.enabled", samples, cwd=tmp_path))
+        good(forked(*FIT, "--trainer.default_root_dir", name, "--samples.enabled", samples, cwd=tmp_path))
     assert fingerprint(newest(tmp_path / "on")) == fingerprint(newest(tmp_path / "off"))
     assert not (tmp_path / "off" / "media").exists()
     media = tmp_path / "on" / "media"
@@ -151,3 +148,12 @@ def test_the_recipe_leaves_its_pictures_and_the_same_weights_without(tmp_path: P
     }
     with Image.open(media / "step_00000012" / EPISODES) as animation:
         assert animation.n_frames == 7
+
+
+def test_two_ranks_show_what_both_played(tmp_path: Path) -> None:
+    options = ("--trainer.devices=2", "--trainer.strategy=ddp", "--data.init_args.rollout_batch=5")
+    for rank in forked_ranks(*FIT, *options, "--trainer.default_root_dir=two", cwd=tmp_path):
+        good(rank)
+    files = sorted((tmp_path / "two" / "media").glob("*/*"))
+    every = [ATTENTION, LEARNING, RECONSTRUCTION]
+    assert [path.name for path in files] == [*every, *sorted([*every, EPISODES])]
