@@ -146,7 +146,7 @@ def draw(weights: Tensor, latents: int) -> Figure:
     left.set(title="mean over heads", xlabel="attends to token", ylabel="token")
     figure.colorbar(image, ax=left)
     image = right.imshow(weights[:, -1].numpy(), cmap="magma", vmin=0, aspect="auto", interpolation="nearest")
-    right.set(title="the query's", xlabel="attends to token", ylabel="head")
+    right.set(title="the query's", xlabel="attends to token", ylabel="head", yticks=range(len(weights)))
     figure.colorbar(image, ax=right)
     for axes in (left, right) if latents else ():
         axes.axvline(latents - 0.5, color="w", linewidth=1)
