@@ -6,20 +6,23 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import yaml
 
 from scripts.bench.tools import Finding, evidence, save, train_once
-from zoo.ci_llm.evaluation import plots
 from zoo.ci_llm.evaluation.controls import spoiled_scores
 from zoo.ci_llm.evaluation.evaluate import evaluate
 from zoo.ci_llm.evaluation.report import SINGLE
 from zoo.common.atomic import write_atomic
 from zoo.common.reading.text import safe_load
-from zoo.common.report import plain, write_figure
+from zoo.common.report import new_figure, plain, write_figure
 from zoo.common.systems import recipe_root
 from zoo.runs.folder import find_config
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 RECIPE, BACKBONE = "demo", "demo_backbone"
 # weight, strategy and target of the arms beside the recipe's own and the one without diversity
@@ -147,7 +150,7 @@ def gather(
     save(first / NAME, findings, evidence="demo", table=plain(arms), runs=plain(rows))
     text = markdown(arms)
     write_atomic(first / TABLE, lambda file: file.write(text.encode()))
-    write_figure(first / FIGURE, plots.arms(arms))
+    write_figure(first / FIGURE, draw_arms(arms))
     return findings
 
 
@@ -289,6 +292,30 @@ def _spoiled(run: Path, seed: int) -> list[Finding]:
     name = f"seed {seed}, agent 0 spoiled: NLL, fitted weights to equal ones"
     ratio = nll["fitted"] / nll["mean"]
     return [Finding(name, ratio, "x", at_most=1.0, details=plain(details))]
+
+
+def draw_arms(arms: Sequence[Row]) -> Figure:
+    """Draw likelihood, diversity and exact match of arms: a dot for the mean, a tick for each run."""
+    panels = {
+        "NLL, nats per token": {"nll_mean": "mean agent", "nll_best": "best agent", "nll_ensemble": "ensemble"},
+        "pairwise KL, nats": {"pairwise_kl": "KL"},
+        "exact match": {"em_single": "single agent", "em_ensemble": "ensemble", "em_vote": "vote"},
+    }
+    figure = new_figure(4.6 * len(panels), 1.8 + 0.5 * len(arms))
+    places = np.arange(len(arms))
+    for axes, (title, keys) in zip(figure.subplots(1, len(panels), sharey=True), panels.items(), strict=True):
+        for number, (key, label) in enumerate(keys.items()):
+            at = places + 0.2 * (number - (len(keys) - 1) / 2)
+            (line,) = axes.plot([np.mean(arm[key]) for arm in arms], at, "o", label=label)
+            for place, arm in zip(at, arms, strict=True):
+                axes.plot(arm[key], [place] * len(arm[key]), "|", color=line.get_color(), markersize=7)
+        axes.set(title=title)
+        axes.set_yticks(places, [arm["label"] for arm in arms])
+        axes.grid(alpha=0.3)
+        if len(keys) > 1:
+            axes.legend(fontsize="small", ncols=len(keys), loc="upper center", bbox_to_anchor=(0.5, -0.12))
+    figure.axes[0].set_ylim(len(arms) - 0.5, -0.5)
+    return figure
 
 
 def _weight(arm: Row) -> float:

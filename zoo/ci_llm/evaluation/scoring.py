@@ -8,8 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zoo.ci_llm.aggregation.aggregator import Aggregator, BayesianAverage, Dirichlet, Fitted, Geometric, Mean
-from zoo.ci_llm.aggregation.weights import fit_dirichlet
+from zoo.ci_llm.aggregation.aggregator import (
+    Aggregator,
+    BayesianAverage,
+    Dirichlet,
+    Fitted,
+    Geometric,
+    Mean,
+    fit_dirichlet,
+)
 from zoo.ci_llm.data.rows import TextRows, join_rows
 from zoo.ci_llm.data.text_data import Example, Template
 from zoo.ci_llm.data.tokenizers import Tokenizer
@@ -192,8 +199,7 @@ def fit_weights(
         alpha: of the symmetric prior.
 
     Returns:
-        The posterior's alpha_k, see `zoo.ci_llm.aggregation.weights.fit_dirichlet`, and each agent's NLL, in nats per
-        token.
+        The posterior's alpha_k, see `fit_dirichlet`, and each agent's NLL, in nats per token.
 
     Raises:
         ValueError: when no prompt leaves room for an answer, or alpha is not above 0.
