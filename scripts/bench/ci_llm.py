@@ -18,8 +18,8 @@ from scripts.bench.tools import Costs, Finding, Settings, command, in_folders, i
 from zoo.ci_llm.aggregation.aggregator import Mean
 from zoo.ci_llm.data.buckets import TextBatches, padding_share
 from zoo.ci_llm.data.datamodule import TextData
-from zoo.ci_llm.data.rows import join_rows
 from zoo.ci_llm.data.tokenizers import BpeTokenizer
+from zoo.ci_llm.data.tokens import join_rows
 from zoo.ci_llm.inference.generate import generate
 from zoo.ci_llm.losses.diversity import Diversity
 from zoo.ci_llm.losses.likelihood import IGNORED, learned, losses, token_losses

@@ -11,10 +11,9 @@ import torch
 from zoo.ci_llm.data.arithmetic import Arithmetic
 from zoo.ci_llm.data.buckets import padding_share
 from zoo.ci_llm.data.datamodule import TextData
-from zoo.ci_llm.data.rows import join_rows
 from zoo.ci_llm.data.text_data import Template, read_examples, split_files
 from zoo.ci_llm.data.tokenizers import BpeTokenizer, ByteTokenizer
-from zoo.ci_llm.data.tokens import tokenise_files
+from zoo.ci_llm.data.tokens import join_rows, tokenise_files
 
 BYTES = ByteTokenizer()
 FIELDS = ("question", "answer")

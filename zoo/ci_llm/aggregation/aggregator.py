@@ -26,23 +26,7 @@ def aggregate(log_probs: Tensor, log_weights: Tensor) -> Tensor:
     Args:
         log_weights: (K,) for all rows or (B, K), summing to 1 once exponentiated; -inf leaves an agent out.
     """
-    weighted = log_probs.float().log_softmax(-1) + _by_agent(log_weights)
-    return weighted.logsumexp(0)
-
-
-def mixture(probabilities: Tensor, weights: Tensor) -> Tensor:
-    """Weighted mean (B, V) of probabilities (K, B, V), without logarithms; the arithmetic of the original.
-
-    Args:
-        weights: (K,) for all rows or (B, K), summing to 1.
-    """
-    return (probabilities.float() * _by_agent(weights)).sum(0)
-
-
-def geometric_mixture(log_probs: Tensor, log_weights: Tensor) -> Tensor:
-    """Normalised weighted geometric mean of the agents' predictions; arguments and result as in `aggregate`."""
-    weights = _by_agent(log_weights).exp()
-    return (log_probs.float().log_softmax(-1) * weights).sum(0).log_softmax(-1)
+    return (log_probs.float().log_softmax(-1) + _by_agent(log_weights)).logsumexp(0)
 
 
 def _by_agent(weights: Tensor) -> Tensor:
@@ -202,7 +186,8 @@ class Geometric(Aggregator):
 
     def combine(self, log_probs: Tensor, log_weights: Tensor, uniforms: Tensor | None = None) -> Tensor:
         """The weighted geometric mixture; see the base."""
-        return geometric_mixture(log_probs, log_weights)
+        weights = _by_agent(log_weights).exp()
+        return (log_probs.float().log_softmax(-1) * weights).sum(0).log_softmax(-1)
 
 
 class SampleMember(Aggregator):

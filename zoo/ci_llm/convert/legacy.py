@@ -33,9 +33,6 @@ def translate(arguments: Sequence[str], environment: Mapping[str, str]) -> Call:
             folder of the original; and options of `zoo fit`, which are passed on.
         environment: variables of a launcher.
 
-    Returns:
-        The call.
-
     Raises:
         FileNotFoundError: when there is no such configuration, or nothing to resume from.
         ValueError: when it is no configuration of CI-LLM, or a value cannot be.

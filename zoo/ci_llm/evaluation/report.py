@@ -59,14 +59,7 @@ def _figures(values: np.ndarray, base: np.ndarray) -> dict[str, float]:
 
 
 def reliability(tokens: Mapping[str, Tensor], bins: int = BINS) -> list[dict[str, float]]:
-    """Confidence and accuracy of the tokens in bins of equal width; empty bins are left out.
-
-    Args:
-        tokens: `confidence` and `correct` (N,).
-
-    Returns:
-        Rows with `confidence`, `accuracy` and `share` of the tokens.
-    """
+    """Confidence, accuracy and share of the tokens in bins of equal width; empty bins are left out."""
     confidence, correct = tokens["confidence"].double(), tokens["correct"].double()
     at = (confidence * bins).ceil().long().clamp(1, bins) - 1
     counts = torch.bincount(at, minlength=bins)

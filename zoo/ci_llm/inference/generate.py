@@ -156,7 +156,24 @@ def left_padded(prompts: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Ten
     return ids, (torch.arange(longest) >= longest - lengths[:, None]).long()
 
 
-def answer_text(ids: Tensor, tokenizer: Tokenizer) -> str:
-    """Text of generated tokens (T,), up to the first EOS."""
-    numbers = ids.tolist()
-    return tokenizer.decode(numbers[: numbers.index(tokenizer.eos_id)] if tokenizer.eos_id in numbers else numbers)
+def write_answers(
+    crowd: Crowd,
+    tokenizer: Tokenizer,
+    prompts: Sequence[Sequence[int]],
+    aggregator: Aggregator,
+    max_new_tokens: int,
+    sampling: Sampling | None = None,
+    seeds: Sequence[int] | None = None,
+) -> list[list[str]]:
+    """The text behind each prompt (numbers of its tokens), up to EOS; one per agent where each writes its own.
+
+    Arguments and errors as those of `generate`.
+    """
+    ids, mask = (each.to(crowd.device) for each in left_padded(prompts, tokenizer.pad_id))
+    end = tokenizer.eos_id
+    found = generate(crowd, ids, mask, aggregator, max_new_tokens, end, sampling, tokenizer.pad_id, seeds)
+    new = found.view(-1, len(ids), found.shape[-1])[..., ids.shape[1] :].transpose(0, 1)  # (B, K or 1, new)
+    return [
+        [tokenizer.decode(row[: row.index(end)] if end in row else row) for row in of_prompt]
+        for of_prompt in new.tolist()
+    ]

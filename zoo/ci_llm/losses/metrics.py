@@ -76,13 +76,8 @@ class CrowdScores:
         self._parts: dict[str, list[Tensor]] = {}
         self._texts: list[Tensor] = []
 
-    def add(self, log_probs: Tensor, ensemble: Tensor, labels: Tensor, texts: Tensor) -> None:
-        """Add tokens, see `token_scores`; `texts` (N,), int64, is the text that each belongs to."""
-        found = token_scores(log_probs, ensemble, labels)
-        self.restore({name: values.cpu() for name, values in found.items()}, texts.cpu())
-
-    def restore(self, scores: Mapping[str, Tensor], texts: Tensor) -> None:
-        """Add tokens whose scores were computed before: what `state` or `token_scores` gave, and their texts (N,)."""
+    def add(self, scores: Mapping[str, Tensor], texts: Tensor) -> None:
+        """Add what `token_scores` or `state` gave; `texts` (N,), int64, is the text that each token belongs to."""
         for name, values in scores.items():
             self._parts.setdefault(name, []).append(values)
         self._texts.append(texts)
@@ -92,10 +87,6 @@ class CrowdScores:
         if not self._texts:
             raise ValueError("no tokens were scored: the set holds no labelled token")
         return {name: torch.cat(parts, dim=-1) for name, parts in self._parts.items()}, torch.cat(self._texts)
-
-    def tokens(self) -> dict[str, Tensor]:
-        """The scores of `state` alone."""
-        return self.state()[0]
 
     def summary(self) -> dict[str, float]:
         """Means over tokens.
@@ -198,11 +189,7 @@ def error_correlation(correct: Tensor) -> float:
 
 
 def risk_coverage(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
-    """Error rate among the answers kept, as the least confidence that is kept falls.
-
-    Args:
-        confidence: (N,), such as the agreement of a vote; equals are kept together.
-        correct: whether the answer was right (N,).
+    """Error rate among the answers kept, as the least confidence that is kept falls; equals are kept together.
 
     Returns:
         Coverage (M,) rising to 1, and risk (M,), float64, a point for each of the M levels of confidence.
