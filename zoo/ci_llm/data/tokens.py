@@ -238,3 +238,11 @@ def join_rows(rows: Sequence[dict[str, Any]], pad_id: int, packed: bool = False,
     if streams > 1:
         batch = {name: value.reshape(streams, -1, shape[1]) for name, value in batch.items()}
     return {**batch, "label_positions": label_positions(batch["labels"])}
+
+
+def left_padded(prompts: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
+    """Prompts as rows that end together: ids and mask (B, T) int64."""
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[pad] * (longest - len(each)) + list(each) for each in prompts])
+    lengths = torch.tensor([len(each) for each in prompts])
+    return ids, (torch.arange(longest) >= longest - lengths[:, None]).long()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from zoo.ci_llm.aggregation.aggregator import Aggregator
 from zoo.ci_llm.data.tokenizers import Tokenizer
+from zoo.ci_llm.data.tokens import left_padded
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.ci_llm.nets.sampling import Sampling
 from zoo.common.draws import seeded_uniforms
@@ -146,14 +147,6 @@ def _check(crowd: Crowd, input_ids: Tensor, attention_mask: Tensor, max_new_toke
             f"a prompt of {longest} tokens and {max_new_tokens} new ones do not fit into the backbone's context of "
             f"{context}: shorten the prompt or lower max_new_tokens"
         )
-
-
-def left_padded(prompts: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
-    """Prompts as rows that end together: ids and mask (B, T) int64."""
-    longest = max(map(len, prompts))
-    ids = torch.tensor([[pad] * (longest - len(each)) + list(each) for each in prompts])
-    lengths = torch.tensor([len(each) for each in prompts])
-    return ids, (torch.arange(longest) >= longest - lengths[:, None]).long()
 
 
 def write_answers(

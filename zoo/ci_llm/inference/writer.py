@@ -12,7 +12,8 @@ import torch
 from zoo.ci_llm.aggregation.aggregator import Aggregator, Mean, Vote
 from zoo.ci_llm.data.text_data import Template, json_rows
 from zoo.ci_llm.data.tokenizers import Tokenizer
-from zoo.ci_llm.inference.generate import left_padded, write_answers
+from zoo.ci_llm.data.tokens import left_padded
+from zoo.ci_llm.inference.generate import write_answers
 from zoo.ci_llm.losses.distances import pairwise_divergences
 from zoo.ci_llm.nets.agents import Agents
 from zoo.ci_llm.nets.backbone import Backbone
@@ -71,14 +72,17 @@ class Writer(Inference):
         """
         if isinstance(prompts, str):
             raise ValueError("prompts is a list of texts, found one text: put it into a list")
+        return self.answers([self._encoded(number, prompt) for number, prompt in enumerate(prompts)])
+
+    def answers(self, prompts: Sequence[Sequence[int]]) -> list[str]:
+        """Answer prompts that are given as the numbers of their tokens."""
         written = self.written(prompts, self.aggregator)
         if isinstance(self.aggregator, Vote):
-            return [self.aggregator.winning_text(texts).strip() for texts in written]
-        return [text.strip() for (text,) in written]
+            return [self.aggregator.winning_text(texts) for texts in written]
+        return [text for (text,) in written]
 
-    def written(self, prompts: Sequence[str], aggregator: Aggregator) -> list[list[str]]:
-        """The text behind each prompt as the aggregator joins the agents; by `Vote`, that of each agent."""
-        rows = [self._encoded(number, prompt) for number, prompt in enumerate(prompts)]
+    def written(self, rows: Sequence[Sequence[int]], aggregator: Aggregator) -> list[list[str]]:
+        """The answer to each prompt as the aggregator joins the agents; by `Vote`, that of each agent."""
         texts: list[list[str]] = [[]] * len(rows)
         order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
         for first in range(0, len(order), self.prompt_batch):
@@ -89,7 +93,7 @@ class Writer(Inference):
                 self.sampling, seeds,
             )  # fmt: skip
             for number, of_prompt in zip(together, found, strict=True):
-                texts[number] = of_prompt
+                texts[number] = [text.strip() for text in of_prompt]
         return texts
 
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:
@@ -176,7 +180,7 @@ class Speaker(Writer):
         crowd = Crowd(backbone, Agents(1, rank=1, targets=tuple(targets))).to(next(backbone.parameters()).device)
         super().__init__(crowd, tokenizer, template, max_new_tokens=max_new_tokens)
 
-    def written(self, prompts: Sequence[str], aggregator: Aggregator) -> list[list[str]]:
-        """The backbone's own text behind each prompt."""
+    def written(self, rows: Sequence[Sequence[int]], aggregator: Aggregator) -> list[list[str]]:
+        """The backbone's own answer to each prompt."""
         with self.crowd.without_agents():
-            return super().written(prompts, aggregator)
+            return super().written(rows, aggregator)
