@@ -1,17 +1,20 @@
-"""What a crowd of agents brings: python -m scripts.evidence.ci_llm train|gather --help."""
+"""What a crowd of agents brings: python -m scripts.evidence.ci_llm train|gather|picture --help."""
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import yaml
 
 from scripts.bench.tools import Finding, evidence, save, train_once
+from zoo.ci_llm.aggregation.answers import flexible_answer, same_answer
 from zoo.ci_llm.evaluation.controls import spoiled_scores
 from zoo.ci_llm.evaluation.evaluate import evaluate
 from zoo.ci_llm.evaluation.report import SINGLE
@@ -318,6 +321,46 @@ def draw_arms(arms: Sequence[Row]) -> Figure:
     return figure
 
 
+def picture(run: Path, output: Path = Path("docs/figures/ci_llm.png")) -> list[Finding]:
+    """Draw the questions and answers of a run's last validation; green is right, red is wrong.
+
+    Args:
+        run: folder of the run.
+        output: the picture.
+    """
+    tables = sorted(run.glob("media/*/val_answers.csv"))
+    if not tables:
+        raise ValueError(f"{run} holds no media/*/val_answers.csv: train it with samples.enabled")
+    with tables[-1].open(encoding="utf-8", newline="") as file:
+        heads, *rows = csv.reader(file)
+    cells, colours = [], []
+    for question, *answers, agreement, right in rows:
+        numbers = [flexible_answer(answer) for answer in (*answers, right)]
+        marks = ["#d9ead3" if same_answer(number, numbers[-1]) else "#f4cccc" for number in numbers[:-1]]
+        cells.append([fill(question, 34), *map(_two_lines, answers), f"{float(agreement):.0%}", _two_lines(right)])
+        colours.append(["white", *marks, "white", "white"])
+    figure = new_figure(10.0, 0.5 + 0.46 * len(rows))
+    axes = figure.subplots()
+    axes.axis("off")
+    shares = np.array([3.0, *[1.5] * (len(heads) - 3), 1.1, 1.5])
+    table = axes.table(
+        cells, colours, "left", shares / shares.sum(), colLabels=heads, colLoc="left", bbox=(0.0, 0.0, 1.0, 1.0)
+    )
+    table.auto_set_font_size(False)
+    table.set_fontsize(8)
+    for (row, _), cell in table.get_celld().items():
+        cell.set(edgecolor="0.8", linewidth=0.6)
+        cell.set_text_props(weight="bold" if row == 0 else "normal")
+    write_figure(output, figure)
+    agreed = [float(row[-2]) for row in rows]
+    return [Finding("agreement of the agents, mean", fmean(agreed), "", details={"questions": len(rows)})]
+
+
+def _two_lines(answer: str) -> str:
+    """A way to reckon above its result."""
+    return answer.replace(" ####", "\n####")
+
+
 def _weight(arm: Row) -> float:
     return arm["weight"]
 
@@ -335,4 +378,4 @@ def _shown(values: Sequence[float]) -> str:
 
 
 if __name__ == "__main__":
-    evidence({"train": train, "gather": gather})
+    evidence({"train": train, "gather": gather, "picture": picture})

@@ -198,7 +198,7 @@ class CrowdTask(SingleOptimizerTask):
         of_agents, of_crowd = writer.written(prompts, Vote()), writer.answers(prompts)
         rows = []
         for question, texts, text in zip(asked, of_agents, of_crowd, strict=True):
-            agreement = vote([flexible_answer(each) for each in texts]).agreement
+            agreement = round(vote([flexible_answer(each) for each in texts]).agreement, 2)
             cells = (in_one_line(each) for each in (question.text, *texts, text))
             rows.append([*cells, agreement, in_one_line(question.answer)])
         agents = (f"agent {number}" for number in range(self.crowd.count))
