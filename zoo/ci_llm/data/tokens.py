@@ -214,9 +214,9 @@ def join_rows(rows: Sequence[dict[str, Any]], pad_id: int, packed: bool = False,
 
     Returns:
         `input_ids`, `attention_mask` (1 where text is) and `labels`, (B, T) int64, or (K, B, T) with several streams;
-        packed also `position_ids`, from 0 in each example, and `segment_ids`, the number of the example in its row
-        from 1, 0 for padding: a token attends to those of its own number. `label_positions` (M,), or (K, M), are found
-        here, where looking costs no wait for a device, see `zoo.ci_llm.losses.likelihood.label_positions`.
+        packed also `segment_ids`, the number of the example in its row from 1, 0 for padding: a token attends to those
+        of its own number. `label_positions` (M,), or (K, M), are found here, where looking costs no wait for a device,
+        see `zoo.ci_llm.losses.likelihood.label_positions`.
     """
     shape = (len(rows), max(len(row["ids"]) for row in rows))
     batch = {
@@ -225,14 +225,13 @@ def join_rows(rows: Sequence[dict[str, Any]], pad_id: int, packed: bool = False,
         "labels": torch.full(shape, IGNORED),
     }
     if packed:
-        batch |= {name: torch.zeros(shape, dtype=torch.int64) for name in ("position_ids", "segment_ids")}
+        batch["segment_ids"] = torch.zeros(shape, dtype=torch.int64)
     for number, row in enumerate(rows):
         length = len(row["ids"])
         batch["input_ids"][number, :length] = row["ids"]
         batch["attention_mask"][number, :length] = 1
         batch["labels"][number, :length] = row["labels"]
         if packed:
-            batch["position_ids"][number, :length] = torch.cat([torch.arange(each) for each in row["lengths"]])
             segments = torch.arange(1, len(row["lengths"]) + 1)
             batch["segment_ids"][number, :length] = segments.repeat_interleave(torch.tensor(row["lengths"]))
     if streams > 1:
