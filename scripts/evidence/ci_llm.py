@@ -337,18 +337,19 @@ def picture(run: Path, output: Path = Path("docs/figures/ci_llm.png")) -> list[F
     for question, *answers, agreement, right in rows:
         numbers = [flexible_answer(answer) for answer in (*answers, right)]
         marks = ["#d9ead3" if same_answer(number, numbers[-1]) else "#f4cccc" for number in numbers[:-1]]
-        cells.append([fill(question, 34), *map(_two_lines, answers), f"{float(agreement):.0%}", _two_lines(right)])
+        cells.append([fill(question, 36), *map(_two_lines, answers), f"{float(agreement):.0%}", _two_lines(right)])
         colours.append(["white", *marks, "white", "white"])
     figure = new_figure(10.0, 0.5 + 0.46 * len(rows))
     axes = figure.subplots()
     axes.axis("off")
-    shares = np.array([3.0, *[1.5] * (len(heads) - 3), 1.1, 1.5])
+    shares = np.array([3.3, *[1.5] * (len(heads) - 3), 1.1, 1.5])
     table = axes.table(
         cells, colours, "left", shares / shares.sum(), colLabels=heads, colLoc="left", bbox=(0.0, 0.0, 1.0, 1.0)
     )
     table.auto_set_font_size(False)
     table.set_fontsize(8)
     for (row, _), cell in table.get_celld().items():
+        cell.PAD = 0.04
         cell.set(edgecolor="0.8", linewidth=0.6)
         cell.set_text_props(weight="bold" if row == 0 else "normal")
     write_figure(output, figure)
