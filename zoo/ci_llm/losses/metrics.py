@@ -45,11 +45,11 @@ def token_scores(log_probs: Tensor, ensemble: Tensor, labels: Tensor) -> dict[st
     pairs = list(combinations(range(len(log_probs)), 2))
     differ = [(tops[i] != tops[j]).float() for i, j in pairs]
     none = torch.zeros(len(labels), device=labels.device)
-    right = _taken(ensemble, labels)
+    right = taken(ensemble, labels)
     norms = torch.stack([(ensemble / temperature).logsumexp(-1) for temperature in TEMPERATURES])
     heats = torch.tensor(TEMPERATURES, device=ensemble.device)[:, None]
     scores = {
-        "agent_nll": -_taken(log_probs, labels.expand(len(log_probs), -1)),
+        "agent_nll": -taken(log_probs, labels),
         "agent_correct": tops == labels,
         "nll": -right,
         "correct": ensemble.argmax(-1) == labels,
@@ -65,8 +65,9 @@ def token_scores(log_probs: Tensor, ensemble: Tensor, labels: Tensor) -> dict[st
     return {name: values.detach().float() for name, values in scores.items()}
 
 
-def _taken(log_probs: Tensor, labels: Tensor) -> Tensor:
-    return log_probs.gather(-1, labels[..., None]).squeeze(-1)
+def taken(log_probs: Tensor, tokens: Tensor) -> Tensor:
+    """What log-probabilities (..., V) give the tokens (...), which may lack axes in front."""
+    return log_probs.gather(-1, tokens.expand(log_probs.shape[:-1])[..., None]).squeeze(-1)
 
 
 class CrowdScores:

@@ -20,7 +20,7 @@ from zoo.common.ranges import at_least, below
 LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PEFT_PREFIX = "base_model.model."  # of peft's key names; what follows is the layer's name in the causal LM
 _STREAMS = 3  # independent masks per agent and layer: of the input, of A, of B
-_SEEDS = 2**52  # as many as seeded_uniforms tells apart
+SEEDS = 2**52  # as many as seeded_uniforms tells apart
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Agents(nn.Module):
             raise ValueError("agents: already attached to a backbone; make others for another one")
         layers = backbone.targets(self.targets, self.top_layers)
         self.names = list(layers)
-        seeds = seeded_uniforms([self.seed], self.count)[:, 0] * _SEEDS
+        seeds = seeded_uniforms([self.seed], self.count)[:, 0] * SEEDS
         generators = [torch.Generator().manual_seed(int(seed)) for seed in seeds]
         for index, (name, layer) in enumerate(layers.items()):
             inputs, outputs = backbone.sizes(layer)
@@ -119,7 +119,7 @@ class Agents(nn.Module):
             return None
         key = int(torch.randint(2**62, (), device="cpu"))
         draws = host_uniforms([key], self.count * len(self.names) * _STREAMS)[:, 0]
-        return (draws * _SEEDS).astype(np.int64).tolist()
+        return (draws * SEEDS).astype(np.int64).tolist()
 
     @contextmanager
     def using(self, active: Active | None) -> Iterator[None]:
