@@ -16,6 +16,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from zoo.common.atomic import write_atomic
+from zoo.runs.listing import CSV_NAME
 
 from dataclasses import dataclass
 
@@ -23,7 +24,6 @@ from dataclasses import dataclass
 
 log = logging.getLogger(__name__)
 
-CSV_NAME = "metrics.csv"
 FIXED_COLUMNS = ("step", "epoch")
 Row = dict[str, str]
 
