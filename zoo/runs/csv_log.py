@@ -9,6 +9,7 @@ import io
 import logging
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,6 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from zoo.common.atomic import write_atomic
 from zoo.runs.listing import CSV_NAME
-
-from dataclasses import dataclass
-
-
 
 log = logging.getLogger(__name__)
 
