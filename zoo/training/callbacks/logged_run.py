@@ -43,6 +43,7 @@ class LoggedRun(L.Callback):
     def __init__(self, recipe: str, read_config: Callable[[], str]) -> None:
         self.recipe = recipe
         self._read_config = read_config
+        self._text = ""
         self._config: dict[str, Any] = {}
         self._facts: dict[str, Any] = {}
 
@@ -51,7 +52,8 @@ class LoggedRun(L.Callback):
         folder = run_folder(trainer)
         if not trainer.is_global_zero or is_trial(trainer):
             return
-        self._config = safe_load(_LOGIN.sub("://", self._read_config()))
+        self._text = _LOGIN.sub("://", self._read_config())
+        self._config = safe_load(self._text)
         self._facts = facts(trainer, self.recipe)
         for logger in trainer.loggers:
             warn_once(self._introduce, type(logger).__name__)(logger, folder, _checkpoints(trainer))
@@ -81,7 +83,7 @@ class LoggedRun(L.Callback):
                     summary=f"{checkpoints.mode},last",
                 )
         elif isinstance(logger, MLFlowLogger):
-            _introduce_to_mlflow(logger, flatten(everything), folder)
+            _introduce_to_mlflow(logger, flatten(everything), self._text, folder)
         else:
             logger.log_hyperparams(flatten(everything))
 
@@ -197,15 +199,14 @@ def write_hparams(
         path.unlink()
 
 
-def _introduce_to_mlflow(logger: MLFlowLogger, params: dict[str, Any], folder: Path) -> None:
+def _introduce_to_mlflow(logger: MLFlowLogger, params: dict[str, Any], text: str, folder: Path) -> None:
     """Parameters are written once in MLflow: a resume adds those that are new; config.yaml holds what was changed."""
     client, run = logger.experiment, str(logger.run_id)
     (folder / MLFLOW_ID_FILE).write_text(run + "\n", encoding="utf-8")
     client.update_run(run, status="RUNNING")
     known = client.get_run(run).data.params
     logger.log_hyperparams({key: value for key, value in params.items() if key not in known})
-    if (folder / CONFIG_NAME).is_file():
-        client.log_artifact(run, str(folder / CONFIG_NAME))
+    client.log_text(run, text, CONFIG_NAME)
 
 
 def logger_notes(trainer: L.Trainer) -> list[str]:

@@ -14,11 +14,14 @@ from typing import Any, Literal
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from zoo.common.locks import is_rank_zero
+
 log = logging.getLogger(__name__)
 
 LoggerName = Literal["tensorboard", "wandb", "mlflow"]
 WANDB_ID_FILE = "wandb_run_id"
 MLFLOW_ID_FILE = "mlflow_run_id"
+_MLFLOW_VARIABLE = "MLFLOW_TRACKING_URI"
 _FILE_STORE_VARIABLE = "MLFLOW_ALLOW_FILE_STORE"  # mlflow 3.7 and later refuse a folder without it
 
 
@@ -96,7 +99,7 @@ def make_loggers(
         "wandb": lambda: _wandb(wandb, folder, recipe),
         "mlflow": lambda: _mlflow(folder, recipe),
     }
-    loggers = []
+    loggers, address = [], os.environ.get(_MLFLOW_VARIABLE)
     for logger in [*(makers[name]() for name in names), *configured]:
         if isinstance(logger, WandbLogger):
             logger._wandb_init.pop("anonymous", None)  # Lightning sets what W&B warns of
@@ -104,6 +107,8 @@ def make_loggers(
             logger._run_id = _read_id(folder / MLFLOW_ID_FILE)
         if _opens(logger):
             loggers.append(_at_step(shield(logger), step))
+    if address is None:
+        os.environ.pop(_MLFLOW_VARIABLE, None)  # mlflow sets it, and would lead this process's next run to this store
     return loggers
 
 
@@ -130,7 +135,7 @@ def _wandb(settings: WandbSettings, folder: Path, recipe: str) -> Logger:
 
 
 def _mlflow(folder: Path, recipe: str) -> Logger:
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or (folder.absolute() / "mlflow").as_uri()
+    uri = os.environ.get(_MLFLOW_VARIABLE) or (folder.absolute() / "mlflow").as_uri()
     if uri.startswith("file:"):
         os.environ.setdefault(_FILE_STORE_VARIABLE, "true")
     logging.getLogger("lightning.pytorch.loggers.mlflow").setLevel(logging.ERROR)  # it warns of each new experiment
@@ -147,6 +152,8 @@ def run_name(recipe: str, folder: Path) -> str:
 
 def _opens(logger: Logger) -> bool:
     """Whether a logger's service answers; in Lightning's hands its error would end the run."""
+    if not is_rank_zero():  # the first process writes alone
+        return True
     try:
         logger.experiment  # type: ignore[attr-defined]  # noqa: B018
     except Exception as error:  # whatever a service raises: metrics.csv is the record
@@ -163,9 +170,9 @@ def _opens(logger: Logger) -> bool:
 def run_id(folder: Path) -> str:
     """The W&B id of a run folder: chosen once, kept over every resume."""
     file = folder / WANDB_ID_FILE
-    if not file.is_file():
+    if not file.is_file() and is_rank_zero():
         file.write_text(uuid.uuid4().hex[:8] + "\n", encoding="utf-8")
-    return file.read_text(encoding="utf-8").strip()
+    return _read_id(file) or uuid.uuid4().hex[:8]
 
 
 def _read_id(file: Path) -> str | None:
