@@ -130,7 +130,7 @@ def test_tail_shows_a_bar_once(tmp_path):
 
 
 def test_time_leaves_the_pause_before_a_resume_out(tmp_path):
-    resumed = "2026-01-02 10:00:00,000 INFO x: start\n2026-01-02 10:00:30,000 INFO x: end\n"
+    resumed = "2026-01-02 10:00:00,000 INFO x: start\n2026-01-02 10:00:30,000 INFO x: fit finished at step 10\n"
     folder = make(tmp_path / "a", log=INTERRUPTED + resumed, saved=())
     assert listing.trained_seconds(folder) == 150
     assert [duration(seconds) for seconds in (5, 150, 9000, 90000, 400000)] == ["5 s", "2 min", "2.5 h", "25 h", "5 d"]

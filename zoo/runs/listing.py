@@ -351,13 +351,15 @@ def tail(path: Path, lines: int = 60) -> str:
 
 
 def trained_seconds(folder: Path) -> float | None:
-    """Seconds between the first and the last line of train.log, without the pauses before a resume."""
+    """Seconds from the first line of train.log to the last sign of life, without the pauses before a resume."""
     found, last, seconds = list(_TIME.finditer(text := _text(folder / LOG_NAME))), None, 0.0
     for match in found:
         now = time.mktime(time.strptime(match[1], "%Y-%m-%d %H:%M:%S"))
         if last is not None and not _ENDS.search(text, last[1], match.start()):
             seconds += max(now - last[0], 0.0)
         last = now, match.start()
+    if last is not None and not _ENDS.search(text, last[1]):  # running or killed: it logs values, no lines
+        seconds += max(_changed(folder) - last[0], 0.0)
     return seconds if found else None
 
 

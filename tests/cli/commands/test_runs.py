@@ -51,5 +51,8 @@ def test_nothing_there(tmp_path, capsys, monkeypatch):
     assert "no runs below runs" in capsys.readouterr().out
     assert main(["runs", "x"]) == 1
     assert "no run 'x'" in capsys.readouterr().err
+    (tmp_path / "runs" / "bare").mkdir()
+    assert main(["runs", "bare"]) == 1
+    assert "holds no run" in capsys.readouterr().err
     assert main(["runs", "x", "y"]) == 1
     assert "zoo compare" in capsys.readouterr().err

@@ -233,9 +233,8 @@ def test_configured_mlflow_resumes_too(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
         assert fit(*given, "--trainer.max_steps=10", f"--trainer.default_root_dir={run}") == 0
-        assert (
-            fit(*given, "--trainer.max_steps=20", f"--ckpt_path={run}") == 0
-        )  # a run's own config names no such place
+        # with its options again: a run's own config may not name a place outside
+        assert fit(*given, "--trainer.max_steps=20", f"--ckpt_path={run}") == 0
         client = MlflowClient(store)
         experiment = client.get_experiment_by_name("x")
         [found] = client.search_runs([experiment.experiment_id])

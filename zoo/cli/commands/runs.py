@@ -30,7 +30,10 @@ def main(*run: str, root: Path = Path("runs"), last: int = 20, json: bool = Fals
     if len(run) > 1:
         raise ValueError(f"runs tells one run, found {', '.join(run)}; `zoo compare` takes several")
     if run:
-        facts = described(listing.read_run(listing.find_run(run[0], root), root))
+        folder = listing.find_run(run[0], root)
+        if not listing.is_run(folder):
+            raise ValueError(f"{folder} holds no run: no {listing.CONFIG_NAME}, {listing.CSV_NAME} or checkpoint")
+        facts = described(listing.read_run(folder, root))
         print(text.dumps(plain(facts), indent=1, ensure_ascii=False)) if json else _tell(facts)
         return 0
     if not root.is_dir():
