@@ -177,8 +177,7 @@ def records(modules: Mapping[str, FrozenModule]) -> dict[str, dict[str, Any]]:
 
 
 def save_copies(modules: Mapping[str, FrozenModule], recorded: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
-    """Copy the local ones below a run or export folder, each once; a copy appears only when it is whole.
-    """
+    """Copy the local ones below a run or export folder, each once; a copy appears only when it is whole."""
     for path, record in recorded.items():
         if record["folder"] is None or (folder / record["folder"]).is_dir():
             continue
