@@ -104,8 +104,8 @@ def quiet_loading(source: str | None = None) -> Iterator[None]:
             raise
         reason = str(error).strip().splitlines()[0]
         raise FileNotFoundError(
-            f"model {source}: neither a local folder nor to be had from the hub ({reason}); for a place without network "
-            "copy its folder here and name that"
+            f"model {source}: neither a local folder nor to be had from the hub ({reason}); without network, "
+            "copy its folder to this machine and name that"
         ) from error
     finally:
         messages.set_verbosity(verbosity)
