@@ -27,7 +27,7 @@ class HiFiGANTask(GANTask):
 
     Args:
         generator: features to waveform; its hop must be the mel's.
-        discriminators: by name (`mpd`, `msd`), judged together.
+        discriminators: by name (`mpd`, `msd`), applied together.
         optimizer_d: of all discriminators together, in their order.
         loss_mel: front end of the reconstruction loss (f_max null in the paper).
         mel: front end of the conditioning, part of inference; null when the data brings the features.
@@ -111,7 +111,7 @@ def mel_l1(mel: LogMel, fake: Tensor, real: Tensor) -> Tensor:
 
 
 def compare(fake: Tensor, real: Tensor, sample_rate: int) -> dict[str, float]:
-    """Vocoder metrics of one clip (T,) that need no trained judge; one that is undefined for this clip is left out."""
+    """Vocoder metrics of one clip (T,) that need no trained model; one that is undefined for this clip is left out."""
     tracks = [pitch.track(signal.cpu(), sample_rate) for signal in (fake, real)]
     values = {
         "m_stft": multi_resolution_stft(fake, real),

@@ -15,8 +15,8 @@ from torch import Tensor
 from zoo.audio.analysis.features import FEATURE_SUFFIXES, open_features
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.io import files
-from zoo.audio.io.chunking import Chunker
-from zoo.audio.io.resample import StreamResampler, resample_array
+from zoo.audio.io.chunking import Chunker, resampled
+from zoo.audio.io.resample import resample_array
 from zoo.hifigan.inference.onnx_export import export_onnx
 from zoo.hifigan.nets.generator import Generator
 from zoo.runs.inference import Inference, as_audio
@@ -119,7 +119,9 @@ class Vocoder(Inference):
         if source.suffix.lower() in FEATURE_SUFFIXES:
             channels, pieces = 1, self._synthesise(self._mel_blocks(source))
         else:
-            channels, pieces = files.info(source).channels, self._copy(self._audio_blocks(source))
+            header = files.info(source)
+            blocks = files.blocks(source, CHUNK_FRAMES * self.generator.hop_length)
+            channels, pieces = header.channels, self._copy(resampled(blocks, header.sample_rate, self.sample_rate))
         samples = 0
         with files.Writer(target, self.sample_rate, channels) as writer:
             for piece in pieces:
@@ -135,14 +137,6 @@ class Vocoder(Inference):
     def export_onnx(self, path: Path) -> float:
         """Write the generator as ONNX; see `zoo.hifigan.inference.onnx_export`."""
         return export_onnx(self.generator, path)
-
-    def _audio_blocks(self, source: Path) -> Iterator[np.ndarray]:
-        """A file's audio (C, n) at the model's rate."""
-        header = files.info(source)
-        resampler = StreamResampler(header.sample_rate, self.sample_rate, header.channels)
-        for block in files.blocks(source, CHUNK_FRAMES * self.generator.hop_length):
-            yield resampler.push(block)
-        yield resampler.push(np.zeros((header.channels, 0), np.float32), last=True)
 
     def _mel_blocks(self, source: Path) -> Iterator[np.ndarray]:
         """A mel file in pieces (1, n_mels, n)."""
