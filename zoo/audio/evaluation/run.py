@@ -122,13 +122,10 @@ def evaluate(
     computed; a later call computes only what is missing, has failed, or has changed (files or settings).
 
     Args:
-        clean: folder of clean files.
+        clean: as for `evaluate_folders`, likewise `output`, `degraded` and `workers`.
         restored: folders by the names of their systems.
-        output: folder for per_file.csv, summary.csv, summary.json, report.md and boxplots.png.
-        degraded: folder of the files that were restored; then gains over them are reported.
         settings: what to measure; all installed metrics when None.
         texts: reference texts by relative path without suffix, or by name without suffix; for judges.
-        workers: processes; 0 computes in this one.
 
     Returns:
         All rows and the summary. A bad file is a row with status "failed" and the reason.
@@ -337,7 +334,7 @@ def evaluate_folders(
         clean: folder of clean files.
         restored: folder of restored files; of several systems with --restored.NAME FOLDER.
         output: folder for per_file.csv, summary.csv, summary.json, report.md and boxplots.png.
-        degraded: folder of the files that were restored, to tell the gain.
+        degraded: folder of the files that were restored, to report the gain.
         metrics: of pesq, stoi, estoi, si_sdr, mcd, pitch, lsd, m_stft; all that are installed when not given.
         sample_rate: at which si_sdr, mcd, lsd and m_stft are taken, in Hz; not above that of the clean files.
         match_level: bring signals to the level of the clean ones for lsd and m_stft.
