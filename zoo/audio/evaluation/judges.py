@@ -7,6 +7,7 @@ ONNX stand-ins with the same inputs and outputs.
 from __future__ import annotations
 
 import math
+import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -15,8 +16,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from torchaudio.functional import edit_distance
 
-from zoo.audio.corpora.transcripts import character_errors, normalise, word_errors
 from zoo.common.statistics import Measure
 
 _LONGEST_SECONDS = 30.0  # longer audio is scored in equal parts: attention is quadratic, and models learned on clips
@@ -28,6 +29,8 @@ _P808_HOP = 160  # samples between the frames of the P.808 model
 _SIG = (-0.08397278, 1.22083953, 0.0052439)
 _BAK = (-0.13166888, 1.60915514, -0.39604546)
 _OVR = (-0.06766283, 1.11546468, 0.04602535)
+_WITHOUT_SPACES = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN")
+_APOSTROPHES = "'\u2019\u02bc"  # join what they stand between, where other punctuation separates
 
 
 @dataclass(frozen=True)
@@ -239,6 +242,37 @@ class ASR(Judge):
         )
         values = {"cer": character_edits / characters, "characters": float(characters)}
         return values | ({"wer": word_edits / words, "words": float(words)} if words else {})
+
+
+def normalise(text: str) -> str:
+    """Bring a text to lower case in NFKC form, without punctuation and symbols, with single spaces."""
+    folded = unicodedata.normalize("NFKC", text).lower()
+    kept = "".join(
+        "" if c in _APOSTROPHES else " " if unicodedata.category(c)[0] in "PSCZ" else c
+        for c in unicodedata.normalize("NFKC", folded)
+    )
+    return " ".join(kept.split())
+
+
+def has_words(text: str) -> bool:
+    """Whether a text is in a script that sets spaces between words: most of its letters are."""
+    letters = [c for c in text if c.isalpha()]
+    unspaced = sum(unicodedata.name(c, "").startswith(_WITHOUT_SPACES) for c in letters)
+    return 2 * unspaced < len(letters) or not letters
+
+
+def word_errors(hypothesis: str, reference: str) -> tuple[int, int]:
+    """Edits from a hypothesis to its reference and the number of reference words; (0, 0) in scripts without spaces."""
+    if not has_words(reference):
+        return 0, 0
+    return edit_distance(hypothesis.split(), reference.split()), len(reference.split())
+
+
+def character_errors(hypothesis: str, reference: str) -> tuple[int, int]:
+    """Edits from a hypothesis to its reference and the reference's characters; spaces count only between words."""
+    if not has_words(reference):
+        hypothesis, reference = hypothesis.replace(" ", ""), reference.replace(" ", "")
+    return edit_distance(hypothesis, reference), len(reference)
 
 
 def parts_of(audio: np.ndarray, sample_rate: int) -> Sequence[np.ndarray]:
