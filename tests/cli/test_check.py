@@ -193,3 +193,23 @@ def test_every_option_of_every_tool_is_known(tool):
 def test_near():
     assert near("x", ["abc"]) == ""
     assert near("flow", ["flow/a", "flow/b", "flaw"]) == ": did you mean flow/a or flow/b?"
+
+
+@pytest.mark.parametrize("recipe", ["ci_llm/base", "miipher/adapter_layer_6"])
+def test_a_model_that_cannot_be_had_is_named(recipe, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("ZOO_DATA", str(tmp_path))
+    from tests.harness import forked
+
+    done = forked("fit", recipe, "--trainer.accelerator", "cpu", cwd=tmp_path, HF_HUB_OFFLINE="1")
+    assert done.returncode != 0
+    assert "neither a local folder nor to be had from the hub" in done.stderr
+
+
+def test_a_mistyped_monitor_is_named_before_the_first_step(tmp_path):
+    from tests.harness import forked
+
+    done = forked("fit", "flow/smoke", "--checkpoints.monitor", "val/los", cwd=tmp_path)
+    assert done.returncode != 0
+    assert "checkpoints.monitor: no validation gives val/los: did you mean val/loss?" in done.stderr
+    assert not list(tmp_path.rglob("*.ckpt"))
