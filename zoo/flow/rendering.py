@@ -35,9 +35,14 @@ def is_image(shape: Sequence[int]) -> bool:
     return len(shape) == 3 and shape[0] in (1, 3)
 
 
-def is_point(shape: Sequence[int]) -> bool:
-    """Whether samples of this shape are points of the plane: (2,)."""
-    return tuple(shape) == (2,)
+def check_drawable(shape: Sequence[int]) -> bool:
+    """Whether samples of this shape are images; refused when they are no points (2,) of the plane either."""
+    if not is_image(shape) and tuple(shape) != (2,):
+        raise ValueError(
+            f"samples of shape {tuple(shape)} are neither images (1 or 3 channels) nor points (2,) and cannot be drawn; "
+            "for `zoo sample` switch off grid and trajectory"
+        )
+    return is_image(shape)
 
 
 def to_pixels(images: Tensor) -> np.ndarray:
@@ -104,19 +109,11 @@ def frames(
         labels: of points, for their colours.
         data: real points (M, 2) to plot below the points.
         names: of the samples' classes, written below images and into the legend of points.
-
-    Raises:
-        ValueError: when the samples are neither images nor points.
     """
-    shape = trajectory.shape[2:]
-    if is_point(shape):
+    if not check_drawable(trajectory.shape[2:]):
         return _scatter_frames(trajectory, labels, data, names)
-    if is_image(shape):
-        names = None if names is None else names[: trajectory.shape[1]]
-        return np.stack([sheet(to_pixels(state), names) for state in trajectory])
-    raise ValueError(
-        f"samples of shape {tuple(shape)} are neither images (1 or 3 channels) nor points (2,): they cannot be drawn"
-    )
+    names = None if names is None else names[: trajectory.shape[1]]
+    return np.stack([sheet(to_pixels(state), names) for state in trajectory])
 
 
 def write_png(path: Path, pixels: np.ndarray) -> None:
@@ -125,17 +122,9 @@ def write_png(path: Path, pixels: np.ndarray) -> None:
 
 
 def write_animation(path: Path, images: np.ndarray, fps: int = FRAMES_PER_SECOND) -> None:
-    """Write images as an animation that appears only when it is whole and rests on the last one.
+    """Write images (N, H, W, C), uint8, as a `.gif` or `.mp4` that appears only when it is whole and rests on the last.
 
-    Args:
-        path: `.gif` or `.mp4`; the second needs ffmpeg.
-        images: (N, H, W, C), uint8, 1 or 3 channels.
-        fps: images per second; GIF counts in steps of 10 ms, 30 becomes 33.
-
-    Raises:
-        ValueError: when the suffix is another.
-        FileNotFoundError: when ffmpeg is needed and missing.
-        RuntimeError: when ffmpeg fails.
+    GIF counts in steps of 10 ms, so that 30 images per second become 33; MP4 needs ffmpeg.
     """
     if path.suffix == ".gif":
         _write_gif(path, images, fps)
@@ -211,8 +200,6 @@ def _scatter_frames(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    if states.dim() != 3 or states.shape[-1] != 2:
-        raise ValueError(f"expected points (B, 2), found {tuple(states.shape[1:])}")
     points = states.float().cpu().numpy()
     figure = Figure(figsize=(FIGURE_INCHES, FIGURE_INCHES), dpi=FIGURE_DPI, layout="constrained")
     canvas = FigureCanvasAgg(figure)

@@ -28,9 +28,6 @@ def translate(arguments: Sequence[str], environment: Mapping[str, str]) -> Call:
 
     Returns:
         The call.
-
-    Raises:
-        ValueError: when a flag's value cannot be.
     """
     recipes, others = take_option(list(arguments), "--config")
     known, rest = _parser().parse_known_args(others)

@@ -54,9 +54,6 @@ def options(given: Mapping[str, Any], where: str) -> dict[str, Any]:
     Returns:
         Values by dotted option, such as `trainer.max_steps`. Flags that are not given and depend on none that is are
         left to the recipe.
-
-    Raises:
-        ValueError: when a value cannot be.
     """
     flags = {flag: setting.default for flag, setting in FLAGS.items()}
     flags |= {flag: _read(flag, value, where) for flag, value in given.items()}
@@ -85,10 +82,6 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
     Returns:
         The recipe and the keys without a counterpart here. It trains as the lineage does, as `base_parity` with other
         values; a launch configuration gives the `trainer` section alone.
-
-    Raises:
-        FileNotFoundError: when there is no such file.
-        ValueError: when it is neither of the two.
     """
     path = Path(path)
     config = read_table(path)

@@ -140,10 +140,6 @@ class FlowConverter(Converter[FlowFile]):
         Returns:
             The net with its weights, in evaluation mode. Called as `net(x, t, label=None)` with the labels of the file:
             0 is the null class, the real ones count from 1.
-
-        Raises:
-            FileNotFoundError: when there is no such file.
-            ValueError: when its layout is not known, or its tensors do not make up a whole net.
         """
         path = Path(path)
         return self.build(self.read(path), path, image_resolution=image_resolution)

@@ -39,7 +39,6 @@ class Items(Dataset[dict[str, Any]]):
         read: values (n, ...) float32 of indices; images are in [-1, 1].
         labels: of all that can be read, 1 to K; 0 where there are no classes.
         indices: which of them belong to this set; all by default.
-        seed: of noise, flips, pools and the task's draws.
         flips: mirror every other item along its last axis.
         pooled: which item's noise an item gets; its own by default.
     """

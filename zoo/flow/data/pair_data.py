@@ -94,12 +94,7 @@ def open_shard(path: Path, shape: Sequence[int]) -> np.ndarray:
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """Read what a folder of pairs says of itself, and the settings of the teacher; `classes` is None when not known.
-
-    Raises:
-        FileNotFoundError: when it has no meta.json.
-        ValueError: when that is no description of pairs.
-    """
+    """Read what a folder of pairs says of itself, and the settings of the teacher; `classes` is None when not known."""
     path = folder / META_NAME
     if not path.is_file():
         raise FileNotFoundError(f"{folder} has no {META_NAME}: it is no folder of pairs, or make-pairs did not begin")
@@ -237,12 +232,7 @@ class PairData(FlowData):
             self.real.prepare_data()
 
     def setup(self, stage: str) -> None:
-        """Find the shards and split the pairs.
-
-        Raises:
-            FileNotFoundError: when shards are missing.
-            ValueError: when the pairs are no pairs or too few, or would not stay together in training.
-        """
+        """Find the shards and split the pairs."""
         if getattr(getattr(self.trainer, "lightning_module", None), "coupling", None) is not None:
             raise ValueError("model.coupling would give the pairs' noise to other samples: set it to null")
         read, count = self._embedded() if self.root is None else self._shards(self.root)

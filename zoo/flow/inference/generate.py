@@ -54,21 +54,9 @@ def generate(
 
     The other arguments are those of `sample`.
 
-    Args:
-        sampler: a loaded run; its solver, guidance and chunk are used.
-        rank: of this process, 0 to world_size - 1. It takes every world_size-th chunk.
-        world_size: processes.
-        progress: show a bar on rank 0.
-
     Returns:
         `done` samples of this call, `skipped` ones that existed, `missing` ones that other processes owe, `nfe` of a
         sample (with dopri5 the most that a chunk took), `seconds` of work, `written`: further files by name.
-
-    Raises:
-        ValueError: when an argument is out of range, or the folder was begun with other settings or holds something
-            else.
-        FileNotFoundError: when an MP4 is asked for and there is no ffmpeg.
-        OSError: when the disk is full; the same call goes on.
     """
     started = time.perf_counter()
     within(0, world_size - 1, rank=rank)
@@ -78,9 +66,8 @@ def generate(
     drawn = requests(count, seed, sampler.net.num_classes, chosen)
     shape = tuple(sampler.net.sample_shape)
     suffix = ".png" if rendering.is_image(shape) else ".npy"
-    drawable = rendering.is_image(shape) or rendering.is_point(shape)
-    if not drawable and (grid or trajectory != "none"):
-        raise ValueError(f"samples of shape {shape} cannot be drawn: switch off grid and trajectory")
+    if grid or trajectory != "none":
+        rendering.check_drawable(shape)
     settings = {"count": count, "labels": chosen, "seed": seed, "classes": sampler.classes, **sampler_settings(sampler)}
     begin_output(output, settings, notes=("classes",), sweep=world_size == 1)
     if rank == 0:
@@ -107,19 +94,7 @@ def generate(
 def finish(
     sampler: Sampler, output: Path, paths: Sequence[Path], drawn: Drawn, grid: bool, trajectory: rendering.Animation
 ) -> list[Path]:
-    """Write what is made of all samples, once they exist.
-
-    Args:
-        sampler: that drew them.
-        output: their folder.
-        paths: of all of them.
-        drawn: their labels and seeds.
-        grid: write the grid.
-        trajectory: animation to write.
-
-    Returns:
-        What was written.
-    """
+    """Write what is made of all samples, once they exist; returns the files."""
     labels, seeds = drawn
     names = sampler.class_names(labels)
     written = []

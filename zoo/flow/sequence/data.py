@@ -185,9 +185,6 @@ class MelData(SequenceData):
         embedded_if_missing: use what is made in code, with a message, where a folder does not exist.
         embedded_utterances: size of the embedded corpus.
         kwargs: of SequenceData.
-
-    Raises:
-        FileNotFoundError: when a folder does not exist.
     """
 
     def __init__(
@@ -265,9 +262,6 @@ class FeatureData(SequenceData):
         max_frames: longest training crop.
         val_frames: longest excerpt of a validation item.
         kwargs: of SequenceData.
-
-    Raises:
-        FileNotFoundError: when a folder does not exist.
     """
 
     def __init__(
