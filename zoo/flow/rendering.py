@@ -39,8 +39,8 @@ def check_drawable(shape: Sequence[int]) -> bool:
     """Whether samples of this shape are images; refused when they are no points (2,) of the plane either."""
     if not is_image(shape) and tuple(shape) != (2,):
         raise ValueError(
-            f"samples of shape {tuple(shape)} are neither images (1 or 3 channels) nor points (2,) and cannot be drawn; "
-            "for `zoo sample` switch off grid and trajectory"
+            f"samples of shape {tuple(shape)} are neither images nor points of the plane and cannot be drawn: "
+            "switch off grid and trajectory, or use Sampler.sample()"
         )
     return is_image(shape)
 

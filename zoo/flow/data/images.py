@@ -170,7 +170,7 @@ def decode_all(
     max_bad_share: float = 0.0,
     bad: dict[int, str] | None = None,
 ) -> Iterator[np.ndarray]:
-    """Read and resize all images, in order: pixels (resolution, resolution, channels), uint8, until too many are broken.
+    """Read and resize all images, in order: pixels (H, W, C), uint8, of the sound ones, until too many are broken.
 
     Args:
         max_bad_share: share of broken images, 0 to 1, that are named in a warning and left out.
