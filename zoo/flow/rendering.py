@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from zoo.common.atomic import replacing, write_atomic
@@ -24,6 +25,8 @@ ANIMATIONS = ("none", "gif", "mp4")
 FRAMES_PER_SECOND = 30
 HOLD_SECONDS = 1.5  # the last frame is what one wants to look at
 LEAST_SIDE = 240  # pixels; smaller images are enlarged by a whole factor
+LEAST_TILE = 48  # pixels of an image in a row of several
+TILE_GAP = 2
 CAPTION_HEIGHT = 12  # pixels, of Pillow's own font
 PALETTE_FRAMES = 8  # that a GIF's common palette is made of
 FIGURE_INCHES, FIGURE_DPI = 4.8, 100
@@ -75,6 +78,26 @@ def sheet(images: np.ndarray, names: Sequence[str] | None = None) -> np.ndarray:
     tiles = images.repeat(factor, axis=1).repeat(factor, axis=2)
     strips = {name: _caption(name, *tiles.shape[2:]) for name in set(names)}
     return grid(np.concatenate([tiles, np.stack([strips[name] for name in names])], axis=1))
+
+
+def titled_rows(rows: Sequence[tuple[str, np.ndarray]], names: Sequence[str] | None = None) -> np.ndarray:
+    """Lay rows of images (B, H, W, C) out below one another, each under its title, all under names of the columns."""
+    count, height, width, channels = rows[0][1].shape
+    factor = max(1, round(LEAST_TILE / max(height, width)))
+    pitch = factor * width + TILE_GAP
+    parts = []
+    if names is not None:
+        parts.append(np.concatenate([_caption(name, pitch, channels) for name in names], axis=1))
+    for title, images in rows:
+        tiles = np.zeros((count, factor * height + TILE_GAP, pitch, channels), np.uint8)
+        tiles[:, :-TILE_GAP, :-TILE_GAP] = images.repeat(factor, axis=1).repeat(factor, axis=2)
+        parts += [_caption(title, pitch * count, channels), np.concatenate(list(tiles), axis=1)]
+    return np.concatenate(parts)
+
+
+def nearest(images: Tensor, others: Tensor) -> Tensor:
+    """The nearest of others (M, ...) to each image (B, ...), by Euclidean distance: (B, ...)."""
+    return others[torch.cdist(images.flatten(1), others.flatten(1)).argmin(dim=1)]
 
 
 def _caption(text: str, width: int, channels: int) -> np.ndarray:

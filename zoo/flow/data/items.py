@@ -89,6 +89,10 @@ class Items(Dataset[dict[str, Any]]):
         """The values (n, ...) of items of this set, as they are: nothing is mirrored."""
         return self.read([self.indices[item] for item in items])
 
+    def examples(self, items: Sequence[int]) -> tuple[Tensor, list[int]]:
+        """Values and labels of items of this set, to be shown or compared with."""
+        return self.data(items), self.labels[list(items)].tolist()
+
     def _data(self, places: Sequence[Key]) -> tuple[Tensor, list[int]]:
         """The values of (epoch, item), and the seed of each."""
         x1 = self.data([item for _, item in places])

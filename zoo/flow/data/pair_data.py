@@ -146,6 +146,11 @@ class Pairs(Dataset[dict[str, Any]]):
         x0, x1, label = self.read(self.indices[item])
         return {"x1": x1, "x0": x0, "label": label, "seed": item_seed(self.seed, epoch, item)}
 
+    def examples(self, items: Sequence[int]) -> tuple[Tensor, list[int]]:
+        """Values and labels of items of this set, to be shown or compared with."""
+        _, values, labels = zip(*(self.read(self.indices[item]) for item in items), strict=True)
+        return torch.stack(values), list(labels)
+
 
 @dataclass(eq=False)
 class WithReal(Dataset[dict[str, Any]]):
@@ -167,6 +172,10 @@ class WithReal(Dataset[dict[str, Any]]):
             return self.pairs[key]
         size = len(self.real)  # type: ignore[arg-type]
         return self.real[epoch, int(torch.randint(size, (1,), generator=generator))]
+
+    def examples(self, items: Sequence[int]) -> tuple[Tensor, list[int]]:
+        """Those of the pairs."""
+        return self.pairs.examples(items)
 
 
 class PairData(FlowData):
