@@ -69,7 +69,6 @@ def inpaint(
 
     Args:
         velocity: the field, for instance of `Sampler.field`.
-        x0: noise (B, ...), float.
         known: data (B, ...); its values outside the mask do not count.
         mask: bool, broadcastable to (B, ...); True where the data is known.
         path: that the net was trained on.

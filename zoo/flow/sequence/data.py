@@ -112,7 +112,6 @@ class SequenceData(ZooDataModule):
         val_items: items for validation, from the end of the sorted corpus.
         statistics_items: training items, evenly from all, whose first crops give the statistics of the features.
         batch_size: items per batch and process, of similar length.
-        num_workers: loader processes.
         seed: of order, crops, degradation and noise.
     """
 
