@@ -12,8 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.harness import REPOSITORY
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.augment.degrade import Degrader
+from zoo.cli.main import main
 from zoo.flow.data.datamodule import ImageData, PointData
 from zoo.flow.data.pair_data import PairData
 from zoo.flow.evaluation.feature_metrics import FeatureMetrics
@@ -161,6 +163,23 @@ def test_features_as_pictures(tmp_path: Path) -> None:
             np.save(tmp_path / folder / f"{index}.npy", rng.standard_normal((channels, 7 + index), np.float32))
     data = FeatureData(str(tmp_path / "clean"), str(tmp_path / "degraded"), val_items=1, batch_size=2)
     assert fit(sequences(3, 5, None), data, tmp_path / "run", 1) == [["val_sequence_0.png"]]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "files"),
+    [
+        ("smoke", ["val_animation.gif", *PICTURES]),
+        ("smoke_audio", [f"val_{kind}_0" for kind in ("input", "result", "sequence", "target")]),
+    ],
+)
+def test_smoke_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str, files: list[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ["--trainer.max_steps=1", "--trainer.val_check_interval=1", "--trainer.limit_val_batches=1"]
+    options += ["--samples.items=1", "--trainer.default_root_dir=run"]
+    assert main(["fit", "--config", str(REPOSITORY / "configs" / "flow" / f"{recipe}.yaml"), *options]) == 0
+    (step,) = (tmp_path / "run" / "media").iterdir()
+    found = sorted(file.name for file in step.iterdir())
+    assert step.name == "step_00000001" and all(name.startswith(part) for name, part in zip(found, files, strict=True))
 
 
 class Kept(L.Callback):
