@@ -24,11 +24,14 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from zoo import __version__
+from zoo.cli.helps import asks_for_help
 from zoo.cli.parsing import (
+    CLASS_SECTIONS,
     PARSER_MODE,
     SECTIONS,
     ConfigError,
     MergingConfigFile,
+    OneLineParser,
     check_config,
     explain_build,
     fail,
@@ -40,7 +43,7 @@ from zoo.common import registry
 from zoo.common.atomic import write_atomic
 from zoo.common.locks import locked
 from zoo.common.options import files_first, take_option
-from zoo.common.reading.configs import check_places
+from zoo.common.reading.configs import check_places, read_mapping
 from zoo.runs import folder as runs
 from zoo.runs import frozen
 from zoo.runs.bulk import BulkData
@@ -408,9 +411,27 @@ def run(command: str, args: list[str], brought: Path | None = None) -> int:
     warnings.filterwarnings("ignore", message=".*overridden `on_before_batch_transfer`.*")  # by the tasks, and meant
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_no_advertisement)
     limit_names()
+    if asks_for_help(args):
+        return full_help(command, args)
     with contextlib.ExitStack() as held:
         args, own = complete(command, args)
         return _execute(command, ZooCLI(command, args, brought or own, held))
+
+
+def full_help(command: str, args: Sequence[str]) -> int:
+    """Print every option, then the arguments of the classes that the recipes name; returns the exit code 0."""
+    with contextlib.suppress(SystemExit):
+        ZooCLI(command, ["--help"])
+    for section in CLASS_SECTIONS:
+        named = [read_mapping(Path(file)).get(section) or {} for file in config_files(list(args))]
+        paths = [part["class_path"] for part in named if "class_path" in part]
+        if paths:
+            options = OneLineParser(prog=f"zoo {command}", usage=f"{section}: {registry.current_name(paths[-1])}")
+            options.add_subclass_arguments(registry.find(paths[-1]), f"{section}")
+            print()
+            with contextlib.suppress(SystemExit):
+                options.parse_args([f"--{section}.help={registry.current_name(paths[-1])}"])
+    return 0
 
 
 def _execute(command: str, cli: ZooCLI) -> int:

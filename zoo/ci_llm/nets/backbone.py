@@ -212,7 +212,7 @@ def _build(
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if source is not None:
-        with quiet_loading():
+        with quiet_loading(source):
             return AutoModelForCausalLM.from_pretrained(source, revision=revision, **how)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
