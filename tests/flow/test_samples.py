@@ -208,7 +208,9 @@ def test_frechet_at_every_second_validation_also_after_a_resume(tmp_path: Path) 
     def metrics() -> FeatureMetrics:
         return FeatureMetrics(["frechet", "spread", "nearest"], count=20, every=2, extractor="pixels")
 
-    values = judged(tmp_path, images(sample_metrics=metrics()), 3)
+    task = images(sample_metrics=metrics())
+    values = judged(tmp_path, task, 3)
+    assert task.evaluated == ("val/loss", "val/frechet", "val/std_ratio", "val/nearest", "val/nearest_ratio")
     assert [math.isnan(value) for value in values] == [False, True, False]
     assert values[0] > 1 and values[0] != values[2]
     resumed = judged(tmp_path, images(sample_metrics=metrics()), 5, ckpt_path=tmp_path / "last.ckpt")

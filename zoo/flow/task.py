@@ -172,11 +172,15 @@ class FlowTask(SingleOptimizerTask):
         if due and not shortened:
             self._judge_samples()
         super().on_validation_epoch_end()
-        if self.sample_metrics is not None and not self.trainer.sanity_checking:
-            self._validations += 1
-            if not due:  # the figures of an earlier state are not those of this one
-                stale = {f"val/{name}": torch.tensor(math.nan) for name in self.sample_metrics.names}
-                self.trainer.callback_metrics.update(stale)
+        if self.sample_metrics is None:
+            return
+        names = [f"val/{name}" for name in self.sample_metrics.names]
+        self.evaluated = tuple(dict.fromkeys([*self.evaluated, *names]))
+        if self.trainer.sanity_checking:
+            return
+        self._validations += 1
+        if not due:  # the figures of an earlier state are not those of this one
+            self.trainer.callback_metrics.update(dict.fromkeys(names, torch.tensor(math.nan)))
 
     def on_test_epoch_end(self) -> None:
         """Judge samples, and log the means."""
