@@ -30,6 +30,8 @@ TILE_GAP = 2
 CAPTION_HEIGHT = 12  # pixels, of Pillow's own font
 PALETTE_FRAMES = 8  # that a GIF's common palette is made of
 FIGURE_INCHES, FIGURE_DPI = 4.8, 100
+DOTS_SIDE = 360  # pixels of a quick scatter plot
+COLOURS = ((31, 119, 180), (255, 127, 14), (44, 160, 44), (214, 39, 40), (148, 103, 189), (140, 86, 75))
 MARGIN = 0.05  # of the range of a scatter plot, on each side
 
 
@@ -214,6 +216,28 @@ def _write_mp4(path: Path, images: np.ndarray, fps: int) -> None:
         if result.returncode:
             said = result.stderr.decode(errors="replace").strip()[-300:]
             raise RuntimeError(f"ffmpeg failed on {path} ({said}); trajectory: gif does without it")
+
+
+def dots(states: Tensor, labels: Sequence[int] | None = None, data: Tensor | None = None) -> np.ndarray:
+    """Scatter plots (N, S, S, 3), uint8, of points (N, B, 2) over grey ones (M, 2), without axes: in milliseconds."""
+    shown = states.flatten(0, 1) if data is None else torch.cat([states.flatten(0, 1), data])
+    low, high = shown.min(dim=0).values, shown.max(dim=0).values
+    middle, reach = (low + high) / 2, (high - low).max().clamp(min=1e-6) * (0.5 + MARGIN)
+    colours = np.array(COLOURS, np.uint8)[0 if labels is None else np.asarray(labels) % len(COLOURS)]
+
+    def put(canvas: np.ndarray, points: Tensor, colour: np.ndarray) -> None:
+        places = ((points - middle) / reach / 2 + 0.5) * (DOTS_SIDE - 2)
+        columns, rows = places.round().long().numpy().T
+        for right in (0, 1):
+            for down in (0, 1):
+                canvas[DOTS_SIDE - 2 - rows + down, columns + right] = colour
+
+    drawn = np.full((len(states), DOTS_SIDE, DOTS_SIDE, 3), 255, np.uint8)
+    for canvas, points in zip(drawn, states, strict=True):
+        if data is not None:
+            put(canvas, data, np.full(3, 190, np.uint8))
+        put(canvas, points, colours)
+    return drawn
 
 
 def _scatter_frames(

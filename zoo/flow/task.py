@@ -240,21 +240,20 @@ class FlowTask(SingleOptimizerTask):
         ]
         log_image(self, "val/trajectory", rendering.titled_rows(strips, times))
         if last:
-            self._log_animation(solution, labels, names)
+            chosen = _evenly(len(solution), ANIMATED_STATES)
+            self._log_animation(rendering.frames(solution[chosen], names=names))
 
     def _draw_points(self, last: bool) -> None:
         sampler: Any = self.inference()
-        labels, seeds, names = self._shown(SHOWN_POINTS)
+        labels, seeds, _ = self._shown(SHOWN_POINTS)
         solution, real = sampler.trajectory(labels, seeds), self._examples(SHOWN_POINTS)
-        log_image(self, "val/samples", rendering.picture(solution[-1], labels, real, names))
+        frames = rendering.dots(solution[_evenly(len(solution), ANIMATED_STATES)], labels, real)
+        log_image(self, "val/samples", frames[-1])
         if last:
-            self._log_animation(solution, labels, names, real)
+            self._log_animation(frames)
 
-    def _log_animation(
-        self, solution: Tensor, labels: list[int] | None, names: list[str] | None, real: Tensor | None = None
-    ) -> None:
-        """The states (N, B, ...) as an animation that rests on the last one."""
-        frames = rendering.frames(solution[_evenly(len(solution), ANIMATED_STATES)], labels, real, names)
+    def _log_animation(self, frames: np.ndarray) -> None:
+        """Frames that rest on the last one."""
         rest = frames[-1:].repeat(round(ANIMATION_FPS * rendering.HOLD_SECONDS), axis=0)
         log_animation(self, "val/animation", np.concatenate([frames, rest]), ANIMATION_FPS)
 
