@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from zoo.common.atomic import replacing, write_atomic
 from zoo.convert.checkpoints import loop_state, renumbered
 from zoo.convert.engine import Converted, Converter
-from zoo.convert.names import State, beneath
+from zoo.convert.names import State, beneath, by_part
 from zoo.hifigan.convert.recipe import CONFIG_NAME, GENERATOR_KEYS
 from zoo.hifigan.convert.rules import (
     PARTS,
@@ -27,7 +27,7 @@ from zoo.hifigan.convert.rules import (
 from zoo.hifigan.nets.conditioners import PrenetConditioner
 from zoo.hifigan.nets.generator import Generator
 from zoo.miipher.convert.cleaner import Attachment, build_cleaner, spec_of
-from zoo.miipher.convert.rules import UNIFIED_TYPE, MiipherFile, is_unified, join_cleaner, read, to_open_miipher
+from zoo.miipher.convert.rules import ADAPTERS, OPEN_MIIPHER, UNIFIED_TYPE, MiipherFile, is_unified, read
 from zoo.miipher.convert.vocoder import SAMPLE_RATE, Vocoder, front_arguments, hifigan_config, listed, vocoder_file
 from zoo.miipher.nets.adapters import OpenMiipherAdapters, ParallelAdapters
 from zoo.miipher.nets.backbone import Backbone
@@ -336,9 +336,9 @@ def _described(generator: Generator) -> dict[str, Any]:
     conditioner = None
     if front is not None:
         sizes = {"in_channels": front.in_channels, "out_channels": front.out_channels, **front_arguments(front)}
-        conditioner = spec_of(type(front), sizes)
+        conditioner = spec_of(type(front), **sizes)
     arguments = {name: listed(getattr(generator, name)) for name in names}
-    return spec_of(Generator, {**arguments, "conditioner": conditioner})
+    return spec_of(Generator, **arguments, conditioner=conditioner)
 
 
 def _folder_beside(source: Path) -> Path | None:
@@ -407,7 +407,9 @@ def _cleaner_content(
 ) -> tuple[dict[str, Any], str]:
     style = cleaner.adapters
     if isinstance(style, OpenMiipherAdapters):
-        return to_open_miipher(style.state_dict(), style.learnable_scale), ".pth"
+        own = style.state_dict().items()
+        kept = {key: value for key, value in own if style.learnable_scale or not key.startswith("scales.")}
+        return by_part(OPEN_MIIPHER.write(kept)), ".pth"
     if not isinstance(style, ParallelAdapters):
         raise ValueError(f"the originals have no {type(style).__name__}; use `zoo export`")
     state, name = _whole_backbone(cleaner, backbone)
@@ -421,7 +423,7 @@ def _cleaner_content(
     }
     content = {
         "step": step,
-        "model_state_dict": join_cleaner(state, style.state_dict()),
+        "model_state_dict": beneath(state, "extractor.model.") | ADAPTERS.write(style.state_dict()),
         "optimizer_state_dict": {},
         "scheduler_state_dict": {},
         "config": config,

@@ -126,21 +126,11 @@ SCHEDULES = {
     "cosine": "zoo.training.WarmupCosine",
     "cosine_with_restarts": "torch.optim.lr_scheduler.CosineAnnealingWarmRestarts",
 }
-
-
 _SCHEDULE = "optim.scheduler."
 
 
 def command(stage: Stage, arguments: Sequence[str] | None = None) -> list[str]:
-    """Translate the call of an old script, telling on the first process what it means here.
-
-    Args:
-        stage: of the script.
-        arguments: its own; the process's when None.
-
-    Returns:
-        Arguments of `zoo`. A faulty call ends the process with code 2 and one line.
-    """
+    """Translate the call of an old script, see `zoo.convert.old_calls.command`."""
     return old_calls.command(partial(translate, stage), arguments)
 
 
