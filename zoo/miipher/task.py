@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -13,7 +12,7 @@ from zoo.audio.analysis.mel import LogMel
 from zoo.common.atomic import replacing
 from zoo.hifigan.nets.generator import Generator
 from zoo.hifigan.task import HiFiGANTask
-from zoo.miipher.losses import Reduction, check_weights, feature_loss, weighted
+from zoo.miipher.losses import TERMS, Reduction, feature_loss, weighted
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner, check_fit
 from zoo.miipher.nets.families import valid
@@ -56,7 +55,9 @@ class AdapterTask(SingleOptimizerTask):
     ) -> None:
         super().__init__(optimizer, **kwargs)
         self.encoder = encoder
-        self.loss_weights = check_weights(loss_weights)
+        if set(loss_weights) != set(TERMS):
+            raise ValueError(f"loss_weights: expected {', '.join(TERMS)}; found {', '.join(loss_weights) or 'none'}")
+        self.loss_weights = dict(loss_weights)
         self.reduction: Reduction = reduction
         self.media_items = media_items
 
@@ -168,9 +169,7 @@ class VocoderTask(HiFiGANTask):
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         """One step of the GAN; features are computed once, however many chunks the batch is cut into."""
-        if "features" not in batch:
-            batch = {"audio": batch["audio"], "features": self.features(batch)}
-        super().training_step(batch, batch_idx)
+        super().training_step({"audio": batch["audio"], "features": self.features(batch)}, batch_idx)
 
     def generate(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Synthesise a batch; see `HiFiGANTask.generate`."""
@@ -246,7 +245,8 @@ class BackboneTask(SingleOptimizerTask):
     def on_validation_end(self) -> None:
         """Write the backbone in transformers' layout."""
         if self.trainer.is_global_zero and self.trainer.state.fn == "fit" and not self.trainer.sanity_checking:
-            save_backbone(self.encoder, run_folder(self.trainer) / "backbone")
+            with replacing(run_folder(self.trainer) / "backbone") as aside:  # appears only when it is whole
+                self.encoder.save_source(aside)
 
     def _loss(self, audio: Tensor, clean: Tensor, lengths: Tensor) -> Tensor:
         features = self.encoder(audio, lengths)
@@ -255,9 +255,3 @@ class BackboneTask(SingleOptimizerTask):
         size = min(predicted.shape[1], target.shape[1])
         mask = valid(lengths // self.mel.hop_length, size)[..., None]
         return ((predicted - target)[:, :size].abs() * mask).sum() / (mask.sum() * self.mel.n_mels)
-
-
-def save_backbone(encoder: Backbone, folder: Path) -> None:
-    """Write a backbone in transformers' layout; the folder appears only when it is whole."""
-    with replacing(folder) as aside:
-        encoder.save_source(aside)

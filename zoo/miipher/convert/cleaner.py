@@ -132,15 +132,10 @@ def _take_backbone(backbone: Backbone, state: CleanerState, source: Path) -> lis
         block = block_of(key)
         return (block is not None and block >= state.count) or (stable and key.startswith("encoder.layer_norm."))
 
-    faults = [f"missing {key}" for key in own if key not in given and key != UNUSED]
-    faults += [f"unexpected {key}" for key in given if key not in own and key != UNUSED and not is_beyond(key)]
-    faults += [
-        f"{key} is {tuple(given[key].shape)}, the backbone's {tuple(own[key].shape)}"
-        for key in own
-        if key in given and own[key].shape != given[key].shape
-    ]
-    if faults:
-        raise ValueError(f"{source}: {len(faults)} tensors do not fit the backbone: {'; '.join(faults[:4])}")
+    expected = {key: value for key, value in given.items() if key in own or not (key == UNUSED or is_beyond(key))}
+    if UNUSED in own:
+        expected.setdefault(UNUSED, own[UNUSED])
+    check_whole(backbone.model, expected, str(source), "the backbone")
     frozen = {key: value for key, value in state.frozen().items() if key in own}
     differing = [key for key, value in frozen.items() if not torch.equal(value.to(own[key]), own[key])]
     backbone.load_state_dict({f"model.{key}": value for key, value in frozen.items()}, strict=False)

@@ -51,17 +51,11 @@ TRAINING = ("step", "optimizer_state_dict", "scheduler_state_dict", "config")
 
 @dataclass
 class CleanerState:
-    """Tensors of an original cleaner.
+    """Tensors of an original cleaner."""
 
-    Attributes:
-        backbone: by transformers' names, weight norm by the parametrised ones.
-        adapters: `blocks.{i}.{norm,down,up}.{weight,bias}`.
-        inside: whether the adapters were attributes of the blocks (the first era).
-    """
-
-    backbone: State = field(default_factory=dict)
-    adapters: State = field(default_factory=dict)
-    inside: bool = False
+    backbone: State = field(default_factory=dict)  # by transformers' names, weight norm by the parametrised ones
+    adapters: State = field(default_factory=dict)  # blocks.{i}.{norm,down,up}.{weight,bias}
+    inside: bool = False  # whether the adapters were attributes of the blocks (the first era)
 
     @property
     def count(self) -> int:
@@ -93,17 +87,11 @@ class MiipherFile(Original):
 
     `layout` is the kind of container, `settings` section `model` of the training configuration (or what a unified
     folder says of its adapter), `training` what is there of `TRAINING` for the adapter.
-
-    Attributes:
-        files: those that were read.
-        cleaner: adapters and the backbone that they were trained on.
-        open_miipher: the adapters of Open-Miipher-2, by our names.
-        vocoder: the generator and its discriminators.
     """
 
-    files: list[Path] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list)  # those that were read
     cleaner: CleanerState | None = None
-    open_miipher: State = field(default_factory=dict)
+    open_miipher: State = field(default_factory=dict)  # the adapters of Open-Miipher-2, by our names
     vocoder: Vocoder | None = None
 
     @property

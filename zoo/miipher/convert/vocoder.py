@@ -46,12 +46,9 @@ class Vocoder(HifiganFile):
 
     The layout is "ssl-vocoder", "prenet", "prenet with EMA", "state dicts" or "accelerate"; `settings` is what the file
     itself says about the generator, in the original's words, and `training` has the batches trained as `step`.
-
-    Attributes:
-        ema: averaged parameters of the generator by our names; empty when the file has none.
     """
 
-    ema: State = field(default_factory=dict)
+    ema: State = field(default_factory=dict)  # averaged parameters of the generator by our names
 
 
 def vocoder_of(content: Mapping[str, Any], source: Path) -> Vocoder | None:

@@ -100,7 +100,7 @@ class Backbone(FrozenModule):
     @property
     def blocks(self) -> nn.ModuleList:
         """The transformers blocks 1 to `layer`."""
-        return self.model.get_submodule(self.front.stack)  # type: ignore[return-value]
+        return self.model.get_submodule(self.front.stack)
 
     def frames(self, samples: Any) -> Any:
         """Frames of a clip of so many samples (an int or an integer tensor)."""

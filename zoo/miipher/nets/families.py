@@ -22,16 +22,12 @@ class Family(ABC):
         normalize: scale each clip to zero mean and unit variance first.
     """
 
-    feed_forward: ClassVar[str]
-    """Attribute of a block: the feed-forward sub-layer that an adapter runs parallel to."""
-    last_norm: ClassVar[str]
-    """Attribute of a block: the norm that is trained with the adapters."""
-    light_conv: ClassVar[str | None] = None
-    """Attribute of a block: the convolution module, where it is a Conformer."""
-    stack: ClassVar[str] = "encoder.layers"
-    """Attribute of a model: its blocks."""
-    depth: ClassVar[str] = "num_hidden_layers"
-    """Attribute of a configuration: how many blocks."""
+    # attributes of a block
+    feed_forward: ClassVar[str]  # the sub-layer that an adapter runs parallel to
+    last_norm: ClassVar[str]  # the norm that is trained with the adapters
+    light_conv: ClassVar[str | None] = None  # the convolution module, where it is a Conformer
+    stack: ClassVar[str] = "encoder.layers"  # attribute of a model: its blocks
+    depth: ClassVar[str] = "num_hidden_layers"  # attribute of a configuration: how many blocks
 
     def __init__(self, config: Any, pad: bool, normalize: bool) -> None:
         self.config = config
