@@ -94,11 +94,11 @@ class HiFiGANTask(GANTask):
             "mel_l1_full": mel_l1(self.loss_mel, fake, real),
             **compare(fake[0, 0], real[0, 0], self.sample_rate),
         }
-        if stage == "val" and batch_idx < self.media_items:
-            self._log_media(f"clip{batch_idx}", fake[0, 0], real[0, 0])
+        if self.shows(stage, batch_idx):
+            self.show(lambda: self._log_clip(f"clip{batch_idx}", fake[0, 0], real[0, 0]))
         return values, fake.shape[0]
 
-    def _log_media(self, name: str, fake: Tensor, real: Tensor) -> None:
+    def _log_clip(self, name: str, fake: Tensor, real: Tensor) -> None:
         mel = self.mel or self.loss_mel
         log_audio(self, f"{name}_generated", fake, self.sample_rate)
         log_audio(self, f"{name}_target", real, self.sample_rate)
