@@ -298,4 +298,4 @@ class BackboneTask(SingleOptimizerTask):
         target = self.mel(clean).transpose(1, 2)
         size = min(predicted.shape[1], target.shape[1])
         mask = valid(lengths // self.mel.hop_length, size)[..., None]
-        return ((predicted - target)[:, :size].abs() * mask).sum() / (mask.sum() * self.mel.n_mels)
+        return ((predicted[:, :size] - target[:, :size]).abs() * mask).sum() / (mask.sum() * self.mel.n_mels)
