@@ -15,7 +15,7 @@ from zoo.audio.analysis.mel import LogMel
 from zoo.audio.io import files
 from zoo.cli.main import main
 from zoo.common.systems import recipe_root
-from zoo.miipher.figures import features_figure, mels_figure
+from zoo.miipher.rendering import features_figure, mels_figure
 from zoo.miipher.task import AdapterTask, BackboneTask
 from zoo.training.callbacks.samples import Samples
 from zoo.training.task import ZooTask

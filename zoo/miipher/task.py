@@ -14,11 +14,11 @@ from zoo.audio.io.resample import resample
 from zoo.common.atomic import replacing
 from zoo.hifigan.nets.generator import Generator
 from zoo.hifigan.task import HiFiGANTask
-from zoo.miipher.figures import features_figure, mels_figure
 from zoo.miipher.losses import TERMS, Reduction, feature_loss, weighted
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner, check_fit
 from zoo.miipher.nets.families import valid
+from zoo.miipher.rendering import features_figure, mels_figure
 from zoo.runs.folder import run_folder
 from zoo.training.adversarial import Discriminator
 from zoo.training.callbacks.media import log_audio, log_figure, spectra_figure

@@ -41,18 +41,7 @@ def build_cleaner(
     layer: int | None = None,
     attachment: Attachment = "auto",
 ) -> Built:
-    """Build the cleaner of an original.
-
-    Args:
-        original: what was read.
-        source: the backbone's folder or hub id; None takes the one that the original's configuration names.
-        pad: ceil(n / hop) frames (True) or the original's unpadded ones.
-        layer: block, from 1, whose output is the feature, where configuration and adapters disagree.
-        attachment: "parallel" says that adapters run beside the feed-forward where the file cannot show it.
-
-    Raises:
-        ValueError: when the era is not the one that our adapters compute, or is ambiguous, or tensors do not fit.
-    """
+    """Build the cleaner of an original, see `MiipherConverter.from_original`; `source` is the backbone's."""
     where = original.files[0]
     name = str(source if source is not None else original.settings.get("hubert_model_name") or "")
     if not name:
