@@ -124,3 +124,11 @@ def test_figures_of_few_and_constant_values() -> None:
     constant = torch.zeros(1, 7)
     assert len(features_figure(constant, constant + 1, constant).axes) == 5  # with the colour bar
     assert len(mels_figure({"one": constant.bfloat16()}).axes) == 2
+
+
+def test_a_vocoder_on_stored_features_shows_no_input(tmp_path: Path) -> None:
+    stored = [{"features": torch.randn(2, 32, 10), "audio": 0.1 * torch.randn(2, 4410)}]
+    samples = Samples()
+    train(task("finetune"), tmp_path, samples, "finetune", stored)
+    assert not samples._failed
+    assert made(tmp_path)["step_00000002"] == VOCODER - {"clip0_input.wav", "clip0_spectra.png"}
