@@ -73,10 +73,9 @@ def batches(stage: str, *sizes: tuple[int, int]) -> list[dict[str, Tensor]]:
     return [{**batch(items, samples, seed), **audio} for seed, (items, samples) in enumerate(sizes)]
 
 
-def train(task: ZooTask, folder: Path, samples: Samples, stage: str, validation: list[dict[str, Tensor]]) -> ZooTask:
+def train(task: ZooTask, folder: Path, samples: Samples, steps: list, validation: list) -> ZooTask:
     torch.manual_seed(1)
     settings = {"max_steps": 2, "val_check_interval": 1, "num_sanity_val_steps": 0, "callbacks": [samples]}
-    steps = batches(stage, (2, 3200), (2, 3200))
     trainer(folder, **settings).fit(task, loader(steps), loader(validation))
     return task
 
@@ -84,10 +83,10 @@ def train(task: ZooTask, folder: Path, samples: Samples, stage: str, validation:
 @pytest.mark.parametrize("stage", ["adapter", "backbone", "finetune"])
 def test_samples_change_no_weight(stage: str, tmp_path: Path) -> None:
     """Gaps of the backbone are drawn in training and for its samples."""
-    validation = batches(stage, (2, 3200))
+    steps, validation = batches(stage, (2, 3200), (2, 3200)), batches(stage, (2, 3200))
     ends = []
     for samples in (Samples(share=1e9), Samples(enabled=False)):
-        ends.append(train(task(stage), tmp_path / str(samples.enabled), samples, stage, validation).state_dict())
+        ends.append(train(task(stage), tmp_path / str(samples.enabled), samples, steps, validation).state_dict())
     assert made(tmp_path / "True") and not (tmp_path / "False" / "media").exists()
     for name, value in ends[0].items():
         assert torch.equal(ends[1][name], value), name
@@ -103,7 +102,8 @@ def test_samples_change_no_weight(stage: str, tmp_path: Path) -> None:
 )
 def test_odd_clips_of_a_backbone(sizes: list[tuple[int, int]], items: int, clips: int, tmp_path: Path) -> None:
     samples = Samples(items=items)
-    train(task("backbone"), tmp_path, samples, "backbone", batches("backbone", *sizes))
+    clean = batches("backbone", *sizes)
+    train(task("backbone"), tmp_path, samples, clean * 2, clean)
     assert not samples._failed
     found = made(tmp_path)["step_00000002"]
     assert {name.partition("_")[0] for name in found} == {f"clip{clip}" for clip in range(clips)}
@@ -112,7 +112,8 @@ def test_odd_clips_of_a_backbone(sizes: list[tuple[int, int]], items: int, clips
 @pytest.mark.parametrize("sizes", [[(1, 3333)], [(3, 3201), (2, 4000)]])
 def test_odd_clips_of_an_adapter(sizes: list[tuple[int, int]], tmp_path: Path) -> None:
     samples = Samples()
-    train(task("adapter"), tmp_path, samples, "adapter", batches("adapter", *sizes))
+    pairs = batches("adapter", *sizes)
+    train(task("adapter"), tmp_path, samples, pairs * 2, pairs)
     assert not samples._failed
     folder = tmp_path / "media" / "step_00000002"
     for clip, (_, length) in enumerate(sizes):
@@ -129,6 +130,6 @@ def test_figures_of_few_and_constant_values() -> None:
 def test_a_vocoder_on_stored_features_shows_no_input(tmp_path: Path) -> None:
     stored = [{"features": torch.randn(2, 32, 10), "audio": 0.1 * torch.randn(2, 4410)}]
     samples = Samples()
-    train(task("finetune"), tmp_path, samples, "finetune", stored)
+    train(task("finetune"), tmp_path, samples, stored * 2, stored)
     assert not samples._failed
     assert made(tmp_path)["step_00000002"] == VOCODER - {"clip0_input.wav", "clip0_spectra.png"}

@@ -181,13 +181,14 @@ class VocoderTask(HiFiGANTask):
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         """One step of the GAN; features are computed once, however many chunks the batch is cut into."""
-        super().training_step({"audio": batch["audio"], "features": self.features(batch)}, batch_idx)
+        super().training_step(self._with_features(batch), batch_idx)
 
     def generate(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Synthesise a batch; see `HiFiGANTask.generate`."""
-        if "features" not in batch:
-            batch = {"audio": batch["audio"], "features": self.features(batch)}
-        return super().generate(batch)
+        return super().generate(self._with_features(batch))
+
+    def _with_features(self, batch: Batch) -> Batch:
+        return batch if "features" in batch else {"audio": batch["audio"], "features": self.features(batch)}
 
     def evaluate(self, batch: Batch, batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
         """Compare whole clips."""
