@@ -57,13 +57,6 @@ def feature_loss(
     }
 
 
-def check_weights(weights: Mapping[str, float]) -> dict[str, float]:
-    """The weights as a dict; each term has one."""
-    if set(weights) != set(TERMS):
-        raise ValueError(f"loss_weights: expected {', '.join(TERMS)}; found {', '.join(weights) or 'none'}")
-    return dict(weights)
-
-
 def weighted(terms: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
     """The weighted sum of the terms."""
     return torch.stack([weights[key] * value for key, value in terms.items()]).sum()

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from zoo.audio.analysis.griffin_lim import griffin_lim
 from zoo.audio.analysis.mel import LogMel
+from zoo.audio.io.resample import resample
 from zoo.common.atomic import replacing
 from zoo.hifigan.nets.generator import Generator
 from zoo.hifigan.task import HiFiGANTask
-from zoo.miipher.losses import Reduction, check_weights, feature_loss, weighted
+from zoo.miipher.losses import TERMS, Reduction, feature_loss, weighted
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner, check_fit
 from zoo.miipher.nets.families import valid
+from zoo.miipher.rendering import features_figure, mels_figure
 from zoo.runs.folder import run_folder
 from zoo.training.adversarial import Discriminator
-from zoo.training.callbacks.media import log_audio, log_figure, mel_figure
+from zoo.training.callbacks.media import log_audio, log_figure, spectra_figure
 from zoo.training.task import OptimizerCallable, SingleOptimizerTask
 
 Batch = dict[str, Any]
@@ -35,7 +37,7 @@ class AdapterTask(SingleOptimizerTask):
         loss_weights: of `mae`, `mse` and `sc`.
         reduction: "item" averages over the valid frames of each clip and then over clips, so that accumulation and
             several processes equal one larger batch; "batch" averages over all valid frames together, as the original.
-        media_items: validation clips whose features are drawn.
+        media_items: validation clips that are shown: input, target, and a figure of the features.
         kwargs: of SingleOptimizerTask.
 
     Source: Miipher-2, section 3.2.
@@ -56,7 +58,9 @@ class AdapterTask(SingleOptimizerTask):
     ) -> None:
         super().__init__(optimizer, **kwargs)
         self.encoder = encoder
-        self.loss_weights = check_weights(loss_weights)
+        if set(loss_weights) != set(TERMS):
+            raise ValueError(f"loss_weights: expected {', '.join(TERMS)}; found {', '.join(loss_weights) or 'none'}")
+        self.loss_weights = dict(loss_weights)
         self.reduction: Reduction = reduction
         self.media_items = media_items
 
@@ -75,9 +79,17 @@ class AdapterTask(SingleOptimizerTask):
         target = self.encoder.target(batch["clean"], lengths)
         cleaned, plain = self.encoder(batch["input"], lengths), self.encoder.target(batch["input"], lengths)
         identity = {f"identity_{key}": value for key, value in self._compare(plain, target, lengths).items()}
-        if stage == "val" and batch_idx < self.media_items:
-            log_figure(self, f"clip{batch_idx}_features", mel_figure(target[0].T.float(), cleaned[0].T.float()))
+        if self.shows(stage, batch_idx):
+            self.show(lambda: self._log_media(f"clip{batch_idx}", batch, target[0], plain[0], cleaned[0]))
         return {**self._compare(cleaned, target, lengths), **identity}, len(lengths)
+
+    def _log_media(self, name: str, batch: Batch, *features: Tensor) -> None:
+        """Show the first clip of a batch; features (F, C) of its clean and degraded versions, and the cleaned ones."""
+        length = batch["lengths"][0]
+        for key, kind in (("input", "input"), ("clean", "target")):
+            log_audio(self, f"{name}_{kind}", batch[key][0, :length], self.encoder.sample_rate)
+        frames = self.encoder.frames(length)
+        log_figure(self, f"{name}_features", features_figure(*(each[:frames] for each in features)))
 
     def _compare(self, prediction: Tensor, target: Tensor, lengths: Tensor) -> dict[str, Tensor]:
         terms = feature_loss(prediction, target, self.encoder.frames(lengths), self.reduction)
@@ -95,7 +107,7 @@ class VocoderTask(HiFiGANTask):
         generator: features to audio; its hop is sample_rate / frame rate, 441 for 22.05 kHz.
         loss_mel: front end of the reconstruction loss.
         sample_rate: of the audio in Hz.
-        media_items: validation clips written as audio and mel figure.
+        media_items: validation clips that are shown: input, result and target, and figures of them.
         output_sample_rate: of restored files in Hz, resampled from `sample_rate`; null keeps that.
         stereo: "channels" restores each alone, "mix" mixes to mono first.
         loudness: "input" gives restored files the level of their input, "keep" the vocoder's.
@@ -135,6 +147,7 @@ class VocoderTask(HiFiGANTask):
         )  # fmt: skip
         check_fit(encoder, generator, sample_rate)
         self.encoder = encoder.requires_grad_(False).eval()
+        self._input: Tensor | None = None  # of the clip that is being evaluated
         self.keep_options(locals())
 
     def train(self, mode: bool = True) -> VocoderTask:
@@ -168,21 +181,28 @@ class VocoderTask(HiFiGANTask):
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         """One step of the GAN; features are computed once, however many chunks the batch is cut into."""
-        if "features" not in batch:
-            batch = {"audio": batch["audio"], "features": self.features(batch)}
-        super().training_step(batch, batch_idx)
+        super().training_step(self._with_features(batch), batch_idx)
 
     def generate(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Synthesise a batch; see `HiFiGANTask.generate`."""
-        if "features" not in batch:
-            batch = {"audio": batch["audio"], "features": self.features(batch)}
-        return super().generate(batch)
+        return super().generate(self._with_features(batch))
+
+    def _with_features(self, batch: Batch) -> Batch:
+        return batch if "features" in batch else {"audio": batch["audio"], "features": self.features(batch)}
 
     def evaluate(self, batch: Batch, batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
-        """Compare whole clips; the input goes to the media folder as well."""
-        if stage == "val" and batch_idx < self.media_items and "input" in batch:
-            log_audio(self, f"clip{batch_idx}_input", batch["input"][0], self.encoder.sample_rate)
+        """Compare whole clips."""
+        self._input = batch["input"][0] if "input" in batch else None
         return super().evaluate(batch, batch_idx, stage)
+
+    def _log_clip(self, name: str, fake: Tensor, real: Tensor) -> None:
+        """Show the input as well, and the spectra of all three."""
+        super()._log_clip(name, fake, real)
+        if self._input is not None:
+            log_audio(self, f"{name}_input", self._input, self.encoder.sample_rate)
+            heard = resample(self._input, self.encoder.sample_rate, self.sample_rate)
+            waveforms = {"input": heard, "result": fake, "target": real}
+            log_figure(self, f"{name}_spectra", spectra_figure(waveforms, self.sample_rate))
 
 
 class BackboneTask(SingleOptimizerTask):
@@ -231,33 +251,52 @@ class BackboneTask(SingleOptimizerTask):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Predict the log-mel of `clean` (B, T) from the same with gaps."""
-        clean = batch["clean"]
-        pieces = -(-clean.shape[1] // (self.encoder.sample_rate // 10))
-        kept = torch.rand(len(clean), pieces, device=clean.device) >= self.gap_share
-        kept = kept.repeat_interleave(self.encoder.sample_rate // 10, dim=1)[:, : clean.shape[1]]
-        loss = self._loss(clean * kept, clean, batch["lengths"])
+        clean, lengths = batch["clean"], batch["lengths"]
+        loss = self._loss(self._predicted(self._with_gaps(clean), lengths), clean, lengths)
         self.log_terms("train", {"loss": loss}, batch_size=len(clean))
         return loss
 
     def evaluate(self, batch: Batch, batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
         """Predict the log-mel of whole clips."""
-        return {"loss": self._loss(batch["clean"], batch["clean"], batch["lengths"])}, len(batch["clean"])
+        clean, lengths = batch["clean"], batch["lengths"]
+        return {"loss": self._loss(self._predicted(clean, lengths), clean, lengths)}, len(clean)
+
+    def draw_samples(self, batches: list[Batch], last: bool) -> None:
+        """Show clips with gaps and the log-mels predicted from them, which the last validation turns into audio."""
+        shown = 0
+        for batch in batches:
+            clips = self._with_gaps(batch["clean"])
+            mels = {"input": self.mel(clips).transpose(1, 2), "prediction": self._predicted(clips, batch["lengths"])}
+            mels["target"] = self.mel(batch["clean"]).transpose(1, 2)
+            for row, length in enumerate(batch["lengths"].tolist()):
+                name, rate = f"clip{shown}", self.encoder.sample_rate
+                if shown == self.sample_settings.items:
+                    return
+                own = {title: mel[row, : length // self.mel.hop_length] for title, mel in mels.items()}
+                log_audio(self, f"{name}_input", clips[row, :length], rate)
+                log_audio(self, f"{name}_target", batch["clean"][row, :length], rate)
+                log_figure(self, f"{name}_mel", mels_figure(own))
+                if last:
+                    log_audio(self, f"{name}_prediction", griffin_lim(own["prediction"].T[None], self.mel), rate)
+                shown += 1
 
     def on_validation_end(self) -> None:
         """Write the backbone in transformers' layout."""
         if self.trainer.is_global_zero and self.trainer.state.fn == "fit" and not self.trainer.sanity_checking:
-            save_backbone(self.encoder, run_folder(self.trainer) / "backbone")
+            with replacing(run_folder(self.trainer) / "backbone") as aside:  # appears only when it is whole
+                self.encoder.save_source(aside)
 
-    def _loss(self, audio: Tensor, clean: Tensor, lengths: Tensor) -> Tensor:
-        features = self.encoder(audio, lengths)
-        predicted = self.head(features).float().unflatten(-1, (self.steps, -1)).flatten(1, 2)
+    def _with_gaps(self, clean: Tensor) -> Tensor:
+        piece = self.encoder.sample_rate // 10
+        kept = torch.rand(len(clean), -(-clean.shape[1] // piece), device=clean.device) >= self.gap_share
+        return clean * kept.repeat_interleave(piece, dim=1)[:, : clean.shape[1]]
+
+    def _predicted(self, audio: Tensor, lengths: Tensor) -> Tensor:
+        """Log-mels (B, F, n_mels) predicted from audio (B, T)."""
+        return self.head(self.encoder(audio, lengths)).float().unflatten(-1, (self.steps, -1)).flatten(1, 2)
+
+    def _loss(self, predicted: Tensor, clean: Tensor, lengths: Tensor) -> Tensor:
         target = self.mel(clean).transpose(1, 2)
         size = min(predicted.shape[1], target.shape[1])
         mask = valid(lengths // self.mel.hop_length, size)[..., None]
-        return ((predicted - target)[:, :size].abs() * mask).sum() / (mask.sum() * self.mel.n_mels)
-
-
-def save_backbone(encoder: Backbone, folder: Path) -> None:
-    """Write a backbone in transformers' layout; the folder appears only when it is whole."""
-    with replacing(folder) as aside:
-        encoder.save_source(aside)
+        return ((predicted[:, :size] - target[:, :size]).abs() * mask).sum() / (mask.sum() * self.mel.n_mels)

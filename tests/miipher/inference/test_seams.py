@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from tests.miipher.inference.seams import seam_steps, seams, shift_effect
 from tests.miipher.parts import backbone
 from tests.miipher.stand_ins import copier, restorer, vocoder
 from zoo.miipher.inference.restore import Restorer
-from zoo.miipher.inference.seams import seam_steps, seams, shift_effect
 
 SHORT = {"chunk_seconds": 1.0, "overlap_seconds": 0.4, "loudness": "keep"}
 RATE = 16000

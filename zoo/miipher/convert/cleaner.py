@@ -5,15 +5,15 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from zoo.common.build import check_whole
+from zoo.common.build import build, check_whole
 from zoo.common.registry import public_name
+from zoo.convert.sizes import part
 from zoo.miipher.convert.rules import LAST_NORM, CleanerState, MiipherFile, block_of
 from zoo.miipher.nets.adapters import OpenMiipherAdapters, ParallelAdapters
 from zoo.miipher.nets.backbone import Backbone
@@ -26,15 +26,8 @@ UNUSED = "masked_spec_embed"  # only masked training reads it; transformers leav
 log = logging.getLogger(__name__)
 
 
-@dataclass
-class Built:
-    """A cleaner and how it came about.
-
-    Attributes:
-        cleaner: with the original's weights.
-        spec: `class_path` and `init_args` that build it anew.
-        notes: what was decided or differs.
-    """
+class Built(NamedTuple):
+    """A cleaner with the original's weights, the description that builds it anew, and what was decided or differs."""
 
     cleaner: Cleaner
     spec: dict[str, Any]
@@ -48,18 +41,7 @@ def build_cleaner(
     layer: int | None = None,
     attachment: Attachment = "auto",
 ) -> Built:
-    """Build the cleaner of an original.
-
-    Args:
-        original: what was read.
-        source: the backbone's folder or hub id; None takes the one that the original's configuration names.
-        pad: ceil(n / hop) frames (True) or the original's unpadded ones.
-        layer: block, from 1, whose output is the feature, where configuration and adapters disagree.
-        attachment: "parallel" says that adapters run beside the feed-forward where the file cannot show it.
-
-    Raises:
-        ValueError: when the era is not the one that our adapters compute, or is ambiguous, or tensors do not fit.
-    """
+    """Build the cleaner of an original, see `MiipherConverter.from_original`; `source` is the backbone's."""
     where = original.files[0]
     name = str(source if source is not None else original.settings.get("hubert_model_name") or "")
     if not name:
@@ -74,13 +56,9 @@ def build_cleaner(
             f"{where}: adapters inside the blocks (…layers.0.adapter.ff) are Miipher-2's first era: they follow the "
             "whole block, h + ff(h), which our adapters parallel to the feed-forward cannot represent; train anew"
         )
-    count, era = block_count(state, original.settings, layer, where)
-    cleaner, spec = _cleaner(
-        name,
-        {"layer": count, "family": _family(name, state), "pad": pad},
-        ParallelAdapters(hidden_dim=state.hidden_dim),
-        {"hidden_dim": state.hidden_dim},
-    )
+    count, era = _block_count(state, original.settings, layer, where)
+    backbone = {"source": name, "layer": count, "family": _family(name, state), "pad": pad}
+    cleaner, spec = _cleaner(backbone, ParallelAdapters, hidden_dim=state.hidden_dim)
     notes = [f"layers counted {era}: the feature is the output of block {count}"]
     notes += _take_backbone(cleaner.backbone, state, where)
     _check_attachment(cleaner.backbone, state, era, attachment, where)
@@ -90,17 +68,10 @@ def build_cleaner(
     return Built(cleaner, spec, notes)
 
 
-def block_count(
+def _block_count(
     state: CleanerState, settings: Mapping[str, Any], layer: int | None, source: Path
 ) -> tuple[int, Literal["from 1", "from 0", "by the adapters alone"]]:
-    """How many blocks have adapters, and how the configuration counted.
-
-    Returns:
-        The block, from 1, whose output is the feature, and how the configuration's `hubert_layer` is counted.
-
-    Raises:
-        ValueError: when configuration, argument and number of adapters contradict each other.
-    """
+    """The block, from 1, whose output is the feature, and how the configuration's `hubert_layer` is counted."""
     count, stated = state.count, settings.get("hubert_layer")
     if layer is not None and layer != count:
         raise ValueError(
@@ -142,30 +113,18 @@ def _family(source: str, state: CleanerState) -> str:
 
 
 def _take_backbone(backbone: Backbone, state: CleanerState, source: Path) -> list[str]:
-    """Give the backbone the file's frozen tensors and report how they differ from those it was built with.
-
-    The norms that the file trained stay out: they belong to the adapters.
-
-    Raises:
-        ValueError: when tensors are missing, unknown or of another shape.
-    """
-    own = backbone.model.state_dict()
-    given = state.backbone
+    """Give the backbone the file's frozen tensors, without the norms that it trained; notes on those that differ."""
+    own, given = backbone.model.state_dict(), state.backbone
     stable = isinstance(backbone.model.encoder.layer_norm, torch.nn.Identity)
 
     def is_beyond(key: str) -> bool:
         block = block_of(key)
         return (block is not None and block >= state.count) or (stable and key.startswith("encoder.layer_norm."))
 
-    faults = [f"missing {key}" for key in own if key not in given and key != UNUSED]
-    faults += [f"unexpected {key}" for key in given if key not in own and key != UNUSED and not is_beyond(key)]
-    faults += [
-        f"{key} is {tuple(given[key].shape)}, the backbone's {tuple(own[key].shape)}"
-        for key in own
-        if key in given and own[key].shape != given[key].shape
-    ]
-    if faults:
-        raise ValueError(f"{source}: {len(faults)} tensors do not fit the backbone: {'; '.join(faults[:4])}")
+    expected = {key: value for key, value in given.items() if key in own or not (key == UNUSED or is_beyond(key))}
+    if UNUSED in own:
+        expected.setdefault(UNUSED, own[UNUSED])
+    check_whole(backbone.model, expected, str(source), "the backbone")
     frozen = {key: value for key, value in state.frozen().items() if key in own}
     differing = [key for key, value in frozen.items() if not torch.equal(value.to(own[key]), own[key])]
     backbone.load_state_dict({f"model.{key}": value for key, value in frozen.items()}, strict=False)
@@ -180,31 +139,24 @@ def _open_miipher(original: MiipherFile, source: str) -> Built:
     first = "adapter_layers.0."
     if f"{first}down_proj.weight" not in state or f"{first}pre_ln.weight" not in state:
         raise ValueError(f"{where}: expected {first}pre_ln.weight and {first}down_proj.weight of Open-Miipher-2")
-    arguments = {
-        "hidden_dim": state[f"{first}down_proj.weight"].shape[0],
-        "init": "bert",
-        "learnable_scale": original.settings["learnable_scale"],
-    }
-    cleaner, spec = _cleaner(source, {"layer": count}, OpenMiipherAdapters(**arguments), arguments)
+    sizes = {"hidden_dim": state[f"{first}down_proj.weight"].shape[0], "init": "bert"}
+    scale = original.settings["learnable_scale"]
+    cleaner, spec = _cleaner({"source": source, "layer": count}, OpenMiipherAdapters, **sizes, learnable_scale=scale)
     _load(cleaner.adapters, state, where)
     return Built(cleaner, spec, [f"Open-Miipher-2: {count} blocks with adapters"])
 
 
-def _cleaner(
-    source: str, backbone: dict[str, Any], adapters: Any, arguments: dict[str, Any]
-) -> tuple[Cleaner, dict[str, Any]]:
+def _cleaner(backbone: dict[str, Any], adapters: type, **arguments: Any) -> tuple[Cleaner, dict[str, Any]]:
     """Build a cleaner, and describe it with every argument written out."""
-    given = {"source": source, **backbone}
-    built = Backbone(**given)
-    spec = spec_of(Cleaner, {"backbone": spec_of(Backbone, given), "adapters": spec_of(type(adapters), arguments)})
-    return Cleaner(built, adapters), spec
+    spec = spec_of(Cleaner, backbone=spec_of(Backbone, **backbone), adapters=spec_of(adapters, **arguments))
+    return build(spec, Cleaner), spec
 
 
-def spec_of(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
+def spec_of(cls: type, **given: Any) -> dict[str, Any]:
     """`class_path` and `init_args` of a class, every argument that has a default written out."""
     parameters = inspect.signature(cls).parameters.values()
     defaults = {entry.name: entry.default for entry in parameters if entry.default is not entry.empty}
-    return {"class_path": public_name(cls), "init_args": {**defaults, **given}}
+    return part(public_name(cls), **{**defaults, **given})
 
 
 def _load(adapters: torch.nn.Module, state: Mapping[str, Tensor], source: Path) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from zoo.common.atomic import replacing, write_atomic
 from zoo.convert.checkpoints import loop_state, renumbered
 from zoo.convert.engine import Converted, Converter
-from zoo.convert.names import State, beneath
+from zoo.convert.names import State, beneath, by_part
 from zoo.hifigan.convert.recipe import CONFIG_NAME, GENERATOR_KEYS
 from zoo.hifigan.convert.rules import (
     PARTS,
@@ -27,7 +27,7 @@ from zoo.hifigan.convert.rules import (
 from zoo.hifigan.nets.conditioners import PrenetConditioner
 from zoo.hifigan.nets.generator import Generator
 from zoo.miipher.convert.cleaner import Attachment, build_cleaner, spec_of
-from zoo.miipher.convert.rules import UNIFIED_TYPE, MiipherFile, is_unified, join_cleaner, read, to_open_miipher
+from zoo.miipher.convert.rules import ADAPTERS, OPEN_MIIPHER, UNIFIED_TYPE, MiipherFile, is_unified, read
 from zoo.miipher.convert.vocoder import SAMPLE_RATE, Vocoder, front_arguments, hifigan_config, listed, vocoder_file
 from zoo.miipher.nets.adapters import OpenMiipherAdapters, ParallelAdapters
 from zoo.miipher.nets.backbone import Backbone
@@ -240,13 +240,9 @@ class MiipherConverter(Converter[MiipherFile]):
         nets = {"adapter": encoder if isinstance(encoder, Cleaner) else None, "vocoder": generator}
         jobs = _jobs({name: net for name, net in nets.items() if net is not None}, target, step)
         others = {key: value for key, value in state.items() if key.startswith(("mpd.", "msd."))}
-        further: dict[str, Any] = {
-            "adapter": {"training": training},
-            "vocoder": {"others": others, "sample_rate": rate},
-        }
 
         def write(folder: Path) -> list[Path]:
-            files = (_write(net, folder / file, backbone, step, **further[name]) for name, (net, file) in jobs.items())
+            files = (_write(net, folder / file, backbone, step, others, rate, training) for net, file in jobs.values())
             return [written for each in files for written in each]
 
         if target.suffix:
@@ -271,8 +267,7 @@ def our_training(original: MiipherFile, step: int) -> tuple[dict[str, Any], list
         return {"loops": loop_state(step, 0)}, ["optimizers left out: start from it with init_from"]
     if original.cleaner is None:
         return {"loops": loop_state(step, 0)}, []
-    training = original.training
-    notes = []
+    training, notes = original.training, []
     entries: dict[str, Any] = {"optimizer_states": [], "lr_schedulers": []}
     optimizer = training.get("optimizer_state_dict")
     if optimizer and optimizer.get("param_groups"):
@@ -323,7 +318,7 @@ def _average(vocoder: Vocoder, state: State, step: int) -> dict[str, Any]:
 
 
 def _generator(vocoder: Vocoder, source: Path, config: Config, ema: bool) -> Generator:
-    """Build the generator of a vocoder file, with the averaged parameters where wanted and there."""
+    """The generator of a vocoder file, with the averaged parameters where wanted and there."""
     state = vocoder.state | (vocoder.ema if ema else {})
     nets = HifiganFile(vocoder.layout, state, reflect=vocoder.reflect)
     return build_generator(nets, settings_of(source, config, vocoder.settings), source)
@@ -336,9 +331,9 @@ def _described(generator: Generator) -> dict[str, Any]:
     conditioner = None
     if front is not None:
         sizes = {"in_channels": front.in_channels, "out_channels": front.out_channels, **front_arguments(front)}
-        conditioner = spec_of(type(front), sizes)
+        conditioner = spec_of(type(front), **sizes)
     arguments = {name: listed(getattr(generator, name)) for name in names}
-    return spec_of(Generator, {**arguments, "conditioner": conditioner})
+    return spec_of(Generator, **arguments, conditioner=conditioner)
 
 
 def _folder_beside(source: Path) -> Path | None:
@@ -357,10 +352,7 @@ def _write(
     sample_rate: int = SAMPLE_RATE,
     training: Mapping[str, Any] | None = None,
 ) -> list[Path]:
-    """Write a cleaner or a generator as an original's file, see `to_original`; returns the files.
-
-    `others` are the `mpd.*` and `msd.*` of a generator, `training` further entries of an adapter's file.
-    """
+    """Write a net, see `to_original`, with a generator's discriminators or an adapter's training; returns the files."""
     if isinstance(module, Cleaner):
         content, suffix = _cleaner_content(module, backbone, step, training or {})
     elif isinstance(module, Generator):
@@ -379,10 +371,7 @@ def _write(
 
 
 def _whole_backbone(cleaner: Cleaner, source: Path | str | None) -> tuple[State, str]:
-    """All blocks of the backbone that a cleaner uses the first of, by transformers' names; and the source's name.
-
-    The cleaner's own tensors come before those of the source.
-    """
+    """All blocks of a cleaner's backbone, its own before those of the source; and the source's name."""
     own = cleaner.backbone
     place = source if source is not None else own.source
     if source is None and own.taken_from is not None and not (own.source and Path(own.source).is_dir()):
@@ -407,7 +396,9 @@ def _cleaner_content(
 ) -> tuple[dict[str, Any], str]:
     style = cleaner.adapters
     if isinstance(style, OpenMiipherAdapters):
-        return to_open_miipher(style.state_dict(), style.learnable_scale), ".pth"
+        own = style.state_dict().items()
+        kept = {key: value for key, value in own if style.learnable_scale or not key.startswith("scales.")}
+        return by_part(OPEN_MIIPHER.write(kept)), ".pth"
     if not isinstance(style, ParallelAdapters):
         raise ValueError(f"the originals have no {type(style).__name__}; use `zoo export`")
     state, name = _whole_backbone(cleaner, backbone)
@@ -421,7 +412,7 @@ def _cleaner_content(
     }
     content = {
         "step": step,
-        "model_state_dict": join_cleaner(state, style.state_dict()),
+        "model_state_dict": beneath(state, "extractor.model.") | ADAPTERS.write(style.state_dict()),
         "optimizer_state_dict": {},
         "scheduler_state_dict": {},
         "config": config,

@@ -43,11 +43,8 @@ COUNTED = {
     "validation_interval": ("trainer", "val_check_interval"),
     "checkpoint.save_interval": ("checkpoints", "every_n_batches"),
 }
-OPTIMIZERS: dict[Stage, tuple[str, ...]] = {
-    "adapter": ("optimizer",),
-    "pretrain": ("optimizer_g", "optimizer_d"),
-    "finetune": ("optimizer_g", "optimizer_d"),
-}
+_BOTH = ("optimizer_g", "optimizer_d")
+OPTIMIZERS: dict[Stage, tuple[str, ...]] = {"adapter": ("optimizer",), "pretrain": _BOTH, "finetune": _BOTH}
 _CLEANER = "model.init_args.encoder.init_args"
 BACKBONES: dict[Stage, str] = {
     "adapter": f"{_CLEANER}.backbone.init_args",
@@ -78,25 +75,20 @@ RENAMED: dict[str, tuple[str, ...]] = {
     "lr": ("model.init_args.{optimizer}.init_args.lr",),
     "betas": ("model.init_args.{optimizer}.init_args.betas",),
 }
-RENAMED_IN: dict[Stage, dict[str, tuple[str, ...]]] = {
-    "adapter": {
-        "model.adapter_hidden_dim": (f"{_CLEANER}.adapters.init_args.hidden_dim",),
-        "optim.max_grad_norm": ("trainer.gradient_clip_val",),
-    },
-    "pretrain": {
-        "optim.max_grad_norm": ("model.init_args.clip_g", "model.init_args.clip_d"),
-        "lambda_mel": (f"{WEIGHTS}.g/mel",),
-        "lambda_adv": (f"{WEIGHTS}.g/adv_mpd", f"{WEIGHTS}.g/adv_msd"),
-        "upsample_rates": (f"{_GENERATOR}.upsample_rates",),
-        "upsample_kernel_sizes": (f"{_GENERATOR}.upsample_kernel_sizes",),
-        "resblock_kernel_sizes": (f"{_GENERATOR}.resblock_kernel_sizes",),
-        "resblock_dilations": (f"{_GENERATOR}.resblock_dilation_sizes",),
-    },
-    "finetune": {},
+_ADAPTERS = {"model.adapter_hidden_dim": (f"{_CLEANER}.adapters.init_args.hidden_dim",)}
+_VOCODER = {
+    "optim.max_grad_norm": ("model.init_args.clip_g", "model.init_args.clip_d"),
+    "lambda_mel": (f"{WEIGHTS}.g/mel",),
+    "lambda_adv": (f"{WEIGHTS}.g/adv_mpd", f"{WEIGHTS}.g/adv_msd"),
+    "upsample_rates": (f"{_GENERATOR}.upsample_rates",),
+    "upsample_kernel_sizes": (f"{_GENERATOR}.upsample_kernel_sizes",),
+    "resblock_kernel_sizes": (f"{_GENERATOR}.resblock_kernel_sizes",),
+    "resblock_dilations": (f"{_GENERATOR}.resblock_dilation_sizes",),
 }
-RENAMED_IN["finetune"] = {
-    **RENAMED_IN["pretrain"],
-    "model.adapter_hidden_dim": RENAMED_IN["adapter"]["model.adapter_hidden_dim"],
+RENAMED_IN: dict[Stage, Mapping[str, tuple[str, ...]]] = {
+    "adapter": {**_ADAPTERS, "optim.max_grad_norm": ("trainer.gradient_clip_val",)},
+    "pretrain": _VOCODER,
+    "finetune": {**_VOCODER, **_ADAPTERS},
 }
 # a key, or the beginning of keys that ends in a dot
 WITHOUT_COUNTERPART = {
@@ -126,21 +118,11 @@ SCHEDULES = {
     "cosine": "zoo.training.WarmupCosine",
     "cosine_with_restarts": "torch.optim.lr_scheduler.CosineAnnealingWarmRestarts",
 }
-
-
 _SCHEDULE = "optim.scheduler."
 
 
 def command(stage: Stage, arguments: Sequence[str] | None = None) -> list[str]:
-    """Translate the call of an old script, telling on the first process what it means here.
-
-    Args:
-        stage: of the script.
-        arguments: its own; the process's when None.
-
-    Returns:
-        Arguments of `zoo`. A faulty call ends the process with code 2 and one line.
-    """
+    """Translate the call of an old script, see `zoo.convert.old_calls.command`."""
     return old_calls.command(partial(translate, stage), arguments)
 
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from zoo.common.reading.foreign import load_foreign, plain
 from zoo.common.reading.text import load_json
 from zoo.convert.engine import Original
-from zoo.convert.names import Names, Rule, State, beneath, by_part, is_state, unwrapped_state
+from zoo.convert.names import Names, Rule, State, beneath, is_state, unwrapped_state
 from zoo.hifigan.convert.rules import to_our_keys
-from zoo.miipher.convert.vocoder import Vocoder, kind_of, vocoder_of, vocoder_of_parts
+from zoo.miipher.convert.vocoder import Vocoder, kind_of, vocoder_of, with_prenet
 from zoo.runs.export import is_export
 
 LAST_NORM = "final_layer_norm"
@@ -51,17 +51,11 @@ TRAINING = ("step", "optimizer_state_dict", "scheduler_state_dict", "config")
 
 @dataclass
 class CleanerState:
-    """Tensors of an original cleaner.
+    """Tensors of an original cleaner."""
 
-    Attributes:
-        backbone: by transformers' names, weight norm by the parametrised ones.
-        adapters: `blocks.{i}.{norm,down,up}.{weight,bias}`.
-        inside: whether the adapters were attributes of the blocks (the first era).
-    """
-
-    backbone: State = field(default_factory=dict)
-    adapters: State = field(default_factory=dict)
-    inside: bool = False
+    backbone: State = field(default_factory=dict)  # by transformers' names, weight norm by the parametrised ones
+    adapters: State = field(default_factory=dict)  # blocks.{i}.{norm,down,up}.{weight,bias}
+    inside: bool = False  # whether the adapters were attributes of the blocks (the first era)
 
     @property
     def count(self) -> int:
@@ -93,17 +87,11 @@ class MiipherFile(Original):
 
     `layout` is the kind of container, `settings` section `model` of the training configuration (or what a unified
     folder says of its adapter), `training` what is there of `TRAINING` for the adapter.
-
-    Attributes:
-        files: those that were read.
-        cleaner: adapters and the backbone that they were trained on.
-        open_miipher: the adapters of Open-Miipher-2, by our names.
-        vocoder: the generator and its discriminators.
     """
 
-    files: list[Path] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list)  # those that were read
     cleaner: CleanerState | None = None
-    open_miipher: State = field(default_factory=dict)
+    open_miipher: State = field(default_factory=dict)  # the adapters of Open-Miipher-2, by our names
     vocoder: Vocoder | None = None
 
     @property
@@ -130,15 +118,7 @@ def is_cleaner(state: Mapping[str, object]) -> bool:
 
 
 def split_cleaner(state: Mapping[str, Tensor], source: object) -> CleanerState:
-    """Sort the tensors of an original cleaner, of any era, by our names.
-
-    Args:
-        state: its state dict.
-        source: named in errors.
-
-    Raises:
-        ValueError: when a name is unknown or the adapters are not numbered from 0 without gaps.
-    """
+    """Sort the tensors of an original cleaner, of any era, by our names; all of them must be known and there."""
     result = CleanerState()
     for key, value in unwrapped_state(state).items():
         inner = BACKBONE.fullmatch(key)
@@ -158,16 +138,6 @@ def split_cleaner(state: Mapping[str, Tensor], source: object) -> CleanerState:
     return result
 
 
-def join_cleaner(backbone: Mapping[str, Tensor], adapters: Mapping[str, Tensor]) -> State:
-    """The state dict of an original cleaner, as its last era names it.
-
-    Args:
-        backbone: the whole backbone by transformers' names.
-        adapters: ours, `blocks.*` and `norms.*`; the norms take the place of the backbone's.
-    """
-    return beneath(backbone, "extractor.model.") | ADAPTERS.write(adapters)
-
-
 def open_miipher_state(content: Mapping[str, Mapping[str, Tensor]], path: Path) -> State:
     """Tensors of Open-Miipher-2's feature cleaner under the names of `OpenMiipherAdapters`; a scale not there is 1."""
     parts = ("adapter_layers", "adapter_norms")
@@ -178,12 +148,6 @@ def open_miipher_state(content: Mapping[str, Mapping[str, Tensor]], path: Path) 
         raise ValueError(f"{path}: {strangers[0]} does not belong to the adapters of Open-Miipher-2")
     numbers = {key.split(".")[1] for key in found if key.startswith("adapter_layers.")}
     return {**{f"scales.{number}": torch.ones(()) for number in numbers}, **found}
-
-
-def to_open_miipher(state: Mapping[str, Tensor], learnable_scale: bool) -> dict[str, State]:
-    """The file of Open-Miipher-2 for the state of `OpenMiipherAdapters`."""
-    kept = {key: value for key, value in state.items() if learnable_scale or not key.startswith("scales.")}
-    return by_part(OPEN_MIIPHER.write(kept))
 
 
 def read(path: Path) -> MiipherFile:
@@ -204,7 +168,7 @@ def read(path: Path) -> MiipherFile:
         return _file(path)
     if is_unified(path):
         return _unified(path, _config(path))
-    models = {file for file in path.iterdir() if ACCELERATE_NAME.fullmatch(file.name)}
+    models = [file for file in path.iterdir() if ACCELERATE_NAME.fullmatch(file.name)]
     if models and not is_export(path) and "model_type" not in _config(path):  # which a transformers folder has
         return _accelerate(path, models)
     for name in OPEN_MIIPHER_NAMES:
@@ -242,11 +206,11 @@ def _file(path: Path) -> MiipherFile:
     )
 
 
-def _accelerate(folder: Path, files: set[Path]) -> MiipherFile:
+def _accelerate(folder: Path, files: list[Path]) -> MiipherFile:
     """The models of an Accelerate folder, told apart by their tensors: their order differs between the scripts."""
     cleaner: CleanerState | None = None
     parts: dict[str, State] = {}
-    used = sorted(files, key=_number)
+    used = sorted(files, key=lambda file: int(ACCELERATE_NAME.fullmatch(file.name)[1] or 0))  # type: ignore[index]
     for file in used:
         content = load_foreign(file)
         if not is_state(content):
@@ -260,17 +224,12 @@ def _accelerate(folder: Path, files: set[Path]) -> MiipherFile:
             raise ValueError(f"{file}: unknown model with tensors {', '.join(list(state)[:3])}")
     if cleaner is None and "generator" not in parts:
         raise ValueError(f"{folder}: neither adapters nor a generator among {', '.join(file.name for file in used)}")
-    vocoder = vocoder_of_parts(parts, folder) if "generator" in parts else None
+    vocoder = with_prenet("accelerate", parts, parts, folder) if "generator" in parts else None
     result = MiipherFile("accelerate", files=used, cleaner=cleaner, vocoder=vocoder)
     step = _folder_step(folder, adapter=vocoder is None)
     if step is not None:
         (result if vocoder is None else vocoder).training["step"] = step
     return result
-
-
-def _number(file: Path) -> int:
-    match = ACCELERATE_NAME.fullmatch(file.name)
-    return int((match and match[1]) or 0)
 
 
 def _folder_step(folder: Path, adapter: bool) -> int | None:

@@ -46,28 +46,21 @@ class Vocoder(HifiganFile):
 
     The layout is "ssl-vocoder", "prenet", "prenet with EMA", "state dicts" or "accelerate"; `settings` is what the file
     itself says about the generator, in the original's words, and `training` has the batches trained as `step`.
-
-    Attributes:
-        ema: averaged parameters of the generator by our names; empty when the file has none.
     """
 
-    ema: State = field(default_factory=dict)
+    ema: State = field(default_factory=dict)  # averaged parameters of the generator by our names
 
 
 def vocoder_of(content: Mapping[str, Any], source: Path) -> Vocoder | None:
-    """Recognise a vocoder of Miipher-2 among what a file holds (OmegaConf nodes already plain), or return None.
-
-    Raises:
-        ValueError: when a prenet's positions are not the sinusoids that ours computes.
-    """
+    """Recognise a vocoder of Miipher-2 among what a file holds (OmegaConf nodes already plain), or return None."""
     if is_state(content.get("generator_modules")):
         parts = by_part(unwrapped_state(content["generator_modules"]))
-        vocoder = _with_prenet("prenet with EMA", parts, content, source)
+        vocoder = with_prenet("prenet with EMA", parts, content, source)
         if is_state(content.get("ema_g")):
             vocoder.ema = _merged(by_part(unwrapped_state(content["ema_g"])), source).state
     elif is_state(content.get("generator")) and is_state(content.get("prenet")):
         parts = {name: unwrapped_state(content[name]) for name in ("prenet", "generator")}
-        vocoder = _with_prenet("prenet", parts, content, source)
+        vocoder = with_prenet("prenet", parts, content, source)
     elif is_state(content.get("model_state_dict")) and _is_generator(content["model_state_dict"]):
         given = {ours: content[name] for ours, name in BY_STATE_DICT.items() if is_state(content.get(name))}
         vocoder = _vocoder("state dicts", renamed("", {ours: unwrapped_state(net) for ours, net in given.items()}))
@@ -75,18 +68,17 @@ def vocoder_of(content: Mapping[str, Any], source: Path) -> Vocoder | None:
         state = split_prefixes(content["state_dict"], PREFIXES["ssl-vocoder"])
         if not any(key.startswith("generator.conv_pre.") for key in state):
             return None
-        vocoder = _vocoder("ssl-vocoder", renamed("", by_part(state)), _lightning_settings(content))
+        config = (content.get("hyper_parameters") or {}).get("cfg") or {}
+        settings = dict((config.get("model") or {}).get("generator") or {})
+        if "sample_rate" in config:
+            settings["sampling_rate"] = config["sample_rate"]
+        vocoder = _vocoder("ssl-vocoder", renamed("", by_part(state)), settings)
     else:
         return None
     step = content.get("steps", content.get("step", content.get("global_step")))
     if isinstance(step, int):
         vocoder.training["step"] = int(step)
     return vocoder
-
-
-def vocoder_of_parts(parts: Mapping[str, State], source: Path) -> Vocoder:
-    """Put a vocoder together from the models of an Accelerate folder (prenet, generator, mpd, msd)."""
-    return _with_prenet("accelerate", parts, parts, source)
 
 
 def kind_of(state: Mapping[str, Tensor]) -> str | None:
@@ -105,19 +97,10 @@ def kind_of(state: Mapping[str, Tensor]) -> str | None:
 
 
 def vocoder_file(generator: Generator, others: Mapping[str, Tensor], sample_rate: int, step: int) -> dict[str, Any]:
-    """What an original vocoder file holds for a generator of ours.
+    """What an original vocoder file holds for a generator of ours, by its front end.
 
-    Args:
-        generator: with a Conformer front end or none, for the Lightning layout; with a prenet, for the older one.
-        others: `mpd.*` and `msd.*` as far as they are to be written.
-        sample_rate: of the audio, in Hz.
-        step: batches trained.
-
-    Returns:
-        The content of the file.
-
-    Raises:
-        ValueError: when the generator is of another kind.
+    With a Conformer or none the layout is Lightning's, with a prenet the older one; others are refused. `others` are
+    `mpd.*` and `msd.*` as far as they are to be written, `step` counts the batches trained.
     """
     front = generator.conditioner
     if generator.padding_mode != "zeros" or (
@@ -131,10 +114,17 @@ def vocoder_file(generator: Generator, others: Mapping[str, Tensor], sample_rate
     own = with_weight_norm(generator.state_dict())  # an exported generator is fused
     state = to_legacy_keys({**beneath(own, "generator."), **others})
     if isinstance(front, PrenetConditioner):
-        return _prenet_file(state, front, step)
+        parts = by_part(state)
+        whole = parts.pop("generator")
+        prenet: State = {SCALE: torch.tensor(front.scale)}
+        if len(front.layers):
+            prenet[POSITIONS] = sinusoids(MAX_POSITIONS, front.in_channels)
+        prenet |= below(whole, "conditioner.")
+        plain = {key: value for key, value in whole.items() if not key.startswith("conditioner.")}
+        return {"prenet": prenet, "generator": plain, **parts, "steps": step}
     theirs = {ours: name for name, ours in PREFIXES["ssl-vocoder"].items()}
-    parts = ((theirs[f"{part}."], net) for part, net in by_part(state).items())
-    named = {prefix + key.removeprefix("conditioner."): net[key] for prefix, net in parts for key in net}
+    nets = ((theirs[f"{part}."], net) for part, net in by_part(state).items())
+    named = {prefix + key.removeprefix("conditioner."): net[key] for prefix, net in nets for key in net}
     return {
         "epoch": 0,
         "global_step": step,
@@ -190,23 +180,12 @@ def listed(value: Any) -> Any:
     return [listed(entry) for entry in value] if isinstance(value, tuple) else value
 
 
-def _prenet_file(state: State, front: PrenetConditioner, step: int) -> dict[str, Any]:
-    """The layout of the older training script: a dict of nets."""
-    parts = by_part(state)
-    whole = parts.pop("generator")
-    prenet: State = {SCALE: torch.tensor(front.scale)}
-    if len(front.layers):
-        prenet[POSITIONS] = sinusoids(MAX_POSITIONS, front.in_channels)
-    prenet |= below(whole, "conditioner.")
-    generator = {key: value for key, value in whole.items() if not key.startswith("conditioner.")}
-    return {"prenet": prenet, "generator": generator, **parts, "steps": step}
-
-
 def _vocoder(layout: str, nets: HifiganFile, settings: Mapping[str, Any] | None = None) -> Vocoder:
     return Vocoder(layout, nets.state, dict(settings or {}), reflect=nets.reflect)
 
 
-def _with_prenet(layout: str, parts: Mapping[str, State], content: Mapping[str, Any], source: Path) -> Vocoder:
+def with_prenet(layout: str, parts: Mapping[str, State], content: Mapping[str, Any], source: Path) -> Vocoder:
+    """Put a vocoder together from its nets, the discriminators being among `content` where there are any."""
     prenet = parts.get("prenet", {})
     settings = {"prenet_scale": float(prenet[SCALE])} if SCALE in prenet else {}
     extra = {name: unwrapped_state(content[name]) for name in ("mpd", "msd") if is_state(content.get(name))}
@@ -222,15 +201,6 @@ def _merged(parts: Mapping[str, State], source: Path) -> HifiganFile:
         raise ValueError(f"{source}: the prenet's {POSITIONS} are no sinusoids, which is all that our prenet computes")
     generator = beneath(prenet, "conditioner.") | parts.get("generator", {})
     return renamed("", {**parts, "generator": generator})
-
-
-def _lightning_settings(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The generator's section of the SSL vocoder's saved configuration."""
-    config = (content.get("hyper_parameters") or {}).get("cfg") or {}
-    settings = dict((config.get("model") or {}).get("generator") or {})
-    if "sample_rate" in config:
-        settings["sampling_rate"] = config["sample_rate"]
-    return settings
 
 
 def _is_generator(state: Mapping[str, Any]) -> bool:

@@ -94,6 +94,7 @@ class SpeechData(ZooDataModule):
             raise ValueError(
                 "data: give either degraded (versions made before) or degrader (made on the spot), not both"
             )
+        self.rates = [SAMPLE_RATE]  # at which the clean corpus is needed, in Hz
         self.root = data_folder("root", root, embedded_if_missing)
         missing = self.root is None
         self.kind: CorpusKind = kind
@@ -118,15 +119,11 @@ class SpeechData(ZooDataModule):
         for root in (self.root, self.val_root):
             if root is not None:
                 paths = [utterance.path for utterance in read_corpus(root, self.kind)]
-                for sample_rate in self.sample_rates():
+                for sample_rate in self.rates:
                     self._build(paths, root, sample_rate)
         for folder in (self.degraded, self.val_degraded, self.noise):
             if folder is not None:
                 self._build(walk(folder), folder, SAMPLE_RATE)
-
-    def sample_rates(self) -> list[int]:
-        """Rates at which the clean corpus is needed, in Hz."""
-        return [SAMPLE_RATE]
 
     def setup(self, stage: str) -> None:
         """Open the corpora and split them."""
@@ -154,7 +151,7 @@ class SpeechData(ZooDataModule):
         )
 
     def degradation(self, training: bool, versions: Versions | None) -> Degradation:
-        """What degrades the clips of training or of validation."""
+        """What degrades the clips of training or of validation, whose noises differ."""
         if versions is not None or self.degrader is None:
             return Degradation(None, versions=versions)
         noises = open_noises(self.noise, self.cache, SAMPLE_RATE, training)
@@ -186,8 +183,8 @@ class SpeechData(ZooDataModule):
         build(paths, cache_folder(self.cache, root, sample_rate), sample_rate, max_bad_share=self.max_bad_share)
 
     def _open(self, root: Path | None) -> list[Corpus]:
-        """A clean corpus at each of `sample_rates()`."""
-        rates = self.sample_rates()
+        """A clean corpus at each of the rates."""
+        rates = self.rates
         if root is None:
             made = EmbeddedCorpus(self.embedded_utterances, rates[-1])
             return [made if rate == rates[-1] else ResampledCorpus(made, rates[-1], rate) for rate in rates]
@@ -239,15 +236,11 @@ class VocoderSegments(SpeechData):
         if sample_rate % frame_rate or SAMPLE_RATE % frame_rate:
             raise ValueError(f"data: {frame_rate} frames a second do not divide {sample_rate} and {SAMPLE_RATE} Hz")
         within(0, 1, clean_share=clean_share)
-        self.sample_rate = sample_rate
+        self.rates = [SAMPLE_RATE, sample_rate]
         self.segment_frames = segment_frames
         self.context_frames = context_frames
         self.hops = SAMPLE_RATE // frame_rate, sample_rate // frame_rate
         self.clean_share = clean_share
-
-    def sample_rates(self) -> list[int]:
-        """16 kHz for the encoder, then the vocoder's rate."""
-        return [SAMPLE_RATE, self.sample_rate]
 
     def setup(self, stage: str) -> None:
         """Open the corpora and split them."""

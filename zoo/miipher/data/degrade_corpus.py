@@ -31,52 +31,38 @@ from zoo.common.locks import writes_into
 from zoo.common.ranges import at_least
 from zoo.common.work import Journal, spread
 
+SPLITS = ("val", "train")
+OutputFormat = Literal["tree", "shards"]
 Row = dict[str, Any]
 Result = tuple[Row, dict[str, bytes]]  # a line of the manifest, and the members of the sample
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Job:
-    """The copies to make of one utterance.
-
-    Attributes:
-        split: "train" or "val".
-        copies: key of each copy and the seed of its randomness.
-    """
+    """The copies to make of one utterance."""
 
     utterance: Utterance
-    split: str
-    copies: tuple[tuple[str, int], ...]
+    split: str  # "train" or "val"
+    copies: tuple[tuple[str, int], ...]  # key of each copy and the seed of its randomness
 
 
 @dataclass(frozen=True)
 class Workbench:
-    """All that a process needs to carry out jobs.
-
-    Attributes:
-        degrader: what degrades.
-        noises: noise at `sample_rate`, or None.
-        rirs: room impulse responses (T,) at `sample_rate`, or None.
-        sample_rate: of what is written, in Hz.
-        root: folder of the corpus, to which the manifest's sources are relative.
-        tree: folder of the mirrored trees; None hands back the members of shards.
-    """
+    """All that a process needs to carry out jobs."""
 
     degrader: Degrader
     noises: Corpus | None
-    rirs: Sequence[np.ndarray] | None
-    sample_rate: int
-    root: Path
-    tree: Path | None
+    rirs: Sequence[np.ndarray] | None  # (T,)
+    sample_rate: int  # in Hz, of all
+    root: Path  # of the corpus, to which the manifest's sources are relative
+    tree: Path | None  # folder of the mirrored trees; None hands back the members of shards
 
     def work(self, job: Job) -> list[Result]:
-        """Make the copies of an utterance.
+        """A row of the manifest per copy, with the members of its sample (empty in a tree, or when it failed).
 
-        Returns:
-            One row of the manifest per copy, with the members of its sample (empty in a tree, or when it failed).
-
-        Raises:
-            OSError: the result cannot be written: the next ones would fare no better.
+        A result that cannot be written is an OSError: the next ones would fare no better.
         """
         utterance = job.utterance
         source = utterance.path.relative_to(self.root).as_posix()
@@ -101,11 +87,16 @@ class Workbench:
         if self.tree is not None:
             self._write(self.tree / job.split, [row["key"] for row in rows], clean, degraded)
             return [(row, {}) for row in rows]
-        original = self._original(utterance.path, clean)
-        return [
-            (row, {**original, f"{DEGRADED}.wav": _wav(copy, self.sample_rate), "json": to_json(row)})
-            for row, copy in zip(rows, degraded, strict=True)
-        ]
+        suffix = utterance.path.suffix.lower()
+        if suffix in AUDIO_SUFFIXES:
+            original = {CLEAN + suffix: utterance.path.read_bytes()}
+        else:
+            original = {f"{CLEAN}.wav": _wav(clean, self.sample_rate)}
+        results = []
+        for row, copy in zip(rows, degraded, strict=True):
+            text = json.dumps(row, ensure_ascii=False).encode()
+            results.append((row, {**original, f"{DEGRADED}.wav": _wav(copy, self.sample_rate), "json": text}))
+        return results
 
     def _write(self, folder: Path, keys: Sequence[str], clean: np.ndarray, degraded: Sequence[np.ndarray]) -> None:
         """All copies of the clean recording are one file where the file system has hard links."""
@@ -122,27 +113,11 @@ class Workbench:
                         shutil.copyfile(first, temporary)
             files.write(folder / "degraded" / f"{key}.wav", copy, self.sample_rate)
 
-    def _original(self, path: Path, clean: np.ndarray) -> dict[str, bytes]:
-        suffix = path.suffix.lower()
-        if suffix in AUDIO_SUFFIXES:
-            return {CLEAN + suffix: path.read_bytes()}
-        return {f"{CLEAN}.wav": _wav(clean, self.sample_rate)}
-
 
 def plan(utterances: Sequence[Utterance], copies: int, seed: int, val_items: int) -> list[Job]:
-    """Shuffle and split a corpus.
+    """The jobs of a corpus, shuffled; the first `val_items` are for validation.
 
-    Args:
-        utterances: in their own order, from which the seeds of the copies follow.
-        copies: of each utterance.
-        seed: of the order and of the copies' seeds.
-        val_items: the first so many of the shuffled utterances are for validation.
-
-    Returns:
-        Jobs, those of validation first.
-
-    Raises:
-        ValueError: nothing is left for training.
+    The seed of a copy follows from `seed`, the place of its utterance among the given ones, and its own number.
     """
     from zoo.training.data import item_seed  # imports Lightning, which the workers do not need
 
@@ -156,22 +131,11 @@ def plan(utterances: Sequence[Utterance], copies: int, seed: int, val_items: int
     return jobs
 
 
-def to_json(row: Row) -> bytes:
-    """One line, without its end."""
-    return json.dumps(row, ensure_ascii=False).encode()
-
-
 def _wav(audio: np.ndarray, sample_rate: int) -> bytes:
     """A float wav; libsndfile's would hold the time of day, and two runs would differ."""
     buffer = io.BytesIO()
     wavfile.write(buffer, sample_rate, audio.astype(np.float32))
     return buffer.getvalue()
-
-
-SPLITS = ("val", "train")
-MANIFEST_NAME = "manifest.jsonl"
-OutputFormat = Literal["tree", "shards"]
-_LOG = logging.getLogger(__name__)
 
 
 def degrade_corpus(
@@ -199,15 +163,11 @@ def degrade_corpus(
     of the copy. The randomness of a copy follows from the seed, the utterance's place in the sorted corpus and the
     copy's number alone. A killed call is taken up again by the same call.
 
-    The other arguments are those of `degrade`.
+    The other arguments are those of `degrade`, where `max_samples` is `shard_samples` and `compress` is `gzip`.
 
     Args:
-        degrader: What degrades.
-        noises: Noise at `sample_rate`, or None.
-        rirs: Room impulse responses (T,) float32 at `sample_rate`, or None.
-        max_samples: Samples of a shard.
-        compress: Write `.tar.gz`.
-        progress: Show a progress bar.
+        noises: at `sample_rate`, or None.
+        rirs: room impulse responses (T,) float32 at `sample_rate`, or None.
 
     Returns:
         Counts: `done` and `failed` copies, `skipped` ones that earlier calls made, `bad_files` that failed.
@@ -235,7 +195,7 @@ def degrade_corpus(
         settings |= {"max_samples": max_samples, "compress": compress}
     begin_output(output, settings, sweep=True)
     bench = Workbench(degrader, noises, rirs, sample_rate, clean, output if format == "tree" else None)
-    manifest = Journal(output / MANIFEST_NAME)
+    manifest = Journal(output / "manifest.jsonl")
     manifest.begin()
     left = 0
     for split in SPLITS:
@@ -246,22 +206,17 @@ def degrade_corpus(
         left += sum(len(job.copies) for job in todo)
         with writer or nullcontext():
             for made in track(spread(bench.work, todo, workers), split, len(todo), disable=not (progress and todo)):
-                _keep(made, manifest, writer)
+                for row, members in made:
+                    if writer is not None and members:
+                        writer.write(row["key"], members)
+                    manifest.add(row)
+                if made[0][0]["status"] == "failed":
+                    log.warning("left out: %s", made[0][0]["error"])
     keys = [key for job in jobs for key, _ in job.copies]
     rows = manifest.finish(keys)
     failed = [row for row in rows if row["status"] == "failed"]
-    bad_files = len({row["source"] for row in failed})
-    skipped = len(keys) - left
-    return {"done": len(rows) - len(failed), "failed": len(failed), "skipped": skipped, "bad_files": bad_files}
-
-
-def _keep(made: Sequence[Result], manifest: Journal, writer: ShardWriter | None) -> None:
-    for row, members in made:
-        if writer is not None and members:
-            writer.write(row["key"], members)
-        manifest.add(row)
-    if made[0][0]["status"] == "failed":
-        _LOG.warning("left out: %s", made[0][0]["error"])
+    counts = {"done": len(rows) - len(failed), "failed": len(failed), "skipped": len(keys) - left}
+    return {**counts, "bad_files": len({row["source"] for row in failed})}
 
 
 def _remaining(jobs: Sequence[Job], rows: Mapping[str, Row], output: Path, writer: ShardWriter | None) -> list[Job]:

@@ -18,13 +18,7 @@ from zoo.runs.load import load
 
 
 def read_encoder(path: Path) -> Encoder:
-    """Build the encoder that a recipe or a training describes, so that every stage shares its settings.
-
-    Args:
-        path: a recipe (`.yaml`), a run, a checkpoint or an export.
-
-    Returns:
-        The encoder, in evaluation mode.
+    """Build the encoder of a recipe (`.yaml`), a run, a checkpoint or an export, in evaluation mode.
 
     Raises:
         FileNotFoundError: when there is no such file.

@@ -30,40 +30,42 @@ Loudness = Literal["input", "keep"]
 
 BLOCK_SECONDS = 4  # read and written at once
 MOST_GAIN = 10.0  # 20 dB; where an input held noise alone, silence would otherwise be raised to its level
-
-
 LEAST_FRAMES = 16  # a shorter clip is zero-padded: the encoder's group norm needs some samples for its statistics
 
 
-def make_chunker(encoder: Encoder, chunk_seconds: float, overlap_seconds: float, batch: int) -> Chunker:
-    """Chunks on the encoder's frame grid, neighbours of which share at most half a chunk."""
-    frames = [
-        round(seconds * encoder.sample_rate / encoder.hop_samples) for seconds in (chunk_seconds, overlap_seconds)
-    ]
-    if frames[0] < LEAST_FRAMES:
-        raise ValueError(f"chunk_seconds {chunk_seconds} is {frames[0]} frames, expected at least {LEAST_FRAMES}")
-    return Chunker(frames[0], frames[1], encoder.hop_samples, batch)
+class _Encoding(Inference):
+    """An encoder and its chunks, which lie on its frame grid."""
+
+    input_suffixes: ClassVar[tuple[str, ...]] = files.AUDIO_SUFFIXES
+
+    def __init__(
+        self, encoder: Encoder, chunk_seconds: float = 20.0, overlap_seconds: float = 2.0, chunk_batch: int = 4
+    ) -> None:
+        if encoder.frames(encoder.hop_samples) != 1:
+            raise ValueError(
+                "the encoder's backbone does not pad, so files would lose their ends: build it with pad: true"
+            )
+        frames, overlap = (
+            round(seconds * encoder.sample_rate / encoder.hop_samples) for seconds in (chunk_seconds, overlap_seconds)
+        )
+        if frames < LEAST_FRAMES:
+            raise ValueError(f"chunk_seconds {chunk_seconds} is {frames} frames, expected at least {LEAST_FRAMES}")
+        self.encoder = encoder
+        self.chunker = Chunker(frames, overlap, encoder.hop_samples, chunk_batch)
+
+    def computed_samples(self, samples: int, sample_rate: int) -> int:
+        """Samples that a clip is computed as, at the encoder's rate."""
+        encoder = self.encoder
+        return max(math.ceil(samples * encoder.sample_rate / sample_rate), LEAST_FRAMES * encoder.hop_samples)
+
+    def features(self, chunks: np.ndarray, valid: Sequence[int]) -> Tensor:
+        """Features (N, C, F) of chunks (N, T) whose first `valid` samples count."""
+        waveforms = torch.from_numpy(np.ascontiguousarray(chunks)).to(self.device)
+        lengths = None if min(valid) == chunks.shape[1] else torch.tensor(valid, device=self.device)
+        return self.encoder(waveforms, lengths).transpose(1, 2)
 
 
-def check_padding(encoder: Encoder) -> None:
-    """Refuse an encoder that gives fewer frames than its input has hops."""
-    if encoder.frames(encoder.hop_samples) != 1:
-        raise ValueError("the encoder's backbone does not pad, so files would lose their ends: build it with pad: true")
-
-
-def samples_at(encoder: Encoder, samples: int, sample_rate: int) -> int:
-    """Samples that a clip is computed as, at the encoder's rate."""
-    return max(math.ceil(samples * encoder.sample_rate / sample_rate), LEAST_FRAMES * encoder.hop_samples)
-
-
-def encode(encoder: Encoder, chunks: np.ndarray, valid: Sequence[int], device: torch.device) -> Tensor:
-    """Features (N, F, C) of chunks (N, T) whose first `valid` samples count."""
-    waveforms = torch.from_numpy(np.ascontiguousarray(chunks)).to(device)
-    lengths = None if min(valid) == chunks.shape[1] else torch.tensor(valid, device=device)
-    return encoder(waveforms, lengths)
-
-
-class Restorer(Inference):
+class Restorer(_Encoding):
     """A cleaner (or a plain backbone) and the vocoder on its features.
 
     Audio is resampled to the encoder's rate, restored in overlapping chunks that are cross-faded
@@ -90,7 +92,6 @@ class Restorer(Inference):
     Source: Miipher-2 (arXiv 2505.04457), section 3; chunks and loudness are ours.
     """
 
-    input_suffixes: ClassVar[tuple[str, ...]] = files.AUDIO_SUFFIXES
     output_suffix: ClassVar[str] = ".wav"
 
     def __init__(
@@ -106,18 +107,16 @@ class Restorer(Inference):
         chunk_batch: int = 4,
     ) -> None:
         check_fit(encoder, generator, sample_rate)
-        check_padding(encoder)
+        super().__init__(encoder, chunk_seconds, overlap_seconds, chunk_batch)
         one_of(get_args(Stereo), stereo=stereo)
         one_of(get_args(Loudness), loudness=loudness)
         if output_sample_rate is not None and output_sample_rate < 1:
             raise ValueError(f"output_sample_rate must be positive, found {output_sample_rate}")
-        self.encoder = encoder
         self.generator = generator
         self.sample_rate = sample_rate
         self.output_sample_rate = output_sample_rate or sample_rate
         self.stereo = stereo
         self.loudness = loudness
-        self.chunker = make_chunker(encoder, chunk_seconds, overlap_seconds, chunk_batch)
         reach, context = generator.receptive_frames, self.chunker.context
         if reach is not None and reach > context:
             least = math.ceil(reach * 8 / 3) * encoder.hop_samples / encoder.sample_rate
@@ -171,8 +170,7 @@ class Restorer(Inference):
     @torch.inference_mode()
     def compute(self, chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
         """Chunks (N, T) of whole frames at the encoder's rate to waveforms (N, T') at the vocoder's."""
-        features = encode(self.encoder, chunks, valid, self.device)
-        return finite(self.generator(features.transpose(1, 2))[:, 0].float().cpu().numpy())
+        return finite(self.generator(self.features(chunks, valid))[:, 0].float().cpu().numpy())
 
 
 class _Run:
@@ -182,7 +180,7 @@ class _Run:
         self.restorer = restorer
         self.source_rate = sample_rate
         self.channels = 1 if restorer.stereo == "mix" else channels
-        self.samples_in = samples_at(restorer.encoder, samples, sample_rate)
+        self.samples_in = restorer.computed_samples(samples, sample_rate)
         self.samples_out = max(round(samples * restorer.output_sample_rate / sample_rate), 1)
         self.shift = shift
         self.chunks = len(restorer.chunker.spans(self.samples_in, shift))
@@ -218,7 +216,7 @@ def _scaled(piece: np.ndarray, gains: np.ndarray) -> np.ndarray:
     return np.clip(piece * gains.astype(np.float32)[:, None], -1.0, 1.0)
 
 
-class FeatureExtractor(Inference):
+class FeatureExtractor(_Encoding):
     """An encoder alone: audio files to feature files, cut and cross-faded like a restorer's chunks.
 
     Files are `.npy`, (C, F) float16, frame after frame (Fortran order): a crop of a mapped file is one read.
@@ -230,15 +228,7 @@ class FeatureExtractor(Inference):
         chunk_batch: chunks computed together, >= 1.
     """
 
-    input_suffixes: ClassVar[tuple[str, ...]] = files.AUDIO_SUFFIXES
     output_suffix: ClassVar[str] = ".npy"
-
-    def __init__(
-        self, encoder: Encoder, chunk_seconds: float = 20.0, overlap_seconds: float = 2.0, chunk_batch: int = 4
-    ) -> None:
-        check_padding(encoder)
-        self.encoder = encoder
-        self.chunker = make_chunker(encoder, chunk_seconds, overlap_seconds, chunk_batch)
 
     def __call__(self, audio: np.ndarray, sample_rate: int) -> np.ndarray:
         """Encode an array (T,) or (C, T), its channels mixed, as features (C, F) float32; see `as_audio`."""
@@ -264,7 +254,7 @@ class FeatureExtractor(Inference):
             "sample_rate": header.sample_rate,
             "frames": frames,
             "dim": self.encoder.dim,
-            "chunks": len(self.chunker.spans(samples_at(self.encoder, header.samples, header.sample_rate))),
+            "chunks": len(self.chunker.spans(self.computed_samples(header.samples, header.sample_rate))),
         }
 
     def _frames(self, samples: int, sample_rate: int) -> int:
@@ -272,15 +262,14 @@ class FeatureExtractor(Inference):
 
     def _pieces(self, blocks: Iterable[np.ndarray], samples: int, sample_rate: int) -> Iterator[np.ndarray]:
         """Features (C, n)."""
-        wanted = samples_at(self.encoder, samples, sample_rate)
+        wanted = self.computed_samples(samples, sample_rate)
         stream = fit(resampled(mono(blocks), sample_rate, self.encoder.sample_rate), wanted)
         features = self.chunker.run(stream, wanted, self._compute)
         yield from fit((piece[0] for piece in features), self._frames(samples, sample_rate))
 
     @torch.inference_mode()
     def _compute(self, chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
-        features = encode(self.encoder, chunks, valid, self.device)
-        return finite(features.transpose(1, 2).float().cpu().numpy())
+        return finite(self.features(chunks, valid).float().cpu().numpy())
 
 
 def assemble(cleaner: Path, vocoder: Path, output: Path) -> None:

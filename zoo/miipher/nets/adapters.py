@@ -27,11 +27,7 @@ class AdapterStyle(nn.Module):
         self.switch = _Switch()
 
     def install(self, backbone: Backbone) -> None:
-        """Make the weights and hook them into the blocks.
-
-        Raises:
-            ValueError: when the backbone's blocks have no place for this style.
-        """
+        """Make the weights and hook them into the blocks; a ValueError where these have no place for the style."""
         raise NotImplementedError(f"{type(self).__name__} defines no install()")
 
     @contextmanager
@@ -178,21 +174,25 @@ class OpenMiipherAdapter(nn.Module):
         return self.up_proj(F.relu(self.down_proj(self.pre_ln(x))))
 
 
+@dataclass(eq=False)
 class _Keep:
     """Hook: remember a module's output for the block that contains it."""
 
-    def __init__(self) -> None:
-        self.value: Tensor | None = None
+    value: Tensor | None = None
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
         self.value = output
 
 
+@dataclass(eq=False)
 class _AddKept:
     """Hook of a block: add the adapter of what was kept, then norm."""
 
-    def __init__(self, kept: _Keep, adapter: nn.Module, norm: nn.Module, scale: Tensor, switch: _Switch) -> None:
-        self.kept, self.adapter, self.norm, self.scale, self.switch = kept, adapter, norm, scale, switch
+    kept: _Keep
+    adapter: nn.Module
+    norm: nn.Module
+    scale: Tensor
+    switch: _Switch
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
         value, self.kept.value = self.kept.value, None
@@ -221,19 +221,13 @@ class OpenMiipherAdapters(AdapterStyle):
 
     def install(self, backbone: Backbone) -> None:
         """Make one adapter and one norm a block."""
-        conv = backbone.front.light_conv
+        conv, blocks, dim, zero = backbone.front.light_conv, backbone.blocks, backbone.dim, self.init == "lora"
         if conv is None:
             raise ValueError(f"OpenMiipherAdapters need Conformer blocks; {backbone.family} has none")
-        count = len(backbone.blocks)
-        zero = self.init == "lora"
-        self.adapter_layers = nn.ModuleList(
-            OpenMiipherAdapter(backbone.dim, self.hidden_dim, zero) for _ in range(count)
-        )
-        self.adapter_norms = nn.ModuleList(nn.RMSNorm(backbone.dim, eps=1e-6) for _ in range(count))
-        self.scales = nn.ParameterList(
-            nn.Parameter(torch.ones(()), requires_grad=self.learnable_scale) for _ in range(count)
-        )
-        parts = zip(backbone.blocks, self.adapter_layers, self.adapter_norms, self.scales, strict=True)
+        self.adapter_layers = nn.ModuleList(OpenMiipherAdapter(dim, self.hidden_dim, zero) for _ in blocks)
+        self.adapter_norms = nn.ModuleList(nn.RMSNorm(dim, eps=1e-6) for _ in blocks)
+        self.scales = nn.ParameterList(nn.Parameter(torch.ones(()), self.learnable_scale) for _ in blocks)
+        parts = zip(blocks, self.adapter_layers, self.adapter_norms, self.scales, strict=True)
         for block, adapter, norm, scale in parts:
             kept = _Keep()
             getattr(block, conv).register_forward_hook(kept)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.common.ranges import one_of, within
-from zoo.miipher.nets.families import FAMILIES, SAMPLE_RATE, Family, WaveformFamily, model_class, valid
+from zoo.miipher.nets.families import FAMILIES, SAMPLE_RATE, Family, WaveformFamily, valid
 from zoo.runs.frozen import FrozenModule, newest_backbone, quiet_loading
 from zoo.training.attention import keep_masks_on_the_device
 
@@ -62,14 +62,16 @@ class Backbone(FrozenModule):
         seed: int = 0,
         gradient_checkpointing: bool = False,
     ) -> None:
+        import transformers
+
         super().__init__(source=None if source is None else newest_backbone(source), revision=revision)
         if source is None and config is None:
             raise ValueError("backbone: give source (pretrained) or config (random weights)")
         settings = _configuration(self.source, revision, config)
         self.family: str = settings.model_type if family in ("auto", "wavlm_as_hubert") else family
         one_of(FAMILIES, model_type=self.family)
-        kind = FAMILIES[self.family]
-        count = kind.layers(settings)
+        kind, model_name = FAMILIES[self.family]
+        count = getattr(settings, kind.depth)
         within(1, count, layer=layer)
         if final_norm and layer != count:
             raise ValueError(f"backbone: final_norm belongs to the last block {count}, layer is {layer}")
@@ -77,12 +79,14 @@ class Backbone(FrozenModule):
             raise ValueError(f"backbone: pad: false is for encoders of waveforms, not {self.family}")
         kind.truncate(settings, layer)
         if family == "wavlm_as_hubert":
-            settings = _as_hubert(settings)
-            self.family = "hubert"
+            values = settings.to_dict().items()
+            settings = transformers.HubertConfig(**{key: value for key, value in values if key != "model_type"})
+            self.family, model_name = "hubert", "HubertModel"
         self.layer = layer
         self.pad = pad
         self.front: Family = kind(settings, pad, normalize)
-        self.model = _build(model_class(self.family), settings, self.source, revision, seed)
+        self.sample_rate, self.hop_samples = SAMPLE_RATE, self.front.hop_samples
+        self.model = _build(getattr(transformers, model_name), settings, self.source, revision, seed)
         keep_masks_on_the_device(self.model)
         if kind is WaveformFamily and settings.do_stable_layer_norm and not final_norm:
             self.model.encoder.layer_norm = nn.Identity()  # the feature is what enters it
@@ -96,17 +100,7 @@ class Backbone(FrozenModule):
     @property
     def blocks(self) -> nn.ModuleList:
         """The transformers blocks 1 to `layer`."""
-        return self.front.blocks(self.model)
-
-    @property
-    def sample_rate(self) -> int:
-        """Of the waveforms, in Hz."""
-        return SAMPLE_RATE
-
-    @property
-    def hop_samples(self) -> int:
-        """Samples per frame."""
-        return self.front.hop_samples
+        return self.model.get_submodule(self.front.stack)
 
     def frames(self, samples: Any) -> Any:
         """Frames of a clip of so many samples (an int or an integer tensor)."""
@@ -175,12 +169,6 @@ def _configuration(source: str | None, revision: str | None, config: dict[str, A
     if "model_type" not in (config or {}):
         raise ValueError(f"backbone: config needs model_type, one of {', '.join(FAMILIES)}")
     return AutoConfig.for_model(**(config or {}))
-
-
-def _as_hubert(settings: Any) -> Any:
-    from transformers import HubertConfig
-
-    return HubertConfig(**{key: value for key, value in settings.to_dict().items() if key != "model_type"})
 
 
 def _build(model: Any, settings: Any, source: str | None, revision: str | None, seed: int) -> Any:

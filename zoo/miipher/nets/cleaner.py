@@ -23,21 +23,7 @@ class Cleaner(nn.Module):
         self.backbone = backbone
         self.adapters = adapters
         adapters.install(backbone)
-
-    @property
-    def dim(self) -> int:
-        """Channels of the features."""
-        return self.backbone.dim
-
-    @property
-    def sample_rate(self) -> int:
-        """Of the waveforms, in Hz."""
-        return self.backbone.sample_rate
-
-    @property
-    def hop_samples(self) -> int:
-        """Samples per frame."""
-        return self.backbone.hop_samples
+        self.dim, self.sample_rate, self.hop_samples = backbone.dim, backbone.sample_rate, backbone.hop_samples
 
     def frames(self, samples: Any) -> Any:
         """Frames of a clip of so many samples (an int or an integer tensor)."""

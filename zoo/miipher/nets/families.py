@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 SAMPLE_RATE = 16000
 
 
-class Family:
+class Family(ABC):
     """What the zoo must know of one family; one object serves one model.
 
     Args:
@@ -21,16 +22,12 @@ class Family:
         normalize: scale each clip to zero mean and unit variance first.
     """
 
-    feed_forward: ClassVar[str]
-    """Attribute of a block: the feed-forward sub-layer that an adapter runs parallel to."""
-    last_norm: ClassVar[str]
-    """Attribute of a block: the norm that is trained with the adapters."""
-    light_conv: ClassVar[str | None] = None
-    """Attribute of a block: the convolution module, where it is a Conformer."""
-    stack: ClassVar[str] = "encoder.layers"
-    """Attribute of a model: its blocks."""
-    depth: ClassVar[str] = "num_hidden_layers"
-    """Attribute of a configuration: how many blocks."""
+    # attributes of a block
+    feed_forward: ClassVar[str]  # the sub-layer that an adapter runs parallel to
+    last_norm: ClassVar[str]  # the norm that is trained with the adapters
+    light_conv: ClassVar[str | None] = None  # the convolution module, where it is a Conformer
+    stack: ClassVar[str] = "encoder.layers"  # attribute of a model: its blocks
+    depth: ClassVar[str] = "num_hidden_layers"  # attribute of a configuration: how many blocks
 
     def __init__(self, config: Any, pad: bool, normalize: bool) -> None:
         self.config = config
@@ -38,23 +35,13 @@ class Family:
         self.normalize = normalize
         self.hop_samples, self.context_samples = self.geometry()
 
+    @abstractmethod
     def geometry(self) -> tuple[int, int]:
         """Samples per frame, and samples that a frame sees beyond its own hop."""
-        raise NotImplementedError(f"{type(self).__name__} defines no geometry()")
 
+    @abstractmethod
     def encode(self, model: Any, waveform: Tensor, lengths: Tensor | None) -> Tensor:
         """Features (B, frames, dim) of prepared waveforms (B, T); `lengths` (B,) counts the prepared samples."""
-        raise NotImplementedError(f"{type(self).__name__} defines no encode()")
-
-    @classmethod
-    def blocks(cls, model: Any) -> Any:
-        """The blocks of a model."""
-        return model.get_submodule(cls.stack)
-
-    @classmethod
-    def layers(cls, config: Any) -> int:
-        """How many blocks a configuration has."""
-        return getattr(config, cls.depth)
 
     @classmethod
     def truncate(cls, config: Any, layer: int) -> None:
@@ -183,27 +170,14 @@ class UniversalSpeechFamily(Family):
         return x
 
 
-FAMILIES: dict[str, type[Family]] = {
-    "hubert": WaveformFamily,
-    "wavlm": WaveformFamily,
-    "wav2vec2": WaveformFamily,
-    "wav2vec2-bert": BertFamily,
-    "gemma3n_audio": UniversalSpeechFamily,
+# and the class in transformers
+FAMILIES: dict[str, tuple[type[Family], str]] = {
+    "hubert": (WaveformFamily, "HubertModel"),
+    "wavlm": (WaveformFamily, "WavLMModel"),
+    "wav2vec2": (WaveformFamily, "Wav2Vec2Model"),
+    "wav2vec2-bert": (BertFamily, "Wav2Vec2BertModel"),
+    "gemma3n_audio": (UniversalSpeechFamily, "Gemma3nAudioEncoder"),
 }
-
-
-def model_class(family: str) -> Any:
-    """The transformers class of a family."""
-    import transformers
-
-    names = {
-        "hubert": "HubertModel",
-        "wavlm": "WavLMModel",
-        "wav2vec2": "Wav2Vec2Model",
-        "wav2vec2-bert": "Wav2Vec2BertModel",
-        "gemma3n_audio": "Gemma3nAudioEncoder",
-    }
-    return getattr(transformers, names[family])
 
 
 def valid(lengths: Tensor, size: int) -> Tensor:
