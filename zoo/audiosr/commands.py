@@ -5,5 +5,5 @@ COMMANDS = {
     "splice": "zoo.audiosr.data.preparing:splice",
     "cache": "zoo.audiosr.data.datamodule:cache",
     "evaluate": "zoo.audiosr.evaluation.evaluate:evaluate_run",
-    "compare": "zoo.audiosr.evaluation.compare:compare_files",
+    "compare-checkpoints": "zoo.audiosr.evaluation.compare:compare_files",
 }
