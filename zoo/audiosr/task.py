@@ -189,13 +189,13 @@ class DiffusionTask(SingleOptimizerTask):
         self.compile_options = (compile_mode, compile_fullgraph)
         for group, size in train_only(net, trains).items():
             log.info("trains: %s (%d weights)", group, size)
-        self._resting = [module for module in net.modules() if not module.training]
+        self._frozen_modules = [module for module in net.modules() if not module.training]
         self._replicas: list[nn.Module] = []  # a list keeps it out of the state dict
 
     def train(self, mode: bool = True) -> Self:
         """Change the mode; frozen parts of the net stay in evaluation mode."""
         super().train(mode)
-        for module in self._resting if mode else ():
+        for module in self._frozen_modules if mode else ():
             module.training = False
         return self
 

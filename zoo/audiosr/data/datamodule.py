@@ -152,20 +152,15 @@ class SuperResolutionData(ZooDataModule):
             train_clips, val_clips = self._split(train_clips)
         else:
             val_clips = valid.usable
+        noises = open_noises(self.noise, self.cache, self.sample_rate, training=True) if self.needs_noise else None
         self.train_set: Crops = Crops(
-            train, train_clips, self.sample_rate, self.segment_samples, self.silence, self.simulation,
-            self._noises(), self.seed,
-        )  # fmt: skip
+            train, train_clips, self.sample_rate, self.segment_samples, self.silence, self.simulation, noises, self.seed
+        )
         self.contents = (train.high.lengths[train_clips],)
         self.val_set: Grid = Grid(
             valid, val_clips[: self.val_items], self.sample_rate, self.val_samples, self.silence, self.simulation,
             self.val_cutoffs_hz,
         )  # fmt: skip
-
-    def counts(self) -> str:
-        """What was found, in words."""
-        self.setup("fit")
-        return f"{len(self.train_set)} clips for training, {len(self.val_set)} items for validation"
 
     def _parts(self) -> list[Part]:
         assert self.root is not None
@@ -192,11 +187,6 @@ class SuperResolutionData(ZooDataModule):
         cache = CorpusCache(folder)
         return RamCorpus(cache) if self.cache_mode == "ram" else cache
 
-    def _noises(self) -> Corpus | None:
-        if not self.needs_noise:
-            return None
-        return open_noises(self.noise, self.cache, self.sample_rate, training=True)
-
     def _split(self, clips: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Clips for training and for validation; those of validation in the order drawn, if they are."""
         count = (self.val_items or 0) if self.val_ratio is None else max(1, round(self.val_ratio * len(clips)))
@@ -211,9 +201,8 @@ class SuperResolutionData(ZooDataModule):
         return clips[np.sort(drawn[count:])], clips[drawn[:count]]
 
     def _grid(self, cutoffs_hz: Sequence[float] | None) -> tuple[float, ...]:
-        highest = top(self.sample_rate)
         if cutoffs_hz is None:
-            return tuple(cutoff for cutoff in VAL_CUTOFFS_HZ if cutoff <= highest)
+            return default_cutoffs(self.sample_rate)
         if not cutoffs_hz or not all(0 < cutoff < self.sample_rate / 2 for cutoff in cutoffs_hz):
             raise ValueError(
                 f"data.init_args.val_cutoffs_hz: expected frequencies above 0 and below half the sample rate of "
@@ -230,14 +219,17 @@ class SuperResolutionData(ZooDataModule):
         at_least(1, segment_samples=self.segment_samples, val_samples=self.val_samples)
 
 
-def read_data(config: Path) -> SuperResolutionData:
-    """Build the datamodule of a recipe alone, one that is cached; nothing is decoded yet."""
-    spec = read_config(config).get("data")
+def default_cutoffs(sample_rate: int) -> tuple[float, ...]:
+    """The grid of validation in Hz, as far as a sample rate allows."""
+    return tuple(cutoff for cutoff in VAL_CUTOFFS_HZ if cutoff <= top(sample_rate))
+
+
+def read_data(config: Path, brought: bool = False) -> SuperResolutionData:
+    """Build the datamodule of a recipe alone; nothing is decoded yet. See `read_config` for `brought`."""
+    spec = read_config(config, brought=brought).get("data")
     data = None if spec is None else make(spec, L.LightningDataModule)
     if not isinstance(data, SuperResolutionData):
         raise ValueError(f"{config}: expected data of {SuperResolutionData.__name__}, found {type(data).__name__}")
-    if data.cache_mode == "none":
-        raise ValueError(f"{config}: data.init_args.cache_mode is none, so there is no cache to build")
     return data
 
 
@@ -248,5 +240,8 @@ def cache(config: Path) -> None:
         config: a recipe whose data is AudioSR's.
     """
     data = read_data(config)
+    if data.cache_mode == "none":
+        raise ValueError(f"{config}: data.init_args.cache_mode is none, so there is no cache to build")
     data.prepare_data()
-    print(f"{config}: ready, {data.counts()}")
+    data.setup("fit")
+    print(f"{config}: ready, {len(data.train_set)} clips for training, {len(data.val_set)} items for validation")

@@ -34,7 +34,7 @@ _WAV_BYTES = 2**32 - 2**16  # a wav counts its bytes in 32 bits
 SETTINGS_NAME = "preprocess.json"
 
 
-class Twin(NamedTuple):
+class PairJob(NamedTuple):
     """One file to be made into a pair."""
 
     source: Path
@@ -108,8 +108,8 @@ def preprocess(
     for path in sources:
         name = path.relative_to(in_dir)
         name = name.with_suffix(".wav") if stems[path.with_suffix("")] == 1 else name.with_name(f"{name.name}.wav")
-        jobs.append(Twin(path, out_high / name, out_low / name, sample_rate, low_sample_rate, float(mp3_lpf_hz)))
-    return _count(_make_twin, jobs, workers, "preprocess")
+        jobs.append(PairJob(path, out_high / name, out_low / name, sample_rate, low_sample_rate, float(mp3_lpf_hz)))
+    return _count(_make_pair, jobs, workers, "preprocess")
 
 
 def _check_apart(in_dir: Path, *outputs: Path) -> None:
@@ -121,7 +121,7 @@ def _check_apart(in_dir: Path, *outputs: Path) -> None:
             )
 
 
-def _make_twin(job: Twin) -> Outcome:
+def _make_pair(job: PairJob) -> Outcome:
     if job.high.is_file() and job.low.is_file():
         return "skipped", ""
     try:

@@ -6,19 +6,18 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
-from zoo.blocks import mix
 from zoo.common.ranges import at_least, one_of, within
 
 Predict = Callable[[Tensor, Tensor], Tensor]
 Grid = Literal["trailing", "dense", "original"]
 
-GRIDS = ("trailing", "dense", "original")
+GRIDS: tuple[Grid, ...] = get_args(Grid)
 _DENSITY = 1.5  # exponent of the dense grid: best for DPM-Solver++ on mixtures of Gaussians, at 8 to 20 steps
 
 
@@ -71,7 +70,7 @@ class Sampler(ABC):
         at_least(1, steps=steps)
         one_of(GRIDS, grid=grid)
         self.steps = steps
-        self.grid: Grid = grid
+        self.grid = grid
 
     @abstractmethod
     def sample(
@@ -154,19 +153,6 @@ class DPMSolver(Sampler):
             x = kept * x + (next_signal - signal * kept) * estimate
             earlier, stride_before = x0, stride
         return x
-
-
-def guided(predict: Predict, unconditional: Predict, scale: float, rescale: float = 0.0) -> Predict:
-    """Guide one function of x_t and t by another, which is never called where the scale is 1; see `mix`."""
-    at_least(0, scale=scale)
-    within(0, 1, rescale=rescale)
-    if scale == 1:
-        return predict
-
-    def both(x: Tensor, t: Tensor) -> Tensor:
-        return mix(predict(x, t), unconditional(x, t), scale, rescale)
-
-    return both
 
 
 def _ancestral_deviation(diffusion: CosineDiffusion, t: int, following: int) -> float:

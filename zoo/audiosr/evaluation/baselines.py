@@ -18,10 +18,9 @@ _EULER = 0.5772156649  # the mean logarithm of a Gaussian bin's power lies so fa
 
 
 def linear(low: np.ndarray, sample_rate: int, cutoff_hz: float) -> np.ndarray:
-    """Linear interpolation of the samples that the band needs, two for each period of the cut-off.
+    """Linear interpolation (T,) float32 of the samples that the band needs, two for each period of the cut-off.
 
-    Returns:
-        (T,) float32; the images above the cut-off are what interpolation leaves.
+    The images above the cut-off are what interpolation leaves.
     """
     narrow = max(round(2 * cutoff_hz), 1)
     samples = resample_array(low, sample_rate, narrow)
@@ -30,13 +29,7 @@ def linear(low: np.ndarray, sample_rate: int, cutoff_hz: float) -> np.ndarray:
 
 
 def mean_envelope(clips: Iterable[np.ndarray]) -> np.ndarray:
-    """Mean logarithm of the magnitude spectrum of clips.
-
-    Args:
-        clips: full-band audio (T,) float each, at one sample rate.
-
-    Returns:
-        (1025,) float64, natural logarithms.
+    """Mean natural logarithm (1025,) float64 of the magnitude spectrum of full-band clips (T,) at one sample rate.
 
     Raises:
         ValueError: when there is no clip with sound.
@@ -62,9 +55,6 @@ def shaped_noise(
 
     Args:
         envelope: of `mean_envelope`, at this sample rate.
-
-    Returns:
-        (T,) float32.
     """
     audio = torch.from_numpy(np.ascontiguousarray(low, np.float32))
     known = _stft(audio)
