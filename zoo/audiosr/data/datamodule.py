@@ -131,7 +131,8 @@ class SuperResolutionData(ZooDataModule):
     def prepare_data(self) -> None:
         """Write the corpus caches, once per machine."""
         if self.noise is not None:
-            build(walk(self.noise), self._folder(self.noise), self.sample_rate, max_bad_share=self.max_bad_share)
+            folder = cache_folder(self.cache, self.noise, self.sample_rate)
+            build(walk(self.noise), folder, self.sample_rate, max_bad_share=self.max_bad_share)
         if self.root is None or self.cache_mode == "none":
             return
         for part in self._parts():
@@ -169,11 +170,8 @@ class SuperResolutionData(ZooDataModule):
 
     def _corpora(self, part: Part) -> list[tuple[list[Path], Path]]:
         """Files and cache folder of a part's high and, in paired data, low clips."""
-        corpora = [(part.high, self._folder(part.folder, part.lists))]
-        return corpora + ([(part.low, self._folder(part.low_folder, part.lists))] if part.low else [])
-
-    def _folder(self, root: Path, lists: tuple[str | None, str | None] = (None, None)) -> Path:
-        return cache_folder(self.cache, root, self.sample_rate, lists)
+        both = [(part.high, part.folder), (part.low, part.low_folder)]
+        return [(paths, cache_folder(self.cache, root, self.sample_rate, part.lists)) for paths, root in both if paths]
 
     def _recordings(self, part: Part) -> Recordings:
         high, *low = (self._open(paths, folder) for paths, folder in self._corpora(part))

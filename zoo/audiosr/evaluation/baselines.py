@@ -46,19 +46,15 @@ def mean_envelope(clips: Iterable[np.ndarray]) -> np.ndarray:
     return (total / count).numpy()
 
 
-def shaped_noise(
-    low: np.ndarray, sample_rate: int, cutoff_hz: float, envelope: np.ndarray, seed: int = 0
-) -> np.ndarray:
+def shaped_noise(low: np.ndarray, sample_rate: int, cutoff_hz: float, envelope: np.ndarray) -> np.ndarray:
     """The input with noise above its cut-off that has a mean envelope, frame by frame at the level of the low band.
 
-    A frame's level is that of the octave below the cut-off, compared with the envelope's; levels are mean logarithms.
-
-    Args:
-        envelope: of `mean_envelope`, at this sample rate.
+    A frame's level is that of the octave below the cut-off, compared with the envelope's (`mean_envelope` at this
+    sample rate); levels are mean logarithms.
     """
     audio = torch.from_numpy(np.ascontiguousarray(low, np.float32))
     known = _stft(audio)
-    noise = _stft(torch.randn(len(audio), generator=torch.Generator().manual_seed(seed)))
+    noise = _stft(torch.randn(len(audio), generator=torch.Generator().manual_seed(0)))
     last = max(round(cutoff_hz / sample_rate * N_FFT), 2)
     band = slice(last // 2, last)
     shape = torch.from_numpy(envelope).float()[:, None]

@@ -363,10 +363,10 @@ class _Bench:
         stem = name.replace("/", "_")
         for system, audio in {"target": high, **results}.items():
             files.write(folder / f"{stem}_{system}.wav", audio, rate)
-        images = [Spectrogram(len(high)) for _ in range(2)]
-        for image, system in zip(images, (UNPROCESSED, RESTORED), strict=True):
+        before, after = Spectrogram(len(high)), Spectrogram(len(high))
+        for image, system in ((before, UNPROCESSED), (after, RESTORED)):
             list(image.observe([results[system][None]]))
-        write_picture(folder / f"{stem}.png", *images, rate, len(high), [(0.0, cutoff_hz)], name)
+        write_picture(folder / f"{stem}.png", before, after, rate, len(high), [(0.0, cutoff_hz)], name)
 
 
 def low_band_si_sdr(found: np.ndarray, low: np.ndarray, sample_rate: int, cutoff_hz: float) -> float:

@@ -406,7 +406,7 @@ class Restorer(Inference):
         if wanted is not None and wanted.shape != channels.shape:
             raise ValueError(f"expected a target of shape {channels.shape}, found {wanted.shape}")
         run = Recording(
-            self, lambda: [channels], sample_rate, *channels.shape, shift, cutoff_hz,
+            self, lambda: [channels], sample_rate, len(channels), channels.shape[1], shift, cutoff_hz,
             None if wanted is None else lambda: [wanted],
         )  # fmt: skip
         run.survey()
