@@ -55,6 +55,7 @@ from zoo.training.callbacks.loggers import WandbSettings, make_loggers
 from zoo.training.callbacks.monitor import Banner, GradNorm, Resources, Throughput, TrainLog
 from zoo.training.callbacks.precision import PRECISION_TYPE
 from zoo.training.callbacks.rng import RNGState
+from zoo.training.callbacks.samples import Samples
 from zoo.training.errors import explain
 from zoo.training.task import ZooTask
 
@@ -272,6 +273,7 @@ class ZooCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add what the zoo has beside trainer, model and data."""
         parser.add_lightning_class_args(Checkpoints, "checkpoints")
+        parser.add_lightning_class_args(Samples, "samples")
         parser.add_argument(
             "--loggers", type=list[Literal["tensorboard", "wandb"]], default=[], help="beside metrics.csv, always on"
         )

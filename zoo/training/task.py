@@ -21,6 +21,7 @@ from zoo.common.registry import find, slots
 from zoo.runs import frozen
 from zoo.runs.folder import run_folder
 from zoo.runs.inference import Inference
+from zoo.training.callbacks.samples import Samples
 from zoo.training.schedules import LrScaling
 
 OptimizerCallable: TypeAlias = Callable[[Iterable], Optimizer]
@@ -90,6 +91,7 @@ class ZooTask(L.LightningModule):
         self.compile_parts = compile
         self._means = WeightedMeans()
         self._inference: Inference | None = None
+        self._samples = Samples()
 
     def keep_options(self, given: Mapping[str, Any]) -> None:
         """Keep the options of inference among a constructor's arguments (its `locals()`) as attributes."""
@@ -172,6 +174,29 @@ class ZooTask(L.LightningModule):
             Mean values by metric name, and the number of items they are the mean of.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no evaluate()")
+
+    def draw_samples(self, batches: list[Any], last: bool) -> None:
+        """Show what the task makes, by the functions of `zoo.training.callbacks.media`; called on every rank.
+
+        Args:
+            batches: the first of the validation, on the device, that together hold `samples.items` items.
+            last: whether this validation is the fit's last.
+        """
+
+    @property
+    def sample_settings(self) -> Samples:
+        """The trainer's callback `Samples`; one of default settings where there is none."""
+        callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
+        return next((each for each in callbacks if isinstance(each, Samples)), self._samples)
+
+    def shows(self, stage: str, batch_idx: int) -> bool:
+        """Whether a batch of whole clips is among those that this validation shows; `media_items` limits them."""
+        count = getattr(self, "media_items", self.sample_settings.items)
+        return stage == "val" and batch_idx < count and self.sample_settings.showing
+
+    def show(self, draw: Callable[[], object]) -> None:
+        """Show something in the middle of `evaluate`, within the bounds that `Samples` sets."""
+        self.sample_settings.run(draw)
 
     def setup(self, stage: str) -> None:
         """Set up the strategy; rest frozen modules, hash and copy them before precision changes their weights.

@@ -9,6 +9,7 @@ import pytest
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from matplotlib.image import imread
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from zoo.audio.io import files
@@ -102,6 +103,52 @@ def test_tensorboard_takes_audio_and_images(tmp_path):
     assert sorted(events.Tags()["images"]) == ["val/grey", "val/mel"]
     sound = events.Audio("val/sound")[0]
     assert (sound.step, sound.sample_rate, sound.length_frames) == (11, 8000.0, 50)
+
+
+def test_tensorboard_takes_animations_and_tables(tmp_path):
+    logger = TensorBoardLogger(tmp_path, name="", version="")
+    task = make_task(tmp_path, logger)
+    media.log_animation(task, "val/way", torch.rand(3, 1, 6, 7), fps=5)
+    media.log_table(task, "val/answers", ["question", "right"], [["1 | 2\n3", True], ["ä", 0.5]])
+    logger.experiment.close()
+    folder = tmp_path / "media/step_00000012"
+    with Image.open(folder / "val_way.gif") as animation:
+        assert (animation.n_frames, animation.size, animation.info["duration"]) == (3, (7, 6), 200)
+    assert (folder / "val_answers.csv").read_text() == 'question,right\n"1 | 2\n3",True\nä,0.5\n'
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert events.Images("val/way")[0].encoded_image_string == (folder / "val_way.gif").read_bytes()
+    (text,) = events.Tensors("val/answers/text_summary")
+    assert text.tensor_proto.string_val[0].decode().splitlines()[2:] == ["| 1 \\| 2 3 | True |", "| ä | 0.5 |"]
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(["a"], [[1, 2]]), (["a", "b"], [[1, 2], [1]])])
+def test_table_cells_are_counted(tmp_path, columns, rows):
+    with pytest.raises(ValueError, match=r"log_table\('x'\): expected"):
+        media.log_table(make_task(tmp_path), "x", columns, rows)
+
+
+@pytest.mark.parametrize("frames", [torch.zeros(0, 4, 4), torch.zeros(2, 5)])
+def test_frames_are_checked(tmp_path, frames):
+    with pytest.raises(ValueError, match="expected"):
+        media.log_animation(make_task(tmp_path), "x", frames)
+
+
+def test_spectra_show_each_waveform_on_one_scale():
+    times = torch.arange(16000) / 16000
+    loud = torch.sin(2 * torch.pi * 1000 * times)
+    waves = {"input": loud[None, None], "result": 0.1 * loud[:300], "target": torch.full((5,), torch.nan)}
+    figure = media.spectra_figure(waves, 16000, cutoff_hz=4000)
+    panels = [axes for axes in figure.axes if axes.get_title()]
+    assert [axes.get_title() for axes in panels] == ["input", "result", "target"]
+    image = panels[0].images[0]
+    assert len({each.images[0].get_clim() for each in panels}) == 1
+    level = np.asarray(image.get_array())
+    assert level.mean(1).argmax() == 64  # of 513 bins up to 8 kHz
+    assert [line.get_ydata()[0] for line in panels[1].lines] == [4.0]
+    assert media.rendered(figure).shape[2] == 3
+    with pytest.raises(ValueError, match="at least one"):
+        media.spectra_figure({}, 16000)
 
 
 class LikeWandb:

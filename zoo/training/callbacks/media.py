@@ -1,11 +1,12 @@
-"""Sounds and pictures of a validation: files in the run folder, and a copy for every logger that can show them."""
+"""Sounds, pictures and tables of a validation: files in the run folder, and a copy for every logger that shows them."""
 
 from __future__ import annotations
 
+import io
 import logging
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from zoo.audio.io import files
 from zoo.common.atomic import write_atomic
+from zoo.common.report import csv_table, markdown_table
 from zoo.runs.folder import run_folder
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FIGURE_DPI = 100
+SPECTRUM_WINDOW, SPECTRUM_HOP = 1024, 256  # samples
+DYNAMIC_RANGE_DB = 90.0
 
 
 def log_audio(task: L.LightningModule, name: str, audio: Tensor | np.ndarray, sample_rate: int) -> None:
@@ -46,8 +50,14 @@ def log_audio(task: L.LightningModule, name: str, audio: Tensor | np.ndarray, sa
         raise ValueError(f"log_audio({name!r}): expected audio of shape (T,), T >= 1, found {tuple(samples.shape)}")
     samples = np.clip(np.nan_to_num(samples.reshape(-1), nan=0.0, posinf=0.0, neginf=0.0), -1.0, 1.0)
 
-    options = {"sample_rate": sample_rate}
-    _keep(task, name, "audio", ".wav", lambda path: files.write(path, samples, sample_rate), samples[None], options)
+    _keep(
+        task,
+        name,
+        ".wav",
+        lambda path: files.write(path, samples, sample_rate),
+        lambda logger, path, step: logger.log_audio(name, [str(path)], step=step),
+        lambda writer, step: writer.add_audio(name, samples[None], step, sample_rate=sample_rate),
+    )
 
 
 def log_image(task: L.LightningModule, name: str, image: Tensor | np.ndarray) -> None:
@@ -64,8 +74,15 @@ def log_image(task: L.LightningModule, name: str, image: Tensor | np.ndarray) ->
     """
     pixels = _pixels(name, _array(image))
 
-    options = {"dataformats": "HW" if pixels.ndim == 2 else "HWC"}
-    _keep(task, name, "image", ".png", lambda path: write_atomic(path, partial(_save_png, pixels)), pixels, options)
+    layout = "HW" if pixels.ndim == 2 else "HWC"
+    _keep(
+        task,
+        name,
+        ".png",
+        lambda path: write_atomic(path, partial(_save_png, pixels)),
+        lambda logger, path, step: logger.log_image(name, [pixels], step=step),
+        lambda writer, step: writer.add_image(name, pixels, step, dataformats=layout),
+    )
 
 
 def log_figure(task: L.LightningModule, name: str, figure: Figure) -> None:
@@ -77,13 +94,129 @@ def log_figure(task: L.LightningModule, name: str, figure: Figure) -> None:
         name: what it is, e.g. `val/mel_0`.
         figure: the figure, e.g. of `mel_figure`.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
     if _folder(task) is None:
         return
+    log_image(task, name, rendered(figure))
+
+
+def rendered(figure: Figure) -> np.ndarray:
+    """A matplotlib figure as an image (H, W, 3), uint8."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
-    log_image(task, name, np.asarray(canvas.buffer_rgba())[..., :3].copy())
+    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+
+
+def log_animation(
+    task: L.LightningModule, name: str, frames: Tensor | np.ndarray | Sequence[np.ndarray], fps: float = 8.0
+) -> None:
+    """Keep an animation of this step as `media/step_XXXXXXXX/<name>.gif` and show it in the loggers.
+
+    Call it on every rank; rank zero writes. Otherwise as `log_audio`.
+
+    Args:
+        name: what it is, e.g. `val/trajectory`.
+        frames: (N, H, W), (N, H, W, 3) or (N, 3, H, W); uint8, or floats in [0, 1].
+        fps: frames per second.
+
+    Raises:
+        ValueError: when the shape is none of these.
+    """
+    if _folder(task) is None:
+        return
+    pictures = [_pixels(name, _array(frame)) for frame in frames]
+    if not pictures:
+        raise ValueError(f"log_animation({name!r}): expected at least one frame")
+    encoded = _gif(pictures, fps)
+
+    def on_tensorboard(writer: Any, step: int) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        height, width = pictures[0].shape[:2]
+        image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=encoded)
+        writer._get_file_writer().add_summary(Summary(value=[Summary.Value(tag=name, image=image)]), step)
+
+    _keep(
+        task,
+        name,
+        ".gif",
+        lambda path: write_atomic(path, lambda file: file.write(encoded)),
+        lambda logger, path, step: logger.log_video(name, [str(path)], step=step, format=["gif"]),
+        on_tensorboard,
+    )
+
+
+def log_table(task: L.LightningModule, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Keep a table of this step as `media/step_XXXXXXXX/<name>.csv` and show it in the loggers.
+
+    Call it on every rank; rank zero writes. Otherwise as `log_audio`.
+
+    Args:
+        name: what it is, e.g. `val/answers`.
+        columns: their titles.
+        rows: texts, numbers or truth values, as many in each row as there are columns.
+
+    Raises:
+        ValueError: when a row has another number of cells.
+    """
+    if any(len(row) != len(columns) for row in rows):
+        raise ValueError(f"log_table({name!r}): expected {len(columns)} cells in every row")
+    content = csv_table(columns, [dict(zip(columns, row, strict=True)) for row in rows])
+    texts = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
+    _keep(
+        task,
+        name,
+        ".csv",
+        lambda path: write_atomic(path, lambda file: file.write(content)),
+        lambda logger, path, step: logger.log_table(name, columns=list(columns), data=[*map(list, rows)], step=step),
+        lambda writer, step: writer.add_text(name, markdown_table(columns, texts), step),
+    )
+
+
+def spectra_figure(
+    waveforms: Mapping[str, Tensor | np.ndarray], sample_rate: int, cutoff_hz: float | None = None
+) -> Figure:
+    """Draw the spectrograms of some waveforms in dB below one another, on one scale.
+
+    Args:
+        waveforms: title -> (T,) floats; leading axes of size 1 are dropped.
+        sample_rate: in Hz, of all.
+        cutoff_hz: where a line is drawn, e.g. the bandwidth of an input.
+
+    Returns:
+        A figure of its own, as of `mel_figure`.
+
+    Raises:
+        ValueError: when there is none.
+    """
+    from matplotlib.figure import Figure
+
+    if not waveforms:
+        raise ValueError("spectra_figure: expected at least one waveform")
+    levels = {title: _decibels(np.asarray(_array(wave), np.float32).reshape(-1)) for title, wave in waveforms.items()}
+    top = max(float(level.max()) for level in levels.values())
+    figure = Figure(figsize=(8.0, 0.6 + 2.2 * len(levels)), dpi=FIGURE_DPI, layout="constrained")
+    axes = figure.subplots(len(levels), 1, sharex=True, squeeze=False)[:, 0]
+    for panel, (title, level) in zip(axes, levels.items(), strict=True):
+        extent = (0.0, level.shape[1] * SPECTRUM_HOP / sample_rate, 0.0, sample_rate / 2000)
+        settings: dict[str, Any] = {"vmin": top - DYNAMIC_RANGE_DB, "vmax": top, "cmap": "magma", "extent": extent}
+        drawn = panel.imshow(level, origin="lower", aspect="auto", **settings)
+        panel.set(title=title, ylabel="kHz")
+        if cutoff_hz is not None:
+            panel.axhline(cutoff_hz / 1000, color="w", linestyle="--", linewidth=1)
+    panel.set_xlabel("seconds")
+    figure.colorbar(drawn, ax=list(axes), label="dB")
+    return figure
+
+
+def _decibels(wave: np.ndarray) -> np.ndarray:
+    """(T,) to power in dB, (bins, frames)."""
+    wave = np.nan_to_num(wave, nan=0.0, posinf=0.0, neginf=0.0)
+    wave = np.pad(wave, (0, max(SPECTRUM_WINDOW - len(wave), 0)))
+    frames = np.lib.stride_tricks.sliding_window_view(wave, SPECTRUM_WINDOW)[::SPECTRUM_HOP]
+    power = np.abs(np.fft.rfft(frames * np.hanning(SPECTRUM_WINDOW), axis=1)) ** 2
+    return 10.0 * np.log10(power.T + 1e-10)
 
 
 def mel_figure(target: Tensor | np.ndarray, prediction: Tensor | np.ndarray) -> Figure:
@@ -150,6 +283,15 @@ def _save_png(pixels: np.ndarray, file: BinaryIO) -> None:
     imsave(file, pixels, format="png", cmap="gray", vmin=0, vmax=255)
 
 
+def _gif(pictures: Sequence[np.ndarray], fps: float) -> bytes:
+    from PIL import Image
+
+    frames = [Image.fromarray(picture).convert("RGB") for picture in pictures]
+    file = io.BytesIO()
+    frames[0].save(file, "GIF", save_all=True, append_images=frames[1:], duration=round(1000 / fps), loop=0)
+    return file.getvalue()
+
+
 def _folder(task: L.LightningModule) -> Path | None:
     """The run's media folder, or None when this rank or this moment writes nothing."""
     trainer = task.trainer
@@ -161,15 +303,16 @@ def _folder(task: L.LightningModule) -> Path | None:
 def _keep(
     task: L.LightningModule,
     name: str,
-    kind: str,
     suffix: str,
     write: Callable[[Path], object],
-    value: np.ndarray,
-    options: dict[str, Any],
+    on_wandb: Callable[[Any, Path, int], object],
+    on_tensorboard: Callable[[Any, int], object],
 ) -> None:
     """Write the file on rank zero, then offer it to each logger; whoever cannot take it is named once.
 
-    W&B's `log_<kind>` takes images as they are and other media as files, TensorBoard's `add_<kind>` takes arrays.
+    Args:
+        on_wandb: shows it by a logger of that kind, given the file and the step.
+        on_tensorboard: shows it by TensorBoard's writer, given the step.
     """
     trainer, folder = task.trainer, _folder(task)
     if folder is None:
@@ -187,10 +330,10 @@ def _keep(
     for logger in trainer.loggers:
         try:
             experiment: Any = getattr(logger, "experiment", None)
-            if hasattr(logger, f"log_{kind}"):
-                getattr(logger, f"log_{kind}")(name, [value if kind == "image" else str(path)], step=step)
-            elif hasattr(experiment, f"add_{kind}"):
-                getattr(experiment, f"add_{kind}")(name, value, step, **options)
+            if hasattr(logger, "log_audio"):
+                on_wandb(logger, path, step)
+            elif hasattr(experiment, "add_audio"):
+                on_tensorboard(experiment, step)
             elif hasattr(experiment, "log_artifact") and hasattr(logger, "run_id"):
                 experiment.log_artifact(logger.run_id, str(path), f"media/{path.parent.name}")
         except Exception as error:  # whatever a third party's logger raises must not end a training
