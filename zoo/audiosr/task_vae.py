@@ -63,8 +63,8 @@ class _Stage(ZooTask):
         mean, _ = split(moments)
         decoded = self.autoencoder.decode(mean).float()
         terms = self._terms(AutoencoderStep(mel, decoded, moments))
-        if stage == "val" and batch_idx < self.media_items:
-            log_figure(self, f"clip{batch_idx}_mel", mel_figure(mel[0, 0].T, decoded[0, 0].T))
+        if self.shows(stage, batch_idx):
+            self.show(lambda: log_figure(self, f"clip{batch_idx}_mel", mel_figure(mel[0, 0].T, decoded[0, 0].T)))
         values = {
             "l1": functional.l1_loss(decoded, mel),
             "l2": functional.mse_loss(decoded, mel),

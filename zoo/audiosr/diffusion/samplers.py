@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
+from zoo.audiosr.nets.denoiser import UNCONDITIONAL, Denoiser, concat
+from zoo.blocks import mix
 from zoo.common.ranges import at_least, one_of, within
 
 Predict = Callable[[Tensor, Tensor], Tensor]
@@ -153,6 +155,34 @@ class DPMSolver(Sampler):
             x = kept * x + (next_signal - signal * kept) * estimate
             earlier, stride_before = x0, stride
         return x
+
+
+def conditioned(
+    net: Denoiser, condition: Tensor, encoded: tuple[Tensor, Tensor] | None, scale: float, rescale: float
+) -> Predict:
+    """The net under a condition, guided or not; both outputs of a guided one come from one call.
+
+    Args:
+        condition: latents of the input (B, C, H, W) in the scale that the net sees.
+        encoded: what the global encoder made of the clips (B, ...); None without one.
+        scale: of the guidance, like `rescale` as of `mix`.
+    """
+    copies = 1 if scale == 1 else 2
+    if copies == 2:
+        condition = torch.cat([condition, torch.full_like(condition, UNCONDITIONAL) * net.latent_scale])
+    if encoded is not None:
+        context, sequence = (each.repeat(copies, *[1] * (each.dim() - 1)) for each in encoded)
+        encoded = (context, sequence)
+
+    def predict(x: Tensor, t: Tensor) -> Tensor:
+        noisy = concat(x.repeat(copies, 1, 1, 1), condition)
+        output = net(noisy, t.repeat(copies), encoded=encoded).float()
+        if copies == 1:
+            return output
+        conditional, unconditional = output.chunk(2)
+        return mix(conditional, unconditional, scale, rescale)
+
+    return predict
 
 
 def _ancestral_deviation(diffusion: CosineDiffusion, t: int, following: int) -> float:
