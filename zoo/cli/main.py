@@ -19,6 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import zoo
+from zoo.cli.check import check_tool, check_trainer_command
+from zoo.cli.late import put_off_torchmetrics
+from zoo.cli.names import near, recipes_named
 from zoo.common.hardware import processes
 from zoo.common.locks import locked_arguments
 from zoo.common.options import files_first, take_option
@@ -62,6 +65,9 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         admit(packages)
         if command in TRAINER_COMMANDS:
+            rest = recipes_named(rest)
+            check_trainer_command(command, rest)
+            put_off_torchmetrics()
             from zoo.cli.trainer import run
 
             return run(command, rest)
@@ -80,8 +86,11 @@ def run_tool(command: str, args: list[str]) -> int:
     if args and f"{command} {args[0]}" in tools:
         command, args = f"{command} {args[0]}", args[1:]
     if command not in tools:
-        known = ", ".join([name for name in tools if name.startswith(f"{command} ")] or [*TRAINER_COMMANDS, *tools])
-        return _fail(f"no command {' '.join([command, *args[:1]])!r}; commands: {known}", code=2)
+        known = [name for name in tools if name.startswith(f"{command} ")] or [*TRAINER_COMMANDS, *tools]
+        given = " ".join([command, *args[:1]]) if known else command
+        return _fail(f"no command {given!r}{near(given, known)} (commands: {', '.join(known)})", code=2)
+    check_tool(command, tools[command], (*RANKS, "progress"), args)
+    put_off_torchmetrics()
     module, _, name = tools[command].partition(":")
     function = getattr(importlib.import_module(module), name)
     positional = getattr(function, "positional", True)
@@ -147,11 +156,13 @@ def overview() -> str:
 
 def _report(error: Exception) -> int:
     """Print one line for an error that the user can mend, the traceback for one that only we can."""
-    from zoo.training.errors import explain
-
     if os.environ.get(TRACEBACK_VARIABLE):
         traceback.print_exception(error)
-    message = explain(error, {})
+    message = None
+    if "torch" in sys.modules:
+        from zoo.training.errors import explain
+
+        message = explain(error, {})
     if message is None and isinstance(error, (ValueError, OSError, ImportError)):
         message = str(error) or type(error).__name__
     if message is None and isinstance(error, RecursionError):

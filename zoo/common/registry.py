@@ -163,6 +163,12 @@ def names(package: str) -> list[str]:
     return [f"{package}.{name}" for name in _table(package) or ()]
 
 
+def module_of(name: str) -> str | None:
+    """The module that defines a part of this public name, which is not imported; None for a name of none."""
+    package, _, attribute = name.rpartition(".")
+    return (_table(package) or {}).get(attribute) if package in (*PACKAGES, *_admitted) else None
+
+
 def allowed_paths() -> list[str]:
     """Every name and every defining path of what may be built now: the import policy of the command line's parser."""
     found: list[str] = []

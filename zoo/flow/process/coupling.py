@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from zoo.common.ranges import at_least
@@ -21,6 +20,8 @@ def assign(x0: Tensor, x1: Tensor) -> Tensor:
     Returns:
         Permutation (B,), int64 on the CPU: x0[permutation[i]] goes with x1[i].
     """
+    from scipy.optimize import linear_sum_assignment  # here, for it costs a start as much as half of torch
+
     if len(x0) != len(x1):
         raise ValueError(f"expected as much noise as data, found {len(x0)} and {len(x1)}")
     # float64: the rounding of float32 depends on threads and devices, and would decide between near equals

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import contextlib
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.harness import REPOSITORY
+from zoo.cli.check import check_tool, check_trainer_command
+from zoo.cli.main import find_tools, main
+from zoo.cli.names import find_recipe, near, pairs, recipes, recipes_named
+from zoo.cli.signatures import arguments
+from zoo.common import registry
+
+PARTS = [name for package in registry.PACKAGES for name in registry.names(package)]
+FORMER = sorted((REPOSITORY / "tests/data/checkpoints_8e52760").rglob("config.yaml"))
+
+
+def say(*args):
+    """Exit code and what a command said, in this process."""
+    out = io.StringIO()
+    with contextlib.redirect_stderr(out), contextlib.redirect_stdout(out):
+        code = main([str(arg) for arg in args])
+    return code, out.getvalue().strip()
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_sources_say_what_the_classes_take(name):
+    import inspect
+
+    found = arguments(registry.module_of(name), name.rpartition(".")[2])
+    cls = registry.find(name)
+    if found is None:
+        assert any(each.kind is each.VAR_KEYWORD for each in inspect.signature(cls).parameters.values())
+        return
+    taken = {each: hint for each, hint in registry.slots(cls).items() if each not in ("args", "kwargs")}
+    assert set(found) >= set(taken)
+    assert set(found) - set(taken) <= set(inspect.signature(cls.__init__).parameters)
+    for key, argument in found.items():
+        if argument.choices is not None:
+            assert set(_literals(taken[key])) == set(argument.choices)
+
+
+def _literals(hint):
+    import typing
+
+    for each in typing.get_args(hint):
+        yield from _literals(each) if typing.get_args(each) else [None if each is type(None) else each]
+
+
+@pytest.mark.parametrize("recipe", recipes(), ids=lambda recipe: recipe.name)
+def test_recipes_are_right(recipe):
+    assert find_recipe(recipe.name) == recipe.path
+    check_trainer_command("fit", ["--config", str(recipe.path)])
+
+
+@pytest.mark.parametrize("config", FORMER, ids=lambda path: path.parent.name)
+def test_former_runs_are_right(config):
+    check_trainer_command("fit", ["--config", str(config)])
+
+
+WRONG = [
+    (["fit", "flow/smoek"], "no recipe 'flow/smoek': did you mean flow/smoke"),
+    (["fit", "flow"], "no recipe 'flow': did you mean flow/"),
+    (["fit", "--config", "flow/smoek"], "did you mean flow/smoke"),
+    (["fit", "--config=configs/flow/smok.yaml"], "configs/flow/smok.yaml: no such file: did you mean configs/flow/smoke"),
+    (["fit", "flow/smoke", "--data.batch_sise=3"], "unknown key data.init_args.batch_sise: did you mean batch_size? (keys"),
+    (["fit", "flow/smoke", "--data.init_args.batch_sise", "3"], "did you mean batch_size? (keys of zoo.flow.ImageData: "),
+    (["fit", "flow/smoke", "--trainer.max_step", "3"], "unknown key trainer.max_step: did you mean max_steps"),
+    (["fit", "flow/smoke", "--model.net.chanels=3"], "unknown key model.init_args.net.init_args.chanels: did you mean ch"),
+    (["fit", "flow/smoke", "--model.net", "zoo.flow.UNett"], "zoo.flow has no part UNett: did you mean zoo.flow.UNet"),
+    (["fit", "flow/smoke", "--model", "zoo.flow.FlowTsk"], "model.class_path: zoo.flow has no part FlowTsk: did you"),
+    (["fit", "flow/smoke", "--trainer.precision", "bf16-mixd"], "trainer.precision is 'bf16-mixd': did you mean bf16-mixed"),
+    (["fit", "flow/smoke", "--chekpoints.monitor=x"], "did you mean --checkpoints.monitor?"),
+    (["fit", "flow/smoke", "--loger", "wandb"], "unknown option --loger: did you mean --loggers?"),
+    (["fit", "flow/smoke", "--output=x"], "unknown option --output"),
+    (["fti"], "no command 'fti': did you mean fit?"),
+    (["evaluate", "flw"], "no command 'evaluate flw': did you mean evaluate flow"),
+    (["inspect", "x", "--pth", "y"], "inspect has no option --pth: did you mean --path?"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("args", "message"), WRONG, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
+def test_the_nearest_name(args, message, monkeypatch):
+    monkeypatch.chdir(REPOSITORY)
+    code, said = say(*args)
+    assert code == 2
+    assert message in said
+    assert len(said.splitlines()) == 1
+
+
+def test_neither_torch_nor_lightning_is_imported_for_a_mistake():
+    script = f"import sys; from zoo.cli.main import main\nfor args in {[args for args, _ in WRONG]!r}: assert main(args) == 2\n"
+    script += "assert not {'torch', 'lightning', 'jsonargparse', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=REPOSITORY, capture_output=True, timeout=120)
+
+
+def write(path: Path, **content):
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+MODEL = {"class_path": "zoo.flow.FlowTask", "init_args": {"net": {"class_path": "zoo.flow.UNet", "init_args": {}}}}
+
+
+def test_a_file_that_changes_arguments_of_another_files_class(tmp_path):
+    first = write(tmp_path / "a.yaml", model=MODEL)
+    nested = {"net": {"init_args": {"channls": 3}}}
+    second = write(tmp_path / "b.yaml", model={"init_args": nested})
+    code, said = say("fit", first, second)
+    assert code == 2
+    assert f"{second}: unknown key model.init_args.net.init_args.channls: did you mean channels" in said
+    code, said = say("fit", "--config", first, "--model", write(tmp_path / "c.yaml", init_args=nested))
+    assert code == 2
+    assert "c.yaml: unknown key model.init_args.net.init_args.channls" in said
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"unknown": 1},
+        {"trainer": {"max_stepps": 1}},
+        {"trainer": {"callbacks": [{"class_path": "zoo.training.EMAA"}]}},
+        {"data": {"class_path": "zoo.flow.PointData", "init_args": {"kind": "moon"}}},
+        {"model": {"class_path": "zoo.flow.FlowTask", "init_args": {"guard": {"class_path": "zoo.training.EMAA"}}}},
+        {"samples": {"item": 3}},
+        {"wandb": {"mode": "onlin"}},
+    ],
+)
+def test_wrong_configs(tmp_path, content):
+    code, said = say("fit", write(tmp_path / "x.yaml", **content))
+    assert (code, len(said.splitlines())) == (2, 1), said
+    assert "x.yaml: " in said
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"data": {"class_path": "my.package.Data", "init_args": {"anything": 1}}},
+        {"model": {"class_path": "FlowTask", "init_args": {"net": "UNet"}}},
+        {"wandb": {"mode": "${oc.env:ZOO_MODE,offline}"}},
+        {"trainer": {"precision": "auto"}},
+        {"trainer": {"precision": 32, "logger": False, "callbacks": None}},
+        {"model": "text", "data": [1], "trainer": "x"},
+        ["a", "list"],
+        None,
+    ],
+)
+def test_what_the_sources_do_not_show_is_left_to_the_parser(tmp_path, content):
+    path = tmp_path / "x.yaml"
+    path.write_text(yaml.safe_dump(content))
+    check_trainer_command("fit", ["--config", str(path)])
+
+
+def test_torn_files_are_left_to_the_parser(tmp_path):
+    for name, text in {"a": "a: [", "b": "a: &x [*x]", "c": "\0"}.items():
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(text)
+        check_trainer_command("fit", ["--config", str(path)])
+
+
+def test_words_of_their_own_are_recipes():
+    flow, gpu = find_recipe("flow/smoke"), find_recipe("trainer/gpu")
+    given = ["--trainer.max_steps", "-1", "flow/smoke", "--config=trainer/gpu", "--help"]
+    assert recipes_named(given) == ["--trainer.max_steps", "-1", "--config", str(flow), f"--config={gpu}", "--help"]
+    assert list(pairs(["-c", "x", "--a=b=c", "--flag", "--b"])) == [
+        ("-c", "x", False), ("--a", "b=c", True), ("--flag", None, False), ("--b", None, False)]  # fmt: skip
+
+
+def test_folders_are_no_recipes(tmp_path):
+    code, said = say("fit", tmp_path)
+    assert code == 2
+    assert "--ckpt_path takes runs" in said
+
+
+@pytest.mark.parametrize("tool", find_tools().items(), ids=lambda tool: tool[0])
+def test_every_option_of_every_tool_is_known(tool):
+    import importlib
+    import inspect
+
+    module, _, name = tool[1].partition(":")
+    options = inspect.signature(getattr(importlib.import_module(module), name)).parameters
+    check_tool(*tool, (), [f"--{option}" for option in options])
+
+
+def test_near():
+    assert near("x", ["abc"]) == ""
+    assert near("flow", ["flow/a", "flow/b", "flaw"]) == ": did you mean flow/a or flow/b?"

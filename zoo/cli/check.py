@@ -1,0 +1,240 @@
+"""Mistakes that the sources show: unknown keys, classes and choices are answered before torch is imported.
+
+What is found here is wrong for certain; all else is left to the parser, which knows types.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from zoo.cli.names import find_recipe, listed, near, pairs
+from zoo.cli.signatures import Argument, arguments
+from zoo.common import registry
+from zoo.common.options import CONFIG_OPTIONS, SETTINGS_SUFFIXES
+from zoo.common.reading.text import safe_load
+
+CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
+TRAINER = ("lightning.pytorch.trainer.trainer", "Trainer")
+OWN = {"config", "c", "help", "h", "print_config", "seed_everything", "trainer", "model", "data", "ckpt_path"}
+PRECISION_AUTO = "auto"
+
+
+class WrongNameError(ValueError):
+    """A name that nothing has."""
+
+    exit_code = 2
+
+
+class _Checker:
+    """Knows which class stands where, so that a later file or option may change its arguments alone."""
+
+    def __init__(self, command: str) -> None:
+        self.sections = _sections()
+        self.keys = {*OWN, *self.sections} | ({"input", "output", "overwrite"} if command == "predict" else set())
+        self.classes: dict[str, str] = {}
+
+    def config(self, content: Any, origin: str) -> None:
+        """Check the keys of a file."""
+        if not isinstance(content, Mapping):
+            return
+        for key, value in content.items():
+            if key not in self.keys:
+                raise WrongNameError(
+                    f"{origin}unknown key {key}{near(str(key), self.keys)} (keys: {_names(self.keys)})"
+                )
+            if key in ("model", "data"):
+                self._part(value, key, origin)
+            else:
+                self._section(key, value, origin)
+
+    def _section(self, key: str, value: Any, origin: str) -> None:
+        place = TRAINER if key == "trainer" else self.sections.get(key)
+        known = arguments(*place) if place else None
+        if place is None or known is None or not isinstance(value, Mapping):
+            return
+        for name, entry in value.items():
+            argument = _known(f"{key}.{name}", str(name), known, key, origin)
+            if (key, name) == ("trainer", "precision"):
+                argument = Argument(name, (PRECISION_AUTO, *(argument.choices or ())))
+            _choice(f"{key}.{name}", entry, argument, origin)
+            self._part(entry, f"{key}.{name}", origin)
+
+    def _part(self, value: Any, key: str, origin: str) -> None:
+        """Check what may be a class and its arguments, and what stands in them."""
+        if isinstance(value, list):
+            for number, entry in enumerate(value):
+                self._part(entry, f"{key}.{number}", origin)
+        if not isinstance(value, Mapping):
+            return
+        if isinstance(value.get("class_path"), str):
+            self.classes[key] = _class(value["class_path"], key, origin)
+        elif "init_args" not in value:
+            for name, entry in value.items():
+                self._part(entry, f"{key}.{name}", origin)
+            return
+        self._arguments(value.get("init_args"), key, origin)
+
+    def _arguments(self, given: Any, key: str, origin: str) -> None:
+        known = self._takes(key)
+        for name, entry in given.items() if isinstance(given, Mapping) else ():
+            place = f"{key}.init_args.{name}"
+            if known is not None:
+                argument = _known(place, str(name).removesuffix("+"), known, self.classes[key], origin)
+                _choice(place, entry, argument, origin)
+            self._part(entry, place, origin)
+
+    def _takes(self, key: str) -> dict[str, Argument] | None:
+        return _takes(self.classes[key]) if key in self.classes else None
+
+    def option(self, option: str, value: str | None) -> None:
+        """Check an option of the command line, `--data.init_args.batch_size` or `--data.batch_size`."""
+        path = option.removeprefix("--").removesuffix("+").split(".")
+        if path[0] not in self.keys:
+            known = [".".join([f"--{name}", *path[1:]]) for name in sorted(self.keys) if len(name) > 1]
+            raise WrongNameError(f"unknown option {option}{near(option, known)} (`--help all` shows every option)")
+        given = _value(value)
+        if path[0] not in ("model", "data"):
+            if len(path) == 2:
+                self._section(path[0], {path[1]: given}, "")
+            return
+        if len(path) == 1:
+            self._part({"class_path": value} if value and "." in value and " " not in value else given, path[0], "")
+            return
+        self._descend(path[0], path[1:], given)
+
+    def _descend(self, key: str, path: Sequence[str], value: Any) -> None:
+        """Follow the keys of an option; `init_args` may be left out where a class stands."""
+        if path[0] in CLASS_KEYS[1:]:
+            path = path[1:]
+        if not path or path[0] == "help":
+            return
+        if path[0] == "class_path":
+            if isinstance(value, str):
+                self.classes[key] = _class(value, key, "")
+            return
+        known = self._takes(key)
+        if known is None:
+            return
+        place = f"{key}.init_args.{path[0]}"
+        argument = _known(place, path[0], known, self.classes[key], "")
+        if len(path) > 1:
+            self._descend(place, path[1:], value)
+        else:
+            _choice(place, value, argument, "")
+            self._part(value, place, "")
+
+
+def check_trainer_command(command: str, args: Sequence[str]) -> None:
+    """Check the options of fit, validate, test or predict and the files that they name.
+
+    Args:
+        args: after `zoo.cli.names.recipes_named`.
+
+    Raises:
+        WrongNameError: for a key, class or choice that nothing has, with the nearest.
+        FileNotFoundError: for a file that is not there.
+    """
+    checker = _Checker(command)
+    for option, value, _ in pairs(list(args)):
+        if option == "--ckpt_path" and value:
+            run = Path(value)
+            with contextlib.suppress(WrongNameError):  # a run's own config may be of another version
+                checker.config(registry.renamed(_content((run if run.is_dir() else run.parent) / "config.yaml")), "")
+    for option, value, _ in pairs(list(args)):
+        if option in CONFIG_OPTIONS and value is not None:
+            path = find_recipe(value)
+            checker.config(registry.renamed(_content(path)), f"{path}: ")
+        elif option.startswith("--"):
+            as_file = Path(value) if value and value.endswith(SETTINGS_SUFFIXES) else None
+            if as_file is not None and as_file.is_file():
+                checker.config({option.removeprefix("--"): registry.renamed(_content(as_file))}, f"{as_file}: ")
+            else:
+                checker.option(option, value)
+
+
+def check_tool(name: str, function: str, skipped: Sequence[str], args: Sequence[str]) -> None:
+    """Check the options of a tool, a function "module:function" whose arguments they are.
+
+    Raises:
+        WrongNameError: for an option that it has not, with the nearest.
+    """
+    module, _, attribute = function.partition(":")
+    known = arguments(module, attribute)
+    options = [f"--{each}" for each in known or () if each not in skipped] + ["--help", "-h", "--config"]
+    for option, _, _ in pairs(list(args)):
+        if known is not None and option.startswith("--") and option.partition(".")[0].rstrip("+") not in options:
+            raise WrongNameError(f"{name} has no option {option}{near(option, options)} (options: {listed(options)})")
+
+
+def _sections() -> dict[str, tuple[str, str] | None]:
+    """Groups of options beside those of LightningCLI, with the class whose arguments they are, read from the source."""
+    source = (Path(__file__).parent / "trainer.py").read_text(encoding="utf-8")
+    added = next(
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef) and node.name == "add_arguments_to_parser"
+    )
+    found: dict[str, tuple[str, str] | None] = {}
+    for call in ast.walk(added):
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+            continue
+        texts = [each.value for each in call.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+        if call.func.attr == "add_argument":
+            found[texts[0].removeprefix("--")] = None
+        elif call.func.attr in ("add_lightning_class_args", "add_class_arguments") and isinstance(
+            call.args[0], ast.Name
+        ):
+            found[texts[0]] = ("zoo.cli.trainer", call.args[0].id)
+    return found
+
+
+def _takes(name: str) -> dict[str, Argument] | None:
+    package, _, attribute = name.rpartition(".")
+    module = registry.module_of(name)
+    return arguments(module, attribute) if module is not None and package not in registry.FOREIGN else None
+
+
+def _class(name: str, key: str, origin: str) -> str:
+    """The public name of a class that a text names; one that nothing has is refused, a short one passes."""
+    public = registry.current_name(name)
+    package, _, attribute = public.rpartition(".")
+    known = registry.names(package) if package in registry.PACKAGES else []
+    if known and public not in known:
+        raise WrongNameError(f"{origin}{key}.class_path: {package} has no part {attribute}{near(public, known)}")
+    return public
+
+
+def _known(place: str, name: str, known: Mapping[str, Argument], owner: str, origin: str) -> Argument:
+    if name not in known:
+        raise WrongNameError(f"{origin}unknown key {place}{near(name, known)} (keys of {owner}: {_names(known)})")
+    return known[name]
+
+
+def _names(known: Any) -> str:
+    return listed(sorted(known))
+
+
+def _choice(place: str, value: Any, argument: Argument, origin: str) -> None:
+    choices = list(dict.fromkeys("null" if each is None else str(each) for each in argument.choices or ()))
+    if isinstance(value, str) and "${" not in value and choices and value not in choices:
+        raise WrongNameError(f"{origin}{place} is {value!r}{near(value, choices)} (values: {', '.join(choices)})")
+    if isinstance(value, str) and registry.current_name(value).rpartition(".")[0] in registry.PACKAGES:
+        _class(value, place, origin)
+
+
+def _value(text: str | None) -> Any:
+    with contextlib.suppress(ValueError, yaml.YAMLError):
+        return safe_load(text or "")
+    return text
+
+
+def _content(path: Path) -> Any:
+    with contextlib.suppress(OSError, ValueError, yaml.YAMLError):  # the parser says what is wrong with a file
+        return safe_load(path.read_text(encoding="utf-8"))
+    return None

@@ -1,0 +1,143 @@
+"""What classes and functions take, read from their sources: a typing error is answered without importing torch."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+NO_MORE = ("LightningModule", "LightningDataModule", "Callback", "object", "ABC", "Protocol")  # take no arguments
+
+
+class Argument(NamedTuple):
+    """An argument of a class or function.
+
+    Args:
+        choices: the values that it takes, where its annotation lists them.
+    """
+
+    name: str
+    choices: tuple[Any, ...] | None
+
+
+class _Found(NamedTuple):
+    module: str
+    node: ast.stmt
+
+
+@cache
+def arguments(module: str, name: str) -> dict[str, Argument] | None:
+    """The arguments of a class's constructor, those that go on to its base classes included, or of a function.
+
+    Returns:
+        By name; None where the sources do not tell.
+    """
+    found = _find(module, name)
+    if found is None:
+        return None
+    if isinstance(found.node, ast.ClassDef):
+        return _of_class(found.module, found.node)
+    return _parameters(found.module, found.node.args) if isinstance(found.node, ast.FunctionDef) else None
+
+
+def _of_class(module: str, node: ast.ClassDef) -> dict[str, Argument] | None:
+    init = next((each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"), None)
+    if init is None and any(_last(decorator) == "dataclass" for decorator in node.decorator_list):
+        fields = {_last(each.target): each.annotation for each in node.body if isinstance(each, ast.AnnAssign)}
+        return {name: Argument(name, _choices(module, fields[name])) for name in fields if not name.startswith("_")}
+    own = {} if init is None else _parameters(module, init.args)
+    if init is not None and init.args.kwarg is None:
+        return own
+    if not node.bases:
+        return own if init is None else None
+    for base in node.bases:
+        inherited = {} if _last(base) in NO_MORE else arguments(module, _last(base))
+        if inherited is None:
+            return None
+        own = {**inherited, **own}
+    return own
+
+
+def _parameters(module: str, args: ast.arguments) -> dict[str, Argument]:
+    given = [*args.posonlyargs, *args.args, *args.kwonlyargs]
+    return {each.arg: Argument(each.arg, _choices(module, each.annotation)) for each in given if each.arg != "self"}
+
+
+def _choices(module: str, annotation: ast.expr | None) -> tuple[Any, ...] | None:
+    """The values of `Literal[...]`, also by another name or with None; None for any other annotation."""
+    if isinstance(annotation, ast.Constant):
+        return (None,) if annotation.value is None else None
+    if isinstance(annotation, ast.BinOp) and isinstance(annotation.op, ast.BitOr):
+        return _together(module, [annotation.left, annotation.right])
+    if isinstance(annotation, ast.Subscript):
+        inner = annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else [annotation.slice]
+        kind = _last(annotation.value)
+        if kind == "Literal":
+            return tuple(each.value for each in inner if isinstance(each, ast.Constant))
+        if kind in ("Union", "Optional"):
+            return _together(module, [*inner, *([ast.Constant(None)] if kind == "Optional" else [])])
+    if isinstance(annotation, ast.Name):
+        found = _find(module, annotation.id)
+        if found is not None and isinstance(found.node, ast.Assign | ast.AnnAssign):
+            return _choices(found.module, found.node.value)
+    return None
+
+
+def _together(module: str, annotations: list[ast.expr]) -> tuple[Any, ...] | None:
+    found = [_choices(module, each) for each in annotations]
+    return None if None in found else tuple(value for values in found for value in values or ())
+
+
+def _find(module: str, name: str) -> _Found | None:
+    """A definition and the module where it stands, through imports."""
+    for _ in range(10):  # imports of imports
+        tree = _tree(module)
+        if tree is None:
+            return None
+        origin = None
+        for node in _statements(tree):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+                return _Found(module, node)
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+                return _Found(module, node)
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                for each in node.names:
+                    if (each.asname or each.name) == name:
+                        origin = (node.module, each.name)
+        if origin is None:
+            return None
+        module, name = origin
+    return None
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
+    """Those of the module, and those under its `if TYPE_CHECKING:`."""
+    for node in tree.body:
+        yield node
+        if isinstance(node, ast.If):
+            yield from node.body
+
+
+@cache
+def _tree(module: str) -> ast.Module | None:
+    """A module's source; packages above it are not imported, but for the first."""
+    top, *rest = module.split(".")
+    spec = importlib.util.find_spec(top)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    place = Path(spec.submodule_search_locations[0]).joinpath(*rest)
+    file = place.with_suffix(".py") if rest and place.with_suffix(".py").is_file() else place / "__init__.py"
+    return ast.parse(file.read_text(encoding="utf-8")) if file.is_file() else None
+
+
+def _last(node: ast.AST) -> str:
+    """`Task` of `Task`, `zoo.Task`, `Task[int]` or `Task()`."""
+    if isinstance(node, ast.Subscript):
+        return _last(node.value)
+    if isinstance(node, ast.Call):
+        return _last(node.func)
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
