@@ -65,31 +65,21 @@ class OriginalModel(nn.Module):
         condition_vae: encodes the condition where the file has another autoencoder for it; None where one serves both.
         vocoder: weight norm folded; None where the file has none. ProjectLily runs it on exp(log-mel), AudioSR on the
             log-mel.
-        layout: of the file.
-        config: the original's configuration; {} without one.
-        step: optimizer steps trained.
+        layout: of the file, like `config` ({} without one) and `step` (optimizer steps trained).
         report: how its tensors matched, by component.
         notes: what was passed over.
     """
 
     def __init__(
-        self,
-        vae: Autoencoder,
-        unet: OriginalUNet,
-        vocoder: Generator | None,
-        layout: str,
-        condition_vae: Autoencoder | None = None,
+        self, file: AudioSRFile, nets: Mapping[str, Any], unet: OriginalUNet, report: Report, notes: list[str]
     ) -> None:
         super().__init__()
-        self.condition_vae = condition_vae
-        self.vae = vae
+        self.condition_vae: Autoencoder | None = nets.get(COPY)
+        self.vae: Autoencoder = nets["vae"]
         self.unet = unet
-        self.vocoder = vocoder
-        self.layout = layout
-        self.config: dict[str, Any] = {}
-        self.step = 0
-        self.report: Report = {}
-        self.notes: list[str] = []
+        self.vocoder: Generator | None = nets.get("vocoder")
+        self.layout, self.config, self.step = file.layout, file.settings, file.step
+        self.report, self.notes = report, notes
 
     @property
     def global_encoder(self) -> GlobalEncoder | None:
@@ -115,10 +105,7 @@ def build_model(file: AudioSRFile, ema: bool, min_matched: float, allow_partial:
     built = {name: _loaded(build(spec), file.parts[name] | averaged.get(name, {})) for name, spec in specs.items()}
     denoiser = Denoiser(built["unet"], built.get("global_encoder"))
     denoiser.latent_scale.copy_(file.scale)
-    unet = OriginalUNet(denoiser, file.is_mel_first)
-    model = OriginalModel(built["vae"], unet, built.get("vocoder"), file.layout, built.get(COPY))
-    model.config, model.step, model.report, model.notes = file.settings, file.step, report, notes
-    return model.eval()
+    return OriginalModel(file, built, OriginalUNet(denoiser, file.is_mel_first), report, notes).eval()
 
 
 def _loaded(net: Any, state: State) -> Any:
