@@ -18,11 +18,11 @@ from scripts.bench.tools import Costs, Finding, Settings, command, in_folders, i
 from zoo.ci_llm.aggregation.aggregator import Mean
 from zoo.ci_llm.data.buckets import TextBatches, padding_share
 from zoo.ci_llm.data.datamodule import TextData
-from zoo.ci_llm.data.rows import join_rows
 from zoo.ci_llm.data.tokenizers import BpeTokenizer
+from zoo.ci_llm.data.tokens import join_rows
 from zoo.ci_llm.inference.generate import generate
 from zoo.ci_llm.losses.diversity import Diversity
-from zoo.ci_llm.losses.likelihood import IGNORED, losses, sequence_losses
+from zoo.ci_llm.losses.likelihood import IGNORED, learned, losses, token_losses
 from zoo.ci_llm.losses.objective import Objective, objective
 from zoo.ci_llm.nets.agents import Agents
 from zoo.ci_llm.nets.backbone import Backbone
@@ -278,7 +278,8 @@ def _sequence_losses(crowd: Crowd, data: TextData, batches: Sequence[Sequence[in
         batch = join_rows([data.train_set[number] for number in numbers], data.tokenizer.pad_id)
         ids = batch["input_ids"] % VOCABULARY
         labels = torch.where(batch["labels"] < 0, batch["labels"], ids)
-        values = sequence_losses(crowd(ids, batch["attention_mask"]), labels)
+        values = token_losses(crowd(ids, batch["attention_mask"]), labels).sum(-1)
+        values = values / (learned(labels) != IGNORED).sum(-1).clamp(min=1)
         found |= {number: values[:, at] for at, number in enumerate(numbers)}
     return found
 

@@ -16,11 +16,12 @@ from scripts.bench.compressed_ad_originals import LastActionPolicy, PythonDarkro
 from scripts.bench.tools import Cost, Finding, Settings, command, cost_of, in_folders, interleave, median, ratios
 from zoo.cli.trainer import ZooCLI
 from zoo.common.systems import recipe_root
-from zoo.compressed_ad.collecting.collect import best_returns, collect, last_returns
+from zoo.compressed_ad.collecting.collect import collect, last_returns
 from zoo.compressed_ad.collecting.ppo import PPO
 from zoo.compressed_ad.data.datamodule import HistoryData
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.data.history import HistoryStore
+from zoo.compressed_ad.envs.baselines import oracle_return
 from zoo.compressed_ad.envs.grids import BatchedEnv, Darkroom
 from zoo.compressed_ad.inference import pairs, tasks_of
 from zoo.compressed_ad.losses import cross_entropy
@@ -74,7 +75,7 @@ def ppo(settings: Settings) -> list[Finding]:
     sizes = settings.few(52, 8), settings.few(100, 10)
     cost = cost_of(partial(collect, env, folder, PPO(), *sizes, goals, progress=False))
     store = HistoryStore(folder)
-    returns, best = last_returns(store), best_returns(store)
+    returns, best = last_returns(store), oracle_return(store.env, store.tasks)
     learned = float(returns[store.task_indices.tolist().index(example)])
     details = {"by wall time, min": cost.wall / 60, "goals": len(store), "streams": store.streams, "steps": store.steps}
     means = {"the best possible": float(best.mean()), "lowest of a goal": float(returns.min())}

@@ -1,25 +1,31 @@
-"""What a crowd of agents brings: python -m scripts.evidence.ci_llm train|gather --help."""
+"""What a crowd of agents brings: python -m scripts.evidence.ci_llm train|gather|picture --help."""
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import yaml
 
 from scripts.bench.tools import Finding, evidence, save, train_once
-from zoo.ci_llm.evaluation import plots
+from zoo.ci_llm.aggregation.answers import flexible_answer, same_answer
 from zoo.ci_llm.evaluation.controls import spoiled_scores
 from zoo.ci_llm.evaluation.evaluate import evaluate
 from zoo.ci_llm.evaluation.report import SINGLE
 from zoo.common.atomic import write_atomic
 from zoo.common.reading.text import safe_load
-from zoo.common.report import plain, write_figure
+from zoo.common.report import new_figure, plain, write_figure
 from zoo.common.systems import recipe_root
 from zoo.runs.folder import find_config
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 RECIPE, BACKBONE = "demo", "demo_backbone"
 # weight, strategy and target of the arms beside the recipe's own and the one without diversity
@@ -147,7 +153,7 @@ def gather(
     save(first / NAME, findings, evidence="demo", table=plain(arms), runs=plain(rows))
     text = markdown(arms)
     write_atomic(first / TABLE, lambda file: file.write(text.encode()))
-    write_figure(first / FIGURE, plots.arms(arms))
+    write_figure(first / FIGURE, draw_arms(arms))
     return findings
 
 
@@ -291,6 +297,71 @@ def _spoiled(run: Path, seed: int) -> list[Finding]:
     return [Finding(name, ratio, "x", at_most=1.0, details=plain(details))]
 
 
+def draw_arms(arms: Sequence[Row]) -> Figure:
+    """Draw likelihood, diversity and exact match of arms: a dot for the mean, a tick for each run."""
+    panels = {
+        "NLL, nats per token": {"nll_mean": "mean agent", "nll_best": "best agent", "nll_ensemble": "ensemble"},
+        "pairwise KL, nats": {"pairwise_kl": "KL"},
+        "exact match": {"em_single": "single agent", "em_ensemble": "ensemble", "em_vote": "vote"},
+    }
+    figure = new_figure(4.6 * len(panels), 1.8 + 0.5 * len(arms))
+    places = np.arange(len(arms))
+    for axes, (title, keys) in zip(figure.subplots(1, len(panels), sharey=True), panels.items(), strict=True):
+        for number, (key, label) in enumerate(keys.items()):
+            at = places + 0.2 * (number - (len(keys) - 1) / 2)
+            (line,) = axes.plot([np.mean(arm[key]) for arm in arms], at, "o", label=label)
+            for place, arm in zip(at, arms, strict=True):
+                axes.plot(arm[key], [place] * len(arm[key]), "|", color=line.get_color(), markersize=7)
+        axes.set(title=title)
+        axes.set_yticks(places, [arm["label"] for arm in arms])
+        axes.grid(alpha=0.3)
+        if len(keys) > 1:
+            axes.legend(fontsize="small", ncols=len(keys), loc="upper center", bbox_to_anchor=(0.5, -0.12))
+    figure.axes[0].set_ylim(len(arms) - 0.5, -0.5)
+    return figure
+
+
+def picture(run: Path, output: Path = Path("docs/figures/ci_llm.png")) -> list[Finding]:
+    """Draw the questions and answers of a run's last validation; green is right, red is wrong.
+
+    Args:
+        run: folder of the run.
+        output: the picture.
+    """
+    tables = sorted(run.glob("media/*/val_answers.csv"))
+    if not tables:
+        raise ValueError(f"{run} holds no media/*/val_answers.csv: train it with samples.enabled")
+    with tables[-1].open(encoding="utf-8", newline="") as file:
+        heads, *rows = csv.reader(file)
+    cells, colours = [], []
+    for question, *answers, agreement, right in rows:
+        numbers = [flexible_answer(answer) for answer in (*answers, right)]
+        marks = ["#d9ead3" if same_answer(number, numbers[-1]) else "#f4cccc" for number in numbers[:-1]]
+        cells.append([fill(question, 36), *map(_two_lines, answers), f"{float(agreement):.0%}", _two_lines(right)])
+        colours.append(["white", *marks, "white", "white"])
+    figure = new_figure(10.0, 0.5 + 0.46 * len(rows))
+    axes = figure.subplots()
+    axes.axis("off")
+    shares = np.array([3.3, *[1.5] * (len(heads) - 3), 1.1, 1.5])
+    table = axes.table(
+        cells, colours, "left", shares / shares.sum(), colLabels=heads, colLoc="left", bbox=(0.0, 0.0, 1.0, 1.0)
+    )
+    table.auto_set_font_size(False)
+    table.set_fontsize(8)
+    for (row, _), cell in table.get_celld().items():
+        cell.PAD = 0.04
+        cell.set(edgecolor="0.8", linewidth=0.6)
+        cell.set_text_props(weight="bold" if row == 0 else "normal")
+    write_figure(output, figure)
+    agreed = [float(row[-2]) for row in rows]
+    return [Finding("agreement of the agents, mean", fmean(agreed), "", details={"questions": len(rows)})]
+
+
+def _two_lines(answer: str) -> str:
+    """A way to reckon above its result."""
+    return answer.replace(" ####", "\n####")
+
+
 def _weight(arm: Row) -> float:
     return arm["weight"]
 
@@ -308,4 +379,4 @@ def _shown(values: Sequence[float]) -> str:
 
 
 if __name__ == "__main__":
-    evidence({"train": train, "gather": gather})
+    evidence({"train": train, "gather": gather, "picture": picture})

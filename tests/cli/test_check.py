@@ -67,15 +67,15 @@ WRONG = [
     (["fit", "flow/smoek"], "no recipe 'flow/smoek': did you mean flow/smoke"),
     (["fit", "flow"], "no recipe 'flow': did you mean flow/"),
     (["fit", "--config", "flow/smoek"], "did you mean flow/smoke"),
-    (["fit", "--config=configs/flow/smok.yaml"], "configs/flow/smok.yaml: no such file: did you mean configs/flow/smoke"),
-    (["fit", "flow/smoke", "--data.batch_sise=3"], "unknown key data.init_args.batch_sise: did you mean batch_size? (keys"),
-    (["fit", "flow/smoke", "--data.init_args.batch_sise", "3"], "did you mean batch_size? (keys of zoo.flow.ImageData: "),
+    (["fit", "--config=configs/flow/smok.yaml"], "smok.yaml: no such file: did you mean configs/flow/smoke"),
+    (["fit", "flow/smoke", "--data.batch_sise=3"], "key data.init_args.batch_sise: did you mean batch_size? (keys"),
+    (["fit", "flow/smoke", "--data.init_args.batch_sise", "3"], "mean batch_size? (keys of zoo.flow.ImageData: "),
     (["fit", "flow/smoke", "--trainer.max_step", "3"], "unknown key trainer.max_step: did you mean max_steps"),
-    (["fit", "flow/smoke", "--model.net.chanels=3"], "unknown key model.init_args.net.init_args.chanels: did you mean ch"),
+    (["fit", "flow/smoke", "--model.net.chanels=3"], "key model.init_args.net.init_args.chanels: did you mean ch"),
     (["fit", "flow/smoke", "--model.net", "zoo.flow.UNett"], "zoo.flow has no part UNett: did you mean zoo.flow.UNet"),
     (["fit", "flow/smoke", "--model", "zoo.flow.FlowTsk"], "model.class_path: zoo.flow has no part FlowTsk: did you"),
-    (["fit", "flow/smoke", "--trainer.precision", "bf16-mixd"], "trainer.precision is 'bf16-mixd': did you mean bf16-mixed"),
-    (["fit", "flow/smoke", "--chekpoints.monitor=x"], "did you mean --checkpoints.monitor?"),
+    (["fit", "flow/smoke", "--trainer.precision", "bf16-mixd"], "is 'bf16-mixd': did you mean bf16-mixed"),
+    (["fit", "flow/smoke", "--chekpoints.monitor=x"], "did you mean --checkpoints.monitor"),
     (["fit", "flow/smoke", "--loger", "wandb"], "unknown option --loger: did you mean --loggers?"),
     (["fit", "flow/smoke", "--output=x"], "unknown option --output"),
     (["fti"], "no command 'fti': did you mean fit?"),
@@ -96,7 +96,8 @@ def test_the_nearest_name(args, message, monkeypatch):
 
 
 def test_neither_torch_nor_lightning_is_imported_for_a_mistake():
-    script = f"import sys; from zoo.cli.main import main\nfor args in {[args for args, _ in WRONG]!r}: assert main(args) == 2\n"
+    mistakes = [args for args, _ in WRONG]
+    script = f"import sys; from zoo.cli.main import main\nfor args in {mistakes!r}: assert main(args) == 2\n"
     script += "assert not {'torch', 'lightning', 'jsonargparse', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True, cwd=REPOSITORY, capture_output=True, timeout=120)
 
@@ -192,3 +193,23 @@ def test_every_option_of_every_tool_is_known(tool):
 def test_near():
     assert near("x", ["abc"]) == ""
     assert near("flow", ["flow/a", "flow/b", "flaw"]) == ": did you mean flow/a or flow/b?"
+
+
+@pytest.mark.parametrize("recipe", ["ci_llm/base", "miipher/adapter_layer_6"])
+def test_a_model_that_cannot_be_had_is_named(recipe, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("ZOO_DATA", str(tmp_path))
+    from tests.harness import forked
+
+    done = forked("fit", recipe, "--trainer.accelerator", "cpu", cwd=tmp_path, HF_HUB_OFFLINE="1")
+    assert done.returncode != 0
+    assert "neither a local folder nor to be had from the hub" in done.stderr
+
+
+def test_a_mistyped_monitor_is_named_before_the_first_step(tmp_path):
+    from tests.harness import forked
+
+    done = forked("fit", "flow/smoke", "--checkpoints.monitor", "val/los", cwd=tmp_path)
+    assert done.returncode != 0
+    assert "checkpoints.monitor: no validation gives val/los: did you mean val/loss?" in done.stderr
+    assert not list(tmp_path.rglob("*.ckpt"))

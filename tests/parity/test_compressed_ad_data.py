@@ -26,10 +26,12 @@ def golden(shared: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def store(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> HistoryStore:
     pytest.importorskip("h5py")
-    from zoo.compressed_ad.convert.hdf5 import import_hdf5
+    from zoo.compressed_ad.convert.hdf5 import import_histories
 
     path = shared / "golden" / "compressed_ad" / "env" / "history_darkroom_PPO_alg-seed42.hdf5"
-    return import_hdf5(path, tmp_path_factory.mktemp("store"), Darkroom(3, 5), "shuffled")
+    folder = tmp_path_factory.mktemp("store")
+    import_histories(path, folder, "shuffled", Darkroom(3, 5))
+    return HistoryStore(folder)
 
 
 def groups(store: HistoryStore) -> tuple[list[int], list[int]]:

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from zoo.common.reading.foreign import load_foreign
-from zoo.compressed_ad.convert.hdf5 import export_hdf5, import_hdf5
-from zoo.compressed_ad.data.history import to_steps
+from zoo.compressed_ad.convert.hdf5 import export_histories, import_histories
+from zoo.compressed_ad.data.history import HistoryStore, ending_at, to_steps
 from zoo.compressed_ad.envs.grids import Darkroom
 
 h5py = pytest.importorskip("h5py")
@@ -36,7 +36,9 @@ def env(golden):
 
 @pytest.fixture(scope="module")
 def store(file, env, tmp_path_factory):
-    return import_hdf5(file, tmp_path_factory.mktemp("history") / "store", env, "shuffled", shard_size=4)
+    folder = tmp_path_factory.mktemp("history") / "store"
+    import_histories(file, folder, "shuffled", env, shard_size=4)
+    return HistoryStore(folder)
 
 
 def test_groups_have_the_goals_of_the_original(store, golden):
@@ -46,7 +48,7 @@ def test_groups_have_the_goals_of_the_original(store, golden):
 def test_steps_are_those_of_the_file(store, file):
     with h5py.File(file) as groups:
         for task in range(len(store)):
-            steps = to_steps(store.read(task, slice(None)), "reset", store.env.start_cell)
+            steps = ending_at(to_steps(store.read(task, slice(None))), store.env.start_cell)
             for name, values in zip(steps._fields, steps, strict=True):
                 assert np.array_equal(values.transpose(0, 1).numpy(), groups[f"{task}/{name}"][()])
 
@@ -56,11 +58,11 @@ def test_terminal_state_is_the_true_one(store):
     moves = torch.tensor([[1, 0], [-1, 0], [0, 1], [0, -1], [0, 0]])
     expected = (steps.states + moves[steps.actions]).clamp(0, store.env.grid_size - 1)
     assert torch.equal(steps.next_states, expected)
-    assert not torch.equal(expected, to_steps(store.read(0, slice(None)), "reset", store.env.start_cell).next_states)
+    assert not torch.equal(expected, ending_at(steps, store.env.start_cell).next_states)
 
 
 def test_there_and_back(store, file, tmp_path):
-    export_hdf5(store, tmp_path / "back.hdf5", "shuffled")
+    export_histories(store.folder, tmp_path / "back.hdf5", "shuffled")
     with h5py.File(file) as first, h5py.File(tmp_path / "back.hdf5") as second:
         assert set(first) == set(second)
         for group in first:
@@ -73,7 +75,7 @@ def test_there_and_back(store, file, tmp_path):
 
 def test_wrong_order_is_refused(file, env, tmp_path):
     with pytest.raises(ValueError, match=r"rewards differ.*another order"):
-        import_hdf5(file, tmp_path / "store", env, "row_major")
+        import_histories(file, tmp_path / "store", "row_major", env)
     with pytest.raises(ValueError, match=r"rewards differ.*another order"):
-        import_hdf5(file, tmp_path / "store", env, "shuffled", split_seed=1)
+        import_histories(file, tmp_path / "store", "shuffled", env, split_seed=1)
     assert not list(tmp_path.iterdir())

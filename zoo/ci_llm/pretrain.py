@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from zoo.ci_llm.data.questions import in_one_line, questions, room
 from zoo.ci_llm.data.text_data import Template
 from zoo.ci_llm.data.tokenizers import Tokenizer
+from zoo.ci_llm.data.tokens import left_padded
 from zoo.ci_llm.losses.likelihood import IGNORED, losses, target_losses
 from zoo.ci_llm.losses.objective import Batch, attended, targets
 from zoo.ci_llm.nets.backbone import Backbone, LearningBackbone, positions
 from zoo.common.atomic import replacing
 from zoo.runs.folder import run_folder
+from zoo.training.callbacks.checkpoint import SHARDING_STRATEGIES
+from zoo.training.callbacks.media import log_table
 from zoo.training.schedules import LrScaling
 from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask
 
@@ -79,6 +84,25 @@ class PretrainTask(SingleOptimizerTask):
         """Write model and tokenizer in transformers' layout."""
         if self.trainer.is_global_zero and self.trainer.state.fn == "fit" and not self.trainer.sanity_checking:
             save_backbone(self.backbone, self.tokenizer, run_folder(self.trainer) / FOLDER)
+
+    def draw_samples(self, batches: list[Any], last: bool) -> None:
+        """Show how the model continues the first prompts, by the likeliest tokens."""
+        if not self.trainer.is_global_zero or type(self.trainer.strategy).__name__ in SHARDING_STRATEGIES:
+            return  # a pass through shards needs all ranks, and each has texts of other lengths
+        asked = questions(batches, self.sample_settings.items, self.tokenizer, self.template)
+        if not asked:
+            return
+        ids, mask = (x.to(self.device) for x in left_padded([each.prompt for each in asked], self.tokenizer.pad_id))
+        written = self.backbone.model.generate(
+            input_ids=ids, attention_mask=mask, do_sample=False, eos_token_id=self.tokenizer.eos_id,
+            pad_token_id=self.tokenizer.pad_id,
+            max_new_tokens=room(asked, self.backbone.context_tokens, self.max_new_tokens),
+        )[:, ids.shape[1] :]  # fmt: skip
+        rows = [
+            [in_one_line(text) for text in (each.text, self.tokenizer.decode(row), each.answer)]
+            for each, row in zip(asked, written.tolist(), strict=True)
+        ]
+        log_table(self, "val/continuations", ["prompt", "continuation", "right answer"], rows)
 
     def _logits(self, batch: Batch, at: Tensor | None = None) -> Tensor:
         """Logits (B, T, V), or (1, M, V) at M positions."""

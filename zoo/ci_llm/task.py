@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from zoo.ci_llm.aggregation.aggregator import Aggregator, aggregate
+from zoo.ci_llm.aggregation.aggregator import Aggregator, Vote, aggregate
+from zoo.ci_llm.aggregation.answers import flexible_answer, vote
 from zoo.ci_llm.data.datamodule import TextData
+from zoo.ci_llm.data.questions import in_one_line, questions, room
 from zoo.ci_llm.data.text_data import Template
 from zoo.ci_llm.data.tokenizers import Tokenizer
 from zoo.ci_llm.losses.diversity import Diversity
@@ -20,6 +22,8 @@ from zoo.ci_llm.losses.objective import Batch, Objective, label_count, mean_over
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.ci_llm.nets.sampling import Sampling
 from zoo.common.ranges import one_of
+from zoo.training.callbacks.checkpoint import SHARDING_STRATEGIES
+from zoo.training.callbacks.media import log_table
 from zoo.training.schedules import LrScaling
 from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask, WeightedMeans
 
@@ -180,6 +184,25 @@ class CrowdTask(SingleOptimizerTask):
             weights = log_probs.new_full((len(log_probs),), -math.log(len(log_probs)))
             parts.append(token_scores(log_probs, aggregate(log_probs, weights), labels))
         return _means_of({name: torch.cat([part[name] for part in parts], -1) for name in parts[0]}), len(wanted)
+
+    def draw_samples(self, batches: list[Any], last: bool) -> None:
+        """Show what each agent and the crowd answer to the first questions, and the part of the agents that agree."""
+        if not self.trainer.is_global_zero or type(self.trainer.strategy).__name__ in SHARDING_STRATEGIES:
+            return  # a pass through shards needs all ranks, and each has texts of other lengths
+        asked = questions(batches, self.sample_settings.items, self.tokenizer, self.template)
+        if not asked:
+            return
+        prompts = [each.prompt for each in asked]
+        limit = room(asked, self.crowd.backbone.context_tokens, self.max_new_tokens)
+        writer: Any = self.inference(max_new_tokens=limit)
+        of_agents, of_crowd = writer.written(prompts, Vote()), writer.answers(prompts)
+        rows = []
+        for question, texts, text in zip(asked, of_agents, of_crowd, strict=True):
+            agreement = round(vote([flexible_answer(each) for each in texts]).agreement, 2)
+            cells = (in_one_line(each) for each in (question.text, *texts, text))
+            rows.append([*cells, agreement, in_one_line(question.answer)])
+        agents = (f"agent {number}" for number in range(self.crowd.count))
+        log_table(self, "val/answers", ["question", *agents, "crowd", "agreement", "right answer"], rows)
 
     def _portion(self, labels: Tensor) -> tuple[Tensor | None, Tensor | float]:
         """What the losses of a batch are divided by, and how much the batch counts in its step."""

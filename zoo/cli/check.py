@@ -22,6 +22,7 @@ from zoo.common.reading.text import safe_load
 CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
 TRAINER = ("lightning.pytorch.trainer.trainer", "Trainer")
 OWN = {"config", "c", "help", "h", "print_config", "seed_everything", "trainer", "model", "data", "ckpt_path"}
+PREDICTION = {"input", "output", "overwrite"}  # options of predict alone
 PRECISION_AUTO = "auto"
 
 
@@ -36,7 +37,7 @@ class _Checker:
 
     def __init__(self, command: str) -> None:
         self.sections = _sections()
-        self.keys = {*OWN, *self.sections} | ({"input", "output", "overwrite"} if command == "predict" else set())
+        self.keys = {*OWN, *self.sections} - (set() if command == "predict" else PREDICTION)
         self.classes: dict[str, str] = {}
 
     def config(self, content: Any, origin: str) -> None:
@@ -59,7 +60,7 @@ class _Checker:
         if place is None or known is None or not isinstance(value, Mapping):
             return
         for name, entry in value.items():
-            argument = _known(f"{key}.{name}", str(name), known, key, origin)
+            argument = _known(f"{key}.{name}", str(name).removesuffix("+"), known, key, origin)
             if (key, name) == ("trainer", "precision"):
                 argument = Argument(name, (PRECISION_AUTO, *(argument.choices or ())))
             _choice(f"{key}.{name}", entry, argument, origin)
@@ -96,7 +97,9 @@ class _Checker:
         """Check an option of the command line, `--data.init_args.batch_size` or `--data.batch_size`."""
         path = option.removeprefix("--").removesuffix("+").split(".")
         if path[0] not in self.keys:
-            known = [".".join([f"--{name}", *path[1:]]) for name in sorted(self.keys) if len(name) > 1]
+            sections = {"trainer", "model", "data", *(name for name, place in self.sections.items() if place)}
+            heads = sorted(sections if len(path) > 1 else self.keys - {"c", "h"})
+            known = [".".join([f"--{name}", *path[1:]]) for name in heads]
             raise WrongNameError(f"unknown option {option}{near(option, known)} (`--help all` shows every option)")
         given = _value(value)
         if path[0] not in ("model", "data"):

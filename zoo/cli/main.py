@@ -20,23 +20,20 @@ from typing import Any
 
 import zoo
 from zoo.cli.check import check_tool, check_trainer_command
+from zoo.cli.helps import TRAINER_COMMANDS, aligned, asks_for_help, short_help
 from zoo.cli.late import put_off_torchmetrics
 from zoo.cli.names import near, recipes_named
+from zoo.cli.quiet import filter_warnings
 from zoo.common.hardware import processes
 from zoo.common.locks import locked_arguments
 from zoo.common.options import files_first, take_option
 from zoo.common.registry import admit
 
 HERE = Path(__file__).parent
-TRAINER_COMMANDS = {
-    "fit": "train a recipe, or go on with a run: fit --config RECIPE | fit --ckpt_path last|RUN|FILE",
-    "validate": "evaluate a checkpoint on the validation set: validate --ckpt_path RUN",
-    "test": "evaluate a checkpoint on the test set: test --ckpt_path RUN",
-    "predict": "run a checkpoint on files: predict --ckpt_path RUN --input PATH --output DIR",
-}
 PER_SYSTEM = ("evaluate",)  # tools that several systems have, called as `zoo evaluate SYSTEM`
 RANKS = ("rank", "world_size")  # arguments of a tool that follow from how its process was started
 TRACEBACK_VARIABLE = "ZOO_TRACEBACK"
+VERBOSITY_VARIABLE = "ZOO_VERBOSITY"  # see zoo.common.options.verbosity
 
 
 def entry() -> None:
@@ -55,6 +52,7 @@ def main(args: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if args is None else args)
     packages, arguments = take_option(arguments, "--allow-import")
+    arguments = _take_verbosity(arguments)
     command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     if command in ("-h", "--help", "help"):
         print(overview())
@@ -63,8 +61,12 @@ def main(args: Sequence[str] | None = None) -> int:
         print(f"zoo {zoo.__version__}")
         return 0
     try:
+        filter_warnings()
         admit(packages)
         if command in TRAINER_COMMANDS:
+            if asks_for_help(rest) == "short":
+                print(short_help(command))
+                return 0
             rest = recipes_named(rest)
             check_trainer_command(command, rest)
             put_off_torchmetrics()
@@ -78,6 +80,15 @@ def main(args: Sequence[str] | None = None) -> int:
         return _fail("interrupted", code=130)
     except Exception as error:
         return _report(error)
+
+
+def _take_verbosity(arguments: list[str]) -> list[str]:
+    """Take `-q` and `-v` out; whoever prints reads them from the environment, also in processes of this one."""
+    for level, options in {"quiet": ("-q", "--quiet"), "verbose": ("-v", "--verbose")}.items():
+        if any(option in arguments for option in options):
+            os.environ[VERBOSITY_VARIABLE] = level
+            arguments = [argument for argument in arguments if argument not in options]
+    return arguments
 
 
 def run_tool(command: str, args: list[str]) -> int:
@@ -142,15 +153,19 @@ def summary(tool: str) -> str:
 
 def overview() -> str:
     """The help of `zoo` itself."""
-    tools = {name: summary(tool) for name, tool in find_tools().items()}
-    width = max(map(len, [*TRAINER_COMMANDS, *tools])) + 2
-    lines = ["usage: zoo COMMAND [options]   (zoo COMMAND --help tells a command's options)", ""]
-    for title, group in (("training and inference", TRAINER_COMMANDS), ("tools", tools)):
-        lines += [f"{title}:", *(f"  {name:<{width}}{summary}" for name, summary in group.items()), ""]
-    lines.append(
-        "--allow-import PACKAGE (repeatable) admits classes of your own package in configs and lists its systems."
-    )
-    lines.append(f"{TRACEBACK_VARIABLE}=1 shows the traceback of an error.")
+    groups: dict[str, list[tuple[str, str]]] = {"training and inference": list(TRAINER_COMMANDS.items())}
+    for name, tool in find_tools().items():
+        group = name.partition(" ")[2] or tool.split(".")[1].replace("cli", "runs, files and this machine")
+        groups.setdefault(group, []).append((name, summary(tool)))
+    width = max(len(name) for rows in groups.values() for name, _ in rows)
+    lines = ["usage: zoo COMMAND [options]   (zoo COMMAND --help tells a command's options)"]
+    for title, rows in groups.items():
+        lines += ["", f"{title}:", *aligned([(f"{name:<{width}}", about) for name, about in rows])]
+    lines += [
+        "",
+        "--allow-import PACKAGE (repeatable) admits classes of your own package in configs and lists its systems.",
+        f"{TRACEBACK_VARIABLE}=1 shows the traceback of an error.",
+    ]
     return "\n".join(lines)
 
 

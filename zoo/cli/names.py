@@ -93,6 +93,8 @@ def pairs(args: list[str]) -> Iterator[tuple[str, str | None, bool]]:
         option, joined, value = word.partition("=")
         if joined:
             yield option, value, True
+        elif option == "--help" and pending[:1] == ["all"]:
+            yield option, pending.pop(0), False
         elif option in FLAGS or not pending or (pending[0].startswith("--") and len(pending[0]) > 2):
             yield option, None, False
         else:

@@ -26,7 +26,7 @@ from zoo.common.reading.configs import limit_resolvers, read_mapping
 from zoo.common.reading.text import check_yaml, safe_load
 
 PARSER_MODE = "omegaconf+"
-SECTIONS = ("trainer", "checkpoints", "samples", "wandb")  # groups of options
+SECTIONS = ("trainer", "checkpoints", "samples", "wandb", "terminal")  # groups of options
 CLASS_SECTIONS = ("model", "data")  # a class and its arguments
 
 _jsonargparse: Any = _loaders_dumpers  # it has no public place for the loader of texts within values

@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-import sys
 import tempfile
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn
@@ -19,16 +17,19 @@ from typing import Any, ClassVar, Literal, NoReturn
 import lightning as L
 import yaml
 from jsonargparse import ActionConfigFile, Namespace
-from lightning.pytorch.callbacks import Callback, RichProgressBar, TQDMProgressBar
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from zoo import __version__
+from zoo.cli.helps import asks_for_help
 from zoo.cli.parsing import (
+    CLASS_SECTIONS,
     PARSER_MODE,
     SECTIONS,
     ConfigError,
     MergingConfigFile,
+    OneLineParser,
     check_config,
     explain_build,
     fail,
@@ -36,11 +37,12 @@ from zoo.cli.parsing import (
     limit_names,
     read_no_other_files,
 )
+from zoo.cli.quiet import filter_warnings, quietly, show_records
 from zoo.common import registry
 from zoo.common.atomic import write_atomic
 from zoo.common.locks import locked
 from zoo.common.options import files_first, take_option
-from zoo.common.reading.configs import check_places
+from zoo.common.reading.configs import check_places, read_mapping
 from zoo.runs import folder as runs
 from zoo.runs import frozen
 from zoo.runs.bulk import BulkData
@@ -52,8 +54,10 @@ from zoo.runs.load import load
 from zoo.training.callbacks import precision
 from zoo.training.callbacks.checkpoint import SHARDING_STRATEGIES, AtomicCheckpointIO, Checkpoints
 from zoo.training.callbacks.loggers import WandbSettings, make_loggers
-from zoo.training.callbacks.monitor import Banner, GradNorm, Resources, Throughput, TrainLog
+from zoo.training.callbacks.monitor import GradNorm, Resources, Throughput, TrainLog
 from zoo.training.callbacks.precision import PRECISION_TYPE
+from zoo.training.callbacks.progress import Progress, TerminalSettings
+from zoo.training.callbacks.report import Banner, told_at_end
 from zoo.training.callbacks.rng import RNGState
 from zoo.training.callbacks.samples import Samples
 from zoo.training.errors import explain
@@ -265,10 +269,10 @@ class ZooCLI(LightningCLI):
     def _callbacks(self) -> list[Callback]:
         bars: list[Callback] = []
         if self.config["trainer.enable_progress_bar"] is not False:
-            bars = [RichProgressBar() if sys.stderr.isatty() else TQDMProgressBar(refresh_rate=50)]
+            bars = [Progress(**self.config["terminal"])]
         if self.command != "fit":
             return bars
-        return [*bars, RNGState(), Banner(), TrainLog(), Throughput(), Resources(), GradNorm()]
+        return [*bars, RNGState(), Banner(self.recipe), TrainLog(), Throughput(), Resources(), GradNorm()]
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add what the zoo has beside trainer, model and data."""
@@ -278,6 +282,7 @@ class ZooCLI(LightningCLI):
             "--loggers", type=list[Literal["tensorboard", "wandb"]], default=[], help="beside metrics.csv, always on"
         )
         parser.add_class_arguments(WandbSettings, "wandb")
+        parser.add_class_arguments(TerminalSettings, "terminal")
         parser.add_argument(
             "--init_from",
             type=list[str] | str | None,
@@ -375,7 +380,8 @@ class ZooCLI(LightningCLI):
             own = configured if isinstance(configured, list) else [configured] if configured is not True else []
             made = make_loggers(self.config["loggers"], self.config_init["wandb"], self.folder, own)
             loggers = [self.csv, *made]
-        return super().instantiate_trainer(plugins=plugins, logger=loggers, **kwargs)
+        summary = bool(settings.get("enable_model_summary"))  # the run's first lines count the weights
+        return super().instantiate_trainer(plugins=plugins, logger=loggers, enable_model_summary=summary, **kwargs)
 
 
 def describe(model: ZooTask, config: Namespace) -> dict[str, Any]:
@@ -399,18 +405,30 @@ def run(command: str, args: list[str], brought: Path | None = None) -> int:
     Returns:
         The exit code.
     """
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning's use of torch, nothing a user can change
-    # said of loaders that do resume, and of values that are reduced already
-    warnings.filterwarnings("ignore", message=".*dataloader is not resumable.*|.*does not have many workers.*")
-    warnings.filterwarnings("ignore", message=".*sync_dist=True.*")
-    warnings.filterwarnings("ignore", message=".*in eval mode at the start of training.*")  # frozen backbones rest
-    warnings.filterwarnings("ignore", message=".*overridden `on_before_batch_transfer`.*")  # by the tasks, and meant
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_no_advertisement)
+    filter_warnings()
+    show_records()
     limit_names()
+    if asks_for_help(args):
+        return full_help(command, args)
     with contextlib.ExitStack() as held:
         args, own = complete(command, args)
         return _execute(command, ZooCLI(command, args, brought or own, held))
+
+
+def full_help(command: str, args: Sequence[str]) -> int:
+    """Print every option, then the arguments of the classes that the recipes name; returns the exit code 0."""
+    with contextlib.suppress(SystemExit):
+        ZooCLI(command, ["--help"])
+    for section in CLASS_SECTIONS:
+        named = [read_mapping(Path(file)).get(section) or {} for file in config_files(list(args))]
+        paths = [part["class_path"] for part in named if "class_path" in part]
+        if paths:
+            options = OneLineParser(prog=f"zoo {command}", usage=f"{section}: {registry.current_name(paths[-1])}")
+            options.add_subclass_arguments(registry.find(paths[-1]), f"{section}")
+            print()
+            with contextlib.suppress(SystemExit):
+                options.parse_args([f"--{section}.help={registry.current_name(paths[-1])}"])
+    return 0
 
 
 def _execute(command: str, cli: ZooCLI) -> int:
@@ -432,22 +450,19 @@ def _execute(command: str, cli: ZooCLI) -> int:
     return 0
 
 
-def _is_no_advertisement(record: logging.LogRecord) -> bool:
-    return "litlogger" not in record.getMessage()
-
-
 def fit(cli: ZooCLI) -> None:
     """Train, from a checkpoint, from given weights or from the start."""
     done = step_of(cli.checkpoint) if cli.checkpoint is not None and cli.checkpoint.parent == cli.folder else 0
     cli.csv.trim(done - 1)  # rows carry the number of the batch, from 0; a run killed before its first save left some
-    if cli.checkpoint is not None:
-        cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=str(cli.checkpoint), weights_only=True)
-        return
-    given = cli.config["init_from"]
-    if given:
-        paths = [Path(path) for path in ([given] if isinstance(given, str) else given)]
-        init_from(cli.model, paths, cli.config["init_from_min_matched"])
-    cli.trainer.fit(cli.model, cli.datamodule)
+    with told_at_end(cli.trainer, max(done, 0), cli.config["terminal.metrics"]):
+        if cli.checkpoint is not None:
+            cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=str(cli.checkpoint), weights_only=True)
+            return
+        given = cli.config["init_from"]
+        if given:
+            paths = [Path(path) for path in ([given] if isinstance(given, str) else given)]
+            init_from(cli.model, paths, cli.config["init_from_min_matched"])
+        cli.trainer.fit(cli.model, cli.datamodule)
 
 
 def predict(cli: ZooCLI) -> int:
@@ -473,7 +488,7 @@ def dry_run(config: Path) -> list[tuple[str, bool, str]]:
     """
     results: list[tuple[str, bool, str]] = []
     brought = config.parent if runs.has_config(config) and any(config.parent.glob("*.ckpt")) else None
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, quietly():
         root = Path(folder) / "run"
         limits = ["--trainer.max_steps=1", "--trainer.limit_val_batches=1", "--trainer.num_sanity_val_steps=0"]
         stages = {

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Literal, get_args
 
+Verbosity = Literal["quiet", "normal", "verbose"]
+VERBOSITY_VARIABLE = "ZOO_VERBOSITY"
 CONFIG_OPTIONS = ("--config", "-c")
 SETTINGS_SUFFIXES = (".yaml", ".yml", ".json")
+
+
+def verbosity() -> Verbosity:
+    """How much a command tells, by the variable that its options set: `quiet` leaves warnings and errors only.
+
+    Raises:
+        ValueError: for another word.
+    """
+    word = os.environ.get(VERBOSITY_VARIABLE) or "normal"
+    for known in get_args(Verbosity):
+        if word == known:
+            return known
+    raise ValueError(f"{VERBOSITY_VARIABLE} is {word!r}, expected one of {', '.join(get_args(Verbosity))}")
 
 
 def take_option(args: list[str], option: str) -> tuple[list[str], list[str]]:

@@ -9,7 +9,6 @@ __getattr__, __all__ = public(
         "data.datamodule": "HistoryData",
         "data.demonstrator": "EpsilonCurriculum",
         "envs.grids": "DarkKeyToDoor Darkroom DarkroomPermuted Env",
-        "evaluation.attention_maps": "AttentionMaps",
         "inference": "Agent",
         "nets.compression": (
             "Compressor EncoderCompressor FieldDecoder Forget KeepAttended KeepRecent KeepUniform QueryCompressor "
@@ -18,6 +17,7 @@ __getattr__, __all__ = public(
         "nets.embedding": "FactoredEmbedding LinearEmbedding StepEmbedding",
         "nets.policy": "InContextPolicy",
         "nets.transformer": "Transformer",
+        "rendering": "AttentionMaps",
         "task": "DistillationTask PolicyTask PretrainTask",
     },
 )

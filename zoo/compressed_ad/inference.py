@@ -13,6 +13,7 @@ from torch import Tensor
 
 from zoo.common.atomic import write_atomic
 from zoo.common.ranges import at_least, one_of
+from zoo.common.reading.text import load_json
 from zoo.compressed_ad.envs.grids import Env
 from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.rollout import check_fit, rollout
@@ -78,13 +79,9 @@ class Agent(Inference):
         returns = self(*pairs(self.env, tasks, seeds), episodes).reshape(len(tasks), len(seeds), episodes)
         result = returns.mean(1)
         write_atomic(target, lambda file: np.save(file, result))
-        return {
-            "tasks": len(tasks),
-            "seeds": len(seeds),
-            "episodes": episodes,
-            "first_return": float(result[:, 0].mean()),
-            "last_return": float(result[:, -1].mean()),
-        }
+        first, last = float(result[:, 0].mean()), float(result[:, -1].mean())
+        counts = {"tasks": len(tasks), "seeds": len(seeds), "episodes": episodes}
+        return {**counts, "first_return": first, "last_return": last}
 
     def dry_run(self) -> str:
         """Play one episode of the first task."""
@@ -99,18 +96,15 @@ class Agent(Inference):
 
     def _read_request(self, path: Path) -> tuple[Tensor, list[int], int]:
         try:
-            request = json.loads(path.read_text(encoding="utf-8"))
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+            request = load_json(path.read_bytes())
+        except ValueError as error:
             raise ValueError(f"{path}: not a JSON file ({error})") from error
         if not isinstance(request, dict) or not request.keys() <= set(REQUEST_KEYS):
             found = ", ".join(request) if isinstance(request, dict) else type(request).__name__
             raise ValueError(f"{path}: expected an object with keys of {', '.join(REQUEST_KEYS)}, found {found}")
         try:
-            return (
-                _asked_tasks(self.env, request),
-                _seeds(request.get("seeds", 1)),
-                _count("episodes", request.get("episodes", self.episodes)),
-            )
+            episodes = _count("episodes", request.get("episodes", self.episodes))
+            return _asked_tasks(self.env, request), _seeds(request.get("seeds", 1)), episodes
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import zip_longest
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from zoo.common.ranges import at_least, below
 from zoo.compressed_ad.envs.grids import Env
 from zoo.compressed_ad.losses import cross_entropy, reconstruction_loss
 from zoo.compressed_ad.nets.compression import FieldDecoder
-from zoo.compressed_ad.nets.policy import Compression, InContextPolicy, Output
+from zoo.compressed_ad.nets.policy import InContextPolicy, Output
 from zoo.compressed_ad.nets.steps import Steps
+from zoo.compressed_ad.rendering import AttentionMaps, attention, draw, episode_frames, learning_curve, reconstruction
 from zoo.compressed_ad.rollout import check_fit, rollout
+from zoo.training.callbacks.media import log_animation, log_figure
 from zoo.training.data import item_seed
 from zoo.training.freezing import freeze
 from zoo.training.schedules import LrScaling
@@ -52,13 +55,29 @@ class PolicyTask(SingleOptimizerTask):
             raise ValueError(f"model.env is {self.env.describe()}, the data's is {env.describe()}: make them the same")
         super().setup(stage)
 
-    def _reconstructed(self, lengths: Sequence[int]) -> list[Tensor]:
-        """The positions that a `FieldDecoder` reconstructs in compressions of so many transitions; none of others."""
-        decoder = self.policy.decoder
-        if not isinstance(decoder, FieldDecoder):
-            return []
-        seeds = [item_seed(SEED, self.global_step, number) for number in range(len(lengths))]
-        return [decoder.chosen(*each, torch.device("cpu")) for each in zip(lengths, seeds, strict=True)]
+    def compressed(self, length: int) -> list[int]:
+        """How many transitions each compression of a history of `length` takes in, whose reconstruction trains."""
+        raise NotImplementedError
+
+    def drawn(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Add the positions that a `FieldDecoder` reconstructs, of each compression; none for other decoders."""
+        if "reconstructed" in batch:
+            return batch
+        chosen, decoder = [], self.policy.decoder
+        if isinstance(decoder, FieldDecoder):
+            for number, length in enumerate(self.compressed(batch["steps"].length)):
+                seed = item_seed(SEED, self.global_step, number)
+                chosen.append(decoder.chosen(length, seed, torch.device("cpu")))
+        return {**batch, "reconstructed": chosen}
+
+    def draw_samples(self, batches: list[dict[str, Any]], last: bool) -> None:
+        """Show a held-out history beside what the decoder gives back of it, where that is trained."""
+        steps = self._histories(batches)
+        if steps is not None and (lengths := self.compressed(steps.length)):
+            log_figure(self, "val/reconstruction", reconstruction(self.policy, steps.slice(0, lengths[0])))
+
+    def _histories(self, batches: list[dict[str, Any]]) -> Steps | None:
+        return next((batch["steps"] for batch in batches if "steps" in batch), None)
 
 
 class DistillationTask(PolicyTask):
@@ -124,12 +143,11 @@ class DistillationTask(PolicyTask):
         self.gradient_decay = gradient_decay
         self.episodes = episodes
         self.greedy = greedy
+        self._played: list[tuple[Tensor, Tensor, list[int], Steps | None]] = []  # tasks, returns, steps of some rows
 
-    def drawn(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Add the positions that the decoder reconstructs, in each compression."""
-        if not self.recon_weight or "reconstructed" in batch:
-            return batch
-        return {**batch, "reconstructed": self._reconstructed(self.policy.segments(batch["steps"].length)[:-1])}
+    def compressed(self, length: int) -> list[int]:
+        """Those of the policy; none without reconstruction loss."""
+        return self.policy.segments(length)[:-1] if self.recon_weight else []
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """The actions' cross-entropy, and how badly the latents keep what was compressed, on `steps` of one length."""
@@ -158,9 +176,39 @@ class DistillationTask(PolicyTask):
         if "tasks" not in batch:
             steps: Steps = batch["steps"]
             return self._action_terms(self.policy(steps, last_only=not self.dense), steps), len(steps.actions)
-        returns = rollout(self.policy, self.env, batch["tasks"], batch["seeds"], self.episodes, self.greedy).returns
+        tasks, kept = batch["tasks"], stage == "val" and self.sample_settings.showing
+        record = kept and not self._played
+        played = rollout(self.policy, self.env, tasks, batch["seeds"], self.episodes, self.greedy, record=record)
+        returns = played.returns
+        if kept:
+            listed = tasks.tolist()
+            rows = [row for row, task in enumerate(listed) if task not in listed[:row]][: self.sample_settings.items]
+            shown = Steps(*(field[rows].cpu() for field in played.steps)) if played.steps else None
+            self._played.append((tasks.cpu(), returns, rows, shown))
         means = {"return_first": returns[:, 0], "return_last": returns[:, -1], "return_mean": returns}
         return {key: value.double().mean() for key, value in means.items()}, len(returns)
+
+    def on_validation_epoch_start(self) -> None:
+        """Forget the last validation."""
+        super().on_validation_epoch_start()
+        self._played = []
+
+    def draw_samples(self, batches: list[dict[str, Any]], last: bool) -> None:
+        """Show how returns rise in context, what the last block attends to and, at the end, episodes of some tasks."""
+        parts = [self._played] * self.trainer.world_size
+        if self.trainer.world_size > 1:
+            dist.all_gather_object(parts, self._played)
+        if played := [each for part in parts for each in part]:
+            tasks, returns = (torch.cat(each) for each in list(zip(*played, strict=True))[:2])
+            log_figure(self, "val/learning", learning_curve(self.env, tasks, returns))
+            first, _, rows, steps = played[0]
+            if last and steps is not None:
+                log_animation(self, "val/episodes", episode_frames(self.env, first[rows], steps))
+        super().draw_samples(batches, last)
+        histories, callbacks = self._histories(batches), self.trainer.callbacks  # type: ignore[attr-defined]
+        if histories is not None and not any(isinstance(callback, AttentionMaps) for callback in callbacks):
+            weights, latents = attention(self.policy, Steps(*(field[:1] for field in histories)))
+            log_figure(self, "val/attention", draw(weights[0], latents))
 
     def _action_terms(self, output: Output, steps: Steps, label_smoothing: float = 0.0) -> dict[str, Tensor]:
         """Cross-entropy, in nats, and share of actions predicted rightly."""
@@ -198,13 +246,9 @@ class PretrainTask(PolicyTask):
         freeze(policy, [name for name, _ in policy.named_parameters() if not name.startswith(PRETRAINED)])
         self.reward_weight = reward_weight
 
-    def drawn(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Add the positions that the decoder reconstructs."""
-        return (
-            batch
-            if "reconstructed" in batch
-            else {**batch, "reconstructed": self._reconstructed([batch["steps"].length])}
-        )
+    def compressed(self, length: int) -> list[int]:
+        """The whole history."""
+        return [length]
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """The loss of one compression of `steps`, B histories of one length."""
@@ -218,7 +262,5 @@ class PretrainTask(PolicyTask):
         return {"loss": self._loss(batch["steps"])}, len(batch["steps"].actions)
 
     def _loss(self, steps: Steps, reconstructed: Tensor | None = None) -> Tensor:
-        assert self.policy.compressor is not None
-        tokens = self.policy.embedding.transitions(steps)
-        compression = Compression(tokens, steps, self.policy.compressor(tokens))
+        compression = self.policy.compress(None, steps)
         return reconstruction_loss(self.policy, compression, self.reward_weight, reconstructed=reconstructed)

@@ -83,8 +83,15 @@ class FrozenModule(nn.Module):
 
 
 @contextmanager
-def quiet_loading() -> Iterator[None]:
-    """Keep transformers' loading reports and bars from the terminal; errors still come."""
+def quiet_loading(source: str | None = None) -> Iterator[None]:
+    """Keep transformers' loading reports and bars from the terminal.
+
+    Args:
+        source: the folder or hub id that is read, for the error.
+
+    Raises:
+        FileNotFoundError: when it cannot be had.
+    """
     from transformers.utils import logging as messages
 
     verbosity, bars = messages.get_verbosity(), messages.is_progress_bar_enabled()
@@ -92,6 +99,14 @@ def quiet_loading() -> Iterator[None]:
     messages.disable_progress_bar()
     try:
         yield
+    except OSError as error:
+        if source is None:
+            raise
+        reason = str(error).strip().splitlines()[0]
+        raise FileNotFoundError(
+            f"model {source}: neither a local folder nor to be had from the hub ({reason}); for a place without network "
+            "copy its folder here and name that"
+        ) from error
     finally:
         messages.set_verbosity(verbosity)
         if bars:

@@ -92,6 +92,7 @@ class ZooTask(L.LightningModule):
         self._means = WeightedMeans()
         self._inference: Inference | None = None
         self._samples = Samples()
+        self.evaluated: tuple[str, ...] = ()  # names of the values of the last validation or test
 
     def keep_options(self, given: Mapping[str, Any]) -> None:
         """Keep the options of inference among a constructor's arguments (its `locals()`) as attributes."""
@@ -267,6 +268,7 @@ class ZooTask(L.LightningModule):
 
     def _log_means(self, stage: str) -> None:
         values = {f"{stage}/{key}": value for key, value in self._means.compute().items()}
+        self.evaluated = tuple(values)
         if not self.trainer.sanity_checking:
             self.log_dict(values, on_step=False, on_epoch=True, rank_zero_only=True)
             self.trainer.callback_metrics.update({k: torch.tensor(v) for k, v in values.items()})

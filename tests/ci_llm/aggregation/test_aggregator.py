@@ -12,8 +12,6 @@ from zoo.ci_llm.aggregation.aggregator import (
     SampleMember,
     Vote,
     aggregate,
-    geometric_mixture,
-    mixture,
     uniform_log_weights,
 )
 from zoo.common.draws import seeded_uniforms
@@ -27,7 +25,6 @@ def test_the_mixture_in_log_space_is_the_mean_of_probabilities():
     weights = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]])
     expected = torch.einsum("bk,kbv->bv", weights, log_probs().exp())
     torch.testing.assert_close(aggregate(log_probs(), weights.log()).exp(), expected)
-    torch.testing.assert_close(mixture(log_probs().exp(), weights), expected)
     torch.testing.assert_close(aggregate(log_probs(), weights[0].log())[0], expected[0].log())
 
 
@@ -44,7 +41,7 @@ def test_the_ensemble_is_no_worse_than_its_mean_agent():
 def test_geometric_mean():
     weights = torch.tensor([0.5, 0.3, 0.2])
     expected = (log_probs() * weights[:, None, None]).sum(0).log_softmax(-1)
-    torch.testing.assert_close(geometric_mixture(log_probs(), weights.log()), expected)
+    torch.testing.assert_close(Geometric().combine(log_probs(), weights.log()), expected)
     torch.testing.assert_close(Geometric()(log_probs()), log_probs().mean(0).softmax(-1))
 
 
@@ -67,7 +64,8 @@ def test_drawn_weights_belong_to_the_row():
 
 
 def test_fitted_weights():
-    torch.testing.assert_close(Fitted([1, 2, 1])(log_probs()), mixture(log_probs().exp(), torch.tensor([1, 2, 1]) / 4))
+    expected = torch.einsum("k,kbv->bv", torch.tensor([0.25, 0.5, 0.25]), log_probs().exp())
+    torch.testing.assert_close(Fitted([1, 2, 1])(log_probs()), expected)
     torch.testing.assert_close(Fitted([0, 1, 0])(log_probs()), log_probs()[1].exp())
     with pytest.raises(ValueError, match="2 fitted weights for 3 agents"):
         Fitted([1, 1]).start(3, 1)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from zoo.ci_llm.aggregation.weights import BayesianUpdate, draw_dirichlet, fit_dirichlet
+from zoo.ci_llm.aggregation.aggregator import BayesianAverage, draw_dirichlet, fit_dirichlet
 from zoo.common.draws import seeded_uniforms
 
 
@@ -55,21 +55,21 @@ def test_drawn_weights_have_the_distributions_mean_and_spread(alpha):
 
 def test_bayesian_averaging_is_bayes_rule():
     prior, probs = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.1, 0.6, 0.3])
-    found = BayesianUpdate(floor=0)(prior.log()[None], prior.log(), probs.log()[:, None]).exp()[0]
+    rule = BayesianAverage(floor=0, alpha=prior.tolist())
+    found = rule.update(rule.start(3, 1), probs.log()[:, None]).exp()[0]
     torch.testing.assert_close(found, prior * probs / (prior * probs).sum())
 
 
 def test_eta_zero_keeps_the_prior_and_gamma_zero_forgets():
-    prior, now, probs = torch.tensor([0.5, 0.5]), torch.tensor([0.9, 0.1]), torch.tensor([0.2, 0.8]).log()[:, None]
-    kept = BayesianUpdate(eta=0, gamma=0.5)(prior.log()[None], prior.log(), probs)
-    torch.testing.assert_close(kept.exp()[0], prior)
-    fresh = BayesianUpdate(gamma=0)(now.log()[None], prior.log(), probs)
-    torch.testing.assert_close(fresh.exp()[0], torch.tensor([0.2, 0.8]))
+    now, probs = torch.tensor([[0.9, 0.1]]).log(), torch.tensor([0.2, 0.8]).log()[:, None]
+    rule = BayesianAverage(eta=0, gamma=0.5)
+    torch.testing.assert_close(rule.update(rule.start(2, 1), probs).exp()[0], torch.tensor([0.5, 0.5]))
+    torch.testing.assert_close(BayesianAverage(gamma=0).update(now, probs).exp()[0], torch.tensor([0.2, 0.8]))
 
 
 def test_no_agent_falls_below_the_floor():
-    log_weights = torch.tensor([[0.5, 0.5]]).log()
-    found = BayesianUpdate()(log_weights, log_weights[0], torch.tensor([[0.0], [-1000.0]])).exp()
+    rule = BayesianAverage()
+    found = rule.update(rule.start(2, 1), torch.tensor([[0.0], [-1000.0]])).exp()
     assert found[0, 1].item() == pytest.approx(1e-4, rel=1e-3)
     with pytest.raises(ValueError, match="floor is below 1"):
-        BayesianUpdate(floor=1)
+        BayesianAverage(floor=1)

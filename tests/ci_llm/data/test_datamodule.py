@@ -11,10 +11,10 @@ import torch
 from zoo.ci_llm.data.arithmetic import Arithmetic
 from zoo.ci_llm.data.buckets import padding_share
 from zoo.ci_llm.data.datamodule import TextData
-from zoo.ci_llm.data.rows import join_rows
 from zoo.ci_llm.data.text_data import Template, read_examples, split_files
 from zoo.ci_llm.data.tokenizers import BpeTokenizer, ByteTokenizer
-from zoo.ci_llm.data.tokens import tokenise_files
+from zoo.ci_llm.data.tokens import join_rows, tokenise_files
+from zoo.ci_llm.nets.backbone import packed
 
 BYTES = ByteTokenizer()
 FIELDS = ("question", "answer")
@@ -190,8 +190,9 @@ def test_packed_batches():
     whole = made(TextData(BYTES, batch_size=3, max_length=400))
     assert data.lengths.sum() == whole.lengths.sum() and len(data.train_set) * 3 < len(whole.train_set)
     batch = next(iter(data.train_dataloader()))
+    _, positions = packed(batch["segment_ids"])
     for row in range(3):
-        mask, segments, where = (batch[key][row] for key in ("attention_mask", "segment_ids", "position_ids"))
+        mask, segments, where = batch["attention_mask"][row], batch["segment_ids"][row], positions[row]
         assert torch.equal(mask, (segments > 0).long())
         starts = torch.nonzero((where == 0) & (mask == 1))[:, 0]
         assert len(starts) == segments.max() > 1

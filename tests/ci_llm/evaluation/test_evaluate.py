@@ -14,14 +14,13 @@ from zoo.ci_llm.aggregation.aggregator import BayesianAverage
 from zoo.ci_llm.data.arithmetic import Arithmetic, Split
 from zoo.ci_llm.data.text_data import Example, Template
 from zoo.ci_llm.data.tokenizers import ByteTokenizer
-from zoo.ci_llm.data.tokens import tokenise
+from zoo.ci_llm.data.tokens import left_padded, tokenise
 from zoo.ci_llm.evaluation import evaluate as evaluation_work
 from zoo.ci_llm.evaluation.answering import ALL_SAMPLED, ONE_SAMPLED, AnswerSettings, ask, gold_answer, grade
 from zoo.ci_llm.evaluation.evaluate import evaluate_crowd
 from zoo.ci_llm.evaluation.report import SINGLE, accuracies, reliability
 from zoo.ci_llm.evaluation.scoring import fit_weights, gather, rules, score
 from zoo.ci_llm.evaluation.trained import TrainedCrowd, load_crowd
-from zoo.ci_llm.inference.generate import left_padded
 from zoo.ci_llm.losses.likelihood import IGNORED, learned, losses
 from zoo.ci_llm.nets.crowd import Crowd
 

@@ -42,7 +42,7 @@ def test_vote_takes_the_text_of_the_majority(monkeypatch):
     rows = [[*ByteTokenizer().encode(text), 2] for text in found]
     longest = max(map(len, rows))
     monkeypatch.setattr(
-        "zoo.ci_llm.inference.writer.generate",
+        "zoo.ci_llm.inference.generate.generate",
         lambda crowd, ids, *args: torch.tensor([[[*ids[0], *row, *[0] * (longest - len(row))]] for row in rows]),
     )
     assert made(["2 + 3"]) == ["5\n#### 5"]

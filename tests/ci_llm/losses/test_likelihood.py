@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from zoo.ci_llm.losses.likelihood import losses, sequence_losses, token_losses
+from zoo.ci_llm.losses.likelihood import losses, token_losses
 
 LOGITS = torch.randn(2, 2, 4, 5, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([[-100, -100, 3, 1], [-100, 2, -100, -100]])
@@ -18,8 +18,8 @@ def test_each_position_foretells_the_next_label():
         terms = expected(agent, [(0, 1, 3), (0, 2, 1), (1, 0, 2)])
         torch.testing.assert_close(losses(LOGITS, LABELS)[agent], terms.mean())
         torch.testing.assert_close(losses(LOGITS, LABELS, normaliser=6)[agent], terms.sum() / 6)
-        per_text = torch.stack([terms[:2].mean(), terms[2]])
-        torch.testing.assert_close(sequence_losses(LOGITS, LABELS)[agent], per_text)
+        per_text = torch.stack([terms[:2].sum(), terms[2]])
+        torch.testing.assert_close(token_losses(LOGITS, LABELS)[agent].sum(-1), per_text)
         old = expected(agent, [(0, 2, 3), (0, 3, 1), (1, 1, 2)])
         torch.testing.assert_close(losses(LOGITS, LABELS, shift=False)[agent], old.mean())
     assert (token_losses(LOGITS, LABELS) != 0).sum() == 6
@@ -30,7 +30,7 @@ def test_agents_may_have_labels_of_their_own():
     own = torch.stack([LABELS, LABELS.flip(0)])
     torch.testing.assert_close(losses(LOGITS, own)[0], losses(LOGITS, LABELS)[0])
     torch.testing.assert_close(losses(LOGITS, own)[1], losses(LOGITS.flip(1), LABELS)[1])
-    assert torch.equal(sequence_losses(LOGITS, own)[0], sequence_losses(LOGITS, LABELS)[0])
+    assert torch.equal(token_losses(LOGITS, own)[0], token_losses(LOGITS, LABELS)[0])
 
 
 def test_no_label_gives_zero():

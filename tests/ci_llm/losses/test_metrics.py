@@ -26,8 +26,8 @@ def scored(agents=3):
     scores = CrowdScores()
     log_probs, ensemble, labels = predictions(agents)
     texts = torch.arange(60) // 6
-    scores.add(log_probs[:, :30], ensemble[:30], labels[:30], texts[:30])
-    scores.add(log_probs[:, 30:], ensemble[30:], labels[30:], texts[30:])
+    scores.add(token_scores(log_probs[:, :30], ensemble[:30], labels[:30]), texts[:30])
+    scores.add(token_scores(log_probs[:, 30:], ensemble[30:], labels[30:]), texts[30:])
     return scores
 
 
@@ -76,7 +76,7 @@ def test_a_crowd_of_one_has_no_diversity():
 
 def test_scores_that_were_kept_sum_up_to_the_same():
     kept = CrowdScores()
-    kept.restore(*scored().state())
+    kept.add(*scored().state())
     assert kept.summary() == scored().summary() and kept.intervals() == scored().intervals()
 
 
@@ -112,7 +112,7 @@ def test_a_fitted_temperature_calibrates_overconfident_predictions():
     labels = torch.multinomial(true.exp(), 1, generator=generator).squeeze(1)
     over = (2.5 * true).log_softmax(-1)
     scores = CrowdScores()
-    scores.add(over[None], over, labels, torch.arange(3000) // 10)
+    scores.add(token_scores(over[None], over, labels), torch.arange(3000) // 10)
     summary = scores.summary()
     assert summary["ece"] > 0.1 and summary["ece_scaled"] < 0.04
 

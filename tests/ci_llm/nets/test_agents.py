@@ -105,6 +105,7 @@ def layer_of(net, name="model.layers.0.self_attn.q_proj") -> nn.Module:
 def test_dropconnect_masks_inside_the_graph():
     net = crowd(count=2, dropconnect=0.5, dropconnect_rescale=False)
     agents, lora = net.agents, layer_of(net)
+    scale = agents.alpha / agents.rank
     x, active = torch.eye(32).repeat(2, 1, 1), Active(0, 2, net.agents.draw_noise())
     with agents.using(active):
         delta = agents.delta(lora, 0, x)
@@ -113,10 +114,8 @@ def test_dropconnect_masks_inside_the_graph():
     delta.sum().backward()
     masked_a, masked_b = lora.lora_A.grad == 0, lora.lora_B.grad == 0
     a, b = lora.lora_A.detach().masked_fill(masked_a, 0), lora.lora_B.detach().masked_fill(masked_b, 0)
-    torch.testing.assert_close(delta, torch.einsum("kri,kor->kio", a, b) * agents.scale)
-    torch.testing.assert_close(
-        lora.lora_A.grad[~masked_a], (b.sum(1)[..., None] * agents.scale).expand_as(a)[~masked_a]
-    )
+    torch.testing.assert_close(delta, torch.einsum("kri,kor->kio", a, b) * scale)
+    torch.testing.assert_close(lora.lora_A.grad[~masked_a], (b.sum(1)[..., None] * scale).expand_as(a)[~masked_a])
     assert 0.3 < masked_a.float().mean() < 0.7
     assert not torch.equal(masked_a[0], masked_a[1])
     before = {key: value.clone() for key, value in agents.adapter(0).items()}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from zoo.compressed_ad.collecting.collect import Epsilon, collect
-from zoo.compressed_ad.convert.hdf5 import export_hdf5, import_hdf5, task_order
+from zoo.compressed_ad.convert.hdf5 import export_histories, import_histories, task_order
 from zoo.compressed_ad.data.history import HistoryStore
 from zoo.compressed_ad.envs.grids import DarkKeyToDoor, Darkroom, DarkroomPermuted
 
@@ -17,6 +17,11 @@ def store(tmp_path):
     return HistoryStore(tmp_path / "store")
 
 
+def imported(*args, **kwargs):
+    import_histories(*args, **kwargs)
+    return HistoryStore(args[1])
+
+
 def same(first, second):
     position = second.task_indices.tolist()
     return sorted(position) == sorted(first.task_indices.tolist()) and all(
@@ -27,8 +32,8 @@ def same(first, second):
 
 @pytest.mark.parametrize("order", ["row_major", "shuffled", [8, 7, 6, 5, 4, 3, 2, 1, 0]])
 def test_there_and_back(tmp_path, store, order):
-    export_hdf5(store, tmp_path / "out.hdf5", order)
-    again = import_hdf5(tmp_path / "out.hdf5", tmp_path / "again", store.env, order, shard_size=2)
+    export_histories(tmp_path / "store", tmp_path / "out.hdf5", order)
+    again = imported(tmp_path / "out.hdf5", tmp_path / "again", order, store.env, shard_size=2)
     assert same(store, again)
     assert again.task_indices.tolist() == task_order(store.env, order)
 
@@ -37,12 +42,12 @@ def test_there_and_back(tmp_path, store, order):
 def test_every_environment(tmp_path, env):
     collect(env, tmp_path / "store", Epsilon(), episodes=2, streams=2, progress=False)
     store = HistoryStore(tmp_path / "store")
-    export_hdf5(store, tmp_path / "out.hdf5")
-    assert same(store, import_hdf5(tmp_path / "out.hdf5", tmp_path / "again", env, "row_major"))
+    export_histories(tmp_path / "store", tmp_path / "out.hdf5")
+    assert same(store, imported(tmp_path / "out.hdf5", tmp_path / "again", "row_major", env))
 
 
 def test_layout_of_the_original(tmp_path, store):
-    export_hdf5(store, tmp_path / "out.hdf5")
+    export_histories(tmp_path / "store", tmp_path / "out.hdf5")
     with h5py.File(tmp_path / "out.hdf5") as file:
         assert {name: (data.shape, data.dtype.str) for name, data in file["4"].items()} == {
             "states": ((15, 2, 2), "<i4"),
@@ -68,42 +73,42 @@ def test_layout_of_the_original(tmp_path, store):
     ],
 )
 def test_wrong_environment_or_order_is_refused(tmp_path, store, env, order, message):
-    export_hdf5(store, tmp_path / "out.hdf5")
+    export_histories(tmp_path / "store", tmp_path / "out.hdf5")
     with pytest.raises(ValueError, match=message):
-        import_hdf5(tmp_path / "out.hdf5", tmp_path / "again", env, order)
+        import_histories(tmp_path / "out.hdf5", tmp_path / "again", order, env)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.hdf5", "store"]
 
 
 def test_damaged_file_is_named(tmp_path, store):
     path = tmp_path / "out.hdf5"
-    export_hdf5(store, path)
+    export_histories(tmp_path / "store", path)
     with h5py.File(path, "a") as file:
         del file["3/rewards"]
     with pytest.raises(ValueError, match="group 3: no rewards"):
-        import_hdf5(path, tmp_path / "again", store.env, "row_major")
+        import_histories(path, tmp_path / "again", "row_major", store.env)
     with h5py.File(path, "a") as file:
         file["3/rewards"] = np.zeros((15, 2), dtype=np.int32)
         file["3/actions"][0] = 7
     with pytest.raises(ValueError, match="group 3: expected actions 0 to 4"):
-        import_hdf5(path, tmp_path / "again", store.env, "row_major")
+        import_histories(path, tmp_path / "again", "row_major", store.env)
     path.write_bytes(path.read_bytes()[:2000])
     with pytest.raises(ValueError, match=r"out\.hdf5: cut, damaged"):
-        import_hdf5(path, tmp_path / "again", store.env, "row_major")
+        import_histories(path, tmp_path / "again", "row_major", store.env)
     with pytest.raises(FileNotFoundError, match=r"none\.hdf5"):
-        import_hdf5(tmp_path / "none.hdf5", tmp_path / "again", store.env, "row_major")
+        import_histories(tmp_path / "none.hdf5", tmp_path / "again", "row_major", store.env)
 
 
 def test_full_folder_is_refused(tmp_path, store):
-    export_hdf5(store, tmp_path / "out.hdf5")
+    export_histories(tmp_path / "store", tmp_path / "out.hdf5")
     with pytest.raises(ValueError, match="holds something else"):
-        import_hdf5(tmp_path / "out.hdf5", tmp_path / "store", store.env, "row_major")
+        import_histories(tmp_path / "out.hdf5", tmp_path / "store", "row_major", store.env)
 
 
 def test_group_without_reward_is_mentioned(tmp_path, caplog):
     env = Darkroom(5, 2)  # the corners are too far away
     collect(env, tmp_path / "store", Epsilon(), tasks=[0, 12], episodes=2, streams=1, progress=False)
-    export_hdf5(HistoryStore(tmp_path / "store"), tmp_path / "out.hdf5")
+    export_histories(tmp_path / "store", tmp_path / "out.hdf5")
     assert "23 of 25 tasks" in caplog.text
-    store = import_hdf5(tmp_path / "out.hdf5", tmp_path / "again", env, "row_major")
+    store = imported(tmp_path / "out.hdf5", tmp_path / "again", "row_major", env)
     assert "group 0: no history has a reward" in caplog.text
     assert store.task_indices.tolist() == [0, 12]

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
+from zoo.compressed_ad.envs.baselines import random_return
 from zoo.compressed_ad.envs.grids import DarkKeyToDoor, Darkroom, DarkroomPermuted
-from zoo.compressed_ad.evaluation.baselines import random_return
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
-from zoo.compressed_ad.data.history import HistoryStore, HistoryWriter, from_steps, to_steps
+from zoo.compressed_ad.data.history import HistoryStore, HistoryWriter, ending_at, from_steps, to_steps
 from zoo.compressed_ad.envs.grids import Darkroom
 
 ENV = Darkroom(grid_size=3, horizon=5)
@@ -66,13 +66,11 @@ def test_steps_there_and_back():
 
 
 def test_next_state_at_the_end_of_an_episode():
-    true, reset = to_steps(rows(0)), to_steps(rows(0), "reset", (1, 1))
+    true, reset = to_steps(rows(0)), ending_at(to_steps(rows(0)), (1, 1))
     assert torch.equal(reset.next_states[:, :-1], reset.states[:, 1:])
     assert torch.equal(true.next_states[~true.dones], reset.next_states[~true.dones])
     assert (reset.next_states[true.dones] == 1).all()
     assert not torch.equal(true.next_states, reset.next_states)
-    with pytest.raises(ValueError, match="start_cell"):
-        to_steps(rows(0), "reset")
     with pytest.raises(ValueError, match="expected transitions"):
         to_steps(rows(0)[0])
 

@@ -15,12 +15,13 @@ from zoo.compressed_ad.data.history import HistoryWriter
 from zoo.compressed_ad.envs.grids import Darkroom, DarkroomPermuted
 from zoo.compressed_ad.evaluation import evaluate as module
 from zoo.compressed_ad.evaluation.evaluate import baselines_of, evaluate, load_agent, split_of
-from zoo.compressed_ad.evaluation.memory_gap import memory_gap
+from zoo.compressed_ad.evaluation.memory_gap import probe
 from zoo.compressed_ad.inference import Agent, tasks_of
 from zoo.compressed_ad.nets.compression import QueryCompressor
 from zoo.compressed_ad.nets.embedding import FactoredEmbedding
 from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.nets.transformer import Transformer
+from zoo.compressed_ad.rollout import Player
 from zoo.runs.export import write_export
 
 ENV = Darkroom(5, 6)
@@ -93,9 +94,9 @@ def test_the_files_hold_what_the_agent_does(run: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "evaluation.png").read_bytes().startswith(b"\x89PNG")
     probed = np.load(tmp_path / "out" / "gap.npy")
     pairs = module.pairs(ENV, tasks, range(3))
-    found = memory_gap(agent.policy, ENV, *pairs, episodes=4)
-    np.testing.assert_array_equal(probed.reshape(9, 3)[:, 0], found.found.float())
-    np.testing.assert_array_equal(probed.reshape(9, 3)[:, 2], found.after)
+    with Player(agent.policy, ENV, *pairs) as player:
+        found = probe(player, player.play(4), 12)
+    np.testing.assert_array_equal(probed.reshape(9, 3), found)
     assert facts["gap"]["steps"] == 12 and facts["gap"]["pairs"] == 9
 
 

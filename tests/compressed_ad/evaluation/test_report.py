@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from zoo.compressed_ad.envs.baselines import oracle_return, random_return
 from zoo.compressed_ad.envs.grids import Darkroom
 from zoo.compressed_ad.evaluation import plots
-from zoo.compressed_ad.evaluation.baselines import oracle_return, random_return
 from zoo.compressed_ad.evaluation.evaluate import baselines_of, task_rows, write_evaluation
 from zoo.compressed_ad.evaluation.report import report, training_curves
 from zoo.compressed_ad.evaluation.summary import summarise

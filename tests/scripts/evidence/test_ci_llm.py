@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from scripts.bench.tools import Finding
-from scripts.evidence.ci_llm import ARMS, COLUMNS, gather, markdown, plan
+from scripts.evidence.ci_llm import ARMS, COLUMNS, gather, markdown, picture, plan
 from tests.ci_llm.crowd_parts import CONFIGS
 from tests.harness import REPOSITORY
 from zoo.ci_llm.evaluation.controls import spoiled, spoiled_scores
@@ -170,3 +170,16 @@ def test_the_script_says_in_one_line_when_there_is_nothing(tmp_path: Path, monke
     with pytest.raises(SystemExit, match=r"^error: no run at .*nothing") as raised:
         runpy.run_path(str(script), run_name="__main__")
     assert "\n" not in str(raised.value)
+
+
+def test_the_last_table_of_answers_is_drawn(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds no media"):
+        picture(tmp_path)
+    for step, agreement in (("00000010", "0.5"), ("00000020", "1.0")):
+        file = tmp_path / "media" / f"step_{step}" / "val_answers.csv"
+        file.parent.mkdir(parents=True)
+        line = f"How much is 2 + 2?,2 + 2 = 4 #### 4,2 + 2 = 5 #### 5,4,{agreement},2 + 2 = 4 #### 4"
+        file.write_text(f"question,agent 0,agent 1,crowd,agreement,right answer\n{line}\n")
+    (found,) = picture(tmp_path, tmp_path / "answers.png")
+    assert found.value == 1.0 and found.details == {"questions": 1}
+    assert (tmp_path / "answers.png").read_bytes().startswith(b"\x89PNG")

@@ -1,4 +1,4 @@
-"""How the predictions of the agents become one: named rules, all in float32 and log space."""
+"""How the predictions of the agents become one: named rules, in float32 and log space, and weights fitted to data."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from decimal import Decimal
 from typing import ClassVar
 
 import torch
+from scipy import special
 from torch import Tensor
 
 from zoo.ci_llm.aggregation.answers import flexible_answer, vote
-from zoo.ci_llm.aggregation.weights import FLOOR, BayesianUpdate, draw_dirichlet
 from zoo.ci_llm.nets.sampling import draw
-from zoo.common.ranges import positive
+from zoo.common.ranges import at_least, below, positive, within
+
+FLOOR = 1e-4  # least weight of an agent along a text, so that an agent that was wrong once can come back
+_PASSES = 1000  # of `fit_dirichlet`
 
 
 def aggregate(log_probs: Tensor, log_weights: Tensor) -> Tensor:
@@ -23,23 +26,7 @@ def aggregate(log_probs: Tensor, log_weights: Tensor) -> Tensor:
     Args:
         log_weights: (K,) for all rows or (B, K), summing to 1 once exponentiated; -inf leaves an agent out.
     """
-    weighted = log_probs.float().log_softmax(-1) + _by_agent(log_weights)
-    return weighted.logsumexp(0)
-
-
-def mixture(probabilities: Tensor, weights: Tensor) -> Tensor:
-    """Weighted mean (B, V) of probabilities (K, B, V), without logarithms; the arithmetic of the original.
-
-    Args:
-        weights: (K,) for all rows or (B, K), summing to 1.
-    """
-    return (probabilities.float() * _by_agent(weights)).sum(0)
-
-
-def geometric_mixture(log_probs: Tensor, log_weights: Tensor) -> Tensor:
-    """Normalised weighted geometric mean of the agents' predictions; arguments and result as in `aggregate`."""
-    weights = _by_agent(log_weights).exp()
-    return (log_probs.float().log_softmax(-1) * weights).sum(0).log_softmax(-1)
+    return (log_probs.float().log_softmax(-1) + _by_agent(log_weights)).logsumexp(0)
 
 
 def _by_agent(weights: Tensor) -> Tensor:
@@ -135,7 +122,7 @@ class Dirichlet(Mean):
 
 
 class Fitted(Mean):
-    """Fixed weights, such as the mean of a posterior fitted by `zoo.ci_llm.aggregation.weights.fit_dirichlet`.
+    """Fixed weights, such as the mean of a posterior fitted by `fit_dirichlet`.
 
     Args:
         alpha: one number per agent, at least 0, in proportion to the weights; 0 leaves an agent out, and a single
@@ -158,11 +145,16 @@ class Fitted(Mean):
 class BayesianAverage(Mean):
     """Weights that follow the text, prompt included: agents that predicted it count more.
 
+    After each token, log w becomes gamma log w + (1 - gamma) log prior + eta log p(token).
+
     Args:
-        eta: how much a token counts, see `zoo.ci_llm.aggregation.weights.BayesianUpdate`.
-        gamma: how much of what was learned stays.
-        floor: least weight of an agent.
+        eta: how much a token counts; 1 with gamma 1 is Bayesian model averaging, 0 leaves the prior's weights.
+        gamma: how much of what was learned stays, in [0, 1]; below 1 old tokens are forgotten towards the prior.
+        floor: least weight of an agent, in [0, 1).
         alpha: weights at the beginning of a text in proportion, such as fitted ones; equal by default.
+
+    Source: Hoeting et al., "Bayesian Model Averaging: A Tutorial" (1999), section 1; forgetting after Raftery,
+    Karny and Ettler, "Online Prediction Under Model Uncertainty via Dynamic Model Averaging" (2010), section 2.3.
     """
 
     learns = True
@@ -170,7 +162,10 @@ class BayesianAverage(Mean):
     def __init__(
         self, eta: float = 1.0, gamma: float = 1.0, floor: float = FLOOR, alpha: Sequence[float] | None = None
     ) -> None:
-        self.step = BayesianUpdate(eta, gamma, floor)
+        at_least(0, eta=eta, floor=floor)
+        within(0, 1, gamma=gamma)
+        below(1, floor=floor)
+        self.eta, self.gamma, self.floor = eta, gamma, floor
         self.prior = Fitted(alpha) if alpha is not None else Mean()
 
     def start(self, agents: int, rows: int, uniforms: Tensor | None = None) -> Tensor:
@@ -179,8 +174,11 @@ class BayesianAverage(Mean):
 
     def update(self, log_weights: Tensor, token_log_probs: Tensor) -> Tensor:
         """Weights after a token; see the base."""
-        prior = self.start(*token_log_probs.shape).to(log_weights)
-        return self.step(log_weights, prior, token_log_probs)
+        if self.gamma < 1:
+            prior = self.start(*token_log_probs.shape).to(log_weights)
+            log_weights = self.gamma * log_weights + (1 - self.gamma) * prior
+        updated = (log_weights + self.eta * token_log_probs.float().T).log_softmax(-1)
+        return updated.clamp(min=math.log(self.floor)).log_softmax(-1) if self.floor else updated
 
 
 class Geometric(Aggregator):
@@ -188,7 +186,8 @@ class Geometric(Aggregator):
 
     def combine(self, log_probs: Tensor, log_weights: Tensor, uniforms: Tensor | None = None) -> Tensor:
         """The weighted geometric mixture; see the base."""
-        return geometric_mixture(log_probs, log_weights)
+        weights = _by_agent(log_weights).exp()
+        return (log_probs.float().log_softmax(-1) * weights).sum(0).log_softmax(-1)
 
 
 class SampleMember(Aggregator):
@@ -212,3 +211,48 @@ class Vote(Mean):
     def winning_text(self, texts: Sequence[str], extract: Callable[[str], Decimal | None] = flexible_answer) -> str:
         """The text of the first agent that gives the winning answer; `extract` finds the answer in a text."""
         return texts[vote([extract(text) for text in texts]).winner]
+
+
+def fit_dirichlet(token_log_probs: Tensor, alpha: float = 1.0, tolerance: float = 1e-6) -> Tensor:
+    """Posterior alpha_k (K,) of the agents' weights, float64, given how well each predicted a set of tokens.
+
+    Each pass shares every token among the agents by weight times probability, and counts the shares:
+    alpha_k = alpha + sum_n r_nk with r_nk = w_k p_k(y_n) / sum_j w_j p_j(y_n) and w = alpha_k / sum.
+
+    Args:
+        token_log_probs: (K, N), what each agent gave the right token, in nats.
+        alpha: of the symmetric prior, above 0.
+        tolerance: it ends when no weight moves by more.
+
+    Source: Dempster, Laird and Rubin, "Maximum Likelihood from Incomplete Data via the EM Algorithm" (1977), section
+    4.3.
+    """
+    positive(alpha=alpha)
+    if token_log_probs.dim() != 2 or not token_log_probs.numel() or token_log_probs.isnan().any():
+        raise ValueError(
+            "fitting weights needs log-probabilities (agents, tokens) of at least one token and no NaN, "
+            f"found shape {tuple(token_log_probs.shape)}"
+        )
+    scores = token_log_probs.detach().to("cpu", torch.float64)
+    count = len(scores)
+    weights = torch.full((count,), 1 / count, dtype=torch.float64)
+    posterior = torch.full((count,), float(alpha), dtype=torch.float64)
+    for _ in range(_PASSES):
+        posterior = alpha + (scores + weights.log()[:, None]).softmax(0).sum(1)
+        before, weights = weights, posterior / posterior.sum()
+        if (weights - before).abs().max() <= tolerance:
+            break
+    return posterior
+
+
+def draw_dirichlet(alpha: Tensor, uniforms: Tensor) -> Tensor:
+    """Draw log-weights (B, K) from a Dirichlet distribution (K,), each row with its own random numbers (K, B).
+
+    Source: Devroye, "Non-Uniform Random Variate Generation" (1986), chapter XI, theorem 4.1: gamma variates, here by
+    inversion, over their sum.
+    """
+    shape, chance = alpha.detach().double().cpu()[:, None], uniforms.double().cpu()
+    drawn = torch.from_numpy(special.gammaincinv(shape.numpy(), chance.numpy()))
+    # for a small variate the gamma distribution is x^alpha / Gamma(alpha + 1), whose inverse does not underflow
+    small = (chance.log() + torch.lgamma(shape + 1)) / shape
+    return torch.where(drawn > torch.finfo(torch.float32).tiny, drawn.log(), small).T.log_softmax(-1).float()

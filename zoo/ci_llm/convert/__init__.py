@@ -46,19 +46,9 @@ class AdapterConverter(Converter[Adapters]):
     def from_original(
         self, path: Path | str, backbone: Path | str | None = None, allow_partial: bool = False
     ) -> nn.Module:
-        """Build the crowd of a folder of adapters.
+        """Build the crowd of a checkpoint folder of CI-LLM or of PEFT folders, in evaluation mode.
 
-        Args:
-            path: a checkpoint folder of CI-LLM, or PEFT folders.
-            backbone: the backbone's transformers folder or hub id; by default the one that the files name.
-            allow_partial: pass over agents whose files are missing.
-
-        Returns:
-            A `Crowd` in evaluation mode: `crowd(input_ids, attention_mask)` gives logits (K, B, T, V).
-
-        Raises:
-            FileNotFoundError: when there is no such folder, no backbone, or an agent is missing.
-            ValueError: when the layout is not known, files do not belong together, or the backbone is another one.
+        Options and errors are those of `convert`.
         """
         path = Path(path)
         return build_crowd(self.read(path, allow_partial=allow_partial), path, backbone)[0]

@@ -33,9 +33,6 @@ def translate(arguments: Sequence[str], environment: Mapping[str, str]) -> Call:
             folder of the original; and options of `zoo fit`, which are passed on.
         environment: variables of a launcher.
 
-    Returns:
-        The call.
-
     Raises:
         FileNotFoundError: when there is no such configuration, or nothing to resume from.
         ValueError: when it is no configuration of CI-LLM, or a value cannot be.
@@ -76,14 +73,10 @@ def _start(resume: str | None) -> tuple[str, list[str]]:
         )
     if not is_original_folder(path):
         return f"--ckpt_path={path}", []
-    ours = [each for each in find_checkpoints(path.parent, "step_*.ckpt") if step_of(each) == _step(path)]
+    step = read_json(path / PROGRESS).get("global_step") if (path / PROGRESS).is_file() else None
+    ours = [each for each in find_checkpoints(path.parent, "step_*.ckpt") if step_of(each) == step]
     if ours:  # the folder was written beside a checkpoint of ours
         return f"--ckpt_path={ours[0]}", []
     return f"--init_from={path}", [
         f"{path} is of the original: its adapters are taken, optimizer, schedule and data begin anew"
     ]
-
-
-def _step(folder: Path) -> int | None:
-    """The step that a folder of the original says."""
-    return read_json(folder / PROGRESS).get("global_step") if (folder / PROGRESS).is_file() else None

@@ -29,7 +29,6 @@ def original_order(backbone: Backbone, layers: Sequence[str], count: int) -> lis
     """What the original's optimizer numbers: all weights of the backbone, and behind a layer's own those of its agents.
 
     Args:
-        backbone: that the agents adapt.
         layers: full names of the adapted layers.
         count: of the agents.
 
@@ -53,10 +52,8 @@ def our_optimizer(
     """Stack the states of the agents; agents without one (the original trained the last alone) begin with zeros.
 
     Args:
-        optimizer: the original's.
         order: see `original_order`.
         names: our parameters in our optimizer's order.
-        count: of the agents.
 
     Returns:
         Our optimizer's state, or None where there is nothing to take over; and notes.
@@ -109,19 +106,10 @@ def _stacked(states: Mapping[int, Mapping[str, Any]], count: int) -> dict[str, A
 
 
 def build_crowd(adapters: Adapters, path: Path, backbone: Path | str | None) -> tuple[Crowd, dict[str, Any]]:
-    """Put adapters onto their backbone.
-
-    Args:
-        adapters: what was read.
-        path: where from.
-        backbone: folder or hub id; by default what the files name.
+    """Put the adapters of a path onto their backbone, by default the one that the files name.
 
     Returns:
         The crowd in evaluation mode, and its description.
-
-    Raises:
-        FileNotFoundError: when no backbone is known.
-        ValueError: when the backbone is another one than that of training, or adapters do not fit it.
     """
     known = adapters.backbone or {}
     form = {"dtype": known.get("dtype", "float32"), "quantization": known.get("quantization", "none")}
@@ -186,12 +174,8 @@ def read_checkpoint(source: Path, backbone: Path | str | None) -> tuple[Adapters
     """Read our checkpoint as adapters.
 
     Args:
-        source: the file.
         backbone: compare it with that of training, and number the optimizer's parameters by it; by default the copy
             beside the checkpoint is used for that, where there is one.
-
-    Raises:
-        ValueError: when it is another system's, has no adapters, or the backbone is another one.
     """
     checkpoint, specs, state, averaged = read_ours(source, INFERENCE)
     described = specs["parts"][PART]["init_args"]

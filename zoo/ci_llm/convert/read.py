@@ -67,11 +67,8 @@ class Adapters(Original):
 
     Attributes:
         weights: of each agent, by peft's names.
-        rank: of all.
-        alpha: of all; the scale is alpha / rank.
-        dropout: of their inputs in training.
+        alpha: the scale is alpha / rank.
         targets: last parts of the names of the adapted layers.
-        task_type: peft's.
         mode: the original's `parallel_mode`, which nobody reads.
         base: name of the backbone, where known.
         backbone: `sha256`, `dtype` and `quantization` of the one that they were trained on, where known.
@@ -110,13 +107,7 @@ class Adapters(Original):
 def adapters_of(
     crowd: Crowd, progress: Mapping[str, Any] | None = None, tokenizer: Path | Tokenizer | None = None
 ) -> Adapters:
-    """The adapters of a crowd, to be written.
-
-    Args:
-        crowd: what holds them.
-        progress: for `training_progress.json`: epoch, global_step, config, and `completed` at the end.
-        tokenizer: to be saved beside them.
-    """
+    """The adapters of a crowd, to be written; arguments as the attributes of `Adapters`."""
     agents, backbone = crowd.agents, crowd.backbone
     dtype = str(backbone.model.dtype).removeprefix("torch.")
     return Adapters(
@@ -142,14 +133,6 @@ def adapter_weights(content: Mapping[str, Tensor], name: str, where: str) -> Wei
 
     Older releases of peft chose an adapter's tensors by a part of its name, so that the file of agent1 also holds
     those of agent10: what still has the name of another adapter is left out, with a message.
-
-    Args:
-        content: tensors of the file.
-        name: of the adapter.
-        where: the file, for errors.
-
-    Raises:
-        ValueError: when it holds something else, or half an adapter.
     """
     weights, others, strangers = {}, [], []
     for key, value in content.items():
@@ -232,12 +215,7 @@ def from_ours(state: Mapping[str, Tensor]) -> list[Weights]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        FileNotFoundError: when there is no such file.
-        ValueError: when it holds something else.
-    """
+    """Read a JSON object."""
     try:
         content = load_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -255,17 +233,9 @@ def is_original_folder(path: Path) -> bool:
 
 
 def read_original(folder: Path, allow_partial: bool = False) -> Adapters:
-    """Read a checkpoint folder of the original.
+    """Read a checkpoint folder of the original; arguments and errors as those of `read`.
 
     Agents whose files are missing are taken out of accelerate's state, where the folder has that.
-
-    Args:
-        folder: with `ci_llm_meta_config.json`.
-        allow_partial: pass over agents that are missing; those that are there are counted anew, from 0.
-
-    Raises:
-        FileNotFoundError: when there is no meta file, or an agent is missing.
-        ValueError: when a file is damaged, or the files do not belong together.
     """
     if not is_original_folder(folder):
         raise FileNotFoundError(f"{folder} has no {META}; name a checkpoint_step_<n> or final_checkpoint folder")
@@ -363,17 +333,7 @@ def is_peft_folder(path: Path) -> bool:
 
 
 def read_peft(folder: Path, allow_partial: bool = False) -> Adapters:
-    """Read PEFT folders.
-
-    Args:
-        folder: with a folder `agent{i}` for each agent; or a single adapter.
-        allow_partial: pass over agents that are missing; those that are there are counted anew, from 0.
-
-    Raises:
-        FileNotFoundError: when there is no adapter, or an agent is missing.
-        ValueError: when an adapter is of a kind that is not supported, or the agents differ in rank, alpha, dropout or
-            targets.
-    """
+    """Read folders `agent{i}` or a single adapter; arguments and errors as those of `read`."""
     folders = _folders(folder)
     if not folders:
         raise FileNotFoundError(f"{folder} has neither {CONFIG} nor folders agent0, agent1, ... with one")
@@ -453,12 +413,12 @@ def read(path: Path, allow_partial: bool = False) -> Adapters:
     """Read a checkpoint folder of the original, or PEFT folders.
 
     Args:
-        path: of the folder.
         allow_partial: pass over agents that are missing; those that are there are counted anew, from 0.
 
     Raises:
         FileNotFoundError: when there is no such folder, or an agent is missing.
-        ValueError: when it is neither, or its files are damaged or do not belong together.
+        ValueError: when it is neither, its files are damaged or do not belong together, or an adapter is of a kind that
+            is not supported.
     """
     if not path.exists():
         raise FileNotFoundError(f"nothing at {path}")

@@ -17,7 +17,7 @@ from zoo.ci_llm.convert.read import Adapters, adapters_of, read_original, read_p
 from zoo.ci_llm.convert.write import write_original, write_peft
 from zoo.ci_llm.inference.generate import generate
 from zoo.ci_llm.losses.diversity import Diversity
-from zoo.ci_llm.losses.objective import Batch, Objective
+from zoo.ci_llm.losses.objective import Objective
 from zoo.ci_llm.nets.agents import Agents
 from zoo.ci_llm.nets.backbone import Backbone
 from zoo.ci_llm.nets.crowd import Crowd, Mode
@@ -90,8 +90,10 @@ def init() -> str:
     """See that fresh agents differ and begin as the backbone."""
     crowd = tiny_crowd(init="lora")
     ids, mask = _texts()
+    with torch.no_grad(), crowd.without_agents():
+        alone = crowd(ids, mask)
     with torch.no_grad():
-        spread = (crowd(ids, mask) - _alone(crowd, ids, mask)).abs().max()
+        spread = (crowd(ids, mask) - alone).abs().max()
     first = torch.stack([next(iter(crowd.agents.adapter(number).values())) for number in range(AGENTS)])
     least = min((first[i] - first[j]).abs().max() for i in range(AGENTS) for j in range(i))
     _demand(spread <= TOLERANCE, f"fresh agents change the backbone's logits by {spread:.2g}, expected 0")
@@ -104,9 +106,11 @@ def gradients() -> str:
     """See that every agent is trained, and by the same gradients in every mode."""
     modes: tuple[tuple[Mode, int | None], ...] = (("batched", None), ("sequential", None), ("chunked", 2))
     found = {}
+    ids, mask = _texts()
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(torch.arange(6) < 3, -100)}
     for mode, chunk in modes:
         crowd = tiny_crowd(mode=mode, chunk=chunk)
-        Objective(_batch(), Diversity(0.1, 8)).of(crowd).total.backward()
+        Objective(batch, Diversity(0.1, 8)).of(crowd).total.backward()
         found[mode] = [weight.grad for weight in crowd.agents.parameters() if weight.grad is not None]
     norms = torch.stack([each.flatten(1).norm(dim=1) for each in found["batched"]]).norm(dim=0)
     _demand(bool((norms > 0).all()), f"an agent has no gradient: norms {norms.tolist()}")
@@ -141,7 +145,8 @@ def diversity() -> str:
     """See that the distance is 0 for equal agents, above 0 for others, and drives them apart."""
     term, crowd = Diversity(1.0, 16), tiny_crowd()
     ids, mask = _texts()
-    points = term.represent(*_hidden(crowd, ids, mask), mask)
+    output = crowd.outputs(ids, mask, hidden=True)
+    points = term.represent(output.logits, output.hidden, mask)
     same = float(term.value(points[:1].detach().expand(AGENTS, -1, -1)))
     value = term.value(points)
     term.loss(value).backward()
@@ -180,21 +185,6 @@ def tiny_crowd(init: Any = "normal", mode: Mode = "batched", chunk: int | None =
 def _texts() -> tuple[Tensor, Tensor]:
     ids = torch.arange(3, 15).view(2, 6)
     return ids, torch.ones_like(ids)
-
-
-def _batch() -> Batch:
-    ids, mask = _texts()
-    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(torch.arange(6) < 3, -100)}
-
-
-def _alone(crowd: Crowd, ids: Tensor, mask: Tensor) -> Tensor:
-    with crowd.without_agents():
-        return crowd(ids, mask)
-
-
-def _hidden(crowd: Crowd, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
-    output = crowd.outputs(ids, mask, hidden=True)
-    return output.logits, output.hidden
 
 
 def _until_eos(text: Tensor) -> list[int]:

@@ -20,7 +20,7 @@ from zoo.ci_llm.convert.read import (
     TOKENIZER,
     Adapters,
     agent_name,
-)
+)  # fmt: skip
 from zoo.common.atomic import replacing
 
 
@@ -28,11 +28,7 @@ def write_original(folder: Path, adapters: Adapters) -> None:
     """Write a checkpoint folder of the original.
 
     Two keys of the meta file are ours and nothing to the original: the adapted blocks, where not all are adapted, and
-    the backbone.
-
-    Args:
-        folder: replaced when it exists.
-        adapters: what it is to hold.
+    the backbone. A folder that exists is replaced.
 
     Raises:
         OSError: when the disk is full or the folder is not writable; what was there is untouched.

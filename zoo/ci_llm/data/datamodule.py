@@ -14,10 +14,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from zoo.ci_llm.data.arithmetic import SPLITS, Arithmetic, Split
 from zoo.ci_llm.data.buckets import AgentData, TextBatches, pack
-from zoo.ci_llm.data.rows import TextRows, join_rows
 from zoo.ci_llm.data.text_data import Example, Template, read_examples, split_files
 from zoo.ci_llm.data.tokenizers import Tokenizer
-from zoo.ci_llm.data.tokens import Tokens, TooLong, tokenise, tokenise_files
+from zoo.ci_llm.data.tokens import TextRows, Tokens, TooLong, join_rows, tokenise, tokenise_files
 from zoo.common.ranges import at_least
 from zoo.training.data import RankSlice, ResumableBatches, ZooDataModule, item_seed
 

@@ -57,13 +57,9 @@ def split_files(root: Path, split: str) -> list[Path]:
     Args:
         root: a file (all of it is for training), or a folder with `train.jsonl` (or .parquet, .arrow), parts
             `train-00000-of-00002.parquet`, or a folder `train`; `test` and `val` (validation, dev) likewise.
-        split: "train", "val" or "test".
 
     Returns:
-        The files in the order of their names; none where there is no such split.
-
-    Raises:
-        FileNotFoundError: when there is nothing at `root`, or no training file.
+        The files in the order of their names; none where there is no such split, unless it is "train".
     """
     if root.is_file():
         return [root] if split == "train" else []
@@ -81,10 +77,7 @@ def split_files(root: Path, split: str) -> list[Path]:
 
 
 def read_examples(files: Sequence[Path], prompt_field: str, answer_field: str) -> list[Example]:
-    """Read prompts and answers.
-
-    Args:
-        files: JSON lines, Parquet or Arrow.
+    """Read prompts and answers from JSON lines, Parquet or Arrow.
 
     Raises:
         ValueError: when a line is no JSON, a field is missing or no text, or a prompt or answer is empty; names file

@@ -155,30 +155,24 @@ class BpeTokenizer(Tokenizer):
 
     def build(self) -> Any:
         """Learn it."""
+        from tokenizers import models, pre_tokenizers, trainers
+
         from zoo.ci_llm.data.arithmetic import Arithmetic
         from zoo.ci_llm.data.text_data import read_examples, split_files
 
         if self.root is None:
-            pairs = [(each.question, each.answer) for each in Arithmetic(train_items=1000).problems("train")]
+            pairs: Iterable[tuple[str, str]] = Arithmetic(train_items=1000).problems("train")
         else:
-            examples = read_examples(split_files(Path(self.root), "train"), *self.fields)
-            pairs = [(each.prompt, each.answer) for each in examples]
-        return train_bpe((f"{prompt} {answer}" for prompt, answer in pairs), self.wanted)
-
-
-def train_bpe(texts: Iterable[str], vocab_size: int) -> Any:
-    """Learn byte pairs: a tokenizer of transformers, with `SPECIAL` as its first numbers."""
-    from tokenizers import models, pre_tokenizers, trainers
-
-    inner = _bytewise(models.BPE(), split=True)
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=list(SPECIAL),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    inner.train_from_iterator(texts, trainer)
-    return _wrapped(inner)
+            pairs = (row[:2] for row in read_examples(split_files(Path(self.root), "train"), *self.fields))
+        inner = _bytewise(models.BPE(), split=True)
+        trainer = trainers.BpeTrainer(
+            vocab_size=self.wanted,
+            special_tokens=list(SPECIAL),
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        )
+        inner.train_from_iterator((f"{prompt} {answer}" for prompt, answer in pairs), trainer)
+        return _wrapped(inner)
 
 
 def _bytewise(model: Any, split: bool) -> Any:

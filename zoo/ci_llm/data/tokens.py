@@ -1,4 +1,4 @@
-"""Tokenised prompts with answers, the boundary between them known; cached in mapped files."""
+"""Tokenised prompts with answers, the boundary between them known; cached in mapped files, put into batches."""
 
 from __future__ import annotations
 
@@ -11,10 +11,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
 
 from zoo.ci_llm.data.text_data import Example, Template, read_examples
 from zoo.ci_llm.data.tokenizers import Tokenizer
+from zoo.ci_llm.losses.likelihood import IGNORED, label_positions
 from zoo.common.atomic import write_atomic
+from zoo.training.data import Key
 
 log = logging.getLogger(__name__)
 
@@ -58,11 +63,7 @@ class Tokens:
         return np.minimum(self.items[:, LENGTH], most)
 
     def fitting(self, context: int, too_long: TooLong) -> np.ndarray:
-        """Numbers of the examples that are used, in order.
-
-        Args:
-            context: most tokens of an example.
-            too_long: cut an answer at its end, or leave longer examples out.
+        """Numbers of the examples that are used, in order, in a context of so many tokens.
 
         Raises:
             ValueError: when a prompt leaves no room for an answer, or nothing fits.
@@ -117,13 +118,8 @@ def tokenise_files(
     Several processes may build a cache at once; each of its files appears whole, the index last.
 
     Args:
-        files: see `read_examples`.
         fields: names of prompt and answer.
-        tokenizer: its fingerprint is a part of the cache's name.
         folder: of the caches, made if missing; None to keep everything in memory.
-
-    Returns:
-        Tokens, mapped from the cache's files where there is one.
     """
     if folder is None:
         return tokenise(read_examples(files, *fields), tokenizer, template)
@@ -173,3 +169,79 @@ def _open(index: Path, key: str) -> tuple[np.ndarray, np.ndarray] | None:
         return None
     whole = known.get("key") == key and known.get("shapes") == [list(ids.shape), list(items.shape)]
     return (ids, items) if whole else None
+
+
+class TextRows(Dataset[dict[str, Any]]):
+    """Rows of one or (packed) several examples.
+
+    Args:
+        rows: numbers of the examples of each row.
+        context: most tokens of an example; what is longer is cut at its end.
+    """
+
+    def __init__(self, tokens: Tokens, rows: Sequence[Sequence[int]], context: int) -> None:
+        self.tokens = tokens
+        self.rows = rows
+        self.context = context
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, key: Key | int) -> dict[str, Any]:
+        """One row: `ids` and `labels` (T,) int64, -100 where the prompt is; `lengths`, tokens of each example in it."""
+        ids, labels, lengths = [], [], []
+        for index in self.rows[key[1] if isinstance(key, tuple) else key]:
+            values, prompt = self.tokens.row(index, self.context)
+            learnt = values.astype(np.int64)
+            ids.append(learnt.copy())
+            learnt[:prompt] = IGNORED
+            labels.append(learnt)
+            lengths.append(len(values))
+        return {
+            "ids": torch.from_numpy(np.concatenate(ids)),
+            "labels": torch.from_numpy(np.concatenate(labels)),
+            "lengths": lengths,
+        }
+
+
+def join_rows(rows: Sequence[dict[str, Any]], pad_id: int, packed: bool = False, streams: int = 1) -> dict[str, Tensor]:
+    """Pad rows on the right and join them.
+
+    Args:
+        pad_id: fills `input_ids`.
+        packed: also mark where examples begin.
+        streams: agents with rows of their own; the rows are those of the first agent, then of the second, and so on.
+
+    Returns:
+        `input_ids`, `attention_mask` (1 where text is) and `labels`, (B, T) int64, or (K, B, T) with several streams;
+        packed also `segment_ids`, the number of the example in its row from 1, 0 for padding: a token attends to those
+        of its own number. `label_positions` (M,), or (K, M), are found here, where looking costs no wait for a device,
+        see `zoo.ci_llm.losses.likelihood.label_positions`.
+    """
+    shape = (len(rows), max(len(row["ids"]) for row in rows))
+    batch = {
+        "input_ids": torch.full(shape, pad_id),
+        "attention_mask": torch.zeros(shape, dtype=torch.int64),
+        "labels": torch.full(shape, IGNORED),
+    }
+    if packed:
+        batch["segment_ids"] = torch.zeros(shape, dtype=torch.int64)
+    for number, row in enumerate(rows):
+        length = len(row["ids"])
+        batch["input_ids"][number, :length] = row["ids"]
+        batch["attention_mask"][number, :length] = 1
+        batch["labels"][number, :length] = row["labels"]
+        if packed:
+            segments = torch.arange(1, len(row["lengths"]) + 1)
+            batch["segment_ids"][number, :length] = segments.repeat_interleave(torch.tensor(row["lengths"]))
+    if streams > 1:
+        batch = {name: value.reshape(streams, -1, shape[1]) for name, value in batch.items()}
+    return {**batch, "label_positions": label_positions(batch["labels"])}
+
+
+def left_padded(prompts: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
+    """Prompts as rows that end together: ids and mask (B, T) int64."""
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[pad] * (longest - len(each)) + list(each) for each in prompts])
+    lengths = torch.tensor([len(each) for each in prompts])
+    return ids, (torch.arange(longest) >= longest - lengths[:, None]).long()

@@ -12,7 +12,7 @@ import torch
 from zoo.ci_llm.aggregation.aggregator import Aggregator, Mean, Vote
 from zoo.ci_llm.aggregation.answers import flexible_answer, same_answer, strict_answer, vote
 from zoo.ci_llm.data.tokenizers import Tokenizer
-from zoo.ci_llm.inference.generate import answer_text, generate, left_padded
+from zoo.ci_llm.inference.generate import write_answers
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.ci_llm.nets.sampling import Sampling
 from zoo.training.data import item_seed
@@ -29,7 +29,6 @@ class AnswerSettings:
     """How questions are put.
 
     Attributes:
-        max_new_tokens: most tokens of an answer.
         samples: answers that one agent draws for self-consistency; each number is reported, and in all of them the
             first ones are the same. None where it is left out.
         all_samples: answers that every agent draws; 0 leaves it out.
@@ -55,33 +54,25 @@ def ask(
     rules: Mapping[str, Aggregator],
     options: AnswerSettings,
 ) -> Texts:
-    """Let a crowd answer prompts in every way.
+    """Let a crowd answer prompts, as numbers of tokens, in every way.
 
     A text depends on its prompt and its number, not on the prompts beside it.
 
     Args:
-        prompts: numbers of the tokens, B of them.
         numbers: of the questions, of which the samples' seeds are made.
         rules: that join the agents token by token, by name; greedy.
 
     Returns:
         Texts without prompt, by way: of each question one text, or one per agent (`agents`), per sample
         (`self_consistency`), or per sample and agent (`agents_sampled`).
-
-    Raises:
-        ValueError: when a prompt does not fit into the backbone's context.
     """
-    device = next(crowd.agents.parameters()).device
-    ids, mask = (x.to(device) for x in left_padded(prompts, tokenizer.pad_id))
 
     def write(rule: Aggregator, samples: int = 1, sampling: Sampling | None = None) -> list[list[str]]:
-        found = generate(
-            crowd, ids.repeat_interleave(samples, 0), mask.repeat_interleave(samples, 0), rule, options.max_new_tokens,
-            tokenizer.eos_id, sampling, tokenizer.pad_id,
-            [item_seed(options.seed, sample, number) for number in numbers for sample in range(samples)],
-        )[..., ids.shape[1] :]  # fmt: skip
-        several = found.reshape(-1, len(prompts), samples, found.shape[-1])  # agents, or one for all
-        return [[answer_text(each, tokenizer) for each in of_one.flatten(0, 1)] for of_one in several.transpose(0, 1)]
+        repeated = [prompt for prompt in prompts for _ in range(samples)]
+        seeds = [item_seed(options.seed, sample, number) for number in numbers for sample in range(samples)]
+        found = write_answers(crowd, tokenizer, repeated, rule, options.max_new_tokens, sampling, seeds)
+        several = (found[first : first + samples] for first in range(0, len(found), samples))
+        return [[text for of_agent in zip(*each, strict=True) for text in of_agent] for each in several]
 
     texts: Texts = {}
     if options.backbone:
@@ -134,11 +125,7 @@ def grade(texts: Mapping[str, Sequence[str]], gold: Decimal, samples: Sequence[i
 
 
 def gold_answer(answer: str, where: str) -> Decimal:
-    """The number that an answer ends in, after `####` where there is one.
-
-    Raises:
-        ValueError: when there is none.
-    """
+    """The number that an answer ends in, after `####` where there is one; one must be there."""
     found = strict_answer(answer)
     found = flexible_answer(answer) if found is None else found
     if found is None:

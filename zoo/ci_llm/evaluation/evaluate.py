@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,30 +37,26 @@ from zoo.training.data import item_seed
 PROJECTIONS = 256  # of the distance between the agents' clouds
 
 
+@dataclass
 class CrowdEvaluation:
-    """The parts of an evaluation.
+    """The parts of an evaluation; the agent of least NLL is asked for samples.
 
-    Args:
-        options: how questions are put; the agent of least NLL is asked for samples.
-        layers: of the hidden states whose distances are measured.
+    Attributes:
         fitted: `alpha` and `nll` of the agents on the validation set; empty without.
     """
 
-    def __init__(
-        self,
-        trained: TrainedCrowd,
-        examples: Sequence[Example],
-        tokens: Tokens,
-        options: AnswerSettings,
-        layers: Sequence[int],
-        fitted: dict[str, list[float]],
-        folder: Path,
-    ) -> None:
-        self.trained, self.examples, self.tokens, self.layers, self.folder = trained, examples, tokens, layers, folder
-        self.fitted = fitted
-        nll = fitted.get("nll", [0.0])
-        self.options = replace(options, speaker=nll.index(min(nll)))
-        self.rules = rules(trained.crowd.count, fitted.get("alpha"))
+    trained: TrainedCrowd
+    examples: Sequence[Example]
+    tokens: Tokens
+    options: AnswerSettings
+    layers: Sequence[int]
+    fitted: dict[str, list[float]]
+    folder: Path
+
+    def __post_init__(self) -> None:
+        nll = self.fitted.get("nll", [0.0])
+        self.options = replace(self.options, speaker=nll.index(min(nll)))
+        self.rules = rules(self.trained.crowd.count, self.fitted.get("alpha"))
 
     def path(self, number: int) -> Path:
         """File of a part."""
@@ -115,7 +111,7 @@ class CrowdEvaluation:
             texts = held.pop("texts", None)
             for name, kept in scores.items() if texts is not None else ():
                 found = {key.rpartition(":")[2]: held[key] for key in held if key.startswith(f"tokens:{name}:")}
-                kept.restore({key: torch.from_numpy(value) for key, value in found.items()}, torch.from_numpy(texts))
+                kept.add({key: torch.from_numpy(value) for key, value in found.items()}, torch.from_numpy(texts))
             for key in held:
                 if key.startswith("cloud:"):
                     clouds.setdefault(key.partition(":")[2], []).append(torch.from_numpy(held[key]))
@@ -143,7 +139,7 @@ class CrowdEvaluation:
                 key: float(sliced_wasserstein(cloud, PROJECTIONS, generator.manual_seed(self.options.seed)))
                 for key, cloud in clouds.items()
             },
-            "reliability": {name: reliability(kept.tokens()) for name, kept in scored.items()},
+            "reliability": {name: reliability(kept.state()[0]) for name, kept in scored.items()},
             "risk_coverage": _risk(rows) if self.trained.crowd.count > 1 else None,
         }
 
@@ -253,44 +249,45 @@ def evaluate_crowd(
     world_size: int = 1,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Answer questions in every way, score the right answers, and sum up; the same call resumes after a kill.
+    """Answer questions in every way, score the right answers, and sum up; further arguments as those of `evaluate`.
 
     OUTPUT then holds `items.jsonl` (a line per question: index, question, gold, texts, parsed, correct),
     `evaluation.json`, `evaluation.csv` (a row per way to answer), `evaluation.png` (bars), `reliability.png` and
     `risk_coverage.png`.
 
-    Processes share the parts (`batch_size` questions of similar length) by `rank` and `world_size` and need not talk
-    to each other: the one that ends last writes the result, which is the same for any number of processes and kills.
+    Processes share the parts (`batch_size` questions of similar length) and need not talk to each other: the one that
+    ends last writes the result, which is the same for any number of processes and kills.
 
     Args:
-        trained: what is evaluated.
-        examples: questions and right answers. One whose prompt leaves no room for an answer in the backbone's context
-            has failed, and counts as wrong.
+        examples: one whose prompt leaves no room for an answer in the backbone's context has failed, and counts as
+            wrong.
         validation: to fit the agents' weights and to choose the agent that is asked for samples; None for equal
             weights and agent 0.
-        output: folder to write.
         options: how questions are put; its `speaker` is chosen here.
-        layers: of the hidden states whose distances are measured.
-        batch_size: questions of a part.
-        rank: of this process, 0 to world_size - 1. It takes every world_size-th part.
-        world_size: processes.
-        progress: show a bar on rank 0, and the result where it is complete.
-
-    Returns:
-        What evaluation.json holds; `{"missing": n}` while other processes owe n parts.
-
-    Raises:
-        ValueError: when an argument is out of range, there is no question or an answer without a number, or the
-            folder was begun with other settings.
-        OSError: when the disk is full; the same call goes on.
     """
-    _check(examples, options, layers, batch_size, rank, world_size)
+    within(0, world_size - 1, rank=rank)
+    if not examples:
+        raise ValueError("no question to evaluate: the file is empty, or max_items is 0")
+    at_least(1, max_new_tokens=options.max_new_tokens, batch_size=batch_size, samples=min(options.samples, default=1))
+    at_least(0, all_samples=options.all_samples)
+    positive(temperature=options.temperature)
+    if not layers:
+        raise ValueError("layers: name at least one")
     trained.crowd.eval()
     for each in examples:
         gold_answer(each.answer, f"{each.file}, line {each.line}")  # refused now, not after hours
     tokens = tokenise(examples, trained.tokenizer, trained.template)
     output = Path(output).resolve()
-    begin_output(output, _settings(trained, tokens, validation, options, layers, batch_size), sweep=world_size == 1)
+    settings = {
+        "adapters": state_digest(trained.crowd.agents.state_dict()),
+        "backbone": trained.crowd.backbone.fingerprint(),
+        "questions": _digest(tokens),
+        "validation": _digest(tokenise(validation, trained.tokenizer, trained.template)) if validation else None,
+        "layers": list(layers),
+        "batch_size": batch_size,
+        "asking": {key: value for key, value in asdict(options).items() if key != "speaker"},
+    }
+    begin_output(output, settings, sweep=world_size == 1)
     fitted = _fitted(trained, validation, output / WEIGHTS_NAME, batch_size)
     work = CrowdEvaluation(trained, examples, tokens, options, layers, fitted, output / PARTS_NAME)
     order = np.argsort(tokens.items[:, PROMPT], kind="stable").tolist()
@@ -321,47 +318,5 @@ def _fitted(
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _settings(
-    trained: TrainedCrowd,
-    tokens: Tokens,
-    validation: Sequence[Example] | None,
-    options: AnswerSettings,
-    layers: Sequence[int],
-    batch_size: int,
-) -> dict[str, Any]:
-    """What a folder is for."""
-    held = None
-    if validation:
-        held = tokenise(validation, trained.tokenizer, trained.template)
-    asked = {key: value for key, value in asdict(options).items() if key != "speaker"}
-    return {
-        "adapters": state_digest(trained.crowd.agents.state_dict()),
-        "backbone": trained.crowd.backbone.fingerprint(),
-        "questions": _digest(tokens),
-        "validation": None if held is None else _digest(held),
-        "layers": list(layers),
-        "batch_size": batch_size,
-        "asking": asked,
-    }
-
-
 def _digest(tokens: Tokens) -> str:
     return state_digest({"ids": torch.from_numpy(np.array(tokens.ids)), "items": torch.from_numpy(tokens.items[:, :3])})
-
-
-def _check(
-    examples: Sequence[Example],
-    options: AnswerSettings,
-    layers: Sequence[int],
-    batch_size: int,
-    rank: int,
-    world_size: int,
-) -> None:
-    within(0, world_size - 1, rank=rank)
-    if not examples:
-        raise ValueError("no question to evaluate: the file is empty, or max_items is 0")
-    at_least(1, max_new_tokens=options.max_new_tokens, batch_size=batch_size, samples=min(options.samples, default=1))
-    at_least(0, all_samples=options.all_samples)
-    positive(temperature=options.temperature)
-    if not layers:
-        raise ValueError("layers: name at least one")

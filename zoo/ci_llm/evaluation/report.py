@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from rich.console import Console
 from torch import Tensor
 
-from zoo.ci_llm.evaluation import plots
 from zoo.ci_llm.losses.metrics import BINS
-from zoo.common.report import terminal_table, write_report
+from zoo.common.report import new_figure, terminal_table, write_report
 from zoo.common.statistics import bootstrap_mean
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 NAME, ITEMS_NAME = "evaluation", "items.jsonl"
 KINDS = ("strict", "flexible")
@@ -57,14 +59,7 @@ def _figures(values: np.ndarray, base: np.ndarray) -> dict[str, float]:
 
 
 def reliability(tokens: Mapping[str, Tensor], bins: int = BINS) -> list[dict[str, float]]:
-    """Confidence and accuracy of the tokens in bins of equal width; empty bins are left out.
-
-    Args:
-        tokens: `confidence` and `correct` (N,).
-
-    Returns:
-        Rows with `confidence`, `accuracy` and `share` of the tokens.
-    """
+    """Confidence, accuracy and share of the tokens in bins of equal width; empty bins are left out."""
     confidence, correct = tokens["confidence"].double(), tokens["correct"].double()
     at = (confidence * bins).ceil().long().clamp(1, bins) - 1
     counts = torch.bincount(at, minlength=bins)
@@ -101,12 +96,59 @@ def write_evaluation(output: Path, facts: Mapping[str, Any], rows: Sequence[Mapp
     files = {
         ITEMS_NAME: rows,
         f"{NAME}.csv": (COLUMNS, report_rows(facts)),
-        f"{NAME}.png": plots.accuracy(facts) if facts["accuracy"][KINDS[0]] else None,
-        "reliability.png": plots.reliability(facts) if facts["reliability"] else None,
-        "risk_coverage.png": plots.risk(facts) if facts["risk_coverage"] is not None else None,
+        f"{NAME}.png": _accuracy_figure(facts) if facts["accuracy"][KINDS[0]] else None,
+        "reliability.png": _reliability_figure(facts) if facts["reliability"] else None,
+        "risk_coverage.png": _risk_figure(facts) if facts["risk_coverage"] is not None else None,
         f"{NAME}.json": facts,
     }
     write_report(output, files)
+
+
+def _accuracy_figure(facts: Mapping[str, Any]) -> Figure:
+    """Draw bars of exact match with 95 % intervals, strict beside flexible, one group for each way to answer."""
+    kinds = facts["accuracy"]
+    systems = list(next(iter(kinds.values())))
+    figure = new_figure(max(6.0, 0.7 * len(systems) + 2), 4.2)
+    axes = figure.subplots()
+    width = 0.8 / len(kinds)
+    for number, (kind, found) in enumerate(kinds.items()):
+        means, low, high = (
+            100 * np.array([found[system][key] for system in systems]) for key in ("mean", "low", "high")
+        )
+        errors = np.nan_to_num([means - low, high - means]).clip(min=0)
+        places = np.arange(len(systems)) + (number - (len(kinds) - 1) / 2) * width
+        axes.bar(places, means, width, yerr=errors, capsize=2, label=kind)
+    axes.set_xticks(range(len(systems)), systems, rotation=45, ha="right")
+    axes.set(ylabel="exact match, %", title=f"{facts['count']} questions")
+    axes.set_ylim(0, max(1.0, axes.get_ylim()[1]))
+    axes.grid(axis="y", alpha=0.3)
+    axes.legend()
+    return figure
+
+
+def _reliability_figure(facts: Mapping[str, Any]) -> Figure:
+    """Draw accuracy over confidence of the tokens, for each rule that joins the agents."""
+    figure = new_figure(5.0, 4.6)
+    axes = figure.subplots()
+    axes.plot([0, 1], [0, 1], color="0.5", linestyle="--", linewidth=1, label="calibrated")
+    for name, bins in facts["reliability"].items():
+        error = facts["likelihood"][name]["ece"]
+        points = [[row[key] for row in bins] for key in ("confidence", "accuracy")]
+        axes.plot(*points, "o-", markersize=3, label=f"{name}, ECE {error:.3f}")
+    axes.set(xlabel="confidence", ylabel="accuracy", title="answer tokens", xlim=(0, 1), ylim=(0, 1))
+    axes.legend()
+    return figure
+
+
+def _risk_figure(facts: Mapping[str, Any]) -> Figure:
+    """Draw the error rate among the questions whose vote agrees most."""
+    figure = new_figure(5.0, 4.0)
+    axes = figure.subplots()
+    axes.plot(facts["risk_coverage"]["coverage"], facts["risk_coverage"]["risk"], "o-", markersize=3)
+    axes.set(xlabel="coverage", ylabel="risk (share of wrong votes)", title="kept by agreement of the agents")
+    axes.set(xlim=(0, 1.02), ylim=(0, 1))
+    axes.grid(alpha=0.3)
+    return figure
 
 
 def show(facts: Mapping[str, Any], console: Console | None = None) -> None:

@@ -8,12 +8,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zoo.ci_llm.aggregation.aggregator import Aggregator, BayesianAverage, Dirichlet, Fitted, Geometric, Mean
-from zoo.ci_llm.aggregation.weights import fit_dirichlet
-from zoo.ci_llm.data.rows import TextRows, join_rows
+from zoo.ci_llm.aggregation.aggregator import (
+    Aggregator,
+    BayesianAverage,
+    Dirichlet,
+    Fitted,
+    Geometric,
+    Mean,
+    fit_dirichlet,
+)
 from zoo.ci_llm.data.text_data import Example, Template
 from zoo.ci_llm.data.tokenizers import Tokenizer
-from zoo.ci_llm.data.tokens import PROMPT, Tokens, tokenise
+from zoo.ci_llm.data.tokens import PROMPT, TextRows, Tokens, join_rows, tokenise
 from zoo.ci_llm.losses.diversity import Strategy, representations
 from zoo.ci_llm.losses.likelihood import IGNORED, learned, target_losses, token_losses
 from zoo.ci_llm.losses.metrics import CrowdScores, token_scores
@@ -42,14 +48,11 @@ class Scores:
 
 
 def rules(count: int, alpha: Sequence[float] | None = None) -> dict[str, Aggregator]:
-    """The rules that join the predictions of agents token by token.
+    """The rules that join the predictions of agents token by token, by name, `mean` first.
 
     Args:
         count: agents; one alone has nothing to join.
         alpha: fitted weights in proportion, see `fit_weights`; without any there is no `fitted`.
-
-    Returns:
-        Aggregators by name, `mean` first.
     """
     if count == 1:
         return {"mean": Mean()}
@@ -70,7 +73,7 @@ def gather(tokens: Tokens, numbers: Sequence[int], crowd: Crowd, tokenizer: Toke
     """A batch of examples, prompt and answer, padded on the right; cut where the backbone's context ends."""
     rows = TextRows(tokens, [[number] for number in numbers], crowd.backbone.context_tokens or UNBOUNDED)
     batch = join_rows([rows[index] for index in range(len(rows))], tokenizer.pad_id)
-    return {name: value.to(_device(crowd)) for name, value in batch.items()}
+    return {name: value.to(crowd.device) for name, value in batch.items()}
 
 
 @torch.no_grad()
@@ -81,19 +84,13 @@ def score(
     seeds: Sequence[int],
     layers: Sequence[int] = (-1,),
 ) -> Scores:
-    """Score the labelled tokens of a batch.
+    """Score the labelled tokens of a batch; the scores are on the CPU.
 
     Args:
         batch: `input_ids`, `attention_mask` and `labels` (B, T).
         aggregators: rules by name; one that learns along a text also reads its prompt, as when it writes.
         seeds: one per text, of the weights that a rule draws.
         layers: of the hidden states that are kept as clouds; -1 after the closing norm.
-
-    Returns:
-        The scores, on the CPU.
-
-    Raises:
-        ValueError: when there is not one seed per text.
     """
     ids, mask, labels = batch["input_ids"], batch["attention_mask"], batch["labels"]
     if len(seeds) != len(ids):
@@ -133,15 +130,7 @@ def score_all(
     seed: int = 0,
     batch_size: int = 16,
 ) -> dict[str, CrowdScores]:
-    """Score the right answers of examples.
-
-    Args:
-        examples: those whose prompt leaves no room for an answer are left out.
-        seed: of the weights that a rule draws.
-
-    Returns:
-        Scores of all tokens, by rule.
-    """
+    """Score the right answers of examples, by rule; those whose prompt leaves no room for an answer are left out."""
     tokens = tokenise(examples, tokenizer, template)
     kept = {name: CrowdScores() for name in aggregators}
     numbers = usable(tokens, crowd)
@@ -151,17 +140,25 @@ def score_all(
         found = score(crowd, gather(tokens, together, crowd, tokenizer), aggregators, seeds)
         texts = torch.tensor(together)[found.texts]
         for name, each in kept.items():
-            each.restore(found.tokens[name], texts)
+            each.add(found.tokens[name], texts)
     return kept
 
 
-def agent_log_probs(
-    crowd: Crowd, tokenizer: Tokenizer, template: Template, examples: Sequence[Example], batch_size: int = 16
-) -> Tensor:
-    """What each agent gives the answer tokens of examples: (K, N), in nats, on the CPU.
+def fit_weights(
+    crowd: Crowd,
+    tokenizer: Tokenizer,
+    template: Template,
+    examples: Sequence[Example],
+    alpha: float = 1.0,
+    batch_size: int = 16,
+) -> tuple[list[float], list[float]]:
+    """Fit the agents' weights to examples that neither training nor the test holds; `alpha` is the prior's.
+
+    Returns:
+        The posterior's alpha_k, see `fit_dirichlet`, and each agent's NLL, in nats per token.
 
     Raises:
-        ValueError: when no prompt leaves room for an answer.
+        ValueError: when no prompt leaves room for an answer, or alpha is not above 0.
     """
     tokens = tokenise(examples, tokenizer, template)
     parts = []
@@ -174,33 +171,5 @@ def agent_log_probs(
         parts.append(-target_losses(logits, wanted).cpu())
     if not parts:
         raise ValueError(f"no prompt of {len(examples)} leaves room for an answer in the backbone's context")
-    return torch.cat(parts, 1)
-
-
-def fit_weights(
-    crowd: Crowd,
-    tokenizer: Tokenizer,
-    template: Template,
-    examples: Sequence[Example],
-    alpha: float = 1.0,
-    batch_size: int = 16,
-) -> tuple[list[float], list[float]]:
-    """Fit the agents' weights to examples that neither training nor the test holds.
-
-    Args:
-        examples: of the validation set.
-        alpha: of the symmetric prior.
-
-    Returns:
-        The posterior's alpha_k, see `zoo.ci_llm.aggregation.weights.fit_dirichlet`, and each agent's NLL, in nats per
-        token.
-
-    Raises:
-        ValueError: when no prompt leaves room for an answer, or alpha is not above 0.
-    """
-    log_probs = agent_log_probs(crowd, tokenizer, template, examples, batch_size)
+    log_probs = torch.cat(parts, 1)
     return fit_dirichlet(log_probs, alpha).tolist(), (-log_probs.double().mean(1)).tolist()
-
-
-def _device(crowd: Crowd) -> torch.device:
-    return next(crowd.agents.parameters()).device

@@ -23,12 +23,7 @@ from zoo.runs.load import load
 
 @dataclass(frozen=True)
 class TrainedCrowd:
-    """What is evaluated.
-
-    Attributes:
-        crowd: backbone and agents; put into evaluation mode.
-        template: that turns questions and answers into text.
-    """
+    """What is evaluated."""
 
     crowd: Crowd
     tokenizer: Tokenizer
@@ -37,18 +32,11 @@ class TrainedCrowd:
 
 
 def load_crowd(run: Path, device: str | torch.device = "cpu") -> tuple[TrainedCrowd, TextData, int]:
-    """Load a run to evaluate it.
-
-    Args:
-        run: run folder, checkpoint or export.
+    """Load a run folder, checkpoint or export to evaluate it.
 
     Returns:
         The crowd, the data that it was trained on (arithmetic made in code where the run does not tell), and its
         limit of new tokens.
-
-    Raises:
-        FileNotFoundError: when there is no such run, or its data are gone.
-        ValueError: when it is another kind's, or its weights are not finite.
     """
     writer = load(run, device)
     if not isinstance(writer, Writer):
@@ -77,15 +65,7 @@ def validation_examples(data: TextData) -> list[Example]:
 
 
 def read_questions(path: Path, split: Split, fields: tuple[str, str]) -> list[Example]:
-    """Questions and answers of a file, or of a folder's split.
-
-    Args:
-        fields: names of question and answer.
-
-    Raises:
-        FileNotFoundError: when there is nothing.
-        ValueError: when the file cannot be read.
-    """
+    """Questions and answers, by the names of their fields, of a file, or of a folder's split."""
     files = [path] if path.is_file() else split_files(path, split)
     if not files:
         raise FileNotFoundError(f"{path} has no files of the split {split}; put {split}.jsonl there or name a file")

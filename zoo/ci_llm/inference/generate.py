@@ -11,12 +11,13 @@ from torch import Tensor
 
 from zoo.ci_llm.aggregation.aggregator import Aggregator
 from zoo.ci_llm.data.tokenizers import Tokenizer
+from zoo.ci_llm.data.tokens import left_padded
+from zoo.ci_llm.losses.metrics import taken
+from zoo.ci_llm.nets.agents import SEEDS
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.ci_llm.nets.sampling import Sampling
 from zoo.common.draws import seeded_uniforms
 from zoo.common.ranges import at_least
-
-_SEEDS = 2**52  # as many as seeded_uniforms tells apart
 
 
 @torch.no_grad()
@@ -67,7 +68,7 @@ def generate(
     with _evaluating(crowd):
         log_probs = read(texts, 0 if learned else 1)
         if learned:
-            given = _taken(log_probs[:, :, :-1], input_ids[:, 1:])
+            given = taken(log_probs[:, :, :-1], input_ids[:, 1:])
             log_weights = aggregator.along(log_weights, given, attention_mask[:, :-1])[-1]
         done = torch.zeros(texts.shape[:-1], dtype=torch.bool, device=texts.device)
         for number in range(max_new_tokens):
@@ -79,7 +80,7 @@ def generate(
             if number + 1 == max_new_tokens or done.all():
                 break
             if learned:
-                log_weights = aggregator.update(log_weights, _taken(last, chosen))
+                log_weights = aggregator.update(log_weights, taken(last, chosen))
             log_probs = read(chosen[..., None], 1)
     return texts
 
@@ -115,19 +116,14 @@ def _evaluating(crowd: Crowd) -> Iterator[None]:
         crowd.agents.train(training)
 
 
-def _taken(log_probs: Tensor, tokens: Tensor) -> Tensor:
-    """What each agent (K, ..., V) gave the tokens (...)."""
-    return log_probs.gather(-1, tokens.expand(log_probs.shape[:-1])[..., None]).squeeze(-1)
-
-
 def _uniforms(seeds: Sequence[int] | None, count: int, rows: int, steps: int, joint: bool) -> Tensor:
     """Random numbers (K + 2 * steps, texts): for the weights, then each step's member, then each step's token."""
     if seeds is None:
-        seeds = torch.randint(_SEEDS, (rows,), device="cpu").tolist()
+        seeds = torch.randint(SEEDS, (rows,), device="cpu").tolist()
     if len(seeds) != rows:
         raise ValueError(f"{len(seeds)} seeds for {rows} prompts: give one per prompt")
     if not joint:
-        seeds = (seeded_uniforms(seeds, count) * _SEEDS).long().flatten().tolist()
+        seeds = (seeded_uniforms(seeds, count) * SEEDS).long().flatten().tolist()
     return seeded_uniforms(seeds, count + 2 * steps)
 
 
@@ -148,15 +144,24 @@ def _check(crowd: Crowd, input_ids: Tensor, attention_mask: Tensor, max_new_toke
         )
 
 
-def left_padded(prompts: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
-    """Prompts as rows that end together: ids and mask (B, T) int64."""
-    longest = max(map(len, prompts))
-    ids = torch.tensor([[pad] * (longest - len(each)) + list(each) for each in prompts])
-    lengths = torch.tensor([len(each) for each in prompts])
-    return ids, (torch.arange(longest) >= longest - lengths[:, None]).long()
+def write_answers(
+    crowd: Crowd,
+    tokenizer: Tokenizer,
+    prompts: Sequence[Sequence[int]],
+    aggregator: Aggregator,
+    max_new_tokens: int,
+    sampling: Sampling | None = None,
+    seeds: Sequence[int] | None = None,
+) -> list[list[str]]:
+    """The text behind each prompt (numbers of its tokens), up to EOS; one per agent where each writes its own.
 
-
-def answer_text(ids: Tensor, tokenizer: Tokenizer) -> str:
-    """Text of generated tokens (T,), up to the first EOS."""
-    numbers = ids.tolist()
-    return tokenizer.decode(numbers[: numbers.index(tokenizer.eos_id)] if tokenizer.eos_id in numbers else numbers)
+    Arguments and errors as those of `generate`.
+    """
+    ids, mask = (each.to(crowd.device) for each in left_padded(prompts, tokenizer.pad_id))
+    end = tokenizer.eos_id
+    found = generate(crowd, ids, mask, aggregator, max_new_tokens, end, sampling, tokenizer.pad_id, seeds)
+    new = found.view(-1, len(ids), found.shape[-1])[..., ids.shape[1] :].transpose(0, 1)  # (B, K or 1, new)
+    return [
+        [tokenizer.decode(row[: row.index(end)] if end in row else row) for row in of_prompt]
+        for of_prompt in new.tolist()
+    ]

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from zoo.ci_llm.aggregation.aggregator import Aggregator, Mean, Vote
 from zoo.ci_llm.data.text_data import Template, json_rows
 from zoo.ci_llm.data.tokenizers import Tokenizer
-from zoo.ci_llm.inference.generate import answer_text, generate, left_padded
+from zoo.ci_llm.data.tokens import left_padded
+from zoo.ci_llm.inference.generate import write_answers
 from zoo.ci_llm.losses.distances import pairwise_divergences
 from zoo.ci_llm.nets.agents import Agents
 from zoo.ci_llm.nets.backbone import Backbone
@@ -72,14 +72,29 @@ class Writer(Inference):
         """
         if isinstance(prompts, str):
             raise ValueError("prompts is a list of texts, found one text: put it into a list")
-        rows = [self._encoded(number, prompt) for number, prompt in enumerate(prompts)]
-        answers = [""] * len(rows)
+        return self.answers([self._encoded(number, prompt) for number, prompt in enumerate(prompts)])
+
+    def answers(self, prompts: Sequence[Sequence[int]]) -> list[str]:
+        """Answer prompts that are given as the numbers of their tokens."""
+        written = self.written(prompts, self.aggregator)
+        if isinstance(self.aggregator, Vote):
+            return [self.aggregator.winning_text(texts) for texts in written]
+        return [text for (text,) in written]
+
+    def written(self, rows: Sequence[Sequence[int]], aggregator: Aggregator) -> list[list[str]]:
+        """The answer to each prompt as the aggregator joins the agents; by `Vote`, that of each agent."""
+        texts: list[list[str]] = [[]] * len(rows)
         order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
         for first in range(0, len(order), self.prompt_batch):
             together = order[first : first + self.prompt_batch]
-            for number, answer in zip(together, self._answers([rows[n] for n in together], together), strict=True):
-                answers[number] = answer.strip()
-        return answers
+            seeds = [item_seed(self.answer_seed, 0, number) for number in together]
+            found = write_answers(
+                self.crowd, self.tokenizer, [rows[number] for number in together], aggregator, self.max_new_tokens,
+                self.sampling, seeds,
+            )  # fmt: skip
+            for number, of_prompt in zip(together, found, strict=True):
+                texts[number] = [text.strip() for text in of_prompt]
+        return texts
 
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:
         """Answer the prompts of a file.
@@ -93,7 +108,6 @@ class Writer(Inference):
 
         Raises:
             ValueError: when a line is no prompt, or one does not fit into the backbone's context.
-            OSError: when the file cannot be read or the result cannot be written.
         """
         rows = [_row(line, content, source) for line, content in json_rows(source)]
         if not rows:
@@ -106,7 +120,8 @@ class Writer(Inference):
     @torch.no_grad()
     def divergence(self, prompts: Sequence[str]) -> float:
         """How differently two agents continue prompts: mean Kullback-Leibler divergence, in nats; 0 for one agent."""
-        ids, mask = self._padded([self._encoded(number, prompt) for number, prompt in enumerate(prompts)])
+        rows = [self._encoded(number, prompt) for number, prompt in enumerate(prompts)]
+        ids, mask = (each.to(self.crowd.device) for each in left_padded(rows, self.tokenizer.pad_id))
         log_probs = self.crowd.outputs(ids, mask, logits_to_keep=1).logits[:, :, -1].float().log_softmax(-1)
         return float(pairwise_divergences(log_probs, "kl").mean()) if len(log_probs) > 1 else 0.0
 
@@ -128,23 +143,6 @@ class Writer(Inference):
         if not prompt.strip():
             raise ValueError(f"prompt {number} is empty")
         return [*self.tokenizer.prefix, *self.tokenizer.encode(self.template.prompt_text(prompt))]
-
-    def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        ids, mask = left_padded(rows, self.tokenizer.pad_id)
-        device = next(self.crowd.agents.parameters()).device
-        return ids.to(device), mask.to(device)
-
-    def _answers(self, rows: Sequence[Sequence[int]], numbers: Sequence[int]) -> list[str]:
-        ids, mask = self._padded(rows)
-        seeds = [item_seed(self.answer_seed, 0, number) for number in numbers]
-        written = generate(
-            self.crowd, ids, mask, self.aggregator, self.max_new_tokens, self.tokenizer.eos_id, self.sampling,
-            self.tokenizer.pad_id, seeds,
-        )[..., ids.shape[1] :]  # fmt: skip
-        if not isinstance(self.aggregator, Vote):
-            return [answer_text(row, self.tokenizer) for row in written]
-        of_agents = [[answer_text(row, self.tokenizer) for row in agent] for agent in written]
-        return [self.aggregator.winning_text(texts) for texts in zip(*of_agents, strict=True)]
 
 
 def _row(line: int, content: Any, source: Path) -> dict[str, Any]:
@@ -182,6 +180,7 @@ class Speaker(Writer):
         crowd = Crowd(backbone, Agents(1, rank=1, targets=tuple(targets))).to(next(backbone.parameters()).device)
         super().__init__(crowd, tokenizer, template, max_new_tokens=max_new_tokens)
 
-    def _answers(self, rows: Sequence[Sequence[int]], numbers: Sequence[int]) -> list[str]:
+    def written(self, rows: Sequence[Sequence[int]], aggregator: Aggregator) -> list[list[str]]:
+        """The backbone's own answer to each prompt."""
         with self.crowd.without_agents():
-            return super()._answers(rows, numbers)
+            return super().written(rows, aggregator)

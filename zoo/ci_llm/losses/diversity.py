@@ -19,7 +19,6 @@ from zoo.common.ranges import at_least
 Strategy = Literal["last_token", "mean_pool", "first_token", "answer_mean", "answer_tokens"]
 Space = Literal["hidden", "logits", "probs"]
 Kind = Literal["swd", "js", "kl"]
-Gather = Callable[[Tensor], Tensor]
 _POOLED = ("mean_pool", "answer_mean")
 _TINY = 1e-12
 
@@ -44,17 +43,14 @@ def representations(
             heed the labels in any case.
 
     Returns:
-        (K, B, D); (K, N, D) for the N positions of `answer_tokens`.
-
-    Raises:
-        ValueError: when the strategy is unknown, labels are needed and missing, or `answer_tokens` is to compare agents
-            that read different texts.
+        (K, B, D); (K, N, D) for the N positions of `answer_tokens`, which compares agents that read the same texts.
     """
     chosen = _chosen(attention_mask, labels, strategy, mask)
     if strategy in _POOLED:
         return _masked_mean(values, chosen)
     if strategy != "answer_tokens":
-        return _at(values, _end(chosen, strategy))
+        places = _end(chosen, strategy).expand(values.shape[:2])  # (K, B)
+        return values.gather(2, places[..., None, None].expand(-1, -1, -1, values.shape[-1])).squeeze(2)
     _check_shared(chosen)
     return values[:, chosen]
 
@@ -85,12 +81,6 @@ def _check_shared(positions: Tensor) -> None:
         raise ValueError("answer_tokens compares agents that read the same texts: use answer_mean")
 
 
-def _at(values: Tensor, positions: Tensor) -> Tensor:
-    """The values at one position of each text, (B,) or (K, B)."""
-    index = positions.expand(values.shape[:2])[..., None, None].expand(-1, -1, -1, values.shape[-1])
-    return values.gather(2, index).squeeze(2)
-
-
 def _mean_of_texts(values: Tensor, positions: Tensor, chosen: Tensor) -> Tensor:
     """`_masked_mean` of values (K, M, D) that are known at some positions alone, (M,) or (K, M)."""
     rows, length = chosen.shape[-2:]
@@ -114,14 +104,11 @@ def all_ranks(values: Tensor) -> Tensor:
     return torch.stack(list(all_gather(values.contiguous())))
 
 
-def gather_points(points: Tensor, gather: Gather = all_ranks) -> Tensor:
+def gather_points(points: Tensor, gather: Callable[[Tensor], Tensor] = all_ranks) -> Tensor:
     """Join the point sets (K, B, D) of all ranks; B may differ between ranks.
 
     Gradients sum over ranks on the way back; the mean that data-parallel training takes of them then is the gradient
     of one process with the whole batch.
-
-    Args:
-        gather: stacks a tensor of all ranks, differentiably, such as Lightning's `all_gather` with `sync_grads=True`.
     """
     ranks = gather(torch.tensor([points.shape[1]], device=points.device)).flatten()
     if len(ranks) == 1:
@@ -268,17 +255,14 @@ class Diversity:
         pairs = None if self.shared else agents * (agents - 1) // 2
         return random_directions(dims, self.projections, torch.Generator().manual_seed(mixed), pairs)
 
-    def value(
-        self, points: Tensor, step: int = 0, gather: Gather = all_ranks, directions: Tensor | None = None
-    ) -> Tensor:
+    def value(self, points: Tensor, step: int = 0, directions: Tensor | None = None) -> Tensor:
         """R: the diversity of the agents' representations, a scalar of at least 0; 0 for a single agent or no points.
 
         Args:
-            gather: joins ranks where `gather` is on, see `gather_points`.
             directions: of `directions`, where they were drawn before; else they depend on `step`.
         """
         if self.gather:
-            points = gather_points(points, gather)
+            points = gather_points(points)
         if len(points) < 2 or not points.shape[1]:
             return points.sum() * 0
         if self.kind != "swd":

@@ -71,9 +71,3 @@ def losses(logits: Tensor, labels: Tensor, normaliser: Tensor | float | None = N
         counts = (learned(labels, shift) != IGNORED).sum((-2, -1))
         normaliser = counts.clamp(min=1)
     return token_losses(logits, labels, shift).sum((1, 2)) / normaliser
-
-
-def sequence_losses(logits: Tensor, labels: Tensor, shift: bool = True) -> Tensor:
-    """Mean cross-entropy (K, B) of each agent over the labelled tokens of each text; 0 for a text without labels."""
-    counts = (learned(labels, shift) != IGNORED).sum(-1)
-    return token_losses(logits, labels, shift).sum(-1) / counts.clamp(min=1)

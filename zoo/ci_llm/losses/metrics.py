@@ -45,11 +45,11 @@ def token_scores(log_probs: Tensor, ensemble: Tensor, labels: Tensor) -> dict[st
     pairs = list(combinations(range(len(log_probs)), 2))
     differ = [(tops[i] != tops[j]).float() for i, j in pairs]
     none = torch.zeros(len(labels), device=labels.device)
-    right = _taken(ensemble, labels)
+    right = taken(ensemble, labels)
     norms = torch.stack([(ensemble / temperature).logsumexp(-1) for temperature in TEMPERATURES])
     heats = torch.tensor(TEMPERATURES, device=ensemble.device)[:, None]
     scores = {
-        "agent_nll": -_taken(log_probs, labels.expand(len(log_probs), -1)),
+        "agent_nll": -taken(log_probs, labels),
         "agent_correct": tops == labels,
         "nll": -right,
         "correct": ensemble.argmax(-1) == labels,
@@ -65,8 +65,9 @@ def token_scores(log_probs: Tensor, ensemble: Tensor, labels: Tensor) -> dict[st
     return {name: values.detach().float() for name, values in scores.items()}
 
 
-def _taken(log_probs: Tensor, labels: Tensor) -> Tensor:
-    return log_probs.gather(-1, labels[..., None]).squeeze(-1)
+def taken(log_probs: Tensor, tokens: Tensor) -> Tensor:
+    """What log-probabilities (..., V) give the tokens (...), which may lack axes in front."""
+    return log_probs.gather(-1, tokens.expand(log_probs.shape[:-1])[..., None]).squeeze(-1)
 
 
 class CrowdScores:
@@ -76,13 +77,8 @@ class CrowdScores:
         self._parts: dict[str, list[Tensor]] = {}
         self._texts: list[Tensor] = []
 
-    def add(self, log_probs: Tensor, ensemble: Tensor, labels: Tensor, texts: Tensor) -> None:
-        """Add tokens, see `token_scores`; `texts` (N,), int64, is the text that each belongs to."""
-        found = token_scores(log_probs, ensemble, labels)
-        self.restore({name: values.cpu() for name, values in found.items()}, texts.cpu())
-
-    def restore(self, scores: Mapping[str, Tensor], texts: Tensor) -> None:
-        """Add tokens whose scores were computed before: what `state` or `token_scores` gave, and their texts (N,)."""
+    def add(self, scores: Mapping[str, Tensor], texts: Tensor) -> None:
+        """Add what `token_scores` or `state` gave; `texts` (N,), int64, is the text that each token belongs to."""
         for name, values in scores.items():
             self._parts.setdefault(name, []).append(values)
         self._texts.append(texts)
@@ -92,10 +88,6 @@ class CrowdScores:
         if not self._texts:
             raise ValueError("no tokens were scored: the set holds no labelled token")
         return {name: torch.cat(parts, dim=-1) for name, parts in self._parts.items()}, torch.cat(self._texts)
-
-    def tokens(self) -> dict[str, Tensor]:
-        """The scores of `state` alone."""
-        return self.state()[0]
 
     def summary(self) -> dict[str, float]:
         """Means over tokens.
@@ -198,11 +190,7 @@ def error_correlation(correct: Tensor) -> float:
 
 
 def risk_coverage(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
-    """Error rate among the answers kept, as the least confidence that is kept falls.
-
-    Args:
-        confidence: (N,), such as the agreement of a vote; equals are kept together.
-        correct: whether the answer was right (N,).
+    """Error rate among the answers kept, as the least confidence that is kept falls; equals are kept together.
 
     Returns:
         Coverage (M,) rising to 1, and risk (M,), float64, a point for each of the M levels of confidence.

@@ -84,9 +84,6 @@ def objective(
         represent: of an output and its n agents: what the penalty compares, (n, ...). It draws no random numbers.
         penalty: of the representations (K, ...) of all agents: a scalar to be added.
         grad_scale: of the gradients inside chunked mode; for float16, whose small gradients vanish otherwise.
-
-    Returns:
-        The total, whose backward pass gives the adapters' gradients, and its parts.
     """
     if len(crowd.passes()) > 1 and crowd.mode == "chunked" and torch.is_grad_enabled():
         return _chunked(crowd, input_ids, attention_mask, task, represent, penalty, grad_scale, request)
@@ -159,11 +156,8 @@ class Objective:
     Args:
         batch: `input_ids`, `attention_mask` and `labels`, (B, T) or (K, B, T); packed also `segment_ids`; found
             before: `label_positions`, `loss_positions` (those of a loss that does not shift), `directions` of the term.
-        step: number of the optimizer step, of which directions and warm-up depend.
-        normaliser: what the losses are divided by, see `zoo.ci_llm.losses.likelihood.losses`; each agent's labels by
-            default.
+        normaliser: what the losses are divided by; each agent's labels by default.
         share: factor on the diversity term, for batches that are a part of a step.
-        shift: as in `zoo.ci_llm.losses.likelihood.token_losses`.
 
     Attributes:
         value: R, what the diversity term measured; None without one.

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -19,7 +20,7 @@ from zoo.common.ranges import at_least, below
 LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PEFT_PREFIX = "base_model.model."  # of peft's key names; what follows is the layer's name in the causal LM
 _STREAMS = 3  # independent masks per agent and layer: of the input, of A, of B
-_SEEDS = 2**52  # as many as seeded_uniforms tells apart
+SEEDS = 2**52  # as many as seeded_uniforms tells apart
 
 
 @dataclass(frozen=True)
@@ -102,20 +103,15 @@ class Agents(nn.Module):
             raise ValueError("agents: already attached to a backbone; make others for another one")
         layers = backbone.targets(self.targets, self.top_layers)
         self.names = list(layers)
-        seeds = seeded_uniforms([self.seed], self.count)[:, 0] * _SEEDS
+        seeds = seeded_uniforms([self.seed], self.count)[:, 0] * SEEDS
         generators = [torch.Generator().manual_seed(int(seed)) for seed in seeds]
         for index, (name, layer) in enumerate(layers.items()):
             inputs, outputs = backbone.sizes(layer)
             pairs = [self._first_weights(inputs, outputs, generator) for generator in generators]
             lora = Lora(torch.stack([a for a, _ in pairs]), torch.stack([b for _, b in pairs]))
             _place(self.adapters, name, lora)
-            layer.register_forward_hook(_Add(self, lora, index))
+            layer.register_forward_hook(partial(self._add, lora, index))
         backbone.recompute_contexts = self.recompute_contexts
-
-    @property
-    def scale(self) -> float:
-        """Factor of the low-rank product."""
-        return self.alpha / self.rank
 
     def draw_noise(self) -> list[int] | None:
         """Seeds for the masks of one training pass, by one number of the global CPU generator; None without masks."""
@@ -123,7 +119,7 @@ class Agents(nn.Module):
             return None
         key = int(torch.randint(2**62, (), device="cpu"))
         draws = host_uniforms([key], self.count * len(self.names) * _STREAMS)[:, 0]
-        return (draws * _SEEDS).astype(np.int64).tolist()
+        return (draws * SEEDS).astype(np.int64).tolist()
 
     @contextmanager
     def using(self, active: Active | None) -> Iterator[None]:
@@ -152,18 +148,20 @@ class Agents(nn.Module):
             rows = self._masked(rows, self.dropout, True, active, index, 0)
             lora_a = self._masked(lora_a, self.dropconnect, self.dropconnect_rescale, active, index, 1)
             lora_b = self._masked(lora_b, self.dropconnect, self.dropconnect_rescale, active, index, 2)
-        return torch.bmm(torch.bmm(rows, lora_a.mT) * self.scale, lora_b.mT)  # (n, positions, out)
+        return torch.bmm(torch.bmm(rows, lora_a.mT) * (self.alpha / self.rank), lora_b.mT)  # (n, positions, out)
+
+    def _add(self, lora: Lora, index: int, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+        """Hook of a layer: add what the active agents compute of its input."""
+        if self.active is None:
+            return output
+        return output + self.delta(lora, index, inputs[0]).reshape(output.shape).to(output.dtype)
 
     def adapter(self, agent: int) -> dict[str, Tensor]:
         """One agent's weights under peft's names: A (rank, in), B (out, rank), float32, detached."""
         return {key: stacked.detach()[self._checked(agent)] for key, stacked in self._peft_parameters().items()}
 
     def load_adapter(self, agent: int, weights: dict[str, Tensor]) -> None:
-        """Put one agent's weights in place.
-
-        Args:
-            agent: 0 to count - 1.
-            weights: under peft's names, as `adapter` gives them.
+        """Put one agent's weights, under peft's names as `adapter` gives them, in place.
 
         Raises:
             ValueError: when there is no such agent, or when names or shapes differ.
@@ -214,20 +212,6 @@ class Agents(nn.Module):
             generator.manual_seed(active.noise[(agent * len(self.names) + index) * _STREAMS + stream])
             mask[row].bernoulli_(1 - share, generator=generator)
         return x * (mask / (1 - share) if rescale else mask)
-
-
-class _Add:
-    """Hook of a layer: add what the active agents compute of its input."""
-
-    def __init__(self, agents: Agents, lora: Lora, index: int) -> None:
-        self.agents = agents
-        self.lora = lora
-        self.index = index
-
-    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-        if self.agents.active is None:
-            return output
-        return output + self.agents.delta(self.lora, self.index, inputs[0]).reshape(output.shape).to(output.dtype)
 
 
 def _place(tree: nn.Module, name: str, module: nn.Module) -> None:

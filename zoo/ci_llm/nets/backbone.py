@@ -98,17 +98,11 @@ class Backbone(FrozenModule):
         return self.model.get_submodule(self._blocks_name())
 
     def targets(self, names: Sequence[str], top_layers: int | None = None) -> dict[str, nn.Module]:
-        """Linear layers within the blocks.
+        """Linear layers within the blocks, by their full names within `model`, lowest block first.
 
         Args:
             names: last parts of their names (`q_proj`).
             top_layers: look in the last so many blocks only; None for all.
-
-        Returns:
-            Layers by their full names within `model`, lowest block first.
-
-        Raises:
-            ValueError: when a name finds nothing, or the backbone has fewer blocks.
         """
         prefix, depth = self._blocks_name(), len(self.blocks)
         top = depth if top_layers is None else top_layers
@@ -212,7 +206,7 @@ def _build(
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if source is not None:
-        with quiet_loading():
+        with quiet_loading(source):
             return AutoModelForCausalLM.from_pretrained(source, revision=revision, **how)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

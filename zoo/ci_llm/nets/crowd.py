@@ -33,7 +33,7 @@ class Trunk:
         self.copies = 1
         if self.shared:
             for block in blocks[first:]:
-                block.register_forward_pre_hook(_Repeat(self), with_kwargs=True)
+                block.register_forward_pre_hook(self._repeat, with_kwargs=True)
 
     @contextmanager
     def repeating(self, rows: int, copies: int) -> Iterator[None]:
@@ -44,23 +44,17 @@ class Trunk:
         finally:
             self.rows, self.copies = 0, 1
 
-
-class _Repeat:
-    """Hook before a block: repeat what has the rows of the trunk."""
-
-    def __init__(self, trunk: Trunk) -> None:
-        self.trunk = trunk
-
-    def __call__(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.trunk.copies == 1:
+    def _repeat(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Hook before a block: repeat what has the rows of the trunk."""
+        if self.copies == 1:
             return None
         return self._repeated(args), {name: self._repeated(value) for name, value in kwargs.items()}
 
     def _repeated(self, value: Any) -> Any:
         if isinstance(value, tuple):
             return tuple(self._repeated(part) for part in value)
-        if isinstance(value, Tensor) and value.ndim > 1 and len(value) == self.trunk.rows:
-            return value.repeat(self.trunk.copies, *[1] * (value.ndim - 1))
+        if isinstance(value, Tensor) and value.ndim > 1 and len(value) == self.rows:
+            return value.repeat(self.copies, *[1] * (value.ndim - 1))
         return value
 
 
@@ -106,6 +100,11 @@ class Crowd(nn.Module):
         """Agents that answer now: K, fewer within `only`, 1 within `without_agents`."""
         return 1 if self.members is None else len(self.members)
 
+    @property
+    def device(self) -> torch.device:
+        """Of the agents."""
+        return next(self.agents.parameters()).device
+
     @contextmanager
     def only(self, first: int, last: int | None = None) -> Iterator[None]:
         """Let agents first to last - 1 answer alone (one agent when last is not given)."""
@@ -133,17 +132,7 @@ class Crowd(nn.Module):
         """Logits (K, B, T, V) of all agents, in the backbone's type; arguments as in `outputs`."""
         return self.outputs(input_ids, attention_mask).logits
 
-    def outputs(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        hidden: bool = False,
-        layer: int = -1,
-        position_ids: Tensor | None = None,
-        cache: Any = None,
-        logits_to_keep: int = 0,
-        logits_at: Tensor | None = None,
-    ) -> CrowdOutput:
+    def outputs(self, input_ids: Tensor, attention_mask: Tensor, cache: Any = None, **request: Any) -> CrowdOutput:
         """Logits and hidden states of all agents.
 
         Args:
@@ -151,24 +140,12 @@ class Crowd(nn.Module):
             attention_mask: 1 for tokens, 0 for padding on either side, shaped like input_ids; with a cache as long as
                 the cached and the new tokens together. Or (B, 1, T, T) bool, true where attention may go, for packed
                 texts; give position_ids then.
-            layer: index of them among the embeddings' (0) and the blocks' outputs; -1 after the closing norm.
-            position_ids: shaped like input_ids; by default counted over the mask.
             cache: a cache of transformers, filled in place; all agents then share a pass in every mode.
-            logits_to_keep: compute logits of so many last positions only; 0 for all.
-            logits_at: compute logits at these positions only, b * T + t: (M,) int64 for all agents, or (K, M) where
-                they read texts of their own; what is below 0 fills up, its logits mean nothing.
-
-        Returns:
-            Logits (K, B, T, V), or (K, M, V) of `logits_at`, and hidden states (K, B, T, D) or None.
+            request: further arguments of `run`.
         """
         passes = self.passes() if cache is None else [self.everyone()]
         noise = self.agents.draw_noise()
-        parts = [
-            self.run(
-                members, noise, input_ids, attention_mask, position_ids, hidden, layer, cache, logits_to_keep, logits_at
-            )
-            for members in passes
-        ]
+        parts = [self.run(members, noise, input_ids, attention_mask, cache, **request) for members in passes]
         if len(parts) == 1:
             return parts[0]
         states = [part.hidden for part in parts if part.hidden is not None]
@@ -189,14 +166,24 @@ class Crowd(nn.Module):
         noise: list[int] | None,
         input_ids: Tensor,
         attention_mask: Tensor,
+        cache: Any = None,
         position_ids: Tensor | None = None,
         hidden: bool = False,
         layer: int = -1,
-        cache: Any = None,
         logits_to_keep: int = 0,
         logits_at: Tensor | None = None,
     ) -> CrowdOutput:
-        """One pass of neighbouring agents."""
+        """One pass of neighbouring agents; texts and cache as in `outputs`.
+
+        Args:
+            noise: of `Agents.draw_noise`.
+            position_ids: shaped like input_ids; by default counted over the mask.
+            hidden: give hidden states too.
+            layer: index of them among the embeddings' (0) and the blocks' outputs; -1 after the closing norm.
+            logits_to_keep: compute logits of so many last positions only; 0 for all.
+            logits_at: compute logits at these positions only, b * T + t: (M,) int64 for all agents, or (K, M) where
+                they read texts of their own; what is below 0 fills up, its logits mean nothing.
+        """
         count, everyone = len(members), self.everyone()
         if input_ids.ndim == 3 and len(input_ids) != len(everyone):
             raise ValueError(

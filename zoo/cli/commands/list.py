@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+import shutil
+import sys
 
-from zoo.common.systems import first_comment, systems
+from zoo.cli.helps import aligned
+from zoo.cli.names import FRAGMENTS, recipes
+from zoo.common.systems import systems
 
 
 def main() -> None:
-    """List systems and recipes, a line each."""
-    for system in systems():
-        print(f"{system.name}: {system.title}")
-        names = [_shown(recipe) for recipe in system.recipes]
-        width = max(map(len, names), default=0)
-        for name, recipe in zip(names, system.recipes, strict=True):
-            print(f"  {name:<{width}}  {first_comment(recipe)}".rstrip())
+    """List systems and recipes by name, a line each.
 
-
-def _shown(path: Path) -> str:
-    """Name a file as the user would type it here."""
-    relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative
+    The settings at the end are laid over a recipe: `zoo fit hifigan/base trainer/gpu`.
+    """
+    titles = {system.name: system.title for system in systems()} | {FRAGMENTS: "settings to lay over a recipe"}
+    listed = recipes()
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    width = max(len(recipe.name) for recipe in listed)
+    for name, title in titles.items():
+        print(f"{name}: {title}")
+        rows = [(f"{each.name:<{width}}", each.title) for each in listed if each.name.partition("/")[0] == name]
+        for line in aligned(rows):
+            print(line if columns is None or len(line) <= columns else f"{line[: columns - 1]}…")

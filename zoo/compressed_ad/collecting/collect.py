@@ -21,6 +21,7 @@ from zoo.compressed_ad.collecting.ppo import PPO
 from zoo.compressed_ad.collecting.q_learning import QLearning
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.data.history import COLUMNS, HistoryStore, HistoryWriter, from_steps
+from zoo.compressed_ad.envs.baselines import oracle_return
 from zoo.compressed_ad.envs.grids import Darkroom, Env
 from zoo.training.data import item_seed
 
@@ -119,14 +120,6 @@ def last_returns(store: HistoryStore) -> Tensor:
     return torch.tensor([store.returns(task)[:, -1].mean() for task in range(len(store))], dtype=torch.float64)
 
 
-def best_returns(store: HistoryStore) -> Tensor:
-    """What is possible in an episode of each task, (n,) float64; with random starts the mean over all cells."""
-    size, env = store.env.grid_size, store.env
-    starts = torch.cartesian_prod(*[torch.arange(size)] * 2) if env.random_start else torch.tensor([env.start_cell])
-    possible = [env.best_return(store.tasks, start.expand(len(store), -1)) for start in starts]
-    return torch.stack(possible).double().mean(dim=0)
-
-
 @writes_into("output")
 def collect_histories(
     output: Path,
@@ -172,5 +165,5 @@ def collect_histories(
     print(f"{output}: {', '.join(f'{key} {value}' for key, value in counts.items())}")
     if world_size == 1:
         store = HistoryStore(output)
-        reached, best = last_returns(store).mean(), best_returns(store).mean()
+        reached, best = last_returns(store).mean(), oracle_return(store.env, store.tasks).mean()
         print(f"return of the last episode, mean over {len(store)} tasks: {reached:.2f}, the best possible {best:.2f}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -13,41 +12,39 @@ import torch
 from torch import Tensor
 
 from zoo.common.atomic import replacing
-from zoo.compressed_ad.data.history import HistoryStore, HistoryWriter, from_steps, to_steps
+from zoo.compressed_ad.data.history import HistoryStore, HistoryWriter, ending_at, from_steps, to_steps
 from zoo.compressed_ad.envs.grids import Darkroom, Env
 from zoo.compressed_ad.nets.steps import Steps
 
 log = logging.getLogger(__name__)
 
 FIELDS = Steps._fields
-Order = Literal["row_major", "shuffled"] | Sequence[int]
+Order = Literal["row_major", "shuffled"] | list[int]
 
 
-def import_hdf5(
-    path: Path,
-    folder: Path,
-    env: Env,
+def import_histories(
+    source: Path,
+    output: Path,
     order: Order,
+    env: Env | None = None,
     split_seed: int = 0,
     train_share: float = 0.9,
     shard_size: int = 9,
-) -> HistoryStore:
-    """Write the store of an original's file. Nothing is taken over unseen: every step is done again.
+) -> None:
+    """Turn a history file of the original (hdf5) into a folder of histories.
+
+    Every step is played again, so a wrong environment or order is refused. The next state is then always the true
+    successor, where the file has, at the end of an episode, the cell where the next one begins.
 
     Args:
-        path: the file.
-        folder: of the store, new or empty; it appears when it is whole.
-        env: that the histories come from.
-        order: which task group 0, 1, ... is of: in the order of `env.tasks()`; shuffled by `split_seed` as in the last
-            version of the original, which then shuffles again and so trains on test goals; or indices into
-            `env.tasks()`.
-        split_seed: of our division into training and test, see `Env.split`.
-        train_share: of the tasks that are for training.
-        shard_size: tasks per file of the store.
-
-    Returns:
-        The store. Its next_state is always the true successor, where the original's file has, at the end of an episode,
-        the cell where the next one begins.
+        source: the hdf5 file.
+        output: folder to write, new or empty; it appears when it is whole.
+        order: of the tasks in the file: shuffled by the split's seed, as the last original wrote them (it then shuffles
+            again and so trains on test goals), row_major, or a list of the tasks' numbers in that order.
+        env: the original's dark room when not given.
+        split_seed: of the split, and of the shuffled order.
+        train_share: share of the tasks that are to be trained on.
+        shard_size: tasks in one file.
 
     Raises:
         FileNotFoundError: when there is no such file.
@@ -56,46 +53,50 @@ def import_hdf5(
             tasks in this order.
     """
     h5py = _import_h5py()
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file of histories")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} holds something else; choose a new or an empty folder")
+    env = env or Darkroom()
+    if not source.is_file():
+        raise FileNotFoundError(f"{source}: no such file of histories")
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise ValueError(f"{output} holds something else; choose a new or an empty folder")
     _refuse_random_starts(env)
     tasks = task_order(env, order, split_seed, train_share)
-    with replacing(folder) as temporary:
+    with replacing(output) as temporary:
         try:
-            with h5py.File(path, "r") as file:
-                groups = _groups(file, len(tasks), path)
+            with h5py.File(source, "r") as file:
+                groups = _groups(file, len(tasks), source)
                 shape = file[f"{groups[0]}/actions"].shape
                 chosen = [tasks[group] for group in groups]
-                source = {"name": "hdf5", "file": path.name, "groups": groups}
+                facts = {"name": "hdf5", "file": source.name, "groups": groups}
                 writer = HistoryWriter(
-                    temporary, env, chosen, shape[1], shape[0], shard_size, source, 0, split_seed, train_share
+                    temporary, env, chosen, shape[1], shape[0], shard_size, facts, 0, split_seed, train_share
                 )
                 for number in range(len(writer.shards)):
                     part = groups[number * shard_size : (number + 1) * shard_size]
                     writer.write(
-                        number, np.stack([_take(file, path, group, shape, env, tasks[group]) for group in part])
+                        number, np.stack([_take(file, source, group, shape, env, tasks[group]) for group in part])
                     )
         except (OSError, KeyError) as error:
-            raise ValueError(f"{path}: cut, damaged or no original history file ({error})") from error
-    return HistoryStore(folder)
+            raise ValueError(f"{source}: cut, damaged or no original history file ({error})") from error
+    store = HistoryStore(output)
+    print(f"{output}: {len(store)} tasks, {store.streams} streams, {store.steps} steps")
 
 
-def export_hdf5(store: HistoryStore, path: Path, order: Order = "row_major") -> None:
-    """Write a store as the original's file.
+def export_histories(source: Path, output: Path, order: Order = "row_major", allow_missing: bool = False) -> None:
+    """Turn a folder of histories into a history file that the original reads (hdf5).
 
     Args:
-        store: of histories.
-        path: file to write; it appears when it is whole.
-        order: which task group 0, 1, ... is of, see `import_hdf5`; "shuffled" by the store's own split, which is what
-            the last version of the original takes for granted. Tasks that the store lacks are left out.
+        source: folder of histories.
+        output: file to write; it appears when it is whole.
+        order: of the tasks in the file; shuffled by the folder's own split, which is what the last version of the
+            original takes for granted, row_major, or a list of the tasks' numbers.
+        allow_missing: leave out tasks whose files are missing or damaged.
 
     Raises:
         ImportError: when h5py is missing.
         ValueError: when the environment is none of the original's.
     """
     h5py = _import_h5py()
+    store = HistoryStore(source, allow_missing)
     env, split = store.env, store.index["split"]
     _refuse_random_starts(env)
     position = {task: place for place, task in enumerate(store.task_indices.tolist())}
@@ -103,33 +104,21 @@ def export_hdf5(store: HistoryStore, path: Path, order: Order = "row_major") -> 
     missing = [group for group, task in enumerate(tasks) if task not in position]
     if missing:
         log.warning(
-            "%s: %d of %d tasks are not in the store, their groups are left out", path, len(missing), len(tasks)
+            "%s: %d of %d tasks are not in the store, their groups are left out", output, len(missing), len(tasks)
         )
-    with replacing(path) as temporary, h5py.File(temporary, "w") as file:
+    with replacing(output) as temporary, h5py.File(temporary, "w") as file:
         for group, task in enumerate(tasks):
             if task in position:
-                steps = to_steps(store.read(position[task], slice(None)), "reset", env.start_cell)
+                steps = ending_at(to_steps(store.read(position[task], slice(None))), env.start_cell)
                 for name, values in zip(FIELDS, steps, strict=True):
                     array = values.transpose(0, 1).numpy()
                     array = array if name == "dones" else array.astype(np.int32)
                     file.create_dataset(f"{group}/{name}", data=array, compression="gzip", chunks=array.shape)
+    print(output)
 
 
 def task_order(env: Env, order: Order, split_seed: int = 0, train_share: float = 0.9) -> list[int]:
-    """Which task each group of a file is of.
-
-    Args:
-        env: of the tasks.
-        order: see `import_hdf5`.
-        split_seed: of "shuffled".
-        train_share: of the tasks that are for training.
-
-    Returns:
-        Indices into `env.tasks()`.
-
-    Raises:
-        ValueError: when there is no such order.
-    """
+    """Which of `env.tasks()` each group of a file is of, see `import_histories`."""
     if order == "shuffled":
         return torch.cat(env.split(split_seed, train_share)).tolist()
     if order == "row_major":
@@ -196,8 +185,7 @@ def _repeat(env: Env, task: Tensor, found: Steps, name: str) -> np.ndarray:
         step = worlds.step(actions)
         parts.append((states, actions, step.rewards, step.next_states, torch.full_like(actions, step.done).bool()))
     true = Steps(*(torch.stack(each, dim=1) for each in zip(*parts, strict=True)))
-    transitions = from_steps(true)
-    expected = to_steps(transitions, "reset", env.start_cell)
+    expected = ending_at(true, env.start_cell)
     hints = {
         "rewards": f"this group is not of task {task.tolist()}: choose another order (row_major, shuffled with another "
         "split_seed, or a list)",
@@ -209,45 +197,4 @@ def _repeat(env: Env, task: Tensor, found: Steps, name: str) -> np.ndarray:
             stream, step_number = differs.nonzero()[0][:2].tolist()
             hint = hints.get(field, f"it does not come from {env.describe()}")
             raise ValueError(f"{name}: {field} differ at step {step_number} of stream {stream}: {hint}")
-    return transitions
-
-
-def import_histories(
-    source: Path,
-    output: Path,
-    order: Literal["row_major", "shuffled"],
-    env: Env | None = None,
-    split_seed: int = 0,
-    train_share: float = 0.9,
-    shard_size: int = 9,
-) -> None:
-    """Turn a history file of the original (hdf5) into a folder of histories.
-
-    Every step is played again, so a wrong environment or order is refused.
-
-    Args:
-        source: the hdf5 file.
-        output: folder to write.
-        order: of the tasks in the file: shuffled by the split's seed, as the last original wrote them, or row_major.
-        env: the original's dark room when not given.
-        split_seed: of the split, and of the shuffled order.
-        train_share: share of the tasks that are to be trained on.
-        shard_size: tasks in one file.
-    """
-    store = import_hdf5(source, output, env or Darkroom(), order, split_seed, train_share, shard_size)
-    print(f"{output}: {len(store)} tasks, {store.streams} streams, {store.steps} steps")
-
-
-def export_histories(
-    source: Path, output: Path, order: Literal["row_major", "shuffled"] = "row_major", allow_missing: bool = False
-) -> None:
-    """Turn a folder of histories into a history file that the original reads (hdf5).
-
-    Args:
-        source: folder of histories.
-        output: file to write.
-        order: of the tasks in the file.
-        allow_missing: leave out tasks whose files are missing or damaged.
-    """
-    export_hdf5(HistoryStore(source, allow_missing), output, order)
-    print(output)
+    return from_steps(true)

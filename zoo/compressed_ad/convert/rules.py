@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -13,11 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from zoo.common.atomic import write_atomic
-from zoo.compressed_ad.convert.training import our_training, their_training
 from zoo.compressed_ad.nets.compression import EncoderCompressor, QueryCompressor, ReconstructionDecoder
 from zoo.compressed_ad.nets.embedding import LinearEmbedding
 from zoo.compressed_ad.nets.policy import InContextPolicy
-from zoo.convert.checkpoints import Ours
+from zoo.convert.checkpoints import Ours, loop_state, renumbered
 from zoo.convert.engine import Converted, Converter, Original, tally
 from zoo.convert.names import Names, unwrapped_state
 from zoo.convert.settings import plain, read_table
@@ -83,6 +82,8 @@ ENVIRONMENTS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "dark_key_to_door": ("DarkKeyToDoor", 50, {}),
 }
 TRAINING = ("step", "optimizer", "lr_sched", "eval_reward")
+# What every schedule keeps, theirs and ours.
+SCHEDULE = ("base_lrs", "last_epoch", "_step_count", "_is_initial", "_get_lr_called_within_step", "_last_lr")
 # The original's key: where a policy has it; of modules their number, of a tensor its second axis.
 SIZES = {
     "num_actions": "embedding.num_actions",
@@ -277,11 +278,12 @@ class PolicyConverter(Converter[PolicyFile]):
                     facts[name] = {"net": found["class_path"].rpartition(".")[2], **found["init_args"]}
         else:
             facts = {"format": f"pre-trained compressor of {original.layout}", **facts}
-        for key, kind in (("step", None), ("eval_reward", float)):
-            if key in original.training:
-                facts[key] = kind(original.training[key]) if kind else original.training[key]
-        facts["optimizer"] = bool(original.training.get("optimizer"))
-        return {**facts, "settings in the file": original.settings}
+        training = original.training
+        if "step" in training:
+            facts["step"] = training["step"]
+        if "eval_reward" in training:
+            facts["eval_reward"] = float(training["eval_reward"])
+        return {**facts, "optimizer": bool(training.get("optimizer")), "settings in the file": original.settings}
 
     def from_original(self, path: Path | str, config: Mapping[str, Any] | Path | str | None = None) -> InContextPolicy:
         """Build the policy of a checkpoint of the original.
@@ -307,10 +309,7 @@ class PolicyConverter(Converter[PolicyFile]):
     def _ours(self, original: PolicyFile, source: Path, is_checkpoint: bool) -> Converted:
         policy = self.build(original, source)
         converted = Converted(
-            parts={
-                self.part: policy_spec(original, source),
-                "env": env_spec(original.settings, grid_size(original)),
-            },
+            parts={self.part: policy_spec(original, source), "env": env_spec(original.settings, grid_size(original))},
             nets={self.part: policy},
             step=int(original.training.get("step") or 0),
             specs={"original_config": original.settings},
@@ -318,7 +317,7 @@ class PolicyConverter(Converter[PolicyFile]):
         )
         if is_checkpoint:
             ours = [name for name, _ in policy.named_parameters()]
-            converted.training, left_out = our_training(
+            converted.training, left_out = _our_training(
                 original.training, original.settings, list(original.state), ours
             )
             converted.notes += left_out
@@ -328,7 +327,7 @@ class PolicyConverter(Converter[PolicyFile]):
         policy, kind = identify(net)
         own = [name for name, _ in policy.named_parameters()]
         theirs = list(to_theirs({name: name for name in own}, kind).values())
-        state = their_training(ours.checkpoint, own, theirs)
+        state = _their_training(ours.checkpoint, own, theirs)
         if "optimizer" not in state:
             notes.append("no optimizer of all parameters: none written")
         env = build_part(ours.specs, "env")
@@ -418,3 +417,70 @@ def settings_of(policy: InContextPolicy, kind: Kind) -> dict[str, Any]:
 
 def _is_norm(module: nn.Module | None) -> bool:
     return isinstance(module, nn.LayerNorm)
+
+
+def _our_training(
+    training: Mapping[str, Any], config: Mapping[str, Any], theirs: Sequence[str], ours: Sequence[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """Entries of a Lightning checkpoint for an original's training state, and what could not be taken over.
+
+    `theirs` and `ours` are our names of the parameters as the original's optimizer numbers them, and as ours does.
+    """
+    step = int(training.get("step") or 0)
+    entries: dict[str, Any] = {
+        "optimizer_states": [],
+        "lr_schedulers": [],
+        "loops": loop_state(step, 0, automatic=True),
+    }
+    optimizer, schedule = training.get("optimizer"), training.get("lr_sched")
+    if not optimizer:
+        return entries, ["no optimizer: start from it with init_from"]
+    try:
+        entries["optimizer_states"] = [renumbered(optimizer, theirs, ours)]
+    except ValueError:
+        return entries, ["optimizer left out: it has not one group of all parameters; start from it with init_from"]
+    if not schedule:
+        return entries, ["no schedule: start from it with init_from"]
+    entries["lr_schedulers"] = [_our_schedule(schedule, config)]
+    return entries, []
+
+
+def _their_training(checkpoint: Mapping[str, Any], ours: Sequence[str], theirs: Sequence[str]) -> dict[str, Any]:
+    """Optimizer and schedule of a checkpoint of ours in the original's order and words, as far as there are any."""
+    optimizers, schedules = checkpoint.get("optimizer_states") or [], checkpoint.get("lr_schedulers") or []
+    result: dict[str, Any] = {}
+    try:
+        (optimizer,) = optimizers
+        result["optimizer"] = renumbered(optimizer, ours, theirs)
+    except ValueError:  # not one optimizer with one group of all parameters
+        return result
+    if len(schedules) == 1:
+        result["lr_sched"] = _their_schedule(schedules[0])
+    return result
+
+
+def _our_schedule(schedule: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """State of `StageCosine` or `RampedCosine`."""
+    common = {key: schedule[key] for key in SCHEDULE if key in schedule}
+    if "stage_boundaries" in schedule:
+        rises = (schedule["initial_warmup_steps"], schedule["stage_warmup_steps"])
+        stages = [(start, end, rises[start > 0]) for start, end in schedule["stage_boundaries"]]
+        return {**common, "stages": stages, "min_factor": schedule["min_lr_ratio"]}
+    known = {"warmup_steps": "num_warmup_steps", "total_steps": "train_timesteps"}
+    return {**common, **{ours: config[theirs] for ours, theirs in known.items() if theirs in config}}
+
+
+def _their_schedule(schedule: Mapping[str, Any]) -> dict[str, Any]:
+    common = {key: schedule[key] for key in SCHEDULE if key in schedule}
+    if "stages" not in schedule:
+        return {**common, "lr_lambdas": [{}]}
+    stages = schedule["stages"]
+    return {
+        "curriculum_steps": [start for start, _, _ in stages],
+        "total_steps": stages[-1][1],
+        "initial_warmup_steps": stages[0][2],
+        "stage_warmup_steps": stages[-1][2],
+        "min_lr_ratio": schedule["min_factor"],
+        "stage_boundaries": [(start, end) for start, end, _ in stages],
+        **common,
+    }

@@ -8,11 +8,10 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from zoo.common.folders import begin_output
 from zoo.common.ranges import at_least, within
@@ -36,31 +35,18 @@ def from_steps(steps: Steps) -> np.ndarray:
     return torch.cat([*columns, steps.dones[..., None]], dim=-1).to(torch.int8).cpu().numpy()
 
 
-def to_steps(
-    transitions: np.ndarray,
-    terminal_next_state: Literal["true", "reset"] = "true",
-    start_cell: Sequence[int] | None = None,
-) -> Steps:
-    """Unpack histories.
-
-    Args:
-        transitions: (B, L, 7) int8, see `COLUMNS`.
-        terminal_next_state: what follows the last step of an episode: the cell where that step led, or, as in the
-            original's files, the cell where the next episode begins.
-        start_cell: that cell, needed for "reset".
-
-    Returns:
-        Steps of int64 and bool.
-    """
+def to_steps(transitions: np.ndarray) -> Steps:
+    """Unpack histories (B, L, 7) int8, see `COLUMNS`, to steps of int64 and bool."""
     if transitions.ndim != 3 or transitions.shape[2] != len(COLUMNS):
         raise ValueError(f"expected transitions (B, L, {len(COLUMNS)}), found {transitions.shape}")
     values = torch.as_tensor(transitions).long()
-    dones, next_states = values[..., 6].bool(), values[..., 4:6]
-    if terminal_next_state == "reset":
-        if start_cell is None:
-            raise ValueError('terminal_next_state "reset" needs start_cell, the cell where every episode begins')
-        next_states = torch.where(dones[..., None], torch.tensor(list(start_cell)), next_states)
-    return Steps(values[..., 0:2], values[..., 2], values[..., 3], next_states, dones)
+    return Steps(values[..., 0:2], values[..., 2], values[..., 3], values[..., 4:6], values[..., 6].bool())
+
+
+def ending_at(steps: Steps, start_cell: Sequence[int]) -> Steps:
+    """Histories as in the original's files: the end of an episode leads to the cell where the next one begins."""
+    start = torch.tensor(list(start_cell))
+    return steps._replace(next_states=torch.where(steps.dones[..., None], start, steps.next_states))
 
 
 class HistoryWriter:
@@ -171,18 +157,14 @@ class HistoryStore:
         self._places = [(shard["file"], row) for shard in whole for row in range(len(shard["tasks"]))]
         self._open: dict[str, np.ndarray] = {}
         self.task_indices = torch.tensor([task for shard in whole for task in shard["tasks"]])
-        self.tasks = self._goals(whole)
+        self.tasks = torch.tensor([goal for shard in whole for goal in shard["goals"]])
+        if not torch.equal(self.tasks, self.env.tasks()[self.task_indices]):
+            raise ValueError(f"{self.folder / INDEX_NAME}: its goals are not those of its task numbers; it was edited")
         position = {task: position for position, task in enumerate(self.task_indices.tolist())}
         self.split = {
             side: torch.tensor([position[task] for task in self.index["split"][side] if task in position]).long()
             for side in ("train", "test")
         }
-
-    def _goals(self, shards: Sequence[Mapping[str, Any]]) -> Tensor:
-        goals = torch.tensor([goal for shard in shards for goal in shard["goals"]])
-        if not torch.equal(goals, self.env.tasks()[self.task_indices]):
-            raise ValueError(f"{self.folder / INDEX_NAME}: its goals are not those of its task numbers; it was edited")
-        return goals
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the open shards behind: pickled, a memory map becomes a copy of the file."""

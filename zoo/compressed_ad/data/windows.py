@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from zoo.common.draws import seeded_uniforms
 from zoo.common.ranges import at_least
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
-from zoo.compressed_ad.data.history import HistoryStore, to_steps
+from zoo.compressed_ad.data.history import HistoryStore, ending_at, to_steps
 from zoo.compressed_ad.envs.grids import Env
 from zoo.compressed_ad.nets.steps import Steps
 from zoo.training.data import Key, item_seed
@@ -168,7 +168,8 @@ class HistoryItems(Dataset[dict[str, Any]]):
         histories = [item % self.source.count for item in items]
         made = [item_seed(seed, 0, HISTORY) for seed in seeds]
         steps = self._original(times, draws[1:])
-        return {"steps": self._terminals(self._read(histories, made, steps))}
+        read = self._read(histories, made, steps)
+        return {"steps": read if self.terminal_next_state == "true" else ending_at(read, self.source.env.start_cell)}
 
     def _read(self, histories: list[int], seeds: list[int], steps: Tensor) -> Steps:
         """Steps (B, L) of the histories, or of another one in each episode."""
@@ -189,12 +190,6 @@ class HistoryItems(Dataset[dict[str, Any]]):
         if self.shuffle:
             episodes = draws.argsort(dim=0).T.gather(1, episodes)
         return episodes * self.stride * horizon + times % horizon
-
-    def _terminals(self, steps: Steps) -> Steps:
-        if self.terminal_next_state == "true":
-            return steps
-        start = torch.tensor(self.source.env.start_cell)
-        return steps._replace(next_states=torch.where(steps.dones[..., None], start, steps.next_states))
 
 
 class EvaluationBatches(Dataset[dict[str, Any]]):

@@ -222,9 +222,9 @@ class Env(ABC):
     def goals(self, tasks: Tensor) -> Tensor:
         """Cells (B, P, 2) to be visited, one after the other."""
 
-    @abstractmethod
     def arguments(self) -> dict[str, Any]:
         """The constructor's arguments as JSON values."""
+        return {"grid_size": self.grid_size, "horizon": self.horizon}
 
     def permutations(self, tasks: Tensor) -> Tensor | None:
         """What each action really does (B, 5), or None where it does what its number says."""
@@ -277,8 +277,8 @@ class Darkroom(Env):
 
     def arguments(self) -> dict[str, Any]:
         """The constructor's arguments as JSON values."""
-        sizes = {"grid_size": self.grid_size, "horizon": self.horizon, "start": list(self.start_cell)}
-        return {**sizes, "hard": not self.repeats, "random_start": self.random_start}
+        start, hard = list(self.start_cell), not self.repeats
+        return {**super().arguments(), "start": start, "hard": hard, "random_start": self.random_start}
 
 
 class DarkroomPermuted(Env):
@@ -303,10 +303,6 @@ class DarkroomPermuted(Env):
         """What each action really does (B, 5)."""
         return torch.tensor(PERMUTATIONS, device=tasks.device)[tasks[:, 0]]
 
-    def arguments(self) -> dict[str, Any]:
-        """The constructor's arguments as JSON values."""
-        return {"grid_size": self.grid_size, "horizon": self.horizon}
-
 
 class DarkKeyToDoor(Env):
     """An unseen key that pays once, then an unseen door that pays once; a task is (row, column, row, column) of both.
@@ -329,10 +325,6 @@ class DarkKeyToDoor(Env):
     def goals(self, tasks: Tensor) -> Tensor:
         """Key and door (B, 2, 2)."""
         return tasks.unflatten(1, (2, 2))
-
-    def arguments(self) -> dict[str, Any]:
-        """The constructor's arguments as JSON values."""
-        return {"grid_size": self.grid_size, "horizon": self.horizon}
 
 
 ENVS: dict[str, type[Env]] = {family.name: family for family in (Darkroom, DarkroomPermuted, DarkKeyToDoor)}

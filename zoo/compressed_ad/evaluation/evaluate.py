@@ -22,27 +22,29 @@ from zoo.common.reading.configs import read_config
 from zoo.common.report import terminal_table, write_report
 from zoo.common.work import Share, write_part
 from zoo.compressed_ad.data.history import read_index
+from zoo.compressed_ad.envs.baselines import explorer_returns, oracle_return, random_return
 from zoo.compressed_ad.envs.grids import DarkroomPermuted, Env
 from zoo.compressed_ad.evaluation import plots
-from zoo.compressed_ad.evaluation.baselines import explorer_returns, oracle_return, random_return
-from zoo.compressed_ad.evaluation.memory_gap import Gap, probe, summarise_gap
+from zoo.compressed_ad.evaluation.memory_gap import probe, summarise_gap
 from zoo.compressed_ad.evaluation.summary import last_episodes, summarise
 from zoo.compressed_ad.inference import CHUNK, SPLIT_SEED, TRAIN_SHARE, Agent, pairs, tasks_of
-from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.rollout import Player
 from zoo.runs.folder import find_config, has_config
 from zoo.runs.frozen import state_digest
 from zoo.runs.load import load
 
+log = logging.getLogger(__name__)
+
 NAME = "evaluation"
 RESULT_NAME, RETURNS_NAME = "eval_result.npy", "returns.npy"
+GAP_NAME, PARTS_NAME = "gap.npy", "parts"
 COLUMNS = ("task", "mean", "first", "last", "last_std", "random", "oracle", "regret")
 SHOWN_TASKS = 20  # on the screen; evaluation.csv has all
 
 
-def show(facts: Mapping[str, Any], console: Console | None = None) -> None:
+def show(facts: Mapping[str, Any]) -> None:
     """Print the summary, and the tasks where they are few."""
-    console = console or Console()
+    console = Console()
     summary = facts["summary"]
     lines = []
     for key in ("first", "last", "mean", "regret"):
@@ -73,14 +75,9 @@ def write_evaluation(output: Path, facts: Mapping[str, Any], returns: np.ndarray
     Args:
         returns: (tasks, seeds, episodes) float32.
     """
-    files = {
-        RETURNS_NAME: returns,
-        RESULT_NAME: returns.mean(1),
-        f"{NAME}.csv": (COLUMNS, facts["tasks"]),
-        f"{NAME}.png": plots.curves({"agent": facts}),
-        f"{NAME}.json": facts,
-    }
-    write_report(output, files)
+    table, figure = (COLUMNS, facts["tasks"]), plots.curves({"agent": facts})
+    arrays = {RETURNS_NAME: returns, RESULT_NAME: returns.mean(1)}
+    write_report(output, {**arrays, f"{NAME}.csv": table, f"{NAME}.png": figure, f"{NAME}.json": facts})
 
 
 def task_rows(tasks: Tensor, returns: np.ndarray, random: np.ndarray, oracle: np.ndarray) -> list[dict[str, Any]]:
@@ -110,11 +107,6 @@ def task_rows(tasks: Tensor, returns: np.ndarray, random: np.ndarray, oracle: np
         }
         for row, task in enumerate(tasks.tolist())
     ]
-
-
-log = logging.getLogger(__name__)
-
-GAP_NAME, PARTS_NAME = "gap.npy", "parts"
 
 
 @writes_into("output", positional=False)
@@ -234,9 +226,7 @@ def split_of(
     if split == "all" or split_seed is not None or train_share is not None:
         chosen = (SPLIT_SEED if split_seed is None else split_seed, TRAIN_SHARE if train_share is None else train_share)
         return tasks_of(env, split, *chosen), "all tasks" if split == "all" else f"seed {chosen[0]}, share {chosen[1]}"
-    config: dict[str, Any] = {}
-    if has_config(Path(run)):
-        config = read_config(find_config(Path(run)), brought=True)
+    config = read_config(find_config(Path(run)), brought=True) if has_config(Path(run)) else {}
     data: dict[str, Any] = (config.get("data") or {}).get("init_args") or {}
     root = data.get("root")
     if root is not None and Path(root).is_dir():
@@ -272,18 +262,6 @@ def baselines_of(env: Env, tasks: Tensor, episodes: int) -> dict[str, Any]:
     }
 
 
-def describe_policy(policy: InContextPolicy) -> dict[str, Any]:
-    """What sweeps are drawn over, and the size."""
-    return {
-        "window": policy.window,
-        "num_latents": policy.num_latents,
-        "compressor": None if policy.compressor is None else type(policy.compressor).__name__,
-        "arrangement": policy.arrangement,
-        "latent_mask": policy.latent_mask,
-        "parameters": sum(weight.numel() for weight in policy.parameters()),
-    }
-
-
 def _play(
     agent: Agent, tasks: Tensor, keys: Sequence[int], settings: Mapping[str, Any], progress: bool
 ) -> dict[str, Any]:
@@ -295,8 +273,7 @@ def _play(
             "compressions": np.array(player.compressions, dtype=np.int64),
         }
         if settings["gap_steps"] is not None:
-            found = probe(player, returns, settings["gap_steps"])
-            part["gap"] = torch.stack([values.float() for values in found], 1).numpy()
+            part["gap"] = probe(player, returns, settings["gap_steps"]).numpy()
     return part
 
 
@@ -309,7 +286,7 @@ def _join(
     told: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Put the parts together and write everything that is made of them."""
-    parts = []
+    policy, parts = agent.policy, []
     for path in paths:
         with np.load(path, allow_pickle=False) as file:
             parts.append(dict(file))
@@ -318,16 +295,22 @@ def _join(
     gap = None
     if settings["gap_steps"] is not None:
         probed = np.concatenate([part["gap"] for part in parts])
-        found, before, after = torch.from_numpy(probed).unbind(1)
         paired = tasks.repeat_interleave(seeds, 0)
-        gap = {"steps": settings["gap_steps"], **summarise_gap(Gap(found > 0, before, after), agent.env, paired)}
+        gap = {"steps": settings["gap_steps"], **summarise_gap(torch.from_numpy(probed), agent.env, paired)}
         write_report(output, {GAP_NAME: probed.reshape(len(tasks), seeds, 3)})
     random, oracle = (values(agent.env, tasks).numpy() for values in (random_return, oracle_return))
     facts = {
         "version": zoo.__version__,
         **told,
         **{key: settings[key] for key in ("env", "seeds", "episodes", "greedy", "weights")},
-        "policy": describe_policy(agent.policy),
+        "policy": {
+            "window": policy.window,
+            "num_latents": policy.num_latents,
+            "compressor": None if policy.compressor is None else type(policy.compressor).__name__,
+            "arrangement": policy.arrangement,
+            "latent_mask": policy.latent_mask,
+            "parameters": sum(weight.numel() for weight in policy.parameters()),
+        },
         "compressions_per_episode": len(parts[0]["compressions"]) / episodes,
         "baselines": baselines_of(agent.env, tasks, episodes),
         "summary": summarise(returns, random, oracle),

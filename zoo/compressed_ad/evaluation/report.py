@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,14 @@ import numpy as np
 
 import zoo
 from zoo.common.locks import writes_into
-from zoo.common.report import markdown_table, write_report
+from zoo.common.report import markdown_table, plain, write_report
 from zoo.common.statistics import bootstrap_groups
 from zoo.compressed_ad.data.history import HistoryStore
 from zoo.compressed_ad.envs.grids import build_env
 from zoo.compressed_ad.evaluation import plots
 from zoo.compressed_ad.evaluation.evaluate import NAME as EVALUATION
 from zoo.compressed_ad.evaluation.evaluate import RETURNS_NAME
-from zoo.compressed_ad.evaluation.summary import finite, last_episodes, speed
+from zoo.compressed_ad.evaluation.summary import last_episodes, speed
 from zoo.runs.csv_log import CSV_NAME, read_metrics
 
 NAME = "report"
@@ -27,10 +27,7 @@ METRICS = 9  # panels of training curves
 
 @writes_into("output", positional=False)
 def report(
-    evaluations: Sequence[Path],
-    output: Path,
-    labels: Sequence[str] | None = None,
-    source: Path | None = None,
+    evaluations: Sequence[Path], output: Path, labels: Sequence[str] | None = None, source: Path | None = None
 ) -> dict[str, Any]:
     """Compare evaluations: curves with intervals, regret, bars per task, sweeps; figures, Markdown and JSON.
 
@@ -61,13 +58,13 @@ def report(
     }
     runs = {label: training_curves(Path(facts["run"])) for label, facts in found.items()}
     drawn = {
-        "curves": plots.curves(found, sources),
-        "running": plots.running(found),
-        "tasks": plots.tasks(found),
-        "sweep": plots.sweep(found),
-        "training": plots.training(runs),
+        "curves.png": plots.curves(found, sources),
+        "running.png": plots.running(found),
+        "tasks.png": plots.tasks(found),
+        "sweep.png": plots.sweep(found),
+        "training.png": plots.training(runs),
     }
-    pictures = {f"{name}.png": figure for name, figure in drawn.items() if figure is not None}
+    pictures = {name: figure for name, figure in drawn.items() if figure is not None}
     rows = [_row(label, facts, found, returns) for label, facts in found.items()]
     result = {
         "version": zoo.__version__,
@@ -86,55 +83,36 @@ def report(
 def markdown(result: Mapping[str, Any]) -> str:
     """The page: tables of results, speed, memory and settings, then the pictures."""
     rows, first = result["evaluations"], result["evaluations"][0]
-    lines = ["# In-context learning", "", _env_line(result), ""]
-    heads = [
-        "evaluation",
-        "first episode",
-        "last episodes",
-        "all episodes",
-        "regret",
-        "gain over the first",
-        "random to oracle",
-    ]
-    cells = [
-        [
-            row["label"],
-            *(_interval(row[key]) for key in ("first", "last", "mean", "regret", "over_first")),
-            "-" if row["gain"] is None else f"{row['gain']:.0%}",
-        ]
-        for row in rows
-    ]
-    lines += [
-        markdown_table(heads, cells),
-        "",
-        "Means of an episode's return with 95 % bootstrap intervals over tasks and seeds.",
-        "",
-    ]
-    lines += [f"## Episodes to reach shares of {first['label']}'s final level, {first['last']['mean']:.2f}", ""]
+    heads = ("first episode", "last episodes", "all episodes", "regret", "gain over the first", "random to oracle")
+    intervals = ("first", "last", "mean", "regret", "over_first")
     shares = list(first["episodes_to_reach"])
-    cells = [[row["label"], *(_or(row["episodes_to_reach"][share], "never") for share in shares)] for row in rows]
-    lines += [markdown_table(["evaluation", *shares], cells), ""]
-    if any(row["gap"] for row in rows):
-        lines += [
-            "## Memory gap",
-            "",
-            "Mean return before and after a time without reward, of the pairs that had found the goal.",
-            "",
-        ]
-        keys = ("steps", "count", "before", "after", "random", "oracle")
-        gaps = [[row["label"], *(_number(row["gap"][key]) for key in keys)] for row in rows if row["gap"]]
-        lines += [markdown_table(["evaluation", *keys], gaps), ""]
-    lines += ["## Policies", ""]
+    gap = ("steps", "count", "before", "after", "random", "oracle")
     settings = ("compressor", "window", "latents", "ratio", "free", "parameters", "compressions_per_episode")
-    lines += [
-        markdown_table(
-            ["evaluation", *settings], [[row["label"], *(_number(row[key]) for key in settings)] for row in rows]
-        ),
-        "",
+
+    def table(heads: Sequence[str], cells: Callable[[Mapping[str, Any]], list[str]], rows: Any = rows) -> str:
+        return markdown_table(["evaluation", *heads], [[row["label"], *cells(row)] for row in rows])
+
+    def result_cells(row: Mapping[str, Any]) -> list[str]:
+        return [*(_interval(row[key]) for key in intervals), "-" if row["gain"] is None else f"{row['gain']:.0%}"]
+
+    parts = [
+        "# In-context learning",
+        _env_line(result),
+        table(heads, result_cells),
+        "Means of an episode's return with 95 % bootstrap intervals over tasks and seeds.",
+        f"## Episodes to reach shares of {first['label']}'s final level, {first['last']['mean']:.2f}",
+        table(shares, lambda row: [_number(row["episodes_to_reach"][share], "never") for share in shares]),
     ]
-    lines += [f"- {note}" for note in result["notes"]] + [""] * bool(result["notes"])
-    lines += [f"![{name.removesuffix('.png')}]({name})\n" for name in result["pictures"]]
-    return "\n".join(lines).rstrip() + "\n"
+    if probed := [row for row in rows if row["gap"]]:
+        parts += [
+            "## Memory gap",
+            "Mean return before and after a time without reward, of the pairs that had found the goal.",
+            table(gap, lambda row: [_number(row["gap"][key]) for key in gap], probed),
+        ]
+    parts += ["## Policies", table(settings, lambda row: [_number(row[key]) for key in settings])]
+    parts += ["\n".join(f"- {note}" for note in result["notes"])] if result["notes"] else []
+    parts += [f"![{name.removesuffix('.png')}]({name})" for name in result["pictures"]]
+    return "\n\n".join(parts) + "\n"
 
 
 def source_curve(folder: Path, facts: Mapping[str, Any]) -> list[float]:
@@ -225,7 +203,7 @@ def _paired(
     tail = returns.shape[2] - last_episodes(returns.shape[2])
     gains = (returns[:, :, tail:].astype(np.float64) - others[:, :, tail:]).mean(2, keepdims=True)
     low, high = bootstrap_groups(gains)
-    return {"mean": float(gains.mean()), "low": finite(low[0]), "high": finite(high[0])}
+    return plain({"mean": float(gains.mean()), "low": float(low[0]), "high": float(high[0])})
 
 
 def _notes(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -256,9 +234,5 @@ def _interval(value: Mapping[str, float | None] | None) -> str:
     return f"{value['mean']:.2f}{ends}"
 
 
-def _number(value: Any) -> str:
-    return "-" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
-
-
-def _or(value: int | None, word: str) -> str:
-    return word if value is None else str(value)
+def _number(value: Any, missing: str = "-") -> str:
+    return missing if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)

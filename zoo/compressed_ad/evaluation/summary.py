@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 
+from zoo.common.report import plain
 from zoo.common.statistics import bootstrap_groups
 
 SMOOTHED = 20  # episodes of a moving average
@@ -18,12 +18,7 @@ LENGTHS = (10, 20, 50, 100, 200, 500, 1000)  # episodes after which the level is
 def interval(values: np.ndarray) -> dict[str, float | None]:
     """Mean and interval of values (tasks, seeds); ends are None for a single pair."""
     low, high = bootstrap_groups(values[..., None])
-    return {"mean": float(values.mean(dtype=np.float64)), "low": finite(low[0]), "high": finite(high[0])}
-
-
-def finite(value: float) -> float | None:
-    """The value for JSON: None for NaN and infinities."""
-    return float(value) if math.isfinite(value) else None
+    return plain({"mean": float(values.mean(dtype=np.float64)), "low": float(low[0]), "high": float(high[0])})
 
 
 def last_episodes(episodes: int) -> int:
@@ -74,21 +69,20 @@ def summarise(returns: np.ndarray, random: np.ndarray, oracle: np.ndarray) -> di
     low, high = bootstrap_groups(returns)
     last = returns[:, :, episodes - tail :].mean(2, dtype=np.float64)
     by_task = returns.mean(1, dtype=np.float64)
-    level = interval(last)
     reach = float(oracle.mean() - random.mean())
     level_mean = float(last.mean())
     averages = smoothed(means)
     return {
         "mean": interval(returns.mean(2, dtype=np.float64)),
         "first": interval(returns[:, :, 0]),
-        "last": level,
+        "last": interval(last),
         "last_episodes": tail,
         "std": float(by_task.std()),
         "std_tasks": float(by_task.mean(1).std()),
         "random": float(random.mean()),
         "oracle": float(oracle.mean()),
         "regret": interval(oracle[:, None] - returns.mean(2, dtype=np.float64)),
-        "gain": finite((level_mean - float(random.mean())) / reach) if reach else None,
+        "gain": plain((level_mean - float(random.mean())) / reach) if reach else None,
         "episodes_to_reach": speed(means, level_mean),
         "after_episodes": {
             str(count): float(averages[count - 1 - episodes + len(averages)])
@@ -97,8 +91,8 @@ def summarise(returns: np.ndarray, random: np.ndarray, oracle: np.ndarray) -> di
         },
         "curve": {
             "mean": means.tolist(),
-            "low": [finite(value) for value in low],
-            "high": [finite(value) for value in high],
+            "low": plain(low.tolist()),
+            "high": plain(high.tolist()),
             "cumulative": (means.cumsum() / np.arange(1, episodes + 1)).tolist(),
         },
     }

@@ -195,7 +195,7 @@ class InContextPolicy(nn.Module):
             elif last:
                 logits.append(self._last_logits(latents, part.slice(0, length - 1), part.states[:, -1])[:, None])
             if not last:
-                compressions.append(self._compress(latents, part))
+                compressions.append(self.compress(latents, part))
                 latents = compressions[-1].latents
                 if gradient_rounds is not None and (gradient_rounds == 0 or (number + 1) % gradient_rounds == 0):
                     latents = latents.detach()
@@ -213,7 +213,7 @@ class InContextPolicy(nn.Module):
             return self._last_logits(state.latents, state.steps, queries)
         last = None if state.steps is None else state.steps.slice(state.length - 1, state.length)
         tokens = self.embedding.queries(queries)[:, None]  # (B, 1, dim)
-        place = self._latents_shown(state) + state.length
+        place = (0 if state.latents is None else self.num_latents) + state.length
         first = place
         mask = None
         if last is None:
@@ -239,7 +239,7 @@ class InContextPolicy(nn.Module):
                 state.cache = None  # positions shift from now on
                 state.steps = state.steps.slice(state.length - room, state.length)
         elif state.length == room:
-            state.latents = self._compress(state.latents, state.steps).latents
+            state.latents = self.compress(state.latents, state.steps).latents
             state.steps = None
             state.cache = None if state.cache is None else self._new_cache()
             state.compressions += 1
@@ -280,21 +280,19 @@ class InContextPolicy(nn.Module):
             over = steps.length - self.capacity(False)
             segment_lengths = [over + self.num_latents] if over > 0 else []
         for length in segment_lengths:
-            latents = self._compress(latents, steps.slice(0, length)).latents
+            latents = self.compress(latents, steps.slice(0, length)).latents
             steps = steps.slice(length, steps.length)
         return self._last_logits(latents, steps, query_states.long())
 
     def _new_cache(self) -> Cache | None:
         return Cache(len(self.transformer.blocks)) if self.latent_mask == "causal" else None
 
-    def _latents_shown(self, state: State) -> int:
-        return 0 if state.latents is None else self.num_latents
-
     def _shown(self, latents: Tensor) -> Tensor:
         """Latents as the transformer sees them."""
         return latents if self.latent_type is None else latents + self.latent_type
 
-    def _compress(self, latents: Tensor | None, steps: Steps) -> Compression:
+    def compress(self, latents: Tensor | None, steps: Steps) -> Compression:
+        """Turn latents (B, K, dim), if there are any, and transitions into new latents."""
         assert self.compressor is not None
         tokens = self.embedding.transitions(steps)
         if latents is not None:

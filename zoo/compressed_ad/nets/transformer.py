@@ -135,11 +135,7 @@ class Transformer(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(
-        self,
-        tokens: Tensor,
-        positions: Tensor | None = None,
-        mask: Tensor | None = None,
-        cache: Cache | None = None,
+        self, tokens: Tensor, positions: Tensor | None = None, mask: Tensor | None = None, cache: Cache | None = None
     ) -> Tensor:
         """Transform a sequence.
 

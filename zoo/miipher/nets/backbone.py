@@ -169,7 +169,8 @@ def _configuration(source: str | None, revision: str | None, config: dict[str, A
     from transformers import AutoConfig
 
     if source is not None:
-        settings = AutoConfig.from_pretrained(source, revision=revision)
+        with quiet_loading(source):
+            settings = AutoConfig.from_pretrained(source, revision=revision)
         return getattr(settings, "audio_config", settings)  # a Gemma 3n folder holds the whole model
     if "model_type" not in (config or {}):
         raise ValueError(f"backbone: config needs model_type, one of {', '.join(FAMILIES)}")
@@ -185,7 +186,7 @@ def _as_hubert(settings: Any) -> Any:
 def _build(model: Any, settings: Any, source: str | None, revision: str | None, seed: int) -> Any:
     """Build a model; random weights depend on the seed alone and leave the global generator as it was."""
     if source is not None:
-        with quiet_loading():  # blocks that are not built are no news
+        with quiet_loading(source):  # blocks that are not built are no news
             return model.from_pretrained(source, revision=revision, config=settings, dtype=torch.float32)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import logging
 import math
 import os
@@ -202,6 +203,19 @@ class Checkpoints(Checkpoint):
         if (by_batches or last or self._time_is_up(trainer)) and not wait:
             self.save_last(trainer)
         self._leave_if_asked(trainer, log_first=True)
+
+    def on_sanity_check_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Find a mistyped monitor before the first step."""
+        found = getattr(pl_module, "evaluated", ())
+        if self.monitor is None or not found or self.monitor in found:
+            return
+        near = difflib.get_close_matches(self.monitor, found, n=1, cutoff=0.8)
+        if near:
+            raise ValueError(
+                f"checkpoints.monitor: no validation gives {self.monitor}: did you mean {near[0]}? "
+                f"(values: {', '.join(sorted(found))})"
+            )
+        log.warning("checkpoints.monitor: %s is none of the values so far (%s)", self.monitor, ", ".join(sorted(found)))
 
     def on_validation_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
         """Leave in the middle of a validation but the last (several processes finish it, their batches may differ)."""

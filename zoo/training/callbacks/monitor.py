@@ -7,18 +7,17 @@ import logging
 import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TextIO
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import FSDPStrategy
 from torch import Tensor
 from torch.optim import Optimizer
 
-from zoo.common.hardware import describe_device, peak_memory_bytes
-from zoo.common.registry import public_name
+from zoo.common.hardware import peak_memory_bytes
 from zoo.runs.folder import run_folder
 
 LOG_NAME = "train.log"
@@ -174,6 +173,24 @@ class _LogFile(logging.FileHandler):
             super().close()
 
 
+@contextlib.contextmanager
+def log_file(path: Path, logger: logging.Logger) -> Iterator[None]:
+    """Write what a logger says to the end of a `train.log` as well."""
+    handler = _open_log(path)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
+
+
+def _open_log(path: Path) -> _LogFile:
+    handler = _LogFile(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter(LOG_FORMAT))
+    return handler
+
+
 class TrainLog(L.Callback):
     """Copies what zoo, Lightning and `warnings` say into `train.log` of the run folder, on rank zero.
 
@@ -198,9 +215,8 @@ class TrainLog(L.Callback):
         if stage != "fit" or not trainer.is_global_zero or self._handler is not None:
             return
         folder.mkdir(parents=True, exist_ok=True)
-        self._handler = _LogFile(folder / LOG_NAME, encoding="utf-8")
+        self._handler = _open_log(folder / LOG_NAME)
         self._handler.setLevel(self.level)
-        self._handler.setFormatter(logging.Formatter(LOG_FORMAT))
         for name in LOGGERS:
             logger = logging.getLogger(name)
             if not logger.hasHandlers() and logging.lastResort is not None:
@@ -257,60 +273,3 @@ class TrainLog(L.Callback):
             warnings.showwarning = self._show
         self._handler.close()
         self._handler = None
-
-
-log = logging.getLogger(__name__)
-
-
-class Banner(Callback):
-    """Logs devices, precision, effective batch and parameter counts when a fit starts."""
-
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Gather every rank's device name and log the facts once."""
-        here = describe_device(trainer.strategy.root_device)
-        places: list[Any] = [here]
-        if trainer.world_size > 1:
-            import torch.distributed as dist
-
-            places = [None] * trainer.world_size
-            dist.all_gather_object(places, here)
-        if trainer.is_global_zero:
-            for key, value in facts(trainer, pl_module, places).items():
-                log.info("%-16s %s", key, value)
-
-
-def facts(trainer: L.Trainer, module: L.LightningModule, places: list[str]) -> dict[str, str]:
-    """Describe a run.
-
-    Args:
-        trainer: with its strategy and datamodule connected.
-
-    Returns:
-        Text by name, in the order in which it is shown.
-    """
-    world = trainer.world_size
-    described = {
-        "system": public_name(type(module)),
-        "strategy": type(trainer.strategy).__name__,
-        "processes": f"{world} on {trainer.num_nodes} node{'s' if trainer.num_nodes > 1 else ''}",
-        "precision": str(trainer.precision),
-        **{f"rank {rank}": place for rank, place in enumerate(places)},
-    }
-    batch = getattr(getattr(trainer, "datamodule", None), "batch_size", None)
-    if isinstance(batch, int):
-        described["effective batch"] = _effective_batch(batch, world, trainer.accumulate_grad_batches)
-    accumulate = getattr(module, "accumulate", 1)
-    if isinstance(accumulate, int) and accumulate > 1:
-        # A GAN task splits its batch, so this saves memory and does not enlarge the batch.
-        described["micro-batches"] = f"{accumulate} of each batch"
-    trainable = sum(p.numel() for p in module.parameters() if p.requires_grad)
-    frozen = sum(p.numel() for p in module.parameters() if not p.requires_grad)
-    described["parameters"] = f"{trainable:,} trainable, {frozen:,} frozen"
-    described["run folder"] = str(trainer.default_root_dir)
-    return described
-
-
-def _effective_batch(batch: int, world: int, accumulation: int) -> str:
-    parts = [f"{batch} per process", f"{world} processes" if world > 1 else "1 process"]
-    parts += [f"{accumulation} accumulated batches"] if accumulation > 1 else []
-    return f"{batch * world * accumulation} = {' x '.join(parts)}"

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from zoo.compressed_ad.envs.baselines import explorer_returns, oracle_return, random_return
 from zoo.compressed_ad.envs.grids import DarkKeyToDoor, Darkroom, DarkroomPermuted
-from zoo.compressed_ad.evaluation.baselines import explorer_returns, oracle_return, random_return
 
 
 def parts(env):

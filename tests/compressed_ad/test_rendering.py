@@ -12,12 +12,12 @@ from torch.utils.data import DataLoader
 
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.envs.grids import Darkroom
-from zoo.compressed_ad.evaluation.attention_maps import AttentionMaps, attention, draw, figures
 from zoo.compressed_ad.nets.compression import Compressor, QueryCompressor
 from zoo.compressed_ad.nets.embedding import FactoredEmbedding
 from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.nets.steps import Steps
 from zoo.compressed_ad.nets.transformer import Transformer
+from zoo.compressed_ad.rendering import AttentionMaps, attention, draw, figures
 
 ENV = Darkroom(5, 10)
 WINDOW, LATENTS = 12, 3

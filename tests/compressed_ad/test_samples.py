@@ -1,0 +1,159 @@
+"""What runs leave in media/: files of their kinds, also with one item or one task, and no trace in the weights."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from PIL import Image
+
+from tests.harness import REPOSITORY, fingerprint, forked, forked_ranks, good, newest
+from zoo.compressed_ad.data.datamodule import HistoryData
+from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
+from zoo.compressed_ad.envs.grids import DarkKeyToDoor, Darkroom, DarkroomPermuted, Env
+from zoo.compressed_ad.nets.compression import FieldDecoder, Forget, QueryCompressor, ReconstructionDecoder
+from zoo.compressed_ad.nets.embedding import FactoredEmbedding
+from zoo.compressed_ad.nets.policy import InContextPolicy
+from zoo.compressed_ad.nets.transformer import Transformer
+from zoo.compressed_ad.rendering import AttentionMaps, episode_frames, learning_curve
+from zoo.compressed_ad.task import DistillationTask, PolicyTask, PretrainTask
+from zoo.training.callbacks.samples import Samples
+
+DIM = 16
+RECIPE = REPOSITORY / "configs" / "compressed_ad" / "smoke.yaml"
+FIT = ("fit", "--config", RECIPE, "--trainer.max_steps=12", "--trainer.val_check_interval=6")
+LEARNING, ATTENTION, RECONSTRUCTION = "val_learning.png", "val_attention.png", "val_reconstruction.png"
+EPISODES = "val_episodes.gif"
+
+
+def policy(env: Env, compressor: Any = None, decoder: Any = None) -> InContextPolicy:
+    torch.manual_seed(0)
+    transformer = Transformer(DIM, 1, 2, 10 if compressor else 24, dropout=0.0)
+    return InContextPolicy(FactoredEmbedding(DIM, env.grid_size), transformer, compressor, decoder=decoder)
+
+
+def fit(task: PolicyTask, folder: Path, callbacks: list[L.Callback], **data: Any) -> dict[int, list[str]]:
+    """Train two batches with a validation after each; returns the names of the media by step."""
+    env = task.env
+    settings = {"length": 24, "batch_size": 4, "epoch_items": 8, "val_items": 4, "eval_seeds": 1, **data}
+    demonstrator = EpsilonCurriculum(env, -(-24 // env.horizon))
+    trainer = L.Trainer(
+        default_root_dir=folder, accelerator="cpu", logger=False, callbacks=callbacks, max_steps=2,
+        val_check_interval=1, check_val_every_n_epoch=None, num_sanity_val_steps=0, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(task, HistoryData(env, demonstrator=demonstrator, **settings))
+    steps = {int(path.parent.name.removeprefix("step_")) for path in folder.glob("media/*/*")}
+    return {
+        step: sorted(path.name for path in (folder / "media" / f"step_{step:08d}").iterdir()) for step in sorted(steps)
+    }
+
+
+def distillation(env: Env, recon_weight: float = 0.0, **parts: Any) -> DistillationTask:
+    return DistillationTask(
+        policy(env, **parts), env, partial(torch.optim.Adam, lr=1e-3), episodes=2, recon_weight=recon_weight
+    )
+
+
+@pytest.mark.parametrize(
+    ("env", "parts", "data", "shown"),
+    [
+        (Darkroom(3, 4), {}, {}, [ATTENTION, LEARNING]),
+        (Darkroom(3, 4), {"compressor": Forget()}, {"val_items": 1}, [ATTENTION, LEARNING]),
+        (
+            Darkroom(3, 4, random_start=True),
+            {"compressor": QueryCompressor(DIM, 2, 1, 2), "decoder": FieldDecoder(DIM, 3, heads=2)},
+            {},
+            [ATTENTION, LEARNING, RECONSTRUCTION],
+        ),
+        (
+            Darkroom(2, 3),  # four tasks, one of them held out
+            {"compressor": QueryCompressor(DIM, 2, 1, 2), "decoder": ReconstructionDecoder(DIM, 1, 2)},
+            {"eval_seeds": 3},
+            [ATTENTION, LEARNING, RECONSTRUCTION],
+        ),
+        (DarkKeyToDoor(2, 5), {}, {"eval_seeds": 0, "val_items": 1}, [ATTENTION]),
+        (DarkKeyToDoor(2, 5), {}, {"val_items": 0, "rollout_batch": 1}, [LEARNING]),
+        (DarkroomPermuted(3, 5), {}, {}, [ATTENTION, LEARNING]),
+    ],
+)
+def test_distillation_shows_how_it_learns_and_attends(
+    tmp_path: Path, env: Env, parts: dict[str, Any], data: dict[str, Any], shown: list[str]
+) -> None:
+    task = distillation(env, recon_weight=0.1 if "decoder" in parts else 0.0, **parts)
+    media = fit(task, tmp_path, [Samples(items=1000, share=1e9)], **data)
+    assert media == {1: shown, 2: sorted([*shown, EPISODES] if LEARNING in shown else shown)}
+
+
+@pytest.mark.parametrize("decoder", [ReconstructionDecoder(DIM, 1, 2), FieldDecoder(DIM, 3, heads=2)])
+def test_pretraining_shows_what_the_latents_keep(tmp_path: Path, decoder: ReconstructionDecoder) -> None:
+    env = Darkroom(3, 4)
+    net = policy(env, QueryCompressor(DIM, 2, 1, 2), decoder)
+    task = PretrainTask(net, env, partial(torch.optim.Adam, lr=1e-3))
+    media = fit(task, tmp_path, [Samples(items=1, share=1e9)], length=9, eval_seeds=0)
+    assert media == {1: [RECONSTRUCTION], 2: [RECONSTRUCTION]}
+
+
+def test_attention_maps_take_the_place_of_the_samples_map(tmp_path: Path) -> None:
+    callbacks = [Samples(enabled=False), AttentionMaps(2)]
+    assert fit(distillation(Darkroom(3, 4)), tmp_path / "off", callbacks) == {1: [ATTENTION], 2: [ATTENTION]}
+    media = fit(distillation(Darkroom(3, 4)), tmp_path / "on", [Samples(share=1e9), AttentionMaps(2)])
+    assert media == {1: [ATTENTION, LEARNING], 2: [ATTENTION, EPISODES, LEARNING]}
+    assert fit(distillation(Darkroom(3, 4)), tmp_path / "none", [Samples(enabled=False)]) == {}
+
+
+def test_the_curve_is_of_the_validation(tmp_path: Path) -> None:
+    env, returns = Darkroom(3, 4), torch.tensor([[0.0, 1, 4], [2, 3, 4]])
+    lines = {line.get_label(): line.get_ydata() for line in learning_curve(env, env.tasks()[:2], returns).axes[0].lines}
+    assert list(lines["policy, mean of 2"]) == [1, 2, 4] and list(lines["oracle"]) == [3.5] * 2
+    task = distillation(env)
+    fit(task, tmp_path, [Samples(share=1e9)], eval_seeds=2)
+    assert [(len(tasks), returns.shape, len(rows)) for tasks, returns, rows, _ in task._played] == [(4, (4, 2), 2)]
+
+
+def test_frames_show_goals_way_and_reward() -> None:
+    env = Darkroom(5, 6)
+    steps = EpsilonCurriculum(env, 4, greedy_after=0.5).histories(env.tasks()[[0, 24]], [0, 1])
+    frames = episode_frames(env, env.tasks()[[0, 24]], steps)
+    assert len(frames) == 7 and len({frame.shape for frame in frames}) == 1
+    room = frames[0].shape[0] // 2
+    assert frames[0].shape == (2 * room, 2 * room, 3)
+    cell = (room - 13) // 5
+    middle = 6 + cell // 2
+
+    def colour(frame: int, top: int, left: int) -> tuple[int, ...]:
+        return tuple(frames[frame][top, left].tolist())
+
+    assert colour(0, middle, middle) == (253, 141, 60)  # the first task's goal, in the upper left cell
+    assert colour(0, middle + 2 * cell, middle + 2 * cell) == (33, 113, 181)  # the agent, in the centre
+    green = (35, 139, 69)  # in the last episode the demonstrator knows the way
+    assert colour(-1, room + middle, middle) == green
+    assert colour(-1, room + middle + 4 * cell, room + middle + 4 * cell) == green
+
+
+def test_the_recipe_leaves_its_pictures_and_the_same_weights_without(tmp_path: Path) -> None:
+    for name, samples in (("on", "true"), ("off", "false")):
+        good(forked(*FIT, "--trainer.default_root_dir", name, "--samples.enabled", samples, cwd=tmp_path))
+    assert fingerprint(newest(tmp_path / "on")) == fingerprint(newest(tmp_path / "off"))
+    assert not (tmp_path / "off" / "media").exists()
+    media = tmp_path / "on" / "media"
+    every = [ATTENTION, LEARNING, RECONSTRUCTION]
+    assert {path.name: sorted(file.name for file in path.iterdir()) for path in media.iterdir()} == {
+        "step_00000006": every,
+        "step_00000012": sorted([*every, EPISODES]),
+    }
+    with Image.open(media / "step_00000012" / EPISODES) as animation:
+        assert animation.n_frames == 7
+
+
+def test_two_ranks_show_what_both_played(tmp_path: Path) -> None:
+    options = ("--trainer.devices=2", "--trainer.strategy=ddp", "--data.init_args.rollout_batch=5")
+    for rank in forked_ranks(*FIT, *options, "--trainer.default_root_dir=two", cwd=tmp_path):
+        good(rank)
+    files = sorted((tmp_path / "two" / "media").glob("*/*"))
+    every = [ATTENTION, LEARNING, RECONSTRUCTION]
+    assert [path.name for path in files] == [*every, *sorted([*every, EPISODES])]
