@@ -48,7 +48,7 @@ def test_lists_of_other_projects_name_classes_that_exist(package: str) -> None:
         "zoo.cli.trainer.Loaded",
         "zoo.cli.trainer.LightningCLI",
         "zoo.cli.trainer.ZooCLI",
-        "zoo.audio.io.decoding._Sequential",
+        "zoo.audio.io.files._Sequential",
         "zoo.runs.bulk.BulkData",
         "torch.nn.Module.load_state_dict",
         "torch.nn.functional.relu",

@@ -66,13 +66,13 @@ NODES: dict[str, Node] = {
     "LightningCLI": part("lightning.pytorch.cli.LightningCLI", args=[f"--model={DECOY}.Thing"], run=False),
     "ZooCLI": part("zoo.cli.trainer.ZooCLI", command="fit", args=["--config", "ELSEWHERE/second.yaml"]),
     "a sound file to write": part(
-        "zoo.audio.io.decoding._Sequential", file="ELSEWHERE/sound.wav", mode="w", samplerate=16000, channels=1
+        "zoo.audio.io.files._Sequential", file="ELSEWHERE/sound.wav", mode="w", samplerate=16000, channels=1
     ),
     "imported module's function": part("zoo.common.build.importlib.import_module", name=DECOY),
     "imported module": part("zoo.common.build.importlib", name=DECOY),
     "os by way of ours": part("zoo.common.atomic.os.system", command="touch ELSEWHERE/marker"),
     "Popen by way of ours": part("zoo.cli.commands.ui.subprocess.Popen", args=TOUCH),
-    "soundfile by way of ours": part("zoo.audio.io.decoding.soundfile.SoundFile", file="ELSEWHERE/a.wav", mode="w"),
+    "soundfile by way of ours": part("zoo.audio.io.files.soundfile.SoundFile", file="ELSEWHERE/a.wav", mode="w"),
     "function that builds": part("zoo.common.build.build", spec={"class_path": "os.system"}, allow=["os"]),
     "function that admits": part("zoo.cli.parsing.allow_imports", packages=["subprocess", DECOY]),
     "parser": part("zoo.cli.parsing.OneLineParser", default_config_files=["ELSEWHERE/secret.yaml"]),

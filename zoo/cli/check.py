@@ -169,7 +169,7 @@ def check_tool(name: str, function: str, skipped: Sequence[str], args: Sequence[
     """
     module, _, attribute = function.partition(":")
     known = arguments(module, attribute)
-    options = [f"--{each}" for each in known or () if each not in skipped] + ["--help", "-h", "--config"]
+    options = [f"--{each}" for each in known or () if each not in skipped] + ["--help", "-h"]
     for option, _, _ in pairs(list(args)):
         if known is not None and option.startswith("--") and option.partition(".")[0].rstrip("+") not in options:
             raise WrongNameError(f"{name} has no option {option}{near(option, options)} (options: {listed(options)})")

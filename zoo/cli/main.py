@@ -11,6 +11,7 @@ import ast
 import importlib
 import logging
 import os
+import re
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -26,14 +27,13 @@ from zoo.cli.names import near, recipes_named
 from zoo.cli.quiet import filter_warnings
 from zoo.common.hardware import processes
 from zoo.common.locks import locked_arguments
-from zoo.common.options import files_first, take_option
+from zoo.common.options import VERBOSITY_VARIABLE, files_first, take_option, with_values
 from zoo.common.registry import admit
 
 HERE = Path(__file__).parent
 PER_SYSTEM = ("evaluate",)  # tools that several systems have, called as `zoo evaluate SYSTEM`
 RANKS = ("rank", "world_size")  # arguments of a tool that follow from how its process was started
 TRACEBACK_VARIABLE = "ZOO_TRACEBACK"
-VERBOSITY_VARIABLE = "ZOO_VERBOSITY"  # see zoo.common.options.verbosity
 
 
 def entry() -> None:
@@ -97,23 +97,29 @@ def run_tool(command: str, args: list[str]) -> int:
     if args and f"{command} {args[0]}" in tools:
         command, args = f"{command} {args[0]}", args[1:]
     if command not in tools:
-        known = [name for name in tools if name.startswith(f"{command} ")] or [*TRAINER_COMMANDS, *tools]
-        given = " ".join([command, *args[:1]]) if known else command
+        of_systems = [name for name in tools if name.startswith(f"{command} ")]
+        known, given = of_systems or [*TRAINER_COMMANDS, *tools], " ".join([command, *args[: len(of_systems)]][:2])
         return _fail(f"no command {given!r}{near(given, known)} (commands: {', '.join(known)})", code=2)
     check_tool(command, tools[command], (*RANKS, "progress"), args)
     put_off_torchmetrics()
     module, _, name = tools[command].partition(":")
     function = getattr(importlib.import_module(module), name)
     positional = getattr(function, "positional", True)
-    ranks = {key: value for key, value in zip(RANKS, processes(), strict=True) if key in signature(function).parameters}
+    parameters = signature(function).parameters
+    ranks = {key: value for key, value in zip(RANKS, processes(), strict=True) if key in parameters}
+    many = [name for name, parameter in parameters.items() if parameter.kind is parameter.VAR_POSITIONAL]
+    flags = [name for name, parameter in parameters.items() if parameter.annotation in (bool, "bool")]
 
     from zoo.cli.parsing import OneLineParser
 
     parser = OneLineParser(prog=f"zoo {command}", description=summary(tools[command]))
+    for name in many:
+        parser.add_argument(name, nargs="*", type=str, help=parameter_help(tools[command], name))
     parser.add_function_arguments(function, as_positional=positional, fail_untyped=True, skip={*RANKS, "progress"})
-    values = dict(parser.instantiate_classes(parser.parse_args(files_first(args))))
+    values = dict(parser.instantiate_classes(parser.parse_args(files_first(with_values(args, flags)))))
+    several = [value for name in many for value in values.pop(name)]
     with locked_arguments(function, values, command):
-        result = function(**values, **ranks)
+        result = function(*several, **values, **ranks)
     if isinstance(result, Mapping):
         place = values.get((*getattr(function, "writes_into", ()), "output")[0])
         return _show_counts(result, place)
@@ -145,10 +151,20 @@ def find_tools() -> dict[str, str]:
 
 def summary(tool: str) -> str:
     """The first line of the docstring of a function "module:function", which is not imported."""
+    return _docstring(tool).partition("\n")[0]
+
+
+def parameter_help(tool: str, parameter: str) -> str:
+    """What the docstring of a function "module:function" says of a parameter in its first line."""
+    found = re.search(rf"^ *\*?{parameter}: (.*)", _docstring(tool), re.MULTILINE)
+    return found[1] if found else ""
+
+
+def _docstring(tool: str) -> str:
     module, _, name = tool.partition(":")
     file = HERE.parents[1].joinpath(*module.split(".")).with_suffix(".py")
     function = file.read_text(encoding="utf-8").partition(f"\ndef {name}(")[2]
-    return function.partition('"""')[2].partition("\n")[0].removesuffix('"""')
+    return function.partition('"""')[2].partition('"""')[0]
 
 
 def overview() -> str:

@@ -12,7 +12,7 @@ import logging
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import lightning as L
 import yaml
@@ -50,10 +50,12 @@ from zoo.runs.checkpoints import step_of
 from zoo.runs.csv_log import RunCSV
 from zoo.runs.inference import Inference
 from zoo.runs.init_from import init_from
+from zoo.runs.listing import RECIPE_MARK, recorded_recipe
 from zoo.runs.load import load
 from zoo.training.callbacks import precision
 from zoo.training.callbacks.checkpoint import SHARDING_STRATEGIES, AtomicCheckpointIO, Checkpoints
-from zoo.training.callbacks.loggers import WandbSettings, make_loggers
+from zoo.training.callbacks.logged_run import LoggedRun
+from zoo.training.callbacks.loggers import LoggerName, WandbSettings, make_loggers
 from zoo.training.callbacks.monitor import GradNorm, Resources, Throughput, TrainLog
 from zoo.training.callbacks.precision import PRECISION_TYPE
 from zoo.training.callbacks.progress import Progress, TerminalSettings
@@ -161,7 +163,7 @@ def recipe_of(configs: Sequence[str]) -> str:
         return "unnamed"
     first = Path(configs[0]).absolute()
     if first.name == runs.CONFIG_NAME:
-        return "/".join(first.parts[-4:-2])
+        return recorded_recipe(first) or "/".join(first.parts[-4:-2])
     folder = first.parent.parent if first.parent.name == "configs" else first.parent
     return f"{folder.name}/{first.stem}"
 
@@ -254,7 +256,7 @@ class ZooCLI(LightningCLI):
             parser_kwargs={
                 "prog": f"zoo {command}",
                 "parser_mode": PARSER_MODE,
-                "dump_header": [f"zoo=={__version__}"],
+                "dump_header": [f"zoo=={__version__}", f"{RECIPE_MARK}{self.recipe}"],
                 "allow_abbrev": False,
             },
             parser_class=ZooParser,
@@ -272,15 +274,14 @@ class ZooCLI(LightningCLI):
             bars = [Progress(**self.config["terminal"])]
         if self.command != "fit":
             return bars
-        return [*bars, RNGState(), Banner(self.recipe), TrainLog(), Throughput(), Resources(), GradNorm()]
+        logged = LoggedRun(self.recipe, lambda: config_text(self.parser, self.config))
+        return [*bars, RNGState(), logged, Banner(self.recipe), TrainLog(), Throughput(), Resources(), GradNorm()]
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add what the zoo has beside trainer, model and data."""
         parser.add_lightning_class_args(Checkpoints, "checkpoints")
         parser.add_lightning_class_args(Samples, "samples")
-        parser.add_argument(
-            "--loggers", type=list[Literal["tensorboard", "wandb"]], default=[], help="beside metrics.csv, always on"
-        )
+        parser.add_argument("--loggers", type=list[LoggerName], default=[], help="beside metrics.csv, always on")
         parser.add_class_arguments(WandbSettings, "wandb")
         parser.add_class_arguments(TerminalSettings, "terminal")
         parser.add_argument(
@@ -378,7 +379,8 @@ class ZooCLI(LightningCLI):
             self.csv = RunCSV(self.folder, name, evaluated)
             configured = settings.get("logger") or []
             own = configured if isinstance(configured, list) else [configured] if configured is not True else []
-            made = make_loggers(self.config["loggers"], self.config_init["wandb"], self.folder, own)
+            names, wandb = self.config["loggers"], self.config_init["wandb"]
+            made = make_loggers(names, wandb, self.folder, own, self.recipe, evaluated)
             loggers = [self.csv, *made]
         summary = bool(settings.get("enable_model_summary"))  # the run's first lines count the weights
         return super().instantiate_trainer(plugins=plugins, logger=loggers, enable_model_summary=summary, **kwargs)

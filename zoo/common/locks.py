@@ -76,6 +76,24 @@ def locked(folder: Path, command: str) -> Iterator[None]:
                 path.rmdir()
 
 
+def is_held(folder: Path) -> bool:
+    """Whether a process writes into a folder now; what a killed one left counts as nothing."""
+    path = folder / LOCK_NAME
+    if not path.exists():
+        return False
+    from filelock import FileLock, Timeout
+
+    try:
+        lock = FileLock(path, timeout=0)
+        lock.acquire()
+    except Timeout:
+        return True
+    except OSError:  # not ours to write
+        return False
+    lock.release()
+    return False
+
+
 def _owner_of(owner: Path) -> str:
     """What the owner of a lock has noted of itself."""
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -43,6 +44,18 @@ def take_option(args: list[str], option: str) -> tuple[list[str], list[str]]:
             rest.append(args[i])
         i += 1
     return values, rest
+
+
+def with_values(args: list[str], flags: Sequence[str]) -> list[str]:
+    """Give switches that stand alone (`--json`) the value that the parser expects (`--json=true`)."""
+    following = [*args[1:], ""][: len(args)]
+    alone = [
+        arg.startswith("--")
+        and arg[2:].replace("-", "_") in flags
+        and after.lower() not in ("true", "false", "yes", "no")
+        for arg, after in zip(args, following, strict=True)
+    ]
+    return [f"{arg}=true" if switch else arg for arg, switch in zip(args, alone, strict=True)]
 
 
 def files_first(args: list[str]) -> list[str]:

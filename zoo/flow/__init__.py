@@ -7,6 +7,7 @@ __getattr__, __all__ = public(
     {
         "data.datamodule": "FlowData ImageData PointData",
         "data.pair_data": "PairData",
+        "evaluation.feature_metrics": "FeatureMetrics",
         "inference.sampler": "Sampler",
         "nets.mlp": "ToyNet",
         "nets.unet": "UNet",
@@ -14,6 +15,7 @@ __getattr__, __all__ = public(
         "process.coupling": "Coupling Independent OptimalTransport PooledTransport WithinClassTransport",
         "process.guidance": "Guidance",
         "process.paths": "AffinePath ConditionalOT Cosine LinearVariancePreserving Polynomial VariancePreserving",
+        "process.quality": "SampleMetrics",
         "process.solvers": "Solver",
         "process.time_samplers": "EdmSkewedTimes GridTimes LogitNormalTimes TimeSampler UShapedTimes UniformTimes",
         "sequence.data": "FeatureData MelData SequenceData",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from zoo.common.atomic import replacing, write_atomic
@@ -24,9 +25,13 @@ ANIMATIONS = ("none", "gif", "mp4")
 FRAMES_PER_SECOND = 30
 HOLD_SECONDS = 1.5  # the last frame is what one wants to look at
 LEAST_SIDE = 240  # pixels; smaller images are enlarged by a whole factor
+LEAST_TILE = 48  # pixels of an image in a row of several
+TILE_GAP = 2
 CAPTION_HEIGHT = 12  # pixels, of Pillow's own font
 PALETTE_FRAMES = 8  # that a GIF's common palette is made of
 FIGURE_INCHES, FIGURE_DPI = 4.8, 100
+DOTS_SIDE = 360  # pixels of a quick scatter plot
+COLOURS = ((31, 119, 180), (255, 127, 14), (44, 160, 44), (214, 39, 40), (148, 103, 189), (140, 86, 75))
 MARGIN = 0.05  # of the range of a scatter plot, on each side
 
 
@@ -35,9 +40,14 @@ def is_image(shape: Sequence[int]) -> bool:
     return len(shape) == 3 and shape[0] in (1, 3)
 
 
-def is_point(shape: Sequence[int]) -> bool:
-    """Whether samples of this shape are points of the plane: (2,)."""
-    return tuple(shape) == (2,)
+def check_drawable(shape: Sequence[int]) -> bool:
+    """Whether samples of this shape are images; refused when they are no points (2,) of the plane either."""
+    if not is_image(shape) and tuple(shape) != (2,):
+        raise ValueError(
+            f"samples of shape {tuple(shape)} are neither images nor points of the plane and cannot be drawn: "
+            "switch off grid and trajectory, or use Sampler.sample()"
+        )
+    return is_image(shape)
 
 
 def to_pixels(images: Tensor) -> np.ndarray:
@@ -72,6 +82,26 @@ def sheet(images: np.ndarray, names: Sequence[str] | None = None) -> np.ndarray:
     return grid(np.concatenate([tiles, np.stack([strips[name] for name in names])], axis=1))
 
 
+def titled_rows(rows: Sequence[tuple[str, np.ndarray]], names: Sequence[str] | None = None) -> np.ndarray:
+    """Lay rows of images (B, H, W, C) out below one another, each under its title, all under names of the columns."""
+    count, height, width, channels = rows[0][1].shape
+    factor = max(1, round(LEAST_TILE / max(height, width)))
+    pitch = factor * width + TILE_GAP
+    parts = []
+    if names is not None:
+        parts.append(np.concatenate([_caption(name, pitch, channels) for name in names], axis=1))
+    for title, images in rows:
+        tiles = np.zeros((count, factor * height + TILE_GAP, pitch, channels), np.uint8)
+        tiles[:, :-TILE_GAP, :-TILE_GAP] = images.repeat(factor, axis=1).repeat(factor, axis=2)
+        parts += [_caption(title, pitch * count, channels), np.concatenate(list(tiles), axis=1)]
+    return np.concatenate(parts)
+
+
+def nearest(images: Tensor, others: Tensor) -> Tensor:
+    """The nearest of others (M, ...) to each image (B, ...), by Euclidean distance: (B, ...)."""
+    return others[torch.cdist(images.flatten(1), others.flatten(1)).argmin(dim=1)]
+
+
 def _caption(text: str, width: int, channels: int) -> np.ndarray:
     """White text on black (CAPTION_HEIGHT, width, channels), cut at the right where it is too long."""
     from PIL import Image, ImageDraw
@@ -104,19 +134,11 @@ def frames(
         labels: of points, for their colours.
         data: real points (M, 2) to plot below the points.
         names: of the samples' classes, written below images and into the legend of points.
-
-    Raises:
-        ValueError: when the samples are neither images nor points.
     """
-    shape = trajectory.shape[2:]
-    if is_point(shape):
+    if not check_drawable(trajectory.shape[2:]):
         return _scatter_frames(trajectory, labels, data, names)
-    if is_image(shape):
-        names = None if names is None else names[: trajectory.shape[1]]
-        return np.stack([sheet(to_pixels(state), names) for state in trajectory])
-    raise ValueError(
-        f"samples of shape {tuple(shape)} are neither images (1 or 3 channels) nor points (2,): they cannot be drawn"
-    )
+    names = None if names is None else names[: trajectory.shape[1]]
+    return np.stack([sheet(to_pixels(state), names) for state in trajectory])
 
 
 def write_png(path: Path, pixels: np.ndarray) -> None:
@@ -125,17 +147,9 @@ def write_png(path: Path, pixels: np.ndarray) -> None:
 
 
 def write_animation(path: Path, images: np.ndarray, fps: int = FRAMES_PER_SECOND) -> None:
-    """Write images as an animation that appears only when it is whole and rests on the last one.
+    """Write images (N, H, W, C), uint8, as a `.gif` or `.mp4` that appears only when it is whole and rests on the last.
 
-    Args:
-        path: `.gif` or `.mp4`; the second needs ffmpeg.
-        images: (N, H, W, C), uint8, 1 or 3 channels.
-        fps: images per second; GIF counts in steps of 10 ms, 30 becomes 33.
-
-    Raises:
-        ValueError: when the suffix is another.
-        FileNotFoundError: when ffmpeg is needed and missing.
-        RuntimeError: when ffmpeg fails.
+    GIF counts in steps of 10 ms, so that 30 images per second become 33; MP4 needs ffmpeg.
     """
     if path.suffix == ".gif":
         _write_gif(path, images, fps)
@@ -204,6 +218,28 @@ def _write_mp4(path: Path, images: np.ndarray, fps: int) -> None:
             raise RuntimeError(f"ffmpeg failed on {path} ({said}); trajectory: gif does without it")
 
 
+def dots(states: Tensor, labels: Sequence[int] | None = None, data: Tensor | None = None) -> np.ndarray:
+    """Scatter plots (N, S, S, 3), uint8, of points (N, B, 2) over grey ones (M, 2), without axes: in milliseconds."""
+    shown = states.flatten(0, 1) if data is None else torch.cat([states.flatten(0, 1), data])
+    low, high = shown.min(dim=0).values, shown.max(dim=0).values
+    middle, reach = (low + high) / 2, (high - low).max().clamp(min=1e-6) * (0.5 + MARGIN)
+    colours = np.array(COLOURS, np.uint8)[0 if labels is None else np.asarray(labels) % len(COLOURS)]
+
+    def put(canvas: np.ndarray, points: Tensor, colour: np.ndarray) -> None:
+        places = ((points - middle) / reach / 2 + 0.5) * (DOTS_SIDE - 2)
+        columns, rows = places.round().long().numpy().T
+        for right in (0, 1):
+            for down in (0, 1):
+                canvas[DOTS_SIDE - 2 - rows + down, columns + right] = colour
+
+    drawn = np.full((len(states), DOTS_SIDE, DOTS_SIDE, 3), 255, np.uint8)
+    for canvas, points in zip(drawn, states, strict=True):
+        if data is not None:
+            put(canvas, data, np.full(3, 190, np.uint8))
+        put(canvas, points, colours)
+    return drawn
+
+
 def _scatter_frames(
     states: Tensor, labels: Sequence[int] | None, data: Tensor | None, names: Sequence[str] | None
 ) -> np.ndarray:
@@ -211,8 +247,6 @@ def _scatter_frames(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    if states.dim() != 3 or states.shape[-1] != 2:
-        raise ValueError(f"expected points (B, 2), found {tuple(states.shape[1:])}")
     points = states.float().cpu().numpy()
     figure = Figure(figsize=(FIGURE_INCHES, FIGURE_INCHES), dpi=FIGURE_DPI, layout="constrained")
     canvas = FigureCanvasAgg(figure)

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from zoo.common.ranges import one_of, within
+from zoo.flow import rendering
 from zoo.flow.nets.velocity import VelocityNet
 from zoo.flow.process.coupling import Coupling
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.paths import PREDICTIONS, AffinePath, Prediction
+from zoo.flow.process.quality import SampleMetrics
+from zoo.flow.process.sampling import SAMPLES
 from zoo.flow.process.solvers import Solver
 from zoo.flow.process.time_samplers import TimeSampler, at_evaluation_times, seeded_draws
 from zoo.flow.rendering import Animation
+from zoo.training.callbacks.media import log_animation, log_image
+from zoo.training.data import item_seed
 from zoo.training.task import OptimizerCallable, SingleOptimizerTask
+
+SHOWN_CLASSES = 10  # columns of a validation's picture
+SHOWN_POINTS = 512
+REAL_ITEMS = 512  # of the training set, among which the nearest to a sample is looked for
+STRIP_STATES, ANIMATED_STATES = 8, 30  # of a trajectory
+EXAGGERATED = 2.0  # scale of guidance that is shown where the recipe has none
+ANIMATION_FPS = 8
 
 
 class FlowTask(SingleOptimizerTask):
@@ -36,6 +51,7 @@ class FlowTask(SingleOptimizerTask):
         images: `zoo predict` writes each image as a file, too.
         trajectory: animation of the way from noise to data that `zoo predict` writes.
         classes: their names; those of the data when null.
+        sample_metrics: figures of samples at validations, e.g. `zoo.flow.FeatureMetrics` for `val/frechet`.
         kwargs: of SingleOptimizerTask.
 
     Source: Lipman et al., "Flow Matching for Generative Modeling" (2023), equation 9.
@@ -44,6 +60,7 @@ class FlowTask(SingleOptimizerTask):
     inference_class = "zoo.flow.Sampler"
     inference_parts = ("net", "path", "prediction")
     classes: list[str] | None
+    guidance: Guidance | None
 
     def __init__(
         self,
@@ -61,6 +78,7 @@ class FlowTask(SingleOptimizerTask):
         images: bool = False,
         trajectory: Animation = "none",
         classes: list[str] | None = None,
+        sample_metrics: SampleMetrics | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(optimizer, **kwargs)
@@ -77,6 +95,9 @@ class FlowTask(SingleOptimizerTask):
         self.label_drop = label_drop
         self.prediction: Prediction = prediction
         self.coupling = coupling
+        self.sample_metrics = sample_metrics
+        self._validations = 0
+        self._real: Tensor | None = None
         self.keep_options(locals())
 
     def setup(self, stage: str) -> None:
@@ -98,7 +119,14 @@ class FlowTask(SingleOptimizerTask):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take the names of the classes, too, where no data tell them."""
         super().on_load_checkpoint(checkpoint)
+        self._validations = checkpoint.get("validations", 0)
         self._name_classes(((checkpoint.get("zoo") or {}).get("options") or {}).get("classes"))
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the count of validations, by which `sample_metrics` are due."""
+        super().on_save_checkpoint(checkpoint)
+        if self.sample_metrics is not None:
+            checkpoint["validations"] = self._validations
 
     def _name_classes(self, names: list[str] | None) -> None:
         """Let inference and checkpoints know the classes by name, unless they do."""
@@ -136,3 +164,107 @@ class FlowTask(SingleOptimizerTask):
         """The loss at ten times from 0.05 to 0.95, of each item's own noise; nothing is random."""
         x1, x0, label, t = at_evaluation_times(batch["x1"], batch["x0"], batch["label"])
         return {"loss": self.loss(x1, x0, t, label)}, len(batch["x1"])
+
+    def on_validation_epoch_end(self) -> None:
+        """Judge samples where it is time, and log the means."""
+        due = self.sample_metrics is not None and self._validations % self.sample_metrics.every == 0
+        shortened = self.trainer.sanity_checking and not math.isinf(float(self.trainer.num_sanity_val_steps))
+        if due and not shortened:
+            self._judge_samples()
+        super().on_validation_epoch_end()
+        if self.sample_metrics is None:
+            return
+        names = [f"val/{name}" for name in self.sample_metrics.names]
+        self.evaluated = tuple(dict.fromkeys([*self.evaluated, *names]))
+        if self.trainer.sanity_checking:
+            return
+        self._validations += 1
+        if not due:  # the figures of an earlier state are not those of this one
+            self.trainer.callback_metrics.update(dict.fromkeys(names, torch.tensor(math.nan)))
+
+    def on_test_epoch_end(self) -> None:
+        """Judge samples, and log the means."""
+        if self.sample_metrics is not None:
+            self._judge_samples()
+        super().on_test_epoch_end()
+
+    def _judge_samples(self) -> None:
+        assert self.sample_metrics is not None
+        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        sampler: Any = self.inference()
+        with self.trainer.precision_plugin.val_step_context():
+            found = self.sample_metrics.compute(sampler.sample, self.net.num_classes, data.train_set, data.val_set)
+        self._means.add(found)
+
+    def draw_samples(self, batches: list[Any], last: bool) -> None:
+        """Show samples of each class with and without guidance, their nearest training images, and their way there.
+
+        Points are drawn over points of the data. The last validation adds the way from the noise as an animation. The
+        noise is that of `zoo sample` with the same seed.
+        """
+        with self.trainer.precision_plugin.val_step_context():
+            if rendering.is_image(self.net.sample_shape):
+                self._draw_images(last)
+            elif tuple(self.net.sample_shape) == (2,):
+                self._draw_points(last)
+
+    def _shown(self, count: int) -> tuple[list[int] | None, list[int], list[str] | None]:
+        """Labels, taken in turns, seeds and names of classes of samples."""
+        seeds = [item_seed(self.sample_settings.seed, SAMPLES, index) for index in range(count)]
+        if not self.net.num_classes:
+            return None, seeds, None
+        labels = [1 + index % self.net.num_classes for index in range(count)]
+        names = self.classes or [str(label) for label in range(1, self.net.num_classes + 1)]
+        return labels, seeds, [names[label - 1] for label in labels]
+
+    def _draw_images(self, last: bool) -> None:
+        sampler: Any = self.inference()
+        labels, seeds, names = self._shown(max(self.sample_settings.items, min(self.net.num_classes, SHOWN_CLASSES)))
+        variants: dict[str, Guidance | None] = {"samples" if labels is None else "guidance 1": None}
+        if labels is not None and (self.guidance is not None or self.label_drop):
+            guided = self.guidance or Guidance(EXAGGERATED)
+            variants[f"guidance {guided.scale:g}"] = guided
+        real = self._examples(REAL_ITEMS)
+        rows = []
+        for title, guidance in variants.items():
+            solution = sampler.using(sampler.solver, guidance).trajectory(labels, seeds)
+            rows.append((title, rendering.to_pixels(solution[-1])))
+            if real is not None:
+                rows.append(("nearest training images", rendering.to_pixels(rendering.nearest(solution[-1], real))))
+        log_image(self, "val/samples", rendering.titled_rows(rows, names))
+        chosen = _evenly(len(solution), STRIP_STATES)
+        times = [f"t {sampler.solver.times()[index]:.2f}" for index in chosen]
+        strips = [
+            ("" if names is None else names[index], rendering.to_pixels(solution[chosen, index]))
+            for index in range(min(self.sample_settings.items, len(seeds)))
+        ]
+        log_image(self, "val/trajectory", rendering.titled_rows(strips, times))
+        if last:
+            chosen = _evenly(len(solution), ANIMATED_STATES)
+            self._log_animation(rendering.frames(solution[chosen], names=names))
+
+    def _draw_points(self, last: bool) -> None:
+        sampler: Any = self.inference()
+        labels, seeds, _ = self._shown(SHOWN_POINTS)
+        solution, real = sampler.trajectory(labels, seeds), self._examples(SHOWN_POINTS)
+        frames = rendering.dots(solution[_evenly(len(solution), ANIMATED_STATES)], labels, real)
+        log_image(self, "val/samples", frames[-1])
+        if last:
+            self._log_animation(frames)
+
+    def _log_animation(self, frames: np.ndarray) -> None:
+        """Frames that rest on the last one."""
+        rest = frames[-1:].repeat(round(ANIMATION_FPS * rendering.HOLD_SECONDS), axis=0)
+        log_animation(self, "val/animation", np.concatenate([frames, rest]), ANIMATION_FPS)
+
+    def _examples(self, count: int) -> Tensor | None:
+        """Training data, evenly from all of the set, where it can tell; read once."""
+        data: Any = getattr(getattr(self.trainer, "datamodule", None), "train_set", None)
+        if self._real is None and hasattr(data, "examples"):
+            self._real = data.examples(_evenly(len(data), count))[0]
+        return self._real
+
+
+def _evenly(size: int, count: int) -> list[int]:
+    """At most so many indices from 0 to size - 1, the first and the last among them."""
+    return np.linspace(0, size - 1, min(size, count)).round().astype(int).tolist()

@@ -27,12 +27,12 @@ class HiFiGANTask(GANTask):
 
     Args:
         generator: features to waveform; its hop must be the mel's.
-        discriminators: by name (`mpd`, `msd`), judged together.
+        discriminators: by name (`mpd`, `msd`), applied together.
         optimizer_d: of all discriminators together, in their order.
         loss_mel: front end of the reconstruction loss (f_max null in the paper).
         mel: front end of the conditioning, part of inference; null when the data brings the features.
         sample_rate: of the audio in Hz.
-        media_items: validation clips written as audio and mel figure.
+        media_items: validation clips shown as audio and mel figure; see `samples`.
         kwargs: of GANTask.
 
     Source: Kong et al., "HiFi-GAN" (2020), section 2.
@@ -94,11 +94,11 @@ class HiFiGANTask(GANTask):
             "mel_l1_full": mel_l1(self.loss_mel, fake, real),
             **compare(fake[0, 0], real[0, 0], self.sample_rate),
         }
-        if stage == "val" and batch_idx < self.media_items:
-            self._log_media(f"clip{batch_idx}", fake[0, 0], real[0, 0])
+        if self.shows(stage, batch_idx):
+            self.show(lambda: self._log_clip(f"clip{batch_idx}", fake[0, 0], real[0, 0]))
         return values, fake.shape[0]
 
-    def _log_media(self, name: str, fake: Tensor, real: Tensor) -> None:
+    def _log_clip(self, name: str, fake: Tensor, real: Tensor) -> None:
         mel = self.mel or self.loss_mel
         log_audio(self, f"{name}_generated", fake, self.sample_rate)
         log_audio(self, f"{name}_target", real, self.sample_rate)
@@ -111,7 +111,7 @@ def mel_l1(mel: LogMel, fake: Tensor, real: Tensor) -> Tensor:
 
 
 def compare(fake: Tensor, real: Tensor, sample_rate: int) -> dict[str, float]:
-    """Vocoder metrics of one clip (T,) that need no trained judge; one that is undefined for this clip is left out."""
+    """Vocoder metrics of one clip (T,) that need no trained model; one that is undefined for this clip is left out."""
     tracks = [pitch.track(signal.cpu(), sample_rate) for signal in (fake, real)]
     values = {
         "m_stft": multi_resolution_stft(fake, real),

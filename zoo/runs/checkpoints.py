@@ -1,9 +1,13 @@
-"""Checkpoint files: written aside, synced and renamed; verified before use; never unpickled."""
+"""Checkpoint files: written aside, synced and renamed; verified before use; never unpickled.
+
+Imported without torch by what only looks at run folders.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import re
 import shutil
 import zipfile
@@ -11,13 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import torch
-
 from zoo.common.atomic import TEMPORARY_MARK, replacing, write_atomic
 from zoo.common.reading.archives import open_checked
 from zoo.common.reading.errors import UnsafeFileError
-from zoo.runs.descriptions import check_weights, described
-from zoo.common.reading.foreign import load_foreign, strange_types
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +46,8 @@ def save_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
     Raises:
         OSError: when the disk is full (also where torch reports that as a RuntimeError); nothing saved before is lost.
     """
+    import torch
+
     digest = ""
 
     def write(file: BinaryIO) -> None:
@@ -107,6 +109,9 @@ def load_checkpoint(path: Path, map_location: Any = "cpu", mapped: bool = False)
         FileNotFoundError: when there is no such file.
         ValueError: when the file is torn, is not a checkpoint, or holds pickled objects.
     """
+    from zoo.common.reading.foreign import load_foreign, strange_types
+    from zoo.runs.descriptions import check_weights, described
+
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no checkpoint at {path}")
@@ -162,6 +167,25 @@ def step_of(path: Path) -> int:
         if part.startswith("step_") and part[5:].isdigit():
             return int(part[5:])
     return -1
+
+
+def score_of(path: Path) -> float:
+    """The metric value in the name of a best checkpoint, NaN when it has none."""
+    try:
+        return float(path.name.removesuffix(".ckpt").split("-", 2)[2])
+    except (IndexError, ValueError):
+        return math.nan
+
+
+def best_checkpoint(folder: Path, mode: str) -> Path | None:
+    """The best of a run folder's best checkpoints.
+
+    Args:
+        mode: "min" or "max".
+    """
+    sign = 1.0 if mode == "min" else -1.0
+    scored = [path for path in find_checkpoints(folder, "best-step_*.ckpt") if not math.isnan(score_of(path))]
+    return min(scored, key=lambda path: sign * score_of(path), default=None)
 
 
 def remove(path: Path) -> None:

@@ -9,6 +9,7 @@ import io
 import logging
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,10 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from zoo.common.atomic import write_atomic
-
-from dataclasses import dataclass
-
-
+from zoo.runs.listing import CSV_NAME
 
 log = logging.getLogger(__name__)
 
-CSV_NAME = "metrics.csv"
 FIXED_COLUMNS = ("step", "epoch")
 Row = dict[str, str]
 

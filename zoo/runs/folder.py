@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zoo.runs.checkpoints import find_checkpoints, is_sound
+from zoo.runs.listing import CONFIG_NAME
 
 if TYPE_CHECKING:
     import lightning as L
 
-CONFIG_NAME = "config.yaml"
 RUNS_ROOT = Path("runs")
 _RUN_VARIABLE = "ZOO_RUN_FOLDER"  # set by the first process, so that the ranks it starts write to the same folder
 

@@ -104,8 +104,8 @@ def quiet_loading(source: str | None = None) -> Iterator[None]:
             raise
         reason = str(error).strip().splitlines()[0]
         raise FileNotFoundError(
-            f"model {source}: neither a local folder nor to be had from the hub ({reason}); for a place without network "
-            "copy its folder here and name that"
+            f"model {source}: neither a local folder nor to be had from the hub ({reason}); without network, "
+            "copy its folder to this machine and name that"
         ) from error
     finally:
         messages.set_verbosity(verbosity)
@@ -177,8 +177,7 @@ def records(modules: Mapping[str, FrozenModule]) -> dict[str, dict[str, Any]]:
 
 
 def save_copies(modules: Mapping[str, FrozenModule], recorded: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
-    """Copy the local ones below a run or export folder, each once; a copy appears only when it is whole.
-    """
+    """Copy the local ones below a run or export folder, each once; a copy appears only when it is whole."""
     for path, record in recorded.items():
         if record["folder"] is None or (folder / record["folder"]).is_dir():
             continue

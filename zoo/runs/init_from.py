@@ -16,8 +16,7 @@ from torch import Tensor
 
 from zoo.common.registry import package_of
 from zoo.runs import checkpoints as checkpoint_files
-from zoo.runs import export
-from zoo.runs import frozen
+from zoo.runs import export, frozen
 from zoo.runs.folder import find_checkpoint
 
 log = logging.getLogger(__name__)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import os
-from collections.abc import Sequence
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from zoo.common import registry
-from zoo.runs import export
-from zoo.runs import frozen
 from zoo.common.build import build
+from zoo.runs import export, frozen
 from zoo.runs.checkpoints import load_checkpoint
 from zoo.runs.descriptions import check_whole
-from zoo.runs.inference import Inference
 from zoo.runs.folder import find_checkpoint
+from zoo.runs.inference import Inference
 
 
 def load(

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from zoo.ui.readings import GIB, MEDIA_TYPES, Load, Points, thinned
+from zoo.runs.listing import Points
+from zoo.ui.readings import GIB, MEDIA_TYPES, Load, thinned
 
 COLOURS = ("#0d9488", "#e8590c", "#4263eb", "#c2255c", "#7c8b00", "#9c36b5", "#0b7285", "#846358")
 WIDTH, HEIGHT = 760, 300

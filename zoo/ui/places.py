@@ -10,12 +10,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from zoo.common.systems import System, recipe_root, systems
+from zoo.runs.listing import is_run
 from zoo.ui.checks import Rules
 
-# what `zoo.training` calls them; its modules import torch, which the page does without
-CONFIG_NAME = "config.yaml"
-CSV_NAME = "metrics.csv"
-LOG_NAME = "train.log"
 CONSOLE_NAME = "console.log"
 CHANGES_NAME = "changes.yaml"
 
@@ -99,7 +96,11 @@ class Places:
         found = []
         for folder in self.runs.glob("*/*/*/"):
             parts = folder.relative_to(self.runs).parts
-            if all(_NAME.fullmatch(part) for part in parts) and _is_run(folder) and self._inside(folder):
+            if (
+                all(_NAME.fullmatch(part) for part in parts)
+                and (is_run(folder) or (folder / CONSOLE_NAME).is_file())
+                and self._inside(folder)
+            ):
                 found.append(("/".join(parts), folder.stat().st_mtime))
         return [name for name, _ in sorted(found, key=lambda entry: (-entry[1], entry[0]))]
 
@@ -146,11 +147,6 @@ class Places:
 
     def _inside(self, folder: Path) -> bool:
         return folder.resolve().is_relative_to(self.runs.resolve())
-
-
-def _is_run(folder: Path) -> bool:
-    marks = (CONFIG_NAME, CSV_NAME, CONSOLE_NAME)
-    return any((folder / name).is_file() for name in marks) or next(folder.glob("*.ckpt"), None) is not None
 
 
 def choose(known: Mapping[str, Chosen], name: str, kind: str) -> Chosen:

@@ -23,8 +23,9 @@ import yaml
 from zoo.common.atomic import write_atomic
 from zoo.common.reading.text import load_json, safe_load
 from zoo.common.registry import admitted
+from zoo.runs.listing import CSV_NAME, LOG_NAME
 from zoo.ui.checks import Rules
-from zoo.ui.places import CHANGES_NAME, CONSOLE_NAME, CSV_NAME, LOG_NAME, Places
+from zoo.ui.places import CHANGES_NAME, CONSOLE_NAME, Places
 
 RECORD_NAME = "process.json"
 PROGRAM = (sys.executable, "-m", "zoo")

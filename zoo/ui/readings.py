@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import csv
-import math
 import shutil
 import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from zoo.common.hardware import total_memory_bytes, usable_cores
-from zoo.ui.places import CONSOLE_NAME, CSV_NAME, LOG_NAME, check_name
+from zoo.runs.listing import CSV_NAME, LOG_NAME, Points, media_of, read_curves, tail
+from zoo.ui.places import CONSOLE_NAME, check_name
 
 GIB = 2**30
-MEDIA_NAME = "media"
 MEDIA_TYPES = {
     ".wav": "audio/wav",
     ".flac": "audio/flac",
@@ -27,11 +25,7 @@ MEDIA_TYPES = {
     ".gif": "image/gif",
 }
 POINTS = 600  # of a curve; a screen shows no more
-# what every run logs besides its losses
-_NO_LOSSES = tuple(f"train/{name}" for name in ("grad_norm", "samples_per_sec", "data_wait", "memory_gib", "amp_scale"))
-_TAIL_BYTES = 64 * 1024
 _CARDS = Path("/sys/class/drm")
-Points = list[tuple[float, float]]
 
 
 class Metrics:
@@ -47,30 +41,10 @@ class Metrics:
             status = path.stat()
             mark = (status.st_mtime_ns, status.st_size)
             if path not in self._known or self._known[path][0] != mark:
-                self._known[path] = (mark, _read_curves(path))
+                self._known[path] = (mark, read_curves(path))
         except OSError:
             return {}
         return self._known[path][1]
-
-
-def _read_curves(path: Path) -> dict[str, Points]:
-    curves: dict[str, Points] = {}
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        for row in csv.DictReader(file):
-            step = _number(row.pop("step", None))
-            for key, text in row.items():
-                value = _number(text) if isinstance(text, str) else None
-                if key and step is not None and value is not None:
-                    curves.setdefault(key, []).append((step, value))
-    return curves
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        value = float(text or "nan")
-    except ValueError:  # the last row may be half written
-        return None
-    return value if math.isfinite(value) else None
 
 
 def thinned(points: Points, most: int = POINTS) -> Points:
@@ -78,31 +52,6 @@ def thinned(points: Points, most: int = POINTS) -> Points:
     if len(points) <= most:
         return points
     return [points[(index + 1) * len(points) // most - 1] for index in range(most)]
-
-
-def losses_of(metrics: Sequence[str]) -> list[str]:
-    """The metrics worth showing first: total losses of training and validation, else the terms that there are."""
-    rest = [key for key in metrics if "/" in key and not is_rate(key) and not key.startswith(_NO_LOSSES)]
-    totals = [key for key in rest if key.startswith("train/") and "loss" in key and key.count("/") == 1]
-    terms = [key for key in rest if key.startswith("train/")][:6]
-    return [*(totals or terms), *[key for key in rest if key.startswith("val/")][:2]]
-
-
-def is_rate(key: str) -> bool:
-    """Whether a metric is a learning rate."""
-    return key.startswith("train/lr_")
-
-
-def tail(path: Path, lines: int = 60) -> str:
-    """The last lines of a text file; of a progress bar's line its last state."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            text = file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
-    shown = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in text.split("\n")]
-    return "\n".join([line for line in shown if line][-lines:])
 
 
 def log_of(run: Path, failed: bool) -> str:
@@ -115,8 +64,7 @@ def log_of(run: Path, failed: bool) -> str:
 
 def last_media(run: Path) -> tuple[str, list[str]]:
     """The newest step folder of `media/` and the files in it that a browser can show; ("", []) without any."""
-    folders = sorted((run / MEDIA_NAME).glob("step_*/"), reverse=True)
-    for folder in folders:
+    for folder in media_of(run):
         names = sorted(path.name for path in folder.iterdir() if is_media(path.name))
         if names:
             return folder.name, names

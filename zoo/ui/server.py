@@ -15,9 +15,10 @@ from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Res
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 
+from zoo.runs.listing import MEDIA_NAME
 from zoo.ui.places import Places, check_name
 from zoo.ui.processes import Trainings
-from zoo.ui.readings import MEDIA_NAME, MEDIA_TYPES, is_media
+from zoo.ui.readings import MEDIA_TYPES, is_media
 from zoo.ui.security import UPLOAD_PATH, Gate, Keys
 from zoo.ui.store import MAX_FILES, MIB, Store, UploadError
 

@@ -9,8 +9,18 @@ import torch
 from onnx import TensorProto, helper
 
 from zoo.audio.corpora.synthetic import SpeechLike
-from zoo.audio.evaluation.dnsmos import _BAK, _OVR, _SIG, DNSMOS, _mel, _windows
-from zoo.audio.evaluation.judges import ASR, MOSPredictor, SpeakerSimilarity, parts_of
+from zoo.audio.evaluation.judges import (
+    _BAK,
+    _OVR,
+    _SIG,
+    ASR,
+    DNSMOS,
+    MOSPredictor,
+    SpeakerSimilarity,
+    _mel,
+    _windows,
+    parts_of,
+)
 
 RATE = 16000
 VOICE = SpeechLike(RATE, seconds=(1.0, 1.0)).utterance(0)

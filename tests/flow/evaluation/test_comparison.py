@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from zoo.flow.evaluation.comparison import METRICS, Comparison, Samples, compare, samples_of
+from zoo.flow.evaluation.comparison import METRICS, Comparison, Samples, samples_of
 from zoo.flow.evaluation.extractors import Classifier, Pixels
 from zoo.flow.evaluation.metrics import frechet_distance
 
@@ -37,7 +37,7 @@ def images(seed, labels=LABELS, contrast=0.2):
 
 
 def test_real_against_real_is_near_and_all_figures_are_there():
-    figures = compare(images(1), LABELS, images(0), LABELS, Bright(), images(2), METRICS)
+    figures = Comparison(samples_of(images(0), LABELS), Bright(), samples_of(images(2)), METRICS)(images(1), LABELS)
     assert list(figures) == [
         "frechet", "accuracy", "std_ratio", "nearest", "nearest_ratio", "kid", "kid_std", "precision", "recall",
         "density", "coverage", "sliced_wasserstein",
@@ -48,11 +48,12 @@ def test_real_against_real_is_near_and_all_figures_are_there():
 
 def test_frechet_is_that_of_the_rounded_images():
     fake, real = images(1), images(0)
-    found = compare(fake, None, real, None, Pixels(4))
+    found = Comparison(samples_of(real), Pixels(4))(fake, None)
     rounded = [((x.clamp(-1, 1) + 1) * 127.5).round() / 127.5 - 1 for x in (real, fake)]
     assert list(found) == ["frechet"]
     assert found["frechet"] == pytest.approx(frechet_distance(*(x.flatten(1) for x in rounded)), rel=1e-5)
-    assert compare(3 * torch.ones(4, 1, 2, 2), None, torch.ones(4, 1, 2, 2), None, Pixels(4))["frechet"] == 0
+    white = torch.ones(4, 1, 2, 2)
+    assert Comparison(samples_of(white), Pixels(4))(3 * white, None)["frechet"] == 0
 
 
 def test_copies_collapse_and_wrong_labels_show():

@@ -38,7 +38,7 @@ class LoudnessMeter:
         self._powers: list[np.ndarray] = []
 
     def push(self, block: np.ndarray) -> None:
-        """Listen to (C, n) float samples."""
+        """Measure (C, n) float samples."""
         if not block.shape[1]:
             return
         weighted, self._state = sosfilt(self._sections, block, axis=-1, zi=self._state)
@@ -49,7 +49,7 @@ class LoudnessMeter:
         self._rest = samples[:, whole:]
 
     def listen(self, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-        """Hand the pieces (C, n) of a stream on, and listen to them."""
+        """Hand the pieces (C, n) of a stream on, and measure them."""
         for block in blocks:
             self.push(block)
             yield block

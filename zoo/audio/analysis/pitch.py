@@ -9,11 +9,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from zoo.common.ranges import above
+
 # Path costs of Boersma (1993) with the defaults of his program: 0.45 of full correlation is voiced, an octave higher is
 # worth 0.01, a jump of an octave between frames costs 0.35, a change between voiced and unvoiced 0.14 (10 ms frames).
 _VOICING_THRESHOLD, _OCTAVE_COST, _OCTAVE_JUMP_COST, _VOICING_CHANGE_COST = 0.45, 0.01, 0.35, 0.14
 _SILENCE_THRESHOLD = 0.03  # of the signal's peak: quieter frames drift towards unvoiced
 _SILENCE_FLOOR = 1e-3  # -60 dB re full scale, absolute: digital near-silence has no pitch
+_F_MIN, _F_MAX = 50.0, 550.0  # Hz, of speech
+_HOP_SECONDS = 0.01
 _CANDIDATES = 8
 _CHUNK_FRAMES = 4096  # bounds the memory on hour-long recordings
 
@@ -34,20 +38,12 @@ class Pitch:
 
 
 @torch.no_grad()
-def track(
-    x: Tensor,
-    sample_rate: int,
-    f_min: float = 50.0,
-    f_max: float = 550.0,
-    hop_seconds: float = 0.01,
-    threshold: float = _VOICING_THRESHOLD,
-) -> Pitch:
-    """Track the pitch of speech or single notes.
+def track(x: Tensor, sample_rate: int) -> Pitch:
+    """Track the pitch of speech or single notes, 50 to 550 Hz, in frames of 10 ms.
 
     Args:
         x: audio (T,) or (B, T), float, in [-1, 1].
-        f_max: highest pitch in Hz, < sample_rate / 4.
-        threshold: correlation in (0, 1) from which a frame counts as voiced.
+        sample_rate: in Hz, > 2200.
 
     Returns:
         The track with F = T // hop + 1 frames.
@@ -57,16 +53,15 @@ def track(
     """
     if x.dim() not in (1, 2):
         raise ValueError(f"expected audio (T,) or (B, T), got shape {tuple(x.shape)}")
-    if not 0 < f_min < f_max < sample_rate / 4:
-        raise ValueError(f"expected 0 < f_min < f_max < {sample_rate / 4} Hz, got {f_min} and {f_max}")
+    above(4 * _F_MAX, sample_rate=sample_rate)
     batch = torch.atleast_2d(x).float()
-    hop = max(1, round(hop_seconds * sample_rate))
-    strength, frequency, level = _candidates(batch, sample_rate, f_min, f_max, hop)
+    hop = round(_HOP_SECONDS * sample_rate)
+    strength, frequency, level = _candidates(batch, sample_rate, hop)
     peak = batch.abs().amax(-1, keepdim=True).clamp(min=_SILENCE_FLOOR)
-    quiet = (2 - (level / peak) * (1 + threshold) / _SILENCE_THRESHOLD).clamp(min=0)
+    quiet = (2 - (level / peak) * (1 + _VOICING_THRESHOLD) / _SILENCE_THRESHOLD).clamp(min=0)
     quiet = torch.where(level < _SILENCE_FLOOR, 2.0, quiet)
-    score = strength + _OCTAVE_COST * torch.log2(frequency / f_min)
-    local = torch.cat([(threshold + quiet)[..., None], score], dim=-1)
+    score = strength + _OCTAVE_COST * torch.log2(frequency / _F_MIN)
+    local = torch.cat([(_VOICING_THRESHOLD + quiet)[..., None], score], dim=-1)
     octaves = torch.cat([torch.zeros_like(quiet)[..., None], torch.log2(frequency)], dim=-1)
     state = _best_path(local.cpu(), octaves.cpu()).to(x.device)
     voiced = state > 0
@@ -79,13 +74,13 @@ def track(
     return Pitch(f0.reshape(shape), voiced.reshape(shape), periodicity.reshape(shape))
 
 
-def _candidates(batch: Tensor, sample_rate: int, f_min: float, f_max: float, hop: int) -> tuple[Tensor, Tensor, Tensor]:
+def _candidates(batch: Tensor, sample_rate: int, hop: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return the correlation peaks (B, F, K), their frequencies in Hz, and the peak level of each frame (B, F)."""
-    longest = math.ceil(sample_rate / f_min) + 1
-    shortest = math.floor(sample_rate / f_max) - 1
-    window = math.ceil(1.25 * sample_rate / f_min)  # a quarter more than the longest period, so that it is never cut
+    longest = math.ceil(sample_rate / _F_MIN) + 1
+    shortest = math.floor(sample_rate / _F_MAX) - 1
+    window = math.ceil(1.25 * sample_rate / _F_MIN)  # a quarter more than the longest period, so that it is never cut
     span = window + longest
-    # Lag t compares samples [0, window + t) of a frame: centre that stretch for a pitch of three times f_min.
+    # Lag t compares samples [0, window + t) of a frame: centre that stretch for a pitch of three times the lowest.
     padded = functional.pad(batch, ((window + longest // 3) // 2, span))
     frames = padded.unfold(-1, span, hop)[:, : batch.shape[-1] // hop + 1]
     parts = [

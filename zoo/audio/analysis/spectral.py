@@ -11,17 +11,12 @@ RESOLUTIONS: tuple[tuple[int, int, int], ...] = ((1024, 120, 600), (2048, 240, 1
 _POWER_FLOOR = 1e-8
 
 
-def stft_magnitude(
-    x: Tensor, n_fft: int, hop_length: int, win_length: int, power_floor: float = _POWER_FLOOR
-) -> Tensor:
+def stft_magnitude(x: Tensor, n_fft: int, hop_length: int, win_length: int) -> Tensor:
     """Magnitude of the centred, Hann-windowed STFT in float32, with a floor that keeps its gradient finite.
 
     Args:
         x: audio (..., T), float; zero-padded on the right where it is too short to be reflected at its ends.
-        n_fft: FFT size in samples.
-        hop_length: samples between frames.
-        win_length: window length in samples, <= n_fft.
-        power_floor: smallest squared magnitude.
+        n_fft: in samples, as `hop_length` and `win_length`.
 
     Returns:
         Magnitudes (..., n_fft // 2 + 1, F) float32, F = T // hop_length + 1.
@@ -31,7 +26,7 @@ def stft_magnitude(
         flat = functional.pad(flat, (0, max(0, n_fft // 2 + 1 - flat.shape[-1])))
         window = torch.hann_window(win_length, device=x.device)
         spectrum = torch.stft(flat, n_fft, hop_length, win_length, window, return_complex=True)
-        magnitude = torch.view_as_real(spectrum).square().sum(-1).clamp(min=power_floor).sqrt()
+        magnitude = torch.view_as_real(spectrum).square().sum(-1).clamp(min=_POWER_FLOOR).sqrt()
         return magnitude.reshape(*x.shape[:-1], *magnitude.shape[-2:])
 
 

@@ -18,7 +18,7 @@ from scipy.signal import correlate
 
 from zoo.audio.augment.effects import fit
 from zoo.audio.corpora.synthetic import SpeechLike
-from zoo.audio.io.decoding import BLOCK_SAMPLES
+from zoo.audio.io.files import BLOCK_SAMPLES
 from zoo.audio.io.resample import resample_array
 from zoo.common.ranges import one_of
 

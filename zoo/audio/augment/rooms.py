@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from scipy import fft
 from scipy.signal import butter, sosfilt
 
 from zoo.audio.corpora.cache import CorpusCache
-from zoo.audio.corpora.corpus import ClippedCorpus, Corpus, cache_folder
+from zoo.audio.corpora.corpus import ClippedCorpus, Corpus, MemoryCorpus, cache_folder
 from zoo.audio.corpora.synthetic import SpeechLike
 from zoo.audio.io import files
 from zoo.common.ranges import at_least
@@ -95,8 +94,8 @@ def _images(room: np.ndarray, source: np.ndarray, microphone: np.ndarray) -> tup
     """Distances in metres and numbers of wall reflections of all image sources (I,)."""
     n = np.arange(-_IMAGES, _IMAGES + 1)
     axes, counts = [], []
-    for length, x, ear in zip(room, source, microphone, strict=True):
-        axes.append(np.concatenate([2 * n * length + x, 2 * n * length - x]) - ear)
+    for length, x, own in zip(room, source, microphone, strict=True):
+        axes.append(np.concatenate([2 * n * length + x, 2 * n * length - x]) - own)
         counts.append(np.concatenate([np.abs(2 * n), np.abs(2 * n - 1)]))
     squares = [np.square(axis) for axis in axes]
     metres = np.sqrt(squares[0][:, None, None] + squares[1][:, None] + squares[2]).ravel()
@@ -131,7 +130,7 @@ def _tail(response: np.ndarray, rt60: float, mixing: float, sample_rate: int, rn
     return np.where(seconds >= mixing, level * noise, 0.0)
 
 
-class SyntheticNoise:
+class SyntheticNoise(MemoryCorpus):
     """Noises made in code, in memory, where there is no folder of them: white, pink, brown, hum, gusts, babble in turn.
 
     Args:
@@ -145,16 +144,13 @@ class SyntheticNoise:
         at_least(0.1, seconds=seconds)
         samples = round(seconds * sample_rate)
         kinds = [_KINDS[index % len(_KINDS)] for index in range(clips)]
-        self._clips = [
-            _noise(kind, samples, sample_rate, np.random.default_rng([seed, index])) for index, kind in enumerate(kinds)
-        ]
-        self.names: Sequence[str] = [f"{kind}{index:04d}" for index, kind in enumerate(kinds)]
-        self.lengths = np.full(clips, samples)
-        self.peaks = np.full(clips, _NOISE_PEAK)
-
-    def read(self, index: int, start: int = 0, samples: int = -1) -> np.ndarray:
-        """Samples (T,) float32."""
-        return self._clips[index][start : None if samples < 0 else start + samples]
+        super().__init__(
+            [f"{kind}{index:04d}" for index, kind in enumerate(kinds)],
+            [
+                _noise(kind, samples, sample_rate, np.random.default_rng([seed, index]))
+                for index, kind in enumerate(kinds)
+            ],
+        )
 
 
 def open_noises(folder: Path | None, cache: Path, sample_rate: int, training: bool) -> Corpus:

@@ -163,8 +163,8 @@ def build(
             return cache
         partial = folder.with_name(f".{folder.name}.partial")
         try:
-            _fill(paths, names, partial, key, sample_rate, progress, max_bad_share)
-            _finish(names, partial, key, sample_rate)
+            known = _fill(paths, partial, key, sample_rate, progress, max_bad_share)
+            _finish(names, known, partial, key, sample_rate)
         except (OSError, ValueError) as error:
             shutil.rmtree(partial, ignore_errors=True)
             if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
@@ -231,15 +231,7 @@ class _Files:
         self._journal.append(facts)
 
 
-def _fill(
-    paths: list[Path],
-    names: list[str],
-    partial: Path,
-    key: str,
-    sample_rate: int,
-    progress: bool,
-    max_bad_share: float,
-) -> None:
+def _fill(paths: list[Path], partial: Path, key: str, sample_rate: int, progress: bool, max_bad_share: float) -> _Files:
     audio = partial / "audio.i16"
     known = _Files(partial, key)
     if not audio.is_file() or not len(known.lengths) or audio.stat().st_size < 2 * known.samples:
@@ -258,13 +250,14 @@ def _fill(
             except AudioFileError as error:
                 _LOG.warning("left out of the corpus cache: %s", error)
                 known.add([str(error)])
-                check_bad_share(known.bad.values(), len(names), max_bad_share)
+                check_bad_share(known.bad.values(), len(paths), max_bad_share)
                 continue
             _write_all(handle.fileno(), samples.tobytes())
             known.add([len(samples), peak])
         os.fsync(handle.fileno())
     if len(known.bad) == len(paths):
         raise ValueError(f"none of {len(paths)} files is sound audio, the first: {known.bad[0]}")
+    return known
 
 
 def _to_int16(audio: np.ndarray) -> tuple[np.ndarray, float]:
@@ -280,8 +273,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def _finish(names: list[str], partial: Path, key: str, sample_rate: int) -> None:
-    known = _Files(partial, key)
+def _finish(names: list[str], known: _Files, partial: Path, key: str, sample_rate: int) -> None:
     lengths = np.frombuffer(known.lengths, dtype=np.int64)
     good = lengths > 0
     write_index(

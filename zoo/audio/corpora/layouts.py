@@ -20,6 +20,7 @@ LIBRITTS_SPLITS = (
     *("train-clean-100", "train-clean-360", "train-other-500"),
     *("dev-clean", "dev-other", "test-clean", "test-other"),
 )
+_JVS_FOLDERS = "jvs[0-9][0-9][0-9]/*/wav24kHz16bit"
 TEXT_SUFFIXES = (".normalized.txt", ".txt", ".lab")  # LibriTTS's, the usual one, forced aligners'
 FLEURS_SPLITS = ("train", "dev", "test")
 FLEURS_LOCALES: tuple[str, ...] = tuple(  # the 102 of FLEURS, arXiv 2205.12446
@@ -115,10 +116,6 @@ def _safe(name: str) -> str:
     return _UNSAFE.sub("_", folder + slash) + _UNSAFE.sub("_", last).replace(".", "_")
 
 
-def _is_ljspeech(root: Path) -> bool:
-    return (root / "metadata.csv").is_file() and (root / "wavs").is_dir()
-
-
 def _read_ljspeech(root: Path) -> list[Utterance]:
     texts = {fields[0]: fields[-1] for fields in _rows(root / "metadata.csv", "|", 2)}
     paths = files.walk(root / "wavs")
@@ -129,10 +126,6 @@ def _read_ljspeech(root: Path) -> list[Utterance]:
 def _warn_of_missing(root: Path, missing: list[str]) -> None:
     if missing:
         _LOG.warning("%s: %d listed files are missing: %s", root, len(missing), ", ".join(missing[:_SHOWN]))
-
-
-def _is_libritts(root: Path) -> bool:
-    return any((root / split).is_dir() for split in LIBRITTS_SPLITS)
 
 
 def _read_libritts(root: Path) -> list[Utterance]:
@@ -148,13 +141,9 @@ def _read_libritts(root: Path) -> list[Utterance]:
     return found
 
 
-def _is_jvs(root: Path) -> bool:
-    return next(root.glob("jvs[0-9][0-9][0-9]/*/wav24kHz16bit"), None) is not None
-
-
 def _read_jvs(root: Path) -> list[Utterance]:
     found = []
-    for folder in sorted(root.glob("jvs[0-9][0-9][0-9]/*/wav24kHz16bit")):
+    for folder in sorted(root.glob(_JVS_FOLDERS)):
         subset = folder.parent
         lines = subset / "transcripts_utf8.txt"
         texts = {fields[0]: fields[1] for fields in _rows(lines, ":", 2)} if lines.is_file() else {}
@@ -163,10 +152,6 @@ def _read_jvs(root: Path) -> list[Utterance]:
             name = _safe(f"{speaker}/{subset.name}/{path.stem}")
             found.append(Utterance(path, speaker, texts.get(path.stem, ""), name, "ja"))
     return found
-
-
-def _is_fleurs(root: Path) -> bool:
-    return any((root / "data" / locale / "audio").is_dir() for locale in FLEURS_LOCALES)
 
 
 def _read_fleurs(root: Path) -> list[Utterance]:
@@ -186,10 +171,6 @@ def _read_fleurs(root: Path) -> list[Utterance]:
             found[name] = Utterance(place, "", fields[2], name, locale)
     _warn_of_missing(root, missing)
     return list(found.values())
-
-
-def _is_tree(root: Path) -> bool:
-    return True
 
 
 def _read_tree(root: Path) -> list[Utterance]:
@@ -242,9 +223,21 @@ def _rows(path: Path, separator: str, least: int) -> list[list[str]]:
 
 # kind -> reader, words for its layout, test for its layout
 _LAYOUTS: dict[str, tuple[Callable[[Path], list[Utterance]], str, Callable[[Path], bool]]] = {
-    "ljspeech": (_read_ljspeech, "metadata.csv and wavs/", _is_ljspeech),
-    "libritts_r": (_read_libritts, "<split>/<speaker>/<chapter>/*.wav, e.g. train-clean-100/", _is_libritts),
-    "jvs": (_read_jvs, "jvsNNN/<subset>/wav24kHz16bit/*.wav", _is_jvs),
-    "fleurs_r": (_read_fleurs, "data/<locale>/<split>.tsv and data/<locale>/audio/<split>/", _is_fleurs),
-    "tree": (_read_tree, f"files ending in {', '.join(files.AUDIO_SUFFIXES)}", _is_tree),
+    "ljspeech": (
+        _read_ljspeech,
+        "metadata.csv and wavs/",
+        lambda root: (root / "metadata.csv").is_file() and (root / "wavs").is_dir(),
+    ),
+    "libritts_r": (
+        _read_libritts,
+        "<split>/<speaker>/<chapter>/*.wav, e.g. train-clean-100/",
+        lambda root: any((root / split).is_dir() for split in LIBRITTS_SPLITS),
+    ),
+    "jvs": (_read_jvs, "jvsNNN/<subset>/wav24kHz16bit/*.wav", lambda root: any(root.glob(_JVS_FOLDERS))),
+    "fleurs_r": (
+        _read_fleurs,
+        "data/<locale>/<split>.tsv and data/<locale>/audio/<split>/",
+        lambda root: any((root / "data" / locale / "audio").is_dir() for locale in FLEURS_LOCALES),
+    ),
+    "tree": (_read_tree, f"files ending in {', '.join(files.AUDIO_SUFFIXES)}", lambda root: True),
 }

@@ -144,13 +144,11 @@ def prepare(
     """Check a corpus; write `manifest.jsonl`, `train.txt`, `val.txt` (lines `id|text`) and the cache for training.
 
     Args:
-        folder: corpus folder in the layout of LJSpeech.
+        folder: as for `check`, likewise `strict` and `expected`.
         output: folder for manifest and lists, made if missing; the corpus folder when None.
         cache: folder of all corpus caches.
         sample_rate: rate of the cache in Hz; files of another rate are resampled into it.
-        lists: folder with the original's `training.txt` and `validation.txt`, or None.
-        strict: raise where a complaint would otherwise be a warning.
-        expected: number of utterances of the whole set.
+        lists: see `split`.
 
     Returns:
         Facts: utterances, train, val, hours, sample_rate, bad.

@@ -1,4 +1,4 @@
-"""Models that judge audio in an evaluation; each loads what the user gives, when it is first needed.
+"""Models that score audio in an evaluation; each loads what the user gives, when it is first needed.
 
 None of the public models was run here (there is no network): the tests use random models of the same classes and small
 ONNX stand-ins with the same inputs and outputs.
@@ -7,19 +7,30 @@ ONNX stand-ins with the same inputs and outputs.
 from __future__ import annotations
 
 import math
+import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from torchaudio.functional import edit_distance
 
-from zoo.audio.corpora.transcripts import character_errors, normalise, word_errors
 from zoo.common.statistics import Measure
 
-_LONGEST_SECONDS = 30.0  # longer audio is judged in equal parts: attention is quadratic, and models learned on clips
+_LONGEST_SECONDS = 30.0  # longer audio is scored in equal parts: attention is quadratic, and models learned on clips
+
+_PRIMARY, _P808 = "sig_bak_ovr.onnx", "model_v8.onnx"  # DNSMOS, as Microsoft publishes it
+_DNSMOS_SECONDS = 9.01  # that the models take, moved by a second
+_P808_HOP = 160  # samples between the frames of the P.808 model
+# From the model's outputs to the scale of the listeners, highest power first; of the published evaluation script.
+_SIG = (-0.08397278, 1.22083953, 0.0052439)
+_BAK = (-0.13166888, 1.60915514, -0.39604546)
+_OVR = (-0.06766283, 1.11546468, 0.04602535)
+_WITHOUT_SPACES = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN")
+_APOSTROPHES = "'\u2019\u02bc"  # join what they stand between, where other punctuation separates
 
 
 @dataclass(frozen=True)
@@ -33,7 +44,11 @@ class Judge(ABC):
     sample_rate: ClassVar[int] = 16000
     measures: ClassVar[tuple[Measure, ...]]
 
-    @abstractmethod
+    @cached_property
+    def _model(self) -> Any:
+        """What scores, opened by the first use."""
+        raise NotImplementedError(f"{type(self).__name__} has no model")
+
     def load(self) -> None:
         """Load the model unless it is loaded.
 
@@ -41,10 +56,11 @@ class Judge(ABC):
             OSError: the model is missing or cannot be read.
             ImportError: a package is missing.
         """
+        _ = self._model
 
     @abstractmethod
     def __call__(self, restored: np.ndarray, clean: np.ndarray | None, text: str | None) -> dict[str, float]:
-        """Judge one recording.
+        """Score one recording.
 
         Args:
             restored: audio (T,) float32 at `sample_rate`.
@@ -80,20 +96,14 @@ class SpeakerSimilarity(Judge):
             raise ValueError(f"{path}: expected a folder of a transformers model or an .onnx file")
 
     @cached_property
-    def _session(self) -> Any:
-        return onnx_session(Path(self.model))
-
-    @cached_property
-    def _network(self) -> tuple[Any, Any]:
+    def _model(self) -> Any:
+        if self.model.endswith(".onnx"):
+            return onnx_session(Path(self.model))
         from transformers import AutoFeatureExtractor, AutoModelForAudioXVector
 
         extractor = AutoFeatureExtractor.from_pretrained(self.model, revision=self.revision)
         network = AutoModelForAudioXVector.from_pretrained(self.model, revision=self.revision)
         return extractor, network.eval().to(self.device)
-
-    def load(self) -> None:
-        """See `Judge.load`."""
-        _ = self._session if self.model.endswith(".onnx") else self._network
 
     def __call__(self, restored: np.ndarray, clean: np.ndarray | None, text: str | None) -> dict[str, float]:
         """See `Judge.__call__`; undefined without a clean recording."""
@@ -111,15 +121,14 @@ class SpeakerSimilarity(Judge):
     def _embed(self, audio: np.ndarray) -> np.ndarray:
         import torch
 
-        extractor, network = self._network
+        extractor, network = self._model
         with torch.inference_mode():
             inputs = extractor(audio, sampling_rate=self.sample_rate, return_tensors="pt").to(self.device)
             return network(**inputs).embeddings[0].float().cpu().numpy()
 
     def _embed_onnx(self, audio: np.ndarray) -> np.ndarray:
-        if len(self._session.get_inputs()[0].shape) == 3:
-            return run_onnx(self._session, _filterbank(audio, self.sample_rate)[None])
-        return run_onnx(self._session, audio[None])
+        takes_filterbanks = len(self._model.get_inputs()[0].shape) == 3
+        return run_onnx(self._model, (_filterbank(audio, self.sample_rate) if takes_filterbanks else audio)[None])
 
 
 @dataclass(frozen=True)
@@ -134,22 +143,60 @@ class MOSPredictor(Judge):
     model: Path
 
     @cached_property
-    def _session(self) -> Any:
+    def _model(self) -> Any:
         return onnx_session(self.model)
-
-    def load(self) -> None:
-        """See `Judge.load`."""
-        _ = self._session
 
     def __call__(self, restored: np.ndarray, clean: np.ndarray | None, text: str | None) -> dict[str, float]:
         """See `Judge.__call__`."""
-        scores = [float(run_onnx(self._session, part[None]).mean()) for part in parts_of(restored, self.sample_rate)]
+        scores = [float(run_onnx(self._model, part[None]).mean()) for part in parts_of(restored, self.sample_rate)]
         return {"mos": float(np.mean(scores))}
 
 
 @dataclass(frozen=True)
+class DNSMOS(Judge):
+    """P.835 scores of speech, background and overall quality, and the P.808 score, each about 1 to 5.
+
+    Not run on the published files here; tested with stand-ins of the same inputs and outputs.
+
+    Args:
+        folder: holds `sig_bak_ovr.onnx`, and `model_v8.onnx` for the P.808 score (undefined without it).
+
+    Source: Reddy et al., "DNSMOS P.835" (2022); windows, polynomials and mel input of the published evaluation script.
+    """
+
+    measures: ClassVar[tuple[Measure, ...]] = (
+        Measure("dnsmos_sig", True),
+        Measure("dnsmos_bak", True),
+        Measure("dnsmos_ovr", True),
+        Measure("dnsmos_p808", True),
+    )
+    folder: Path
+
+    @cached_property
+    def _model(self) -> tuple[Any, Any]:
+        p808 = Path(self.folder) / _P808
+        return onnx_session(Path(self.folder) / _PRIMARY), onnx_session(p808) if p808.exists() else None
+
+    def __call__(self, restored: np.ndarray, clean: np.ndarray | None, text: str | None) -> dict[str, float]:
+        """See `Judge.__call__`: means over windows; a short recording is repeated until it fills one."""
+        if not len(restored):
+            return {}
+        windows = _windows(restored, self.sample_rate)
+        primary, p808 = self._model
+        raw = np.array([run_onnx(primary, window[None]).reshape(-1)[:3] for window in windows])
+        values = {
+            f"dnsmos_{name}": float(np.polyval(curve, raw[:, index]).mean())
+            for index, (name, curve) in enumerate((("sig", _SIG), ("bak", _BAK), ("ovr", _OVR)))
+        }
+        if p808 is not None:
+            scores = [float(run_onnx(p808, _mel(window)[None]).mean()) for window in windows]
+            values["dnsmos_p808"] = float(np.mean(scores))
+        return values
+
+
+@dataclass(frozen=True)
 class ASR(Judge):
-    """Word and character error rate of what a recogniser hears, against the reference text.
+    """Word and character error rate of a recogniser's transcript against the reference text.
 
     Case, punctuation and forms of width are taken out first. Texts in scripts without spaces have no word error rate.
 
@@ -168,26 +215,18 @@ class ASR(Judge):
     device: str = "cpu"
 
     @cached_property
-    def _recogniser(self) -> Any:
+    def _model(self) -> Any:
         from transformers import pipeline
 
         return pipeline("automatic-speech-recognition", self.model, revision=self.revision, device=self.device)
 
-    def load(self) -> None:
-        """See `Judge.load`."""
-        _ = self._recogniser
-
     def transcribe(self, audio: np.ndarray) -> str:
-        """What the recogniser hears.
-
-        Args:
-            audio: (T,) float32 at 16 kHz.
-        """
+        """The transcript of audio (T,) float32 at 16 kHz."""
         options: dict[str, Any] = {"generate_kwargs": {"language": self.language}} if self.language else {}
         parts = parts_of(audio, self.sample_rate)
-        hypothesis = [self._recogniser({"raw": part, "sampling_rate": self.sample_rate}, **options) for part in parts]
+        hypothesis = [self._model({"raw": part, "sampling_rate": self.sample_rate}, **options) for part in parts]
         text = " ".join(part["text"] for part in hypothesis)
-        for token in self._recogniser.tokenizer.all_special_tokens:  # CTC recognisers leave theirs in
+        for token in self._model.tokenizer.all_special_tokens:  # CTC recognisers leave theirs in
             text = text.replace(token, "")
         return text
 
@@ -203,6 +242,37 @@ class ASR(Judge):
         )
         values = {"cer": character_edits / characters, "characters": float(characters)}
         return values | ({"wer": word_edits / words, "words": float(words)} if words else {})
+
+
+def normalise(text: str) -> str:
+    """Bring a text to lower case in NFKC form, without punctuation and symbols, with single spaces."""
+    folded = unicodedata.normalize("NFKC", text).lower()
+    kept = "".join(
+        "" if c in _APOSTROPHES else " " if unicodedata.category(c)[0] in "PSCZ" else c
+        for c in unicodedata.normalize("NFKC", folded)
+    )
+    return " ".join(kept.split())
+
+
+def has_words(text: str) -> bool:
+    """Whether a text is in a script that sets spaces between words: most of its letters are."""
+    letters = [c for c in text if c.isalpha()]
+    unspaced = sum(unicodedata.name(c, "").startswith(_WITHOUT_SPACES) for c in letters)
+    return 2 * unspaced < len(letters) or not letters
+
+
+def word_errors(hypothesis: str, reference: str) -> tuple[int, int]:
+    """Edits from a hypothesis to its reference and the number of reference words; (0, 0) in scripts without spaces."""
+    if not has_words(reference):
+        return 0, 0
+    return edit_distance(hypothesis.split(), reference.split()), len(reference.split())
+
+
+def character_errors(hypothesis: str, reference: str) -> tuple[int, int]:
+    """Edits from a hypothesis to its reference and the reference's characters; spaces count only between words."""
+    if not has_words(reference):
+        hypothesis, reference = hypothesis.replace(" ", ""), reference.replace(" ", "")
+    return edit_distance(hypothesis, reference), len(reference)
 
 
 def parts_of(audio: np.ndarray, sample_rate: int) -> Sequence[np.ndarray]:
@@ -262,3 +332,32 @@ def _filterbank(audio: np.ndarray, sample_rate: int) -> np.ndarray:
     waveform = torch.from_numpy(np.ascontiguousarray(audio))[None] * 2.0**15  # Kaldi counts in 16-bit steps
     bank = kaldi.fbank(waveform, num_mel_bins=80, sample_frequency=sample_rate, window_type="hamming")
     return (bank - bank.mean(0)).numpy()
+
+
+def _windows(audio: np.ndarray, sample_rate: int) -> list[np.ndarray]:
+    """Windows (144160,) at starts a second apart, as many as the published script takes."""
+    size = int(_DNSMOS_SECONDS * sample_rate)
+    while len(audio) < size:
+        audio = np.concatenate([audio, audio])
+    count = int(len(audio) // sample_rate - _DNSMOS_SECONDS) + 1
+    return [audio[i * sample_rate : i * sample_rate + size] for i in range(max(1, count))]
+
+
+@lru_cache(maxsize=1)
+def _mel_power() -> Any:
+    from torchaudio.transforms import MelSpectrogram
+
+    return MelSpectrogram(
+        16000, n_fft=321, hop_length=_P808_HOP, n_mels=120, norm="slaney", mel_scale="slaney", pad_mode="constant"
+    )
+
+
+def _mel(window: np.ndarray) -> np.ndarray:
+    """Mel power (900, 120) in dB below the loudest cell, scaled to [-1, 1], as the P.808 model takes it."""
+    import torch
+
+    with torch.no_grad():
+        power = _mel_power()(torch.from_numpy(np.ascontiguousarray(window[:-_P808_HOP]))).clamp(min=1e-10)
+    decibels = 10 * torch.log10(power)
+    decibels = (decibels - decibels.max()).clamp(min=-80.0)
+    return ((decibels + 40) / 40).T.numpy()

@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,13 +18,10 @@ from zoo.audio.io.resample import resample_array
 from zoo.common.statistics import Measure
 
 _SILENCE = 1e-4  # of full scale (-80 dB): a quieter signal holds nothing to compare
-_PESQ_SECONDS = (
-    15.0  # P.862's buffers end at 50 utterances, each at least 0.4 s with its pause; beyond, the C code crashes
-)
+_PESQ_SECONDS = 15.0  # P.862's buffers end at 50 utterances of at least 0.4 s with their pause; beyond, C code crashes
 _DTW_SECONDS = 20.0  # bounds the memory of the cost matrix: 1,723 x 1,723 frames at 22,050 Hz
 _STOI_SECONDS = 0.4  # one segment of 30 frames (Taal et al., section 2)
 _NEPER_PER_CENT = math.log(2) / 1200
-
 
 Compute = Callable[[np.ndarray, np.ndarray, int], Sequence[float]]
 
@@ -169,10 +167,6 @@ def _stoi(found: np.ndarray, clean: np.ndarray, rate: int, extended: bool = Fals
             return [math.nan]
 
 
-def _estoi(found: np.ndarray, clean: np.ndarray, rate: int) -> list[float]:
-    return _stoi(found, clean, rate, extended=True)
-
-
 def _si_sdr(found: np.ndarray, clean: np.ndarray, rate: int) -> list[float]:
     ours, wanted = _tensors(found, clean)
     return [math.nan if _is_silent(found) else float(metrics.si_sdr(ours, wanted))]
@@ -193,12 +187,10 @@ def _pitch(found: np.ndarray, clean: np.ndarray, rate: int) -> list[float]:
     return [float(values["f0_rmse_cents"]) * _NEPER_PER_CENT, float(values["vuv_error"])]
 
 
-def _lsd(found: np.ndarray, clean: np.ndarray, rate: int) -> list[float]:
-    return [float(metrics.lsd(*_tensors(found, clean)))]
-
-
-def _m_stft(found: np.ndarray, clean: np.ndarray, rate: int) -> list[float]:
-    return [float(multi_resolution_stft(*_tensors(found, clean)))]
+def _distance(
+    found: np.ndarray, clean: np.ndarray, rate: int, function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+) -> list[float]:
+    return [float(function(*_tensors(found, clean)))]
 
 
 def _tensors(found: np.ndarray, clean: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
@@ -208,10 +200,12 @@ def _tensors(found: np.ndarray, clean: np.ndarray) -> tuple[torch.Tensor, torch.
 METRICS: dict[str, Metric] = {
     "pesq": Metric((Measure("pesq_wb", True),), 16000, _pesq, "pesq"),
     "stoi": Metric((Measure("stoi", True),), 10000, _stoi, "pystoi"),
-    "estoi": Metric((Measure("estoi", True),), 10000, _estoi, "pystoi"),
+    "estoi": Metric((Measure("estoi", True),), 10000, partial(_stoi, extended=True), "pystoi"),
     "si_sdr": Metric((Measure("si_sdr", True, "dB"),), None, _si_sdr),
     "mcd": Metric((Measure("mcd_dtw", False, "dB"),), None, _mcd),
     "pitch": Metric((Measure("log_f0_rmse", False), Measure("vuv_error", False)), 16000, _pitch),
-    "lsd": Metric((Measure("lsd", False),), None, _lsd, follows_level=True),
-    "m_stft": Metric((Measure("m_stft", False),), None, _m_stft, follows_level=True),
+    "lsd": Metric((Measure("lsd", False),), None, partial(_distance, function=metrics.lsd), follows_level=True),
+    "m_stft": Metric(
+        (Measure("m_stft", False),), None, partial(_distance, function=multi_resolution_stft), follows_level=True
+    ),
 }

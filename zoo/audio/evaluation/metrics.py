@@ -37,11 +37,7 @@ def _log_power_difference(prediction: Tensor, target: Tensor) -> Tensor:
 def lsd(prediction: Tensor, target: Tensor) -> Tensor:
     """Log-spectral distance: RMS over bins of the difference of log10 power, mean over frames and items.
 
-    Args:
-        prediction: audio (T,) or (B, T), float, at the level of the target.
-
-    Returns:
-        Scalar float32 >= 0; 1 is a factor 10 in power everywhere.
+    It follows the level; 1 is a factor 10 in power everywhere.
 
     Source: Liu et al., "AudioSR" (2024), section 4; power floor 1e-8.
     """
@@ -53,9 +49,6 @@ def lsd_bands(prediction: Tensor, target: Tensor, sample_rate: int, split_hz: fl
 
     Args:
         split_hz: frequency in Hz, 0 < split_hz < sample_rate / 2; bins from it on belong to the upper band.
-
-    Returns:
-        Two scalars float32: below, above.
 
     Raises:
         ValueError: the shapes differ, or a band is empty.
@@ -74,32 +67,21 @@ def _mel_for(sample_rate: int, device: torch.device) -> LogMel:
         return LogMel(sample_rate, n_fft, n_fft // 4, n_fft, n_mels=80, f_min=0.0, f_max=None).to(device)
 
 
-def mel_cepstra(x: Tensor, sample_rate: int, coefficients: int = _CEPSTRA) -> Tensor:
-    """Mel-cepstral coefficients c1.. of the log-mel magnitudes, scaled as in ln|H(w)| = sum of c_m cos(m w).
-
-    Args:
-        x: audio (B, T), float.
-
-    Returns:
-        Cepstra (B, coefficients, F) float32.
-    """
+def mel_cepstra(x: Tensor, sample_rate: int) -> Tensor:
+    """Mel cepstra c1..c13 (B, 13, F) of audio (B, T), scaled as in ln|H(w)| = sum of c_m cos(m w)."""
     log_mel = _mel_for(sample_rate, x.device)(x)
     bands = log_mel.shape[1]
-    order = torch.arange(1, coefficients + 1, device=x.device)[:, None]
+    order = torch.arange(1, _CEPSTRA + 1, device=x.device)[:, None]
     angle = torch.pi * order * (torch.arange(bands, device=x.device) + 0.5) / bands
     return (2 / bands) * angle.cos() @ log_mel
 
 
 def mcd(prediction: Tensor, target: Tensor, sample_rate: int, dtw: bool = False) -> Tensor:
-    """Mel-cepstral distortion in dB over 13 coefficients without the level.
+    """Mel-cepstral distortion in dB over 13 coefficients without the level, mean over frames and items.
 
     Args:
-        prediction: audio (T,) or (B, T), float; with `dtw` its length may differ from the target's.
-        target: audio (T,) or (B, T).
-        dtw: align the frames by dynamic time warping first (mean cost along the best path).
-
-    Returns:
-        Scalar float32 in dB, >= 0, mean over frames and items.
+        dtw: align the frames of signals of any two lengths by dynamic time warping first (mean cost along the best
+            path).
 
     Source: Kubichek, "Mel-cepstral distance measure for objective speech quality assessment" (1993), equation 1.
     """
@@ -134,10 +116,7 @@ def _warped_cost(distance: np.ndarray) -> float:
 
 
 def si_sdr(prediction: Tensor, target: Tensor) -> Tensor:
-    """Scale-invariant signal-to-distortion ratio, mean over items.
-
-    Returns:
-        Scalar float32 in dB, higher is better.
+    """Scale-invariant signal-to-distortion ratio in dB, mean over items; higher is better.
 
     Source: Le Roux et al., "SDR - half-baked or well done?" (2019), equation 4, on zero-mean signals.
     """
@@ -166,9 +145,6 @@ def f0_rmse_hz(prediction: Pitch, target: Pitch) -> Tensor:
 def vuv_f1(prediction: Pitch, target: Pitch) -> Tensor:
     """F1 score of the voicing decision with voiced as the positive class; 1 when both tracks are wholly unvoiced.
 
-    Returns:
-        Scalar float32 in [0, 1].
-
     Source: Morrison et al., "Chunked autoregressive GAN" (2022), section 4.
     """
     hits = (prediction.voiced & target.voiced).sum().float()
@@ -177,19 +153,12 @@ def vuv_f1(prediction: Pitch, target: Pitch) -> Tensor:
 
 
 def vuv_error(prediction: Pitch, target: Pitch) -> Tensor:
-    """Share of frames whose voicing decision differs.
-
-    Returns:
-        Scalar float32 in [0, 1].
-    """
+    """Share of frames whose voicing decision differs."""
     return (prediction.voiced != target.voiced).float().mean()
 
 
 def periodicity_rmse(prediction: Pitch, target: Pitch) -> Tensor:
-    """RMS difference of the periodicity over all frames.
-
-    Returns:
-        Scalar float32 in [0, 1].
+    """RMS difference of the periodicity over all frames, in [0, 1].
 
     Source: Morrison et al., "Chunked autoregressive GAN" (2022), section 4; our own tracker in place of theirs.
     """
@@ -197,11 +166,7 @@ def periodicity_rmse(prediction: Pitch, target: Pitch) -> Tensor:
 
 
 def pitch_metrics(prediction: Tensor, target: Tensor, sample_rate: int) -> dict[str, Tensor]:
-    """All pitch metrics of two waveforms, tracking each once.
-
-    Returns:
-        Scalars under f0_rmse_cents, f0_rmse_hz, vuv_f1, vuv_error, periodicity_rmse.
-    """
+    """All pitch metrics of two waveforms by the names of their functions, tracking each once."""
     _same_shape(prediction, target)
     found, wanted = track(prediction, sample_rate), track(target, sample_rate)
     functions = (f0_rmse_cents, f0_rmse_hz, vuv_f1, vuv_error, periodicity_rmse)

@@ -15,8 +15,7 @@ import numpy as np
 from rich.progress import track
 
 import zoo
-from zoo.audio.evaluation.dnsmos import DNSMOS
-from zoo.audio.evaluation.judges import ASR, Judge, MOSPredictor, SpeakerSimilarity
+from zoo.audio.evaluation.judges import ASR, DNSMOS, Judge, MOSPredictor, SpeakerSimilarity
 from zoo.audio.evaluation.measures import METRICS, Pair, check_names, compare, installed
 from zoo.audio.io import files
 from zoo.audio.io.resample import resample_array
@@ -24,56 +23,6 @@ from zoo.common.locks import writes_into
 from zoo.common.report import Row, box_plots, failure_lines, summary_table, write_report
 from zoo.common.statistics import LEVEL, Measure, summarise
 from zoo.common.work import Table, cause, spread
-
-
-def write_evaluation(output: Path, evaluation: Evaluation, settings: Settings) -> None:
-    """Write summary.csv, summary.json, report.md and boxplots.png."""
-    summary = evaluation.summary
-    good = [row for row in evaluation.rows if row["status"] == "done"]
-    systems = list(dict.fromkeys(row["system"] for row in summary))
-    files = {
-        "summary.csv": (list(summary[0]), summary),
-        "summary.json": _facts(evaluation, settings),
-        "report.md": markdown(evaluation, settings),
-        "boxplots.png": box_plots(good, systems, settings.measures),
-    }
-    write_report(output, files, indent=2)
-
-
-def markdown(evaluation: Evaluation, settings: Settings) -> str:
-    """Tables of means and gains, the rates of the metrics, and the first failures."""
-    lines = ["# Evaluation", "", f"Means with {LEVEL:.0%} bootstrap intervals over files.", ""]
-    lines += [summary_table(evaluation.summary), ""]
-    if any(math.isfinite(row["gain"]) for row in evaluation.summary):
-        lines += ["Gains over the degraded files, paired, positive is better:", ""]
-        lines += [summary_table(evaluation.summary, "gain"), ""]
-    rates = ", ".join(f"{name} {rate} Hz" for name, rate in _rates(settings).items())
-    lines += [f"Taken at: {rates}.{' Levels matched for lsd and m_stft.' if settings.match_level else ''}", ""]
-    lines += failure_lines(evaluation.failed, len(evaluation.rows), rest=PER_FILE)
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def _rates(settings: Settings) -> dict[str, int]:
-    own = {
-        measure.name: METRICS[name].sample_rate or settings.sample_rate
-        for name in settings.metrics
-        for measure in METRICS[name].measures
-    }
-    return own | {measure.name: judge.sample_rate for judge in settings.judges for measure in judge.measures}
-
-
-def _facts(evaluation: Evaluation, settings: Settings) -> Row:
-    return {
-        "version": zoo.__version__,
-        "sample_rates": _rates(settings),
-        "match_level": settings.match_level,
-        "judges": [str(judge) for judge in settings.judges],
-        "confidence": LEVEL,
-        "clean_files_left_out": evaluation.unpaired,
-        "failed": [{key: row[key] for key in ("system", "name", "reason")} for row in evaluation.failed],
-        "summary": evaluation.summary,
-    }
-
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +56,16 @@ class Settings:
         """All columns with values."""
         columns = [measure for name in self.metrics for measure in METRICS[name].measures]
         return columns + [measure for judge in self.judges for measure in judge.measures]
+
+    @property
+    def rates(self) -> dict[str, int]:
+        """At which rate in Hz each column is taken."""
+        own = {
+            measure.name: METRICS[name].sample_rate or self.sample_rate
+            for name in self.metrics
+            for measure in METRICS[name].measures
+        }
+        return own | {measure.name: judge.sample_rate for judge in self.judges for measure in judge.measures}
 
     @property
     def numbers(self) -> list[str]:
@@ -163,14 +122,10 @@ def evaluate(
     computed; a later call computes only what is missing, has failed, or has changed (files or settings).
 
     Args:
-        clean: folder of clean files.
+        clean: as for `evaluate_folders`, likewise `output`, `degraded` and `workers`.
         restored: folders by the names of their systems.
-        output: folder for per_file.csv, summary.csv, summary.json, report.md and boxplots.png.
-        degraded: folder of the files that were restored; then gains over them are told.
         settings: what to measure; all installed metrics when None.
         texts: reference texts by relative path without suffix, or by name without suffix; for judges.
-        workers: Processes; 0 computes in this one.
-        progress: show a progress bar.
 
     Returns:
         All rows and the summary. A bad file is a row with status "failed" and the reason.
@@ -200,8 +155,44 @@ def evaluate(
         [row for row in rows if row["status"] == "done"], names, settings.measures, DEGRADED if degraded else None
     )
     evaluation = Evaluation(rows, summary, unpaired)
-    write_evaluation(output, evaluation, settings)
+    _write(output, evaluation, settings)
     return evaluation
+
+
+def _write(output: Path, evaluation: Evaluation, settings: Settings) -> None:
+    """Write summary.csv, summary.json, report.md and boxplots.png."""
+    summary = evaluation.summary
+    good = [row for row in evaluation.rows if row["status"] == "done"]
+    systems = list(dict.fromkeys(row["system"] for row in summary))
+    written = {
+        "summary.csv": (list(summary[0]), summary),
+        "summary.json": {
+            "version": zoo.__version__,
+            "sample_rates": settings.rates,
+            "match_level": settings.match_level,
+            "judges": [str(judge) for judge in settings.judges],
+            "confidence": LEVEL,
+            "clean_files_left_out": evaluation.unpaired,
+            "failed": [{key: row[key] for key in ("system", "name", "reason")} for row in evaluation.failed],
+            "summary": summary,
+        },
+        "report.md": _markdown(evaluation, settings),
+        "boxplots.png": box_plots(good, systems, settings.measures),
+    }
+    write_report(output, written, indent=2)
+
+
+def _markdown(evaluation: Evaluation, settings: Settings) -> str:
+    """Tables of means and gains, the rates of the metrics, and the first failures."""
+    lines = ["# Evaluation", "", f"Means with {LEVEL:.0%} bootstrap intervals over files.", ""]
+    lines += [summary_table(evaluation.summary), ""]
+    if any(math.isfinite(row["gain"]) for row in evaluation.summary):
+        lines += ["Gains over the degraded files, paired, positive is better:", ""]
+        lines += [summary_table(evaluation.summary, "gain"), ""]
+    rates = ", ".join(f"{name} {rate} Hz" for name, rate in settings.rates.items())
+    lines += [f"Taken at: {rates}.{' Levels matched for lsd and m_stft.' if settings.match_level else ''}", ""]
+    lines += failure_lines(evaluation.failed, len(evaluation.rows), rest=PER_FILE)
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def read_texts(path: Path) -> dict[str, str]:
@@ -343,7 +334,7 @@ def evaluate_folders(
         clean: folder of clean files.
         restored: folder of restored files; of several systems with --restored.NAME FOLDER.
         output: folder for per_file.csv, summary.csv, summary.json, report.md and boxplots.png.
-        degraded: folder of the files that were restored, to tell the gain.
+        degraded: folder of the files that were restored, to report the gain.
         metrics: of pesq, stoi, estoi, si_sdr, mcd, pitch, lsd, m_stft; all that are installed when not given.
         sample_rate: at which si_sdr, mcd, lsd and m_stft are taken, in Hz; not above that of the clean files.
         match_level: bring signals to the level of the clean ones for lsd and m_stft.

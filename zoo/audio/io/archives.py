@@ -16,8 +16,6 @@ TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 SUFFIXES = (*TAR_SUFFIXES, ".zip")
 _ILLEGAL = re.compile(r"[\\:\x00-\x1f\x7f]")
 _BLOCK = 512  # bytes of a tar's record
-
-
 _FAULTS = (EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error, gzip.BadGzipFile)
 
 
@@ -72,11 +70,7 @@ def read_tar(path: Path) -> Iterator[Member]:
         zipped = plain.read(2) == b"\x1f\x8b"
         plain.seek(0)
         try:
-            if zipped:
-                with gzip.GzipFile(fileobj=plain) as file:
-                    yield from _members(path, file)
-            else:
-                yield from _members(path, plain)
+            yield from _members(path, gzip.GzipFile(fileobj=plain) if zipped else plain)
         except _FAULTS as error:
             raise _fault(path, error) from error
 

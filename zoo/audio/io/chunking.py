@@ -147,7 +147,7 @@ class Chunker:
     ) -> Iterator[np.ndarray]:
         """The result (C, ..., units * scale) of each chunk; those of one batch are equally long."""
         windows = zip(spans, cut(blocks, spans, self.unit_samples), strict=True)
-        for _, group in groupby(windows, key=_units):
+        for _, group in groupby(windows, key=lambda item: item[0][1] - item[0][0]):
             while some := list(islice(group, self.batch)):
                 rows = np.concatenate([window for _, window in some])
                 valid = [
@@ -161,10 +161,6 @@ class Chunker:
                 ]
                 result = np.concatenate(parts)
                 yield from result.reshape(len(some), -1, *result.shape[1:])
-
-
-def _units(item: tuple[Span, np.ndarray]) -> int:
-    return item[0][1] - item[0][0]
 
 
 def cut(blocks: Iterable[np.ndarray], spans: Sequence[Span], unit_samples: int = 1) -> Iterator[np.ndarray]:

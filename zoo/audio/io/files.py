@@ -7,15 +7,16 @@ everything here turns such a file into one `AudioFileError` that names it.
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import BinaryIO
 
 import numpy as np
 import soundfile
 
-from zoo.audio.io.decoding import BLOCK_SAMPLES, AudioFileError, decode, open_checked, reason
 from zoo.common.atomic import temporary_beside
 from zoo.common.ranges import positive
 
@@ -29,6 +30,15 @@ _FORMATS = {
 _INTEGER_BITS = {"PCM_S8": 8, "PCM_U8": 8, "PCM_16": 16, "PCM_24": 24, "PCM_32": 32}
 
 AUDIO_SUFFIXES: tuple[str, ...] = tuple(_FORMATS)
+BLOCK_SAMPLES = 1 << 18
+_UNKNOWN_LENGTH = 1 << 36  # a flac header counts in 36 bits; libsndfile reports 2**63 - 1 where it holds 0
+_OGG_PAGE_LIMIT = 65307  # bytes: header 27 + 255 segments + 255 * 255, RFC 3533 section 6
+_UNKNOWN_SIZE = 0xFFFFFFFF  # written by encoders that stream into a pipe
+_OGG_END_OF_STREAM = 4
+
+
+class AudioFileError(ValueError):
+    """A file that is not sound audio; the message is one line naming the file and the cause."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +62,7 @@ def _short(path: Path, found: int, expected: int) -> AudioFileError:
 
 def info(path: str | os.PathLike[str]) -> AudioInfo:
     """Read and check the header of an audio file without decoding it."""
-    with open_checked(Path(path)) as handle:
+    with _open(Path(path)) as handle:
         return AudioInfo(handle.samplerate, handle.channels, handle.frames, handle.subtype)
 
 
@@ -67,7 +77,7 @@ def read(path: str | os.PathLike[str], start: int = 0, samples: int = -1) -> tup
         Audio (C, T) float32 as stored (8- and 16-bit files: integer / full scale), and the sample rate in Hz.
     """
     path = Path(path)
-    with open_checked(path) as handle:
+    with _open(path) as handle:
         if not 0 <= start < handle.frames or samples < -1:
             raise ValueError(f"{path}: cannot read {samples} samples from {start} on, the file holds {handle.frames}")
         wanted = handle.frames - start if samples == -1 else min(samples, handle.frames - start)
@@ -76,7 +86,7 @@ def read(path: str | os.PathLike[str], start: int = 0, samples: int = -1) -> tup
             skip = start  # libmpg123 seeks by frames with a cold bit reservoir: only decoding from the start is exact
         elif start:
             handle.seek(start)
-        audio = decode(handle, path, skip + wanted)[skip:]
+        audio = _decode(handle, path, skip + wanted)[skip:]
         if len(audio) != wanted:
             raise _short(path, start + len(audio), handle.frames)
         return np.ascontiguousarray(audio.T), handle.samplerate
@@ -97,11 +107,11 @@ def blocks(path: str | os.PathLike[str], block_samples: int) -> Iterator[np.ndar
     """Stream a file in blocks (C, n) float32, the last of which may be shorter, with the same checks as `read`."""
     path = Path(path)
     positive(block_samples=block_samples)
-    with open_checked(path) as handle:
+    with _open(path) as handle:
         found = 0
         while found < handle.frames:
             wanted = min(block_samples, handle.frames - found)
-            block = decode(handle, path, wanted)
+            block = _decode(handle, path, wanted)
             found += len(block)
             if len(block) != wanted:
                 raise _short(path, found, handle.frames)
@@ -139,7 +149,7 @@ class Writer:
             self._temporary.unlink(missing_ok=True)
             raise ValueError(
                 f"{self.path}: cannot write {container} {self._subtype} with {channels} channels at "
-                f"{sample_rate} Hz ({reason(error)})"
+                f"{sample_rate} Hz ({_reason(error)})"
             ) from error
 
     def write(self, audio: np.ndarray) -> None:
@@ -158,7 +168,7 @@ class Writer:
             try:
                 self._handle.write(_quantise(block, self._subtype).T)
             except soundfile.SoundFileError as error:
-                raise OSError(f"{self.path}: writing failed, is the disk full? ({reason(error)})") from error
+                raise OSError(f"{self.path}: writing failed, is the disk full? ({_reason(error)})") from error
             self._samples += block.shape[1]
 
     def __enter__(self) -> Writer:
@@ -223,3 +233,118 @@ def walk(path: str | os.PathLike[str], suffixes: Sequence[str] = AUDIO_SUFFIXES)
     if path.suffix.lower() not in suffixes:
         raise ValueError(f"{path}: expected a file ending in {', '.join(suffixes)}")
     return [path]
+
+
+class _Sequential(soundfile.SoundFile):
+    """soundfile seeks to where it already is after every read, which restarts the mp3 decoder and damages the sound."""
+
+    def seekable(self) -> bool:
+        return False
+
+
+def _open(path: Path) -> soundfile.SoundFile:
+    """Open a file for reading from its start to its end; it has at least one sample.
+
+    Raises:
+        AudioFileError: the file is empty, cut, of unknown length, or no audio.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such audio file")
+    cause = _container_fault(path)
+    if cause:
+        raise AudioFileError(f"{path}: {cause}")
+    try:
+        handle = _Sequential(path)
+    except (soundfile.SoundFileError, TypeError) as error:  # TypeError: soundfile takes *.raw for headerless samples
+        raise AudioFileError(f"{path}: not an audio file that can be decoded ({_reason(error)})") from error
+    if handle.frames == 0:
+        handle.close()
+        raise AudioFileError(f"{path}: holds no samples (zero length, or cut so short that nothing can be decoded)")
+    if handle.frames >= _UNKNOWN_LENGTH:
+        handle.close()
+        raise AudioFileError(f"{path}: the header does not say how long it is (streamed flac); encode it again")
+    return handle
+
+
+def _reason(error: Exception) -> str:
+    """Say in one line, without the path, what libsndfile complains about."""
+    text = str(getattr(error, "error_string", "") or error)
+    # The mp3 decoder's words for any header it does not know; the file does exist here.
+    return "format not recognised" if "does not exist" in text else text.rstrip(".").replace("\n", " ")
+
+
+def _decode(handle: soundfile.SoundFile, path: Path, samples: int) -> np.ndarray:
+    """Decode in blocks, because headers lie about lengths and memory must not follow them.
+
+    Args:
+        handle: from `_open`, standing where to begin.
+
+    Returns:
+        Audio (n, C) float32; n < samples only when the file ends.
+    """
+    parts: list[np.ndarray] = []
+    missing = samples
+    while missing > 0:
+        try:
+            part = handle.read(min(missing, BLOCK_SAMPLES), dtype="float32", always_2d=True)
+        except soundfile.SoundFileError as error:
+            raise AudioFileError(f"{path}: damaged or cut, decoding stopped ({_reason(error)})") from error
+        if len(part) == 0:
+            break
+        if not np.isfinite(part).all():
+            raise AudioFileError(f"{path}: holds NaN or infinite samples")
+        parts.append(part)
+        missing -= len(part)
+    return parts[0] if len(parts) == 1 else np.concatenate(parts or [np.zeros((0, handle.channels), np.float32)])
+
+
+def _container_fault(path: Path) -> str | None:
+    """Name what libsndfile accepts silently: an empty file, a web page, a cut wav, ogg or opus file.
+
+    Source: RIFF/RF64 chunk layout (EBU Tech 3306); Ogg page layout (RFC 3533, section 6).
+    """
+    size = path.stat().st_size
+    if size == 0:
+        return "is empty (0 bytes)"
+    with path.open("rb") as handle:
+        head = handle.read(12)
+        if head.lstrip()[:1] == b"<":
+            return "is a text or web page, not audio (a failed download?)"
+        if head[:4] in (b"RIFF", b"RF64") and head[8:12] == b"WAVE":
+            missing = _missing_wav_bytes(handle, size)
+            return f"cut, the header promises {missing} more bytes than the file holds" if missing > 0 else None
+        if head[:4] == b"OggS":
+            handle.seek(max(0, size - _OGG_PAGE_LIMIT))
+            return _ogg_fault(handle.read())
+    return None
+
+
+def _missing_wav_bytes(handle: BinaryIO, size: int) -> int:
+    position = 12
+    large = None
+    while position + 8 <= size:
+        handle.seek(position)
+        header = handle.read(24)
+        name, length = struct.unpack("<4sI", header[:8])
+        if name == b"ds64" and len(header) == 24:
+            large = struct.unpack("<Q", header[16:24])[0]
+        if name == b"data":
+            if length == _UNKNOWN_SIZE and large is None:
+                return 0
+            claimed = large if length == _UNKNOWN_SIZE and large is not None else length
+            return position + 8 + claimed - size
+        position += 8 + length + length % 2
+    return 0  # no data chunk: libsndfile refuses the file itself
+
+
+def _ogg_fault(tail: bytes) -> str | None:
+    start = tail.rfind(b"OggS")
+    page = tail[start:]
+    if start < 0 or len(page) < 27:
+        return "cut, the last page is incomplete"
+    segments = page[27 : 27 + page[26]]
+    if len(segments) < page[26] or len(page) < 27 + page[26] + sum(segments):
+        return "cut, the last page is incomplete"
+    if not page[5] & _OGG_END_OF_STREAM:
+        return "cut, the stream has no end mark"
+    return None

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from zoo.audio.augment.effects import fit
 from zoo.audio.corpora.corpus import Corpus
-from zoo.audio.io.decoding import AudioFileError
+from zoo.audio.io.files import AudioFileError
 from zoo.audiosr.data.cutoff import band_end
 from zoo.audiosr.data.simulate import Simulation
 from zoo.audiosr.data.sources import Recordings

@@ -16,7 +16,7 @@ import torch
 from zoo.audio.corpora.cache import CorpusCache, relative_names
 from zoo.audio.corpora.corpus import PEAK, Corpus, read_list
 from zoo.audio.io import files
-from zoo.audio.io.decoding import AudioFileError
+from zoo.audio.io.files import AudioFileError
 from zoo.common.reading.bad_share import check_bad_share
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from rich.progress import track
 import zoo
 from zoo.audio.evaluation import metrics
 from zoo.audio.io import files
-from zoo.audio.io.decoding import AudioFileError
+from zoo.audio.io.files import AudioFileError
 from zoo.audiosr.data.datamodule import SuperResolutionData, default_cutoffs, read_data
 from zoo.audiosr.data.items import Crops, Grid, Silence
 from zoo.audiosr.data.simulate import Simulation, top

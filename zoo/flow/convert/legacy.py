@@ -19,18 +19,10 @@ def command(arguments: Sequence[str] | None = None) -> list[str]:
 
 
 def translate(arguments: Sequence[str], environment: Mapping[str, str]) -> Call:
-    """Translate a call.
+    """Translate the lineage's flags; options of `zoo fit` are passed on.
 
-    Args:
-        arguments: the lineage's flags, and options of `zoo fit`, which are passed on; a `--config` among them takes the
-            place of `base_parity`, whose values stand where a flag is not given.
-        environment: variables of a launcher.
-
-    Returns:
-        The call.
-
-    Raises:
-        ValueError: when a flag's value cannot be.
+    A `--config` among them takes the place of `base_parity`, whose values stand where a flag is not given. The
+    environment is a launcher's.
     """
     recipes, others = take_option(list(arguments), "--config")
     known, rest = _parser().parse_known_args(others)

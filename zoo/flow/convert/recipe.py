@@ -45,18 +45,9 @@ WITHOUT_CLASSES = {
 
 
 def options(given: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Options of our recipe that given flags stand for.
+    """Values by dotted option, such as `trainer.max_steps`, that flags given by name, without dashes, stand for.
 
-    Args:
-        given: flags by name, without dashes; values as JSON has them, or as text.
-        where: they come from, for messages.
-
-    Returns:
-        Values by dotted option, such as `trainer.max_steps`. Flags that are not given and depend on none that is are
-        left to the recipe.
-
-    Raises:
-        ValueError: when a value cannot be.
+    Flags that are not given and depend on none that is are left to the recipe.
     """
     flags = {flag: setting.default for flag, setting in FLAGS.items()}
     flags |= {flag: _read(flag, value, where) for flag, value in given.items()}
@@ -77,18 +68,11 @@ def options(given: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
-    """Turn the lineage's config.json, or Accelerate's launch configuration, into a recipe.
-
-    Args:
-        path: JSON of the training flags, or YAML with `distributed_type` and `num_processes`.
+    """Turn the lineage's config.json, or Accelerate's launch configuration (YAML), into a recipe.
 
     Returns:
         The recipe and the keys without a counterpart here. It trains as the lineage does, as `base_parity` with other
         values; a launch configuration gives the `trainer` section alone.
-
-    Raises:
-        FileNotFoundError: when there is no such file.
-        ValueError: when it is neither of the two.
     """
     path = Path(path)
     config = read_table(path)

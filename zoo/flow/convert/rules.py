@@ -31,13 +31,9 @@ DEFAULTS: dict[str, Any] = {"image_resolution": 64, "sigma_min": 0.001, "dropout
 
 @dataclass
 class FlowFile(Original):
-    """What a file of the lineage holds: "fm.save" (with pickled modules), "accelerate" or "state dict".
+    """What a file of the lineage holds: "fm.save" (with pickled modules), "accelerate" or "state dict"."""
 
-    Attributes:
-        dropped: count of tensors that belong to no net.
-    """
-
-    dropped: int = 0
+    dropped: int = 0  # count of tensors that belong to no net
 
 
 def _levels(file: FlowFile) -> list[list[int]]:
@@ -131,19 +127,10 @@ class FlowConverter(Converter[FlowFile]):
         return facts | (lost if original.dropped else {})
 
     def from_original(self, path: Path | str, image_resolution: int | None = None) -> VelocityNet:
-        """Build the net of a file of the lineage.
+        """Build the net of an `fm.save` file or a flat state dict, in evaluation mode.
 
-        Args:
-            path: an `fm.save` file or a flat state dict.
-            image_resolution: in pixels; None takes the file's word, or 64 where it says nothing.
-
-        Returns:
-            The net with its weights, in evaluation mode. Called as `net(x, t, label=None)` with the labels of the file:
-            0 is the null class, the real ones count from 1.
-
-        Raises:
-            FileNotFoundError: when there is no such file.
-            ValueError: when its layout is not known, or its tensors do not make up a whole net.
+        It is called as `net(x, t, label=None)` with the labels of the file: 0 is the null class, the real ones count
+        from 1. An image resolution of None takes the file's word, or 64 where it says nothing.
         """
         path = Path(path)
         return self.build(self.read(path), path, image_resolution=image_resolution)
@@ -174,7 +161,6 @@ class FlowConverter(Converter[FlowFile]):
 
         Args:
             module: a `UNet` or `ToyNet` that computes as the lineage's nets do (time_scale 1, 32 groups).
-            path: file to write.
             settings: `sigma_min`, `num_train_timesteps` and `cfg_dropout` as far as known; else the lineage's defaults.
 
         Raises:

@@ -61,11 +61,6 @@ def prepare(
 
     Returns:
         Facts: folder, version, counts of train and val, and what was written.
-
-    Raises:
-        FileNotFoundError: when a source is missing or has not the layout.
-        ValueError: for archives without `output`, a broken archive, other classes than AFHQ's, broken images, or an
-            eval folder that holds something else.
     """
     paths = [Path(source) for source in sources]
     if len(paths) == 1 and not paths[0].is_file():

@@ -98,9 +98,6 @@ class ImageData(FlowData):
         cache: folder of resized images, made on first use; null to decode files in every epoch.
         embedded_if_missing: use the digits, with a message, when `root` does not exist.
         kwargs: of FlowData.
-
-    Raises:
-        FileNotFoundError: when there is no such folder or file.
     """
 
     def __init__(

@@ -34,12 +34,7 @@ class ImageCache:
 
     Attributes:
         key: of the images that it was made from.
-        checksum: of its pixels.
         bad: what is wrong with the images that it leaves out, by their numbers.
-
-    Raises:
-        FileNotFoundError: when the file or its index is missing.
-        ValueError: when one of them is damaged, or they do not belong together.
     """
 
     def __init__(self, path: Path) -> None:
@@ -77,17 +72,7 @@ def build(
 
     Its name has a hash of the names, sizes and modification times of the images, and of the size: any change makes
     another cache. Processes that build the same one at once do not disturb each other; what a killed one left aside is
-    removed by a later build.
-
-    Args:
-        images: the images; their order is kept.
-        folder: of the caches, made if missing.
-        framing: what they become.
-        progress: show a progress bar.
-        max_bad_share: share of broken images, 0 to 1, that are named in a warning and left out.
-
-    Returns:
-        The opened cache.
+    removed by a later build. A share of broken images is named in a warning and left out.
 
     Raises:
         ValueError: when more images are broken; all are named, and nothing is kept.

@@ -31,8 +31,8 @@ class ImageSet:
 
     name: str  # of the source, for messages
     classes: list[str]  # names in the order of the labels
-    labels: list[int]  # of the images, 1 to K
-    source: ImageSource  # the images
+    labels: list[int]  # 1 to K
+    source: ImageSource
 
     def counts(self) -> dict[str, int]:
         """Number of images by class."""
@@ -78,11 +78,8 @@ def digits(limit: int = 0) -> ImageSet:
 def folder(path: Path, limit: int = 0) -> ImageSet:
     """One folder of images per class, as torchvision's ImageFolder has them; images may lie deeper.
 
-    Folders without images are named and skipped; hidden files are not seen. Classes are in sorted order.
-
-    Args:
-        path: holds the folders.
-        limit: first images of each class; 0 or less for all.
+    Folders without images are named and skipped; hidden files are not seen. Classes are in sorted order; of each the
+    first `limit` images are used, all where it is 0 or less.
     """
     if not path.is_dir():
         raise FileNotFoundError(f"no folder {path}: expected one with a folder of images per class")
@@ -111,20 +108,10 @@ def npz(path: Path, limit: int = 0) -> ImageSet:
 
     It may hold `classes`, the name of each label from 0 on; otherwise the labels are the names. Classes are in the
     order of the numbers; of each the first `limit` images are used, all where it is 0 or less.
-
-    Raises:
-        ValueError: when the file is broken or holds something else.
     """
-    try:
-        check_zip(path)
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in ("images", "labels", "classes") if key in file}
-    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path}: cannot be read as npz ({error})") from error
-    images, labels = arrays.get("images"), arrays.get("labels")
-    if images is None or images.dtype != np.uint8 or images.ndim < 3 or images.shape[3:] not in SHAPES_AFTER_SIZE:
-        raise ValueError(f"{path}: expected images (N, H, W[, 1 | 3 | 4]) uint8, found {_facts(images)}")
-    if labels is None or labels.shape != (len(images),) or labels.dtype.kind not in "iu" or not len(labels):
+    arrays = read_npz(path, "images", "labels", "classes")
+    images, labels = checked_images(path, arrays.get("images")), arrays.get("labels")
+    if labels is None or labels.shape != (len(images),) or labels.dtype.kind not in "iu":
         raise ValueError(f"{path}: expected labels with one whole number per image, found {_facts(labels)}")
     values, numbers = np.unique(labels, return_inverse=True)
     names = [str(value) for value in values]
@@ -135,6 +122,29 @@ def npz(path: Path, limit: int = 0) -> ImageSet:
     numbered = (numbers.astype(np.int64) + 1).tolist()
     kept = first_of_each(numbered, limit)
     return ImageSet(str(path), names, [numbered[i] for i in kept], ArrayImages(images[kept]))
+
+
+def read_npz(path: Path, *names: str) -> dict[str, np.ndarray]:
+    """The arrays of these names, as far as a NumPy file of a stranger has them."""
+    try:
+        check_zip(path)
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in names if name in file}
+    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path}: cannot be read as npz ({error})") from error
+
+
+def checked_images(path: Path, images: np.ndarray | None) -> np.ndarray:
+    """Refuse an array of a file that is no images."""
+    if (
+        images is None
+        or images.dtype != np.uint8
+        or images.ndim < 3
+        or images.shape[3:] not in SHAPES_AFTER_SIZE
+        or not len(images)
+    ):
+        raise ValueError(f"{path}: expected images (N, H, W[, 1 | 3 | 4]) uint8, found {_facts(images)}")
+    return images
 
 
 def _facts(array: np.ndarray | None) -> str:
@@ -168,14 +178,8 @@ class HubImages(ImageSource):
 def hub(name: str, limit: int = 0) -> list[ImageSet]:
     """Load `user/name` of the Hugging Face hub, which the package datasets downloads and keeps.
 
-    The first column of images and the first of classes are used. Not run against the hub here, only against a stand-in.
-
-    Returns:
-        The split `train`, and the split `validation` or, where there is none, `test`.
-
-    Raises:
-        ImportError: when the package datasets is not installed.
-        ValueError: when the data set has no split `train`, no such columns, or images without class.
+    The splits are `train`, and `validation` or, where there is none, `test`; the first column of images and the first
+    of classes are used. Not run against the hub here, only against a stand-in.
     """
     try:
         import datasets

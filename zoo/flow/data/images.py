@@ -44,16 +44,9 @@ WHITE = (255, 255, 255)
 
 @dataclass(frozen=True)
 class Framing:
-    """How images of any kind become opaque squares of one size.
+    """How images of any kind become opaque squares of one size; see `ImageData`."""
 
-    Args:
-        resolution: height and width in pixels.
-        channels: 3 for RGB, 1 for grey.
-        resize: "squash" brings both sides to the resolution; "crop" keeps proportions and takes the centre.
-        background: red, green and blue, 0 to 255, that transparent pixels are composed onto.
-    """
-
-    resolution: int
+    resolution: int  # height and width in pixels
     channels: int = 3
     resize: Literal["squash", "crop"] = "squash"
     background: tuple[int, int, int] = WHITE
@@ -84,11 +77,7 @@ class ImageSource(ABC):
         """One line that changes when the image does."""
 
     def upright(self, index: int, background: tuple[int, int, int] = WHITE) -> Image.Image:
-        """One image as it is meant to be seen: turned as its EXIF data say, opaque, 8 bits per channel.
-
-        Raises:
-            ValueError: when it is broken, or its values have no stated range.
-        """
+        """One image as it is meant to be seen: turned as its EXIF data say, opaque, 8 bits per channel."""
         try:
             with self.open(index) as image:
                 return _opaque(_eight_bits(ImageOps.exif_transpose(image), image.format), background)
@@ -153,11 +142,7 @@ class FileImages(ImageSource):
 
 
 class ArrayImages(ImageSource):
-    """Images in memory.
-
-    Args:
-        images: (N, H, W), or (N, H, W, C) with 1, 3 or 4 channels; uint8.
-    """
+    """Images in memory: (N, H, W), or (N, H, W, C) with 1, 3 or 4 channels; uint8."""
 
     def __init__(self, images: np.ndarray) -> None:
         self.images = images[..., 0] if images.ndim == 4 and images.shape[-1] == 1 else images
@@ -185,17 +170,11 @@ def decode_all(
     max_bad_share: float = 0.0,
     bad: dict[int, str] | None = None,
 ) -> Iterator[np.ndarray]:
-    """Read and resize all images, in order.
+    """Read and resize all images, in order: pixels (H, W, C), uint8, of the sound ones, until too many are broken.
 
     Args:
-        source: the images.
-        framing: what they become.
-        progress: show a progress bar.
         max_bad_share: share of broken images, 0 to 1, that are named in a warning and left out.
         bad: filled with what is wrong with each broken image, by its number.
-
-    Yields:
-        Pixels (resolution, resolution, channels), uint8, of the sound images, until too many are broken.
 
     Raises:
         ValueError: when all images were looked at and more are broken, or none is sound; the broken ones are named.
@@ -237,14 +216,7 @@ def to_values(pixels: np.ndarray) -> Tensor:
 
 
 class StoredPixels:
-    """Serves images from memory.
-
-    Args:
-        pixels: (N, H, W, C), uint8.
-
-    Attributes:
-        checksum: of the pixels.
-    """
+    """Serves images (N, H, W, C), uint8, from memory."""
 
     def __init__(self, pixels: np.ndarray) -> None:
         self.pixels = pixels
@@ -256,22 +228,13 @@ class StoredPixels:
 
 
 class DecodedImages:
-    """Decodes and resizes images whenever they are asked for.
-
-    Args:
-        source: the images.
-        framing: what they become.
-        bad: numbers of images to leave out.
-
-    Attributes:
-        checksum: of names, sizes and times, not of the pixels.
-    """
+    """Decodes and resizes images whenever they are asked for, but for the bad ones, given by their numbers."""
 
     def __init__(self, source: ImageSource, framing: Framing, bad: Collection[int] = ()) -> None:
         self.source = source
         self.framing = framing
         self.kept = [index for index in range(len(source)) if index not in bad]
-        self.checksum = checksum(stamps(source, framing))
+        self.checksum = checksum(stamps(source, framing))  # of names, sizes and times, not of the pixels
 
     def __call__(self, indices: Sequence[int]) -> Tensor:
         """Images (n, C, H, W) float32 in [-1, 1]."""

@@ -39,7 +39,6 @@ class Items(Dataset[dict[str, Any]]):
         read: values (n, ...) float32 of indices; images are in [-1, 1].
         labels: of all that can be read, 1 to K; 0 where there are no classes.
         indices: which of them belong to this set; all by default.
-        seed: of noise, flips, pools and the task's draws.
         flips: mirror every other item along its last axis.
         pooled: which item's noise an item gets; its own by default.
     """
@@ -89,6 +88,10 @@ class Items(Dataset[dict[str, Any]]):
     def data(self, items: Sequence[int]) -> Tensor:
         """The values (n, ...) of items of this set, as they are: nothing is mirrored."""
         return self.read([self.indices[item] for item in items])
+
+    def examples(self, items: Sequence[int]) -> tuple[Tensor, list[int]]:
+        """Values and labels of items of this set, to be shown or compared with."""
+        return self.data(items), self.labels[list(items)].tolist()
 
     def _data(self, places: Sequence[Key]) -> tuple[Tensor, list[int]]:
         """The values of (epoch, item), and the seed of each."""

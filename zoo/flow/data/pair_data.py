@@ -94,12 +94,7 @@ def open_shard(path: Path, shape: Sequence[int]) -> np.ndarray:
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """Read what a folder of pairs says of itself, and the settings of the teacher; `classes` is None when not known.
-
-    Raises:
-        FileNotFoundError: when it has no meta.json.
-        ValueError: when that is no description of pairs.
-    """
+    """Read what a folder of pairs says of itself, and the settings of the teacher; `classes` is None when not known."""
     path = folder / META_NAME
     if not path.is_file():
         raise FileNotFoundError(f"{folder} has no {META_NAME}: it is no folder of pairs, or make-pairs did not begin")
@@ -151,6 +146,11 @@ class Pairs(Dataset[dict[str, Any]]):
         x0, x1, label = self.read(self.indices[item])
         return {"x1": x1, "x0": x0, "label": label, "seed": item_seed(self.seed, epoch, item)}
 
+    def examples(self, items: Sequence[int]) -> tuple[Tensor, list[int]]:
+        """Values and labels of items of this set, to be shown or compared with."""
+        _, values, labels = zip(*(self.read(self.indices[item]) for item in items), strict=True)
+        return torch.stack(values), list(labels)
+
 
 @dataclass(eq=False)
 class WithReal(Dataset[dict[str, Any]]):
@@ -172,6 +172,10 @@ class WithReal(Dataset[dict[str, Any]]):
             return self.pairs[key]
         size = len(self.real)  # type: ignore[arg-type]
         return self.real[epoch, int(torch.randint(size, (1,), generator=generator))]
+
+    def examples(self, items: Sequence[int]) -> tuple[Tensor, list[int]]:
+        """Those of the pairs."""
+        return self.pairs.examples(items)
 
 
 class PairData(FlowData):
@@ -237,12 +241,7 @@ class PairData(FlowData):
             self.real.prepare_data()
 
     def setup(self, stage: str) -> None:
-        """Find the shards and split the pairs.
-
-        Raises:
-            FileNotFoundError: when shards are missing.
-            ValueError: when the pairs are no pairs or too few, or would not stay together in training.
-        """
+        """Find the shards and split the pairs."""
         if getattr(getattr(self.trainer, "lightning_module", None), "coupling", None) is not None:
             raise ValueError("model.coupling would give the pairs' noise to other samples: set it to null")
         read, count = self._embedded() if self.root is None else self._shards(self.root)

@@ -42,11 +42,7 @@ RECIPE = 1  # count up with any change above: kept classifiers are then trained 
 
 
 class DigitsClassifier(Classifier):
-    """Four convolutions and two linear layers on 8 x 8 grey images; features are what the last layer sees.
-
-    Args:
-        num_classes: K.
-    """
+    """Four convolutions and two linear layers on 8 x 8 grey images; features are what the last layer sees."""
 
     def __init__(self, num_classes: int = 10) -> None:
         super().__init__()
@@ -83,22 +79,15 @@ def _convolution(inputs: int, outputs: int) -> list[nn.Module]:
 def train_digits_classifier(
     images: Tensor, labels: Sequence[int], seed: int = 0, epochs: int = EPOCHS, num_classes: int | None = None
 ) -> DigitsClassifier:
-    """Train the classifier; on 900 digits about 6 seconds of one core.
+    """Train the classifier, in evaluation mode on the CPU; on 900 digits about 6 seconds of one core.
 
     The same call gives the same net on the same machine; the global generators are left as they were.
 
     Args:
-        images: training images (N, C, H, W), float in [-1, 1].
+        images: (N, C, H, W), float in [-1, 1].
         labels: of the images, 1 to K.
         seed: of weights, order, dropout and augmentation.
-        epochs: passes over the images.
         num_classes: K; the highest label by default.
-
-    Returns:
-        The classifier, in evaluation mode on the CPU.
-
-    Raises:
-        ValueError: when labels and images do not belong together.
     """
     classes = num_classes if num_classes is not None else max(labels, default=0)
     if images.dim() != 4 or len(images) != len(labels) or len(labels) < 2:
@@ -153,18 +142,7 @@ def save_classifier(path: Path, net: DigitsClassifier) -> None:
 
 
 def load_classifier(path: Path) -> DigitsClassifier:
-    """Read a classifier.
-
-    Args:
-        path: that `save_classifier` wrote.
-
-    Returns:
-        The classifier, in evaluation mode on the CPU.
-
-    Raises:
-        FileNotFoundError: when there is no such file.
-        ValueError: when it holds something else.
-    """
+    """Read what `save_classifier` wrote, in evaluation mode on the CPU."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; expected a digits classifier")
     try:
@@ -181,17 +159,7 @@ def load_classifier(path: Path) -> DigitsClassifier:
 def cached_digits_classifier(
     images: Tensor, labels: Sequence[int], seed: int = 0, cache: Path | None = Path("runs/cache")
 ) -> DigitsClassifier:
-    """The classifier of these images from `<cache>/classifiers/`, trained on the first call.
-
-    Args:
-        cache: folder, made when missing; None trains anew.
-
-    Returns:
-        The classifier, in evaluation mode on the CPU.
-
-    Raises:
-        ValueError: as there, or when the kept file is broken.
-    """
+    """The classifier of these images from `<cache>/classifiers/`, trained on the first call; None keeps nothing."""
     if cache is None:
         return train_digits_classifier(images, labels, seed)
     data = np.ascontiguousarray(images.float().cpu().numpy())

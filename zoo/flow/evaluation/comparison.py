@@ -14,7 +14,7 @@ from torch import Tensor
 from zoo.common.ranges import one_of
 from zoo.flow.data.images import to_values
 from zoo.flow.evaluation import metrics as distances
-from zoo.flow.evaluation.extractors import BATCH, Classifier, Extractor, cached_features, extract
+from zoo.flow.evaluation.extractors import BATCH, Classifier, Extractor, cached_features
 from zoo.flow.rendering import to_pixels
 
 _PAIRS = 2**24  # distances at once
@@ -32,10 +32,9 @@ def spread(features: Tensor, labels: Sequence[int]) -> dict[int, float]:
 
 
 def spread_ratio(real: Tensor, real_labels: Sequence[int], fake: Tensor, fake_labels: Sequence[int]) -> float:
-    """Mean spread of samples within classes over that of real ones, of the classes of both; NaN where there is none.
+    """Mean spread of samples within classes over that of real ones: 1 is as varied, 0 is one sample per class.
 
-    Returns:
-        The ratio: 1 is as varied, 0 is one sample per class.
+    Classes that one side lacks do not count; NaN where none is left.
     """
     ours, theirs = spread(fake, fake_labels), spread(real, real_labels)
     shared = ours.keys() & theirs.keys()
@@ -44,30 +43,11 @@ def spread_ratio(real: Tensor, real_labels: Sequence[int], fake: Tensor, fake_la
 
 
 def nearest_distances(points: Tensor, others: Tensor) -> Tensor:
-    """Euclidean distance of each point to the nearest of others.
-
-    Args:
-        points: (N, D).
-        others: (M, D).
-
-    Returns:
-        (N,), float64; exactly 0 for a copy.
-
-    Raises:
-        ValueError: when a set is empty or the widths differ.
-    """
-    if (
-        points.dim() != 2
-        or others.dim() != 2
-        or points.shape[1] != others.shape[1]
-        or not len(points)
-        or not len(others)
-    ):
-        raise ValueError(f"expected points of one width, found {tuple(points.shape)} and {tuple(others.shape)}")
-    others = others.double()
+    """Euclidean distance (N,), float64, of each point (N, D) to the nearest of others (M, D); exactly 0 for a copy."""
+    points, others = distances.checked_pair(points, others, 1)
     squares = others.square().sum(dim=1)
     found = []
-    for rows in points.double().split(max(1, _PAIRS // len(others))):
+    for rows in points.split(max(1, _PAIRS // len(others))):
         # products find the nearest fast, differences tell its distance exactly
         nearest = (squares - 2 * rows @ others.T).argmin(dim=1)
         found.append((rows - others[nearest]).norm(dim=1))
@@ -107,11 +87,7 @@ class Samples:
         return len(self.features) if self.features is not None else 0
 
     def images(self) -> Tensor:
-        """Images (N, C, H, W), float32 in [-1, 1].
-
-        Raises:
-            ValueError: when only features are known.
-        """
+        """Images (N, C, H, W), float32 in [-1, 1]."""
         if self.pixels is None:
             raise ValueError("only features are known of these samples, images are needed")
         return to_values(self.pixels)
@@ -129,13 +105,10 @@ class Comparison:
         reference: real images that the generator was not trained on.
         extractor: feature net; a `Classifier` also tells the accuracy. None where both sides are features.
         train: images that the generator was trained on, for the distances that show copying.
-        metrics: of `METRICS`; QUICK by default.
+        metrics: of `METRICS`.
         cache: folder for features of the reference, kept by a hash of images and extractor; None for none.
         batch_size: images through the extractor at once.
         seed: of subsets and projections.
-
-    Raises:
-        ValueError: for an unknown metric, or when features are to be computed without extractor or images.
     """
 
     def __init__(
@@ -158,38 +131,31 @@ class Comparison:
         self.batch_size = batch_size
         self.device = device
         self.seed = seed
-        self.real = self._features(reference, cache)
+        self.real = self.features(reference, cache)
         self._statistics = distances.FeatureStatistics(self.real.shape[1]).update(self.real)
         self._held_out_nearest = self._nearest(reference)
-
-    @property
-    def dims(self) -> int:
-        """Of a feature."""
-        return self.real.shape[1]
 
     def __call__(self, images: Tensor, labels: Sequence[int] | None) -> dict[str, float]:
         """Figures of images (N, C, H, W), float about in [-1, 1]."""
         return self.figures(samples_of(images, labels))
 
-    def features(self, samples: Samples) -> Tensor:
+    def features(self, samples: Samples, cache: Path | None = None) -> Tensor:
         """Features (N, D), float32 on the CPU."""
-        return self._features(samples, None)
+        if samples.features is not None:
+            return samples.features
+        if self.extractor is None or samples.pixels is None:
+            raise ValueError("features of images need an extractor: give one, or features on both sides")
+        return cached_features(self.extractor, samples.pixels, cache, self.batch_size, self.device)
 
     def figures(self, samples: Samples, features: Tensor | None = None) -> dict[str, float]:
-        """All figures that can be had.
-
-        Args:
-            features: of them, where already computed.
+        """All figures that can be had, by name; the features of the samples may be given where they are known.
 
         Returns:
-            By name, those whose metric was asked for: `frechet`; `kid`, `kid_std`; `precision`, `recall`, `density`,
+            Those whose metric was asked for: `frechet`; `kid`, `kid_std`; `precision`, `recall`, `density`,
             `coverage`; `sliced_wasserstein`; `accuracy`, the share of samples that the classifier takes for their
             label; `std_ratio`, the spread of features around their class's mean as a share of the reference's, averaged
             over classes; `nearest`, the median distance of a sample to the nearest training image in pixels (Euclidean,
             of values in [-1, 1]), and `nearest_ratio`, the same as a share of that of the reference: near 0 for copies.
-
-        Raises:
-            ValueError: when sizes do not fit.
         """
         fake = self.features(samples) if features is None else features
         found: dict[str, float] = {}
@@ -251,19 +217,8 @@ class Comparison:
             rows.append(row)
         return rows
 
-    def _features(self, samples: Samples, cache: Path | None) -> Tensor:
-        if samples.features is not None:
-            return samples.features
-        if self.extractor is None or samples.pixels is None:
-            raise ValueError("features of images need an extractor: give one, or features on both sides")
-        if cache is None:
-            return extract(self.extractor, samples.pixels, self.batch_size, self.device)
-        return cached_features(self.extractor, samples.pixels, cache, self.batch_size, self.device)
-
     def _nearest(self, samples: Samples) -> Tensor | None:
-        if "nearest" not in self.metrics or self.train is None:
-            return None
-        if samples.pixels is None or self.train.pixels is None:
+        if "nearest" not in self.metrics or self.train is None or samples.pixels is None or self.train.pixels is None:
             return None
         return nearest_distances(samples.images().flatten(1), self.train.images().flatten(1))
 
@@ -272,31 +227,3 @@ class Comparison:
             return features
         order = torch.randperm(len(features), generator=torch.Generator().manual_seed(self.seed))
         return features[order[:MANIFOLD_ROWS]]
-
-
-def compare(
-    samples: Tensor,
-    labels: Sequence[int] | None,
-    reference_images: Tensor,
-    reference_labels: Sequence[int] | None,
-    extractor: Extractor,
-    train_images: Tensor | None = None,
-    metrics: Sequence[str] = QUICK,
-) -> dict[str, float]:
-    """Figures of one set of samples; for several against one reference use `Comparison`, which is faster.
-
-    Args:
-        samples: (N, C, H, W), float about in [-1, 1].
-        labels: that they were asked for, 1 to K; None for none.
-        reference_images: real ones (M, C, H, W) that were not trained on.
-        reference_labels: of them; None for none.
-        train_images: (L, C, H, W), for the distances that show copying.
-
-    Returns:
-        See `Comparison.figures`.
-
-    Raises:
-        ValueError: when sizes do not fit.
-    """
-    train = None if train_images is None else samples_of(train_images)
-    return Comparison(samples_of(reference_images, reference_labels), extractor, train, metrics)(samples, labels)

@@ -22,17 +22,7 @@ Draw = Callable[[Tensor, int, torch.Generator], Tensor]
 
 
 def matching_labels(labels: Sequence[int], count: int) -> list[int]:
-    """Labels in the proportions of others, as whole numbers allow: the classes' shares then add nothing to a distance.
-
-    Args:
-        labels: whose proportions count.
-        count: labels wanted, at least 1.
-
-    Returns:
-        Labels, sorted.
-
-    Raises:
-        ValueError: when there are no labels, or the count is not positive.
+    """So many labels, sorted, in the proportions of others: the classes' shares then add nothing to a distance.
 
     Source: the method of largest remainders.
     """
@@ -55,9 +45,6 @@ def gaussian(images: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """Draws from the Gaussian with mean and full (unbiased) covariance of images (N, C, H, W), in float64 inside.
 
     Mixing the centred images by normal numbers gives this covariance without ever forming it. Values may leave [-1, 1].
-
-    Raises:
-        ValueError: with fewer than two images.
     """
     if len(images) < 2:
         raise ValueError(f"a covariance needs at least 2 images of a class, found {len(images)}")
@@ -78,20 +65,13 @@ DRAWS: dict[str, Draw] = {"copier": copies, "gaussian": gaussian, "class means":
 def controls(
     images: Tensor, labels: Sequence[int], wanted: Sequence[int], seed: int = 0
 ) -> dict[str, tuple[Tensor, list[int]]]:
-    """Make all controls.
+    """Make all controls: images and labels by name, `train` as given, the others with as many of each label as wanted.
 
     Args:
         images: training images (N, C, H, W), float in [-1, 1].
         labels: of them, 1 to K.
-        wanted: labels to make images of, each among the labels; `matching_labels(held-out labels, count)` for a fair
-            comparison.
+        wanted: labels to make images of; `matching_labels(held-out labels, count)` for a fair comparison.
         seed: of the draws; those of a class depend on nothing but it and the class.
-
-    Returns:
-        Images and labels by name: `train` as given, the others with as many images of each label as wanted.
-
-    Raises:
-        ValueError: when labels and images do not belong together, or a wanted label has no image.
     """
     if len(images) != len(labels):
         raise ValueError(f"expected one label per image, found {len(images)} images and {len(labels)} labels")

@@ -86,23 +86,6 @@ def _cell(row: Mapping[str, Any], with_interval: bool) -> str:
     return f"{value}\n{row['low']:.3g} to {row['high']:.3g}" if shown else value
 
 
-def write_evaluation(output: Path, report: Mapping[str, Any], real: Tensor, fake: Tensor) -> None:
-    """Write evaluation.json, evaluation.csv, classes.csv (where there are classes) and evaluation.png.
-
-    Args:
-        real: features of the reference (N, D).
-        fake: features of the generated images (M, D).
-    """
-    classes = report["classes"]
-    files = {
-        f"{NAME}.json": report,
-        f"{NAME}.csv": (COLUMNS, report["rows"]),
-        "classes.csv": (list(classes[0]), classes) if classes else None,
-        f"{NAME}.png": figure(report, real, fake),
-    }
-    write_report(output, files)
-
-
 def figure(report: Mapping[str, Any], real: Tensor, fake: Tensor) -> Figure:
     """Draw both sets in the plane of most variance of the real one, and the figures of the classes as bars."""
     bars = [key for key in ("accuracy", "std_ratio") if report["classes"] and key in report["classes"][0]]
@@ -189,11 +172,6 @@ def evaluate(
     Returns:
         What evaluation.json holds: `rows`, one per system and figure; `classes`, one per class; `notes`; and the
         circumstances.
-
-    Raises:
-        FileNotFoundError: when a file or folder is missing.
-        ValueError: when a set, or arguments together, cannot be used.
-        ImportError: when the AFHQ Inception is asked for without torchvision.
     """
     samples, real, known = _read(generated, reference, train, resolution, val_every, split_seed)
     net = None
@@ -212,6 +190,7 @@ def evaluate(
         rows += judge(comparison, name, system, features[name], seed)
         if name == GENERATED:
             classes = comparison.by_class(system, features[name])
+    dims = comparison.real.shape[1]
     report = {
         "version": zoo.__version__,
         "date": time.strftime("%Y-%m-%d %H:%M:%S"),
@@ -219,25 +198,26 @@ def evaluate(
         "generated": str(generated),
         "reference": str(reference or "scikit-learn's digits, held out"),
         "extractor": net.identity() if net is not None else "features from files",
-        "dims": comparison.dims,
+        "dims": dims,
         "rows": rows,
         "classes": classes,
-        "notes": notes(samples, real, comparison.dims),
+        "notes": notes(samples, real, dims),
     }
     show(report)
-    write_evaluation(Path(output), report, comparison.real, features[GENERATED])
+    files = {
+        f"{NAME}.json": report,
+        f"{NAME}.csv": (COLUMNS, rows),
+        "classes.csv": (list(classes[0]), classes) if classes else None,
+        f"{NAME}.png": figure(report, comparison.real, features[GENERATED]),
+    }
+    write_report(Path(output), files)
     return report
 
 
 def judge(comparison: Comparison, name: str, samples: Samples, features: Tensor, seed: int = 0) -> list[dict[str, Any]]:
-    """Figures of one system as rows, with intervals where there are.
-
-    Returns:
-        Rows with `system`, `figure`, `value`, `low`, `high` (None without interval), `samples`, `reference`: how many
-        the value rests on.
-    """
-    intervals: dict[str, Interval] = {}
+    """Figures of one system as rows of `COLUMNS`, with intervals where there are; counts are what a value rests on."""
     figures = comparison.figures(samples, features)
+    intervals: dict[str, Interval] = {}
     if "frechet" in figures:
         intervals["frechet"] = frechet_interval(comparison.real, features, seed=seed)
     right = comparison.right(samples, features)
@@ -246,19 +226,10 @@ def judge(comparison: Comparison, name: str, samples: Samples, features: Tensor,
     rows = []
     for figure, value in figures.items():
         limit = MANIFOLD_ROWS if figure in ("precision", "recall", "density", "coverage") else len(features)
-        interval = intervals.get(figure, Interval(value, math.nan, math.nan))
-        known = math.isfinite(interval.low)
-        rows.append(
-            {
-                "system": name,
-                "figure": figure,
-                "value": value,
-                "low": interval.low if known else None,
-                "high": interval.high if known else None,
-                "samples": min(len(features), limit),
-                "reference": min(len(comparison.real), limit),
-            }
-        )
+        interval = intervals.get(figure)
+        low, high = interval[1:] if interval and math.isfinite(interval.low) else (None, None)
+        counts = min(len(features), limit), min(len(comparison.real), limit)
+        rows.append(dict(zip(COLUMNS, (name, figure, value, low, high, *counts), strict=True)))
     return rows
 
 
@@ -288,16 +259,8 @@ def frechet_interval(real: Tensor, fake: Tensor, groups: int = GROUPS, seed: int
     """Fréchet distance with the 95 % interval of a grouped jackknife over the samples; the real ones are kept.
 
     Each group of samples is left out in turn. The interval tells how the value changes from draw to draw of as many
-    samples, not its bias: few samples make it too large. Drawing with replacement would make it larger still.
-
-    Args:
-        groups: at least 2.
-
-    Returns:
-        Value and interval; without ends for fewer than two samples in a group.
-
-    Raises:
-        ValueError: as in `frechet_distance`.
+    samples, not its bias: few samples make it too large. Drawing with replacement would make it larger still. It has
+    no ends for fewer than two samples in a group.
 
     Source: Efron and Tibshirani, "An introduction to the bootstrap" (1993), chapter 11.
     """

@@ -19,19 +19,16 @@ from torch import Tensor, nn
 from zoo.common.atomic import write_atomic
 from zoo.common.reading.archives import check_zip
 from zoo.common.reading.errors import UnsafeFileError
+from zoo.flow.data.image_sets import read_npz
 from zoo.flow.data.images import checksum, to_values
 
 BATCH = 64
 
 
 class Extractor(nn.Module):
-    """Base of feature nets.
+    """Base of feature nets."""
 
-    Attributes:
-        dims: of a feature.
-    """
-
-    dims: int
+    dims: int  # of a feature
 
     def forward(self, images: Tensor) -> Tensor:
         """Features (B, dims) of images (B, C, H, W), float in [-1, 1], 1 or 3 channels."""
@@ -44,11 +41,7 @@ class Extractor(nn.Module):
 
 
 class Classifier(Extractor):
-    """Base of feature nets that know classes.
-
-    Attributes:
-        num_classes: K.
-    """
+    """Base of feature nets that know classes."""
 
     num_classes: int
 
@@ -64,22 +57,14 @@ class Classifier(Extractor):
 
 
 class Pixels(Extractor):
-    """The pixels themselves.
-
-    Args:
-        dims: channels x height x width of the images.
-    """
+    """The pixels themselves."""
 
     def __init__(self, dims: int) -> None:
         super().__init__()
-        self.dims = dims
+        self.dims = dims  # channels x height x width of the images
 
     def forward(self, images: Tensor) -> Tensor:
-        """Flattened images (B, dims).
-
-        Raises:
-            ValueError: when the images have another size.
-        """
+        """Flattened images (B, dims)."""
         features = images.flatten(1)
         if features.shape[1] != self.dims:
             raise ValueError(f"expected images of {self.dims} values, found {tuple(images.shape[1:])}")
@@ -100,10 +85,6 @@ class TorchScriptExtractor(Extractor):
     Args:
         resolution: height and width that images are resized to (bilinear, antialiased), in pixels.
         channels: 3 repeats grey images, 1 averages colours.
-
-    Raises:
-        FileNotFoundError: when there is no such file.
-        ValueError: when it is no TorchScript file, or returns something else than (B, dims).
     """
 
     def __init__(self, path: Path, resolution: int, channels: int = 3) -> None:
@@ -174,18 +155,7 @@ def with_channels(images: Tensor, channels: int) -> Tensor:
 
 @torch.no_grad()
 def extract(extractor: Extractor, pixels: np.ndarray, batch_size: int = BATCH, device: str = "cpu") -> Tensor:
-    """Features of images.
-
-    Args:
-        extractor: put into evaluation mode and moved to the device.
-        pixels: (N, H, W, C), uint8, 1 or 3 channels; `zoo.flow.rendering.to_pixels` makes them.
-
-    Returns:
-        Features (N, dims), float32 on the CPU.
-
-    Raises:
-        ValueError: when the images are something else, or a feature is not finite.
-    """
+    """Features (N, dims), float32 on the CPU, of images (N, H, W, C), uint8, as `rendering.to_pixels` makes."""
     if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[-1] not in (1, 3) or not len(pixels):
         raise ValueError(f"expected images (N, H, W, 1 | 3) uint8, N >= 1, found {pixels.shape} {pixels.dtype}")
     extractor = extractor.eval().to(device)
@@ -202,25 +172,13 @@ def extract(extractor: Extractor, pixels: np.ndarray, batch_size: int = BATCH, d
 def cached_features(
     extractor: Extractor, pixels: np.ndarray, cache: Path | None, batch_size: int = BATCH, device: str = "cpu"
 ) -> Tensor:
-    """Features of images, kept in `<cache>/features/<hash>.npz`; the hash is of images and extractor.
-
-    Args:
-        pixels: as in `extract`, at the size they were resized to.
-        cache: folder, made when missing; None computes anew.
-
-    Returns:
-        Features (N, dims), float32 on the CPU.
-
-    Raises:
-        ValueError: as in `extract`.
-    """
+    """As `extract`, and kept in `<cache>/features/<hash>.npz`; the hash is of images and extractor."""
     if cache is None:
         return extract(extractor, pixels, batch_size, device)
     key = f"{checksum(np.ascontiguousarray(pixels))} {pixels.shape} {extractor.identity()}"
     path = Path(cache) / "features" / f"{checksum(key.encode())}.npz"
     if path.is_file():
-        features, _ = read_features(path)
-        return features
+        return read_features(path)[0]
     features = extract(extractor, pixels, batch_size, device)
     write_features(path, features)
     return features
@@ -235,23 +193,8 @@ def write_features(path: Path, features: Tensor, labels: list[int] | None = None
 
 
 def read_features(path: Path) -> tuple[Tensor, list[int] | None]:
-    """Read a feature file.
-
-    Args:
-        path: npz with `features` (N, D), numbers, and perhaps `labels` (N,), whole numbers from 1.
-
-    Returns:
-        Features (N, D) float32, and labels or None.
-
-    Raises:
-        ValueError: when it holds something else.
-    """
-    try:
-        check_zip(path)
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in ("features", "labels") if key in file}
-    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path}: cannot be read as npz ({error})") from error
+    """Read an npz with `features` (N, D), floats, and perhaps `labels` (N,), whole numbers from 1."""
+    arrays = read_npz(path, "features", "labels")
     features, labels = arrays.get("features"), arrays.get("labels")
     if features is None or features.ndim != 2 or features.dtype.kind != "f" or not np.isfinite(features).all():
         found = "none" if features is None else f"{features.shape} {features.dtype}"

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import csv
-import zipfile
 from pathlib import Path
 
 import numpy as np
 
 from zoo.common.ranges import at_least
-from zoo.common.reading.archives import check_zip
 from zoo.flow.data import image_sets
 from zoo.flow.data.images import ArrayImages, FileImages, Framing, ImageSource, decode_all
 from zoo.flow.evaluation.comparison import Samples
@@ -34,13 +32,6 @@ def read_samples(path: Path, resolution: int | None = None, channels: int | None
             - an npz with `features` (N, D) and perhaps `labels`, whole numbers from 1.
         resolution: height and width that pictures are resized to (bilinear, antialiased); those of the first when None.
         channels: 3 for RGB, 1 for grey; as the first picture when None.
-
-    Returns:
-        The set; features are as they are in the file.
-
-    Raises:
-        FileNotFoundError: when there is no such folder or file.
-        ValueError: when it holds something else.
     """
     path = Path(path)
     if path.is_file() and path.suffix == ".npz":
@@ -58,20 +49,7 @@ def read_samples(path: Path, resolution: int | None = None, channels: int | None
 
 
 def read_digits(val_every: int, split_seed: int | None, resolution: int, channels: int) -> tuple[Samples, Samples]:
-    """Scikit-learn's digits in two parts, split as `ImageData` does with the same arguments.
-
-    Args:
-        val_every: of how many images of a class one is held out.
-        split_seed: hold out at random, as many of each class; None for every `val_every`-th.
-        resolution: height and width in pixels.
-        channels: 3 or 1.
-
-    Returns:
-        Training and held-out images.
-
-    Raises:
-        ValueError: when val_every is below 2.
-    """
+    """Scikit-learn's digits, the training and the held-out ones, split as `ImageData` does with the same arguments."""
     at_least(2, val_every=val_every)
     images = image_sets.digits()
     pixels = _pixels(images.source, resolution, channels)
@@ -82,27 +60,15 @@ def read_digits(val_every: int, split_seed: int | None, resolution: int, channel
 
 
 def _read_npz(path: Path, resolution: int | None, channels: int | None) -> Samples:
-    try:
-        check_zip(path)
-        with np.load(path, allow_pickle=False) as file:
-            keys = set(file.files)
-            bare = file["images"] if keys >= {"images"} and "labels" not in keys else None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path}: cannot be read as npz ({error})") from error
-    if "features" in keys:
+    found = image_sets.read_npz(path, "features", "labels")
+    if "features" in found:
         features, labels = read_features(path)
         return Samples(None, labels, features)
-    if bare is not None:
-        if (
-            bare.dtype != np.uint8
-            or bare.ndim < 3
-            or bare.shape[3:] not in image_sets.SHAPES_AFTER_SIZE
-            or not len(bare)
-        ):
-            raise ValueError(f"{path}: expected images (N, H, W[, 1 | 3 | 4]) uint8, found {bare.shape} {bare.dtype}")
-        return Samples(_pixels(ArrayImages(bare), resolution, channels))
-    images = image_sets.npz(path)
-    return Samples(_pixels(images.source, resolution, channels), images.labels, None, images.classes)
+    if "labels" in found:
+        images = image_sets.npz(path)
+        return Samples(_pixels(images.source, resolution, channels), images.labels, None, images.classes)
+    bare = image_sets.checked_images(path, image_sets.read_npz(path, "images").get("images"))
+    return Samples(_pixels(ArrayImages(bare), resolution, channels))
 
 
 def _listed(folder: Path) -> tuple[list[Path], list[int] | None]:

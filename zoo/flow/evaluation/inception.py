@@ -33,11 +33,7 @@ class AFHQInception(Classifier):
 
     Args:
         trunk: torchvision's `inception_v3`, or a module with children of the same names.
-        num_classes: K.
         dims: channels that the trunk's last block gives.
-
-    Raises:
-        ValueError: when the trunk lacks a layer.
     """
 
     def __init__(self, trunk: nn.Module, num_classes: int = 3, dims: int = DIMS) -> None:
@@ -65,19 +61,7 @@ class AFHQInception(Classifier):
 
 
 def load_inception(path: Path) -> AFHQInception:
-    """Build the net from torchvision and fill it with the user's weights. Not run here: see the module.
-
-    Args:
-        path: the weights: a torch or safetensors file of `block1.0.conv.weight`, ..., `final_fc.bias`.
-
-    Returns:
-        The net, in evaluation mode on the CPU.
-
-    Raises:
-        FileNotFoundError: when there is no such file.
-        ValueError: when it holds other weights.
-        ImportError: when torchvision is not installed.
-    """
+    """Build the net from torchvision, in evaluation mode on the CPU, with the user's weights; not run here."""
     state = read_weights(path)
     try:
         from torchvision.models import inception_v3
@@ -92,17 +76,9 @@ def load_inception(path: Path) -> AFHQInception:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Read the weights file as data; nothing in it is executed.
+    """Tensors by the names of `AFHQInception` from a torch or safetensors file, of which nothing is executed.
 
-    Args:
-        path: tensors by name, at the top or under `state_dict`; a prefix `module.` of all names is dropped.
-
-    Returns:
-        Tensors by the names of `AFHQInception`.
-
-    Raises:
-        FileNotFoundError: when there is no such file.
-        ValueError: when names are missing or unknown.
+    They stand at the top or under `state_dict`; a prefix `module.` of all names is dropped.
     """
     content: Any = plain(load_foreign(path))
     if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):

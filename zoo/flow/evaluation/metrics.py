@@ -28,24 +28,15 @@ class FeatureStatistics:
 
     Args:
         dims: of a feature.
-
-    Attributes:
-        count: features seen.
-        total: their sum (D,).
-        outer: sum of their outer products (D, D).
     """
 
     def __init__(self, dims: int) -> None:
         self.count = 0
         self.total = torch.zeros(dims, dtype=torch.float64)
-        self.outer = torch.zeros(dims, dims, dtype=torch.float64)
+        self.outer = torch.zeros(dims, dims, dtype=torch.float64)  # sum of the outer products
 
     def update(self, features: Tensor) -> FeatureStatistics:
-        """Add features (N, D).
-
-        Raises:
-            ValueError: when their shape differs.
-        """
+        """Add features (N, D)."""
         if features.dim() != 2 or features.shape[1] != len(self.total):
             raise ValueError(f"expected features (N, {len(self.total)}), found {tuple(features.shape)}")
         features = features.detach().to("cpu", torch.float64)
@@ -66,11 +57,7 @@ class FeatureStatistics:
         return self.total / self.count
 
     def covariance(self) -> Tensor:
-        """Unbiased covariance (D, D), float64.
-
-        Raises:
-            ValueError: with fewer than two features.
-        """
+        """Unbiased covariance (D, D), float64."""
         if self.count < 2:
             raise ValueError(f"a covariance needs at least 2 features, found {self.count}")
         mean = self.mean()
@@ -78,14 +65,7 @@ class FeatureStatistics:
 
 
 def frechet_distance(real: Tensor | FeatureStatistics, fake: Tensor | FeatureStatistics) -> float:
-    """Fréchet distance of two sets of features, each taken as a Gaussian.
-
-    Args:
-        real: features (N, D), or their statistics.
-        fake: features (M, D), or their statistics.
-
-    Returns:
-        The squared distance ("FID" where the features are Inception's).
+    """Squared Fréchet distance of two sets of features (N, D), each taken as a Gaussian; of Inception's it is the FID.
 
     Source: Heusel et al., "GANs Trained by a Two Time-Scale Update Rule" (2017), equation 6.
     """
@@ -123,7 +103,7 @@ def kernel_distance(
 
     Source: Binkowski et al., "Demystifying MMD GANs" (2018), section 4.
     """
-    real, fake = _pair(real, fake, 2)
+    real, fake = checked_pair(real, fake, 2)
     if standardise:
         mean, std = real.mean(dim=0), real.std(dim=0).clamp(min=TINY)
         real, fake = (real - mean) / std, (fake - mean) / std
@@ -140,17 +120,14 @@ def kernel_distance(
 
 
 def rbf_mmd(real: Tensor, fake: Tensor, bandwidth: float | None = None) -> float:
-    """Unbiased squared MMD with the kernel exp(-|x - y|^2 / 2 b^2).
+    """Unbiased squared MMD with the kernel exp(-|x - y|^2 / 2 b^2); it may be slightly negative where sets are alike.
 
     Args:
         bandwidth: b; the median distance of the real features by default.
 
-    Returns:
-        The estimate; slightly negative values occur where the sets are alike.
-
     Source: Gretton et al., "A Kernel Two-Sample Test" (2012), equation 3.
     """
-    real, fake = _pair(real, fake, 2)
+    real, fake = checked_pair(real, fake, 2)
     inner = _squared_distances(real, real)
     if bandwidth is None:
         off_diagonal = inner[~torch.eye(len(real), dtype=torch.bool)]
@@ -168,17 +145,13 @@ def _mmd(aa: Tensor, bb: Tensor, ab: Tensor) -> float:
 def manifold_scores(real: Tensor, fake: Tensor, neighbours: int = 5) -> dict[str, float]:
     """Precision, recall, density and coverage: do samples lie among the real ones, and all over them?
 
-    Args:
-        neighbours: k of the balls around each feature.
-
-    Returns:
-        The four scores; 1 is best (density may exceed it).
+    1 is best, density may exceed it; `neighbours` is the k of the balls around each feature.
 
     Source: Kynkäänniemi et al., "Improved Precision and Recall" (2019); Naeem et al., "Reliable Fidelity and Diversity
     Metrics" (2020).
     """
     at_least(1, neighbours=neighbours)
-    real, fake = _pair(real, fake, neighbours + 1)
+    real, fake = checked_pair(real, fake, neighbours + 1)
     # the nearest feature of a set to its own member is that member
     real_radius = _squared_distances(real, real).kthvalue(neighbours + 1, dim=1).values
     fake_radius = _squared_distances(fake, fake).kthvalue(neighbours + 1, dim=1).values
@@ -195,16 +168,9 @@ def manifold_scores(real: Tensor, fake: Tensor, neighbours: int = 5) -> dict[str
 def sliced_wasserstein(real: Tensor, fake: Tensor, projections: int = 256, seed: int = 0) -> float:
     """Sliced 2-Wasserstein distance: root mean square over fixed random directions of the distances on the line.
 
-    Args:
-        projections: directions.
-        seed: of the directions; keep it for figures that are to be compared.
-
-    Returns:
-        The distance, in the unit of the features.
-
     Source: Bonneel et al., "Sliced and Radon Wasserstein Barycenters of Measures" (2015).
     """
-    real, fake = _pair(real, fake, 1)
+    real, fake = checked_pair(real, fake, 1)
     generator = torch.Generator().manual_seed(seed)
     directions = torch.randn(real.shape[1], projections, generator=generator, dtype=torch.float64)
     directions = directions / directions.norm(dim=0)
@@ -219,15 +185,8 @@ def sliced_wasserstein(real: Tensor, fake: Tensor, projections: int = 256, seed:
 
 
 def wasserstein(real: Tensor, fake: Tensor) -> float:
-    """Exact 2-Wasserstein distance of two sets of as many points, by assignment.
-
-    Args:
-        real: points (N, D); N up to a few thousand.
-
-    Returns:
-        The distance, in the unit of the points.
-    """
-    real, fake = _pair(real, fake, 1)
+    """Exact 2-Wasserstein distance of two sets of as many points (N, D), by assignment; N up to a few thousand."""
+    real, fake = checked_pair(real, fake, 1)
     if len(real) != len(fake):
         raise ValueError(f"expected as many points in both sets, found {len(real)} and {len(fake)}")
     cost = _squared_distances(real, fake).numpy()
@@ -235,17 +194,13 @@ def wasserstein(real: Tensor, fake: Tensor) -> float:
 
 
 def chamfer(first: Tensor, second: Tensor) -> float:
-    """Chamfer distance as the assignment counts it: squared distances to the nearest other point, summed both ways.
-
-    Returns:
-        The sum, not divided by the number of points.
-    """
-    first, second = _pair(first, second, 1)
+    """Chamfer distance as the assignment counts it: squared distances to the nearest other point, summed both ways."""
+    first, second = checked_pair(first, second, 1)
     distances = _squared_distances(first, second)
     return float(distances.min(dim=1).values.sum() + distances.min(dim=0).values.sum())
 
 
-def _pair(real: Tensor, fake: Tensor, least: int) -> tuple[Tensor, Tensor]:
+def checked_pair(real: Tensor, fake: Tensor, least: int) -> tuple[Tensor, Tensor]:
     """Both sets in float64 on the CPU, checked."""
     if real.dim() != 2 or fake.dim() != 2 or real.shape[1] != fake.shape[1]:
         raise ValueError(f"expected two sets (N, D) of one width, found {tuple(real.shape)} and {tuple(fake.shape)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -17,29 +17,21 @@ from zoo.flow.evaluation.extractors import Extractor, Pixels, TorchScriptExtract
 from zoo.flow.evaluation.files import read_digits, read_samples
 from zoo.flow.evaluation.inception import load_inception
 from zoo.flow.evaluation.metrics import chamfer
-from zoo.flow.evaluation.tables import Quality
-from zoo.flow.inference.sampler import Sampler
 
 ExtractorName = Literal["digits", "pixels", "inception", "script"]
+Quality = Callable[[Tensor, list[int] | None], Mapping[str, float]]
+"""Figures of samples (B, ...), float32 on the CPU, and their labels (None without classes)."""
+
 SMALL_PIXELS = 16  # above this side the digits classifier makes no sense
 
 
 def read_sets(
     reference: Path | None, train: Path | None, size: tuple[int, int] | None, val_every: int, split_seed: int | None
 ) -> tuple[Samples, Samples | None]:
-    """Real images.
+    """Held-out and, where they are known, training images: those named, or scikit-learn's digits.
 
     Args:
-        reference: those that were not trained on; None for scikit-learn's digits.
-        train: those that were trained on, where they are known.
         size: height (and width) and channels of the generated images; None for features.
-
-    Returns:
-        Held-out and training images of that size; None where they are not known.
-
-    Raises:
-        FileNotFoundError: when a set is missing.
-        ValueError: when the arguments do not go together.
     """
     if reference is not None:
         sides = size or (None, None)
@@ -61,21 +53,7 @@ def build_extractor(
     seed: int = 0,
     cache: Path | None = None,
 ) -> Extractor:
-    """The feature net that a user asked for.
-
-    Args:
-        name: see `zoo.flow.evaluation.evaluate.evaluate`.
-        shape: of a generated image, height, width and channels.
-        train: images that the digits classifier is trained on.
-        weights: file of "inception" and "script".
-        weights_resolution: of "script", in pixels.
-        cache: folder of trained digits classifiers.
-
-    Raises:
-        FileNotFoundError: when there is no such file.
-        ValueError: when what it needs is missing.
-        ImportError: for "inception" without torchvision.
-    """
+    """The feature net that a user asked for, for images of shape (H, W, C); see `zoo.flow.evaluation.evaluate`."""
     one_of(get_args(ExtractorName), extractor=name)
     if name == "pixels":
         return Pixels(math.prod(shape))
@@ -97,11 +75,7 @@ REFERENCE_SEED = 1  # of the points; training draws with the run's seed
 
 
 class PointQuality:
-    """Chamfer distance of points to as many of a known set.
-
-    Args:
-        kind: the set, of `zoo.flow.data.points`.
-    """
+    """Chamfer distance of points to as many of a known set."""
 
     def __init__(self, kind: points.PointSet) -> None:
         self.kind = kind
@@ -112,7 +86,7 @@ class PointQuality:
 
 
 def build_quality(
-    sampler: Sampler,
+    shape: tuple[int, ...],
     point_set: points.PointSet | None = None,
     reference: Path | None = None,
     train: Path | None = None,
@@ -120,24 +94,10 @@ def build_quality(
     weights: Path | None = None,
     val_every: int = 10,
     split_seed: int | None = None,
-    seed: int = 0,
     device: str = "cpu",
     cache: Path | None = Path("runs/cache"),
 ) -> Quality:
-    """Build what judges a sampler's samples.
-
-    Args:
-        sampler: whose samples are judged.
-        point_set: the set that a net of points was trained on; None for images.
-        reference: see `zoo.flow.evaluation.evaluate.evaluate`, like all that follow.
-
-    Returns:
-        A function of samples and labels.
-
-    Raises:
-        ValueError: when the sampler makes neither images nor points, or the sets cannot be used.
-    """
-    shape = tuple(sampler.net.sample_shape)
+    """What judges samples of a shape: points of a set, or images as `zoo.flow.evaluation.evaluate` does."""
     if point_set is not None:
         if shape != (2,):
             raise ValueError(f"samples of shape {shape} are no points of {point_set}")
@@ -145,5 +105,5 @@ def build_quality(
     if len(shape) != 3:
         raise ValueError(f"samples of shape {shape} are no images: name the set that they are points of (--point_set)")
     real, known = read_sets(reference, train, (shape[-1], shape[0]), val_every, split_seed)
-    net = build_extractor(extractor, (*shape[1:], shape[0]), known, weights, 299, seed, cache)
-    return Comparison(real, net, known, cache=cache, device=device, seed=seed)
+    net = build_extractor(extractor, (*shape[1:], shape[0]), known, weights, cache=cache)
+    return Comparison(real, net, known, cache=cache, device=device)

@@ -9,33 +9,32 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from rich.console import Console
-from torch import Tensor, nn
+from torch import nn
 
 from zoo.common.hardware import machine
+from zoo.common.locks import writes_into
 from zoo.common.report import new_figure, terminal_table, write_report
+from zoo.flow.data import points
+from zoo.flow.evaluation.references import ExtractorName, Quality, build_quality
 from zoo.flow.inference.drawing import load_sampler, requests
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.process.guidance import Guidance
-from zoo.flow.process.solvers import TABLEAUS, Grid, Method, Solver
+from zoo.flow.process.sampling import straightness
+from zoo.flow.process.solvers import TABLEAUS, Method, Solver
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
-from zoo.flow.process.sampling import straightness
-
 log = logging.getLogger(__name__)
 
 Row = dict[str, Any]
-Quality = Callable[[Tensor, list[int] | None], Mapping[str, float]]
-"""Figures of samples (B, ...), float32 on the CPU, and their labels (None without classes)."""
 
 METHODS: tuple[Method, ...] = get_args(Method)
 BUDGETS = (1, 2, 5, 10, 20, 50)
@@ -50,9 +49,6 @@ LOG_RANGE = 3  # figures that differ by more are drawn on a log axis
 
 def measure(sampler: Sampler, labels: list[int] | None, seeds: Sequence[int], quality: Quality) -> Row:
     """Draw samples and judge them.
-
-    Args:
-        sampler: with the solver and guidance to judge.
 
     Returns:
         `nfe`, mean evaluations of the field per sample (dopri5's differ by chunk); `passes`, rows through the net per
@@ -93,15 +89,13 @@ def solver_table(
     quality: Quality,
     methods: Sequence[Method] = METHODS,
     budgets: Sequence[int] = BUDGETS,
-    grid: Grid = "uniform",
     tolerances: Sequence[float] = TOLERANCES,
 ) -> list[Row]:
     """Measure solvers at budgets of evaluations, with the sampler's guidance.
 
     Args:
         seeds: one per sample; the same noise in all cells.
-        methods: solvers. A fixed-step one takes the most steps within the budget; a cell whose budget is below one
-            step is left out.
+        methods: a fixed-step one takes the most steps within the budget; a cell below one step is left out.
         tolerances: of dopri5 (relative and absolute), which takes what evaluations it needs.
 
     Returns:
@@ -119,7 +113,7 @@ def solver_table(
             if setting.get("steps") == 0:
                 continue
             tolerance = setting.get("tolerance", TOLERANCES[-1])
-            solver = Solver(method, setting.get("steps", 1), grid, rtol=tolerance, atol=tolerance)
+            solver = Solver(method, setting.get("steps", 1), rtol=tolerance, atol=tolerance)
             found = measure(sampler.using(solver, sampler.guidance), labels, seeds, quality)
             rows.append({"series": method, "method": method, **setting, **found})
             log.info("%s %s: %s", method, setting, found)
@@ -134,21 +128,17 @@ def guidance_table(
     scales: Sequence[float] = SCALES,
     budgets: Sequence[int] = BUDGETS,
     method: Method = "euler",
-    grid: Grid = "uniform",
 ) -> list[Row]:
     """Measure guidance scales at budgets of evaluations.
 
     Args:
-        sampler: a loaded run of a net with classes; of its guidance, if any, all but the scale is kept.
+        sampler: of a net with classes; of its guidance, if any, all but the scale is kept.
         seeds: one per sample; the same noise in all cells.
         scales: of guidance; 1 is conditional and needs half the passes.
-        method: a fixed-step solver.
+        method: a fixed-step solver, as dopri5 keeps no budget.
 
     Returns:
         Rows with `series` (the scale in words), `scale`, `method`, `budget`, `steps`, and those of `measure`.
-
-    Raises:
-        ValueError: when the method is dopri5, which keeps no budget.
     """
     if method == "dopri5":
         raise ValueError(f"guidance is compared at equal NFE: take a fixed-step method, not {method}")
@@ -159,7 +149,7 @@ def guidance_table(
         for budget in budgets:
             steps = steps_within(method, budget)
             if steps:
-                found = measure(sampler.using(Solver(method, steps, grid), guidance), labels, seeds, quality)
+                found = measure(sampler.using(Solver(method, steps), guidance), labels, seeds, quality)
                 setting = {"series": f"scale {scale:g}", "scale": scale, "method": method, "budget": budget}
                 rows.append({**setting, "steps": steps, **found})
                 log.info("%s: %s", setting, found)
@@ -210,12 +200,6 @@ def _draw(axes: Axes, rows: Sequence[Row], name: str) -> None:
     axes.legend(fontsize="small")
 
 
-def save(output: Path, name: str, rows: Sequence[Row], **circumstances: Any) -> None:
-    """Write rows as `<name>.json` (with machine and date) and their figure as `<name>.png`."""
-    content = {"date": time.strftime("%Y-%m-%d %H:%M:%S"), "machine": machine(), **circumstances, "rows": list(rows)}
-    write_report(output, {f"{name}.json": content, f"{name}.png": figure(rows, name)})
-
-
 def sweep(
     sampler: Sampler,
     output: Path,
@@ -227,58 +211,80 @@ def sweep(
     budgets: Sequence[int] = BUDGETS,
     scales: Sequence[float] = SCALES,
     tolerances: Sequence[float] = TOLERANCES,
-    guidance_method: Method = "euler",
-    grid: Grid = "uniform",
 ) -> dict[str, list[Row]]:
-    """Measure, print, write and draw solvers x NFE and, for a net with classes, guidance x NFE.
+    """Print, write and draw solvers x NFE ("solvers") and, for a net with classes, guidance x NFE ("guidance").
 
-    Args:
-        sampler: a loaded run; the solvers are compared with its guidance.
-        output: folder for `solvers.json`, `solvers.png`, `guidance.json` and `guidance.png`; older ones are replaced.
-        quality: tells figures of samples and labels: a `zoo.flow.evaluation.comparison.Comparison`, for instance.
-        count: samples in each cell.
-        labels: classes, taken in turns; None for all.
-        seed: of the noise.
-        methods: solvers to compare; none leaves that table out.
-        scales: of guidance to compare; none leaves that table out.
-        tolerances: of dopri5.
-        guidance_method: solver of the second table.
-
-    Returns:
-        Rows by table, "solvers" and "guidance"; see `solver_table` and `guidance_table`.
-
-    Raises:
-        ValueError: when an argument is out of range, or there is nothing to compare.
+    The arguments are those of `sweep_run`, the rows those of `solver_table` and `guidance_table`.
     """
     chosen, seeds = requests(count, seed, sampler.net.num_classes, labels)
     tables: dict[str, list[Row]] = {}
     if methods:
-        tables["solvers"] = solver_table(sampler, chosen, seeds, quality, methods, budgets, grid, tolerances)
+        tables["solvers"] = solver_table(sampler, chosen, seeds, quality, methods, budgets, tolerances)
     if scales and chosen is not None:
-        tables["guidance"] = guidance_table(sampler, chosen, seeds, quality, scales, budgets, guidance_method, grid)
+        tables["guidance"] = guidance_table(sampler, chosen, seeds, quality, scales, budgets)
     tables = {name: rows for name, rows in tables.items() if rows}
     if not tables:
         raise ValueError("nothing to compare: name methods or, for a net with classes, scales, and budgets above 0")
     for name, rows in tables.items():
         show(rows, name)
-        save(Path(output), name, rows, samples=count, seed=seed, grid=grid)
+        content = {"date": time.strftime("%Y-%m-%d %H:%M:%S"), "machine": machine(), "samples": count, "seed": seed}
+        content |= {"grid": "uniform", "rows": rows}
+        write_report(Path(output), {f"{name}.json": content, f"{name}.png": figure(rows, name)})
     return tables
 
 
-def evaluate_straightness(sampler: Sampler, labels: Sequence[int] | None, seeds: Sequence[int]) -> float:
-    """Mean straightness of the paths that a model samples on.
-
-    On pairs, `val/loss` of FlowTask is the same integral along the pairs' own lines (with sigma_min 0, per element).
+@writes_into("output")
+def sweep_run(
+    run: Path,
+    output: Path,
+    point_set: points.PointSet | None = None,
+    reference: Path | None = None,
+    train: Path | None = None,
+    extractor: ExtractorName = "digits",
+    weights: Path | None = None,
+    count: int = 900,
+    labels: list[str | int] | None = None,
+    seed: int = 63,
+    methods: list[Method] | None = None,
+    budgets: tuple[int, ...] = BUDGETS,
+    scales: tuple[float, ...] = SCALES,
+    guidance: Guidance | None = None,
+    val_every: int = 10,
+    split_seed: int | None = None,
+    device: str = "cpu",
+) -> None:
+    """Compare solvers and guidance scales by quality at equal numbers of net calls (NFE): tables, JSON and plots.
 
     Args:
-        sampler: the model, in evaluation mode; its solver's grid is that of the integral.
-        labels: one class per sample; None for a net without classes.
+        run: run folder, checkpoint or export.
+        output: folder for solvers.json, solvers.png, guidance.json and guidance.png.
+        point_set: the set that a net of points was trained on; judged by the Chamfer distance to as many points.
+        reference: real images, as for `zoo evaluate flow`; scikit-learn's digits when not given.
+        train: the training images, likewise.
+        extractor: see `zoo evaluate flow`.
+        weights: file of the extractor, where it needs one.
+        count: samples in each cell.
+        labels: classes by number or name, taken in turns; all when not given.
+        seed: of the noise, which all cells share.
+        methods: solvers; all when not given, '[]' leaves that table out.
+        budgets: net calls for a sample.
+        scales: of guidance, for a net with classes.
+        guidance: of the first table; the run's when not given.
+        val_every: of the digits' split, as in training.
+        split_seed: of the digits' split, as in training.
+        device: torch device.
+    """
+    sampler = load_sampler(run, None, guidance, device=device)
+    shape = tuple(sampler.net.sample_shape)
+    quality = build_quality(shape, point_set, reference, train, extractor, weights, val_every, split_seed, device)
+    chosen = METHODS if methods is None else methods
+    sweep(sampler, output, quality, count, sampler.label_numbers(labels), seed, chosen, budgets, scales)
 
-    Returns:
-        Mean over the samples of the integral of |(x_1 - x_0) - v(t, x_t)|^2 over t, 0 where one Euler step is exact.
 
-    Raises:
-        ValueError: when there are no seeds, or labels and net do not go together.
+def evaluate_straightness(sampler: Sampler, labels: Sequence[int] | None, seeds: Sequence[int]) -> float:
+    """Mean `straightness` of the paths of samples; the solver's grid is that of the integral.
+
+    On pairs, `val/loss` of FlowTask is the same integral along the pairs' own lines (with sigma_min 0, per element).
 
     Source: Liu et al., "Flow Straight and Fast" (2023), section 2.2.
     """

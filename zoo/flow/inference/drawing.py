@@ -26,8 +26,6 @@ def requests(
     """Labels, in turns, and seeds of samples 0, 1, ...; those of a sample do not depend on the count.
 
     Args:
-        count: samples, at least 1.
-        seed: of everything.
         num_classes: of the net; 0 for none.
         labels: taken in turns; one that stands twice comes twice as often. None for all classes.
         epoch: of the keys of the noise.
@@ -51,22 +49,12 @@ def load_sampler(
     chunk: int | None = None,
     device: str = "cpu",
 ) -> Sampler:
-    """Load a run of flow matching to sample from it.
+    """Load a run folder, checkpoint or export to sample from it; None takes the run's solver, guidance or chunk.
 
-    Args:
-        run: run folder, checkpoint or export; its averaged weights, where it has them.
-        solver: null takes the run's.
-        guidance: null takes the run's; a scale of 1 is the conditional field.
-        chunk: samples integrated together; null takes the run's.
-        device: torch device; `cuda` is each process's own where torchrun started several.
-
-    Raises:
-        FileNotFoundError: when there is no such run.
-        ValueError: when it is of another kind.
+    `cuda` is each process's own device where torchrun started several.
     """
     given: dict[str, Any] = {"solver": solver, "guidance": guidance, "chunk": chunk}
-    chosen = {name: value for name, value in given.items() if value is not None}
-    sampler = load(run, own_device(device), **chosen)
+    sampler = load(run, own_device(device), **{name: value for name, value in given.items() if value is not None})
     if not isinstance(sampler, Sampler):
         raise ValueError(f"{run} is loaded as {type(sampler).__name__}; expected a run of flow matching (Sampler)")
     return sampler

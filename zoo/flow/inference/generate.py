@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from zoo.common.atomic import write_atomic
 from zoo.common.folders import begin_output
@@ -54,21 +54,9 @@ def generate(
 
     The other arguments are those of `sample`.
 
-    Args:
-        sampler: a loaded run; its solver, guidance and chunk are used.
-        rank: of this process, 0 to world_size - 1. It takes every world_size-th chunk.
-        world_size: processes.
-        progress: show a bar on rank 0.
-
     Returns:
         `done` samples of this call, `skipped` ones that existed, `missing` ones that other processes owe, `nfe` of a
         sample (with dopri5 the most that a chunk took), `seconds` of work, `written`: further files by name.
-
-    Raises:
-        ValueError: when an argument is out of range, or the folder was begun with other settings or holds something
-            else.
-        FileNotFoundError: when an MP4 is asked for and there is no ffmpeg.
-        OSError: when the disk is full; the same call goes on.
     """
     started = time.perf_counter()
     within(0, world_size - 1, rank=rank)
@@ -78,13 +66,12 @@ def generate(
     drawn = requests(count, seed, sampler.net.num_classes, chosen)
     shape = tuple(sampler.net.sample_shape)
     suffix = ".png" if rendering.is_image(shape) else ".npy"
-    drawable = rendering.is_image(shape) or rendering.is_point(shape)
-    if not drawable and (grid or trajectory != "none"):
-        raise ValueError(f"samples of shape {shape} cannot be drawn: switch off grid and trajectory")
+    if grid or trajectory != "none":
+        rendering.check_drawable(shape)
     settings = {"count": count, "labels": chosen, "seed": seed, "classes": sampler.classes, **sampler_settings(sampler)}
     begin_output(output, settings, notes=("classes",), sweep=world_size == 1)
     if rank == 0:
-        write_labels(output, drawn, suffix, sampler.class_names(drawn[0]))
+        _write_labels(output, drawn, suffix, sampler.class_names(drawn[0]))
     paths = [output / f"{index}{suffix}" for index in range(count)]
     spans = [range(first, min(first + sampler.chunk, count)) for first in range(0, count, sampler.chunk)]
     share = Share(spans, lambda span: all(paths[index].exists() for index in span), rank, world_size)
@@ -107,19 +94,7 @@ def generate(
 def finish(
     sampler: Sampler, output: Path, paths: Sequence[Path], drawn: Drawn, grid: bool, trajectory: rendering.Animation
 ) -> list[Path]:
-    """Write what is made of all samples, once they exist.
-
-    Args:
-        sampler: that drew them.
-        output: their folder.
-        paths: of all of them.
-        drawn: their labels and seeds.
-        grid: write the grid.
-        trajectory: animation to write.
-
-    Returns:
-        What was written.
-    """
+    """Write what is made of all samples, once they exist; returns the files."""
     labels, seeds = drawn
     names = sampler.class_names(labels)
     written = []
@@ -153,17 +128,13 @@ def read_image(path: Path) -> np.ndarray:
     return pixels[..., None] if pixels.ndim == 2 else pixels
 
 
-def write_labels(output: Path, drawn: Drawn, suffix: str, names: Sequence[str] | None = None) -> None:
+def _write_labels(output: Path, drawn: Drawn, suffix: str, names: Sequence[str] | None) -> None:
     """Write file, label (0 without classes) and seed of each sample, and the name of its class where it has one."""
     labels, seeds = drawn
-    rows: list[dict[str, Any]] = [
-        {"file": f"{index}{suffix}", "label": labels[index] if labels else 0, "seed": each}
-        for index, each in enumerate(seeds)
-    ]
-    for row, name in zip(rows, names or [], strict=False):
-        row["class"] = name
-    columns = ("file", "label", "seed", *(["class"] if names else []))
-    write_report(output, {LABELS_NAME: (columns, rows)})
+    columns = {"file": [f"{index}{suffix}" for index in range(len(seeds))], "label": labels or [0] * len(seeds)}
+    columns |= {"seed": seeds, **({"class": names} if names else {})}
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    write_report(output, {LABELS_NAME: (list(columns), rows)})
 
 
 def _write_span(sampler: Sampler, paths: Sequence[Path], span: range, drawn: Drawn) -> tuple[int, int]:
@@ -173,17 +144,14 @@ def _write_span(sampler: Sampler, paths: Sequence[Path], span: range, drawn: Dra
     (solution,) = sampler.solutions(None if labels is None else labels[part], seeds[part])
     done = 0
     for index, sample in zip(span, solution.x, strict=True):
-        if not paths[index].exists():
-            _write_sample(paths[index], sample)
-            done += 1
+        if paths[index].exists():
+            continue
+        if paths[index].suffix == ".png":
+            rendering.write_png(paths[index], rendering.to_pixels(sample[None])[0])
+        else:
+            write_atomic(paths[index], partial(np.save, arr=sample.numpy()))
+        done += 1
     return done, solution.nfe
-
-
-def _write_sample(path: Path, sample: Tensor) -> None:
-    if path.suffix == ".png":
-        rendering.write_png(path, rendering.to_pixels(sample[None])[0])
-    else:
-        write_atomic(path, lambda file: np.save(file, sample.numpy()))
 
 
 @writes_into("output")

@@ -43,21 +43,10 @@ def make_pairs(
     number of processes, as far as a sample does not depend on its chunk (see `Sampler`). `meta.json` says how they were
     made. A second call makes missing shards only.
 
-    The other arguments are those of `write_pairs`.
-
-    Args:
-        sampler: the teacher, in evaluation mode, with its solver and guidance; it samples `chunk` pairs at once.
-        rank: of this process; it makes every world_size-th shard from the rank-th on.
-        world_size: number of processes.
-        progress: show a progress bar.
-        run: name of the teacher, for meta.json.
+    The arguments are those of `write_pairs`; of `world_size` processes each makes every world_size-th shard.
 
     Returns:
         Pairs that this process `made`, and `skipped` because they were there.
-
-    Raises:
-        ValueError: when an argument is out of range, a sample is not finite, or `output` holds something else or
-            pairs made with other settings.
 
     Source: Liu et al., "Flow Straight and Fast" (2023), algorithm 1.
     """

@@ -43,17 +43,7 @@ def number_of(label: int | str, classes: Sequence[str] | None) -> int:
 def read_requests(
     path: Path, labelled: bool = True, classes: Sequence[str] | None = None
 ) -> tuple[list[int] | None, list[int]]:
-    """Labels (None where not needed) and seeds, one per sample, of a request file.
-
-    Args:
-        path: one JSON object per line, with `seed`, for a net with classes `label`, and `count` for that many
-            neighbouring seeds; empty lines do not count.
-        labelled: whether labels are needed.
-        classes: names that a label may be given by.
-
-    Raises:
-        ValueError: when a line is something else, or there is none.
-    """
+    """Labels (None where not needed) and seeds, one per sample, of a request file; see `Sampler`."""
     keys = ("label", "seed") if labelled else ("seed",)
     labels: list[int] = []
     seeds: list[int] = []
@@ -161,9 +151,8 @@ class Sampler(Inference):
     def field(self, labels: Sequence[int] | None = None) -> VectorField:
         """The field, guided as set, for `invert`, `interpolate`, `inpaint`, `straightness` and the likelihood.
 
-        Args:
-            labels: one per row of the points (B, *sample_shape) that it will be asked for, or a single one for all
-                rows; None for a net without classes, or to give no class vector.
+        Labels are one per row of the points that it will be asked for, or a single one for all; None for a net without
+        classes, or to give no class vector.
         """
         label = None
         if labels is not None and self.net.num_classes:
@@ -172,16 +161,9 @@ class Sampler(Inference):
         return velocity_field(self.net, self.path, label, self.guidance, self.prediction)
 
     def solutions(self, labels: Sequence[int] | None, seeds: Sequence[int], record: int = 0) -> Iterator[Solution]:
-        """Draw samples chunk by chunk, with what the solver has to say.
+        """Draw samples as `sample` does: solutions of at most `chunk` of them, on the CPU, float32.
 
-        Args:
-            labels: as in `sample`.
-            seeds: one per sample.
-            record: of how many of the first samples the trajectory is needed; whole chunks keep theirs. dopri5 then
-                stops at the times of its grid.
-
-        Yields:
-            Solutions of at most `chunk` samples, on the CPU, float32.
+        The chunks of the first `record` samples keep their trajectories; dopri5 then stops at the times of its grid.
         """
         self._check(labels, seeds)
         for start in range(0, len(seeds), self.chunk):
@@ -218,9 +200,7 @@ class Sampler(Inference):
     def __call__(self, labels: Sequence[int] | None, seeds: Sequence[int] | None = None) -> np.ndarray:
         """Draw samples as arrays: images (B, H, W, C), uint8; others as they are, (B, *sample_shape), float32.
 
-        Args:
-            labels: one class per sample; None for a net without classes.
-            seeds: one per sample; 0, 1, ... by default.
+        Labels and seeds (0, 1, ... by default) are one per sample; None for a net without classes.
         """
         if seeds is None:
             seeds = range(len(labels) if labels is not None else 1)
@@ -234,9 +214,10 @@ class Sampler(Inference):
             `images` or `points`, how many; `classes`, how many of each, where they have names; `nfe`, evaluations of
             the field for each (see `Solution`; with dopri5 the most that a chunk took).
         """
+        rendering.check_animation(self.animation)
+        image = rendering.check_drawable(self.net.sample_shape)
         labels, seeds = read_requests(source, self.net.num_classes > 0, self.classes)
         names = self.class_names(labels)
-        image = self._check_drawable()
         animated = min(len(seeds), ANIMATED_IMAGES) if image else len(seeds)
         recorded: list[Solution] = []
         samples: list[Tensor] = []
@@ -281,16 +262,6 @@ class Sampler(Inference):
         wrong = [label for label in labels or () if classes and not 0 <= label <= classes]
         if wrong:
             raise ValueError(f"labels lie between 0 and {classes}, found {wrong[0]}")
-
-    def _check_drawable(self) -> bool:
-        """Whether the samples are images; otherwise they are points."""
-        rendering.check_animation(self.animation)
-        shape = tuple(self.net.sample_shape)
-        if not rendering.is_image(shape) and not rendering.is_point(shape):
-            raise ValueError(
-                f"samples of shape {shape} are neither images nor points and cannot be drawn; use sample()"
-            )
-        return rendering.is_image(shape)
 
 
 def _write_images(folder: Path, images: np.ndarray) -> None:

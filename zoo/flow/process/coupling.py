@@ -15,11 +15,7 @@ Reader = Callable[[Sequence[int]], Tensor]
 
 
 def assign(x0: Tensor, x1: Tensor) -> Tensor:
-    """Pair noise (B, ...) with data (B, ...) so that the sum of squared distances is least.
-
-    Returns:
-        Permutation (B,), int64 on the CPU: x0[permutation[i]] goes with x1[i].
-    """
+    """Permutation (B,), int64 on the CPU, by which x0[permutation[i]] goes with x1[i], of least squared distances."""
     from scipy.optimize import linear_sum_assignment  # here, for it costs a start as much as half of torch
 
     if len(x0) != len(x1):
@@ -92,16 +88,8 @@ def pooled_permutation(
 ) -> Tensor:
     """Pair the noise and the data of a whole epoch, pool by pool, so that small batches profit from transport too.
 
-    The pools are drawn anew for each seed. With labels (size,) each pool holds one class only. Noise that is drawn from
-    one seed per index need not be stored: item i takes the noise of index `result[i]`.
-
-    Args:
-        noise: reads the noise of indices.
-        data: reads the data of indices.
-        size: items of the epoch.
-        seed: of the pools; the same in all processes, another in every epoch.
-        label: classes (size,), int64.
-        pool: most items paired at once; time grows with its cube and memory with its square.
+    The pools, of at most `pool` items, are drawn anew for each seed. With labels (size,) each holds one class only.
+    Item i takes the noise of index `result[i]`.
     """
     at_least(1, pool=pool)
     if label is not None and len(label) != size:

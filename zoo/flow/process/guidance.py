@@ -91,11 +91,8 @@ def velocity_field(
     """The field of a time and points (B, ...) whose integral turns noise into samples.
 
     Args:
-        net: the trained net.
-        path: the path that it was trained on.
         label: classes (B,) or (1,), int64; None runs the net without labels.
         guidance: None gives the conditional field where there are labels, which it needs.
-        prediction: what the net predicts.
     """
     if guidance is not None and (label is None or not net.num_classes):
         raise ValueError(f"guidance needs labels and a net with classes; found {label} and {net.num_classes} classes")

@@ -74,10 +74,7 @@ def log_likelihood(
 
 
 def dequantise(images: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Spread 8-bit values evenly over their bins, so that a density of them bounds the probability of the image.
-
-    Returns:
-        Data (B, ...), float32, -1 to 1.
+    """Spread 8-bit values evenly over their bins of [-1, 1], so that a density of them bounds that of the image.
 
     Source: Theis et al., "A note on the evaluation of generative models" (2016), section 3.1.
     """

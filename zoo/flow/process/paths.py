@@ -97,9 +97,6 @@ class Polynomial(AffinePath):
 
     Args:
         power: n, at least 1.
-
-    Raises:
-        ValueError: when the power is below 1, where the velocity at t = 0 is infinite.
     """
 
     def __init__(self, power: float = 2.0) -> None:

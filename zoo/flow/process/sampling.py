@@ -18,12 +18,9 @@ PAIRS, SAMPLES = -3, -4
 
 
 def noise(seeds: Sequence[int], shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
-    """Noise whose every sample comes from a seed of its own: the same for any batch size and number of processes.
+    """Standard normal noise (len(seeds), *shape), float32, whose every sample comes from a seed of its own.
 
-    It is drawn on the CPU, so that all devices give the same.
-
-    Returns:
-        x_0 (len(seeds), *shape), float32, standard normal.
+    So it is the same for any batch size and number of processes, and, drawn on the CPU, for all devices.
     """
     if not seeds:
         raise ValueError("noise needs at least one seed")
@@ -42,10 +39,7 @@ def invert(velocity: VectorField, x1: Tensor, solver: Solver) -> Solution:
 
 
 def slerp(first: Tensor, second: Tensor, weights: Tensor) -> Tensor:
-    """Interpolate on the great circle between two noises, which keeps their norm where a straight line shrinks it.
-
-    Returns:
-        Noises (K, ...) for weights (K,) of the second, 0 to 1.
+    """Noises (K, ...) on the great circle between two, by weights (K,) of the second; a line would shrink their norm.
 
     Source: Shoemake, "Animating rotation with quaternion curves" (1985).
     """
@@ -75,7 +69,6 @@ def inpaint(
 
     Args:
         velocity: the field, for instance of `Sampler.field`.
-        x0: noise (B, ...), float.
         known: data (B, ...); its values outside the mask do not count.
         mask: bool, broadcastable to (B, ...); True where the data is known.
         path: that the net was trained on.
@@ -95,8 +88,7 @@ def inpaint(
 def straightness(velocity: VectorField, x0: Tensor, solver: Solver) -> Tensor:
     """How far each path is from a straight line: the integral of |(x_1 - x_0) - v(t, x_t)|^2 over t, by trapezoids.
 
-    Returns:
-        Values (B,), 0 for a straight line at constant speed, which one Euler step follows exactly.
+    The values (B,) are 0 for a straight line at constant speed, which one Euler step follows exactly.
 
     Source: Liu et al., "Flow Straight and Fast" (2023), section 2.2.
     """

@@ -70,7 +70,7 @@ class Dopri5:
             step = min(self._step, remaining)
             end = last if step == remaining else t + direction * step
             candidate, slopes = self._try(x, slope, t, direction * step, end)
-            error = _norm(_combined(direction * step, ERROR, slopes), self._scale(x, candidate))
+            error = _norm(_moved(torch.zeros_like(x), direction * step, ERROR, slopes), self._scale(x, candidate))
             if error <= 1:
                 factor = SAFETY * max(error, 1e-10) ** -ALPHA * self._error**BETA
                 factor = min(MAX_FACTOR, max(MIN_FACTOR, factor))
@@ -106,7 +106,7 @@ class Dopri5:
         slopes = [slope]
         candidate = x
         for node, stage in zip(NODES[1:], STAGES[1:], strict=True):
-            candidate = x + _combined(step, stage, slopes)
+            candidate = x + _moved(torch.zeros_like(x), step, stage, slopes)
             slopes.append(self._evaluate(end if node == 1 else t + node * step, candidate))
         return candidate, slopes
 
@@ -124,14 +124,6 @@ class Dopri5:
         further = (0.01 / steepest) ** 0.2 if steepest > 1e-15 else max(1e-6, guess * 1e-3)
         step = min(100 * guess, further, span)
         return step if step > SMALLEST_STEP else SMALLEST_STEP
-
-
-def _combined(step: float, weights: Sequence[float], slopes: Sequence[Tensor]) -> Tensor:
-    total = torch.zeros_like(slopes[0])
-    for weight, slope in zip(weights, slopes, strict=True):
-        if weight:
-            total = total + (step * weight) * slope
-    return total
 
 
 def _norm(x: Tensor, scale: Tensor) -> float:
@@ -219,9 +211,7 @@ class Solver:
         """Integrate from one time to another.
 
         Args:
-            velocity: the field.
             x: state (B, ...) at `start`, float.
-            start: first time.
             end: last time; before the first one, the flow runs backwards over the same grid.
             keep_trajectory: record the states at all times of the grid.
             project: changes the state at each time of the grid but the first, for instance to keep known pixels.
@@ -301,10 +291,8 @@ def time_grid(steps: int, grid: Grid = "uniform", sway: float = -1.0) -> list[fl
     """Ascending times from 0 to 1, of so many intervals.
 
     Args:
-        steps: intervals, at least 1.
         grid: "uniform": i / n. "edm": t = 1 / (1 + s) with the noise levels s of Karras et al., whose first time,
             0.012, is moved to 0. "cosine": 1 - cos(pi i / 2n). "sway": t + sway (cos(pi t / 2) - 1 + t).
-        sway: -1 to 1.
 
     Source: Karras et al. (2022), equation 5; sway: Chen et al., "F5-TTS" (2024), equation 7.
     """

@@ -23,36 +23,24 @@ from zoo.audio.corpora.corpus import CACHES, Corpus, EmbeddedCorpus, cache_folde
 from zoo.audio.io.files import walk
 from zoo.common.folders import data_folder
 from zoo.common.ranges import at_least
+from zoo.flow.data.items import EVALUATION_EPOCH
 from zoo.flow.sequence.restore import FEATURE_SUFFIX
 from zoo.training.data import Key, ZooDataModule, item_seed
 
-EVALUATION_EPOCH = -1  # epoch of the keys whose noise is the same in every validation
 SEED_LIMIT = 2**62
 
 
 class Sequences(Dataset[dict[str, Any]]):
-    """Base of the datasets, keyed by (epoch, item) in training and by the item in evaluation.
+    """Base of the datasets, keyed by (epoch, item) in training and by the item in evaluation."""
 
-    Attributes:
-        seed: of everything random.
-    """
-
-    seed: int
-
-    def __len__(self) -> int:
-        raise NotImplementedError(f"{type(self).__name__} defines no __len__()")
+    seed: int  # of everything random
 
     def pair(self, item: int, rng: np.random.Generator, training: bool) -> tuple[Tensor, Tensor]:
         """A clean sequence (C, T) and the degraded one (C', T), float32; evaluation crops from the beginning."""
         raise NotImplementedError(f"{type(self).__name__} defines no pair()")
 
     def __getitem__(self, key: Key | int) -> dict[str, Any]:
-        """One item, keyed by (epoch, item) in training and by the item in evaluation.
-
-        Returns:
-            Clean `x1` (C, T) and degraded `condition` (C', T), float32 in their own units; `x0`, noise like `x1`;
-            `seed`, of the task's random numbers for this item.
-        """
+        """Clean `x1` and degraded `condition` (C, T), float32; `x0`, noise like `x1`; `seed` of the task's draws."""
         epoch, item = key if isinstance(key, tuple) else (EVALUATION_EPOCH, key)
         rng = np.random.default_rng(item_seed(self.seed, epoch, item))
         x1, condition = self.pair(item, rng, epoch != EVALUATION_EPOCH)
@@ -124,7 +112,6 @@ class SequenceData(ZooDataModule):
         val_items: items for validation, from the end of the sorted corpus.
         statistics_items: training items, evenly from all, whose first crops give the statistics of the features.
         batch_size: items per batch and process, of similar length.
-        num_workers: loader processes.
         seed: of order, crops, degradation and noise.
     """
 
@@ -185,9 +172,6 @@ class MelData(SequenceData):
         embedded_if_missing: use what is made in code, with a message, where a folder does not exist.
         embedded_utterances: size of the embedded corpus.
         kwargs: of SequenceData.
-
-    Raises:
-        FileNotFoundError: when a folder does not exist.
     """
 
     def __init__(
@@ -265,9 +249,6 @@ class FeatureData(SequenceData):
         max_frames: longest training crop.
         val_frames: longest excerpt of a validation item.
         kwargs: of SequenceData.
-
-    Raises:
-        FileNotFoundError: when a folder does not exist.
     """
 
     def __init__(

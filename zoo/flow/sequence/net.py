@@ -238,11 +238,7 @@ class Normaliser(nn.Module):
         return bool(self.frames > 0)
 
     def fit(self, examples: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Take the statistics of sequences (channels, T) with their conditions (condition_channels, T).
-
-        Raises:
-            ValueError: when there is no frame, the bins are others, or no bin of either kind changes.
-        """
+        """Take the statistics of sequences (channels, T) with their conditions (condition_channels, T)."""
         sums = [torch.zeros(2, size, dtype=torch.float64) for size in (self.channels, self.condition_channels)]
         frames = 0
         for example in examples:

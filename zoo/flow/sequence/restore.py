@@ -40,12 +40,10 @@ class SequenceRestorer(Inference):
         normaliser: the scale of its training.
         mel: waveform to log-mel; None for a net of other features, which takes feature files only.
         solver: how to integrate; 8 Euler steps by default.
-        guidance: null for the conditional field.
         temperature: standard deviation of the noise that the flow starts from; 0 for a deterministic restoration.
         seed: of that noise; the same for every file.
         chunk_frames: length of a chunk; about that of the training crops is what the net knows.
         overlap_frames: shared by neighbouring chunks, at most half a chunk.
-        chunk_batch: chunks restored together.
     """
 
     input_suffixes: ClassVar[tuple[str, ...]] = (*files.AUDIO_SUFFIXES, FEATURE_SUFFIX)
@@ -67,6 +65,11 @@ class SequenceRestorer(Inference):
         chunk_batch: int = 4,
     ) -> None:
         at_least(0, temperature=temperature)
+        sizes, scaled = ((part.channels, part.condition_channels) for part in (net, normaliser))
+        if sizes != scaled:
+            raise ValueError(f"channels and condition_channels differ: net {sizes}, normaliser {scaled}")
+        if mel is not None and sizes != (mel.n_mels, mel.n_mels):
+            raise ValueError(f"the mel has {mel.n_mels} bands, net.channels and condition_channels are {sizes}")
         self.net = net
         self.path = path
         self.normaliser = normaliser
@@ -79,21 +82,12 @@ class SequenceRestorer(Inference):
         self.chunk_frames = chunk_frames
         self.overlap_frames = overlap_frames
         self.chunk_batch = chunk_batch
-        self._check_parts()
         context = self._chunker(1).context
         if mel is not None and context * mel.hop_length < mel.padding_samples:
             least = math.ceil(math.ceil(mel.padding_samples / mel.hop_length) * 8 / 3)
             raise ValueError(
                 f"overlap_frames is at least {least} with this mel, whose frames overlap; not {overlap_frames}"
             )
-
-    def _check_parts(self) -> None:
-        sizes = (self.net.channels, self.net.condition_channels)
-        scaled = (self.normaliser.channels, self.normaliser.condition_channels)
-        if sizes != scaled:
-            raise ValueError(f"channels and condition_channels differ: net {sizes}, normaliser {scaled}")
-        if self.mel is not None and sizes != (self.mel.n_mels, self.mel.n_mels):
-            raise ValueError(f"the mel has {self.mel.n_mels} bands, net.channels and condition_channels are {sizes}")
 
     @torch.inference_mode()
     def restore(

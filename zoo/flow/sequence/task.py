@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
+from zoo.audio.analysis.griffin_lim import griffin_lim
 from zoo.audio.analysis.mel import LogMel
 from zoo.common.ranges import one_of, within
+from zoo.common.report import new_figure
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.paths import PREDICTIONS, AffinePath, Prediction
 from zoo.flow.process.solvers import Solver
 from zoo.flow.process.time_samplers import TimeSampler, at_evaluation_times, seeded_draws
 from zoo.flow.sequence.net import Normaliser, SequenceNet, valid_frames
+from zoo.training.callbacks.media import log_audio, log_figure
 from zoo.training.task import OptimizerCallable, SingleOptimizerTask
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MEL_SETTINGS = ("sample_rate", "n_fft", "hop_length", "win_length", "n_mels", "f_min", "f_max")
 
@@ -146,8 +153,39 @@ class SequenceTask(SingleOptimizerTask):
             terms["identity_l1"] = masked_mean((batch["condition"] - batch["x1"]).abs(), lengths)
         return terms, count
 
+    def draw_samples(self, batches: list[Any], last: bool) -> None:
+        """Show degraded, restored and clean sequences, those of a mel as audio of the Griffin-Lim algorithm, too."""
+        restorer: Any = self.inference()
+        index = 0
+        for batch in batches:
+            with self.trainer.precision_plugin.val_step_context():
+                restored = restorer.restore(batch["condition"], batch["lengths"], batch["x0"])
+            for row, frames in enumerate(batch["lengths"][: self.sample_settings.items - index].tolist()):
+                shown = {
+                    title: values[row, :, :frames].float()
+                    for title, values in (("input", batch["condition"]), ("result", restored), ("target", batch["x1"]))
+                }
+                log_figure(self, f"val/sequence_{index}", _figure(shown))
+                if self.mel is not None:
+                    for title, audio in zip(shown, griffin_lim(torch.stack([*shown.values()]), self.mel), strict=True):
+                        log_audio(self, f"val/{title}_{index}", audio, self.mel.sample_rate)
+                index += 1
+
     def _normalised(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
         return self.normaliser.normalise(batch["x1"]), self.normaliser.normalise_condition(batch["condition"])
+
+
+def _figure(sequences: Mapping[str, Tensor]) -> Figure:
+    """Sequences (C, T) below one another, on one scale where they have as many channels."""
+    figure = new_figure(8.0, 0.4 + 2.2 * len(sequences))
+    target = sequences["target"]
+    for axes, (title, values) in zip(figure.subplots(len(sequences), 1), sequences.items(), strict=True):
+        limits = {"vmin": float(target.min()), "vmax": float(target.max())} if len(values) == len(target) else {}
+        drawn = axes.imshow(values.cpu().numpy(), origin="lower", aspect="auto", cmap="magma", **limits)
+        axes.set(title=title, ylabel="channel")
+        figure.colorbar(drawn, ax=axes)
+    axes.set_xlabel("frame")
+    return figure
 
 
 def masked_mean(values: Tensor, lengths: Tensor) -> Tensor:

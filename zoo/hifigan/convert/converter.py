@@ -47,7 +47,7 @@ class HifiganConverter(Converter[HifiganFile]):
     formats = "known are the original's g_* and do_*, Coqui's, SpeechBrain's and the SSL vocoder's checkpoints"
 
     def is_original(self, path: Path | str) -> bool:
-        """Whether a path is a HiFi-GAN file of another project, or a folder with a `g_*` file, told by its name."""
+        """Whether a path is a HiFi-GAN file of another project, or a folder with a `g_*` file, by its name."""
         try:
             file = pair(Path(path))[0]
         except FileNotFoundError:
@@ -91,7 +91,7 @@ class HifiganConverter(Converter[HifiganFile]):
             config: the original's settings, or the path of its config.json; by default the one beside the file.
 
         Returns:
-            The generator with its weights, in training mode; fused when the file's weight norm was removed.
+            The generator in training mode; fused when the file's weight norm was removed.
 
         Raises:
             FileNotFoundError: when the file or its config is missing.
@@ -249,12 +249,11 @@ def _our_training(original: HifiganFile, state: Mapping[str, Tensor], gamma: flo
 
 
 def _initial_rate(group: Mapping[str, Any], gamma: float, epoch: int) -> float:
-    """The learning rate that training began with."""
     return group["initial_lr"] if "initial_lr" in group else group["lr"] / gamma**epoch
 
 
 def _known_settings(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """What optimizer and schedule of a checkpoint say, in the original's words."""
+    """Settings of a checkpoint's optimizer and schedule, in the original's words."""
     known: dict[str, Any] = {}
     gammas = [schedule["gamma"] for schedule in checkpoint.get("lr_schedulers") or [] if "gamma" in schedule]
     if gammas:

@@ -72,13 +72,10 @@ def generator_spec(config: Mapping[str, Any], in_channels: int | None = None) ->
         config: the original's settings.
         in_channels: input channels where the settings lack `num_mels`.
 
-    Returns:
-        `class_path` and `init_args`.
-
     Raises:
         ValueError: when a size is missing.
     """
-    given = {"num_mels": in_channels, **config} if in_channels is not None else dict(config)
+    given = {**({} if in_channels is None else {"num_mels": in_channels}), **config}
     arguments = _arguments(given, GENERATOR_KEYS)
     arguments["resblock"] = str(arguments["resblock"])
     return part("zoo.hifigan.Generator", **arguments, conditioner=None, padding_mode="zeros", init="default")
@@ -155,15 +152,12 @@ def recipe_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 def original_config(
     generator: Mapping[str, Any], mel: Mapping[str, Any] | None, training: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Settings in the original's words.
+    """What config.json holds.
 
     Args:
-        generator: constructor arguments of the generator.
-        mel: constructor arguments of the mel front end; None writes the generator's keys alone.
+        generator: its constructor arguments.
+        mel: those of the mel front end; None writes the generator's keys alone.
         training: the original's keys whose values are known from the run.
-
-    Returns:
-        What config.json holds.
     """
     config = {theirs: generator[ours] for theirs, ours in GENERATOR_KEYS.items()}
     if mel is None:

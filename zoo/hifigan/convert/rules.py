@@ -125,15 +125,9 @@ def split_prefixes(state: Mapping[str, Value], prefixes: Mapping[str, str]) -> d
 
 
 def with_weight_norm(state: Mapping[str, Tensor]) -> State:
-    """Give plain convolution weights of a generator weight norm back, so that they can be trained on.
+    """Give plain convolution weights of a generator (no prefix) weight norm back, so that they can be trained on.
 
     The direction is the weight itself and the gain its norm: the function is the same up to rounding.
-
-    Args:
-        state: entries of a generator (no prefix), each convolution plain or parametrised.
-
-    Returns:
-        Entries by our parametrised names.
     """
     result: State = {}
     for key, value in state.items():
@@ -185,9 +179,9 @@ def layout_of(content: Mapping[str, Any]) -> HifiganFile | None:
     if is_state(model := content.get("model")):
         if any(key.startswith("model_g.") for key in model):
             return renamed("coqui", by_part(split_prefixes(model, PREFIXES["coqui"])))
-        critics = content.get("model_disc")
+        discriminators = content.get("model_disc")
         is_generator = any(key.startswith("conv_pre.") for key in model)
-        parts = {"generator": model} | (by_part(critics) if is_state(critics) else {})
+        parts = {"generator": model} | (by_part(discriminators) if is_state(discriminators) else {})
         return renamed("coqui", parts) if is_generator else None
     if is_state(state := content.get("state_dict")):
         ours = "zoo" in content or any(key.startswith(("mpd.", "msd.")) for key in state)
@@ -242,15 +236,11 @@ def settings_of(path: Path, config: Config = None, known: Mapping[str, Any] | No
 
 
 def build_generator(original: HifiganFile, config: Mapping[str, Any], source: Path) -> Generator:
-    """Build the generator of a file and load its weights.
+    """Build the generator of a file and load its weights; fused when the file's weight norm was removed.
 
     Args:
-        original: what was read.
         config: the original's settings.
         source: named in errors.
-
-    Returns:
-        The generator; fused when the file's weight norm was removed.
 
     Raises:
         ValueError: when the file holds none, or settings and weights do not fit.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import importlib.util
+import logging
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -15,13 +18,17 @@ from torch import Tensor
 from zoo.audio.analysis.features import FEATURE_SUFFIXES, open_features
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.io import files
-from zoo.audio.io.chunking import Chunker
-from zoo.audio.io.resample import StreamResampler, resample_array
-from zoo.hifigan.inference.onnx_export import export_onnx
+from zoo.audio.io.chunking import Chunker, resampled
+from zoo.audio.io.resample import resample_array
+from zoo.common.atomic import replacing
 from zoo.hifigan.nets.generator import Generator
 from zoo.runs.inference import Inference, as_audio
 
+log = logging.getLogger(__name__)
+
 CHUNK_FRAMES = 256  # new frames per step (3 s at 22.05 kHz); the context adds 30 or so
+_ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+_ONNX_SHAPES = ((1, 37), (3, 20))  # (batch, frames) that the exporter has not seen
 
 
 class Vocoder(Inference):
@@ -119,7 +126,9 @@ class Vocoder(Inference):
         if source.suffix.lower() in FEATURE_SUFFIXES:
             channels, pieces = 1, self._synthesise(self._mel_blocks(source))
         else:
-            channels, pieces = files.info(source).channels, self._copy(self._audio_blocks(source))
+            header = files.info(source)
+            blocks = files.blocks(source, CHUNK_FRAMES * self.generator.hop_length)
+            channels, pieces = header.channels, self._copy(resampled(blocks, header.sample_rate, self.sample_rate))
         samples = 0
         with files.Writer(target, self.sample_rate, channels) as writer:
             for piece in pieces:
@@ -133,16 +142,8 @@ class Vocoder(Inference):
         return f"8 frames to {len(audio)} samples at {self.sample_rate} Hz"
 
     def export_onnx(self, path: Path) -> float:
-        """Write the generator as ONNX; see `zoo.hifigan.inference.onnx_export`."""
+        """Write the generator as ONNX; see the function of this name."""
         return export_onnx(self.generator, path)
-
-    def _audio_blocks(self, source: Path) -> Iterator[np.ndarray]:
-        """A file's audio (C, n) at the model's rate."""
-        header = files.info(source)
-        resampler = StreamResampler(header.sample_rate, self.sample_rate, header.channels)
-        for block in files.blocks(source, CHUNK_FRAMES * self.generator.hop_length):
-            yield resampler.push(block)
-        yield resampler.push(np.zeros((header.channels, 0), np.float32), last=True)
 
     def _mel_blocks(self, source: Path) -> Iterator[np.ndarray]:
         """A mel file in pieces (1, n_mels, n)."""
@@ -201,3 +202,55 @@ class Vocoder(Inference):
         overlap = 0 if context is None else 2 * context
         window = sys.maxsize if context is None else CHUNK_FRAMES + overlap
         yield from Chunker(window, overlap, hop, fades=False).follow(blocks, run)
+
+
+def export_onnx(generator: Generator, path: Path | str) -> float:
+    """Write a generator with folded weight norm as an ONNX model with free batch size and length.
+
+    Args:
+        generator: left as it is; a fused copy is exported.
+        path: the `.onnx` file, replaced only by a checked model. Input `frames` (B, in_channels, F), output `audio`
+            (B, 1, T), float32.
+
+    Returns:
+        Largest absolute difference between torch and onnxruntime on random input of several shapes.
+
+    Raises:
+        ImportError: when the extra `export` is not installed.
+    """
+    missing = [name for name in _ONNX_PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ImportError(f"ONNX export needs {', '.join(missing)}: pip install zoo[export]")
+    path = Path(path)
+    fused = copy.deepcopy(generator).cpu().float().eval().fuse_()
+    example = torch.zeros(2, fused.in_channels, 16)
+    with replacing(path) as temporary:
+        torch.onnx.export(
+            fused,
+            (example,),
+            temporary,
+            dynamo=True,
+            input_names=["frames"],
+            output_names=["audio"],
+            dynamic_shapes={"x": {0: torch.export.Dim("batch"), 2: torch.export.Dim("time")}},
+            external_data=False,
+            verbose=False,
+        )
+        difference = _onnx_difference(fused, temporary)
+    log.info("%s: largest difference to torch %.1e", path, difference)
+    return difference
+
+
+def _onnx_difference(generator: Generator, path: Path) -> float:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    random = torch.Generator().manual_seed(0)
+    largest = 0.0
+    for batch, frames in _ONNX_SHAPES:
+        x = torch.randn(batch, generator.in_channels, frames, generator=random)
+        with torch.inference_mode():
+            expected = generator(x)
+        found = torch.from_numpy(session.run(["audio"], {"frames": x.numpy()})[0])
+        largest = max(largest, float((found - expected).abs().max()))
+    return largest

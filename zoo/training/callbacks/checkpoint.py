@@ -9,6 +9,7 @@ import math
 import os
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from lightning.pytorch.loops.fit_loop import _FitLoop
 from zoo.common.atomic import TEMPORARY_MARK, sweep_temporaries
 from zoo.common.ranges import at_least, one_of
 from zoo.runs import checkpoints as files
+from zoo.runs.checkpoints import score_of
 from zoo.runs.csv_log import RunCSV
 from zoo.runs.folder import run_folder
 from zoo.runs.frozen import frozen_modules
@@ -150,6 +152,7 @@ class Checkpoints(Checkpoint):
         self.save_best = save_best
         self.keep_last = keep_last
         self.stop = StopRequest()
+        self.listeners: list[Callable[[L.Trainer, Path], None]] = []  # called on every rank when a file is written
         self._saved_step = -1
         self._saved_at = 0.0
         self._at_boundary = True
@@ -301,7 +304,12 @@ class Checkpoints(Checkpoint):
     def _save(self, trainer: L.Trainer, path: Path) -> None:
         if type(trainer.strategy).__name__ not in SHARDING_STRATEGIES:
             trainer.save_checkpoint(path, weights_only=False)
-            return
+        else:
+            self._save_shards(trainer, path)
+        for listener in self.listeners:
+            listener(trainer, path)
+
+    def _save_shards(self, trainer: L.Trainer, path: Path) -> None:
         # every rank writes into one folder, so its name does not carry a process number
         aside = path.with_name(f".{path.name}{TEMPORARY_MARK}shards")
         trainer.save_checkpoint(aside, weights_only=False)
@@ -336,11 +344,6 @@ class Checkpoints(Checkpoint):
 def is_trial(trainer: L.Trainer) -> bool:
     """Whether this is a fast_dev_run, which leaves no files."""
     return bool(getattr(trainer, "fast_dev_run", False))
-
-
-def score_of(path: Path) -> float:
-    """The metric value in the name of a best checkpoint."""
-    return float(path.stem.split("-", 2)[2])
 
 
 def check_disk(folder: Path, module: L.LightningModule, copies: int) -> None:

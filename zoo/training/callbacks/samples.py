@@ -116,6 +116,8 @@ def is_last(trainer: L.Trainer) -> bool:
     """Whether no further validation will come before the fit reaches its limit of steps or epochs."""
     if trainer.state.fn != "fit" or trainer.should_stop:
         return True
+    if trainer.sanity_checking:  # Lightning does not know its periods yet
+        return False
     per_epoch = float(trainer.num_training_batches)
     left = math.inf
     if trainer.max_steps >= 0:

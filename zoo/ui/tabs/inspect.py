@@ -8,7 +8,8 @@ from typing import Any
 
 import gradio as gr
 
-from zoo.ui.places import CONFIG_NAME, Places
+from zoo.runs.listing import CONFIG_NAME
+from zoo.ui.places import Places
 from zoo.ui.processes import Trainings, last_error
 from zoo.ui.tabs.pieces import one_line, said
 

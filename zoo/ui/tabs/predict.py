@@ -11,12 +11,13 @@ import gradio as gr
 import yaml
 
 from zoo.common.reading.text import safe_load
+from zoo.runs.listing import CONFIG_NAME, tail
 from zoo.ui import charts
 from zoo.ui.checks import strings
 from zoo.ui.forms import Form, parse_lines
-from zoo.ui.places import CONFIG_NAME, Places
+from zoo.ui.places import Places
 from zoo.ui.processes import Trainings, last_error
-from zoo.ui.readings import is_media, tail
+from zoo.ui.readings import is_media
 from zoo.ui.store import Store
 from zoo.ui.tabs.pieces import one_line, said
 

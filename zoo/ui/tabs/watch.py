@@ -7,10 +7,11 @@ from typing import Any
 
 import gradio as gr
 
+from zoo.runs.listing import LOG_NAME, is_rate, losses_of
 from zoo.ui import charts
-from zoo.ui.places import LOG_NAME, Places
+from zoo.ui.places import Places
 from zoo.ui.processes import Trainings
-from zoo.ui.readings import Metrics, is_rate, last_media, log_of, losses_of
+from zoo.ui.readings import Metrics, last_media, log_of
 from zoo.ui.tabs.pieces import one_line, title
 
 BUSY = ("running", "stopping", "active")

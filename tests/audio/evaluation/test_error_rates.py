@@ -1,6 +1,6 @@
 import pytest
 
-from zoo.audio.corpora.transcripts import character_errors, edit_distance, has_words, normalise, word_errors
+from zoo.audio.evaluation.judges import character_errors, edit_distance, has_words, normalise, word_errors
 
 
 @pytest.mark.parametrize(

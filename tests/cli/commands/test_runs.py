@@ -1,0 +1,58 @@
+import json
+
+from tests.run_folders import INTERRUPTED, make
+from zoo.cli.main import main
+
+
+def test_the_list(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    make(tmp_path / "flow/smoke/20260101-100000")
+    make(
+        tmp_path / "compressed_ad/key_to_door_base/20260101-100001",
+        steps=250000,
+        log=INTERRUPTED,
+        recipe="compressed_ad/key_to_door_base",
+    )
+    assert main(["runs", "--root", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["recipe", "run", "state", "step", "best", "age"]
+    assert all(len(line) <= 80 for line in lines)
+    assert any("flow/smoke" in line and "finished" in line and "10/10" in line for line in lines)
+
+
+def test_the_list_is_cut(tmp_path, capsys):
+    for number in range(3):
+        make(tmp_path / f"flow/smoke/{number}")
+    assert main(["runs", "--root", str(tmp_path), "--last", "2"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "1 older ones: --last 0 lists all"
+    assert main(["runs", "--root", str(tmp_path), "--json", "--last=0"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 3
+
+
+def test_one_run(tmp_path, capsys):
+    folder = make(tmp_path / "flow/smoke/1", log=INTERRUPTED, steps=99)
+    (folder / "media" / "step_00000010").mkdir(parents=True)
+    (folder / "media" / "step_00000010" / "grid.png").touch()
+    assert main(["runs", "1", "--root", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    for part in ("stopped", "10 of 99", "2 min", "val/loss 0.5 at step 10", "step_00000010.ckpt", "sound", "grid.png"):
+        assert part in told
+    assert f"zoo fit --ckpt_path {folder}" in told
+    assert main(["runs", "1", "--root", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["config"]["batch size"] == 4
+
+
+def test_nothing_there(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["runs"]) == 1
+    assert "runs: no such folder" in capsys.readouterr().err
+    (tmp_path / "runs").mkdir()
+    assert main(["runs"]) == 0
+    assert "no runs below runs" in capsys.readouterr().out
+    assert main(["runs", "x"]) == 1
+    assert "no run 'x'" in capsys.readouterr().err
+    (tmp_path / "runs" / "bare").mkdir()
+    assert main(["runs", "bare"]) == 1
+    assert "holds no run" in capsys.readouterr().err
+    assert main(["runs", "x", "y"]) == 1
+    assert "zoo compare" in capsys.readouterr().err

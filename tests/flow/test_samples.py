@@ -1,0 +1,234 @@
+"""What a run shows at its validations, and the figures of samples that it may choose checkpoints by."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.harness import REPOSITORY
+from zoo.audio.analysis.mel import LogMel
+from zoo.audio.augment.degrade import Degrader
+from zoo.cli.main import main
+from zoo.flow.data.datamodule import ImageData, PointData
+from zoo.flow.data.pair_data import PairData
+from zoo.flow.evaluation.feature_metrics import FeatureMetrics
+from zoo.flow.nets.mlp import ToyNet
+from zoo.flow.nets.unet import UNet
+from zoo.flow.process.guidance import Guidance
+from zoo.flow.process.paths import ConditionalOT
+from zoo.flow.process.solvers import Solver
+from zoo.flow.process.time_samplers import UniformTimes
+from zoo.flow.sequence.data import FeatureData, MelData
+from zoo.flow.sequence.net import Normaliser, SequenceNet
+from zoo.flow.sequence.task import SequenceTask
+from zoo.flow.task import FlowTask
+from zoo.training.callbacks.rng import RNGState
+from zoo.training.callbacks.samples import Samples
+
+PICTURES = ["val_samples.png", "val_trajectory.png"]
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, 1e-3)
+
+
+def images(classes: int = 10, size: int = 8, channels: int = 1, **options: Any) -> FlowTask:
+    torch.manual_seed(0)
+    net = UNet(size, channels, 8, (1, 2), (1,), 1, 0.0, classes)
+    drop = 0.1 if classes else 0.0
+    return FlowTask(
+        net, ConditionalOT(), UniformTimes(), adam, label_drop=drop, solver=Solver("euler", 3), chunk=4, **options
+    )
+
+
+def digits(**options: Any) -> ImageData:
+    return ImageData(**{"image_resolution": 8, "channels": 1, "batch_size": 8, "max_per_class": 10, **options})
+
+
+def fit(task: L.LightningModule, data: Any, folder: Path, steps: int = 2, **samples: Any) -> list[list[str]]:
+    """Train and validate after each step; returns the names in media/ of each step."""
+    trainer = L.Trainer(
+        accelerator="cpu", devices=1, default_root_dir=folder, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, max_steps=steps, val_check_interval=1,
+        check_val_every_n_epoch=None, num_sanity_val_steps=0, use_distributed_sampler=False,
+        callbacks=[RNGState(), Samples(**{"share": 1e9, **samples})],
+    )  # fmt: skip
+    trainer.fit(task, data)
+    return [sorted(file.name for file in step.iterdir()) for step in sorted((folder / "media").glob("*"))]
+
+
+def size(path: Path) -> tuple[int, int]:
+    with Image.open(path) as picture:
+        return picture.size
+
+
+def test_images_by_class_and_guidance_with_their_way(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    found = fit(images(guidance=Guidance(3.0)), digits(), tmp_path)
+    assert found == [PICTURES, ["val_animation.gif", *PICTURES]]
+    assert "no samples" not in caplog.text
+    # ten classes of 8 x 8 pixels enlarged to 48 with 2 between them; names, and four rows with their titles
+    assert size(tmp_path / "media" / "step_00000001" / "val_samples.png") == (500, 12 + 4 * (12 + 50))
+    # four samples at the noise and after three steps
+    assert size(tmp_path / "media" / "step_00000001" / "val_trajectory.png") == (200, 12 + 4 * (12 + 50))
+    with Image.open(tmp_path / "media" / "step_00000002" / "val_animation.gif") as animation:
+        assert animation.n_frames >= 4
+
+
+def test_without_classes_in_odd_colours_and_more_items_than_data(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 6, 6, 3), np.uint8)
+    np.savez(tmp_path / "set.npz", images=pixels, labels=np.zeros(12, np.int64))
+    data = digits(
+        root=str(tmp_path / "set.npz"), image_resolution=6, channels=3, val_every=12, batch_size=5, max_per_class=0
+    )
+    found = fit(images(0, 6, 3), data, tmp_path / "run", items=15)
+    assert len(data.val_set) == 1 and found == [PICTURES, ["val_animation.gif", *PICTURES]]
+    assert size(tmp_path / "run" / "media" / "step_00000001" / "val_samples.png") == (15 * 50, 2 * (12 + 50))
+
+
+def test_nearest_training_images_are_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task, data = images(), digits()
+    monkeypatch.setattr("zoo.flow.task.REAL_ITEMS", 7)
+    fit(task, data, tmp_path, steps=1)
+    assert task._real is not None and task._real.shape == (7, 1, 8, 8)
+    assert torch.equal(task._real[-1], data.train_set.data([len(data.train_set) - 1])[0])
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_samples_change_no_weight(tmp_path: Path, enabled: bool) -> None:
+    found = {}
+    for kind, shown in (("plain", False), ("this", enabled)):
+        task = images()
+        media = fit(task, digits(), tmp_path / kind, enabled=shown)
+        found[kind] = [weight.detach().clone() for weight in task.parameters()]
+    assert bool(media) == enabled
+    assert all(torch.equal(*pair) for pair in zip(found["plain"], found["this"], strict=True))
+
+
+def points(**options: Any) -> FlowTask:
+    net = ToyNet(widths=(8,))
+    return FlowTask(net, ConditionalOT(), UniformTimes(), adam, label_drop=0.0, solver=Solver("euler", 2), **options)
+
+
+def test_points_over_the_data(tmp_path: Path) -> None:
+    found = fit(points(), PointData(train_points=40, val_points=3, batch_size=16), tmp_path)
+    assert found == [["val_samples.png"], ["val_animation.gif", "val_samples.png"]]
+
+
+def test_pairs_of_reflow(tmp_path: Path) -> None:
+    data = PairData(str(tmp_path / "none"), 16, embedded_if_missing=True)
+    assert fit(points(), data, tmp_path / "run", 1) == [["val_animation.gif", "val_samples.png"]]
+    data = PairData(str(tmp_path / "none"), 16, 0.004, digits(), 0.5, True, (1, 8, 8), 10)
+    task = images()
+    assert fit(task, data, tmp_path / "mixed", 1) == [["val_animation.gif", *PICTURES]]
+    assert torch.equal(task._real[0], data.train_set.pairs[0, 0]["x1"])
+
+
+def test_other_samples_are_not_drawn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    net = ToyNet(5, (4,))
+    task = FlowTask(net, ConditionalOT(), UniformTimes(), adam, label_drop=0.0)
+    data = PairData(str(tmp_path / "none"), 16, embedded_if_missing=True, embedded_shape=(5,))
+    assert fit(task, data, tmp_path / "run", 1) == []
+    assert "no samples" not in caplog.text
+
+
+def sequences(channels: int, condition_channels: int, mel: LogMel | None) -> SequenceTask:
+    net = SequenceNet(channels, condition_channels, 8, 1, 2)
+    scale = Normaliser(channels, condition_channels)
+    return SequenceTask(net, ConditionalOT(), UniformTimes(), scale, adam, mel=mel, chunk_frames=32, overlap_frames=16)
+
+
+def test_mels_as_pictures_and_audio(tmp_path: Path) -> None:
+    mel = LogMel(8000, 256, 64, 256, 10, 0.0, 4000.0)
+    data = MelData(
+        mel, Degrader(steps=["noise"]), max_seconds=0.2, val_seconds=0.2, val_items=3, statistics_items=2,
+        embedded_utterances=6, batch_size=2,
+    )  # fmt: skip
+    (found,) = fit(sequences(10, 10, mel), data, tmp_path, 1, items=2)
+    kinds = ("input_{}.wav", "result_{}.wav", "sequence_{}.png", "target_{}.wav")
+    assert found == sorted(f"val_{kind.format(index)}" for kind in kinds for index in range(2))
+
+
+def test_features_as_pictures(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for folder, channels in (("clean", 3), ("degraded", 5)):
+        (tmp_path / folder).mkdir()
+        for index in range(4):
+            np.save(tmp_path / folder / f"{index}.npy", rng.standard_normal((channels, 7 + index), np.float32))
+    data = FeatureData(str(tmp_path / "clean"), str(tmp_path / "degraded"), val_items=1, batch_size=2)
+    assert fit(sequences(3, 5, None), data, tmp_path / "run", 1) == [["val_sequence_0.png"]]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "files"),
+    [
+        ("smoke", ["val_animation.gif", *PICTURES]),
+        ("smoke_audio", [f"val_{kind}_0" for kind in ("input", "result", "sequence", "target")]),
+    ],
+)
+def test_smoke_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str, files: list[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ["--trainer.max_steps=1", "--trainer.val_check_interval=1", "--trainer.limit_val_batches=1"]
+    options += ["--samples.items=1", "--trainer.default_root_dir=run"]
+    assert main(["fit", "--config", str(REPOSITORY / "configs" / "flow" / f"{recipe}.yaml"), *options]) == 0
+    (step,) = (tmp_path / "run" / "media").iterdir()
+    found = sorted(file.name for file in step.iterdir())
+    assert step.name == "step_00000001" and all(name.startswith(part) for name, part in zip(found, files, strict=True))
+
+
+class Kept(L.Callback):
+    """Keeps a metric of every validation."""
+
+    def __init__(self, key: str) -> None:
+        self.key, self.values = key, []
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.values.append(float(trainer.callback_metrics[self.key]))
+
+
+def judged(folder: Path, task: FlowTask, steps: int, **options: Any) -> list[float]:
+    kept = Kept("val/frechet")
+    trainer = L.Trainer(
+        accelerator="cpu", devices=1, default_root_dir=folder, logger=False, max_steps=steps, val_check_interval=1,
+        check_val_every_n_epoch=None, num_sanity_val_steps=0, enable_progress_bar=False, enable_model_summary=False,
+        enable_checkpointing=False, callbacks=[kept],
+    )  # fmt: skip
+    trainer.fit(task, digits(), **options)
+    trainer.save_checkpoint(folder / "last.ckpt")
+    return kept.values
+
+
+def test_frechet_at_every_second_validation_also_after_a_resume(tmp_path: Path) -> None:
+    def metrics() -> FeatureMetrics:
+        return FeatureMetrics(["frechet", "spread", "nearest"], count=20, every=2, extractor="pixels")
+
+    task = images(sample_metrics=metrics())
+    values = judged(tmp_path, task, 3)
+    assert task.evaluated == ("val/loss", "val/frechet", "val/std_ratio", "val/nearest", "val/nearest_ratio")
+    assert [math.isnan(value) for value in values] == [False, True, False]
+    assert values[0] > 1 and values[0] != values[2]
+    resumed = judged(tmp_path, images(sample_metrics=metrics()), 5, ckpt_path=tmp_path / "last.ckpt")
+    assert [math.isnan(value) for value in resumed] == [True, False]
+
+
+def test_the_digits_classifier_judges_and_changes_no_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zoo.flow.evaluation.classifier.EPOCHS", 1)
+    task, plain = images(sample_metrics=FeatureMetrics(["frechet", "accuracy"], 20, cache=None)), images()
+    values = judged(tmp_path, task, 2)
+    assert all(math.isfinite(value) for value in values)
+    fit(plain, digits(), tmp_path / "plain", enabled=False)
+    assert all(torch.equal(*pair) for pair in zip(task.parameters(), plain.parameters(), strict=True))
+
+
+def test_points_are_no_images(tmp_path: Path) -> None:
+    task = points(sample_metrics=FeatureMetrics())
+    with pytest.raises(ValueError, match=r"judges images, found samples \(2,\)"):
+        fit(task, PointData(train_points=40, val_points=3, batch_size=16), tmp_path)
+    with pytest.raises(ValueError, match="every is at least 1"):
+        FeatureMetrics(every=0)

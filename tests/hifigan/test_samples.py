@@ -1,0 +1,64 @@
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from tests.harness import REPOSITORY, fingerprint, newest
+from zoo.audio.corpora.corpus import EmbeddedCorpus
+from zoo.audio.io import files
+from zoo.cli.main import main
+
+SMOKE = REPOSITORY / "configs" / "hifigan" / "smoke.yaml"
+FEW = ["--trainer.max_steps", "3", "--trainer.val_check_interval", "1", "--trainer.enable_progress_bar", "false"]
+RATE = 22050
+
+
+def fit(run, *options):
+    assert main(["fit", "--config", str(SMOKE), *FEW, "--trainer.default_root_dir", str(run), *options]) == 0
+    return sorted(path.relative_to(run / "media").as_posix() for path in run.glob("media/*/*"))
+
+
+def kinds(step, clips):
+    return [f"step_{step:08d}/clip{i}_{kind}" for i in clips for kind in ("generated.wav", "mel.png", "target.wav")]
+
+
+def test_more_items_than_clips_at_the_first_and_last_validation_and_no_trace_in_the_weights(tmp_path):
+    # odd lengths, no time for validations in between
+    odd = ["--data.init_args.val_seconds", "0.777", "--model.init_args.media_items", "9", "--samples.share", "0"]
+    assert fit(tmp_path / "on", *odd) == kinds(1, (0, 1)) + kinds(3, (0, 1))
+    folder = tmp_path / "on" / "media" / "step_00000003"
+    generated, rate = files.read(folder / "clip0_generated.wav")
+    target, _ = files.read(folder / "clip0_target.wav")
+    assert rate == RATE and generated.shape == target.shape == (1, int(0.777 * RATE) // 256 * 256)
+    embedded = EmbeddedCorpus(12, RATE)
+    clip = embedded.read(10)[: target.shape[1]]
+    np.testing.assert_allclose(target[0], clip * (0.95 / embedded.peaks[10]), atol=1e-4)
+    assert imread(folder / "clip0_mel.png").shape[2] >= 3
+    assert fit(tmp_path / "off", *odd, "--samples.enabled", "false") == []
+    on, off = (fingerprint(newest(tmp_path / name)) for name in ("on", "off"))
+    assert on == off
+
+
+@pytest.mark.parametrize("items", [0, 4])
+def test_one_clip_of_features_made_elsewhere(tmp_path, items):
+    generator = np.random.default_rng(0)
+    lengths = EmbeddedCorpus(12, RATE).lengths
+    for index, length in enumerate(lengths):
+        features = generator.standard_normal((40, int(length) // 256), dtype=np.float32)
+        np.save(tmp_path / f"embedded{index:04d}.npy", features)
+    options = ["--data.init_args.features", str(tmp_path), "--data.init_args.val_items", "1"]
+    options += ["--model.init_args.mel", "null", "--model.init_args.media_items", str(items)]
+    assert fit(tmp_path / "run", *options, "--samples.share", "1000") == [
+        name for step in (1, 2, 3) for name in kinds(step, range(min(items, 1)))
+    ]
+
+
+def test_a_fault_in_drawing_ends_nothing(tmp_path, monkeypatch, caplog):
+    def fail(*args):
+        raise RuntimeError("no figure")
+
+    monkeypatch.setattr("zoo.hifigan.task.mel_figure", fail)
+    assert fit(tmp_path / "run", "--samples.share", "1000") == [
+        name for step in (1, 2, 3) for name in kinds(step, [0]) if name.endswith(".wav")
+    ]
+    assert newest(tmp_path / "run").name == "step_00000003.ckpt"
+    assert sum("no figure" in record.message for record in caplog.records) == 1
