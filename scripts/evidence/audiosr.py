@@ -12,6 +12,7 @@ from scripts.bench.tools import Finding, evidence, save, train_once
 from zoo.audiosr.evaluation.evaluate import (
     CEILING,
     LINEAR,
+    MEASURES,
     NOISE,
     RESTORED,
     UNPROCESSED,
@@ -107,7 +108,7 @@ def _means(evaluation: Evaluation) -> dict[str, dict[str, float]]:
     values: dict[str, dict[str, list[float]]] = {}
     for row in evaluation.rows:
         if row["status"] == "done":
-            for measure in evaluation.measures:
+            for measure in MEASURES:
                 value = row.get(measure.name, math.nan)
                 if math.isfinite(value):
                     values.setdefault(row["system"], {}).setdefault(measure.name, []).append(value)

@@ -98,10 +98,15 @@ def test_cache_before_training(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "cache_mode" in capsys.readouterr().err
 
 
-def test_compare_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_checkpoints_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.save({"net.a.w": torch.ones(2), "net.b.w": torch.ones(2)}, tmp_path / "1.pt")
     torch.save({"net.a.w": torch.ones(2), "net.b.w": torch.zeros(2)}, tmp_path / "2.pt")
-    call = ["compare", str(tmp_path / "1.pt"), str(tmp_path / "2.pt"), f"--output={tmp_path / 'found.json'}"]
+    call = [
+        "compare-checkpoints",
+        str(tmp_path / "1.pt"),
+        str(tmp_path / "2.pt"),
+        f"--output={tmp_path / 'found.json'}",
+    ]
     assert cli.main(call) == 0
     assert "net.b.w" in capsys.readouterr().out
     assert (tmp_path / "found.json").is_file()

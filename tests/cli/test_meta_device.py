@@ -19,7 +19,8 @@ import zoo.hifigan.data
 import zoo.hifigan.task
 from tests.cli.meta_device import META, HostWork, prepared, train, validate, weightless, without_autocast
 from tests.cli.test_recipes import FRAGMENTS, RECIPES, name, without_downloads
-from zoo.audiosr.inference.chunks import Chunks, copied_bands
+from zoo.audiosr.diffusion.samplers import conditioned
+from zoo.audiosr.inference.chunks import copied_bands
 from zoo.audiosr.inference.reconstruct import Reconstructor
 from zoo.audiosr.inference.restore import Restorer as SuperResolver
 from zoo.audiosr.nets.features import whole_mel
@@ -186,9 +187,8 @@ def _(inference: SuperResolver) -> None:
     condition = split(inference.autoencoder.encode(mel))[0]
     encoded = inference.net.encode_clip(mel)
     copied = copied_bands(inference.features, np.array([4000.0]))
-    parts = inference.net, inference.autoencoder, inference.features, inference.diffusion
-    chunks = Chunks(*parts, inference.settings, copied, encoded)
-    predict = chunks._predict(condition * inference.net.latent_scale, torch.zeros(2, dtype=torch.int64, device=META))
+    scale, settings = inference.net.latent_scale, inference.settings
+    predict = conditioned(inference.net, condition * scale, encoded, settings.guidance_scale, settings.guidance_rescale)
     sampler = inference.settings.sampler
     sampler.steps = 2
     latent = sampler.sample(predict, noise(*condition.shape), inference.diffusion, repeat(noise(*condition.shape)))

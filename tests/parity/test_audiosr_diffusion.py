@@ -10,10 +10,11 @@ import torch
 from tests.numeric import assert_agrees
 from zoo.audiosr.data.cutoff import detect
 from zoo.audiosr.data.simulate import FILTER_TYPES, lowpass
-from zoo.audiosr.diffusion.samplers import DDIM, guided, time_grid
+from zoo.audiosr.diffusion.samplers import DDIM, time_grid
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.unet import UNet
+from zoo.blocks import mix
 from zoo.common.reading.foreign import load_foreign
 from zoo.hifigan.nets.generator import Generator
 
@@ -76,7 +77,11 @@ def test_trajectories(folder, unet, steps, eta, scale):
 
     key = f"s{steps}_eta{eta}_g{scale}"
     noises = iter(golden[f"ddim_noise_{key}"]) if eta else None
-    predict = guided(under(condition), under(nothing), scale)
+    given, free = under(condition), under(nothing)
+
+    def predict(x, t):
+        return given(x, t) if scale == 1 else mix(given(x, t), free(x, t), scale)
+
     x0 = DDIM(steps, eta, "original").sample(predict, golden["x_T"], CosineDiffusion(), noises)
     close(x0, golden[f"ddim_{key}"], 1e-4)
 

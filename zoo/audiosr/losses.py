@@ -283,11 +283,8 @@ class Objective(nn.Module):
         Args:
             latent: clean latents (B, C, H, W) in the net's scale.
             condition: latents of the low-resolution input, likewise.
-            t: diffusion steps (B,) int64.
-            noise: (B, C, H, W).
-            place: of crops (B,).
+            t: diffusion steps (B,) int64; like `noise`, `place` and `known` as in `Step` and `Draws`.
             full_audio: log-mel (B, 1, F, n_mels) for the global encoder; None without one.
-            known: `t` and `place` on the host; None asks the device for them.
 
         Returns:
             Sums over the items of each term, (1,): those of several devices can be joined and added.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.audiosr.data.cutoff import CONFIDENCE
-from zoo.audiosr.diffusion.samplers import DPMSolver, Sampler, row_noise
+from zoo.audiosr.diffusion.samplers import DPMSolver, Sampler, conditioned, row_noise
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.losses import DiffusionTerm, Known, Objective, check_parts, checked, draws, replicated, weighted_sum
 from zoo.audiosr.nets.denoiser import UNCONDITIONAL, Denoiser
@@ -18,22 +18,12 @@ from zoo.audiosr.nets.features import MelFeatures, whole_mel
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.audiosr.nets.vae import sample_latents, split
 from zoo.common.ranges import one_of, within
-from zoo.training.callbacks.media import log_audio, log_figure, mel_figure
+from zoo.training.callbacks.media import log_audio, log_figure, mel_figure, spectra_figure
 from zoo.training.compiling import Mode as CompileMode
 from zoo.training.compiling import compile_in_place
 from zoo.training.data import ZooDataModule, item_seed
 from zoo.training.freezing import freeze
-from zoo.training.task import OptimizerCallable, SingleOptimizerTask, WeightedMeans, ZooTask
-
-
-def log_signals(task: ZooTask, name: str, signals: dict[str, Tensor], sample_rate: int, features: MelFeatures) -> None:
-    """Keep a restored clip, its target and the others as sounds, and the mels of both as a picture."""
-    for kind, audio in signals.items():
-        log_audio(task, f"{name}_{kind}", audio, sample_rate)
-    pair = torch.stack([signals["target"], signals["restored"]])[:, None].to(task.device)
-    target, restored = features(pair)[:, 0].mT
-    log_figure(task, f"{name}_mel", mel_figure(target, restored))
-
+from zoo.training.task import OptimizerCallable, SingleOptimizerTask, WeightedMeans
 
 Mode = Literal["full", "global_encoder", "unet_only"]
 _ENCODER = "global_encoder"
@@ -87,7 +77,8 @@ class DiffusionTask(SingleOptimizerTask):
     Validation has no chance in it: each item at 8 diffusion steps from 1/16 to 15/16 with noise of its own. Its `loss`
     is the weighted sum of the terms there. With a vocoder the first `restore_items` clips are restored as well: `lsd`,
     `lsd_hf` (above the cut-off), `lsd_lf`, each also as `unprocessed_...` (the input as it is) and `ceiling_...` (the
-    target through autoencoder and vocoder).
+    target through autoencoder and vocoder). The first `samples.items` of these are kept as sounds and spectra; where
+    no clip is restored, mels of generated latents are drawn.
 
     Gradients that are accumulated when an epoch ends are stepped with then; Lightning divides them by
     `accumulate_grad_batches` all the same, so that this step is as much smaller.
@@ -131,6 +122,8 @@ class DiffusionTask(SingleOptimizerTask):
     inference_class = "zoo.audiosr.Restorer"
     inference_parts = ("net", "autoencoder", "vocoder", "features", "diffusion", "condition_autoencoder")
     seed: int
+    guidance_scale: float
+    guidance_rescale: float
 
     def __init__(
         self,
@@ -189,13 +182,13 @@ class DiffusionTask(SingleOptimizerTask):
         self.compile_options = (compile_mode, compile_fullgraph)
         for group, size in train_only(net, trains).items():
             log.info("trains: %s (%d weights)", group, size)
-        self._resting = [module for module in net.modules() if not module.training]
+        self._frozen_modules = [module for module in net.modules() if not module.training]
         self._replicas: list[nn.Module] = []  # a list keeps it out of the state dict
 
     def train(self, mode: bool = True) -> Self:
         """Change the mode; frozen parts of the net stay in evaluation mode."""
         super().train(mode)
-        for module in self._resting if mode else ():
+        for module in self._frozen_modules if mode else ():
             module.training = False
         return self
 
@@ -262,11 +255,46 @@ class DiffusionTask(SingleOptimizerTask):
         if self.vocoder is not None and batch_idx < self.restore_items:
             restorer: Any = self.inference(sampler=self.restore_sampler)
             high, low = (batch[key][0, 0].float().cpu() for key in ("high", "low"))
-            signals, values = restorer.compare(high, low, float(batch["cutoff_hz"][0]))
-            if stage == "val":
-                log_signals(self, f"clip{batch_idx}", signals, restorer.sample_rate, self.features)
+            cutoff_hz = float(batch["cutoff_hz"][0])
+            signals, values = restorer.compare(high, low, cutoff_hz)
+            if self.shows(stage, batch_idx):
+                self.show(lambda: self._log_signals(f"clip{batch_idx}", signals, cutoff_hz))
             return {**terms, **values}, count
         return terms, count
+
+    def _log_signals(self, name: str, signals: Mapping[str, Tensor], cutoff_hz: float) -> None:
+        """Keep a restored clip, its input, target and ceiling as sounds, and the spectra of the first three."""
+        rate = self.features.sample_rate
+        for kind, audio in signals.items():
+            log_audio(self, f"{name}_{kind}", audio, rate)
+        shown = {kind: signals[kind] for kind in ("input", "restored", "target")}
+        log_figure(self, f"{name}_spectra", spectra_figure(shown, rate, cutoff_hz))
+
+    def draw_samples(self, batches: list[Batch], last: bool) -> None:
+        """Draw mels of generated latents where validation restores no clip, for want of a vocoder or of its choice."""
+        if self.vocoder is not None and self.restore_items:
+            return
+        number, items = 0, self.sample_settings.items
+        for batch in batches:
+            kept = {key: value[: items - number] for key, value in batch.items() if isinstance(value, Tensor)}
+            with self.trainer.precision_plugin.val_step_context():
+                pairs = zip(*self._generated_mels(kept, number), strict=True)
+            for target, generated in pairs:
+                log_figure(self, f"clip{number}_mel", mel_figure(target[0].T, generated[0].T))
+                number += 1
+
+    def _generated_mels(self, batch: Batch, first: int) -> tuple[Tensor, Tensor]:
+        """Log-mels of the targets, and those generated from the inputs by noise of their own."""
+        high, low = self._mels(batch)
+        scale = self.net.latent_scale
+        condition = split(self._moments(low, self.condition_autoencoder))[0] * scale
+        full_audio = self._full_audio(high, low)
+        encoded = None if full_audio is None else self.net.encode_clip(full_audio)
+        predict = conditioned(self.net, condition, encoded, self.guidance_scale, self.guidance_rescale)
+        seeds = [item_seed(self.sample_settings.seed, _NO_EPOCH, first + row) for row in range(len(high))]
+        noises = row_noise(seeds, condition.shape[1:], condition.device)
+        latent = self.restore_sampler.sample(predict, next(noises), self.diffusion, noises)
+        return high, self.autoencoder.decode(latent / scale).float()
 
     def _compare(self, latent: Tensor, *others: Tensor | None, known: Known) -> dict[str, Tensor]:
         """Means of the terms over the items, and their weighted sum as `loss`."""

@@ -31,12 +31,7 @@ class _Stage(ZooTask):
     features: MelFeatures
 
     def _prepare(
-        self,
-        autoencoder: Autoencoder,
-        features: MelFeatures,
-        losses: Mapping[str, AutoencoderTerm],
-        media_items: int,
-        chunk_seconds: float,
+        self, autoencoder: Autoencoder, features: MelFeatures, losses: Mapping[str, AutoencoderTerm], **options: Any
     ) -> None:
         if features.n_mels % autoencoder.factor:
             raise ValueError(
@@ -46,8 +41,8 @@ class _Stage(ZooTask):
         self.autoencoder = autoencoder
         self.features = features
         self.losses = checked({**losses})
-        self.media_items = media_items
-        self.chunk_seconds = chunk_seconds
+        self.media_items: int = options["media_items"]
+        self.keep_options(options)
 
     def on_fit_start(self) -> None:
         """Compile both halves in place when asked for: they are what is called."""
@@ -68,8 +63,8 @@ class _Stage(ZooTask):
         mean, _ = split(moments)
         decoded = self.autoencoder.decode(mean).float()
         terms = self._terms(AutoencoderStep(mel, decoded, moments))
-        if stage == "val" and batch_idx < self.media_items:
-            log_figure(self, f"clip{batch_idx}_mel", mel_figure(mel[0, 0].T, decoded[0, 0].T))
+        if self.shows(stage, batch_idx):
+            self.show(lambda: log_figure(self, f"clip{batch_idx}_mel", mel_figure(mel[0, 0].T, decoded[0, 0].T)))
         values = {
             "l1": functional.l1_loss(decoded, mel),
             "l2": functional.mse_loss(decoded, mel),
@@ -107,7 +102,7 @@ class AutoencoderTask(_Stage, SingleOptimizerTask):
         **kwargs: Any,
     ) -> None:
         super().__init__(optimizer, **kwargs)
-        self._prepare(autoencoder, features, losses, media_items, chunk_seconds)
+        self._prepare(autoencoder, features, losses, media_items=media_items, chunk_seconds=chunk_seconds)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Encode `high` (B, 1, T) at the features' rate, sample latents, decode."""
@@ -152,7 +147,7 @@ class AdversarialAutoencoderTask(_Stage, GANTask):
         weights = {**loss_weights, **{f"g/{name}": term.weight for name, term in losses.items() if term.weight}}
         super().__init__(autoencoder, discriminators, optimizer_g, optimizer_d, weights, **kwargs)
         del self.generator  # one name in checkpoints, see the property
-        self._prepare(autoencoder, features, losses, media_items, chunk_seconds)
+        self._prepare(autoencoder, features, losses, media_items=media_items, chunk_seconds=chunk_seconds)
 
     @property
     def generator(self) -> nn.Module:  # type: ignore[override]

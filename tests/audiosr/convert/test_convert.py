@@ -16,7 +16,7 @@ from zoo.audiosr.convert import (
     original_state,
     to_original,
 )
-from zoo.audiosr.convert.write import Nets, heads_of, layout_of
+from zoo.audiosr.convert.write import Nets, layout_of
 from zoo.audiosr.convert.write import write as write_theirs
 from zoo.audiosr.diffusion.samplers import DPMSolver
 from zoo.audiosr.nets.denoiser import Denoiser
@@ -234,7 +234,7 @@ def test_heads_of_modelv1_from_the_configuration(tmp_path: Path, heads: int) -> 
     assert convert_config_of(settings, tmp_path)["heads"] == heads
     unet |= {"global_encoder_hidden_dim": 256, "global_encoder_layers": 4}  # that of a model.py, which modelV1 swallows
     path.with_name("config.yaml").write_text(yaml.safe_dump(settings))
-    assert heads_of(from_original(path).global_encoder) == 4
+    assert from_original(path).global_encoder.heads == 4
 
 
 def convert_config_of(settings: dict, folder: Path) -> dict:

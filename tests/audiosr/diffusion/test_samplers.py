@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from zoo.audiosr.diffusion.samplers import DDIM, DPMSolver, guided, row_noise, time_grid
+from zoo.audiosr.diffusion.samplers import DDIM, DPMSolver, row_noise, time_grid
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
 
 SPREAD = 0.4
@@ -101,13 +101,6 @@ def test_grids():
     assert time_grid(20, "dense", 20) == sorted(set(time_grid(20, "dense", 20)), reverse=True)
 
 
-def test_guidance():
-    t = torch.tensor([0])
-    field = guided(lambda x, t: 2 * x, lambda x, t: x, 3.0)
-    assert torch.equal(field(torch.ones(1, 2), t), torch.full((1, 2), 4.0))
-    assert guided(field, None, 1.0) is field
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -116,7 +109,6 @@ def test_guidance():
         (lambda: DPMSolver(5, grid="even"), "one of trailing, dense, original, not 'even'"),
         (lambda: time_grid(101, "trailing", 100), "steps is 1 to 100, not 101"),
         (lambda: time_grid(5, "even", 100), "one of trailing, dense, original, not 'even'"),
-        (lambda: guided(None, None, -1.0), "scale is at least 0, not -1.0"),
         (lambda: DDIM(5, 0.5).sample(None, torch.ones(1, 2), CosineDiffusion()), "pass noises"),
     ],
 )

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from zoo.audiosr.convert.ours import INFERENCE, OriginalModel, as_ours, build_model, task_state
-from zoo.audiosr.convert.read import CONFIG_NAME, FORMATS, AudioSRFile, State, compare, config_of, interpret, told
+from zoo.audiosr.convert.read import CONFIG_NAME, FORMATS, AudioSRFile, State, compare, config_of, in_words, interpret
 from zoo.audiosr.convert.recipe import convert_config
 from zoo.audiosr.convert.write import from_ours, write_model
 from zoo.convert.engine import NO_TRAINING, Converted, Converter
@@ -59,7 +59,7 @@ class AudioSRConverter(Converter[AudioSRFile]):
                 little, or the global encoder's projection is missing.
         """
         model = build_model(self.read(Path(path), config=config), ema, min_matched, allow_partial)
-        for component, text in told(model.report).items():
+        for component, text in in_words(model.report).items():
             log.info("%s: %s %s", path, component, text)
         for note in model.notes:
             log.warning("%s", note)
@@ -117,7 +117,7 @@ class AudioSRConverter(Converter[AudioSRFile]):
             **({"step": original.step} if original.step else {}),
             "configuration": beside,
             **{f"{name} arguments": spec["init_args"] for name, spec in specs.items()},
-            **told(compare(original, specs)),
+            **in_words(compare(original, specs)),
             "averaged weights": "yes" if original.averaged else "no",
             **(projection if original.lacks_projection else {}),
             **{f"left out: {what}": f"{count} tensors" for what, count in original.left_out.items()},

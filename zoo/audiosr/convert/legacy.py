@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from zoo.audiosr.convert.read import CONFIG_NAME
 from zoo.audiosr.convert.recipe import convert_config
 from zoo.common.options import take_option
 from zoo.common.systems import recipe_root
@@ -14,13 +15,12 @@ from zoo.convert import old_calls
 from zoo.convert.old_calls import Call, shown
 from zoo.convert.sizes import part
 
-CONFIG = "config.yaml"  # that the original reads when none is named
-TRAIN = ("--headless", "--term", "--distributed")
-WINDOW = ("--gui", "--legacy-gui")
 TEST = "--test-model"
-FILES = "zoo.audiosr.OriginalFiles"
-MONITOR = "zoo.training.LossMonitor"
-GUARD = "zoo.training.RobustGuard"
+WAYS = {
+    **dict.fromkeys(("--headless", "--term", "--distributed"), "train"),
+    **dict.fromkeys(("--gui", "--legacy-gui"), "window"),
+    TEST: "test",
+}
 
 
 def command(arguments: Sequence[str] | None = None) -> list[str]:
@@ -45,24 +45,24 @@ def translate(arguments: Sequence[str], environment: Mapping[str, str]) -> Call:
         FileNotFoundError: when there is no such configuration.
         ValueError: when several ways are asked for, or it is no configuration of AudioSR or ProjectLily.
     """
-    asked = [each for each in arguments if each in (*TRAIN, *WINDOW, TEST)]
-    ways = {"train" if each in TRAIN else "window" if each in WINDOW else "test" for each in asked} or {"window"}
+    given = [each for each in arguments if each in WAYS]
+    ways = {WAYS[each] for each in given} or {"window"}
     if len(ways) > 1:
-        raise ValueError(f"{' and '.join(asked)} exclude one another; name one")
-    configs, rest = take_option([each for each in arguments if each not in asked], "--config")
+        raise ValueError(f"{' and '.join(given)} exclude one another; name one")
+    configs, rest = take_option([each for each in arguments if each not in WAYS], "--config")
     if ways == {"window"}:
         note = [f"pick the recipe on the page; `zoo convert-config audiosr {configs[0]}` makes one"] if configs else []
         return Call(["ui", *rest], note)
-    original, *fragments = configs or [CONFIG]
+    original, *fragments = configs or [CONFIG_NAME]
     recipe, notes = convert_config(original)
     devices, nodes = old_calls.processes(environment)
     flags: list[str] = []
     if ways == {"train"}:
         if recipe["model"]["init_args"]["latent_scale"] == 1.0:
-            recipe["trainer"]["callbacks"].append({"class_path": FILES})
+            recipe["trainer"]["callbacks"].append({"class_path": "zoo.audiosr.OriginalFiles"})
         else:
             notes.append("the original's file names: its layout has no scale of the latents but 1")
-        if "--distributed" in asked or devices * nodes > 1:
+        if "--distributed" in given or devices * nodes > 1:
             _spread(recipe, devices * nodes)
             fragments.insert(0, shown(recipe_root() / "trainer" / "ddp.yaml"))
             if devices * nodes > 1:
@@ -84,7 +84,8 @@ def _spread(recipe: dict[str, Any], processes: int) -> None:
     recipe["model"]["init_args"]["parallel"] = "none"
     trainer.pop("devices")
     for place, callback in enumerate(trainer["callbacks"]):
-        if callback["class_path"] == MONITOR:
+        if callback["class_path"] == "zoo.training.LossMonitor":
             limit = callback["init_args"]["threshold"]
-            trainer["callbacks"][place] = part(GUARD, limit=limit if math.isfinite(limit) else None)
+            limit = limit if math.isfinite(limit) else None
+            trainer["callbacks"][place] = part("zoo.training.RobustGuard", limit=limit)
     old_calls.share_steps(recipe, processes)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from zoo.audiosr.convert.read import COPY, AudioSRFile, Report, State, check, compare, section, told, transposed
+from zoo.audiosr.convert.read import COPY, AudioSRFile, Report, State, check, compare, in_words, section, transposed
 from zoo.audiosr.nets.denoiser import Denoiser
 from zoo.audiosr.nets.global_encoder import GlobalEncoder
 from zoo.audiosr.nets.vae import Autoencoder
@@ -42,12 +42,7 @@ EXPONENTIAL = (
 
 
 class OriginalUNet(nn.Module):
-    """A denoiser that takes the whole clip's mel in the axis order of its file.
-
-    Args:
-        net: UNet and, if there is one, global encoder.
-        is_mel_first: whether mels and latents are (B, C, n_mels, F).
-    """
+    """A denoiser that takes the whole clip's mel in the axis order of its file: mel first, or time first."""
 
     def __init__(self, net: Denoiser, is_mel_first: bool) -> None:
         super().__init__()
@@ -55,16 +50,7 @@ class OriginalUNet(nn.Module):
         self.is_mel_first = is_mel_first
 
     def forward(self, x: Tensor, t: Tensor, full_audio: Tensor | None = None) -> Tensor:
-        """Predict v (or the noise).
-
-        Args:
-            x: noisy latents and condition side by side (B, in_channels, H, W).
-            t: diffusion steps (B,).
-            full_audio: log-mel of the whole clip, in the order of the file; None leaves the global context out.
-
-        Returns:
-            (B, out_channels, H, W).
-        """
+        """Predict v (or the noise); arguments as of `Denoiser`, the clip's log-mel in the order of the file."""
         if full_audio is not None and self.is_mel_first:
             full_audio = full_audio.transpose(-1, -2)
         return self.net(x, t, full_audio)
@@ -79,31 +65,21 @@ class OriginalModel(nn.Module):
         condition_vae: encodes the condition where the file has another autoencoder for it; None where one serves both.
         vocoder: weight norm folded; None where the file has none. ProjectLily runs it on exp(log-mel), AudioSR on the
             log-mel.
-        layout: of the file.
-        config: the original's configuration; {} without one.
-        step: optimizer steps trained.
+        layout: of the file, like `config` ({} without one) and `step` (optimizer steps trained).
         report: how its tensors matched, by component.
         notes: what was passed over.
     """
 
     def __init__(
-        self,
-        vae: Autoencoder,
-        unet: OriginalUNet,
-        vocoder: Generator | None,
-        layout: str,
-        condition_vae: Autoencoder | None = None,
+        self, file: AudioSRFile, nets: Mapping[str, Any], unet: OriginalUNet, report: Report, notes: list[str]
     ) -> None:
         super().__init__()
-        self.condition_vae = condition_vae
-        self.vae = vae
+        self.condition_vae: Autoencoder | None = nets.get(COPY)
+        self.vae: Autoencoder = nets["vae"]
         self.unet = unet
-        self.vocoder = vocoder
-        self.layout = layout
-        self.config: dict[str, Any] = {}
-        self.step = 0
-        self.report: Report = {}
-        self.notes: list[str] = []
+        self.vocoder: Generator | None = nets.get("vocoder")
+        self.layout, self.config, self.step = file.layout, file.settings, file.step
+        self.report, self.notes = report, notes
 
     @property
     def global_encoder(self) -> GlobalEncoder | None:
@@ -129,10 +105,7 @@ def build_model(file: AudioSRFile, ema: bool, min_matched: float, allow_partial:
     built = {name: _loaded(build(spec), file.parts[name] | averaged.get(name, {})) for name, spec in specs.items()}
     denoiser = Denoiser(built["unet"], built.get("global_encoder"))
     denoiser.latent_scale.copy_(file.scale)
-    unet = OriginalUNet(denoiser, file.is_mel_first)
-    model = OriginalModel(built["vae"], unet, built.get("vocoder"), file.layout, built.get(COPY))
-    model.config, model.step, model.report, model.notes = file.settings, file.step, report, notes
-    return model.eval()
+    return OriginalModel(file, built, OriginalUNet(denoiser, file.is_mel_first), report, notes).eval()
 
 
 def _loaded(net: Any, state: State) -> Any:
@@ -153,13 +126,7 @@ def transpose_kernels(*nets: nn.Module | None) -> None:
 
 
 def features_spec(config: Mapping[str, Any], kind: str, n_mels: int | None = None) -> dict[str, Any]:
-    """Describe the mel front end of a configuration.
-
-    Args:
-        config: the original's.
-        kind: "audiosr" or "projectlily".
-        n_mels: where the configuration does not say them.
-    """
+    """Describe the mel front end of an original's configuration; `n_mels` is for one that does not say them."""
     data, preprocessing = section(config, "data"), section(config, "preprocessing")
     found = {
         ours: value
@@ -209,7 +176,7 @@ def as_ours(file: AudioSRFile, is_checkpoint: bool, allow_partial: bool) -> Conv
     if file.is_mel_first and float(file.scale) != 1.0:
         raise ValueError(
             f"{file.path}: scale_factor is {float(file.scale):g}; ProjectLily does not apply it to the condition, "
-            "AudioSR and our task do, so the net would hear another condition"
+            "AudioSR and our task do, so the net would get another condition"
         )
     model = build_model(file, not is_checkpoint, 1.0, allow_partial)
     parts = describe_parts(file)
@@ -228,7 +195,7 @@ def as_ours(file: AudioSRFile, is_checkpoint: bool, allow_partial: bool) -> Conv
         notes.append(WITHOUT_VOCODER)
     elif file.is_mel_first:
         notes.append(EXPONENTIAL)
-    facts = {"layout": file.layout, "step": file.step, **told(model.report)}
+    facts = {"layout": file.layout, "step": file.step, **in_words(model.report)}
     training: dict[str, Any] = {"loops": loop_state(file.step, 0, automatic=True)}
     made = Converted(parts, nets, None, file.step, 0, training, {"original_config": file.settings}, facts, notes)
     made.state = state = made.tensors()

@@ -23,25 +23,15 @@ from zoo.hifigan.nets.generator import Generator
 
 
 class Layout(NamedTuple):
-    """What is particular to one of the three sources.
+    """What is particular to one of the three sources."""
 
-    Attributes:
-        module: of the classes that its configuration names.
-        conditioner: prefix of the second copy of the autoencoder, which encodes the condition.
-        last_slope: of the vocoder's code.
-        output_padding: of the vocoder's code.
-        fusion: of the global context into the UNet, where there is one.
-        transformers: in a row per down block of the UNet.
-        encoder: channels, heads and layers of its global encoder's class.
-    """
-
-    module: str
-    conditioner: str
-    last_slope: float
-    output_padding: int
-    fusion: str
-    transformers: int
-    encoder: tuple[int, int, int]
+    module: str  # of the classes that its configuration names
+    conditioner: str  # prefix of the second copy of the autoencoder, which encodes the condition
+    last_slope: float  # of the vocoder's code
+    output_padding: int  # likewise
+    fusion: str  # of the global context into the UNet, where there is one
+    transformers: int  # in a row per down block of the UNet
+    encoder: tuple[int, int, int]  # channels, heads and layers of its global encoder's class
 
 
 LAYOUTS = {
@@ -246,21 +236,13 @@ NETS = {
 
 @dataclass
 class AudioSRFile(Original):
-    """What a file holds; `settings` is the original's configuration, {} without one.
-
-    Attributes:
-        path: of the file.
-        parts: tensors by component and name: those of `NETS`, tables, others; floats as float32.
-        averaged: averaged parameters of unet and global_encoder, likewise; empty where there are none.
-        left_out: how many tensors nothing runs, by what they are of.
-        step: optimizer steps trained, as far as the file or its name says.
-    """
+    """What a file holds; `settings` is the original's configuration, {} without one."""
 
     path: Path = Path()
-    parts: dict[str, State] = field(default_factory=dict)
-    averaged: dict[str, State] = field(default_factory=dict)
-    left_out: dict[str, int] = field(default_factory=dict)
-    step: int = 0
+    parts: dict[str, State] = field(default_factory=dict)  # by component and name: of `NETS`, tables, others; float32
+    averaged: dict[str, State] = field(default_factory=dict)  # of unet and global_encoder; empty without
+    left_out: dict[str, int] = field(default_factory=dict)  # how many tensors nothing runs, by what they are of
+    step: int = 0  # optimizer steps trained, as far as the file or its name says
 
     @property
     def is_mel_first(self) -> bool:
@@ -473,22 +455,18 @@ def compare(file: AudioSRFile, specs: Mapping[str, Any]) -> Report:
     return report
 
 
-def told(report: Report) -> dict[str, str]:
+def in_words(report: Report) -> dict[str, str]:
     """A report in words."""
     return {name: ", ".join(f"{count} {what}" for what, count in sorted(report[name].items())) for name in report}
 
 
 def check(file: AudioSRFile, report: Report, min_matched: float, allow_partial: bool) -> list[str]:
-    """Refuse what would not compute as the original does.
+    """Refuse what would not compute as the original does; returns what was passed over.
 
     Args:
-        file: what was read.
         report: of `compare`.
         min_matched: share of each component's tensors that must match, 0 to 1.
         allow_partial: pass over a missing projection of the global encoder.
-
-    Returns:
-        What was passed over.
 
     Raises:
         ValueError: naming the component and what to do.

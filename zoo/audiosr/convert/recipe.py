@@ -52,7 +52,7 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
     """Turn a configuration of ProjectLily, or AudioSR, into a recipe for `zoo fit`.
 
     It trains the same nets on the same features at the same rates. Unlike the original's, its frozen autoencoder stays
-    frozen, its global encoder hears what it hears in inference, and crops and filters are fresh in each epoch.
+    frozen, its global encoder gets what it gets in inference, and crops and filters are fresh in each epoch.
 
     Args:
         path: config.yaml.

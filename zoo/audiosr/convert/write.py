@@ -37,7 +37,6 @@ from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.nets.denoiser import Denoiser
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenVocoder
-from zoo.audiosr.nets.global_encoder import GlobalEncoder
 from zoo.common.atomic import write_atomic
 from zoo.convert.checkpoints import read_ours
 from zoo.convert.names import below, beneath
@@ -61,40 +60,19 @@ TRANSFORMER = {"use_spatial_transformer": True, "transformer_depth": 1, "context
 
 @dataclass
 class Nets:
-    """What goes into a file, with the image axes of its layout.
-
-    Attributes:
-        vae: autoencoder.
-        net: denoiser.
-        vocoder: or None.
-        averaged: averaged parameters of the denoiser by name; empty without.
-        diffusion: the process.
-        features: the front end; None where it is not known.
-        condition_vae: the condition's autoencoder; None where the first serves both.
-    """
+    """What goes into a file, with the image axes of its layout."""
 
     vae: nn.Module
     net: Denoiser
     vocoder: Generator | None
-    averaged: State = field(default_factory=dict)
+    averaged: State = field(default_factory=dict)  # parameters of the denoiser by name; empty without
     diffusion: CosineDiffusion = field(default_factory=CosineDiffusion)
-    features: MelFeatures | None = None
-    condition_vae: nn.Module | None = None
-
-
-def heads_of(encoder: GlobalEncoder) -> int:
-    """Heads of a global encoder's attention, which the shapes of its weights do not show."""
-    layers: Any = encoder.transformer.layers
-    return layers[0].self_attn.num_heads
+    features: MelFeatures | None = None  # None where they are not known
+    condition_vae: nn.Module | None = None  # None where the first serves both
 
 
 def layout_of(net: Denoiser, vae: nn.Module, suffix: str) -> str:
-    """The layout that can hold a denoiser and its autoencoder.
-
-    Args:
-        net: the denoiser.
-        vae: its autoencoder.
-        suffix: of the file; ".bin" asks for AudioSR's.
+    """The layout that can hold a denoiser and its autoencoder; the suffix ".bin" asks for AudioSR's.
 
     Raises:
         ValueError: when none can; the message says why.
@@ -117,7 +95,7 @@ def layout_of(net: Denoiser, vae: nn.Module, suffix: str) -> str:
         return "audiosr"
     if (scale := float(net.latent_scale)) != 1.0:
         raise ValueError(
-            f"latent_scale is {scale:g}; ProjectLily does not apply it to the condition, so the net would hear another "
+            f"latent_scale is {scale:g}; ProjectLily does not apply it to the condition, so the net would get another "
             "one in its files: train with latent_scale: 1.0, or use `zoo export` (a net without a global encoder, with "
             "2 transformers per down block, fits AudioSR's .bin)"
         )
@@ -128,8 +106,7 @@ def layout_of(net: Denoiser, vae: nn.Module, suffix: str) -> str:
             f"fusion {unet.fusion!r} with {down} transformers per down block and suffix {suffix!r} is no original's: "
             "modelV1 is replace with 2, model.py residual with 1, both in a .pt file"
         )
-    layers: Any = encoder.transformer.layers
-    sizes = (encoder.pos_encoding.shape[2], len(layers), encoder.pos_encoding.shape[1])
+    sizes = (encoder.pos_encoding.shape[2], len(encoder.transformer.layers), encoder.pos_encoding.shape[1])
     if layout == "modelV1" and sizes != MODELV1_ENCODER:
         raise ValueError(
             f"modelV1's global encoder has {MODELV1_ENCODER} channels, layers and positions, this one {sizes}"
@@ -151,12 +128,9 @@ def _unfit(vocoder: Generator, layout: str) -> str:
 
 
 def tables(steps: int, scale: Tensor, layout: str) -> State:
-    """The buffers of the original's diffusion, equal to the last bit.
+    """The buffers of the original's diffusion, equal to the last bit, and the scale of the latents.
 
-    Args:
-        steps: of the cosine schedule.
-        scale: of the latents, scalar.
-        layout: of the file; ProjectLily took a switch for the weight of the posterior's variance, which makes it 0.
+    ProjectLily took a switch for the weight of the posterior's variance, which makes it 0.
     """
     times = torch.arange(steps + 1, dtype=torch.float64)
     raw = torch.cos((times / steps + 0.008) / (1 + 0.008) * math.pi * 0.5) ** 2
@@ -219,7 +193,7 @@ def _unshown(nets: Nets) -> dict[str, dict[str, Any]]:
     """Arguments of each net that the shapes of its weights do not show."""
     found: dict[str, dict[str, Any]] = {"unet": {"head_channels": nets.net.unet.head_channels}}
     if nets.net.global_encoder is not None:
-        found["global_encoder"] = {"heads": heads_of(nets.net.global_encoder)}
+        found["global_encoder"] = {"heads": nets.net.global_encoder.heads}
     for name, vae in (("vae", nets.vae), (COPY, nets.condition_vae)):
         if vae is not None:
             found[name] = {"dropout": next(module.p for module in vae.modules() if isinstance(module, nn.Dropout))}
@@ -232,13 +206,7 @@ def _unshown(nets: Nets) -> dict[str, dict[str, Any]]:
 
 
 def original_config(nets: Nets, layout: str, arguments: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The configuration that the original builds such nets from; `vocoder` is for reading it here.
-
-    Args:
-        nets: what is written.
-        layout: of the file.
-        arguments: of its nets, by component.
-    """
+    """The configuration that the original builds nets with these arguments, by component, from."""
     module, features = LAYOUTS[layout].module, nets.features
     mel_bins = {"mel_bins": features.n_mels} if features else {}
 
@@ -281,16 +249,11 @@ def _theirs(arguments: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str, 
 
 
 def write(nets: Nets, layout: str, path: Path, config: dict[str, Any] | None = None) -> list[str]:
-    """Write a file, and the configuration beside it where there is none.
+    """Write a file, and the configuration beside it where there is none; returns notes.
 
     Args:
         nets: in the axis order of the layout.
-        layout: of the file.
-        path: of the file.
         config: the original's configuration; one is made of the nets without.
-
-    Returns:
-        Notes.
 
     Raises:
         ValueError: when the configuration that is already there is another net's.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ FULL_BAND = 0.9  # of half the sample rate: above it lie the anti-aliasing filte
 NATURAL_DB, CERTAIN_DB = 10.0, 30.0  # falls within half an octave: sounds reach 15 dB, filters of 70 dB/octave 30 dB
 CONFIDENCE = 0.5  # from which an edge counts: a fall of 20 dB
 _BLOCK_FRAMES = 1024
+_WINDOW = np.hanning(N_FFT + 1)[:-1].astype(np.float32)
 
 # The log-frequency grid on which an edge is looked for.
 _LOWEST_HZ = 500.0
@@ -40,6 +42,13 @@ class Edge:
     confidence: float  # 0 to 1, from how far the level falls within half an octave and stays: 0 for 10 dB, 1 for 30 dB
 
 
+def frame_magnitudes(audio: np.ndarray, hop_length: int) -> Iterator[np.ndarray]:
+    """Magnitudes (F, 1025) float32 of the whole frames of audio (T,) float32, T >= 2048, some frames at a time."""
+    frames = np.lib.stride_tricks.sliding_window_view(audio, N_FFT)[::hop_length]
+    for start in range(0, len(frames), _BLOCK_FRAMES):
+        yield np.abs(np.fft.rfft(frames[start : start + _BLOCK_FRAMES] * _WINDOW)).astype(np.float32, copy=False)
+
+
 def spectrum(audio: np.ndarray) -> np.ndarray:
     """Magnitude per frequency (1025,) float64 of audio (T,), 0 Hz to half the sample rate; sums of pieces add up.
 
@@ -49,12 +58,7 @@ def spectrum(audio: np.ndarray) -> np.ndarray:
         raise ValueError(f"expected audio (T,), found shape {audio.shape}")
     count = max(0, -(-(len(audio) - N_FFT) // HOP_LENGTH)) + 1
     padded = np.pad(audio.astype(np.float32), (0, (count - 1) * HOP_LENGTH + N_FFT - len(audio)))
-    frames = np.lib.stride_tricks.sliding_window_view(padded, N_FFT)[::HOP_LENGTH]
-    window = np.hanning(N_FFT + 1)[:-1].astype(np.float32)
-    total = np.zeros(N_FFT // 2 + 1)
-    for start in range(0, count, _BLOCK_FRAMES):
-        total += np.abs(np.fft.rfft(frames[start : start + _BLOCK_FRAMES] * window)).sum(axis=0)
-    return total
+    return sum((block.sum(axis=0) for block in frame_magnitudes(padded, HOP_LENGTH)), np.zeros(N_FFT // 2 + 1))
 
 
 def cutoff(magnitudes: np.ndarray, sample_rate: int, share: float = SHARE) -> float:

@@ -131,7 +131,8 @@ class SuperResolutionData(ZooDataModule):
     def prepare_data(self) -> None:
         """Write the corpus caches, once per machine."""
         if self.noise is not None:
-            build(walk(self.noise), self._folder(self.noise), self.sample_rate, max_bad_share=self.max_bad_share)
+            folder = cache_folder(self.cache, self.noise, self.sample_rate)
+            build(walk(self.noise), folder, self.sample_rate, max_bad_share=self.max_bad_share)
         if self.root is None or self.cache_mode == "none":
             return
         for part in self._parts():
@@ -152,20 +153,15 @@ class SuperResolutionData(ZooDataModule):
             train_clips, val_clips = self._split(train_clips)
         else:
             val_clips = valid.usable
+        noises = open_noises(self.noise, self.cache, self.sample_rate, training=True) if self.needs_noise else None
         self.train_set: Crops = Crops(
-            train, train_clips, self.sample_rate, self.segment_samples, self.silence, self.simulation,
-            self._noises(), self.seed,
-        )  # fmt: skip
+            train, train_clips, self.sample_rate, self.segment_samples, self.silence, self.simulation, noises, self.seed
+        )
         self.contents = (train.high.lengths[train_clips],)
         self.val_set: Grid = Grid(
             valid, val_clips[: self.val_items], self.sample_rate, self.val_samples, self.silence, self.simulation,
             self.val_cutoffs_hz,
         )  # fmt: skip
-
-    def counts(self) -> str:
-        """What was found, in words."""
-        self.setup("fit")
-        return f"{len(self.train_set)} clips for training, {len(self.val_set)} items for validation"
 
     def _parts(self) -> list[Part]:
         assert self.root is not None
@@ -174,11 +170,8 @@ class SuperResolutionData(ZooDataModule):
 
     def _corpora(self, part: Part) -> list[tuple[list[Path], Path]]:
         """Files and cache folder of a part's high and, in paired data, low clips."""
-        corpora = [(part.high, self._folder(part.folder, part.lists))]
-        return corpora + ([(part.low, self._folder(part.low_folder, part.lists))] if part.low else [])
-
-    def _folder(self, root: Path, lists: tuple[str | None, str | None] = (None, None)) -> Path:
-        return cache_folder(self.cache, root, self.sample_rate, lists)
+        both = [(part.high, part.folder), (part.low, part.low_folder)]
+        return [(paths, cache_folder(self.cache, root, self.sample_rate, part.lists)) for paths, root in both if paths]
 
     def _recordings(self, part: Part) -> Recordings:
         high, *low = (self._open(paths, folder) for paths, folder in self._corpora(part))
@@ -191,11 +184,6 @@ class SuperResolutionData(ZooDataModule):
             return FileCorpus(paths, self.sample_rate, self.max_bad_share)
         cache = CorpusCache(folder)
         return RamCorpus(cache) if self.cache_mode == "ram" else cache
-
-    def _noises(self) -> Corpus | None:
-        if not self.needs_noise:
-            return None
-        return open_noises(self.noise, self.cache, self.sample_rate, training=True)
 
     def _split(self, clips: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Clips for training and for validation; those of validation in the order drawn, if they are."""
@@ -211,9 +199,8 @@ class SuperResolutionData(ZooDataModule):
         return clips[np.sort(drawn[count:])], clips[drawn[:count]]
 
     def _grid(self, cutoffs_hz: Sequence[float] | None) -> tuple[float, ...]:
-        highest = top(self.sample_rate)
         if cutoffs_hz is None:
-            return tuple(cutoff for cutoff in VAL_CUTOFFS_HZ if cutoff <= highest)
+            return default_cutoffs(self.sample_rate)
         if not cutoffs_hz or not all(0 < cutoff < self.sample_rate / 2 for cutoff in cutoffs_hz):
             raise ValueError(
                 f"data.init_args.val_cutoffs_hz: expected frequencies above 0 and below half the sample rate of "
@@ -230,14 +217,17 @@ class SuperResolutionData(ZooDataModule):
         at_least(1, segment_samples=self.segment_samples, val_samples=self.val_samples)
 
 
-def read_data(config: Path) -> SuperResolutionData:
-    """Build the datamodule of a recipe alone, one that is cached; nothing is decoded yet."""
-    spec = read_config(config).get("data")
+def default_cutoffs(sample_rate: int) -> tuple[float, ...]:
+    """The grid of validation in Hz, as far as a sample rate allows."""
+    return tuple(cutoff for cutoff in VAL_CUTOFFS_HZ if cutoff <= top(sample_rate))
+
+
+def read_data(config: Path, brought: bool = False) -> SuperResolutionData:
+    """Build the datamodule of a recipe alone; nothing is decoded yet. See `read_config` for `brought`."""
+    spec = read_config(config, brought=brought).get("data")
     data = None if spec is None else make(spec, L.LightningDataModule)
     if not isinstance(data, SuperResolutionData):
         raise ValueError(f"{config}: expected data of {SuperResolutionData.__name__}, found {type(data).__name__}")
-    if data.cache_mode == "none":
-        raise ValueError(f"{config}: data.init_args.cache_mode is none, so there is no cache to build")
     return data
 
 
@@ -248,5 +238,8 @@ def cache(config: Path) -> None:
         config: a recipe whose data is AudioSR's.
     """
     data = read_data(config)
+    if data.cache_mode == "none":
+        raise ValueError(f"{config}: data.init_args.cache_mode is none, so there is no cache to build")
     data.prepare_data()
-    print(f"{config}: ready, {data.counts()}")
+    data.setup("fit")
+    print(f"{config}: ready, {len(data.train_set)} clips for training, {len(data.val_set)} items for validation")

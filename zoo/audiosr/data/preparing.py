@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from rich.progress import track
@@ -32,25 +33,6 @@ _DEPTHS = ("PCM_16", "PCM_24", "PCM_32", "FLOAT")  # of the joined file: the dee
 _BYTES = {"PCM_16": 2, "PCM_24": 3, "PCM_32": 4, "FLOAT": 4}
 _WAV_BYTES = 2**32 - 2**16  # a wav counts its bytes in 32 bits
 SETTINGS_NAME = "preprocess.json"
-
-
-class Twin(NamedTuple):
-    """One file to be made into a pair."""
-
-    source: Path
-    high: Path
-    low: Path
-    sample_rate: int
-    low_sample_rate: int
-    mp3_lpf_hz: float
-
-
-class Joint(NamedTuple):
-    """One folder whose files are to be joined."""
-
-    folder: Path
-    target: Path
-    overwrite: bool
 
 
 @writes_into("out_high", "out_low")
@@ -96,11 +78,12 @@ def preprocess(
     sources = files.walk(in_dir)
     if not sources:
         raise ValueError(f"{in_dir}: no file ends in {', '.join(files.AUDIO_SUFFIXES)}")
-    begin_output(
-        out_low,
-        {"sample_rate": sample_rate, "low_sample_rate": low_sample_rate, "mp3_lpf_hz": mp3_lpf_hz},
-        SETTINGS_NAME,
-    )
+    settings: dict[str, Any] = {
+        "sample_rate": sample_rate,
+        "low_sample_rate": low_sample_rate,
+        "mp3_lpf_hz": mp3_lpf_hz,
+    }
+    begin_output(out_low, settings, SETTINGS_NAME)
     for folder in (out_high, out_low):
         sweep_temporaries(folder)
     stems = Counter(path.with_suffix("") for path in sources)
@@ -108,8 +91,8 @@ def preprocess(
     for path in sources:
         name = path.relative_to(in_dir)
         name = name.with_suffix(".wav") if stems[path.with_suffix("")] == 1 else name.with_name(f"{name.name}.wav")
-        jobs.append(Twin(path, out_high / name, out_low / name, sample_rate, low_sample_rate, float(mp3_lpf_hz)))
-    return _count(_make_twin, jobs, workers, "preprocess")
+        jobs.append((path, out_high / name, out_low / name))
+    return _count(partial(_make_pair, **settings), jobs, workers, "preprocess")
 
 
 def _check_apart(in_dir: Path, *outputs: Path) -> None:
@@ -121,20 +104,21 @@ def _check_apart(in_dir: Path, *outputs: Path) -> None:
             )
 
 
-def _make_twin(job: Twin) -> Outcome:
-    if job.high.is_file() and job.low.is_file():
+def _make_pair(paths: tuple[Path, Path, Path], sample_rate: int, low_sample_rate: int, mp3_lpf_hz: float) -> Outcome:
+    source, high_path, low_path = paths
+    if high_path.is_file() and low_path.is_file():
         return "skipped", ""
     try:
-        high = files.read_mono(job.source, job.sample_rate)
+        high = files.read_mono(source, sample_rate)
     except files.AudioFileError as error:
         return "failed", str(error)
-    if job.mp3_lpf_hz > 0:
-        high = lowpass(high, job.sample_rate, job.mp3_lpf_hz, "butter", _ORDER)
-    cutoff_hz = max(STEP_HZ, STEP_HZ * round(GUARD * job.low_sample_rate / 2 / STEP_HZ))
-    low = lowpass(high, job.sample_rate, cutoff_hz, "butter", _ORDER, resample=True)
+    if mp3_lpf_hz > 0:
+        high = lowpass(high, sample_rate, mp3_lpf_hz, "butter", _ORDER)
+    cutoff_hz = max(STEP_HZ, STEP_HZ * round(GUARD * low_sample_rate / 2 / STEP_HZ))
+    low = lowpass(high, sample_rate, cutoff_hz, "butter", _ORDER, resample=True)
     peak = max(1.0, float(np.abs(high).max()), float(np.abs(low).max()))
-    files.write(job.high, high / peak, job.sample_rate)
-    files.write(job.low, low / peak, job.sample_rate)
+    files.write(high_path, high / peak, sample_rate)
+    files.write(low_path, low / peak, sample_rate)
     return "done", ""
 
 
@@ -171,14 +155,15 @@ def splice(folder: Path, output: Path, each: bool = False, overwrite: bool = Fal
     jobs = []
     for place in folders:
         name = place.relative_to(folder)
-        jobs.append(Joint(place, output / name.with_name(f"{name.name}.wav") if each else output, overwrite))
-    return _count(_join, jobs, workers, "splice")
+        jobs.append((place, output / name.with_name(f"{name.name}.wav") if each else output))
+    return _count(partial(_join, overwrite=overwrite), jobs, workers, "splice")
 
 
-def _join(job: Joint) -> Outcome:
-    if job.target.is_file() and not job.overwrite:
+def _join(paths: tuple[Path, Path], overwrite: bool) -> Outcome:
+    folder, target = paths
+    if target.is_file() and not overwrite:
         return "skipped", ""
-    parts = [path for path in files.walk(job.folder, SPLICED) if path.parent == job.folder]
+    parts = [path for path in files.walk(folder, SPLICED) if path.parent == folder]
     try:
         facts = [files.info(path) for path in parts]
         rate = max(each.sample_rate for each in facts)
@@ -189,8 +174,8 @@ def _join(job: Joint) -> Outcome:
             return "failed", f"{odd[0]}: neither mono nor {channels} channels like others of its folder"
         size = sum(each.samples * rate / each.sample_rate for each in facts) * channels * _BYTES[subtype]
         if size > _WAV_BYTES:
-            return "failed", f"{job.folder}: {size / 2**30:.1f} GiB joined, and a wav holds 4; split the folder"
-        with files.Writer(job.target, rate, channels, subtype) as writer:
+            return "failed", f"{folder}: {size / 2**30:.1f} GiB joined, and a wav holds 4; split the folder"
+        with files.Writer(target, rate, channels, subtype) as writer:
             for path, each in zip(parts, facts, strict=True):
                 stream = StreamResampler(each.sample_rate, rate, each.channels)
                 for block in files.blocks(path, _BLOCK_SAMPLES):

@@ -56,17 +56,15 @@ def find_parts(
         ValueError: no audio, or in `paired` a file without counterpart.
     """
     train_home = root / "train" if (root / "train" / HIGH).is_dir() else root
-    valid_home = valid_root
-    beside = root / "valid"
+    valid_home, beside = valid_root, root / "valid"
     if valid_home is None and train_home != root and (beside / HIGH).is_dir() and files.walk(beside / HIGH):
         valid_home = beside
     listed = [None if name is None else read_list(Path(name), _high(train_home)) for name in lists]
+    held_out = set(listed[1] or ())
     high = files.walk(_high(train_home)) if listed[0] is None else listed[0]
+    train = _part(train_home, paired, [path for path in high if path not in held_out], lists)
     if listed[1] is not None:
-        held_out = set(listed[1])
-        train = _part(train_home, paired, [path for path in high if path not in held_out], lists)
         return train, _part(train_home, paired, listed[1], ("", lists[1]))
-    train = _part(train_home, paired, high, lists)
     if valid_home is None:
         return train, None
     return train, _part(valid_home, paired, files.walk(_high(valid_home)), (None, None))

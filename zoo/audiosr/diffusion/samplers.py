@@ -6,19 +6,20 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
+from zoo.audiosr.nets.denoiser import UNCONDITIONAL, Denoiser, concat
 from zoo.blocks import mix
 from zoo.common.ranges import at_least, one_of, within
 
 Predict = Callable[[Tensor, Tensor], Tensor]
 Grid = Literal["trailing", "dense", "original"]
 
-GRIDS = ("trailing", "dense", "original")
+GRIDS: tuple[Grid, ...] = get_args(Grid)
 _DENSITY = 1.5  # exponent of the dense grid: best for DPM-Solver++ on mixtures of Gaussians, at 8 to 20 steps
 
 
@@ -71,7 +72,7 @@ class Sampler(ABC):
         at_least(1, steps=steps)
         one_of(GRIDS, grid=grid)
         self.steps = steps
-        self.grid: Grid = grid
+        self.grid = grid
 
     @abstractmethod
     def sample(
@@ -156,17 +157,32 @@ class DPMSolver(Sampler):
         return x
 
 
-def guided(predict: Predict, unconditional: Predict, scale: float, rescale: float = 0.0) -> Predict:
-    """Guide one function of x_t and t by another, which is never called where the scale is 1; see `mix`."""
-    at_least(0, scale=scale)
-    within(0, 1, rescale=rescale)
-    if scale == 1:
-        return predict
+def conditioned(
+    net: Denoiser, condition: Tensor, encoded: tuple[Tensor, Tensor] | None, scale: float, rescale: float
+) -> Predict:
+    """The net under a condition, guided or not; both outputs of a guided one come from one call.
 
-    def both(x: Tensor, t: Tensor) -> Tensor:
-        return mix(predict(x, t), unconditional(x, t), scale, rescale)
+    Args:
+        condition: latents of the input (B, C, H, W) in the scale that the net sees.
+        encoded: what the global encoder made of the clips (B, ...); None without one.
+        scale: of the guidance, like `rescale` as of `mix`.
+    """
+    copies = 1 if scale == 1 else 2
+    if copies == 2:
+        condition = torch.cat([condition, torch.full_like(condition, UNCONDITIONAL) * net.latent_scale])
+    if encoded is not None:
+        context, sequence = (each.repeat(copies, *[1] * (each.dim() - 1)) for each in encoded)
+        encoded = (context, sequence)
 
-    return both
+    def predict(x: Tensor, t: Tensor) -> Tensor:
+        noisy = concat(x.repeat(copies, 1, 1, 1), condition)
+        output = net(noisy, t.repeat(copies), encoded=encoded).float()
+        if copies == 1:
+            return output
+        conditional, unconditional = output.chunk(2)
+        return mix(conditional, unconditional, scale, rescale)
+
+    return predict
 
 
 def _ancestral_deviation(diffusion: CosineDiffusion, t: int, following: int) -> float:

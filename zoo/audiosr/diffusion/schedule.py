@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from zoo.common.ranges import at_least, one_of
 
-PREDICTIONS = ("v", "noise")
+Prediction = Literal["v", "noise"]
 _OFFSET = 0.008  # keeps the first step's noise from vanishing
 
 
@@ -33,10 +33,10 @@ class CosineDiffusion(nn.Module):
     signal: Tensor
     sigma: Tensor
 
-    def __init__(self, steps: int = 1000, prediction: Literal["v", "noise"] = "v") -> None:
+    def __init__(self, steps: int = 1000, prediction: Prediction = "v") -> None:
         super().__init__()
         at_least(2, steps=steps)
-        one_of(PREDICTIONS, prediction=prediction)
+        one_of(get_args(Prediction), prediction=prediction)
         self.steps = steps
         self.prediction = prediction
         angles = (np.arange(steps + 1) / steps + _OFFSET) / (1 + _OFFSET) * (math.pi / 2)

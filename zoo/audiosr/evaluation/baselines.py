@@ -18,10 +18,9 @@ _EULER = 0.5772156649  # the mean logarithm of a Gaussian bin's power lies so fa
 
 
 def linear(low: np.ndarray, sample_rate: int, cutoff_hz: float) -> np.ndarray:
-    """Linear interpolation of the samples that the band needs, two for each period of the cut-off.
+    """Linear interpolation (T,) float32 of the samples that the band needs, two for each period of the cut-off.
 
-    Returns:
-        (T,) float32; the images above the cut-off are what interpolation leaves.
+    The images above the cut-off are what interpolation leaves.
     """
     narrow = max(round(2 * cutoff_hz), 1)
     samples = resample_array(low, sample_rate, narrow)
@@ -30,13 +29,7 @@ def linear(low: np.ndarray, sample_rate: int, cutoff_hz: float) -> np.ndarray:
 
 
 def mean_envelope(clips: Iterable[np.ndarray]) -> np.ndarray:
-    """Mean logarithm of the magnitude spectrum of clips.
-
-    Args:
-        clips: full-band audio (T,) float each, at one sample rate.
-
-    Returns:
-        (1025,) float64, natural logarithms.
+    """Mean natural logarithm (1025,) float64 of the magnitude spectrum of full-band clips (T,) at one sample rate.
 
     Raises:
         ValueError: when there is no clip with sound.
@@ -53,22 +46,15 @@ def mean_envelope(clips: Iterable[np.ndarray]) -> np.ndarray:
     return (total / count).numpy()
 
 
-def shaped_noise(
-    low: np.ndarray, sample_rate: int, cutoff_hz: float, envelope: np.ndarray, seed: int = 0
-) -> np.ndarray:
+def shaped_noise(low: np.ndarray, sample_rate: int, cutoff_hz: float, envelope: np.ndarray) -> np.ndarray:
     """The input with noise above its cut-off that has a mean envelope, frame by frame at the level of the low band.
 
-    A frame's level is that of the octave below the cut-off, compared with the envelope's; levels are mean logarithms.
-
-    Args:
-        envelope: of `mean_envelope`, at this sample rate.
-
-    Returns:
-        (T,) float32.
+    A frame's level is that of the octave below the cut-off, compared with the envelope's (`mean_envelope` at this
+    sample rate); levels are mean logarithms.
     """
     audio = torch.from_numpy(np.ascontiguousarray(low, np.float32))
     known = _stft(audio)
-    noise = _stft(torch.randn(len(audio), generator=torch.Generator().manual_seed(seed)))
+    noise = _stft(torch.randn(len(audio), generator=torch.Generator().manual_seed(0)))
     last = max(round(cutoff_hz / sample_rate * N_FFT), 2)
     band = slice(last // 2, last)
     shape = torch.from_numpy(envelope).float()[:, None]

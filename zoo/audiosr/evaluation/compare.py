@@ -13,43 +13,33 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from zoo.common import report
 from zoo.common.atomic import write_atomic
 from zoo.common.reading.foreign import load_foreign
+from zoo.convert.names import unwrapped
 from zoo.runs import export
 from zoo.runs.checkpoints import load_checkpoint
 from zoo.runs.folder import find_checkpoint
 
-PREFIXES = ("_orig_mod.", "module.")  # of torch.compile and DataParallel
 WRAPPERS = ("state_dict", "model", "generator")  # keys below which other projects' files keep their weights
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How far apart two tensors of a name are.
-
-    Attributes:
-        largest: largest absolute difference; infinite where only one of them is finite.
-        relative: root of the squared differences' sum over that of the first tensor's squares.
-    """
+    """How far apart two tensors of a name are."""
 
     name: str
-    largest: float
-    relative: float
+    largest: float  # absolute difference; infinite where only one of them is finite
+    relative: float  # root of the squared differences' sum over that of the first tensor's squares
 
 
 @dataclass
 class Component:
-    """What was found in one component.
+    """What was found in one component."""
 
-    Attributes:
-        equal: number of tensors that are bitwise equal or within the tolerance.
-        different: the others, the most different first.
-        other_shape: names with both shapes.
-    """
-
-    equal: int = 0
-    different: list[Difference] = field(default_factory=list)
-    other_shape: list[str] = field(default_factory=list)
+    equal: int = 0  # tensors that are bitwise equal or within the tolerance
+    different: list[Difference] = field(default_factory=list)  # the others, the most different first
+    other_shape: list[str] = field(default_factory=list)  # names with both shapes
     only_first: list[str] = field(default_factory=list)
     only_second: list[str] = field(default_factory=list)
 
@@ -57,9 +47,7 @@ class Component:
 def compare(
     first: Path, second: Path, tolerance: float = 0.0, depth: int = 2, ema: bool = False
 ) -> dict[str, Component]:
-    """Compare two files tensor by tensor.
-
-    The arguments are those of `compare_files`.
+    """Compare two files tensor by tensor; arguments as of `compare_files`.
 
     Returns:
         Findings by component, in the order of the first file.
@@ -84,25 +72,22 @@ def compare(
             part.only_second.append(name)
         elif ours[name].shape != theirs[name].shape:
             part.other_shape.append(f"{name} {tuple(ours[name].shape)} against {tuple(theirs[name].shape)}")
+        elif (difference := _difference(name, ours[name], theirs[name])).largest > tolerance:
+            part.different.append(difference)
         else:
-            difference = _difference(name, ours[name], theirs[name])
-            if difference.largest > tolerance:
-                part.different.append(difference)
-            else:
-                part.equal += 1
+            part.equal += 1
     for part in found.values():
         part.different.sort(key=lambda difference: (-difference.largest, -difference.relative))
     return found
 
 
 def read_tensors(path: Path, ema: bool = False) -> dict[str, Tensor]:
-    """The tensors of a file by name; nothing that it holds is executed.
+    """The tensors of a file by name, on the CPU; nothing that it holds is executed.
+
+    Prefixes of torch.compile and DataParallel are taken off.
 
     Args:
         ema: averaged weights in the place of those that have an average.
-
-    Returns:
-        Tensors on the CPU; prefixes of torch.compile and DataParallel are taken off.
 
     Raises:
         FileNotFoundError: there is nothing.
@@ -116,59 +101,40 @@ def read_tensors(path: Path, ema: bool = False) -> dict[str, Tensor]:
         content = load_checkpoint(find_checkpoint(path))
     else:
         content = load_foreign(path)
-    averages = content.get("ema") if isinstance(content, Mapping) else None
-    wrapper = next((key for key in WRAPPERS if isinstance(content, Mapping) and _is_tree(content.get(key))), None)
-    state = dict(_tensors(content if wrapper is None else content[wrapper], ""))
-    if ema and isinstance(averages, Mapping):
-        state |= dict(_tensors(averages.get("shadow", averages), ""))
+    outer = content if isinstance(content, Mapping) else {}
+    wrapper = next((key for key in WRAPPERS if any(_tensors(outer.get(key)))), None)
+    state = dict(_tensors(content if wrapper is None else outer[wrapper]))
+    if ema and isinstance(averages := outer.get("ema"), Mapping):
+        state |= dict(_tensors(averages.get("shadow", averages)))
     if not state:
         raise ValueError(f"{path}: holds no tensors")
     return state
 
 
-def summary(found: Mapping[str, Component], most: int = 5) -> str:
-    """A table of the findings.
+def _tensors(value: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield prefix, value
+    elif isinstance(value, Mapping):
+        for key, entry in value.items():
+            yield from _tensors(entry, f"{prefix}.{unwrapped(key)}" if prefix else unwrapped(key))
 
-    Args:
-        most: different tensors to name for each component.
-    """
+
+def summary(found: Mapping[str, Component], most: int = 5) -> str:
+    """A table of the findings that names the first `most` tensors of each component."""
     width = max(map(len, found)) + 2
     lines = [f"{'component':<{width}}{'equal':>7}{'differ':>8}{'missing':>9}  largest     relative"]
     for name, part in found.items():
-        missing = [*part.only_first, *part.only_second, *part.other_shape]
-        worst = part.different[0] if part.different else None
-        figures = "" if worst is None else f"  {worst.largest:<10.3g}  {max(d.relative for d in part.different):.3g}"
-        lines.append(f"{name:<{width}}{part.equal:>7}{len(part.different):>8}{len(missing):>9}{figures}")
+        missing = {title: getattr(part, title) for title in ("only_first", "only_second", "other_shape")}
+        figures = ""
+        if part.different:
+            figures = f"  {part.different[0].largest:<10.3g}  {max(d.relative for d in part.different):.3g}"
+        count = sum(map(len, missing.values()))
+        lines.append(f"{name:<{width}}{part.equal:>7}{len(part.different):>8}{count:>9}{figures}")
         lines += [f"    {d.name}  {d.largest:.3g} ({d.relative:.3g})" for d in part.different[:most]]
-        for title in ("only_first", "only_second", "other_shape"):
-            names = getattr(part, title)
+        for title, names in missing.items():
             if names:
                 lines.append(f"    {title.replace('_', ' ')}: {', '.join(names[:most])}{', …' * (len(names) > most)}")
     return "\n".join(lines)
-
-
-def plain(found: Mapping[str, Component]) -> dict[str, Any]:
-    """The findings as plain values for JSON; infinite differences become null."""
-    report = {name: asdict(part) for name, part in found.items()}
-    for part in report.values():
-        for row in part["different"]:
-            row |= {key: row[key] if math.isfinite(row[key]) else None for key in ("largest", "relative")}
-    return report
-
-
-def _is_tree(value: Any) -> bool:
-    return isinstance(value, Mapping) and next(_tensors(value, ""), None) is not None
-
-
-def _tensors(value: Any, prefix: str) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
-        name = prefix.removesuffix(".")
-        for wrapper in PREFIXES:
-            name = name.replace(f".{wrapper}", ".").removeprefix(wrapper)
-        yield name, value
-    elif isinstance(value, Mapping):
-        for key, entry in value.items():
-            yield from _tensors(entry, f"{prefix}{key}.")
 
 
 def _difference(name: str, first: Tensor, second: Tensor) -> Difference:
@@ -205,6 +171,6 @@ def compare_files(
     found = compare(first, second, tolerance, depth, ema)
     print(summary(found, most))
     if output is not None:
-        text = json.dumps(plain(found), indent=1)
+        text = json.dumps(report.plain({name: asdict(part) for name, part in found.items()}), indent=1)
         write_atomic(output, lambda file: file.write(text.encode()))
         print(f"wrote {output}")

@@ -13,7 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import lightning as L
 import numpy as np
 import torch
 from rich.progress import track
@@ -22,16 +21,14 @@ import zoo
 from zoo.audio.evaluation import metrics
 from zoo.audio.io import files
 from zoo.audio.io.files import AudioFileError
-from zoo.audiosr.data.datamodule import SuperResolutionData
+from zoo.audiosr.data.datamodule import SuperResolutionData, default_cutoffs, read_data
 from zoo.audiosr.data.items import Crops, Grid, Silence
 from zoo.audiosr.data.simulate import Simulation, top
 from zoo.audiosr.data.sources import FileCorpus, Recordings
 from zoo.audiosr.evaluation.baselines import linear, mean_envelope, shaped_noise
 from zoo.audiosr.inference.report import Spectrogram, write_picture
-from zoo.audiosr.inference.restore import Restorer
-from zoo.common.build import build
+from zoo.audiosr.inference.restore import Restorer, band_distances
 from zoo.common.locks import writes_into
-from zoo.common.reading.configs import read_config
 from zoo.common.report import Row, failure_lines, new_figure, summary_table, write_report
 from zoo.common.statistics import LEVEL, Measure, summarise
 from zoo.common.work import Table, cause
@@ -43,24 +40,38 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+log = logging.getLogger(__name__)
+
+UNPROCESSED, LINEAR, NOISE, CEILING, RESTORED = SYSTEMS = (
+    "unprocessed", "linear", "shaped_noise", "ceiling", "restored",
+)  # fmt: skip
+MEASURES = (
+    Measure("lsd", False),
+    Measure("lsd_hf", False),
+    Measure("lsd_lf", False),
+    Measure("si_sdr_low", True, "dB"),
+    Measure("mel_l1", False),
+    Measure("real_time_factor", False),
+)
+PER_ITEM = "per_item.csv"
+
+_TEXTS = ("name", "system", "status", "reason")
+_NUMBERS = ("cutoff_hz", "seconds", *(measure.name for measure in MEASURES))
+_LOWEST_SHARE = 0.1  # of the bins, whose level is matched: AudioSR's note
+_FADE_SECONDS = 0.05  # at both ends, or a cut through the upper band would be heard in the low one
 ALL = "all"
 _DRAWN = ("lsd", "lsd_hf")
 _SHOWN = 20  # failures in the report; the table of items has all
+_ENVELOPE_CLIPS = 200  # of the training set, evenly chosen
+_MAX_BAD_SHARE = 0.1  # of a folder's files
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was found.
-
-    Attributes:
-        baseline: over which gains are told.
-    """
+    """What was found."""
 
     rows: list[Row]
     systems: Sequence[str]
-    measures: Sequence[Measure]
-    ours: str
-    baseline: str
 
     @property
     def failed(self) -> list[Row]:
@@ -78,28 +89,21 @@ class Evaluation:
 
     @cached_property
     def summaries(self) -> dict[str, list[Row]]:
-        """Per part what `zoo.common.statistics.summarise` says."""
-        return {part: summarise(rows, self.systems, self.measures, self.baseline) for part, rows in self.parts.items()}
+        """Per part what `zoo.common.statistics.summarise` says, gains over the input as it is."""
+        return {part: summarise(rows, self.systems, MEASURES, UNPROCESSED) for part, rows in self.parts.items()}
 
     @cached_property
     def margins(self) -> list[Row]:
-        """By how much the system in question beats each other one, per measure, paired; `share` is of their mean."""
+        """By how much `restored` beats each other system, per measure, paired; `share` is of their mean."""
         margins = []
-        for other in self.systems:
-            if other == self.ours:
-                continue
-            means = {
-                row["measure"]: row["mean"]
-                for row in self.summaries[ALL]
-                if row["system"] == other and math.isfinite(row["mean"])
-            }
-            for row in summarise(self.parts[ALL], [other, self.ours], self.measures, other):
+        means = {(row["system"], row["measure"]): row["mean"] for row in self.summaries[ALL]}
+        for other in (system for system in self.systems if system != RESTORED):
+            for row in summarise(self.parts[ALL], [other, RESTORED], MEASURES, other):
                 if math.isfinite(row["gain"]) and row["better"] == "lower":
-                    share = row["gain"] / means[row["measure"]] if means[row["measure"]] else math.nan
-                    margins.append(
-                        {"over": other, "measure": row["measure"], "share": share}
-                        | {key: row[key] for key in ("gain", "gain_low", "gain_high")}
-                    )
+                    mean = means[other, row["measure"]]
+                    gain = {key: row[key] for key in ("gain", "gain_low", "gain_high")}
+                    share = row["gain"] / mean if mean else math.nan
+                    margins.append({"over": other, "measure": row["measure"], "share": share, **gain})
         return margins
 
 
@@ -129,7 +133,7 @@ def markdown(evaluation: Evaluation) -> str:
     for part, summary in evaluation.summaries.items():
         lines += [f"## {'All cut-offs' if part == ALL else part}", "", summary_table(summary), ""]
     if evaluation.margins:
-        lines += [f"## By how much {evaluation.ours} is better", ""]
+        lines += [f"## By how much {RESTORED} is better", ""]
         lines += ["| measure | over | margin | share |", "|---" * 4 + "|"]
         for row in evaluation.margins:
             interval = f"[{row['gain_low']:.3g}, {row['gain_high']:.3g}]" if math.isfinite(row["gain_low"]) else ""
@@ -165,57 +169,32 @@ def _chart(evaluation: Evaluation) -> Figure:
     return figure
 
 
-ENVELOPE_CLIPS = 200  # of the training set, evenly chosen
-MAX_BAD_SHARE = 0.1  # of a folder's files
-
-
 @dataclass(frozen=True)
 class Settings:
-    """What is evaluated.
+    """What is evaluated; see `evaluate_run`."""
 
-    Attributes:
-        data: folder of full-band audio; None for the validation clips of the run's recipe.
-        train: folder of training audio for the mean envelope; None for the training clips of the run's recipe.
-        cutoffs_hz: grid of cut-offs; None for that of the recipe, or of `SuperResolutionData`.
-        max_items: most clips.
-        seconds: length of an excerpt, where `data` names a folder.
-        match_level: bring the lowest tenth of the bins to the target's level first, as AudioSR's note does.
-        keep: clips of which sound and pictures are kept.
-        options: of the restorer, in the place of those of the run; objects as their `class_path` and `init_args`.
-    """
-
-    data: Path | None = None
-    train: Path | None = None
-    cutoffs_hz: tuple[float, ...] | None = None
+    data: Path | None = None  # None for the validation clips of the run's recipe
+    train: Path | None = None  # None for the training clips of the run's recipe
+    cutoffs_hz: tuple[float, ...] | None = None  # None for those of the recipe, or of `SuperResolutionData`
     max_items: int | None = None
     seconds: float = 5.0
     match_level: bool = False
     keep: int = 2
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the restorer; objects as class_path and init_args
 
 
 class Job(NamedTuple):
-    """One clip at one cut-off.
-
-    Attributes:
-        turn: what the filter type follows from.
-    """
+    """One clip at one cut-off."""
 
     number: int
     clip: int
     name: str
-    turn: int
+    turn: int  # what the filter type follows from
     samples: int
 
 
 def recipe_data(run: Path, settings: Settings) -> SuperResolutionData | None:
-    """The data of the run's recipe, set up.
-
-    Args:
-        run: run folder, checkpoint or export.
-
-    Returns:
-        The data; None where it is not needed, or only for the envelope and the run names none.
+    """The data of the run's recipe, set up; None where it is not needed, or only for the envelope and the run has none.
 
     Raises:
         FileNotFoundError: the evaluation needs it, and the run names none.
@@ -226,23 +205,14 @@ def recipe_data(run: Path, settings: Settings) -> SuperResolutionData | None:
         return None
     if not named:
         raise FileNotFoundError(f"{run} holds no config.yaml, which would name its data: give a folder with --data")
-    spec = read_config(find_config(run), brought=True)["data"]
-    data = build(spec, L.LightningDataModule)
-    if not isinstance(data, SuperResolutionData):
-        raise ValueError(f"{run}: its data is no {SuperResolutionData.__name__}: give folders with --data and --train")
+    data = read_data(find_config(run), brought=True)
     data.prepare_data()
     data.setup("fit")
     return data
 
 
 def make_grid(recipe: SuperResolutionData | None, settings: Settings, sample_rate: int) -> Grid:
-    """All clips at all cut-offs.
-
-    Args:
-        recipe: the run's data; not needed where the settings name a folder.
-
-    Returns:
-        Items of one excerpt each.
+    """All clips at all cut-offs, an excerpt each: those of the recipe, or of the folder that the settings name.
 
     Raises:
         FileNotFoundError: no such folder.
@@ -254,12 +224,10 @@ def make_grid(recipe: SuperResolutionData | None, settings: Settings, sample_rat
         if settings.cutoffs_hz is not None and grid.recordings.low is None:
             grid.cutoffs_hz = list(settings.cutoffs_hz)
     else:
-        corpus = FileCorpus(files.walk(settings.data), sample_rate, MAX_BAD_SHARE)
-        cutoffs_hz = settings.cutoffs_hz or SuperResolutionData(sample_rate=sample_rate).val_cutoffs_hz
-        recordings = Recordings(corpus)
+        recordings = Recordings(FileCorpus(files.walk(settings.data), sample_rate, _MAX_BAD_SHARE))
         grid = Grid(
             recordings, recordings.usable, sample_rate, max(round(settings.seconds * sample_rate), 1),
-            Silence(1.0, sample_rate, 0.0), Simulation(), cutoffs_hz,
+            Silence(1.0, sample_rate, 0.0), Simulation(), settings.cutoffs_hz or default_cutoffs(sample_rate),
         )  # fmt: skip
     grid.indices = grid.indices[: settings.max_items]
     wrong = [hz for hz in grid.cutoffs_hz if grid.recordings.low is None and not 0 < hz < top(sample_rate)]
@@ -281,57 +249,24 @@ def find_jobs(grid: Grid) -> Iterator[Job]:
 
 
 def training_clips(recipe: SuperResolutionData | None, settings: Settings, sample_rate: int) -> Iterator[np.ndarray]:
-    """Clips for the envelope, evenly chosen."""
+    """Clips for the envelope, evenly chosen from the folder that the settings name, or else from the recipe's."""
+
+    def evenly(count: int) -> list[int]:
+        return np.unique(np.linspace(0, count - 1, min(count, _ENVELOPE_CLIPS)).astype(int)).tolist()
+
     if settings.train is not None:
         paths = files.walk(settings.train)
-        for number in _evenly(len(paths)):
-            yield files.read_mono(paths[number], sample_rate)
-        return
-    assert recipe is not None  # the system is left out without
-    crops: Crops = recipe.train_set
-    for number in _evenly(len(crops.indices)):
-        index = int(crops.indices[number])
-        yield crops.recordings.read(index, 0, crops.recordings.length(index))[0]
-
-
-def _evenly(count: int) -> list[int]:
-    return np.unique(np.linspace(0, count - 1, min(count, ENVELOPE_CLIPS)).astype(int)).tolist()
-
-
-log = logging.getLogger(__name__)
-
-UNPROCESSED, LINEAR, NOISE, CEILING, RESTORED = SYSTEMS = (
-    "unprocessed", "linear", "shaped_noise", "ceiling", "restored",
-)  # fmt: skip
-MEASURES = (
-    Measure("lsd", False),
-    Measure("lsd_hf", False),
-    Measure("lsd_lf", False),
-    Measure("si_sdr_low", True, "dB"),
-    Measure("mel_l1", False),
-    Measure("real_time_factor", False),
-)
-PER_ITEM = "per_item.csv"
-
-_TEXTS = ("name", "system", "status", "reason")
-_NUMBERS = ("cutoff_hz", "seconds", *(measure.name for measure in MEASURES))
-_LOWEST_SHARE = 0.1  # of the bins, whose level is matched: AudioSR's note
-_FADE_SECONDS = 0.05  # at both ends, or a cut through the upper band would be heard in the low one
+        yield from (files.read_mono(paths[number], sample_rate) for number in evenly(len(paths)))
+    elif recipe is not None:
+        crops: Crops = recipe.train_set
+        for index in crops.indices[evenly(len(crops.indices))].tolist():
+            yield crops.recordings.read(index, 0, crops.recordings.length(index))[0]
 
 
 def evaluate(run: Path, output: Path, settings: Settings, device: str = "cpu") -> Evaluation:
-    """Restore band-limited clips and write tables and pictures.
+    """Restore band-limited clips and write tables and pictures; see `evaluate_run`.
 
     Rows are appended as they are computed; the same call again computes what is missing, failed, or changed.
-
-    Args:
-        run: run folder, checkpoint or export of the diffusion stage.
-        output: folder for per_item.csv, summary.csv, summary.json, report.md, cutoffs.png and samples/.
-        settings: what is evaluated.
-        device: torch device.
-
-    Returns:
-        All rows, and the summary.
 
     Raises:
         FileNotFoundError: a folder is missing, or an export is evaluated without `data`.
@@ -359,26 +294,23 @@ def evaluate(run: Path, output: Path, settings: Settings, device: str = "cpu") -
             if row["key"] not in done:
                 table.append(row)
             done[row["key"]] = row
-    rows = table.finish(keys.values())
-    evaluation = Evaluation(rows, systems, MEASURES, RESTORED, UNPROCESSED)
+    evaluation = Evaluation(table.finish(keys.values()), systems)
     write_evaluation(
         output, evaluation, {"run": str(run), "device": device, **json.loads(json.dumps(asdict(settings), default=str))}
     )
     return evaluation
 
 
+@dataclass
 class _Bench:
     """Runs all systems on one item."""
 
-    def __init__(
-        self, restorer: Restorer, grid: Grid, settings: Settings, output: Path, systems: Sequence[str]
-    ) -> None:
-        self.restorer = restorer
-        self.grid = grid
-        self.settings = settings
-        self.output = output
-        self.systems = systems
-        self.envelope = np.zeros(0)
+    restorer: Restorer
+    grid: Grid
+    settings: Settings
+    output: Path
+    systems: Sequence[str]
+    envelope: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
     def rows(self, job: Job) -> list[Row]:
         """One row for each system, without its key."""
@@ -386,12 +318,19 @@ class _Bench:
         try:
             item = self.grid[job.number]
             high, low = item["high"][0].numpy(), item["low"][0].numpy()
-            cutoff_hz = float(item["cutoff_hz"])
+            cutoff_hz, rate = float(item["cutoff_hz"]), self.restorer.sample_rate
             started = time.perf_counter()
-            restored = self.restorer(low, self.restorer.sample_rate, cutoff_hz=cutoff_hz)
-            seconds = len(high) / self.restorer.sample_rate
+            restored = self.restorer(low, rate, cutoff_hz=cutoff_hz)
+            seconds = len(high) / rate
             factor = (time.perf_counter() - started) / seconds
-            results = {system: self._result(system, low, high, cutoff_hz, restored) for system in self.systems}
+            ways = {
+                UNPROCESSED: lambda: low,
+                LINEAR: lambda: linear(low, rate, cutoff_hz),
+                NOISE: lambda: shaped_noise(low, rate, cutoff_hz, self.envelope),
+                CEILING: lambda: self.restorer.ceiling(low, high, rate, cutoff_hz),
+                RESTORED: lambda: restored,
+            }
+            results = {system: ways[system]() for system in self.systems}
         except (AudioFileError, ValueError) as error:
             log.warning("%s failed: %s", job.name, error)
             failed = {"status": "failed", "reason": cause(error)}
@@ -406,30 +345,15 @@ class _Bench:
         rows[-1]["real_time_factor"] = factor
         return rows
 
-    def _result(
-        self, system: str, low: np.ndarray, high: np.ndarray, cutoff_hz: float, restored: np.ndarray
-    ) -> np.ndarray:
-        rate = self.restorer.sample_rate
-        if system == LINEAR:
-            return linear(low, rate, cutoff_hz)
-        if system == NOISE:
-            return shaped_noise(low, rate, cutoff_hz, self.envelope)
-        if system == CEILING:
-            return self.restorer.ceiling(low, high, rate, cutoff_hz)
-        return restored if system == RESTORED else low
-
     @torch.inference_mode()
     def _measured(self, found: np.ndarray, low: np.ndarray, high: np.ndarray, cutoff_hz: float) -> dict[str, float]:
         rate = self.restorer.sample_rate
         if self.settings.match_level:
             found = found * level_factor(found, high)
         ours, wanted = torch.from_numpy(np.asarray(found, np.float32)), torch.from_numpy(high)
-        below, above = metrics.lsd_bands(ours, wanted, rate, cutoff_hz)
         mels = [self.restorer.features(audio[None, None].to(self.restorer.device)) for audio in (ours, wanted)]
         return {
-            "lsd": float(metrics.lsd(ours, wanted)),
-            "lsd_hf": float(above),
-            "lsd_lf": float(below),
+            **band_distances(ours, wanted, rate, cutoff_hz),
             "si_sdr_low": low_band_si_sdr(found, low, rate, cutoff_hz),
             "mel_l1": float((mels[0] - mels[1]).abs().mean()),
         }
@@ -439,12 +363,10 @@ class _Bench:
         stem = name.replace("/", "_")
         for system, audio in {"target": high, **results}.items():
             files.write(folder / f"{stem}_{system}.wav", audio, rate)
-        images = []
-        for system in (UNPROCESSED, RESTORED):
-            image = Spectrogram(len(high))
-            list(image.listen([results[system][None]]))
-            images.append(image)
-        write_picture(folder / f"{stem}.png", images[0], images[1], rate, len(high), [(0.0, cutoff_hz)], name)
+        before, after = Spectrogram(len(high)), Spectrogram(len(high))
+        for image, system in ((before, UNPROCESSED), (after, RESTORED)):
+            list(image.observe([results[system][None]]))
+        write_picture(folder / f"{stem}.png", before, after, rate, len(high), [(0.0, cutoff_hz)], name)
 
 
 def low_band_si_sdr(found: np.ndarray, low: np.ndarray, sample_rate: int, cutoff_hz: float) -> float:
@@ -474,8 +396,8 @@ def _key(run: Path, settings: Settings, job: Job, system: str) -> str:
     """Changes with all that a row depends on."""
     path = run / WEIGHTS_NAME if is_export(run) else find_checkpoint(run)
     facts = path.stat()
-    told = asdict(replace(settings, cutoffs_hz=None, max_items=None, keep=0))
-    known = (zoo.__version__, path.name, facts.st_size, facts.st_mtime_ns, told, job[2:], system)
+    chosen = asdict(replace(settings, cutoffs_hz=None, max_items=None, keep=0))
+    known = (zoo.__version__, path.name, facts.st_size, facts.st_mtime_ns, chosen, job[2:], system)
     return hashlib.sha256(repr(known).encode()).hexdigest()[:16]
 
 

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from zoo.audio.io.chunking import Chunker, cut, finite
-from zoo.audiosr.diffusion.samplers import Predict, Sampler, row_noise
+from zoo.audiosr.diffusion.samplers import Sampler, conditioned, row_noise
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
-from zoo.audiosr.nets.denoiser import UNCONDITIONAL, Denoiser, concat
+from zoo.audiosr.nets.denoiser import Denoiser
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.audiosr.nets.vae import split
-from zoo.blocks import mix
 from zoo.training.data import item_seed
 
 TAGS = 2  # values that follow the samples of a unit: its number in the clip, and its channel
@@ -78,7 +77,9 @@ class Chunks:
         shape = (condition.shape[1], condition.shape[2] // tags.shape[1], condition.shape[3])
         seeds = [item_seed(self.settings.seed, 0, int(number)) for number in tags[..., 0].flatten().tolist()]
         noises = _in_time(row_noise(seeds, shape, condition.device), len(condition))
-        predict = self._predict(condition * scale, tags[:, 0, 1].long())
+        channels, settings = tags[:, 0, 1].long(), self.settings
+        encoded = None if self.encoded is None else (self.encoded[0][channels], self.encoded[1][channels])
+        predict = conditioned(self.net, condition * scale, encoded, settings.guidance_scale, settings.guidance_rescale)
         latent = self.settings.sampler.sample(predict, next(noises), self.diffusion, noises)
         decoded = self.autoencoder.decode(latent / scale).float()
         copied = copied.repeat_interleave(mel.shape[2] // copied.shape[1], dim=1)[:, None]
@@ -97,27 +98,6 @@ class Chunks:
         units = units.unflatten(1, (-1, self.unit_samples + TAGS))
         audio, tags = units[..., : self.unit_samples].flatten(1), units[..., self.unit_samples :]
         return self.features(audio[:, None])[:, :, : audio.shape[1] // self.features.hop_length], tags
-
-    def _predict(self, condition: Tensor, channels: Tensor) -> Predict:
-        """The net on noisy latents, guided or not; both outputs of a guided one come from one call."""
-        scale, rescale = self.settings.guidance_scale, self.settings.guidance_rescale
-        copies = 1 if scale == 1 else 2
-        if copies == 2:
-            condition = torch.cat([condition, torch.full_like(condition, UNCONDITIONAL) * self.net.latent_scale])
-        encoded = None
-        if self.encoded is not None:
-            context, sequence = (each[channels].repeat(copies, *[1] * (each.dim() - 1)) for each in self.encoded)
-            encoded = (context, sequence)
-
-        def predict(x: Tensor, t: Tensor) -> Tensor:
-            noisy = concat(x.repeat(copies, 1, 1, 1), condition)
-            output = self.net(noisy, t.repeat(copies), encoded=encoded).float()
-            if copies == 1:
-                return output
-            conditional, unconditional = output.chunk(2)
-            return mix(conditional, unconditional, scale, rescale)
-
-        return predict
 
 
 def unit_samples(net: Denoiser, autoencoder: FrozenAutoencoder, features: MelFeatures) -> int:

@@ -10,10 +10,8 @@ import torch
 
 from zoo.audio.io.chunking import Chunker, cut, fit
 from zoo.audiosr.data.cutoff import HOP_LENGTH as SPECTRUM_HOP
-from zoo.audiosr.data.cutoff import N_FFT as SPECTRUM_FFT
-from zoo.audiosr.data.cutoff import spectrum
+from zoo.audiosr.data.cutoff import N_FFT, spectrum
 
-N_FFT = 2048
 HOP_LENGTH = 512  # samples
 TRANSITION = 1 / 16  # of the cut-off: width of the cross-over
 LEAST_BINS = 4  # of the cross-over: the window blurs over as many
@@ -29,8 +27,8 @@ def crossover(cutoff_hz: float, sample_rate: int) -> tuple[np.ndarray, np.ndarra
     sine. The two have unrelated phases there, so the energy is kept.
     """
     spacing = sample_rate / N_FFT
-    width = max(TRANSITION * cutoff_hz, LEAST_BINS * spacing)
-    place = np.clip((np.arange(N_FFT // 2 + 1) * spacing - cutoff_hz) / width, 0.0, 1.0) * (math.pi / 2)
+    above_hz = np.arange(N_FFT // 2 + 1) * spacing - cutoff_hz
+    place = np.clip(above_hz / _width(cutoff_hz, spacing), 0.0, 1.0) * (math.pi / 2)
     high = np.where(place == math.pi / 2, 1.0, np.sin(place))
     low = np.where(place == math.pi / 2, 0.0, np.cos(place))
     return low.astype(np.float32), high.astype(np.float32)
@@ -38,9 +36,11 @@ def crossover(cutoff_hz: float, sample_rate: int) -> tuple[np.ndarray, np.ndarra
 
 def lowpass_gains(cutoff_hz: float, sample_rate: int) -> np.ndarray:
     """Gains (1025,) float32 of a low-pass that has faded to nothing at the cut-off, in Hz."""
-    spacing = sample_rate / N_FFT
-    width = max(TRANSITION * cutoff_hz, LEAST_BINS * spacing)
-    return crossover(max(cutoff_hz - width, 0.0), sample_rate)[0]
+    return crossover(max(cutoff_hz - _width(cutoff_hz, sample_rate / N_FFT), 0.0), sample_rate)[0]
+
+
+def _width(cutoff_hz: float, spacing: float) -> float:
+    return max(TRANSITION * cutoff_hz, LEAST_BINS * spacing)
 
 
 def combined(
@@ -95,20 +95,15 @@ def summed_spectrum(audio: np.ndarray) -> np.ndarray:
 
 
 class Segments:
-    """Spectra of a stream's segments, of which the last is half as long to half as long again.
-
-    Attributes:
-        spectra: magnitude per frequency (S, 1025), summed over time and channels.
-        frames: over how many frames (S,).
-    """
+    """Spectra of a stream's segments, of which the last is half as long to half as long again."""
 
     def __init__(self, samples: int, segment_samples: int) -> None:
         count = max(round(samples / segment_samples), 1)
         self._ends = [*(segment_samples * np.arange(1, count)), samples]
-        self.spectra = np.zeros((count, SPECTRUM_FFT // 2 + 1), np.float32)
-        self.frames = np.ones(count)
+        self.spectra = np.zeros((count, N_FFT // 2 + 1), np.float32)  # (S, 1025), summed over time and channels
+        self.frames = np.ones(count)  # over how many frames (S,)
 
-    def listen(self, pieces: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    def observe(self, pieces: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
         """Pass a stream of pieces (C, n) on."""
         held: list[np.ndarray] = []
         number = start = 0
@@ -126,8 +121,8 @@ class Segments:
 
     def _take(self, number: int, audio: np.ndarray) -> None:
         """Whole frames only: a signal that breaks off has a spectrum of its own."""
-        count = max((audio.shape[1] - SPECTRUM_FFT) // SPECTRUM_HOP, 0)
-        self.spectra[number] = summed_spectrum(audio[:, : SPECTRUM_FFT + count * SPECTRUM_HOP])
+        count = max((audio.shape[1] - N_FFT) // SPECTRUM_HOP, 0)
+        self.spectra[number] = summed_spectrum(audio[:, : N_FFT + count * SPECTRUM_HOP])
         self.frames[number] = count + 1
 
 

@@ -8,32 +8,26 @@ from pathlib import Path
 
 import numpy as np
 
+from zoo.audiosr.data.cutoff import N_FFT, frame_magnitudes
 from zoo.common.report import new_figure, write_figure
 
-N_FFT = 2048
 HOP_LENGTH = 1024  # samples
 COLUMNS = 1000  # most of a picture; of the frames that fall into one the loudest counts, bin by bin
 RANGE_DB = 100.0
 
-_FRAMES_AT_ONCE = 256
 _LEAST = 1e-10
 
 
 class Spectrogram:
-    """Magnitudes of a stream, pooled over time.
-
-    Args:
-        samples: length of the stream.
-    """
+    """Magnitudes of a stream of so many samples, pooled over time."""
 
     def __init__(self, samples: int) -> None:
         self.frames = max(0, math.ceil((samples - N_FFT) / HOP_LENGTH)) + 1
         self._image = np.zeros((min(self.frames, COLUMNS), N_FFT // 2 + 1), np.float32)
         self._rest = np.zeros(0, np.float32)
         self._done = 0
-        self._window = np.hanning(N_FFT + 1)[:-1].astype(np.float32)
 
-    def listen(self, pieces: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    def observe(self, pieces: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
         """Pass a stream of pieces (C, n) on; channels are mixed."""
         for piece in pieces:
             self._push(piece.mean(axis=0, dtype=np.float32))
@@ -49,13 +43,10 @@ class Spectrogram:
         audio = np.concatenate([self._rest, audio])
         count = max(0, (len(audio) - N_FFT) // HOP_LENGTH + 1)
         self._rest = audio[count * HOP_LENGTH :]
-        for start in range(0, count, _FRAMES_AT_ONCE):
-            part = audio[start * HOP_LENGTH : (min(start + _FRAMES_AT_ONCE, count) - 1) * HOP_LENGTH + N_FFT]
-            frames = np.lib.stride_tricks.sliding_window_view(part, N_FFT)[::HOP_LENGTH]
-            magnitudes = np.abs(np.fft.rfft(frames * self._window)).astype(np.float32)
-            places = (self._done + np.arange(len(frames))) * len(self._image) // self.frames
-            np.maximum.at(self._image, np.minimum(places, len(self._image) - 1), magnitudes)
-            self._done += len(frames)
+        for block in frame_magnitudes(audio, HOP_LENGTH) if count else ():
+            places = (self._done + np.arange(len(block))) * len(self._image) // self.frames
+            np.maximum.at(self._image, np.minimum(places, len(self._image) - 1), block)
+            self._done += len(block)
 
 
 def write_picture(
@@ -71,9 +62,6 @@ def write_picture(
 
     Args:
         cutoffs: start in seconds of each part and where its known band ends, in Hz; drawn as a line, NaN as none.
-
-    Raises:
-        OSError: when it cannot be written.
     """
     images = {"before": before.image(), "after": after.image()}
     most = max(float(image.max()) for image in images.values())

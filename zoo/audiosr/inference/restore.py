@@ -48,18 +48,7 @@ class Recording:
         samples: of the input.
         shift: of the grid of chunks, see `Chunker.spans`.
         cutoff_hz: in the place of the restorer's, in Hz.
-
-    Attributes:
         target: opens what is resynthesised, where nothing is to be generated.
-        samples: of the result.
-        cutoffs_hz: where the band of each segment ends (S,), NaN where it is full; known after the survey, like the
-            next three.
-        confidence: of the edges that were found (S,), 0 to 1; 1 where they are given or follow from the input's rate.
-        peaks: of the channels (C,).
-        nothing_to_do: whether the input is only resampled.
-        chunks: per channel.
-        match: factor on the generated band.
-        gain: factor on the result.
     """
 
     def __init__(
@@ -71,29 +60,32 @@ class Recording:
         samples: int,
         shift: int = 0,
         cutoff_hz: float | None = None,
+        target: Blocks | None = None,
     ) -> None:
         self.restorer = restorer
         self.blocks = blocks
-        self.target: Blocks | None = None
+        self.target = target
         self.source_rate = source_rate
         self.channels = channels
-        self.samples = max(math.ceil(samples * restorer.sample_rate / source_rate), 1)
+        self.samples = max(math.ceil(samples * restorer.sample_rate / source_rate), 1)  # of the result
         self.shift = shift
         self.segment_samples = SEGMENT_SECONDS * restorer.sample_rate
         self._known = Segments(self.samples, self.segment_samples)
-        self.cutoffs_hz = np.full(len(self._known.frames), np.nan)
-        self.confidence = np.zeros(len(self._known.frames))
         self._given = restorer.cutoff_hz if cutoff_hz is None else cutoff_hz
+        # known after the survey
+        self.cutoffs_hz = np.full(len(self._known.frames), np.nan)  # ends of the segments' bands (S,), NaN: full
+        self.confidence = np.zeros(len(self._known.frames))  # of edges that were found, else 1
         self.peaks = np.zeros(channels)
-        self.gain = 1.0
-        self.match = 1.0
-        self.nothing_to_do = True
-        self.chunks = 0
+        self.nothing_to_do = True  # but to resample
+        # known after the restoration
+        self.chunks = 0  # per channel
+        self.match = 1.0  # factor on the generated band
+        self.gain = 1.0  # factor on the result
 
     def survey(self, picture: Spectrogram | None = None) -> None:
         """Find peaks and cut-offs."""
-        stream = self._known.listen(self._input())
-        for piece in stream if picture is None else picture.listen(stream):
+        stream = self._known.observe(self._input())
+        for piece in stream if picture is None else picture.observe(stream):
             self.peaks = np.maximum(self.peaks, np.abs(piece).max(axis=1))
         if self.peaks.max() >= SILENCE:
             self._find_cutoffs()
@@ -132,7 +124,7 @@ class Recording:
         pieces: Iterable[np.ndarray] = self._input()
         if not self.nothing_to_do:
             found = Segments(self.samples, self.segment_samples)
-            for piece in found.listen(self._generated()):
+            for piece in found.observe(self._generated()):
                 _store(first, piece)
             rate = self.restorer.sample_rate
             self.match = match(self._known.spectra, found.spectra, self.cutoffs_hz, rate)
@@ -210,6 +202,12 @@ class Recording:
 
 def _store(spool: IO[bytes], piece: np.ndarray) -> None:
     spool.write(np.ascontiguousarray(piece.T, dtype=np.float32).tobytes())
+
+
+def band_distances(found: Tensor, high: Tensor, sample_rate: int, cutoff_hz: float) -> dict[str, float]:
+    """Log-spectral distances of signals (T,): `lsd`, and above and below a cut-off, `lsd_hf` and `lsd_lf`."""
+    below, above = metrics.lsd_bands(found, high, sample_rate, cutoff_hz)
+    return {"lsd": float(metrics.lsd(found, high)), "lsd_lf": float(below), "lsd_hf": float(above)}
 
 
 CutoffRule = Literal["edge", "share"]
@@ -330,8 +328,8 @@ class Restorer(Inference):
         """Restore a clip beside the input as it is and what the frozen parts can reach.
 
         Returns:
-            Signals (T,) on the CPU: `restored`, `input`, `target`, `ceiling`; and values: `lsd`, `lsd_hf` (above the
-            cut-off), `lsd_lf`, the same of the input as `unprocessed_...` and of the ceiling as `ceiling_...`.
+            Signals (T,) on the CPU: `restored`, `input`, `target`, `ceiling`; and `band_distances`, those of the input
+            as `unprocessed_...` and of the ceiling as `ceiling_...`.
         """
         rate = self.sample_rate
         signals = {
@@ -340,11 +338,11 @@ class Restorer(Inference):
             "target": high,
             "ceiling": torch.from_numpy(self.ceiling(low.numpy(), high.numpy(), rate, cutoff_hz)),
         }
-        values: dict[str, float] = {}
-        for name, prefix in {"restored": "", "input": "unprocessed_", "ceiling": "ceiling_"}.items():
-            below, above = metrics.lsd_bands(signals[name], high, rate, cutoff_hz)
-            values |= {f"{prefix}lsd": float(metrics.lsd(signals[name], high))}
-            values |= {f"{prefix}lsd_lf": float(below), f"{prefix}lsd_hf": float(above)}
+        values = {
+            prefix + key: value
+            for name, prefix in {"restored": "", "input": "unprocessed_", "ceiling": "ceiling_"}.items()
+            for key, value in band_distances(signals[name], high, rate, cutoff_hz).items()
+        }
         return signals, values
 
     def ceiling(self, low: np.ndarray, high: np.ndarray, sample_rate: int, cutoff_hz: float) -> np.ndarray:
@@ -376,7 +374,7 @@ class Restorer(Inference):
             run.restore(first, second)
             with files.Writer(target, self.sample_rate, header.channels, SUBTYPE) as writer:
                 pieces = run.result(second)
-                for piece in after.listen(pieces) if picture else pieces:
+                for piece in after.observe(pieces) if picture else pieces:
                     writer.write(piece)
                 if picture:  # before the result appears: a rerun takes a result for finished
                     write_picture(picture, before, after, self.sample_rate, run.samples, segments, source.name)
@@ -404,12 +402,13 @@ class Restorer(Inference):
     ) -> np.ndarray:
         audio = as_audio(audio, sample_rate)
         channels = np.atleast_2d(audio)
-        run = Recording(self, lambda: [channels], sample_rate, len(channels), channels.shape[1], shift, cutoff_hz)
-        if target is not None:
-            wanted = np.atleast_2d(as_audio(target, sample_rate))
-            if wanted.shape != channels.shape:
-                raise ValueError(f"expected a target of shape {channels.shape}, found {wanted.shape}")
-            run.target = lambda: [wanted]
+        wanted = None if target is None else np.atleast_2d(as_audio(target, sample_rate))
+        if wanted is not None and wanted.shape != channels.shape:
+            raise ValueError(f"expected a target of shape {channels.shape}, found {wanted.shape}")
+        run = Recording(
+            self, lambda: [channels], sample_rate, len(channels), channels.shape[1], shift, cutoff_hz,
+            None if wanted is None else lambda: [wanted],
+        )  # fmt: skip
         run.survey()
         with io.BytesIO() as first, io.BytesIO() as second:
             run.restore(first, second)

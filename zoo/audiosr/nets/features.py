@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from zoo.audio.analysis.spectral import stft_magnitude
 from zoo.common.ranges import one_of
 
 LOG_FLOOR = 1e-5
-KINDS = ("audiosr", "projectlily")
+Kind = Literal["audiosr", "projectlily"]
 
 
 class MelFeatures(nn.Module):
@@ -33,7 +33,7 @@ class MelFeatures(nn.Module):
 
     def __init__(
         self,
-        kind: Literal["audiosr", "projectlily"] = "audiosr",
+        kind: Kind = "audiosr",
         sample_rate: int = 48000,
         n_fft: int = 2048,
         hop_length: int = 480,
@@ -42,7 +42,7 @@ class MelFeatures(nn.Module):
         f_max: float | None = None,
     ) -> None:
         super().__init__()
-        one_of(KINDS, kind=kind)
+        one_of(get_args(Kind), kind=kind)
         self.kind = kind
         self.sample_rate = sample_rate
         self.n_fft = n_fft

@@ -43,6 +43,7 @@ class GlobalEncoder(nn.Module):
         if channels % heads:
             raise ValueError(f"channels {channels} cannot be divided among {heads} heads")
         self.n_mels = n_mels
+        self.heads = heads
         self.context_channels = context_channels
         self.cnn_encoder = nn.Sequential(
             *_strided(1, 32, kernel=8, stride=4, padding=2),

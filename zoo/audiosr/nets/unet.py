@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -240,7 +240,6 @@ class Upsample(nn.Module):
         return self.conv(doubled(x))
 
 
-FUSIONS = ("none", "replace", "residual", "film", "sequence")
 TRANSFORMERS = 2  # in a row, in the middle and on the way up
 
 
@@ -288,8 +287,9 @@ class UNet(nn.Module):
         checkpointing: bool = False,
     ) -> None:
         super().__init__()
-        _check(channels, multipliers, blocks, attention_factors, head_channels, norm_groups)
-        one_of(FUSIONS, fusion=fusion)
+        check_levels(multipliers, blocks)
+        _check(channels, multipliers, attention_factors, head_channels, norm_groups)
+        one_of(get_args(Fusion), fusion=fusion)
         if (fusion == "none") != (context_channels is None):
             raise ValueError(f"fusion {fusion!r} with context_channels {context_channels}: give both or neither")
         if channels == norm_groups:
@@ -351,10 +351,8 @@ class UNet(nn.Module):
         return ResBlock(in_channels, out_channels, 4 * self.channels, self.norm_groups, film)
 
     def _transformers(self, width: int, count: int) -> list[nn.Module]:
-        heads = width // self.head_channels
-        return [
-            SpatialTransformer(width, heads, self.norm_groups, self.fusion, self.context_channels) for _ in range(count)
-        ]
+        sizes = (width, width // self.head_channels, self.norm_groups)
+        return [SpatialTransformer(*sizes, self.fusion, self.context_channels) for _ in range(count)]
 
     def forward(self, x: Tensor, t: Tensor, context: Tensor | None = None, sequence: Tensor | None = None) -> Tensor:
         """Predict (B, out_channels, H, W).
@@ -392,14 +390,8 @@ class UNet(nn.Module):
 
 
 def _check(
-    channels: int,
-    multipliers: Sequence[int],
-    blocks: int,
-    attention_factors: Sequence[int],
-    head_channels: int,
-    norm_groups: int,
+    channels: int, multipliers: Sequence[int], attention_factors: Sequence[int], head_channels: int, norm_groups: int
 ) -> None:
-    check_levels(multipliers, blocks)
     if channels % norm_groups or channels % 2:
         raise ValueError(f"channels {channels} must be even and a multiple of norm_groups {norm_groups}")
     factors = [2**level for level in range(len(multipliers))]
