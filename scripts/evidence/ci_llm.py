@@ -328,6 +328,8 @@ def picture(run: Path, output: Path = Path("docs/figures/ci_llm.png")) -> list[F
         run: folder of the run.
         output: the picture.
     """
+    from matplotlib.transforms import Bbox
+
     tables = sorted(run.glob("media/*/val_answers.csv"))
     if not tables:
         raise ValueError(f"{run} holds no media/*/val_answers.csv: train it with samples.enabled")
@@ -343,9 +345,8 @@ def picture(run: Path, output: Path = Path("docs/figures/ci_llm.png")) -> list[F
     axes = figure.subplots()
     axes.axis("off")
     shares = np.array([3.3, *[1.5] * (len(heads) - 3), 1.1, 1.5])
-    table = axes.table(
-        cells, colours, "left", shares / shares.sum(), colLabels=heads, colLoc="left", bbox=(0.0, 0.0, 1.0, 1.0)
-    )
+    whole = Bbox.from_bounds(0.0, 0.0, 1.0, 1.0)
+    table = axes.table(cells, colours, "left", shares / shares.sum(), colLabels=heads, colLoc="left", bbox=whole)
     table.auto_set_font_size(False)
     table.set_fontsize(8)
     for (row, _), cell in table.get_celld().items():

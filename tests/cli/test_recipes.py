@@ -11,6 +11,7 @@ import yaml
 
 from tests.harness import REPOSITORY, TOY_ARGS, TOY_RECIPE, newest
 from tests.harness import SMOKE as VOCODER
+from tests.logged import hparams, offline_runs, records, values
 from zoo.audio.corpora.synthetic import SpeechLike
 from zoo.audio.io import files
 from zoo.cli.main import main
@@ -78,14 +79,17 @@ def test_smoke_recipe_runs_through_all_stages(
             unused.update(name for name, each in task.named_parameters() if each.requires_grad and each.grad is None)
 
     monkeypatch.setattr(GradNorm, "on_after_backward", note)
-    assert main(["fit", "--config", str(recipe), *extra, *LIMITS, "--trainer.max_steps=4"]) == 0
+    shown = ["--loggers=[tensorboard,wandb]"] if recipe in SMOKE else []
+    assert main(["fit", "--config", str(recipe), *extra, *shown, *LIMITS, "--trainer.max_steps=4"]) == 0
     (run,) = tmp_path.glob("runs/*/*/*")
+    if shown:
+        assert_samples_are_everywhere(run)
     assert newest(run).name == "step_00000004.ckpt"
     assert {"config.yaml", "metrics.csv", "train.log"} <= {path.name for path in run.iterdir()}
     assert not unused  # DDP would stop at the second step
     assert main(["validate", "--ckpt_path", str(run), *extra]) == 0
     assert main(["test", "--ckpt_path", "last", *extra]) == 0
-    assert main(["fit", "--ckpt_path", "last", "--trainer.max_steps=6", *extra]) == 0
+    assert main(["fit", "--ckpt_path", "last", "--trainer.max_steps=6", "--loggers=[]", *extra]) == 0
     assert newest(run).name == "step_00000006.ckpt"
     with (run / "metrics.csv").open() as file:
         steps = [int(row["step"]) for row in csv.DictReader(file) if row.get("train/g/total") or row.get("train/loss")]
@@ -103,6 +107,31 @@ def test_smoke_recipe_runs_through_all_stages(
     assert (rows[source.name]["status"], rows[broken.name]["status"]) == ("done", "failed")
     assert (tmp_path / "out" / rows[source.name]["target"]).stat().st_size > 64  # more than a header
     assert main(["inspect", str(run)]) == 0
+
+
+# file in media/ -> where TensorBoard has it, how W&B calls it
+KINDS = {
+    ".wav": ("audio", "audio-file"),
+    ".png": ("images", "images/separated"),
+    ".gif": ("images", "videos"),
+    ".csv": ("tensors", "table-file"),
+}
+
+
+def assert_samples_are_everywhere(run: Path) -> None:
+    """What lies in media/ is in TensorBoard and in the offline run of W&B as well, and both have the config."""
+    kinds = {path.suffix for path in run.glob("media/step_*/*")}
+    assert kinds
+    events, described = hparams(run)
+    assert "model.class_path" in described["session_start_info"].session_start_info.hparams
+    (offline,) = offline_runs(run)
+    config = {key: value for record in records(offline, "config") for key, value in values(record.update).items()}
+    assert "model" in config
+    logged = " ".join(str(value) for each in records(offline, "history") for value in values(each.item).values())
+    for kind in kinds:
+        tensorboard, wandb = KINDS[kind]
+        assert events.Tags()[tensorboard], kind
+        assert wandb in logged, (kind, logged[:2000])
 
 
 @pytest.mark.parametrize("recipe", OTHERS, ids=name)

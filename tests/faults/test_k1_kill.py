@@ -81,11 +81,11 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Uninterrupted:
     return Uninterrupted(tmp_path_factory)
 
 
-def killed_and_resumed(system: str, step: int, workers: int, folder: Path) -> Path:
+def killed_and_resumed(system: str, step: int, workers: int, folder: Path, *options: str) -> Path:
     run = folder / "killed"
     root = f"--trainer.default_root_dir={run}"
     run_zoo = zoo if system == "toy" and workers else forked  # its own imports, or those of the server of forks
-    killed = run_zoo("fit", *arguments(system, workers), KILL, STEP.format(step), root, cwd=folder)
+    killed = run_zoo("fit", *arguments(system, workers), KILL, STEP.format(step), *options, root, cwd=folder)
     assert killed.returncode == -9, killed.stderr[-3000:]
     saved = newest(run)
     assert int(saved.stem.split("_")[1]) == (step - 1) // 5 * 5
@@ -118,6 +118,16 @@ def test_resumed_run_equals_uninterrupted(
 ) -> None:
     run = killed_and_resumed(system, step, workers, tmp_path)
     assert_equal_runs(run, uninterrupted[system], KEYS[system])
+
+
+@pytest.mark.parametrize("system", ["flow", "hifigan"])
+def test_killed_while_it_writes_samples(uninterrupted: Uninterrupted, tmp_path: Path, system: str) -> None:
+    step = {"flow": 12, "hifigan": 10}[system]
+    writing = ["--trainer.callbacks.where=media", "--samples.share=1000"]
+    run = killed_and_resumed(system, step, 0, tmp_path, *writing)
+    assert_equal_runs(run, uninterrupted[system], KEYS[system])
+    assert next(run.glob(f"media/step_{step:08d}/*"))
+    assert not list(run.rglob("*.tmp*"))
 
 
 @pytest.mark.slow

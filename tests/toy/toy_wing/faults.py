@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from toy_wing.data import PairData, Pairs
 from toy_wing.inference import Amplifier
 from toy_wing.task import GainTask
+from zoo.training.callbacks import media
 
 
 class KillAt(L.Callback):
@@ -27,7 +28,7 @@ class KillAt(L.Callback):
     Args:
         step: number of batches trained.
         signum: 9 kill, 15 SIGTERM, 2 SIGINT, 10 SIGUSR1.
-        where: "train", "validation" or "sanity".
+        where: "train", "validation", "sanity", or "media": after the first sample that a validation writes.
         times: how often in a row.
         group: to the whole process group, data workers included, as Ctrl-C and batch systems do.
     """
@@ -44,6 +45,15 @@ class KillAt(L.Callback):
                     os.killpg(os.getpgrp(), self.signum)
                 else:
                     os.kill(os.getpid(), self.signum)
+
+    def setup(self, trainer: L.Trainer, *args: Any) -> None:
+        write = media._keep
+
+        def keep(task: L.LightningModule, *given: Any) -> None:
+            write(task, *given)
+            self._send(task.trainer, "media")
+
+        media._keep = keep
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
         self._send(trainer, "train")

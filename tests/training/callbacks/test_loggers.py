@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import struct
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,62 +12,20 @@ import numpy as np
 import pytest
 from lightning.pytorch.loggers import Logger
 from mlflow.tracking import MlflowClient
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
-from wandb.proto.wandb_internal_pb2 import Record
 
 from tests.harness import TOY_FIT, callback, forked, forked_ranks, good
+from tests.logged import hparams, offline_runs, records, values
 from zoo import __version__
 from zoo.cli.main import main
 from zoo.runs.listing import read_curves, read_run
 from zoo.training.callbacks import logged_run, loggers
 
 ALL = "--loggers=[wandb,tensorboard,mlflow]"
-BLOCK, HEAD, PREFIX = 32768, 7, 7  # of LevelDB's log format, in which W&B writes, after 7 bytes of its own
-
-
-def records(path: Path, kind: str) -> Iterator:
-    """The records of a kind in an offline run of W&B."""
-    content, parts, at = path.read_bytes(), b"", PREFIX
-    while at + HEAD <= len(content):
-        left = BLOCK - at % BLOCK
-        if left < HEAD:
-            at += left
-            continue
-        _, size, position = struct.unpack("<IHB", content[at : at + HEAD])
-        parts += content[at + HEAD : at + HEAD + size]
-        at += HEAD + size
-        if position in (1, 4):  # whole, or the last part
-            record = Record()
-            record.ParseFromString(parts)
-            parts = b""
-            if record.WhichOneof("record_type") == kind:
-                yield getattr(record, kind)
-
-
-def values(updates) -> dict:
-    return {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in updates}
 
 
 def same(curve: list[tuple[float, float]], run: Path) -> bool:
     """Whether a curve of the monitored metric is that of the record, which has more digits."""
     return np.allclose(curve, read_curves(run / "metrics.csv")["val/error"], rtol=1e-6)
-
-
-def offline_runs(run: Path) -> list[Path]:
-    return sorted((run / "wandb").glob("offline-run-*/run-*.wandb"))
-
-
-def hparams(run: Path) -> tuple[EventAccumulator, dict[str, HParamsPluginData]]:
-    events = EventAccumulator(str(run / "tensorboard"))
-    events.Reload()
-    kinds = ("experiment", "session_start_info", "session_end_info")
-    found = {}
-    for kind in kinds:
-        if f"_hparams_/{kind}" in events.PluginTagToContent("hparams"):
-            content = events.PluginTagToContent("hparams")[f"_hparams_/{kind}"]
-            found[kind] = HParamsPluginData.FromString(content)
-    return events, found
 
 
 def mlflow_run(run: Path):

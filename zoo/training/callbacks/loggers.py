@@ -119,7 +119,7 @@ def _wandb(settings: WandbSettings, folder: Path, recipe: str) -> Logger:
         os.environ.setdefault("WANDB_DATA_DIR", str(folder.absolute() / "wandb"))  # copies that wait for `wandb sync`
     return ZooWandbLogger(
         settings.log_model,
-        save_dir=folder,
+        save_dir=folder.absolute(),  # its service keeps the folder in which it was started
         project=settings.project,
         name=settings.name or run_name(recipe, folder),
         id=run_id(folder),

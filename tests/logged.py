@@ -1,0 +1,53 @@
+"""What W&B and TensorBoard have on disk."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+from wandb.proto.wandb_internal_pb2 import Record
+
+BLOCK, HEAD, PREFIX = 32768, 7, 7  # of LevelDB's log format, in which W&B writes, after 7 bytes of its own
+
+
+def records(path: Path, kind: str) -> Iterator:
+    """The records of a kind in an offline run of W&B."""
+    content, parts, at = path.read_bytes(), b"", PREFIX
+    while at + HEAD <= len(content):
+        left = BLOCK - at % BLOCK
+        if left < HEAD:
+            at += left
+            continue
+        _, size, position = struct.unpack("<IHB", content[at : at + HEAD])
+        parts += content[at + HEAD : at + HEAD + size]
+        at += HEAD + size
+        if position in (1, 4):  # whole, or the last part
+            record = Record()
+            record.ParseFromString(parts)
+            parts = b""
+            if record.WhichOneof("record_type") == kind:
+                yield getattr(record, kind)
+
+
+def values(updates) -> dict:
+    return {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in updates}
+
+
+def offline_runs(run: Path) -> list[Path]:
+    return sorted((run / "wandb").glob("offline-run-*/run-*.wandb"))
+
+
+def hparams(run: Path) -> tuple[EventAccumulator, dict[str, HParamsPluginData]]:
+    events = EventAccumulator(str(run / "tensorboard"))
+    events.Reload()
+    kinds = ("experiment", "session_start_info", "session_end_info")
+    found = {}
+    for kind in kinds:
+        if f"_hparams_/{kind}" in events.PluginTagToContent("hparams"):
+            content = events.PluginTagToContent("hparams")[f"_hparams_/{kind}"]
+            found[kind] = HParamsPluginData.FromString(content)
+    return events, found
