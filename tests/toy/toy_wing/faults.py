@@ -46,7 +46,7 @@ class KillAt(L.Callback):
                 else:
                     os.kill(os.getpid(), self.signum)
 
-    def setup(self, trainer: L.Trainer, *args: Any) -> None:
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         write = media._keep
 
         def keep(task: L.LightningModule, *given: Any) -> None:
