@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 DPI = 100
+HOLD_SECONDS = 1.5  # the last image of an animation is what one wants to look at
+PALETTE_FRAMES = 8  # that a GIF's common palette is made of
 _PANELS_BESIDE = 3
 _BOX_PANEL = (4.0, 3.0)  # inches
 
@@ -75,6 +77,29 @@ _FORMATS: dict[str, Callable[[Any, int], bytes]] = {
 def write_figure(path: Path, figure: Figure) -> None:
     """Write a figure as PNG, whole or not at all."""
     write_atomic(path, lambda file: figure.savefig(file, format="png"))
+
+
+def gif(images: np.ndarray, fps: float) -> bytes:
+    """An animation that repeats and rests on its last image.
+
+    Args:
+        images: (N, H, W) or (N, H, W, C) with C of 1 or 3, uint8.
+        fps: images per second; GIF counts in steps of 10 ms, 30 becomes 33.
+    """
+    from PIL import Image
+
+    images = images[..., 0] if images.shape[-1] == 1 and images.ndim == 4 else images
+    stills = [Image.fromarray(each) for each in images]
+    if images.ndim == 4:
+        # one palette for all: palettes of their own would make still parts flicker
+        chosen = np.linspace(0, len(images) - 1, min(PALETTE_FRAMES, len(images))).round().astype(int)
+        palette = Image.fromarray(np.concatenate(list(images[chosen]))).quantize(256)
+        stills = [each.quantize(palette=palette, dither=Image.Dither.NONE) for each in stills]
+    milliseconds = max(2, round(100 / fps)) * 10
+    durations = [milliseconds] * (len(stills) - 1) + [round(1000 * HOLD_SECONDS)]
+    file = io.BytesIO()
+    stills[0].save(file, "GIF", save_all=True, append_images=stills[1:], duration=durations, loop=0)
+    return file.getvalue()
 
 
 def csv_lines(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> bytes:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from zoo.common.atomic import replacing, write_atomic
 from zoo.common.ranges import one_of
+from zoo.common.report import HOLD_SECONDS, gif
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -23,12 +24,10 @@ Animation = Literal["none", "gif", "mp4"]
 
 ANIMATIONS = ("none", "gif", "mp4")
 FRAMES_PER_SECOND = 30
-HOLD_SECONDS = 1.5  # the last frame is what one wants to look at
 LEAST_SIDE = 240  # pixels; smaller images are enlarged by a whole factor
 LEAST_TILE = 48  # pixels of an image in a row of several
 TILE_GAP = 2
 CAPTION_HEIGHT = 12  # pixels, of Pillow's own font
-PALETTE_FRAMES = 8  # that a GIF's common palette is made of
 FIGURE_INCHES, FIGURE_DPI = 4.8, 100
 DOTS_SIDE = 360  # pixels of a quick scatter plot
 COLOURS = ((31, 119, 180), (255, 127, 14), (44, 160, 44), (214, 39, 40), (148, 103, 189), (140, 86, 75))
@@ -152,7 +151,7 @@ def write_animation(path: Path, images: np.ndarray, fps: int = FRAMES_PER_SECOND
     GIF counts in steps of 10 ms, so that 30 images per second become 33; MP4 needs ffmpeg.
     """
     if path.suffix == ".gif":
-        _write_gif(path, images, fps)
+        write_atomic(path, lambda file: file.write(gif(images, fps)))
     elif path.suffix == ".mp4":
         _write_mp4(path, images, fps)
     else:
@@ -170,25 +169,6 @@ def _image(pixels: np.ndarray) -> Image:
     from PIL import Image
 
     return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
-
-
-def _write_gif(path: Path, images: np.ndarray, fps: int) -> None:
-    from PIL import Image
-
-    stills = [_image(each) for each in images]
-    if images.shape[-1] == 3:
-        # one palette for all: palettes of their own would make still parts flicker
-        chosen = np.linspace(0, len(images) - 1, min(PALETTE_FRAMES, len(images))).round().astype(int)
-        palette = _image(np.concatenate(list(images[chosen]))).quantize(256)
-        stills = [each.quantize(palette=palette, dither=Image.Dither.NONE) for each in stills]
-    milliseconds = max(2, round(100 / fps)) * 10
-    durations = [milliseconds] * (len(stills) - 1) + [round(1000 * HOLD_SECONDS)]
-    write_atomic(
-        path,
-        lambda file: stills[0].save(
-            file, format="GIF", save_all=True, append_images=stills[1:], duration=durations, loop=0
-        ),
-    )
 
 
 def _find_ffmpeg() -> str:

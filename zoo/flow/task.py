@@ -241,7 +241,7 @@ class FlowTask(SingleOptimizerTask):
         log_image(self, "val/trajectory", rendering.titled_rows(strips, times))
         if last:
             chosen = _evenly(len(solution), ANIMATED_STATES)
-            self._log_animation(rendering.frames(solution[chosen], names=names))
+            log_animation(self, "val/animation", rendering.frames(solution[chosen], names=names), ANIMATION_FPS)
 
     def _draw_points(self, last: bool) -> None:
         sampler: Any = self.inference()
@@ -250,12 +250,7 @@ class FlowTask(SingleOptimizerTask):
         frames = rendering.dots(solution[_evenly(len(solution), ANIMATED_STATES)], labels, real)
         log_image(self, "val/samples", frames[-1])
         if last:
-            self._log_animation(frames)
-
-    def _log_animation(self, frames: np.ndarray) -> None:
-        """Frames that rest on the last one."""
-        rest = frames[-1:].repeat(round(ANIMATION_FPS * rendering.HOLD_SECONDS), axis=0)
-        log_animation(self, "val/animation", np.concatenate([frames, rest]), ANIMATION_FPS)
+            log_animation(self, "val/animation", frames, ANIMATION_FPS)
 
     def _examples(self, count: int) -> Tensor | None:
         """Training data, evenly from all of the set, where it can tell; read once."""

@@ -47,6 +47,7 @@ EXTRA_OF = {
     "bitsandbytes": "llm",
     "tokenizers": "llm",
     "pyarrow": "llm",
+    "mlflow": "mlflow",
 }
 
 

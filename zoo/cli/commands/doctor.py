@@ -30,6 +30,7 @@ EXTRAS = {
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "rl": ("gymnasium", "h5py"),
     "llm": ("bitsandbytes", "tokenizers", "pyarrow"),
+    "mlflow": ("mlflow",),
 }
 
 

@@ -18,6 +18,7 @@ from zoo.common.atomic import TEMPORARY_MARK
 from zoo.common.hardware import describe_device
 from zoo.common.reading.text import safe_load
 from zoo.runs.checkpoints import HASH_SUFFIX, best_checkpoint, find_checkpoints, score_of, step_of
+from zoo.runs.csv_log import RunCSV
 from zoo.runs.folder import run_folder
 from zoo.runs.listing import CONFIG_NAME, FINISHED_MARK, flatten
 from zoo.training.callbacks.checkpoint import Checkpoints, is_trial
@@ -46,11 +47,15 @@ class LoggedRun(L.Callback):
         self._text = ""
         self._config: dict[str, Any] = {}
         self._facts: dict[str, Any] = {}
+        self._began = False  # here, on the first rank, and for more than a trial
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Hand over config and facts."""
         folder = run_folder(trainer)
         if not trainer.is_global_zero or is_trial(trainer):
+            return
+        self._began = True
+        if all(isinstance(logger, RunCSV) for logger in trainer.loggers):
             return
         self._text = _LOGIN.sub("://", self._read_config())
         self._config = safe_load(self._text)
@@ -88,15 +93,15 @@ class LoggedRun(L.Callback):
             logger.log_hyperparams(flatten(everything))
 
     def _conclude(self, trainer: L.Trainer, finished: bool) -> None:
-        if not self._facts:  # another rank, a trial, or a fit that never began
+        if not self._began:
             return
+        self._began = False
         for logger in trainer.loggers:
             warn_once(self._report, type(logger).__name__)(trainer, logger, finished)
         for note in logger_notes(trainer):
             log.info("%s", note)
         if finished:
             log.info("%s %d", FINISHED_MARK, trainer.global_step)
-        self._facts = {}
 
     def _report(self, trainer: L.Trainer, logger: Logger, finished: bool) -> None:
         if isinstance(logger, TensorBoardLogger):

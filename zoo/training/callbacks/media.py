@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import math
 import re
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from zoo.audio.io import files
 from zoo.common.atomic import write_atomic
-from zoo.common.report import csv_table, markdown_table
+from zoo.common.report import csv_table, gif, markdown_table
 from zoo.runs.folder import run_folder
 
 if TYPE_CHECKING:
@@ -128,7 +127,7 @@ def log_animation(
     pictures = [_pixels(name, _array(frame)) for frame in frames]
     if not pictures:
         raise ValueError(f"log_animation({name!r}): expected at least one frame")
-    encoded = _gif(pictures, fps)
+    encoded = gif(np.stack(pictures), fps)
 
     def on_tensorboard(writer: Any, step: int) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -281,15 +280,6 @@ def _save_png(pixels: np.ndarray, file: BinaryIO) -> None:
     from matplotlib.image import imsave
 
     imsave(file, pixels, format="png", cmap="gray", vmin=0, vmax=255)
-
-
-def _gif(pictures: Sequence[np.ndarray], fps: float) -> bytes:
-    from PIL import Image
-
-    frames = [Image.fromarray(picture).convert("RGB") for picture in pictures]
-    file = io.BytesIO()
-    frames[0].save(file, "GIF", save_all=True, append_images=frames[1:], duration=round(1000 / fps), loop=0)
-    return file.getvalue()
 
 
 def _folder(task: L.LightningModule) -> Path | None:
