@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,15 @@ BLOCK, HEAD, PREFIX = 32768, 7, 7  # of LevelDB's log format, in which W&B write
 
 
 def records(path: Path, kind: str) -> Iterator:
-    """The records of a kind in an offline run of W&B."""
+    """The records of a kind in an offline run of W&B, whose service may end writing after the fit."""
+    found, give_up = list(_records(path)), time.monotonic() + 30
+    while "exit" not in (name for name, _ in found) and time.monotonic() < give_up:
+        time.sleep(0.2)
+        found = list(_records(path))
+    return (record for name, record in found if name == kind)
+
+
+def _records(path: Path) -> Iterator:
     content, parts, at = path.read_bytes(), b"", PREFIX
     while at + HEAD <= len(content):
         left = BLOCK - at % BLOCK
@@ -25,12 +34,15 @@ def records(path: Path, kind: str) -> Iterator:
         _, size, position = struct.unpack("<IHB", content[at : at + HEAD])
         parts += content[at + HEAD : at + HEAD + size]
         at += HEAD + size
+        if at > len(content):
+            return
         if position in (1, 4):  # whole, or the last part
             record = Record()
             record.ParseFromString(parts)
             parts = b""
-            if record.WhichOneof("record_type") == kind:
-                yield getattr(record, kind)
+            kind = record.WhichOneof("record_type")
+            if kind is not None:
+                yield kind, getattr(record, kind)
 
 
 def values(updates) -> dict:

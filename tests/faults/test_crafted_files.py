@@ -304,7 +304,7 @@ def recipes(kind: str) -> list[Case]:
         if kind == "run" or not by_path:
             cases.append(described(kind, name, "trainer", "callbacks", value=_listed(node)))
     for name, node in LOGGERS.items():
-        if kind == "run" or not ("elsewhere" in name or "above" in name):
+        if kind == "run" or not ("elsewhere" in name or "above" in name or name == "MLFlowLogger"):
             cases.append(described(kind, name, "trainer", "logger", value=_listed(node)))
     for name, (key, node) in TRAINER.items():
         if kind == "run" or not name.endswith(("Profiler", "elsewhere", "file", "registry")):
