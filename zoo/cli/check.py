@@ -61,9 +61,8 @@ class _Checker:
             return
         for name, entry in value.items():
             argument = _known(f"{key}.{name}", str(name).removesuffix("+"), known, key, origin)
-            if (key, name) == ("trainer", "precision"):
-                argument = Argument(name, (PRECISION_AUTO, *(argument.choices or ())))
-            _choice(f"{key}.{name}", entry, argument, origin)
+            more = (PRECISION_AUTO,) if (key, name) == ("trainer", "precision") else ()
+            _choice(f"{key}.{name}", entry, argument, origin, more)
             self._part(entry, f"{key}.{name}", origin)
 
     def _part(self, value: Any, key: str, origin: str) -> None:
@@ -223,10 +222,11 @@ def _names(known: Any) -> str:
     return listed(sorted(known))
 
 
-def _choice(place: str, value: Any, argument: Argument, origin: str) -> None:
-    choices = list(dict.fromkeys("null" if each is None else str(each) for each in argument.choices or ()))
-    if isinstance(value, str) and "${" not in value and choices and value not in choices:
-        raise WrongNameError(f"{origin}{place} is {value!r}{near(value, choices)} (values: {', '.join(choices)})")
+def _choice(place: str, value: Any, argument: Argument, origin: str, more: tuple[str, ...] = ()) -> None:
+    if isinstance(value, str) and "${" not in value and argument.choices:
+        choices = list(dict.fromkeys("null" if each is None else str(each) for each in (*more, *argument.choices)))
+        if value not in choices:
+            raise WrongNameError(f"{origin}{place} is {value!r}{near(value, choices)} (values: {', '.join(choices)})")
     if isinstance(value, str) and registry.current_name(value).rpartition(".")[0] in registry.PACKAGES:
         _class(value, place, origin)
 

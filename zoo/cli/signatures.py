@@ -13,14 +13,16 @@ NO_MORE = ("LightningModule", "LightningDataModule", "Callback", "object", "ABC"
 
 
 class Argument(NamedTuple):
-    """An argument of a class or function.
-
-    Args:
-        choices: the values that it takes, where its annotation lists them.
-    """
+    """An argument of a class or function, with the module where its annotation stands."""
 
     name: str
-    choices: tuple[Any, ...] | None
+    module: str
+    annotation: ast.expr | None
+
+    @property
+    def choices(self) -> tuple[Any, ...] | None:
+        """The values that it takes, where its annotation lists them; reads the sources that this needs."""
+        return _choices(self.module, self.annotation)
 
 
 class _Found(NamedTuple):
@@ -47,7 +49,7 @@ def _of_class(module: str, node: ast.ClassDef) -> dict[str, Argument] | None:
     init = next((each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"), None)
     if init is None and any(_last(decorator) == "dataclass" for decorator in node.decorator_list):
         fields = {_last(each.target): each.annotation for each in node.body if isinstance(each, ast.AnnAssign)}
-        return {name: Argument(name, _choices(module, fields[name])) for name in fields if not name.startswith("_")}
+        return {name: Argument(name, module, fields[name]) for name in fields if not name.startswith("_")}
     own = {} if init is None else _parameters(module, init.args)
     if init is not None and init.args.kwarg is None:
         return own
@@ -63,7 +65,7 @@ def _of_class(module: str, node: ast.ClassDef) -> dict[str, Argument] | None:
 
 def _parameters(module: str, args: ast.arguments) -> dict[str, Argument]:
     given = [*args.posonlyargs, *args.args, *args.kwonlyargs]
-    return {each.arg: Argument(each.arg, _choices(module, each.annotation)) for each in given if each.arg != "self"}
+    return {each.arg: Argument(each.arg, module, each.annotation) for each in given if each.arg != "self"}
 
 
 def _choices(module: str, annotation: ast.expr | None) -> tuple[Any, ...] | None:
