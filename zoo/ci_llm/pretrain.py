@@ -18,7 +18,6 @@ from zoo.ci_llm.losses.objective import Batch, attended, targets
 from zoo.ci_llm.nets.backbone import Backbone, LearningBackbone, positions
 from zoo.common.atomic import replacing
 from zoo.runs.folder import run_folder
-from zoo.training.callbacks.checkpoint import SHARDING_STRATEGIES
 from zoo.training.callbacks.media import log_table
 from zoo.training.schedules import LrScaling
 from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask
@@ -87,8 +86,8 @@ class PretrainTask(SingleOptimizerTask):
 
     def draw_samples(self, batches: list[Any], last: bool) -> None:
         """Show how the model continues the first prompts, by the likeliest tokens."""
-        if not self.trainer.is_global_zero or type(self.trainer.strategy).__name__ in SHARDING_STRATEGIES:
-            return  # a pass through shards needs all ranks, and each has texts of other lengths
+        if not self.draws_alone:
+            return
         asked = questions(batches, self.sample_settings.items, self.tokenizer, self.template)
         if not asked:
             return

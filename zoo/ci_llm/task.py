@@ -22,7 +22,6 @@ from zoo.ci_llm.losses.objective import Batch, Objective, label_count, mean_over
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.ci_llm.nets.sampling import Sampling
 from zoo.common.ranges import one_of
-from zoo.training.callbacks.checkpoint import SHARDING_STRATEGIES
 from zoo.training.callbacks.media import log_table
 from zoo.training.schedules import LrScaling
 from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask, WeightedMeans
@@ -187,8 +186,8 @@ class CrowdTask(SingleOptimizerTask):
 
     def draw_samples(self, batches: list[Any], last: bool) -> None:
         """Show what each agent and the crowd answer to the first questions, and the part of the agents that agree."""
-        if not self.trainer.is_global_zero or type(self.trainer.strategy).__name__ in SHARDING_STRATEGIES:
-            return  # a pass through shards needs all ranks, and each has texts of other lengths
+        if not self.draws_alone:
+            return
         asked = questions(batches, self.sample_settings.items, self.tokenizer, self.template)
         if not asked:
             return

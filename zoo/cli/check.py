@@ -90,7 +90,9 @@ class _Checker:
             self._part(entry, place, origin)
 
     def _takes(self, key: str) -> dict[str, Argument] | None:
-        return _takes(self.classes[key]) if key in self.classes else None
+        name = self.classes.get(key, "")
+        module = registry.module_of(name)
+        return None if module is None else arguments(module, name.rpartition(".")[2])
 
     def option(self, option: str, value: str | None) -> None:
         """Check an option of the command line, `--data.init_args.batch_size` or `--data.batch_size`."""
@@ -143,12 +145,12 @@ def check_trainer_command(command: str, args: Sequence[str]) -> None:
         FileNotFoundError: for a file that is not there.
     """
     checker = _Checker(command)
-    for option, value, _ in pairs(list(args)):
+    for option, value, _ in pairs(args):
         if option == "--ckpt_path" and value:
             run = Path(value)
             with contextlib.suppress(WrongNameError):  # a run's own config may be of another version
                 checker.config(registry.renamed(_content((run if run.is_dir() else run.parent) / "config.yaml")), "")
-    for option, value, _ in pairs(list(args)):
+    for option, value, _ in pairs(args):
         if option in CONFIG_OPTIONS and value is not None:
             path = find_recipe(value)
             checker.config(registry.renamed(_content(path)), f"{path}: ")
@@ -169,7 +171,7 @@ def check_tool(name: str, function: str, skipped: Sequence[str], args: Sequence[
     module, _, attribute = function.partition(":")
     known = arguments(module, attribute)
     options = [f"--{each}" for each in known or () if each not in skipped] + ["--help", "-h"]
-    for option, _, _ in pairs(list(args)):
+    for option, _, _ in pairs(args):
         if known is not None and option.startswith("--") and option.partition(".")[0].rstrip("+") not in options:
             raise WrongNameError(f"{name} has no option {option}{near(option, options)} (options: {listed(options)})")
 
@@ -194,12 +196,6 @@ def _sections() -> dict[str, tuple[str, str] | None]:
         ):
             found[texts[0]] = ("zoo.cli.trainer", call.args[0].id)
     return found
-
-
-def _takes(name: str) -> dict[str, Argument] | None:
-    package, _, attribute = name.rpartition(".")
-    module = registry.module_of(name)
-    return arguments(module, attribute) if module is not None and package not in registry.FOREIGN else None
 
 
 def _class(name: str, key: str, origin: str) -> str:

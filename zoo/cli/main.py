@@ -22,7 +22,7 @@ from typing import Any
 import zoo
 from zoo.cli.check import check_tool, check_trainer_command
 from zoo.cli.helps import TRAINER_COMMANDS, aligned, asks_for_help, short_help
-from zoo.cli.late import put_off_torchmetrics
+from zoo.cli.lazy_imports import put_off_torchmetrics
 from zoo.cli.names import near, recipes_named
 from zoo.cli.quiet import filter_warnings
 from zoo.common.hardware import processes
@@ -98,7 +98,8 @@ def run_tool(command: str, args: list[str]) -> int:
         command, args = f"{command} {args[0]}", args[1:]
     if command not in tools:
         of_systems = [name for name in tools if name.startswith(f"{command} ")]
-        known, given = of_systems or [*TRAINER_COMMANDS, *tools], " ".join([command, *args[: len(of_systems)]][:2])
+        known = of_systems or [*TRAINER_COMMANDS, *tools]
+        given = " ".join([command, *args[:1]]) if of_systems else command
         return _fail(f"no command {given!r}{near(given, known)} (commands: {', '.join(known)})", code=2)
     check_tool(command, tools[command], (*RANKS, "progress"), args)
     put_off_torchmetrics()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ from zoo.common.options import CONFIG_OPTIONS, SETTINGS_SUFFIXES
 from zoo.common.systems import first_comment, recipe_root, systems
 
 FRAGMENTS = "trainer"  # settings that recipes share, named like a system
+FLAGS = ("-h", "--help", "--print_config")  # take no value
 SHOWN = 12  # names in an error
 
 
@@ -79,10 +80,7 @@ def recipes_named(args: list[str]) -> list[str]:
     return named
 
 
-FLAGS = ("-h", "--help", "--print_config", "-q", "--quiet", "-v", "--verbose")  # take no value
-
-
-def pairs(args: list[str]) -> Iterator[tuple[str, str | None, bool]]:
+def pairs(args: Sequence[str]) -> Iterator[tuple[str, str | None, bool]]:
     """The options of a command line with their values: option ("" for a word of its own), value, written with "="."""
     pending = list(args)
     while pending:

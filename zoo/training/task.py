@@ -21,6 +21,7 @@ from zoo.common.registry import find, slots
 from zoo.runs import frozen
 from zoo.runs.folder import run_folder
 from zoo.runs.inference import Inference
+from zoo.training.callbacks.checkpoint import SHARDING_STRATEGIES
 from zoo.training.callbacks.samples import Samples
 from zoo.training.schedules import LrScaling
 
@@ -189,6 +190,14 @@ class ZooTask(L.LightningModule):
         """The trainer's callback `Samples`; one of default settings where there is none."""
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
         return next((each for each in callbacks if isinstance(each, Samples)), self._samples)
+
+    @property
+    def draws_alone(self) -> bool:
+        """Whether this process may make samples without the others: the first one, if its nets are whole.
+
+        For samples whose length differs from rank to rank. A pass through shards (FSDP, DeepSpeed) needs all ranks.
+        """
+        return self.trainer.is_global_zero and type(self.trainer.strategy).__name__ not in SHARDING_STRATEGIES
 
     def shows(self, stage: str, batch_idx: int) -> bool:
         """Whether a batch of whole clips is among those that this validation shows; `media_items` limits them."""

@@ -120,7 +120,7 @@ def test_samples_change_no_weight(tmp_path, caplog):
         }
     assert len(set(results.values())) == 1
     assert [record.message for record in caplog.records if "no picture today" in record.message] == [
-        "no samples from now on where this happens: RuntimeError: no picture today"
+        "samples could not be drawn, and will be missing (said once): RuntimeError: no picture today"
     ]
 
 

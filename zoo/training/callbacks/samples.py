@@ -66,8 +66,7 @@ class Samples(L.Callback):
         self._started = time.perf_counter()
 
     def _affordable(self) -> bool:
-        dearest = max(self._spent[-1], max(self._spent[-8:]))
-        return sum(self._spent) + dearest <= self.share * (sum(self._validated) + self._validated[-1])
+        return sum(self._spent) + max(self._spent[-8:]) <= self.share * (sum(self._validated) + self._validated[-1])
 
     def on_validation_batch_end(
         self,
@@ -104,7 +103,9 @@ class Samples(L.Callback):
         except Exception as error:  # whatever a picture's maker raises: the run is worth more than the picture
             if not self._failed:
                 self._failed = True
-                log.warning("no samples from now on where this happens: %s: %s", type(error).__name__, error)
+                log.warning(
+                    "samples could not be drawn, and will be missing (said once): %s: %s", type(error).__name__, error
+                )
                 log.debug("drawing samples failed", exc_info=error)
         finally:
             restore(state)

@@ -5,7 +5,7 @@ import sys
 
 SCRIPT = """
 import sys
-from zoo.cli.late import put_off_torchmetrics
+from zoo.cli.lazy_imports import put_off_torchmetrics
 put_off_torchmetrics()
 put_off_torchmetrics()
 import lightning

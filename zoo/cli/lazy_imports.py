@@ -41,7 +41,7 @@ def put_off_torchmetrics() -> None:
     spec = importlib.util.find_spec("torchmetrics")
     if spec is None or "torchmetrics" in sys.modules:
         return
-    module: Any = _Torchmetrics("torchmetrics", "See `zoo.cli.late`.")
+    module: Any = _Torchmetrics("torchmetrics", "See `zoo.cli.lazy_imports`.")
     module.__spec__, module.__path__, module.__file__ = spec, list(spec.submodule_search_locations or ()), spec.origin
     module._logger = logging.getLogger("torchmetrics")
     module.__version__ = importlib.metadata.version("torchmetrics")
