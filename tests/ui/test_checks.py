@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.harness import REPOSITORY
 from zoo.ui.checks import MAX_DEPTH, Rules, read_yaml
-from zoo.ui.forms import Form
+from zoo.ui.forms.form import Form
 from zoo.ui.places import Places
 from zoo.ui.processes import Trainings
 

@@ -6,8 +6,8 @@ import yaml
 from zoo.common.systems import systems
 from zoo.ui import charts, readings
 from zoo.ui.checks import Rules
-from zoo.ui.controls import CONTROLS
-from zoo.ui.forms import Form, flatten, parse_lines
+from zoo.ui.forms.controls import CONTROLS
+from zoo.ui.forms.form import Form, flatten, parse_lines
 
 RECIPE = {
     "trainer": {

@@ -38,7 +38,7 @@ EXTRA_OF = {
     "webdataset": "shards",
     "fastapi": "ui",
     "uvicorn": "ui",
-    "gradio": "ui",
+    "nicegui": "ui",
     "onnx": "export",
     "onnxscript": "export",
     "onnxruntime": "export",

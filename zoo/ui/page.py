@@ -2,80 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from pathlib import Path
 
-import gradio as gr
+from nicegui import ui
 
-from zoo.ui import charts
-from zoo.ui.places import Places
-from zoo.ui.processes import Trainings
-from zoo.ui.readings import machine_load
-from zoo.ui.store import Store
-from zoo.ui.tabs.inspect import InspectTab
+from zoo.ui.readings import GIB
 from zoo.ui.tabs.predict import PredictTab
+from zoo.ui.tabs.runs import RunsTab
 from zoo.ui.tabs.train import TrainTab
 from zoo.ui.tabs.watch import WatchTab
+from zoo.ui.visit import Shared, Visit
 
-TICK_SECONDS = 2.0
-HEAD = '<div class="zoo-head"><h1>zoo</h1><p>train, watch, inspect, predict</p></div>'
+STYLE = Path(__file__).parent / "static" / "zoo.css"
+TABS = {"train": "Train", "watch": "Watch", "runs": "Runs", "predict": "Predict"}
+ACTIVE = ("running", "stopping", "active", "queued")
 
 
-class Page:
-    """Builds the page and holds what its tabs share."""
+def show_page(shared: Shared, session: str, tab: str, run: str) -> None:
+    """Build the page for one client.
 
-    def __init__(self, places: Places, trainings: Trainings, store: Store, session_of: Callable[[Any], str]) -> None:
-        self.places = places
-        self.trainings = trainings
-        with gr.Blocks(title="zoo", analytics_enabled=False, delete_cache=(3600, 3600)) as self.blocks:
-            with gr.Row(equal_height=True):
-                gr.HTML(HEAD, padding=False)
-                load = gr.HTML(charts.load_bar(machine_load()), padding=False)
-            with gr.Tabs() as tabs:
-                with gr.Tab("Train", id="train"):
-                    train = TrainTab(places, trainings)
-                with gr.Tab("Watch", id="watch"):
-                    watch = WatchTab(places, trainings)
-                with gr.Tab("Inspect", id="inspect"):
-                    inspect = InspectTab(places, trainings)
-                with gr.Tab("Predict", id="predict"):
-                    predict = PredictTab(places, trainings, store, session_of)
-            # Gradio's own check of lists that change lags behind; names are looked up where they are used
-            choosers = [watch.run, inspect.run, predict.run]
-            timer = gr.Timer(TICK_SECONDS)
-            listed = gr.State([])
-            timer.tick(
-                lambda: charts.load_bar(machine_load()), None, load, show_progress="hidden", api_visibility="private"
-            )
-            timer.tick(
-                self._list_runs,
-                [listed, *choosers],
-                [listed, *choosers, train.weights],
-                show_progress="hidden",
-                api_visibility="private",
-            )
-            watch.follow(timer)
-            watch.run.change(
-                lambda run: [run, run], watch.run, choosers[1:], show_progress="hidden", api_visibility="private"
-            )
-            train.connect(self.blocks, tabs, watch)
-            self.blocks.load(self._arrive, None, [listed, *choosers, train.weights, tabs], show_progress="hidden").then(
-                watch.refresh, watch.inputs, watch.outputs, show_progress="hidden"
-            )
+    Args:
+        tab: to open first; "" for Watch while something trains, else Train.
+        run: to look at; "" for the one that trains, else the newest.
+    """
+    rows = shared.board.rows
+    running = next((name for name, row in rows.items() if row.state in ACTIVE), "")
+    chosen = run if run in rows else running or next(iter(rows), "")
+    visit = Visit(shared, session, chosen)
+    ui.add_css(STYLE.read_text(encoding="utf-8"))
+    ui.colors(primary="#0f766e", negative="#b42318", positive="#0f766e")
+    with ui.header().classes("zoo-head"):
+        ui.html("<h1>zoo</h1>", sanitize=False)
+        _show_load(visit)
+    first = tab if tab in TABS else "watch" if running or run else "train"
+    with ui.tabs(value=first).props('inline-label no-caps align=left aria-label="Sections"') as visit.tabs:
+        for name, label in TABS.items():
+            ui.tab(name, label)
+    makers = {"train": TrainTab, "watch": WatchTab, "runs": RunsTab, "predict": PredictTab}
+    with ui.element().classes("zoo-main"), ui.tab_panels(visit.tabs, value=first, animated=False):
+        for name, maker in makers.items():
+            with ui.tab_panel(name):
+                maker(visit)
 
-    def _arrive(self) -> list[Any]:
-        """Offer all runs; whoever comes while something trains is shown that."""
-        runs = self.places.list_runs()
-        running = next((run for run in runs if self.trainings.state(run) in ("running", "stopping")), None)
-        chosen = running or (runs[0] if runs else None)
-        choices = [gr.update(choices=runs, value=chosen) for _ in range(3)]
-        weights = gr.update(choices=["", *self.places.weights()])
-        return [runs, *choices, weights, gr.update(selected="watch") if running else gr.skip()]
 
-    def _list_runs(self, listed: list[str], *chosen: str | None) -> list[Any]:
-        """Offer runs that have come; what was chosen stays."""
-        runs = self.places.list_runs()
-        if sorted(runs) == sorted(listed):
-            return [gr.skip()] * 5
-        kept = [gr.update(choices=runs, value=run if run in runs else (runs[0] if runs else None)) for run in chosen]
-        return [runs, *kept, gr.update(choices=["", *self.places.weights()])]
+def _show_load(visit: Visit) -> None:
+    """Small meters of processor, memory and GPUs."""
+    with ui.row().classes("zoo-load"):
+        shown = ui.label().classes("zoo-small")
+
+    async def refresh() -> None:
+        parts = [
+            f"{load.name} {load.percent:.0f} % · {load.used_bytes / GIB:.1f} of {load.total_bytes / GIB:.1f} GiB"
+            for load in visit.shared.board.loads
+        ]
+        shown.set_text("   ".join(parts))
+
+    visit.every(2.0, "", refresh)

@@ -10,9 +10,8 @@ import json
 import re
 import secrets
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from html import escape
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -21,16 +20,18 @@ from zoo.ui.store import MIB, Store
 
 HOSTS = ("127.0.0.1", "localhost")
 LOGIN_PATH = "/_zoo/login"
-UPLOAD_PATH = "/gradio_api/upload"
-OTHER_LIMIT = 1 * MIB  # what the page sends besides files: values of controls
+UPLOAD_PATH = "/_zoo/upload"
+SOCKET_PATH = "/_nicegui_ws/socket.io/"
+OTHER_LIMIT = 1 * MIB  # what the page sends besides files: values of its elements
 _LOGIN_LIMIT = 4096
 _GUESS_SECONDS = 1.0
 LEAVE_SECONDS = 60.0  # without an open page; one that is loaded anew is back sooner
-# Gradio's routes that fetch what a client names, or keep the values of a page for another one
-_FETCHES = re.compile(r"/proxy=|/file=\s*[a-z]+:/|/deep_link", re.IGNORECASE)
-_FILES = re.compile(r"/file=(.*)|^/+(?:gradio_api/+)?file/(.*)", re.DOTALL)
-_HEARTBEAT = "/gradio_api/heartbeat/"
-# Gradio's page holds inline scripts and compiles its templates; nothing may come from or go to another host
+# What the page is made of; of NiceGUI's own routes only what it ships, none that takes files or serves others
+_READ = re.compile(
+    r"/|/favicon\.ico|/_nicegui/[0-9.]+/(static|libraries|components|resources|dynamic_resources|esm)/.+"
+    r"|/_zoo/(media|results)/.+"
+)
+# NiceGUI's page holds inline scripts and compiles its templates; nothing may come from or go to another host
 _POLICY = "; ".join(
     (
         "default-src 'self'",
@@ -53,7 +54,7 @@ _HEADERS = {
     "referrer-policy": "same-origin",  # under no-referrer a browser's form has the origin "null"
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    "permissions-policy": "camera=(), microphone=(), geolocation=()",
+    "permissions-policy": "camera=(), microphone=(self), geolocation=()",
 }
 _PAGE = """<!doctype html><meta charset="utf-8"><title>zoo</title><meta name="viewport" content="width=device-width">
 <style>body{{font:16px/1.5 system-ui,sans-serif;background:#f5f6f8;color:#1f2733;display:grid;place-items:center;
@@ -106,17 +107,29 @@ class Keys:
 
 
 class Gate:
-    """ASGI middleware: checks Host, Origin, session, size and named files before anything behind it sees a request.
+    """ASGI middleware: checks Host, Origin, session, address and size before anything behind it sees a request.
 
     Args:
         store: knows how many bytes may still be stored and whose uploads are whose.
+        owners: session of each open page, by its NiceGUI client; filled where pages are made.
+        leave: told a session whose last page has been closed for a while.
     """
 
-    def __init__(self, app: Any, keys: Keys, upload_limit: int, store: Store) -> None:
+    def __init__(
+        self,
+        app: Any,
+        keys: Keys,
+        upload_limit: int,
+        store: Store,
+        owners: Mapping[str, str],
+        leave: Callable[[str], None],
+    ) -> None:
         self.app = app
         self.keys = keys
         self.upload_limit = upload_limit
         self.store = store
+        self.owners = owners
+        self.leave = leave
         self._guessing = asyncio.Lock()
         self._coming = 0  # bytes of uploads under way
         self._pages: Counter[str] = Counter()
@@ -136,41 +149,39 @@ class Gate:
         session = self.keys.session(headers.get("cookie", ""))
         if session is None:
             await self._send_away(scope, send)
-            return
-        if _FETCHES.search(scope["path"]):
-            await _refuse(scope, send, 403, "Nothing is fetched from elsewhere.")
-            return
-        named = _FILES.search(scope["path"])
-        if named and not self._owns(session, named.group(1) or named.group(2)):
-            await _refuse(scope, send, 403, "This is no upload of this session.")
-            return
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-        elif scope["path"].startswith(_HEARTBEAT):
+        elif scope["type"] == "websocket":
             await self._stay(session, scope, receive, send)
         elif scope["path"] == UPLOAD_PATH and scope["method"] == "POST":
-            await self._upload(scope, headers, receive, send)
+            await self._upload(headers, scope, receive, send)
+        elif _READ.fullmatch(scope["path"]) and scope["method"] in ("GET", "HEAD"):
+            await self.app(scope, receive, send)
         else:
-            await self._ask(session, scope, receive, send)
-
-    def _owns(self, session: str, path: str) -> bool:
-        try:
-            return bool(self.store.owned(session, path))
-        except ValueError:
-            return False
+            await _refuse(scope, send, 404, "There is no such page.")
 
     async def _stay(self, session: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hold a page's connection; when a session's last one has been gone for a while, its uploads go."""
+        """Hold the connection of one of the session's pages; when its last one has been gone for a while, it ends."""
+        client = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("client_id", [""])
+        if scope["path"] != SOCKET_PATH or len(client) != 1 or self.owners.get(client[0]) != session:
+            await _refuse(scope, send, 404, "")
+            return
+
+        async def checked() -> dict[str, Any]:
+            message = await receive()
+            if message["type"] == "websocket.receive" and not _speaks_for(message, client[0]):
+                return {"type": "websocket.disconnect", "code": 1008}
+            return message
+
         self._pages[session] += 1
         try:
-            await self.app(scope, receive, send)
+            await self.app(scope, checked, send)
         finally:
             self._pages[session] -= 1
             asyncio.get_running_loop().call_later(LEAVE_SECONDS, self._leave, session)
 
     def _leave(self, session: str) -> None:
         if not self._pages[session]:
-            self.store.end(session)
+            del self._pages[session]
+            self.leave(session)
 
     async def _enter(self, scope: Scope, headers: dict[str, str], receive: Receive, send: Send) -> bool:
         """Answer what has to do with entering; tells whether there was such a thing."""
@@ -205,34 +216,7 @@ class Gate:
         else:
             await _refuse(scope, send, 401, "Log in first.")
 
-    async def _ask(self, session: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on what is small and, where it has a body, JSON that names no files but the session's own."""
-        body = b"" if scope["method"] in ("GET", "HEAD") else await _body(receive, OTHER_LIMIT)
-        if body is None:
-            await _refuse(scope, send, 413, "This request is too large.")
-            return
-        if body:
-            try:
-                content = json.loads(body)
-                self.store.check_files(session, content)
-            except (ValueError, RecursionError) as error:
-                await _refuse(scope, send, 403, escape(f"The page's own requests only: {' '.join(str(error).split())}"))
-                return
-            body = json.dumps(content).encode()  # what was checked, however it was spelled
-            length = (b"content-length", str(len(body)).encode())
-            scope = {**scope, "headers": [*(pair for pair in scope["headers"] if pair[0].lower() != length[0]), length]}
-        given = False
-
-        async def replayed() -> dict[str, Any]:
-            nonlocal given
-            if given:
-                return await receive()
-            given = True
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        await self.app(scope, replayed, send)
-
-    async def _upload(self, scope: Scope, headers: dict[str, str], receive: Receive, send: Send) -> None:
+    async def _upload(self, headers: dict[str, str], scope: Scope, receive: Receive, send: Send) -> None:
         """Pass an upload on unless it is too large, also when it lies about that."""
         limit = min(self.upload_limit, max(self.store.room() - self._coming, 0))
         hint = f"uploads may have {limit // MIB} MiB here (--max_upload_mib; what is stored counts as well)"
@@ -269,6 +253,21 @@ class Gate:
 
 class _TooLargeError(Exception):
     """A body without or with a false length went beyond the limit."""
+
+
+def _speaks_for(message: dict[str, Any], client: str) -> bool:
+    """Whether a frame of Socket.IO is text that names no client but this one, at whatever place it is read from."""
+    text = message.get("text")
+    if text is None or len(text) > OTHER_LIMIT:
+        return False
+    start = text.find("[")
+    if start < 0:  # pings, and what opens and closes
+        return True
+    try:
+        _, *arguments = json.loads(text[start:])
+    except (ValueError, TypeError, RecursionError):
+        return False
+    return all(isinstance(each, dict) and each.get("client_id", client) == client for each in arguments)
 
 
 def _is_from_here(scope: Scope, headers: dict[str, str]) -> bool:

@@ -1,11 +1,14 @@
-"""The server: our own FastAPI app behind the gate, with Gradio's page mounted in it."""
+"""The server: our own FastAPI app behind the gate, with NiceGUI's page in it."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
 import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,14 +19,16 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 
 from zoo.runs.listing import MEDIA_NAME
+from zoo.ui.board import Board
 from zoo.ui.places import Places, check_name
 from zoo.ui.processes import Trainings
 from zoo.ui.readings import MEDIA_TYPES, is_media
-from zoo.ui.security import UPLOAD_PATH, Gate, Keys
+from zoo.ui.security import OTHER_LIMIT, UPLOAD_PATH, Gate, Keys
 from zoo.ui.store import MAX_FILES, MIB, Store, UploadError
 
 HOST = "127.0.0.1"
 QUOTA_UPLOADS = 4  # the temporary folder holds so many of the largest uploads
+RECONNECT_SECONDS = 30.0  # a page that was asleep goes on where it was
 
 
 @dataclass(frozen=True)
@@ -63,20 +68,21 @@ def serve(runs: Path, data: Path, port: int, password: str | None, secrets: tupl
         trainings = Trainings(places, secrets)
         keys = Keys(password, cookie=f"zoo_ui_{port}")
         app = build(places, trainings, keys, limits)
-        empty = Path(folder) / "empty"
-        empty.mkdir()
-        os.chdir(empty)  # Gradio serves what lies below the working directory
         where = f"http://{HOST}:{port}/" + ("" if password else f"?token={keys.token}")
         print(f"zoo: open {where}\nzoo: only this machine can; Ctrl-C ends the page, not the trainings", flush=True)
         settings = uvicorn.Config(
-            app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=2
+            app,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=2,
+            ws_max_size=OTHER_LIMIT,
         )
         signal.signal(signal.SIGTERM, _leave)  # uvicorn repeats a signal when it has shut down; the default would kill
         try:
             uvicorn.Server(settings).run(sockets=[bound])
         finally:
             trainings.close()
-            os.chdir(places.work)
 
 
 def _leave(number: int, frame: Any) -> None:
@@ -102,18 +108,28 @@ def build(places: Places, trainings: Trainings, keys: Keys, limits: Limits) -> F
     Returns:
         An ASGI app whose every route is behind the gate.
     """
+    os.environ.setdefault("NICEGUI_STORAGE_PATH", str(places.temp / "storage"))  # read at the import; nothing is kept
+    import nicegui
+
+    from zoo.ui.page import show_page
+    from zoo.ui.visit import Shared
+
     store = Store(places.temp, QUOTA_UPLOADS * limits.upload, limits.files, limits.session)
     store.uploads.mkdir(exist_ok=True)
-    # read when Gradio is imported or a file comes in
-    os.environ |= {"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": str(store.uploads)}
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    import gradio
+    board = Board(places, trainings)
+    shared = Shared(places, trainings, store, board)
+    owners: dict[str, str] = {}
 
-    from zoo.ui.page import Page
-    from zoo.ui.style import CSS, theme
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        watching = asyncio.create_task(board.watch())
+        yield
+        watching.cancel()
 
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(Gate, keys=keys, upload_limit=limits.upload, store=store)
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    app.add_middleware(
+        Gate, keys=keys, upload_limit=limits.upload, store=store, owners=owners, leave=shared.end_session
+    )
 
     def session_of(request: Request) -> str:
         session = keys.session(request.headers.get("cookie", ""))
@@ -121,26 +137,28 @@ def build(places: Places, trainings: Trainings, keys: Keys, limits: Limits) -> F
             raise HTTPException(401)
         return session
 
+    def page(request: Request, tab: str = "", run: str = "") -> None:
+        client = nicegui.ui.context.client
+        owners[client.id] = session_of(request)
+        client.on_delete(lambda: owners.pop(client.id, None))
+        show_page(shared, owners[client.id], tab, run)
+
     @app.post(UPLOAD_PATH)
     async def upload(request: Request) -> Response:
-        """In place of Gradio's: notes whose a file is."""
+        """Keep files; answers what the session calls each of them, with its name and size."""
         session, kept = session_of(request), []
         async with request.form(max_files=limits.files, max_fields=limits.files) as form:
             for file in form.getlist("files"):
                 if not isinstance(file, UploadFile):
                     return PlainTextResponse("files: expected files", 400)
                 try:
-                    kept.append(str(await run_in_threadpool(store.add, session, file.filename or "", file.file)))
+                    key = await run_in_threadpool(store.add, session, file.filename or "", file.file)
                 except UploadError as error:
-                    for path in kept:  # the page is told of none
-                        store.forget(session, path)
+                    for entry in kept:  # the page is told of none
+                        store.forget(session, entry["key"])
                     return PlainTextResponse(str(error), 413)
+                kept.append({"key": key, "name": store.owned(session, key).name})
         return JSONResponse(kept)
-
-    @app.get(f"{UPLOAD_PATH}_progress")
-    def progress() -> Response:
-        """What Gradio's page asks for while it sends."""
-        return Response('data: {"msg": "done"}\n\n', media_type="text/event-stream")
 
     @app.get("/_zoo/media/{system}/{recipe}/{started}/{step}/{name}")
     def media(system: str, recipe: str, started: str, step: str, name: str) -> FileResponse:
@@ -155,7 +173,7 @@ def build(places: Places, trainings: Trainings, keys: Keys, limits: Limits) -> F
 
     @app.get("/_zoo/results/{job}/{name}")
     def result(job: str, name: str, request: Request) -> FileResponse:
-        """A result of `predict`, for the session that asked for it."""
+        """A result of a prediction, for the session that asked for it."""
         try:
             path = store.result(session_of(request), job, name)
         except ValueError as error:
@@ -165,20 +183,15 @@ def build(places: Places, trainings: Trainings, keys: Keys, limits: Limits) -> F
             return FileResponse(path, media_type="application/octet-stream", filename=path.name)
         return FileResponse(path, media_type=kind)
 
-    page = Page(places, trainings, store, session_of)
-    return gradio.mount_gradio_app(
+    nicegui.core.app.config.socket_io_js_transports = ["websocket"]
+    nicegui.ui.run_with(
         app,
-        page.blocks,
-        path="/",
-        server_name=HOST,
-        footer_links=[],
-        allowed_paths=[],
-        max_file_size=limits.upload,
-        show_error=True,
-        ssr_mode=False,
-        pwa=False,
-        mcp_server=False,
-        enable_monitoring=False,
-        theme=theme(),
-        css=CSS,
+        root=page,
+        title="zoo",
+        language="en-US",
+        tailwind=False,
+        reconnect_timeout=RECONNECT_SECONDS,
+        show_welcome_message=False,
+        favicon="🐘",
     )
+    return app

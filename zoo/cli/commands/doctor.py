@@ -26,7 +26,7 @@ EXTRAS = {
     "metrics": ("pesq", "pystoi"),
     "shards": ("webdataset",),
     "images": ("datasets", "torchvision"),
-    "ui": ("fastapi", "uvicorn", "gradio", "psutil"),
+    "ui": ("fastapi", "uvicorn", "nicegui", "psutil"),
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "rl": ("gymnasium", "h5py"),
     "llm": ("bitsandbytes", "tokenizers", "pyarrow"),

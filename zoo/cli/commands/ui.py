@@ -9,7 +9,7 @@ from pathlib import Path
 
 from zoo.common.ranges import at_least, within
 
-MODULES = ("fastapi", "gradio", "psutil", "uvicorn")
+MODULES = ("fastapi", "nicegui", "psutil", "uvicorn")
 LEAST_PASSWORD = 8
 
 

@@ -1,27 +1,38 @@
-"""What the tabs share: coloured lines, headings, errors as notices."""
+"""What the tabs share: headings, states, answers in one line."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from html import escape
-from typing import Any
+from nicegui import ui
 
-import gradio as gr
+STATE_WORDS = {
+    "running": ("good", "running"),
+    "stopping": ("busy", "saving, then stopping"),
+    "active": ("good", "running, started elsewhere"),
+    "queued": ("busy", "queued"),
+    "waiting": ("busy", "queued by a server that has ended"),
+    "finished": ("calm", "finished"),
+    "stopped": ("calm", "stopped"),
+    "failed": ("bad", "failed"),
+    "ended": ("calm", "ended"),
+    "idle": ("calm", "not running"),
+}
 
 
-def said(kind: str, text: str) -> str:
-    """A coloured line: kind "good", "busy" or "bad"."""
-    return f'<div class="zoo-said {kind}">{escape(text)}</div>'
+def heading(text: str, level: int = 2) -> ui.html:
+    """A heading of the page's outline; the header has the first level."""
+    return ui.html(text, sanitize=False, tag=f"h{level}").classes("zoo-title")
 
 
-def title(text: str) -> str:
-    """A small heading."""
-    return f'<div class="zoo-title">{escape(text)}</div>'
+class Answer(ui.label):
+    """A coloured line that a screen reader announces when it changes."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.classes("zoo-said").props('role="status" aria-live="polite"')
+        self.set_visibility(False)
 
-def one_line(function: Callable[[], Any]) -> Any:
-    """Call; what a user can mend becomes a notice on the page."""
-    try:
-        return function()
-    except (ValueError, OSError) as error:
-        raise gr.Error(" ".join(str(error).split()), print_exception=False) from error
+    def say(self, kind: str, text: str) -> None:
+        """Show a text: kind "good", "busy", "calm" or "bad"."""
+        self.classes(replace=f"zoo-said {kind}")
+        self.set_text(text)
+        self.set_visibility(bool(text))

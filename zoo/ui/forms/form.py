@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from zoo.ui.checks import Rules, read_yaml
-from zoo.ui.controls import ALWAYS, CALLBACKS, CONTROLS, OPTIONAL, Control
+from zoo.ui.forms.controls import ALWAYS, CALLBACKS, CONTROLS, OPTIONAL, Control
 
 MAX_LINES = 2**16
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_/-]*(\.[A-Za-z0-9_][A-Za-z0-9_/-]*)*")

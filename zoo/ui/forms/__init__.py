@@ -1,0 +1,1 @@
+"""Forms of recipes: controls, values, and what edits of them change."""

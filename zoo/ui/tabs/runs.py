@@ -1,0 +1,14 @@
+"""PLACEHOLDER runs"""
+
+from __future__ import annotations
+
+from zoo.ui.tabs.pieces import heading
+from zoo.ui.visit import Visit
+
+
+class RunsTab:
+    """The tab, made in the current slot."""
+
+    def __init__(self, visit: Visit) -> None:
+        self.visit = visit
+        heading("Runs")

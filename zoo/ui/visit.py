@@ -1,0 +1,81 @@
+"""What the tabs of one open page share."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from nicegui import run, ui
+
+from zoo.ui.board import Board
+from zoo.ui.places import Places
+from zoo.ui.processes import Trainings
+from zoo.ui.store import Store
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What all pages of a server share."""
+
+    places: Places
+    trainings: Trainings
+    store: Store
+    board: Board
+
+    def end_session(self, session: str) -> None:
+        """Let go what belonged to a session whose pages are closed."""
+        self.store.end(session)
+
+
+@dataclass
+class Visit:
+    """One open page.
+
+    Args:
+        session: whose it is.
+        run: the run that is looked at, in all tabs; "" for none. Change it with `choose`.
+    """
+
+    shared: Shared
+    session: str
+    run: str = ""
+    tabs: Any = None
+    _listeners: list[Callable[[], Any]] = field(default_factory=list)
+
+    def choose(self, run: str, tab: str = "") -> None:
+        """Look at a run, in a tab if one is named; every listener learns of it before anything else happens."""
+        self.run = run
+        for listener in self._listeners:
+            listener()
+        if tab:
+            self.tabs.set_value(tab)
+
+    def on_choice(self, listener: Callable[[], Any]) -> None:
+        """Call when another run is chosen."""
+        self._listeners.append(listener)
+
+    def every(self, seconds: float, tab: str, refresh: Callable[[], Awaitable[None]]) -> None:
+        """Refresh again and again while a tab is shown ("" for always); one refresh at a time."""
+
+        async def turn() -> None:
+            if not tab or self.tabs.value == tab:
+                await refresh()
+
+        ui.timer(seconds, turn)
+
+
+async def aside(function: Callable[..., Result], *arguments: Any) -> Result:
+    """Call what reads or computes in a thread, so that other pages are served meanwhile."""
+    return await run.io_bound(function, *arguments)  # type: ignore[return-value]
+
+
+async def one_line(work: Awaitable[Result]) -> Result | None:
+    """Wait for work; what a user can mend becomes a notice on the page, and None."""
+    try:
+        return await work
+    except (ValueError, OSError) as error:
+        ui.notify(" ".join(str(error).split()), type="negative", multi_line=True, close_button="Close", timeout=0)
+        return None
