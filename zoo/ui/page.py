@@ -13,7 +13,7 @@ from zoo.ui.tabs.train import TrainTab
 from zoo.ui.tabs.watch import WatchTab
 from zoo.ui.visit import Shared, Visit
 
-STYLE = Path(__file__).parent / "static" / "zoo.css"
+STATIC = Path(__file__).parent / "static"
 TABS = {"train": "Train", "watch": "Watch", "runs": "Runs", "predict": "Predict"}
 ACTIVE = ("running", "stopping", "active", "queued")
 
@@ -29,15 +29,17 @@ def show_page(shared: Shared, session: str, tab: str, run: str) -> None:
     running = next((name for name, row in rows.items() if row.state in ACTIVE), "")
     chosen = run if run in rows else running or next(iter(rows), "")
     visit = Visit(shared, session, chosen)
-    ui.add_css(STYLE.read_text(encoding="utf-8"))
+    for style in sorted(STATIC.glob("*.css")):
+        ui.add_css(style.read_text(encoding="utf-8"))
     ui.colors(primary="#0f766e", negative="#b42318", positive="#0f766e")
     with ui.header().classes("zoo-head"):
         ui.html("<h1>zoo</h1>", sanitize=False)
         _show_load(visit)
     first = tab if tab in TABS else "watch" if running or run else "train"
-    with ui.tabs(value=first).props('inline-label no-caps align=left aria-label="Sections"') as visit.tabs:
+    with ui.tabs().props('inline-label no-caps align=left aria-label="Sections"') as visit.tabs:
         for name, label in TABS.items():
             ui.tab(name, label)
+    visit.tabs.set_value(first)
     makers = {"train": TrainTab, "watch": WatchTab, "runs": RunsTab, "predict": PredictTab}
     with ui.element().classes("zoo-main"), ui.tab_panels(visit.tabs, value=first, animated=False):
         for name, maker in makers.items():

@@ -146,7 +146,8 @@ def build(places: Places, trainings: Trainings, keys: Keys, limits: Limits) -> F
     @app.post(UPLOAD_PATH)
     async def upload(request: Request) -> Response:
         """Keep files; answers what the session calls each of them, with its name and size."""
-        session, kept = session_of(request), []
+        session = session_of(request)
+        kept: list[dict[str, str]] = []
         async with request.form(max_files=limits.files, max_fields=limits.files) as form:
             for file in form.getlist("files"):
                 if not isinstance(file, UploadFile):

@@ -1,4 +1,4 @@
-"""PLACEHOLDER predict"""
+"""The tab predict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PLACEHOLDER runs"""
+"""The tab runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PLACEHOLDER train"""
+"""The tab train."""
 
 from __future__ import annotations
 

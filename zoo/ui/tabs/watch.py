@@ -1,4 +1,4 @@
-"""PLACEHOLDER watch"""
+"""The tab watch."""
 
 from __future__ import annotations
 
