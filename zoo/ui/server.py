@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
-from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 
 from zoo.runs.listing import MEDIA_NAME
 from zoo.ui.board import Board
+from zoo.ui.exports import Exports
 from zoo.ui.places import Places, check_name
 from zoo.ui.processes import Trainings
 from zoo.ui.readings import MEDIA_TYPES, is_media
@@ -116,9 +117,10 @@ def build(places: Places, trainings: Trainings, keys: Keys, limits: Limits) -> F
 
     store = Store(places.temp, QUOTA_UPLOADS * limits.upload, limits.files, limits.session)
     store.uploads.mkdir(exist_ok=True)
-    board = Board(places, trainings)
-    shared = Shared(places, trainings, store, board)
     owners: dict[str, str] = {}
+    board = Board(places, trainings, pages=owners)
+    exports = Exports(places, trainings)
+    shared = Shared(places, trainings, store, board, exports)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -171,6 +173,17 @@ def build(places: Places, trainings: Trainings, keys: Keys, limits: Limits) -> F
         if not is_media(name) or not path.is_file() or not path.resolve().is_relative_to(places.runs.resolve()):
             raise HTTPException(404)
         return FileResponse(path, media_type=MEDIA_TYPES[path.suffix.lower()])
+
+    @app.get("/_zoo/exports/{system}/{recipe}/{started}/{name}.zip")
+    def export(system: str, recipe: str, started: str, name: str) -> StreamingResponse:
+        """An export of a run."""
+        try:
+            blocks = exports.zipped(f"{system}/{recipe}/{started}", name)
+        except ValueError as error:
+            raise HTTPException(404) from error
+        saved_as = f"{system}-{recipe}-{started}-{name}.zip"  # of characters that need no quoting
+        headers = {"content-disposition": f'attachment; filename="{saved_as}"'}
+        return StreamingResponse(blocks, media_type="application/zip", headers=headers)
 
     @app.get("/_zoo/results/{job}/{name}")
     def result(job: str, name: str, request: Request) -> FileResponse:
