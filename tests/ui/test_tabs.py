@@ -11,9 +11,9 @@ pytest.importorskip("gradio", reason="needs the extra `ui`")
 
 import gradio
 
+from zoo.ui.jobs.trainings import Trainings
 from zoo.ui.page import Page
 from zoo.ui.places import Places
-from zoo.ui.processes import Trainings
 from zoo.ui.store import Store
 from zoo.ui.tabs.inspect import InspectTab
 from zoo.ui.tabs.predict import NEWEST, PredictTab

@@ -8,8 +8,8 @@ from typing import Any
 import gradio as gr
 
 from zoo.ui import charts
+from zoo.ui.jobs.trainings import Trainings
 from zoo.ui.places import Places
-from zoo.ui.processes import Trainings
 from zoo.ui.readings import machine_load
 from zoo.ui.store import Store
 from zoo.ui.tabs.inspect import InspectTab

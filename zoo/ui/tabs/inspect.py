@@ -9,8 +9,9 @@ from typing import Any
 import gradio as gr
 
 from zoo.runs.listing import CONFIG_NAME
+from zoo.ui.jobs.commands import last_error
+from zoo.ui.jobs.trainings import Trainings
 from zoo.ui.places import Places
-from zoo.ui.processes import Trainings, last_error
 from zoo.ui.tabs.pieces import one_line, said
 
 WHOLE = "the whole run"

@@ -15,8 +15,9 @@ from zoo.runs.listing import CONFIG_NAME, tail
 from zoo.ui import charts
 from zoo.ui.checks import strings
 from zoo.ui.forms import Form, parse_lines
+from zoo.ui.jobs.commands import last_error
+from zoo.ui.jobs.trainings import Trainings
 from zoo.ui.places import Places
-from zoo.ui.processes import Trainings, last_error
 from zoo.ui.readings import is_media
 from zoo.ui.store import Store
 from zoo.ui.tabs.pieces import one_line, said

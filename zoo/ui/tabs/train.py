@@ -16,8 +16,9 @@ from zoo.common.systems import first_comment
 from zoo.ui.checks import strings
 from zoo.ui.controls import CONTROLS, GROUPS, OPTIONAL, Control
 from zoo.ui.forms import Form
+from zoo.ui.jobs.commands import last_error
+from zoo.ui.jobs.trainings import Trainings
 from zoo.ui.places import Places, choose
-from zoo.ui.processes import Trainings, last_error
 from zoo.ui.tabs.pieces import one_line, said
 from zoo.ui.tabs.watch import WatchTab
 
@@ -211,7 +212,7 @@ class TrainTab:
         def begin() -> str:
             configs, changes, _ = self._checked(*inputs)
             run = self.places.new_run(*inputs[:2])
-            self.trainings.start(configs, changes, run)
+            self.trainings.start(configs, changes, run, "page")
             return run
 
         run = one_line(begin)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -9,12 +10,10 @@ import gradio as gr
 
 from zoo.runs.listing import LOG_NAME, is_rate, losses_of
 from zoo.ui import charts
+from zoo.ui.jobs.trainings import BUSY, Trainings
 from zoo.ui.places import Places
-from zoo.ui.processes import Trainings
 from zoo.ui.readings import Metrics, last_media, log_of
 from zoo.ui.tabs.pieces import one_line, title
-
-BUSY = ("running", "stopping", "active")
 
 
 class WatchTab:
@@ -74,7 +73,8 @@ class WatchTab:
         timer.tick(self.refresh, self.inputs, self.outputs, **quiet)
         for changed in (self.run, self.metrics, self.smooth, self.log_scale):
             changed.change(self.refresh, self.inputs, self.outputs, trigger_mode="always_last", **quiet)
-        for button, action in ((self.stop_button, self.trainings.stop), (self.resume_button, self.trainings.resume)):
+        resume = partial(self.trainings.resume, owner="page")
+        for button, action in ((self.stop_button, self.trainings.stop), (self.resume_button, resume)):
             button.click(lambda run, action=action: one_line(lambda: action(run)), self.run, None, **quiet).then(
                 self.refresh, self.inputs, self.outputs, **quiet
             )
