@@ -21,8 +21,8 @@ from starlette.datastructures import UploadFile
 from zoo.runs.listing import MEDIA_NAME
 from zoo.ui.board import Board
 from zoo.ui.exports import Exports
+from zoo.ui.jobs.trainings import Queue, Trainings
 from zoo.ui.places import Places, check_name
-from zoo.ui.processes import Trainings
 from zoo.ui.readings import MEDIA_TYPES, is_media
 from zoo.ui.security import OTHER_LIMIT, UPLOAD_PATH, Gate, Keys
 from zoo.ui.store import MAX_FILES, MIB, Store, UploadError
@@ -47,7 +47,15 @@ class Limits:
     session: int = 1024 * MIB
 
 
-def serve(runs: Path, data: Path, port: int, password: str | None, secrets: tuple[str, ...], limits: Limits) -> None:
+def serve(
+    runs: Path,
+    data: Path,
+    port: int,
+    password: str | None,
+    secrets: tuple[str, ...],
+    limits: Limits,
+    queue: Queue,
+) -> None:
     """Serve the page until a signal.
 
     Args:
@@ -66,11 +74,12 @@ def serve(runs: Path, data: Path, port: int, password: str | None, secrets: tupl
     port = bound.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="zoo-ui-", ignore_cleanup_errors=True) as folder:
         places = Places(Path.cwd(), runs.absolute(), Path(folder), data.absolute())
-        trainings = Trainings(places, secrets)
+        trainings = Trainings(places, secrets, at_once=queue.at_once, waiting=queue.most, tied=queue.tied)
         keys = Keys(password, cookie=f"zoo_ui_{port}")
         app = build(places, trainings, keys, limits)
         where = f"http://{HOST}:{port}/" + ("" if password else f"?token={keys.token}")
-        print(f"zoo: open {where}\nzoo: only this machine can; Ctrl-C ends the page, not the trainings", flush=True)
+        also = ", and the trainings save and end" if queue.tied else ", not the trainings"
+        print(f"zoo: open {where}\nzoo: only this machine can; Ctrl-C ends the page{also}", flush=True)
         settings = uvicorn.Config(
             app,
             log_level="warning",
