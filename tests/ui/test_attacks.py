@@ -16,7 +16,8 @@ import pytest
 pytest.importorskip("nicegui", reason="needs the extra `ui`")
 pytest.importorskip("socketio")
 
-from tests.ui.attacker import OpenPage, Server, opened, started, upload
+from tests.ui.attacker import OpenPage, opened
+from tests.ui.serving import Server, started, upload
 
 LIMITS = ("--max_uploads", "5", "--max_session_mib", "2", "--max_upload_mib", "4")
 SECRET = "the-servers-secret"
