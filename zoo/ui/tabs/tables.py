@@ -32,11 +32,15 @@ class Text(TextElement):
 class Chip(ui.label):
     """A run's state in a colour."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.classes("zoo-chip")
+
     def show(self, word: str) -> None:
         """Show a state, see `Row.word`."""
         kind, text = WORDS.get(word, ("calm", word))
         if self.text != text:
-            self.classes(replace=f"zoo-chip {kind}")
+            self.classes(remove="good busy calm bad").classes(kind)
             self.set_text(text)
 
 
