@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -341,30 +342,35 @@ class Trainings(Commands):
             del self._children[run]
 
     def _begin(self) -> None:
-        """Start what may run now; sessions with fewer running ones are served first."""
+        """Start what may run now: of the session with the fewest running, of equals that served longest ago."""
         records = self._records()
         for run in list(self._queue):
             found = records.get(run)
             if found is None or found.queued is None or found.server != self._server:  # cancelled, deleted or adopted
                 del self._queue[run]
         running = self._running(records)
-        order = self._by_turn(record.owner for record in running.values())
+        order = self._by_turn(running, records)
         for run in order[: max(self.at_once - len(running), 0)]:
             self._spawn(run, self._queue[run])
             del self._queue[run]
         self._order = [run for run in order if run in self._queue]
 
-    def _by_turn(self, running: Iterable[str | None]) -> list[str]:
-        counts, left, order = Counter(running), dict(self._queue), []
+    def _by_turn(self, running: Mapping[str, Record], records: Mapping[str, Record]) -> list[str]:
+        counts = Counter(record.owner for record in running.values())
+        served = {record.owner: record.started for record in sorted(records.values(), key=lambda each: each.started)}
+        left, order = dict(self._queue), []
         while left:
-            run = min(left, key=lambda run: counts[left[run].owner])  # the oldest of equals
-            counts[left.pop(run).owner] += 1
+            owners = {run: record.owner for run, record in left.items()}
+            run = min(left, key=lambda run: (counts[owners[run]], served.get(owners[run], 0.0)))  # of equals the oldest
+            counts[owners[run]] += 1
+            served[owners[run]] = math.inf
+            del left[run]
             order.append(run)
         return order
 
     def _spawn(self, run: str, record: Record) -> None:
         folder = self.places.run(run)
-        begun = replace(record, queued=None, server="", exit_code=None, stopping=False)
+        begun = replace(record, queued=None, server="", configs=[], changes="", exit_code=None, stopping=False)
         try:
             if record.configs:
                 args = [
