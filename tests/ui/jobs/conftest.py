@@ -23,7 +23,7 @@ from zoo.ui.jobs.trainings import Trainings
 from zoo.ui.places import Places
 work = Path(sys.argv[1])
 places = Places(work, work / "runs", work / "temp", work / "data")
-recipe = next(iter(places.recipes("flow").values()))
+recipe = places.recipe("flow", "smoke")
 program = (sys.executable, str(work / "stand_in.py"))
 """
 
@@ -46,7 +46,7 @@ def serve(places: Places, trainings: Trainings) -> Iterator[Callable[[str], subp
         code = BEGIN + textwrap.dedent(body)
         server = subprocess.Popen([sys.executable, "-c", code, str(places.work)])
         servers.append(server)
-        wait(lambda: ready.exists() or server.poll() is not None, 60)
+        wait(lambda: ready.exists() or server.poll() is not None, 120)
         return server
 
     yield begin
