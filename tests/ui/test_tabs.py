@@ -109,7 +109,7 @@ def test_whoever_comes_is_shown_what_runs(places: Places, trainings: Trainings, 
     page = Page(places, trainings, Store(places.temp, 2**20), session_of)
     assert page._arrive()[0] == []
     run = places.new_run("toy", "smoke")
-    trainings.start([tmp_path / "recipe.yaml"], {}, run)
+    trainings.start([tmp_path / "recipe.yaml"], {}, run, "me")
     try:
         runs, watched, *_, tabs = page._arrive()
         assert (runs, watched["value"], tabs["selected"]) == ([run], run, "watch")

@@ -292,6 +292,15 @@ def test_a_program_that_cannot_be_started(places: Places) -> None:
     assert "No such file" in (places.run(run) / "console.log").read_text()
 
 
+def test_an_adopted_record_blocks_no_queue(places: Places, trainings: Trainings) -> None:
+    bad = places.new_run("flow", "smoke")
+    recipe = str(places.recipe("flow", "smoke"))
+    write_record(places.run(bad), Record(configs=[recipe], changes="\ud800", queued=1.0, server="1 x y"))
+    trainings.adopt(bad, "me")
+    assert trainings.state(bad) == "failed" and "cannot be started" in (places.run(bad) / "console.log").read_text()
+    assert trainings.state(start(trainings)) == "running"
+
+
 def test_a_full_disk_leaves_the_queue(trainings: Trainings, monkeypatch: pytest.MonkeyPatch) -> None:
     from zoo.ui.jobs import trainings as module
 

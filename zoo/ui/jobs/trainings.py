@@ -369,7 +369,7 @@ class Trainings(Commands):
         return order
 
     def _spawn(self, run: str, record: Record) -> None:
-        folder = self.places.run(run)
+        folder = self.places.runs / run
         begun = replace(record, queued=None, server="", configs=[], changes="", exit_code=None, stopping=False)
         try:
             if record.configs:
@@ -381,7 +381,7 @@ class Trainings(Commands):
                 args = ["fit", "--ckpt_path", str(folder)]
             with (folder / CONSOLE_NAME).open("ab") as console:
                 child = self._launch(args, console, subprocess.STDOUT)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: changes of an adopted record that are no text
             with (folder / CONSOLE_NAME).open("a", encoding="utf-8") as console:
                 console.write(f"zoo: error: the training cannot be started: {error}\n")
             write_record(folder, replace(begun, exit_code=1))
