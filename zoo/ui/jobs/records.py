@@ -53,6 +53,8 @@ class Record:
 
     def process(self) -> psutil.Process | None:
         """The process while it runs."""
+        if self.exit_code is not None:
+            return None
         if self.birth or not self.pid:
             return find_process(self.birth)
         try:

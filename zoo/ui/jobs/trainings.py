@@ -7,6 +7,7 @@ all together no more than are allowed at once.
 from __future__ import annotations
 
 import contextlib
+import glob
 import logging
 import math
 import os
@@ -91,7 +92,7 @@ class Trainings(Commands):
         self._queue: dict[str, Record] = {}  # what this server will start, the oldest first
         self._order: list[str] = []  # of these by their turn
         self._children: dict[str, _Child] = {}
-        self._read: dict[Path, tuple[tuple[int, int], Record | None]] = {}
+        self._read: dict[str, tuple[tuple[int, int, int], Record | None]] = {}
         self._trouble = ""
         sweep(places)
 
@@ -215,10 +216,9 @@ class Trainings(Commands):
             to it; "idle" without any process.
         """
         folder, child = self.places.run(run), self._children.get(run)
-        ended = child is not None and child.process.poll() is not None
-        if ended:
+        if child is not None and child.process.poll() is not None:
             self.tick()
-        record = read_record(folder)
+        record = self._record(run)
         if record is None:
             return "active" if is_held(folder) or _written_lately(folder) else "idle"
         if record.process() is not None:
@@ -229,14 +229,17 @@ class Trainings(Commands):
             return "active"
         if record.queued is not None:
             return "waiting"
-        code = child.process.returncode if ended and child is not None else record.exit_code
+        code = record.exit_code
+        if code is None and child is not None:  # it ended just now, or its end cannot be noted
+            code = child.process.poll()
         if code is None:
             return "ended"
         return "finished" if code == 0 else "stopped" if code in STOPPED_CODES else "failed"
 
     def owner(self, run: str) -> str | None:
         """The session that asked for a run's last or next training; None when the page does not know."""
-        record = read_record(self.places.run(run))
+        self.places.run(run)
+        record = self._record(run)
         return record.owner if record else None
 
     def position(self, run: str) -> int | None:
@@ -294,21 +297,30 @@ class Trainings(Commands):
             finally:
                 self._files.release()
 
+    def _record(self, run: str) -> Record | None:
+        """A run's record, not read again while it stays as it is."""
+        folder = self.places.runs / run
+        try:
+            status = (folder / RECORD_NAME).stat()
+        except OSError:
+            self._read.pop(run, None)
+            return None
+        mark = (status.st_ino, status.st_mtime_ns, status.st_size)
+        known = self._read.get(run)
+        if known is None or known[0] != mark:
+            known = self._read[run] = (mark, read_record(folder))
+        return known[1]
+
     def _records(self) -> dict[str, Record]:
-        """The records of all runs; those that have not changed are not read again."""
-        known, self._read = self._read, {}
-        for path in self.places.runs.glob(f"*/*/*/{RECORD_NAME}"):
-            with contextlib.suppress(OSError):  # it went in between
-                status = path.stat()
-                mark = (status.st_ino, status.st_mtime_ns)
-                before = known.get(path)
-                self._read[path] = before if before and before[0] == mark else (mark, read_record(path.parent))
-        root = self.places.runs
-        return {path.parent.relative_to(root).as_posix(): record for path, (_, record) in self._read.items() if record}
+        """The records of all runs."""
+        runs = {str(Path(path).parent) for path in glob.glob(f"*/*/*/{RECORD_NAME}", root_dir=self.places.runs)}
+        self._read = {run: known for run, known in list(self._read.items()) if run in runs}
+        found = {run: self._record(run) for run in runs}
+        return {run: record for run, record in found.items() if record is not None}
 
     def _running(self, records: Mapping[str, Record]) -> dict[str, Record]:
         """What runs, also what has lost its record; a run that a link shows again counts once."""
-        found = {run: each for run, each in records.items() if each.exit_code is None and each.process()}
+        found = {run: each for run, each in records.items() if each.process()}
         found |= {run: child.record for run, child in self._children.items()}
         once = {record.pid: run for run, record in found.items()}
         return {run: found[run] for run in once.values()}
