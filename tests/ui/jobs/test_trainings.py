@@ -1,26 +1,20 @@
 import json
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.ui.jobs.conftest import wait
+from zoo.common.locks import locked
 from zoo.ui.jobs.commands import last_error
 from zoo.ui.jobs.records import read_record
 from zoo.ui.jobs.trainings import Trainings
 from zoo.ui.places import Places
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
-
-
-def wait(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -64,6 +58,12 @@ def test_another_process_with_the_number_is_left_alone(places: Places, trainings
     assert Trainings(places).state(run) == "ended"
     with pytest.raises(ValueError, match="no running process"):
         Trainings(places).stop(run)
+    # of a former version: number and time alone can be guessed
+    path.write_text(json.dumps({key: old[key] for key in ("pid", "started", "command", "exit_code", "stopping")}))
+    with pytest.raises(ValueError, match="no running process"):
+        Trainings(places).stop(run)
+    with locked(places.run(run), "fit"):
+        assert Trainings(places).state(run) == "active"
     assert psutil.pid_exists(old["pid"])
     path.write_text(json.dumps(old))
 

@@ -24,7 +24,7 @@ class Record:
         started: when it began, seconds since 1970.
         exit_code: None while it runs, or when nobody was there to see its end.
         stopping: whether the page asked it to stop.
-        birth: tells it from all other processes, see `identity`; "" in records of former versions.
+        birth: tells it from all other processes, see `identity`; "" in records of former versions, which find none.
         owner: the session that asked for it; None in records of former versions.
         queued: since when it waits for its turn, seconds since 1970; None when nothing does.
         server: the identity of the server that will start it.
@@ -53,14 +53,7 @@ class Record:
 
     def process(self) -> psutil.Process | None:
         """The process while it runs."""
-        if self.birth or not self.pid:
-            return find_process(self.birth)
-        try:
-            process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.started) < 2.0
-            return process if same and process.status() != psutil.STATUS_ZOMBIE else None
-        except (psutil.Error, ValueError, OverflowError, TypeError):
-            return None
+        return find_process(self.birth) if self.exit_code is None else None
 
 
 def identity(pid: int) -> str:

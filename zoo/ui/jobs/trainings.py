@@ -7,14 +7,16 @@ all together no more than are allowed at once.
 from __future__ import annotations
 
 import contextlib
+import glob
 import logging
+import math
 import os
 import signal
 import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -90,7 +92,7 @@ class Trainings(Commands):
         self._queue: dict[str, Record] = {}  # what this server will start, the oldest first
         self._order: list[str] = []  # of these by their turn
         self._children: dict[str, _Child] = {}
-        self._read: dict[Path, tuple[tuple[int, int], Record | None]] = {}
+        self._read: dict[str, tuple[tuple[int, int, int], Record | None]] = {}
         self._trouble = ""
         sweep(places)
 
@@ -214,10 +216,9 @@ class Trainings(Commands):
             to it; "idle" without any process.
         """
         folder, child = self.places.run(run), self._children.get(run)
-        ended = child is not None and child.process.poll() is not None
-        if ended:
+        if child is not None and child.process.poll() is not None:
             self.tick()
-        record = read_record(folder)
+        record = self._record(run)
         if record is None:
             return "active" if is_held(folder) or _written_lately(folder) else "idle"
         if record.process() is not None:
@@ -228,14 +229,17 @@ class Trainings(Commands):
             return "active"
         if record.queued is not None:
             return "waiting"
-        code = child.process.returncode if ended and child is not None else record.exit_code
+        code = record.exit_code
+        if code is None and child is not None:  # it ended just now, or its end cannot be noted
+            code = child.process.poll()
         if code is None:
             return "ended"
         return "finished" if code == 0 else "stopped" if code in STOPPED_CODES else "failed"
 
     def owner(self, run: str) -> str | None:
         """The session that asked for a run's last or next training; None when the page does not know."""
-        record = read_record(self.places.run(run))
+        self.places.run(run)
+        record = self._record(run)
         return record.owner if record else None
 
     def position(self, run: str) -> int | None:
@@ -293,21 +297,30 @@ class Trainings(Commands):
             finally:
                 self._files.release()
 
+    def _record(self, run: str) -> Record | None:
+        """A run's record, not read again while it stays as it is."""
+        folder = self.places.runs / run
+        try:
+            status = (folder / RECORD_NAME).stat()
+        except OSError:
+            self._read.pop(run, None)
+            return None
+        mark = (status.st_ino, status.st_mtime_ns, status.st_size)
+        known = self._read.get(run)
+        if known is None or known[0] != mark:
+            known = self._read[run] = (mark, read_record(folder))
+        return known[1]
+
     def _records(self) -> dict[str, Record]:
-        """The records of all runs; those that have not changed are not read again."""
-        known, self._read = self._read, {}
-        for path in self.places.runs.glob(f"*/*/*/{RECORD_NAME}"):
-            with contextlib.suppress(OSError):  # it went in between
-                status = path.stat()
-                mark = (status.st_ino, status.st_mtime_ns)
-                before = known.get(path)
-                self._read[path] = before if before and before[0] == mark else (mark, read_record(path.parent))
-        root = self.places.runs
-        return {path.parent.relative_to(root).as_posix(): record for path, (_, record) in self._read.items() if record}
+        """The records of all runs."""
+        runs = {str(Path(path).parent) for path in glob.glob(f"*/*/*/{RECORD_NAME}", root_dir=self.places.runs)}
+        self._read = {run: known for run, known in list(self._read.items()) if run in runs}
+        found = {run: self._record(run) for run in runs}
+        return {run: record for run, record in found.items() if record is not None}
 
     def _running(self, records: Mapping[str, Record]) -> dict[str, Record]:
         """What runs, also what has lost its record; a run that a link shows again counts once."""
-        found = {run: each for run, each in records.items() if each.exit_code is None and each.process()}
+        found = {run: each for run, each in records.items() if each.process()}
         found |= {run: child.record for run, child in self._children.items()}
         once = {record.pid: run for run, record in found.items()}
         return {run: found[run] for run in once.values()}
@@ -341,30 +354,35 @@ class Trainings(Commands):
             del self._children[run]
 
     def _begin(self) -> None:
-        """Start what may run now; sessions with fewer running ones are served first."""
+        """Start what may run now: of the session with the fewest running, of equals that served longest ago."""
         records = self._records()
         for run in list(self._queue):
             found = records.get(run)
             if found is None or found.queued is None or found.server != self._server:  # cancelled, deleted or adopted
                 del self._queue[run]
         running = self._running(records)
-        order = self._by_turn(record.owner for record in running.values())
+        order = self._by_turn(running, records)
         for run in order[: max(self.at_once - len(running), 0)]:
             self._spawn(run, self._queue[run])
             del self._queue[run]
         self._order = [run for run in order if run in self._queue]
 
-    def _by_turn(self, running: Iterable[str | None]) -> list[str]:
-        counts, left, order = Counter(running), dict(self._queue), []
+    def _by_turn(self, running: Mapping[str, Record], records: Mapping[str, Record]) -> list[str]:
+        counts = Counter(record.owner for record in running.values())
+        served = {record.owner: record.started for record in sorted(records.values(), key=lambda each: each.started)}
+        left, order = dict(self._queue), []
         while left:
-            run = min(left, key=lambda run: counts[left[run].owner])  # the oldest of equals
-            counts[left.pop(run).owner] += 1
+            owners = {run: record.owner for run, record in left.items()}
+            run = min(left, key=lambda run: (counts[owners[run]], served.get(owners[run], 0.0)))  # of equals the oldest
+            counts[owners[run]] += 1
+            served[owners[run]] = math.inf
+            del left[run]
             order.append(run)
         return order
 
     def _spawn(self, run: str, record: Record) -> None:
-        folder = self.places.run(run)
-        begun = replace(record, queued=None, server="", exit_code=None, stopping=False)
+        folder = self.places.runs / run
+        begun = replace(record, queued=None, server="", configs=[], changes="", exit_code=None, stopping=False)
         try:
             if record.configs:
                 args = [
@@ -375,7 +393,7 @@ class Trainings(Commands):
                 args = ["fit", "--ckpt_path", str(folder)]
             with (folder / CONSOLE_NAME).open("ab") as console:
                 child = self._launch(args, console, subprocess.STDOUT)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: changes of an adopted record that are no text
             with (folder / CONSOLE_NAME).open("a", encoding="utf-8") as console:
                 console.write(f"zoo: error: the training cannot be started: {error}\n")
             write_record(folder, replace(begun, exit_code=1))
