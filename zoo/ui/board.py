@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from zoo.runs.listing import Run, read_run
 from zoo.ui.places import Places
 from zoo.ui.processes import Trainings
-from zoo.ui.readings import Load, Metrics, machine_load
+from zoo.ui.curves import Metrics
+from zoo.ui.readings import Load, machine_load
 
 SCAN_SECONDS = 0.5
 LOAD_SECONDS = 2.0

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from zoo.common.hardware import total_memory_bytes, usable_cores
-from zoo.runs.listing import CSV_NAME, LOG_NAME, Points, media_of, read_curves, tail
+from zoo.runs.listing import LOG_NAME, media_of, tail
 from zoo.ui.places import CONSOLE_NAME, check_name
 
 GIB = 2**30
@@ -24,34 +24,7 @@ MEDIA_TYPES = {
     ".jpg": "image/jpeg",
     ".gif": "image/gif",
 }
-POINTS = 600  # of a curve; a screen shows no more
 _CARDS = Path("/sys/class/drm")
-
-
-class Metrics:
-    """metrics.csv of runs, read again only when a file has changed."""
-
-    def __init__(self) -> None:
-        self._known: dict[Path, tuple[tuple[int, int], dict[str, Points]]] = {}
-
-    def read(self, run: Path) -> dict[str, Points]:
-        """Curves of a run by metric: (step, value) in the file's order, finite values only."""
-        path = run / CSV_NAME
-        try:
-            status = path.stat()
-            mark = (status.st_mtime_ns, status.st_size)
-            if path not in self._known or self._known[path][0] != mark:
-                self._known[path] = (mark, read_curves(path))
-        except OSError:
-            return {}
-        return self._known[path][1]
-
-
-def thinned(points: Points, most: int = POINTS) -> Points:
-    """At most `most` points: the last of each equal share, so that the newest value stays."""
-    if len(points) <= most:
-        return points
-    return [points[(index + 1) * len(points) // most - 1] for index in range(most)]
 
 
 def log_of(run: Path, failed: bool) -> str:
