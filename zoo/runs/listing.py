@@ -26,6 +26,7 @@ from zoo.runs.checkpoints import best_checkpoint, find_checkpoints, is_sound, sc
 
 CONFIG_NAME = "config.yaml"
 CSV_NAME = "metrics.csv"
+FIXED_COLUMNS = ("step", "epoch")  # of metrics.csv, its first ones
 LOG_NAME = "train.log"
 MEDIA_NAME = "media"
 RECIPE_MARK = "recipe: "  # in the comment above a run's config

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
-from zoo.runs.listing import CSV_NAME, Points, add_rows
+from zoo.runs.listing import CSV_NAME, FIXED_COLUMNS, Points, add_rows
 
 POINTS = 600  # of a curve; a screen shows no more
 _KEPT_RUNS = 16
@@ -41,8 +41,8 @@ class Envelope:
         self._last = [point]
         if len(self._buckets) > self._most:
             self._share *= 2
-            pairs = itertools.zip_longest(self._buckets[::2], self._buckets[1::2], fillvalue=[])
-            self._buckets = [_extremes([*first, *second]) for first, second in pairs]
+            pairs = [self._buckets[start : start + 2] for start in range(0, len(self._buckets), 2)]
+            self._buckets = [_extremes([point for bucket in pair for point in bucket]) for pair in pairs]
 
     def points(self) -> Shown:
         """What to draw."""
@@ -165,3 +165,18 @@ class Metrics:
             del self._records[next(iter(self._records))]
         record.update()
         return record
+
+
+def chosen_columns(run: Path, metrics: Sequence[str]) -> bytes:
+    """The rows of a run's metrics.csv that hold one of some metrics, with their steps and epochs alone."""
+    columns = [*FIXED_COLUMNS, *dict.fromkeys(metrics)]
+    try:
+        with (run / CSV_NAME).open(newline="", encoding="utf-8", errors="replace") as file:
+            rows = [row for row in csv.DictReader(file) if any(row.get(metric) for metric in columns[2:])]
+    except (OSError, csv.Error):
+        rows = []
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, restval="", extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()

@@ -12,7 +12,6 @@ from nicegui import ui
 
 from zoo.runs.listing import is_rate, losses_of
 from zoo.ui.curves import Shown
-from zoo.ui.tabs.pieces import heading
 
 COLOURS = ("#0f766e", "#c2410c", "#3b5bdb", "#a61e4d", "#5c7c00", "#862e9c", "#0b7285", "#7a4a2b")
 FEW = 40  # points that are drawn as dots, too
