@@ -10,7 +10,7 @@ from pathlib import Path
 
 from zoo.runs.listing import CSV_NAME, FIXED_COLUMNS, Points, add_rows
 
-POINTS = 600  # of a curve; a screen shows no more
+POINTS = 400  # of a curve; a screen shows no more
 _KEPT_RUNS = 16
 _KEPT_VIEWS = 400  # of a run: curves by smoothing
 _SEEN = 64  # bytes before the place where reading goes on; a rewritten file has others there
@@ -34,7 +34,12 @@ class Envelope:
     def add(self, point: tuple[float, float]) -> None:
         """Take one more point."""
         if self._count % self._share:
-            self._buckets[-1] = _extremes([*self._buckets[-1], point])
+            first, last = self._buckets[-1][0], self._buckets[-1][-1]
+            low, high = (first, last) if first[1] <= last[1] else (last, first)
+            if point[1] < low[1]:
+                self._buckets[-1] = [high, point]
+            elif point[1] > high[1]:
+                self._buckets[-1] = [low, point]
         else:
             self._buckets.append([point])
         self._count += 1
@@ -58,6 +63,12 @@ def _extremes(points: Points) -> Points:
     return [points[first], points[second]] if first != second else [points[first]]
 
 
+def _short(value: float) -> float:
+    """Seven digits, as few characters as it takes."""
+    rounded = float(f"{value:.7g}")
+    return int(value) if value.is_integer() and abs(value) < 1e15 else rounded
+
+
 class _View:
     """A curve, smoothed or not, as it is drawn."""
 
@@ -76,7 +87,7 @@ class _View:
                 self._mean = mean
                 self._envelope.add((step, mean))
             self.taken = len(points)
-            self.shown = self._envelope.points()
+            self.shown = tuple((_short(step), _short(value)) for step, value in self._envelope.points())
         return self.shown
 
 

@@ -18,7 +18,9 @@ FEW = 40  # points that are drawn as dots, too
 _SYSTEM = ("grad_norm", "samples_per_sec", "data_wait", "memory_gib", "amp_scale")
 _STAGES = {"train": "Training", "val": "Validation", "test": "Test"}
 # constants of ours that the browser runs; names of metrics are data and never reach such a key
-_NUMBER = "v => v !== 0 && Math.abs(v) < 1e-3 ? v.toExponential(2) : (+v.toPrecision(5)).toLocaleString('en')"
+_NUMBER = (
+    "v => v !== 0 && Math.abs(v) < 1e-3 ? v.toExponential(2) : v.toLocaleString('en', {maximumSignificantDigits: 6})"
+)
 _SVG = """() => {{ const link = document.createElement('a');
   link.href = getElement({id}).chart.getDataURL({{type: 'svg'}}); link.download = '{name}.svg'; link.click(); }}"""
 _RESET = "() => getElement({id}).chart.dispatchAction({{type: 'dataZoom', start: 0, end: 100}})"
@@ -56,7 +58,7 @@ def arrange(metrics: Sequence[str], monitor: str | None = None) -> dict[str, lis
         monitor: the metric that decides what is best; its chart comes first.
 
     Returns:
-        Charts by a group's title: what is monitored and total losses, the rest by prefix, learning rates, the system.
+        Charts by a group's title: what is monitored and the losses, the rest by prefix, learning rates, the system.
     """
     keys = [key for key in metrics if key != "epoch"]
     rates = tuple(key for key in keys if is_rate(key))
@@ -65,7 +67,8 @@ def arrange(metrics: Sequence[str], monitor: str | None = None) -> dict[str, lis
         if key not in rates:
             together.setdefault(_tail(key), []).append(key)
     panels = {title: Panel(title if len(each) > 1 else each[0], tuple(each)) for title, each in together.items()}
-    first = [key for key in (monitor, *losses_of(keys)) if key in keys]
+    totals = [key for key in keys if re.search(r"(^|[/_])(loss|total)$", key) and key.count("/") < 3]
+    first = [key for key in (monitor, *(totals or losses_of(keys))) if key in keys]
     groups: dict[str, list[Panel]] = {}
     for title in dict.fromkeys([*map(_tail, first), *panels]):
         groups.setdefault("Losses" if title in map(_tail, first) else _group(panels[title]), []).append(panels[title])
@@ -147,12 +150,6 @@ def _series(key: str, name: str, points: Shown, log_scale: bool, style: dict[str
     }
 
 
-def described(lines: Sequence[Line]) -> str:
-    """A chart in words: the last values."""
-    said = [f"{line.name} {(line.raw or line.points)[-1][1]:.5g}" for line in lines if line.points]
-    return ", ".join(said)
-
-
 class Chart:
     """A card with a chart, made in the current slot."""
 
@@ -186,8 +183,9 @@ class Chart:
         if drawn == self._drawn:
             return
         self._drawn, self._held = drawn, lines  # while they are held, their identities are theirs
-        said = described(lines)
-        self.last.set_text(said if len(lines) > 1 else said.rpartition(" ")[2])
+        last = [(line.name, f"{(line.raw or line.points)[-1][1]:.4g}") for line in lines if line.points]
+        self.last.set_text(" · ".join(value for _, value in last))
+        said = ", ".join(map(" ".join, last))
         self.chart.props["aria-label"] = f"Chart of {self.panel.title}: {said}"
         self.chart.props["options"] = options(lines, log_scale)
 
