@@ -92,11 +92,12 @@ def _group(panel: Panel) -> str:
     return f"{name}: {part}" if part else name
 
 
-def options(lines: Sequence[Line], log_scale: bool = False) -> dict[str, Any]:
+def options(lines: Sequence[Line], log_scale: bool = False, legend: bool = True) -> dict[str, Any]:
     """What ECharts draws.
 
     Args:
         log_scale: logarithmic values; those that are not positive are left out.
+        legend: whether several curves are named above them.
     """
     series: list[dict[str, Any]] = []
     for number, line in enumerate(lines):
@@ -107,7 +108,7 @@ def options(lines: Sequence[Line], log_scale: bool = False) -> dict[str, Any]:
             raw = _series(f"{number} raw", f"{line.name} (raw)", line.raw, log_scale, faint)
             series.append({**raw, "silent": True})
         series.append(_series(str(number), line.name, line.points, log_scale, style))
-    named = [line.name for line in lines] if len(lines) > 1 else []
+    named = [line.name for line in lines] if legend and len(lines) > 1 else []
     number_axis = {"type": "log" if log_scale else "value", "scale": True, "axisLabel": {":formatter": _NUMBER}}
     return {
         "animation": False,
@@ -177,24 +178,26 @@ class Chart:
             reset.on("click", js_handler=_RESET.format(id=self.chart.id))
             svg.on("click", js_handler=_SVG.format(id=self.chart.id, name=plain))
 
-    def draw(self, lines: Sequence[Line], log_scale: bool) -> None:
+    def draw(self, lines: Sequence[Line], log_scale: bool, legend: bool) -> None:
         """Send what is to be seen, if it is not what is seen."""
-        drawn = (log_scale, *((line.name, line.colour, id(line.points), id(line.raw)) for line in lines))
+        drawn = (log_scale, legend, *((line.name, line.colour, id(line.points), id(line.raw)) for line in lines))
         if drawn == self._drawn:
             return
         self._drawn, self._held = drawn, lines  # while they are held, their identities are theirs
         last = [(line.name, f"{(line.raw or line.points)[-1][1]:.4g}") for line in lines if line.points]
-        self.last.set_text(" · ".join(value for _, value in last))
+        self.last.set_text(" · ".join(value for _, value in last[: len(self.panel.metrics)]))
         said = ", ".join(map(" ".join, last))
         self.chart.props["aria-label"] = f"Chart of {self.panel.title}: {said}"
-        self.chart.props["options"] = options(lines, log_scale)
+        self.chart.props["options"] = options(lines, log_scale, legend)
 
 
 class Charts:
     """All charts of a run, made in the current slot."""
 
     def __init__(self) -> None:
-        self._box = ui.element().classes("zoo-charts")
+        self._legend = ui.row().classes("zoo-legend")
+        self._named: list[str] = []
+        self._box = ui.element().classes("zoo-charts zoo-wide")
         self._charts: list[Chart] = []
         self._groups: list[tuple[ui.element, list[Chart]]] = []
         self._made: Any = None
@@ -230,9 +233,24 @@ class Charts:
         Args:
             runs: by a short name, "" for the run itself: curves, and the same without smoothing if they are smoothed.
         """
+        self._name(list(runs))
         for chart in self._charts:
             if chart.card.visible:
-                chart.draw(lines_of(chart.panel, runs), log_scale)
+                chart.draw(lines_of(chart.panel, runs), log_scale, legend=len(runs) < 2)
+
+    def _name(self, runs: list[str]) -> None:
+        """One legend for all charts, where they show several runs."""
+        if runs == self._named:
+            return
+        self._named = runs
+        self._legend.clear()
+        with self._legend:
+            for number, name in enumerate(runs if len(runs) > 1 else []):
+                with ui.element():
+                    ui.element("i").style(f"background: {COLOURS[number % len(COLOURS)]}")
+                    ui.label(name)
+            if len(runs) > 1:
+                ui.label("dashed: the validation beside a training").classes("zoo-small")
 
 
 def lines_of(panel: Panel, runs: Mapping[str, tuple[Mapping[str, Shown], Mapping[str, Shown]]]) -> list[Line]:

@@ -61,7 +61,7 @@ class WatchTab:
         with ui.element().classes("zoo-watch") as self.body:
             self._make_status()
             self._make_view()
-            Samples(visit)
+            self.samples = Samples(visit)
             with ui.expansion("Log").classes("zoo-wide zoo-fold") as self.log_fold:
                 with ui.element().classes("zoo-log").props('tabindex=0 role=region aria-label="Log"'):
                     self.log = ui.label()
@@ -143,7 +143,7 @@ class WatchTab:
         alike |= {name: others[name] for name in self.visit.beside if name in others}
         self.beside.set_options(alike, value=[name for name in self.beside.value if name in alike])
 
-    async def _lay_over(self) -> None:
+    def _lay_over(self) -> None:
         self.visit.beside = list(self.beside.value)[:MOST_BESIDE]
         if len(self.beside.value) > MOST_BESIDE:
             ui.notify(f"At most {MOST_BESIDE} other runs at a time")
