@@ -65,8 +65,8 @@ class WatchTab:
             with ui.expansion("Log").classes("zoo-wide zoo-fold") as self.log_fold:
                 with ui.element().classes("zoo-log").props('tabindex=0 role=region aria-label="Log"'):
                     self.log = ui.label()
-            with ui.expansion("Machine", value=True).classes("zoo-wide zoo-fold"):
-                Machine(visit, "watch")
+        with ui.expansion("Machine", value=True).classes("zoo-wide zoo-fold"):
+            Machine(visit, "watch")
         visit.on_choice(self._chosen)
         self._chosen()
         visit.every(REFRESH_SECONDS, "watch", self.refresh)
