@@ -16,10 +16,11 @@ from typing import Any
 from zoo.common.atomic import TEMPORARY_MARK
 from zoo.common.locks import LOCK_NAME, OWNER_NAME, is_held
 from zoo.runs.listing import CONFIG_NAME, CSV_NAME, LOG_NAME, Run, read_run
+from zoo.ui.curves import Metrics
 from zoo.ui.jobs.runs import NOTES_NAME, read_notes, size
 from zoo.ui.jobs.trainings import Trainings
 from zoo.ui.places import CONSOLE_NAME, RECORD_NAME, Places, check_name
-from zoo.ui.readings import Load, Metrics, machine_load
+from zoo.ui.readings import Load, machine_load
 
 SCAN_SECONDS = 0.5
 LOAD_SECONDS = 2.0

@@ -11,15 +11,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, HTTPException, Request
+from fastapi import FastAPI, HTTPException, Query, Request
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 
 from zoo.runs.listing import MEDIA_NAME
 from zoo.ui.board import Board
+from zoo.ui.curves import chosen_columns
 from zoo.ui.exports import Exports
 from zoo.ui.jobs.trainings import Queue, Trainings
 from zoo.ui.places import Places, check_name
@@ -183,6 +184,16 @@ def build(places: Places, trainings: Trainings, keys: Keys, limits: Limits) -> F
         if not is_media(name) or not path.is_file() or not path.resolve().is_relative_to(places.runs.resolve()):
             raise HTTPException(404)
         return FileResponse(path, media_type=MEDIA_TYPES[path.suffix.lower()])
+
+    @app.get("/_zoo/curves/{system}/{recipe}/{started}")
+    def curves(system: str, recipe: str, started: str, metric: Annotated[list[str], Query(max_length=200)]) -> Response:
+        """Chosen columns of a run's metrics.csv."""
+        try:
+            content = chosen_columns(places.run(f"{system}/{recipe}/{started}"), metric)
+        except ValueError as error:
+            raise HTTPException(404) from error
+        headers = {"content-disposition": f'attachment; filename="{system}-{recipe}-{started}.csv"'}
+        return Response(content, media_type="text/csv", headers=headers)
 
     @app.get("/_zoo/exports/{system}/{recipe}/{started}/{name}.zip")
     def export(system: str, recipe: str, started: str, name: str) -> StreamingResponse:
