@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeVar
 
 from nicegui import run, ui
 
 from zoo.ui.board import Board
+from zoo.ui.forms.configs import Configs
 from zoo.ui.places import Places
 from zoo.ui.processes import Trainings
 from zoo.ui.store import Store
@@ -24,6 +26,11 @@ class Shared:
     trainings: Trainings
     store: Store
     board: Board
+
+    @cached_property
+    def configs(self) -> Configs:
+        """Complete configs, read once for all pages."""
+        return Configs(self.trainings)
 
     def end_session(self, session: str) -> None:
         """Let go what belonged to a session whose pages are closed."""
