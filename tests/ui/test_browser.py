@@ -40,7 +40,7 @@ def server(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     yield process, address.group()
     process.terminate()
     assert process.wait(90) == 143
-    from zoo.ui.processes import read_record
+    from zoo.ui.jobs.records import read_record
 
     for record in map(read_record, (tmp_path / "runs").glob("*/*/*")):
         if record and record.process():

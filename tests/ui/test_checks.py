@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.harness import REPOSITORY
 from zoo.ui.checks import MAX_DEPTH, Rules, read_yaml
 from zoo.ui.forms.form import Form
+from zoo.ui.jobs.trainings import Trainings
 from zoo.ui.places import Places
-from zoo.ui.processes import Trainings
 
 EMA = "zoo.training.EMA"
 CALLBACKS = {"trainer": {"callbacks": [{"class_path": EMA, "init_args": {"decay": 0.9}}]}}
@@ -78,7 +78,7 @@ AROUND = {
     "a private class": "a.class_path=zoo.audio.io.files._Sequential",
     "a class of the command line": "a.class_path=zoo.cli.trainer.ZooCLI",
     "a class that loads files": "a={class_path: zoo.cli.trainer.Loaded, init_args: {allow_import: [subprocess]}}",
-    "a class of the page": "a.class_path=zoo.ui.processes.Trainings",
+    "a class of the page": "a.class_path=zoo.ui.jobs.trainings.Trainings",
     "Lightning's writers": "a=[{class_path: lightning.pytorch.loggers.CSVLogger, init_args: {save_dir: x}}]",
     "a class behind a dotted key": "a={'b.class_path': os.system}",
     "a class that is none": "a={class_path: [subprocess.Popen]}",

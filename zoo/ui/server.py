@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
-from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 
 from zoo.runs.listing import MEDIA_NAME
 from zoo.ui.board import Board
+from zoo.ui.exports import Exports
+from zoo.ui.jobs.trainings import Queue, Trainings
 from zoo.ui.places import Places, check_name
-from zoo.ui.processes import Trainings
 from zoo.ui.readings import MEDIA_TYPES, is_media
 from zoo.ui.security import OTHER_LIMIT, UPLOAD_PATH, Gate, Keys
 from zoo.ui.store import MAX_FILES, MIB, Store, UploadError
@@ -46,7 +47,15 @@ class Limits:
     session: int = 1024 * MIB
 
 
-def serve(runs: Path, data: Path, port: int, password: str | None, secrets: tuple[str, ...], limits: Limits) -> None:
+def serve(
+    runs: Path,
+    data: Path,
+    port: int,
+    password: str | None,
+    secrets: tuple[str, ...],
+    limits: Limits,
+    queue: Queue,
+) -> None:
     """Serve the page until a signal.
 
     Args:
@@ -65,11 +74,12 @@ def serve(runs: Path, data: Path, port: int, password: str | None, secrets: tupl
     port = bound.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="zoo-ui-", ignore_cleanup_errors=True) as folder:
         places = Places(Path.cwd(), runs.absolute(), Path(folder), data.absolute())
-        trainings = Trainings(places, secrets)
+        trainings = Trainings(places, secrets, at_once=queue.at_once, waiting=queue.most, tied=queue.tied)
         keys = Keys(password, cookie=f"zoo_ui_{port}")
         app = build(places, trainings, keys, limits)
         where = f"http://{HOST}:{port}/" + ("" if password else f"?token={keys.token}")
-        print(f"zoo: open {where}\nzoo: only this machine can; Ctrl-C ends the page, not the trainings", flush=True)
+        also = ", and the trainings save and end" if queue.tied else ", not the trainings"
+        print(f"zoo: open {where}\nzoo: only this machine can; Ctrl-C ends the page{also}", flush=True)
         settings = uvicorn.Config(
             app,
             log_level="warning",
@@ -116,9 +126,10 @@ def build(places: Places, trainings: Trainings, keys: Keys, limits: Limits) -> F
 
     store = Store(places.temp, QUOTA_UPLOADS * limits.upload, limits.files, limits.session)
     store.uploads.mkdir(exist_ok=True)
-    board = Board(places, trainings)
-    shared = Shared(places, trainings, store, board)
     owners: dict[str, str] = {}
+    board = Board(places, trainings, pages=owners)
+    exports = Exports(places, trainings)
+    shared = Shared(places, trainings, store, board, exports)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -171,6 +182,17 @@ def build(places: Places, trainings: Trainings, keys: Keys, limits: Limits) -> F
         if not is_media(name) or not path.is_file() or not path.resolve().is_relative_to(places.runs.resolve()):
             raise HTTPException(404)
         return FileResponse(path, media_type=MEDIA_TYPES[path.suffix.lower()])
+
+    @app.get("/_zoo/exports/{system}/{recipe}/{started}/{name}.zip")
+    def export(system: str, recipe: str, started: str, name: str) -> StreamingResponse:
+        """An export of a run."""
+        try:
+            blocks = exports.zipped(f"{system}/{recipe}/{started}", name)
+        except ValueError as error:
+            raise HTTPException(404) from error
+        saved_as = f"{system}-{recipe}-{started}-{name}.zip"  # of characters that need no quoting
+        headers = {"content-disposition": f'attachment; filename="{saved_as}"'}
+        return StreamingResponse(blocks, media_type="application/zip", headers=headers)
 
     @app.get("/_zoo/results/{job}/{name}")
     def result(job: str, name: str, request: Request) -> FileResponse:

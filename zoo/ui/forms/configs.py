@@ -12,7 +12,7 @@ from typing import Any
 
 from zoo.common.reading.text import safe_load
 from zoo.ui.checks import Rules, strings
-from zoo.ui.processes import Trainings
+from zoo.ui.jobs.trainings import Trainings
 
 AT_ONCE = 2  # parsers; each takes a core for seconds
 CHECKS_KEPT = 64

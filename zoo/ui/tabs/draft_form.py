@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -16,8 +17,8 @@ from zoo.ui.checks import strings
 from zoo.ui.forms.controls import CONTROLS, GROUPS, OPTIONAL
 from zoo.ui.forms.draft import LINES, Difference, Draft, blamed
 from zoo.ui.forms.tree import key_of_node, keys_of, nodes
+from zoo.ui.jobs.commands import last_error
 from zoo.ui.places import choose
-from zoo.ui.processes import last_error
 from zoo.ui.tabs.fields import Field, KeyEditor, make_fields
 from zoo.ui.tabs.pieces import Answer, heading
 from zoo.ui.visit import Visit, aside
@@ -339,20 +340,26 @@ class DraftForm:
 
     async def _start(self, draft: Draft) -> None:
         checked = await self._checked(draft)
-        run, state = await aside(self._begin, draft, checked.changes)
-        self.say("good", f"Queued: {run}" if state == "queued" else f"Started: {run}")
+        run, place = await aside(self._begin, draft, checked.changes)
+        self.say("good", f"{run} is queued, {_ordinal(place)} in line." if place else f"Started: {run}")
         self.visit.choose(run, "watch")
 
-    def _begin(self, draft: Draft, changes: dict[str, Any]) -> tuple[str, str]:
+    def _begin(self, draft: Draft, changes: dict[str, Any]) -> tuple[str, int | None]:
+        """Start a run; returns its name and its place in the queue."""
         shared = self.visit.shared
         run = shared.places.new_run(draft.system, draft.recipe)
         try:
             shared.trainings.start(draft.configs, changes, run, owner=self.visit.session)
         except (ValueError, OSError):
-            shared.places.run(run).rmdir()  # it would be listed as a run
+            with contextlib.suppress(ValueError, OSError):  # an empty folder would be listed as a run
+                shared.places.run(run).rmdir()
             raise
         shared.board.scan()
-        return run, shared.trainings.state(run)
+        return run, shared.trainings.position(run)
+
+
+def _ordinal(place: int) -> str:
+    return {1: "1st", 2: "2nd", 3: "3rd"}.get(place, f"{place}th")
 
 
 def _attribute(text: str) -> str:
