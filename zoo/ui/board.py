@@ -196,8 +196,10 @@ class Board:
         state = self.trainings.state(row.name)
         position = self.trainings.position(row.name) if state in ("queued", "waiting") else None
         owner = self.trainings.owner(row.name)
-        return row if (state, position, owner) == (row.state, row.position, row.owner) else replace(
-            row, state=state, position=position, owner=owner
+        return (
+            row
+            if (state, position, owner) == (row.state, row.position, row.owner)
+            else replace(row, state=state, position=position, owner=owner)
         )
 
     def _measure(self) -> None:

@@ -10,10 +10,10 @@ import secrets
 import threading
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import zoo
 from zoo.common.atomic import remove
@@ -112,7 +112,7 @@ class Exports:
                 raise ValueError(f"an export of {run} is being written; wait for it or cancel it")
             self.trainings.delete(run)
 
-    def list(self, run: str) -> dict[str, int]:
+    def finished(self, run: str) -> dict[str, int]:
         """A run's finished exports: bytes by name."""
         folder = self.places.run(run) / FOLDER_NAME
         found = {}
@@ -128,7 +128,7 @@ class Exports:
         Raises:
             ValueError: there is none of that name.
         """
-        if name not in self.list(run):
+        if name not in self.finished(run):
             raise ValueError(f"there is no export {name[:80]!r}")
         return _zipped(self.places.run(run) / FOLDER_NAME / name)
 
@@ -153,7 +153,8 @@ class Exports:
         console, code = making / "console.log", None
         try:
             args = ("export", str(path), str(making / export.name), *options)
-            with contextlib.closing(self.trainings.follow(console, *args)) as following:
+            following = cast("Generator[int | None]", self.trainings.follow(console, *args))
+            with contextlib.closing(following):
                 for code in following:
                     if export.cancelled:
                         return "cancelled", False

@@ -14,7 +14,7 @@ from zoo.ui.jobs.runs import size
 from zoo.ui.tabs.compared import Compared
 from zoo.ui.tabs.details import Details
 from zoo.ui.tabs.pieces import Answer, heading
-from zoo.ui.tabs.tables import Chip, Text, ask, best, in_units, progress, title, whose
+from zoo.ui.tabs.tables import MISSING, Chip, Text, ask, best, in_units, progress, title, whose
 from zoo.ui.visit import Visit, aside, one_line
 
 PAGE = 25  # rows shown at a time
@@ -182,7 +182,10 @@ class RunsTab:
         with self.list.parent_slot or self.list:
             if not await ask(question, text, "Delete"):
                 return False
-        gone = [name for name in names if await one_line(aside(shared.exports.delete_run, name)) or self._is_gone(name)]
+        gone = []
+        for name in names:
+            await one_line(aside(shared.exports.delete_run, name))
+            gone += [name] if self._is_gone(name) else []
         await aside(shared.board.scan)
         if gone:
             ui.notify(f"Deleted {gone[0] if len(gone) == 1 else f'{len(gone)} runs'}", type="positive")
@@ -369,7 +372,7 @@ class _Line(ui.element):
         if self.props.get("aria-current") != str(current).lower():
             self.props(f"aria-current={str(current).lower()}")
         age = time.time() - row.run.changed
-        self.cells["age"].text = "now" if age < NOW_SECONDS else ago(row.run.changed) if row.run.changed else "–"
+        self.cells["age"].text = "now" if age < NOW_SECONDS else ago(row.run.changed) if row.run.changed else MISSING
         if self._shown is row:
             return
         former, self._shown = self._shown, row

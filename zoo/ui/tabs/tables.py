@@ -12,6 +12,7 @@ from nicegui.elements.mixins.text_element import TextElement
 from zoo.ui.board import Row
 from zoo.ui.tabs.pieces import STATE_WORDS
 
+MISSING = "-"
 WORDS = {
     **STATE_WORDS,
     "killed": ("bad", "killed"),
@@ -114,4 +115,4 @@ def progress(row: Row) -> str:
 
 def best(row: Row) -> str:
     """The best value of what a run monitors."""
-    return "–" if row.run.best is None else f"{row.run.monitor} {row.run.best:.4g}"
+    return MISSING if row.run.best is None else f"{row.run.monitor} {row.run.best:.4g}"
