@@ -121,7 +121,7 @@ CONTROLS = (
         high=1,
     ),
     Control("Guard's patience", "Protection", "int", (f"{_GUARD}patience",), info="bad batches until it stops", low=1),
-    Control("Early stopping", "Protection", "switch", ("early.on",)),
+    Control("Early stopping", "Protection", "switch", ("early.on",), info="ends when validations get no better"),
     Control(
         "Patience",
         "Protection",

@@ -238,7 +238,7 @@ class DraftForm:
 
     def _show_row(self, row: Difference, mark: str) -> None:
         with ui.element("tr").classes(mark):
-            for text in (row.key, row.recipe, row.yours):
+            for text in (_LABELS[row.key] if row.key in OPTIONAL else row.key, row.recipe, row.yours):
                 with ui.element("td"):
                     ui.label(text)
             with ui.element("td"):

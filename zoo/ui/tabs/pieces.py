@@ -33,6 +33,6 @@ class Answer(ui.label):
 
     def say(self, kind: str, text: str) -> None:
         """Show a text: kind "good", "busy", "calm" or "bad"."""
-        self.classes(replace=f"zoo-said {kind}")
+        self.classes(add=kind, remove=" ".join({"good", "busy", "calm", "bad"} - {kind}))
         self.set_text(text)
         self.set_visibility(bool(text))
