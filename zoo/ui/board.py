@@ -8,7 +8,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -69,9 +69,10 @@ class Row:
 
 @dataclass
 class _Known:
-    """A row, and what its folder's files were when it was read."""
+    """A row, and what its folder and the files in it were when it was read."""
 
     row: Row
+    folder: tuple[int, int]
     marks: Marks
     read_at: float
     cost: float
@@ -83,21 +84,25 @@ class _Known:
 class Board:
     """Rows of all runs, the newest first, and the load of the machine; kept up to date while the server runs.
 
-    A folder is read again when one of its files has changed, and looked at as long as a process may write to it.
+    A folder is read again when one of its files has changed. Where no process writes, a new, renamed or deleted file is
+    seen at once, by the folder's time; one that somebody edits in place, with every eighth scan.
 
     Args:
         pages: the open pages; without one there is less to do.
+        every: all files of a quiet folder are looked at with each so many scans.
     """
 
     places: Places
     trainings: Trainings
     pages: Collection[str] = ()
+    every: int = 8
     metrics: Metrics = field(default_factory=Metrics)
     rows: dict[str, Row] = field(default_factory=dict)
     loads: list[Load] = field(default_factory=list)
     version: int = 0
     """Counts the changes of `rows`."""
     _known: dict[str, _Known] = field(default_factory=dict)
+    _turn: int = 0
     _lock: Any = field(default_factory=threading.Lock)
 
     async def watch(self) -> None:
@@ -127,21 +132,30 @@ class Board:
     def scan(self) -> None:
         """Look at all runs once and read what has changed."""
         with self._lock:
-            known = {}
-            for name, folder in self._folders():
+            self._turn += 1
+            known: dict[str, _Known] = {}
+            first, published = not self._known, time.monotonic()
+            for index, (name, folder) in enumerate(self._folders()):
                 try:
-                    marks = _marks(folder)
-                    if marks:
-                        known[name] = self._look(name, folder, marks, self._known.get(name))
-                except (ValueError, OSError):  # deleted just now
-                    continue
+                    look = self._look(name, folder, index)
+                    if look is not None:
+                        known[name] = look
+                except (ValueError, OSError):  # deleted just now; of a run that is there a file was, say a checkpoint
+                    if name in self._known and folder.is_dir():
+                        known[name] = self._known[name]
+                if first and time.monotonic() > published + SCAN_SECONDS:  # many runs: some of them now
+                    self._publish(known)
+                    published = time.monotonic()
             self._known = known
             self._measure()
-            order = sorted(known, key=lambda name: (-known[name].row.run.changed, name))
-            rows = {name: known[name].row for name in order}
-            if list(rows.items()) != list(self.rows.items()):
-                self.rows = rows
-                self.version += 1
+            self._publish(known)
+
+    def _publish(self, known: Mapping[str, _Known]) -> None:
+        order = sorted(known, key=lambda name: (-known[name].row.run.changed, name))
+        rows = {name: known[name].row for name in order}
+        if list(rows.items()) != list(self.rows.items()):
+            self.rows = rows
+            self.version += 1
 
     def _folders(self) -> Iterator[tuple[str, Path]]:
         """Folders that may hold a run, by name; links are followed within `runs` only."""
@@ -166,21 +180,37 @@ class Board:
                 else:
                     yield "/".join(below), self.places.runs.joinpath(*below)
 
-    def _look(self, name: str, folder: Path, marks: Marks, former: _Known | None) -> _Known:
+    def _look(self, name: str, folder: Path, index: int) -> _Known | None:
+        former, status = self._known.get(name), os.stat(folder)
+        mark = (status.st_mtime_ns, status.st_ino)
+        if (
+            former is not None
+            and former.folder == mark
+            and former.row.state in QUIET
+            and former.row.run.state != "running"
+            and abs(former.read_at * 1e9 - status.st_mtime_ns) > _SETTLED_NS
+            and (self._turn + index) % self.every
+        ):
+            return former
+        marks = _marks(folder)
+        if not marks:
+            return None
         if former is None:
-            return self._read(name, folder, marks, None)
+            return self._read(name, folder, mark, marks, None)
         row, now = former.row, time.time()
         changed = marks != former.marks
-        unsettled = any(abs(former.read_at * 1e9 - mark[1]) < _SETTLED_NS for mark in marks)
+        unsettled = any(abs(former.read_at * 1e9 - each[1]) < _SETTLED_NS for each in marks)
         left = row.run.state == "running" and not is_held(folder)  # no file tells that a lock's holder was killed
         early = former.cost > COSTLY_SECONDS and now - former.read_at < former.cost / SHARE
         if (changed or unsettled or left) and not early:
-            return self._read(name, folder, marks, former)
+            return self._read(name, folder, mark, marks, former)
         if changed or row.state not in QUIET:
             former.row = self._with_process(row)
+        if not changed and now * 1e9 - mark[0] > _SETTLED_NS:
+            former.folder = mark
         return former
 
-    def _read(self, name: str, folder: Path, marks: Marks, former: _Known | None) -> _Known:
+    def _read(self, name: str, folder: Path, mark: tuple[int, int], marks: Marks, former: _Known | None) -> _Known:
         read_at, began = time.time(), time.thread_time()
         run, notes = read_run(folder, self.places.runs), read_notes(folder)
         cost = time.thread_time() - began
@@ -189,7 +219,7 @@ class Board:
         )
         folder.stat()  # one that vanished meanwhile was read as an empty one
         row = former.row if former is not None and former.row == row else row
-        known = _Known(row, marks, read_at, cost)
+        known = _Known(row, mark, marks, read_at, cost)
         return replace(known, measured=former.measured, measured_at=former.measured_at) if former else known
 
     def _with_process(self, row: Row) -> Row:

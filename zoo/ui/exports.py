@@ -155,7 +155,7 @@ class Exports:
             args = ("export", str(path), str(making / export.name), *options)
             following = cast("Generator[int | None]", self.trainings.follow(console, *args))
             with contextlib.closing(following):
-                for code in following:
+                for code in following:  # noqa: B007
                     if export.cancelled:
                         return "cancelled", False
             if code != 0:
