@@ -150,7 +150,7 @@ class DraftForm:
         """Show the keys that are searched for; nothing while the tree is closed."""
         if not self.all_keys.value or not self.draft.is_complete:
             return
-        words = self.search.value or ""
+        words = str(self.search.value or "")
         found = nodes(self.draft, words)
         if found != self.tree.props["nodes"]:
             self.tree.props["nodes"] = found
@@ -199,7 +199,7 @@ class DraftForm:
 
     def _take_lines(self, event: Any) -> None:
         try:
-            self.draft.set_lines(event.value or "", self.rules)
+            self.draft.set_lines(str(event.value or ""), self.rules)
         except ValueError as error:
             self.lines.error = str(error)
         else:
@@ -238,9 +238,9 @@ class DraftForm:
 
     def _show_row(self, row: Difference, mark: str) -> None:
         with ui.element("tr").classes(mark):
-            for text in (_LABELS[row.key] if row.key in OPTIONAL else row.key, row.recipe, row.yours):
+            for text in (_LABELS.get(row.key, row.key) if row.key in OPTIONAL else row.key, row.recipe, row.yours):
                 with ui.element("td"):
-                    ui.label(text)
+                    ui.label(text.replace(".", ".\u200b"))  # lines break at dots
             with ui.element("td"):
                 if mark:
                     ui.label(mark).classes("zoo-small")

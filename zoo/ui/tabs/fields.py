@@ -139,9 +139,12 @@ class Field:
         self.changed()
 
     def _read(self, value: Any) -> Any:
+        """The value of what a client has sent, which may be anything."""
         assert self.key is not None
         if self.control.kind == "switch":
-            return bool(value)
+            if not isinstance(value, bool):
+                raise ValueError("expected true or false")
+            return value
         if self.control.kind == "many":
             return [str(item) for item in value]
         if self.control.kind == "choice":
@@ -151,7 +154,7 @@ class Field:
             return self._texts[value]
         base = self.draft.values.get(self.key)
         takes_null = base is None or bool(explain(self.draft.values, self.key).takes_null)
-        return read_field(self.control, value or "", takes_null)
+        return read_field(self.control, _checked_text(value), takes_null)
 
 
 def make_fields(group: str, draft: Draft, rules: Rules, changed: Callable[[], None]) -> list[Field]:
@@ -217,12 +220,13 @@ class KeyEditor:
         except ValueError:
             return False
 
-    def _read(self, text: str | None) -> Any:
+    def _read(self, value: Any) -> Any:
+        text = _checked_text(value)
         if text in self._values:
             return self._values[text]
-        if not (text or "").strip():
+        if not text.strip():
             raise ValueError("a value is needed here; null stands for none")
-        return read_value(text or "")
+        return read_value(text)
 
     def _take(self, event: Any) -> None:
         if self._showing:
@@ -244,6 +248,12 @@ def _choices_of(about: Help, value: Any) -> dict[str, Any]:
     if about.kind in ("bool", "bool | None") or (not choices and isinstance(value, bool)):
         choices = (True, False, *((None,) if about.takes_null else ()))
     return {as_text(each): each for each in choices}
+
+
+def _checked_text(value: Any) -> str:
+    if value is not None and not isinstance(value, str):
+        raise ValueError("expected a text")
+    return value or ""
 
 
 def _short(text: str) -> str:
