@@ -258,14 +258,18 @@ class DraftForm:
         for button in (self.start_button, self.try_button, self.check_button):
             button.set_enabled(self.draft.is_complete and not self._busy)
 
-    async def _press(self, work: Callable[[Draft], Awaitable[None]]) -> None:
-        """Do something with the draft as it is at this moment; what a user can mend is said, at its field too."""
+    def _press(self, work: Callable[[Draft], Awaitable[None]]) -> Awaitable[None] | None:
+        """Do something with the draft as it is at this moment."""
         if self._busy or not self.draft.is_complete or not self._is_current(self.draft):
-            return
+            return None
         self._busy = True
         self._enable()
+        return self._do(work, copy.deepcopy(self.draft))
+
+    async def _do(self, work: Callable[[Draft], Awaitable[None]], draft: Draft) -> None:
+        """Do it; what a user can mend is said, at its field too."""
         try:
-            await work(copy.deepcopy(self.draft))
+            await work(draft)
         except (ValueError, OSError) as error:
             self._complain(" ".join(str(error).split()))
         finally:
