@@ -119,8 +119,11 @@ async def opened(places: Places, trainings: Trainings) -> AsyncIterator[Opened]:
         made.append(Opened(visit, TrainTab(visit)))
 
     async with user_simulation(root=page) as user:
-        await user.open("/")
-        yield made[0]
+        client = await user.open("/")
+        try:
+            yield made[0]
+        finally:
+            client.delete()
 
 
 @pytest.fixture
@@ -252,7 +255,7 @@ def test_errors_stand_at_their_field(places: Places, quick: Quick) -> None:
     async def story(page: Opened) -> None:
         page.choose("flow")
         await page.complete()
-        size, steps, compiled = page.field("Batch size"), page.field("Steps"), page.field("Compile")
+        size, steps, early = page.field("Batch size"), page.field("Steps"), page.field("Early stopping")
         size.element.set_value("0")
         assert size.element.error == "expected 1 or more, not 0"
         page.press(page.tab.form.start_button)
@@ -261,11 +264,11 @@ def test_errors_stand_at_their_field(places: Places, quick: Quick) -> None:
         assert size.element.error is None
         for hostile in ({"class_path": "os.system"}, ["/etc/passwd"], 3):
             steps.element.set_value(hostile)
-            compiled.element.set_value(hostile)
+            early.element.set_value(hostile)
             assert "trainer.max_steps" in page.tab.draft.problems
-            assert page.tab.draft.problems["model.init_args.compile"] == "expected true or false"
+            assert page.tab.draft.problems["early.on"] == "expected true or false"
         steps.element.set_value("7")
-        compiled.element.set_value(False)
+        early.element.set_value(False)
         assert page.tab.draft.problems == {} and page.tab.draft.changes() == {
             "data": {"init_args": {"batch_size": 8}},
             "trainer": {"max_steps": 7},
@@ -321,7 +324,7 @@ def test_every_key_is_found_and_edited(places: Places, quick: Quick) -> None:
         assert page.field("Batch size").element.value == "8" and page.rows() == [(BATCH, "16", "8")]
         assert [node["value"] for node in tree.nodes() if node.get("edited")] == ["8"]
         form.editor.element.set_value("/etc/passwd")
-        assert "no paths" in form.editor.element.error and page.tab.draft.changes.__self__.problems
+        assert "no paths" in form.editor.element.error and BATCH in page.tab.draft.problems
         page.field("Batch size").element.set_value("4")
         assert form.editor.element.value == "4" and form.editor.element.error is None
         form._undo(BATCH)
@@ -332,7 +335,7 @@ def test_every_key_is_found_and_edited(places: Places, quick: Quick) -> None:
 
 def test_layers_of_the_custom_mode(places: Places, quick: Quick) -> None:
     async def story(page: Opened) -> None:
-        page.choose("audiosr")
+        page.choose("audiosr", "finetune_unet_only")
         await page.complete()
         mode, layers = page.field("Training mode"), page.field("Layers (custom)")
         assert mode.box.visible and not layers.box.visible

@@ -95,7 +95,7 @@ class DraftForm:
         with ui.expansion("Keys that the config does not name").classes("train-group") as self.more:
             self.lines = ui.textarea("key=value, one a line", on_change=self._take_lines)
             self.lines.props('outlined dense autogrow placeholder="data.init_args.segment_samples=8192"')
-            self.lines.set_enabled(False)
+            self.lines.without_auto_validation().set_enabled(False)
 
     def _make_tree(self) -> None:
         self.search = ui.input("Search keys, values and their help", on_change=self.refresh_tree)

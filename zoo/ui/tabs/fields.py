@@ -42,6 +42,8 @@ class Field:
                 self.element = ui.input(control.label, on_change=self._take).props("outlined dense")
                 if control.kind != "text":
                     self.element.props("inputmode=decimal")
+            if control.kind != "switch":
+                self.element.without_auto_validation()  # it would clear what `mark` says
         self.refresh()
 
     def refresh(self) -> None:
@@ -193,6 +195,7 @@ class KeyEditor:
         else:
             self.element = ui.input("Value (YAML)", value=text, on_change=self._take)
         self.element.props("outlined dense")
+        self.element.without_auto_validation()
         ui.button("As in the recipe", on_click=self._reset).props("flat dense no-caps")
         self.refresh()
 
