@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeVar
 
 from nicegui import run, ui
 
 from zoo.ui.board import Board
 from zoo.ui.exports import Exports
+from zoo.ui.forms.configs import Configs
 from zoo.ui.jobs.trainings import Trainings
 from zoo.ui.places import Places
 from zoo.ui.store import Store
@@ -26,6 +28,11 @@ class Shared:
     store: Store
     board: Board
     exports: Exports
+
+    @cached_property
+    def configs(self) -> Configs:
+        """Complete configs, read once for all pages."""
+        return Configs(self.trainings)
 
     def end_session(self, session: str) -> None:
         """Let go what belonged to a session whose pages are closed."""
