@@ -119,7 +119,7 @@ def test_images_of_chosen_classes(tmp_path):
         assert way.n_frames == 4  # the noise and three steps
     assert dict(parts[-1].data["rows"]) == {"samples": 3, "evaluations of the net": 3}
     first = (tmp_path / "answer" / "samples.png").read_bytes()
-    ask(run_of("flow/smoke"), tmp_path, classes=["2", "5"], count=3, seed=2, steps=3, animation=False)
+    ask(run_of("flow/smoke"), tmp_path, **given, seed=2, animation=False)
     assert (tmp_path / "answer" / "samples.png").read_bytes() != first
 
 
