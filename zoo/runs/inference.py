@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -11,6 +12,8 @@ import torch
 from torch import nn
 
 from zoo.audio.io import files
+from zoo.common.report import plain, write_figure
+from zoo.runs.interactive import Field, Part, Report
 
 _FULL_SCALE = {"int8": (0, 2**7), "uint8": (128, 2**7), "int16": (0, 2**15), "int32": (0, 2**31)}
 
@@ -54,6 +57,72 @@ def as_audio(audio: Any, sample_rate: float) -> np.ndarray:
     return given.astype(np.float32)
 
 
+MOST_SECONDS = 60.0  # of a recording that is answered at once; longer ones are for `zoo predict`
+
+
+def recording_field() -> Field:
+    """The field of a system that takes one recording."""
+    told = f"at most {MOST_SECONDS:g} seconds; zoo predict takes files of any length and whole folders"
+    return Field("input", "Recording", "audio", suffixes=files.AUDIO_SUFFIXES, help=told)
+
+
+def answer_file(
+    inference: Inference, source: Path, folder: Path, report: Report, facts_shown: Sequence[str] = ()
+) -> list[Part]:
+    """Answer with what `process_file` makes of a file: beside its input where both are audio, as a picture of features.
+
+    Args:
+        facts_shown: which of the facts are; all when there are none.
+    """
+    audio_in = source.suffix.lower() in files.AUDIO_SUFFIXES
+    if audio_in and (seconds := files.info(source).seconds) > MOST_SECONDS:
+        raise ValueError(
+            f"the recording has {seconds:.0f} seconds, at most {MOST_SECONDS:g} are answered at once: cut it, or use "
+            "zoo predict"
+        )
+    report(0.0, "computing")
+    target = folder / f"result{inference.output_suffix}"
+    facts = inference.process_file(source, target)
+    report(0.9, "drawing")
+    facts = {name: facts[name] for name in facts_shown or facts if name in facts}
+    return [*_shown(source if audio_in else None, target, facts.get("cutoff_hz")), facts_table(facts)]
+
+
+def _shown(source: Path | None, target: Path, cutoff_hz: float | None) -> list[Part]:
+    """A result, and what it was made of."""
+    from zoo.audio.analysis.figures import compared_spectra, matrix_figure
+
+    if target.suffix in files.AUDIO_SUFFIXES and source is not None:
+        parts = [Part("audio", "Result", target.name, beside="listen"), input_part(source, target.parent)]
+        rate = files.info(target).sample_rate
+        before, after = (files.read_mono(path, rate) for path in (source, target))
+        figure = compared_spectra(before, after, rate, cutoff_hz)
+        write_figure(target.parent / "spectrograms.png", figure)
+        return [*parts, Part("image", "Spectrograms of input and result, and what is new", "spectrograms.png")]
+    if target.suffix == ".npy" and (values := np.load(target, mmap_mode="r")).ndim == 2:
+        write_figure(target.with_suffix(".png"), matrix_figure(np.array(values)))
+        return [Part("image", "Result", "result.png"), Part("file", "Result as numbers", target.name)]
+    return [Part("audio" if target.suffix in files.AUDIO_SUFFIXES else "file", "Result", target.name)]
+
+
+def input_part(source: Path, folder: Path) -> Part:
+    """The input beside the result, as a file that every browser plays."""
+    files.write(folder / "input.wav", *files.read(source))
+    return Part("audio", "Input", "input.wav", beside="listen")
+
+
+def facts_table(facts: Mapping[str, Any], title: str = "Facts") -> Part:
+    """What is known of a result, as a table of two columns."""
+    rows = [[name.replace("_", " "), _cell(value)] for name, value in plain(facts).items()]
+    return Part("table", title, data={"columns": ["", ""], "rows": rows})
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    return ", ".join(str(_cell(each)) for each in value) if isinstance(value, list) else value
+
+
 class Inference(ABC):
     """A system ready to use on arrays and files.
 
@@ -88,6 +157,29 @@ class Inference(ABC):
             ValueError: when the file's content cannot be used.
             OSError: when it cannot be read or the result cannot be written.
         """
+
+    def fields(self) -> tuple[Field, ...]:
+        """What a person may give for one answer: a file of those it reads, unless a system says more."""
+        if set(files.AUDIO_SUFFIXES) <= set(self.input_suffixes):
+            return (recording_field(),)
+        return (Field("input", "File", "file", suffixes=tuple(self.input_suffixes)),)
+
+    def answer(self, values: Mapping[str, Any], folder: Path, report: Report) -> list[Part]:
+        """Compute what a person asked for.
+
+        Args:
+            values: of all `fields`, as `interactive.checked` gives them.
+            folder: for the files of the answer; it is there and empty.
+            report: told the share that is done, 0 to 1, and a word on it, now and then.
+
+        Returns:
+            What is to be shown, the most important first.
+
+        Raises:
+            ValueError: when what was given cannot be used, in one line.
+            OSError: when a file cannot be read or written.
+        """
+        return answer_file(self, values["input"], folder, report)
 
     def dry_run(self) -> str:
         """Predict once on a made-up input, for `zoo doctor --config`; returns a word on the result."""
