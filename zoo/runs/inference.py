@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -11,6 +12,8 @@ import torch
 from torch import nn
 
 from zoo.audio.io import files
+from zoo.common.report import plain
+from zoo.runs.interactive import Field, Part, Report
 
 _FULL_SCALE = {"int8": (0, 2**7), "uint8": (128, 2**7), "int16": (0, 2**15), "int32": (0, 2**31)}
 
@@ -54,6 +57,18 @@ def as_audio(audio: Any, sample_rate: float) -> np.ndarray:
     return given.astype(np.float32)
 
 
+def facts_table(facts: Mapping[str, Any], title: str = "Facts") -> Part:
+    """What is known of a result, as a table of two columns."""
+    rows = [[name.replace("_", " "), _cell(value)] for name, value in plain(facts).items()]
+    return Part("table", title, data={"columns": ["", ""], "rows": rows})
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    return ", ".join(str(_cell(each)) for each in value) if isinstance(value, list) else value
+
+
 class Inference(ABC):
     """A system ready to use on arrays and files.
 
@@ -88,6 +103,32 @@ class Inference(ABC):
             ValueError: when the file's content cannot be used.
             OSError: when it cannot be read or the result cannot be written.
         """
+
+    def fields(self) -> tuple[Field, ...]:
+        """What a person may give for one answer: a file of those it reads, unless a system says more."""
+        kind = "audio" if set(self.input_suffixes) <= set(files.AUDIO_SUFFIXES) else "file"
+        return (Field("input", "Recording" if kind == "audio" else "File", kind, suffixes=tuple(self.input_suffixes)),)
+
+    def answer(self, values: Mapping[str, Any], folder: Path, report: Report) -> list[Part]:
+        """Compute what a person asked for.
+
+        Args:
+            values: of all `fields`, as `interactive.checked` gives them.
+            folder: for the files of the answer; it is there and empty.
+            report: told the share that is done, 0 to 1, and a word on it, now and then.
+
+        Returns:
+            What is to be shown, the most important first.
+
+        Raises:
+            ValueError: when what was given cannot be used, in one line.
+            OSError: when a file cannot be read or written.
+        """
+        report(0.0, "computing")
+        target = folder / f"result{self.output_suffix}"
+        facts = self.process_file(values["input"], target)
+        kind = "audio" if self.output_suffix in files.AUDIO_SUFFIXES else "file"
+        return [Part(kind, "Result", target.name), facts_table(facts)]
 
     def dry_run(self) -> str:
         """Predict once on a made-up input, for `zoo doctor --config`; returns a word on the result."""
