@@ -25,6 +25,8 @@ from zoo.ui.processes import Trainings
 from zoo.ui.readings import MEDIA_TYPES, is_media
 from zoo.ui.security import OTHER_LIMIT, UPLOAD_PATH, Gate, Keys
 from zoo.ui.store import MAX_FILES, MIB, Store, UploadError
+from zoo.ui.warm.asked import Asked
+from zoo.ui.warm.pool import Workers
 
 HOST = "127.0.0.1"
 QUOTA_UPLOADS = 4  # the temporary folder holds so many of the largest uploads
@@ -67,7 +69,8 @@ def serve(runs: Path, data: Path, port: int, password: str | None, secrets: tupl
         places = Places(Path.cwd(), runs.absolute(), Path(folder), data.absolute())
         trainings = Trainings(places, secrets)
         keys = Keys(password, cookie=f"zoo_ui_{port}")
-        app = build(places, trainings, keys, limits)
+        workers = Workers(places, secrets)
+        app = build(places, trainings, keys, limits, workers)
         where = f"http://{HOST}:{port}/" + ("" if password else f"?token={keys.token}")
         print(f"zoo: open {where}\nzoo: only this machine can; Ctrl-C ends the page, not the trainings", flush=True)
         settings = uvicorn.Config(
@@ -82,6 +85,7 @@ def serve(runs: Path, data: Path, port: int, password: str | None, secrets: tupl
         try:
             uvicorn.Server(settings).run(sockets=[bound])
         finally:
+            workers.close()
             trainings.close()
 
 
@@ -102,7 +106,7 @@ def _bind(port: int) -> socket.socket:
     return bound
 
 
-def build(places: Places, trainings: Trainings, keys: Keys, limits: Limits) -> FastAPI:
+def build(places: Places, trainings: Trainings, keys: Keys, limits: Limits, workers: Workers) -> FastAPI:
     """Put the page together.
 
     Returns:
@@ -117,7 +121,7 @@ def build(places: Places, trainings: Trainings, keys: Keys, limits: Limits) -> F
     store = Store(places.temp, QUOTA_UPLOADS * limits.upload, limits.files, limits.session)
     store.uploads.mkdir(exist_ok=True)
     board = Board(places, trainings)
-    shared = Shared(places, trainings, store, board)
+    shared = Shared(places, trainings, store, board, Asked(places, store, workers, trainings))
     owners: dict[str, str] = {}
 
     @asynccontextmanager

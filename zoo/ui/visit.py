@@ -12,6 +12,7 @@ from zoo.ui.board import Board
 from zoo.ui.places import Places
 from zoo.ui.processes import Trainings
 from zoo.ui.store import Store
+from zoo.ui.warm.asked import Asked
 
 Result = TypeVar("Result")
 
@@ -24,9 +25,11 @@ class Shared:
     trainings: Trainings
     store: Store
     board: Board
+    asked: Asked
 
     def end_session(self, session: str) -> None:
         """Let go what belonged to a session whose pages are closed."""
+        self.asked.end(session)
         self.store.end(session)
 
 
