@@ -9,6 +9,7 @@ from typing import Any, Literal, Self, get_args
 import torch
 from torch import Tensor, nn
 
+from zoo.audio.analysis.figures import mel_figure, spectra_figure
 from zoo.audiosr.data.cutoff import CONFIDENCE
 from zoo.audiosr.diffusion.samplers import DPMSolver, Sampler, conditioned, row_noise
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
@@ -18,7 +19,7 @@ from zoo.audiosr.nets.features import MelFeatures, whole_mel
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.audiosr.nets.vae import sample_latents, split
 from zoo.common.ranges import one_of, within
-from zoo.training.callbacks.media import log_audio, log_figure, mel_figure, spectra_figure
+from zoo.training.callbacks.media import log_audio, log_figure
 from zoo.training.compiling import Mode as CompileMode
 from zoo.training.compiling import compile_in_place
 from zoo.training.data import ZooDataModule, item_seed

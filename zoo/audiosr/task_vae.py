@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from zoo.audio.analysis.figures import mel_figure
 from zoo.audiosr.losses import AutoencoderStep, AutoencoderTerm, checked, weighted_sum
 from zoo.audiosr.nets.features import MelFeatures, whole_mel
 from zoo.audiosr.nets.vae import Autoencoder, kl, sample_latents, split
 from zoo.training.adversarial import Discriminator
-from zoo.training.callbacks.media import log_figure, mel_figure
+from zoo.training.callbacks.media import log_figure
 from zoo.training.compiling import compile_in_place
 from zoo.training.gan import GANTask
 from zoo.training.task import OptimizerCallable, SingleOptimizerTask, ZooTask

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from zoo.audio.analysis import pitch
+from zoo.audio.analysis.figures import mel_figure
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.analysis.spectral import multi_resolution_stft
 from zoo.audio.evaluation import metrics
 from zoo.common.reading.unpickle import at_least_float32
 from zoo.hifigan.nets.generator import Generator
 from zoo.training.adversarial import Discriminator
-from zoo.training.callbacks.media import log_audio, log_figure, mel_figure
+from zoo.training.callbacks.media import log_audio, log_figure
 from zoo.training.gan import GANTask
 from zoo.training.task import OptimizerCallable
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from zoo.training.callbacks.media import FIGURE_DPI
+from zoo.common.report import DPI
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,7 +37,7 @@ def _figure(
     from matplotlib.figure import Figure
 
     count = len(images) + bool(curves)
-    figure = Figure(figsize=(8.0, 0.6 + 1.8 * count), dpi=FIGURE_DPI, layout="constrained")
+    figure = Figure(figsize=(8.0, 0.6 + 1.8 * count), dpi=DPI, layout="constrained")
     panels = list(figure.subplots(count, 1, sharex=True, squeeze=False)[:, 0])
     for panel, (title, image) in zip(panels, images.items(), strict=False):
         drawn = panel.imshow(image, origin="lower", aspect="auto", cmap="magma", vmin=scale[0], vmax=scale[1])

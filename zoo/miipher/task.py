@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from zoo.audio.analysis.figures import spectra_figure
 from zoo.audio.analysis.griffin_lim import griffin_lim
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.io.resample import resample
@@ -21,7 +22,7 @@ from zoo.miipher.nets.families import valid
 from zoo.miipher.rendering import features_figure, mels_figure
 from zoo.runs.folder import run_folder
 from zoo.training.adversarial import Discriminator
-from zoo.training.callbacks.media import log_audio, log_figure, spectra_figure
+from zoo.training.callbacks.media import log_audio, log_figure
 from zoo.training.task import OptimizerCallable, SingleOptimizerTask
 
 Batch = dict[str, Any]

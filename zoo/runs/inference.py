@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from zoo.audio.io import files
-from zoo.common.report import plain
+from zoo.common.report import plain, write_figure
 from zoo.runs.interactive import Field, Part, Report
 
 _FULL_SCALE = {"int8": (0, 2**7), "uint8": (128, 2**7), "int16": (0, 2**15), "int32": (0, 2**31)}
@@ -55,6 +55,60 @@ def as_audio(audio: Any, sample_rate: float) -> np.ndarray:
     if not np.isfinite(given).all():
         raise ValueError("expected finite audio, found NaN or infinite samples")
     return given.astype(np.float32)
+
+
+MOST_SECONDS = 60.0  # of a recording that is answered at once; longer ones are for `zoo predict`
+
+
+def recording_field() -> Field:
+    """The field of a system that takes one recording."""
+    told = f"at most {MOST_SECONDS:g} seconds; zoo predict takes files of any length and whole folders"
+    return Field("input", "Recording", "audio", suffixes=files.AUDIO_SUFFIXES, help=told)
+
+
+def answer_file(
+    inference: Inference, source: Path, folder: Path, report: Report, facts_shown: Sequence[str] = ()
+) -> list[Part]:
+    """Answer with what `process_file` makes of a file: beside its input where both are audio, as a picture of features.
+
+    Args:
+        facts_shown: which of the facts are; all when there are none.
+    """
+    audio_in = source.suffix.lower() in files.AUDIO_SUFFIXES
+    if audio_in and (seconds := files.info(source).seconds) > MOST_SECONDS:
+        raise ValueError(
+            f"the recording has {seconds:.0f} seconds, at most {MOST_SECONDS:g} are answered at once: cut it, or use "
+            "zoo predict"
+        )
+    report(0.0, "computing")
+    target = folder / f"result{inference.output_suffix}"
+    facts = inference.process_file(source, target)
+    report(0.9, "drawing")
+    facts = {name: facts[name] for name in facts_shown or facts if name in facts}
+    return [*_shown(source if audio_in else None, target, facts.get("cutoff_hz")), facts_table(facts)]
+
+
+def _shown(source: Path | None, target: Path, cutoff_hz: float | None) -> list[Part]:
+    """A result, and what it was made of."""
+    from zoo.audio.analysis.figures import compared_spectra, matrix_figure
+
+    if target.suffix in files.AUDIO_SUFFIXES and source is not None:
+        parts = [Part("audio", "Result", target.name, beside="listen"), input_part(source, target.parent)]
+        rate = files.info(target).sample_rate
+        before, after = (files.read_mono(path, rate) for path in (source, target))
+        figure = compared_spectra(before, after, rate, cutoff_hz)
+        write_figure(target.parent / "spectrograms.png", figure)
+        return [*parts, Part("image", "Spectrograms of input and result, and what is new", "spectrograms.png")]
+    if target.suffix == ".npy" and (values := np.load(target, mmap_mode="r")).ndim == 2:
+        write_figure(target.with_suffix(".png"), matrix_figure(np.array(values)))
+        return [Part("image", "Result", "result.png"), Part("file", "Result as numbers", target.name)]
+    return [Part("audio" if target.suffix in files.AUDIO_SUFFIXES else "file", "Result", target.name)]
+
+
+def input_part(source: Path, folder: Path) -> Part:
+    """The input beside the result, as a file that every browser plays."""
+    files.write(folder / "input.wav", *files.read(source))
+    return Part("audio", "Input", "input.wav", beside="listen")
 
 
 def facts_table(facts: Mapping[str, Any], title: str = "Facts") -> Part:
@@ -106,8 +160,9 @@ class Inference(ABC):
 
     def fields(self) -> tuple[Field, ...]:
         """What a person may give for one answer: a file of those it reads, unless a system says more."""
-        kind = "audio" if set(self.input_suffixes) <= set(files.AUDIO_SUFFIXES) else "file"
-        return (Field("input", "Recording" if kind == "audio" else "File", kind, suffixes=tuple(self.input_suffixes)),)
+        if set(files.AUDIO_SUFFIXES) <= set(self.input_suffixes):
+            return (recording_field(),)
+        return (Field("input", "File", "file", suffixes=tuple(self.input_suffixes)),)
 
     def answer(self, values: Mapping[str, Any], folder: Path, report: Report) -> list[Part]:
         """Compute what a person asked for.
@@ -124,11 +179,7 @@ class Inference(ABC):
             ValueError: when what was given cannot be used, in one line.
             OSError: when a file cannot be read or written.
         """
-        report(0.0, "computing")
-        target = folder / f"result{self.output_suffix}"
-        facts = self.process_file(values["input"], target)
-        kind = "audio" if self.output_suffix in files.AUDIO_SUFFIXES else "file"
-        return [Part(kind, "Result", target.name), facts_table(facts)]
+        return answer_file(self, values["input"], folder, report)
 
     def dry_run(self) -> str:
         """Predict once on a made-up input, for `zoo doctor --config`; returns a word on the result."""

@@ -55,6 +55,11 @@ class AudioInfo:
     samples: int
     subtype: str
 
+    @property
+    def seconds(self) -> float:
+        """How long it is."""
+        return self.samples / self.sample_rate
+
 
 def _short(path: Path, found: int, expected: int) -> AudioFileError:
     return AudioFileError(f"{path}: cut, {found} samples could be decoded where the header promises {expected}")

@@ -23,6 +23,7 @@ from zoo.audio.io.resample import resample_array
 from zoo.common.atomic import replacing
 from zoo.hifigan.nets.generator import Generator
 from zoo.runs.inference import Inference, as_audio
+from zoo.runs.interactive import Field
 
 log = logging.getLogger(__name__)
 
@@ -135,6 +136,11 @@ class Vocoder(Inference):
                 writer.write(piece)
                 samples += piece.shape[1]
         return {"audio_seconds": samples / self.sample_rate, "sample_rate": self.sample_rate, "channels": channels}
+
+    def fields(self) -> tuple[Field, ...]:
+        """A recording where there is a mel front end, else features."""
+        suffixes = FEATURE_SUFFIXES
+        return super().fields() if self.mel else (Field("input", "Features", "file", suffixes=suffixes),)
 
     def dry_run(self) -> str:
         """Synthesise eight frames of zeros."""

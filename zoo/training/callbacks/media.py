@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -14,6 +14,7 @@ import lightning as L
 import numpy as np
 from torch import Tensor
 
+from zoo.audio.analysis.figures import as_array
 from zoo.audio.io import files
 from zoo.common.atomic import write_atomic
 from zoo.common.report import csv_table, gif, markdown_table
@@ -21,13 +22,8 @@ from zoo.runs.folder import run_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from numpy.typing import ArrayLike
 
 log = logging.getLogger(__name__)
-
-FIGURE_DPI = 100
-SPECTRUM_WINDOW, SPECTRUM_HOP = 1024, 256  # samples
-DYNAMIC_RANGE_DB = 90.0
 
 
 def log_audio(task: L.LightningModule, name: str, audio: Tensor | np.ndarray, sample_rate: int) -> None:
@@ -44,7 +40,7 @@ def log_audio(task: L.LightningModule, name: str, audio: Tensor | np.ndarray, sa
     Raises:
         ValueError: when the audio has more than one channel or no sample.
     """
-    samples = np.asarray(_array(audio), dtype=np.float32)
+    samples = np.asarray(as_array(audio), dtype=np.float32)
     if samples.size == 0 or samples.shape[-1:] != (samples.size,):
         raise ValueError(f"log_audio({name!r}): expected audio of shape (T,), T >= 1, found {tuple(samples.shape)}")
     samples = np.clip(np.nan_to_num(samples.reshape(-1), nan=0.0, posinf=0.0, neginf=0.0), -1.0, 1.0)
@@ -71,7 +67,7 @@ def log_image(task: L.LightningModule, name: str, image: Tensor | np.ndarray) ->
     Raises:
         ValueError: when the shape is none of these.
     """
-    pixels = _pixels(name, _array(image))
+    pixels = _pixels(name, as_array(image))
 
     layout = "HW" if pixels.ndim == 2 else "HWC"
     _keep(
@@ -91,7 +87,7 @@ def log_figure(task: L.LightningModule, name: str, figure: Figure) -> None:
 
     Args:
         name: what it is, e.g. `val/mel_0`.
-        figure: the figure, e.g. of `mel_figure`.
+        figure: the figure, e.g. of `zoo.audio.analysis.figures.mel_figure`.
     """
     if _folder(task) is None:
         return
@@ -124,7 +120,7 @@ def log_animation(
     """
     if _folder(task) is None:
         return
-    pictures = [_pixels(name, _array(frame)) for frame in frames]
+    pictures = [_pixels(name, as_array(frame)) for frame in frames]
     if not pictures:
         raise ValueError(f"log_animation({name!r}): expected at least one frame")
     encoded = gif(np.stack(pictures), fps)
@@ -171,94 +167,6 @@ def log_table(task: L.LightningModule, name: str, columns: Sequence[str], rows: 
         lambda logger, path, step: logger.log_table(name, columns=list(columns), data=[*map(list, rows)], step=step),
         lambda writer, step: writer.add_text(name, markdown_table(columns, texts), step),
     )
-
-
-def spectra_figure(
-    waveforms: Mapping[str, Tensor | np.ndarray], sample_rate: int, cutoff_hz: float | None = None
-) -> Figure:
-    """Draw the spectrograms of some waveforms in dB below one another, on one scale.
-
-    Args:
-        waveforms: title -> (T,) floats; leading axes of size 1 are dropped.
-        sample_rate: in Hz, of all.
-        cutoff_hz: where a line is drawn, e.g. the bandwidth of an input.
-
-    Returns:
-        A figure of its own, as of `mel_figure`.
-
-    Raises:
-        ValueError: when there is none.
-    """
-    from matplotlib.figure import Figure
-
-    if not waveforms:
-        raise ValueError("spectra_figure: expected at least one waveform")
-    levels = {title: _decibels(np.asarray(_array(wave), np.float32).reshape(-1)) for title, wave in waveforms.items()}
-    top = max(float(level.max()) for level in levels.values())
-    figure = Figure(figsize=(8.0, 0.6 + 2.2 * len(levels)), dpi=FIGURE_DPI, layout="constrained")
-    axes = figure.subplots(len(levels), 1, sharex=True, squeeze=False)[:, 0]
-    for panel, (title, level) in zip(axes, levels.items(), strict=True):
-        extent = (0.0, level.shape[1] * SPECTRUM_HOP / sample_rate, 0.0, sample_rate / 2000)
-        settings: dict[str, Any] = {"vmin": top - DYNAMIC_RANGE_DB, "vmax": top, "cmap": "magma", "extent": extent}
-        drawn = panel.imshow(level, origin="lower", aspect="auto", **settings)
-        panel.set(title=title, ylabel="kHz")
-        if cutoff_hz is not None:
-            panel.axhline(cutoff_hz / 1000, color="w", linestyle="--", linewidth=1)
-    panel.set_xlabel("seconds")
-    figure.colorbar(drawn, ax=list(axes), label="dB")
-    return figure
-
-
-def _decibels(wave: np.ndarray) -> np.ndarray:
-    """(T,) to power in dB, (bins, frames)."""
-    wave = np.nan_to_num(wave, nan=0.0, posinf=0.0, neginf=0.0)
-    wave = np.pad(wave, (0, max(SPECTRUM_WINDOW - len(wave), 0)))
-    frames = np.lib.stride_tricks.sliding_window_view(wave, SPECTRUM_WINDOW)[::SPECTRUM_HOP]
-    power = np.abs(np.fft.rfft(frames * np.hanning(SPECTRUM_WINDOW), axis=1)) ** 2
-    return 10.0 * np.log10(power.T + 1e-10)
-
-
-def mel_figure(target: Tensor | np.ndarray, prediction: Tensor | np.ndarray) -> Figure:
-    """Draw a target log-mel, its prediction and their difference below one another.
-
-    Args:
-        target: (n_mels, F) log-mel.
-        prediction: (n_mels, F'); both are cut to the shorter one.
-
-    Returns:
-        A figure of its own, known to no pyplot state, so nothing has to be closed.
-
-    Raises:
-        ValueError: when the shapes are not (n_mels, F) with the same n_mels.
-    """
-    from matplotlib.figure import Figure
-
-    wanted, found = np.asarray(_array(target), np.float32), np.asarray(_array(prediction), np.float32)
-    if wanted.ndim != 2 or found.ndim != 2 or len(wanted) != len(found):
-        raise ValueError(f"mel_figure: expected two (n_mels, F) mels, found {wanted.shape} and {found.shape}")
-    frames = min(wanted.shape[1], found.shape[1])
-    wanted, found = wanted[:, :frames], found[:, :frames]
-    low, high = (float(wanted.min()), float(wanted.max())) if wanted.size else (0.0, 1.0)
-    reach = max(high - low, 1e-6) / 2  # half the target's range: a larger error is no better to look at
-    figure = Figure(figsize=(8.0, 7.0), dpi=FIGURE_DPI, layout="constrained")
-    panels = (
-        ("target", wanted, "magma", low, high),
-        ("prediction", found, "magma", low, high),
-        ("prediction - target", found - wanted, "coolwarm", -reach, reach),
-    )
-    for axes, (title, values, colours, least, most) in zip(figure.subplots(3, 1, sharex=True), panels, strict=True):
-        drawn = axes.imshow(values, origin="lower", aspect="auto", cmap=colours, vmin=least, vmax=most)
-        axes.set(title=title, ylabel="mel band")
-        figure.colorbar(drawn, ax=axes)
-    axes.set_xlabel("frame")
-    return figure
-
-
-def _array(values: ArrayLike | Tensor) -> np.ndarray:
-    if isinstance(values, Tensor):
-        values = values.detach().cpu()
-        values = values.float() if values.is_floating_point() else values  # NumPy has no bfloat16
-    return np.asarray(values)
 
 
 def _pixels(name: str, image: np.ndarray) -> np.ndarray:
