@@ -12,7 +12,7 @@ export default {
         <button v-if="canRecord" type="button" class="zoo-button" :disabled="busy" @click="record"
                 :aria-label="label + ': ' + (recorder ? 'stop recording' : 'record')">
           {{ recorder ? "Stop (" + seconds + " s)" : "Record" }}</button>
-        <span class="zoo-small zoo-drop-hint">or drop here{{ accept ? ": " + accept : "" }}</span>
+        <span class="zoo-small zoo-drop-hint">or drop here{{ accept ? ": " + accept.replaceAll(",", ", ") : "" }}</span>
         <input ref="input" type="file" hidden :multiple="multiple" :accept="accept" @change="pick"
                :aria-label="label" tabindex="-1">
       </div>

@@ -1,10 +1,11 @@
 """What sessions have asked of trained systems: one answer, one for each of several files, or a folder of the server.
 
-A page begins a job and looks at it now and then; the job goes on when the page is loaded anew, and ends with its session.
+A page begins a job and looks at it now and then; a job goes on when the page is loaded anew, and ends with its session.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -14,12 +15,13 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from zoo.common.work import Journal
-from zoo.runs.interactive import FILE_PARTS, Part, to_row
+from zoo.runs.interactive import FILE_PARTS, Field, Part, to_row
 from zoo.runs.listing import tail
 from zoo.ui.places import Places, choose
 from zoo.ui.processes import Trainings, last_error
@@ -44,6 +46,7 @@ class Job:
         title: what was asked, in a few words.
         state: "waiting", "working", "done", "failed" or "cancelled".
         text: how far it is, or why it failed.
+        question: what a person said, where the system talks; else "".
         uploads: files that it reads.
     """
 
@@ -51,6 +54,7 @@ class Job:
     folder: Path
     run: str
     title: str
+    question: str = ""
     uploads: frozenset[Path] = frozenset()
     state: str = "waiting"
     fraction: float = 0.0
@@ -87,6 +91,15 @@ class Asked:
         self._jobs: dict[str, list[Job]] = {}
         self._lock = threading.Lock()
         self._bulk = threading.Lock()  # one folder at a time
+        self._openers = ThreadPoolExecutor(16, "opening")
+
+    async def fields(self, run: str, checkpoint: str) -> tuple[Field, ...]:
+        """What a run may be asked; loads it, beside the threads that serve pages.
+
+        Raises:
+            ValueError: it cannot be loaded.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._openers, self.workers.fields, run, checkpoint)
 
     def of(self, session: str) -> list[Job]:
         """A session's jobs, the oldest first."""
@@ -94,13 +107,20 @@ class Asked:
             return [job for job in self._jobs.get(session, ()) if job.kept][-KEPT:]
 
     def begin(
-        self, session: str, run: str, checkpoint: str, values: Sequence[Mapping[str, Any]], title: str
+        self,
+        session: str,
+        run: str,
+        checkpoint: str,
+        values: Sequence[Mapping[str, Any]],
+        title: str,
+        question: str = "",
     ) -> Job:
         """Have one answer computed, or several that become one zip file.
 
         Args:
             values: one set for each answer, see `Workers.ask`; of several sets the files tell them apart.
             title: what is asked, for people.
+            question: what a person said, where the system talks.
 
         Raises:
             ValueError: the session has as many jobs under way as it may.
@@ -109,14 +129,15 @@ class Asked:
 
         def compute(job: Job) -> tuple[Part, ...]:
             if len(values) > 1:
-                return self._batch(job, session, checkpoint, list(zip(values, uploads)))
+                return self._batch(job, session, checkpoint, list(zip(values, uploads, strict=True)))
             event = self._ask(job, session, checkpoint, values[0], job.folder)
             if isinstance(event, Failed):
                 raise ValueError(event.error)
             job.seconds = event.seconds
             return event.parts
 
-        return self._begin(session, run, title, compute, frozenset(path for paths in uploads for path in paths))
+        read = frozenset(path for paths in uploads for path in paths)
+        return self._begin(session, compute, run=run, title=title, question=question, uploads=read)
 
     def begin_folder(self, session: str, run: str, checkpoint: str, source: str, suffixes: Sequence[str]) -> Job:
         """Have all files of a folder computed by `zoo predict`, into the run's own folder.
@@ -143,7 +164,7 @@ class Asked:
             finally:
                 self._bulk.release()
 
-        return self._begin(session, run, f"all of {source}", compute)
+        return self._begin(session, compute, run=run, title=f"all of {source}")
 
     def folders(self) -> dict[str, Path]:
         """Folders that may be computed as a whole, by name: of data sets, and runs."""
@@ -169,21 +190,14 @@ class Asked:
         for job in jobs:
             self.cancel(job)
 
-    def _begin(
-        self,
-        session: str,
-        run: str,
-        title: str,
-        compute: Callable[[Job], tuple[Part, ...]],
-        uploads: frozenset[Path] = frozenset(),
-    ) -> Job:
+    def _begin(self, session: str, compute: Callable[[Job], tuple[Part, ...]], **about: Any) -> Job:
         with self._lock:
             mine = self._jobs.setdefault(session, [])
             busy = [job.name for job in mine if job.active]
             if len(busy) >= KEPT_JOBS:
                 raise ValueError(f"{len(busy)} of your predictions are under way already; wait for one or cancel it")
             name, folder = self.store.new_job(session, busy)
-            job = Job(name, folder, run, title, uploads)
+            job = Job(name, folder, **about)
             mine[:] = [*[each for each in mine if each.kept][1 - KEPT :], job]
         threading.Thread(target=self._run, args=(job, compute), daemon=True).start()
         return job
@@ -212,7 +226,8 @@ class Asked:
     ) -> Finished | Failed:
         """The answer to one set of values; `share` makes its progress that of the job."""
         _check_wanted(job)
-        with contextlib.closing(self.workers.ask(job.run, checkpoint, values, folder, session, job.token)) as events:
+        events: Any = self.workers.ask(job.run, checkpoint, values, folder, session, job.token)
+        with contextlib.closing(events):
             for event in events:
                 if isinstance(event, Progress):
                     _check_wanted(job)
@@ -264,8 +279,9 @@ class Asked:
         console = job.folder.parent / "console.txt"
         code: int | None = None
         job.state, job.text = "working", "starting"
-        with contextlib.closing(self.trainings.follow(console, "predict", *args, "--output", str(target))) as steps:
-            for code in steps:
+        steps: Any = self.trainings.follow(console, "predict", *args, "--output", str(target))
+        with contextlib.closing(steps):
+            for code in steps:  # noqa: B007, the last one counts
                 _check_wanted(job)
                 rows = _rows(target)
                 job.text = f"{len(rows)} of {total} files" if total else f"{len(rows)} files"
@@ -277,7 +293,9 @@ class Asked:
         place = target.relative_to(self.places.runs).as_posix()
         shown = [[str(row["target"]), row["status"], str(row.get("error") or "")] for row in rows[:_SHOWN_ROWS]]
         failed = sum(row["status"] == "failed" for row in rows)
-        said = f"{len(rows) - failed} of {len(rows)} files are done. The results lie in {place}, below the folder of runs."
+        said = (
+            f"{len(rows) - failed} of {len(rows)} files are done. The results lie in {place}, below the folder of runs."
+        )
         table = Part("table", "Results", data={"columns": ["Result", "State", "Note"], "rows": shown})
         return Part("text", "Folder", data=said), table
 
