@@ -14,16 +14,23 @@ from torch import Tensor
 from zoo.common.atomic import write_atomic
 from zoo.common.ranges import at_least, one_of
 from zoo.common.reading.text import load_json
-from zoo.compressed_ad.envs.grids import Env
+from zoo.common.report import gif
+from zoo.compressed_ad.envs.baselines import explorer_returns, oracle_return, random_return
+from zoo.compressed_ad.envs.grids import DarkroomPermuted, Env, build_env
 from zoo.compressed_ad.nets.policy import InContextPolicy
-from zoo.compressed_ad.rollout import check_fit, rollout
-from zoo.runs.inference import Inference
+from zoo.compressed_ad.nets.steps import Steps
+from zoo.compressed_ad.rendering import episode_frames
+from zoo.compressed_ad.rollout import Player, check_fit, rollout
+from zoo.runs.inference import Inference, facts_table
+from zoo.runs.interactive import Field, Part, Report
 from zoo.training.data import item_seed
 
 Split = Literal["train", "test", "all"]
 SPLITS = ("train", "test", "all")
 SPLIT_SEED, TRAIN_SHARE = 0, 0.9  # the recipes'
 CHUNK = 1024  # pairs of task and seed in lock-step
+MOST_ROOMS, MOST_EPISODES, MOST_HORIZON = 4, 100, 50  # of one answer
+FRAMES_PER_SECOND = 4
 PLAYING = -9  # epoch of the keys of these seeds, see `item_seed`; no training has it
 REQUEST_KEYS = ("tasks", "split", "split_seed", "train_share", "seeds", "episodes")
 
@@ -83,6 +90,75 @@ class Agent(Inference):
         counts = {"tasks": len(tasks), "seeds": len(seeds), "episodes": episodes}
         return {**counts, "first_return": first, "last_return": last}
 
+    def fields(self) -> tuple[Field, ...]:
+        """The environment's own settings, a goal or a drawn one, how long to play."""
+        told = "drawn by the seed when empty"
+        fields = [
+            Field(f"task_{index}", name, "int", None, 0, size - 1, help=told, optional=True)
+            for index, (name, size) in enumerate(zip(self._task_names(), self.env.task_sizes, strict=True))
+        ]
+        drawn = "of which goals the drawn ones are: those of training, or kept for the test (the recipes' split)"
+        fields += [
+            Field("split", "Drawn from", "choice", "test", choices=SPLITS, help=drawn),
+            Field("rooms", "Rooms", "int", 2, 1, MOST_ROOMS, help="played side by side"),
+            Field("episodes", "Episodes", "int", min(20, self.episodes), 1, MOST_EPISODES),
+            Field("seed", "Seed", "int", 0, 0, 2**31),
+            Field("greedy", "Most likely action", "bool", self.greedy, help="it then stops exploring", advanced=True),
+        ]
+        for name, value in self.env.arguments().items():
+            label = name.replace("_", " ").capitalize()
+            if isinstance(value, bool):
+                fields.append(Field(name, label, "bool", value, help="of the environment", advanced=True))
+            elif name == "horizon":
+                most = max(MOST_HORIZON, value)
+                fields.append(Field(name, label, "int", value, 1, most, help="steps of an episode", advanced=True))
+        return tuple(fields)
+
+    def answer(self, values: Mapping[str, Any], folder: Path, report: Report) -> list[Part]:
+        """Play in rooms side by side, and show the first and the last episode and what was earned in between."""
+        env = build_env({name: values.get(name, value) for name, value in self.env.describe().items()})
+        rows = self._drawn_tasks(env, values)
+        seeds = [item_seed(values["seed"], PLAYING, number) for number in range(len(rows))]
+        returns = []
+        with Player(self.policy, env, rows, seeds, values["greedy"], record=True) as player:
+            for episode in range(1, values["episodes"] + 1):
+                returns.append(player.play(1))
+                report(0.9 * episode / values["episodes"], f"episode {episode}")
+            steps = Steps(*(field.cpu() for field in Steps.cat(player.steps)))
+        earned = torch.cat(returns, 1)
+        frames = np.stack(episode_frames(env, rows, steps))
+        write_atomic(folder / "replay.gif", lambda file: file.write(gif(frames, FRAMES_PER_SECOND)))
+        facts = {
+            "environment": env.name,
+            **{f"goal of room {number}": ", ".join(map(str, row)) for number, row in enumerate(rows.tolist(), 1)},
+            "first return": float(earned[:, 0].mean()),
+            "last return": float(earned[:, -1].mean()),
+            "compressions": len(player.compressions),
+        }
+        return [
+            Part("animation", "First episode (above) and last (below)", "replay.gif"),
+            Part("chart", "Return of each episode", data=_curves(env, rows, earned)),
+            facts_table(facts),
+        ]
+
+    def _task_names(self) -> list[str]:
+        """A word for each number of a task."""
+        sizes = self.env.task_sizes
+        if len(sizes) == 1:
+            return ["Permutation of the actions"]
+        what = ("Goal",) if len(sizes) == 2 else ("Key", "Door")
+        return [f"{each} {place}" for each in what for place in ("row", "column")]
+
+    def _drawn_tasks(self, env: Env, values: Mapping[str, Any]) -> Tensor:
+        """The tasks (rooms, F) of an answer: drawn, then what was given laid over them."""
+        found = tasks_of(env, values["split"])
+        order = torch.randperm(len(found), generator=torch.Generator().manual_seed(values["seed"]))
+        rows = found[order[torch.arange(values["rooms"]) % len(found)]]
+        for index in range(rows.shape[1]):
+            if values[f"task_{index}"] is not None:
+                rows[:, index] = values[f"task_{index}"]
+        return rows
+
     def dry_run(self) -> str:
         """Play one episode of the first task."""
         return f"one episode with a return of {self(self.env.tasks()[:1], [0], 1)[0, 0]:g}"
@@ -107,6 +183,20 @@ class Agent(Inference):
             return _asked_tasks(self.env, request), _seeds(request.get("seeds", 1)), episodes
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
+
+
+def _curves(env: Env, rows: Tensor, earned: Tensor) -> dict[str, Any]:
+    """Returns (B, episodes) by room, beside who knows the task, who explores well and who acts at random."""
+    count = earned.shape[1]
+    named = {f"room {number}": row for number, row in enumerate(earned, 1)}
+    if len(rows) > 1:
+        named["mean"] = earned.mean(0)
+    named["oracle"] = oracle_return(env, rows).mean().expand(count)
+    if not isinstance(env, DarkroomPermuted):
+        named["informed explorer"] = explorer_returns(env, count, rows, range(len(rows))).mean(0)
+    named["random"] = random_return(env, rows).mean().expand(count)
+    curves = {name: [[at, round(value, 4)] for at, value in enumerate(row.tolist(), 1)] for name, row in named.items()}
+    return {"x": "episode", "y": "return", "curves": curves}
 
 
 def pairs(env: Env, tasks: Tensor, seeds: Sequence[int]) -> tuple[Tensor, list[int]]:

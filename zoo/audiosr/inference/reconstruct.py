@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,11 +11,14 @@ import numpy as np
 import torch
 
 from zoo.audio.analysis.features import write_features
+from zoo.audio.analysis.figures import mel_figure
 from zoo.audio.io import files
 from zoo.audio.io.chunking import Chunker, fit, mono, resampled
 from zoo.audiosr.nets.features import MelFeatures, whole_mel
 from zoo.audiosr.nets.vae import Autoencoder, split
-from zoo.runs.inference import Inference, as_audio
+from zoo.common.report import write_figure
+from zoo.runs.inference import Inference, answer_file, as_audio
+from zoo.runs.interactive import Part, Report
 
 BLOCK_SECONDS = 4  # read at once
 OVERLAP_SHARE = 8  # a chunk shares this part of its length with its neighbour
@@ -63,6 +66,16 @@ class Reconstructor(Inference):
             "sample_rate": header.sample_rate,
             "frames": frames,
         }
+
+    def answer(self, values: Mapping[str, Any], folder: Path, report: Report) -> list[Part]:
+        """Reconstruct a recording's log-mel, and draw both."""
+        parts = answer_file(self, values["input"], folder, report)
+        audio = files.read_mono(values["input"], self.features.sample_rate)
+        with torch.inference_mode():
+            mel = whole_mel(self.features(torch.from_numpy(audio).to(self.device)[None, None]), 1)[0, 0].T
+        figure = mel_figure(mel, np.load(folder / "result.npy", mmap_mode="r"), ("input", "reconstructed"))
+        write_figure(folder / "result.png", figure)
+        return parts
 
     def _frames(self, samples: int, sample_rate: int) -> int:
         return -(-math.ceil(samples * self.features.sample_rate / sample_rate) // self.features.hop_length)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, ClassVar, Literal, get_args
 
@@ -29,7 +30,8 @@ from zoo.audiosr.nets.denoiser import Denoiser
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.common.ranges import at_least, one_of, positive, within
-from zoo.runs.inference import Inference, as_audio
+from zoo.runs.inference import MOST_SECONDS, Inference, answer_file, as_audio, recording_field
+from zoo.runs.interactive import Field, Part, Report
 
 SILENCE = 2.0**-16  # half a step of 16 bits; nothing louder in it, and a recording is silent
 MOST_GAIN = 1000.0  # 60 dB, by which a quiet input is raised for the nets
@@ -212,6 +214,8 @@ def band_distances(found: Tensor, high: Tensor, sample_rate: int, cutoff_hz: flo
 
 CutoffRule = Literal["edge", "share"]
 
+MOST_STEPS = 200  # of one answer
+SHOWN = ("cutoff_hz", "cutoff", "restored", "audio_seconds", "sample_rate", "chunks", "real_time_factor", "gain")
 SUBTYPE = "PCM_24"  # quiet recordings keep their band through it
 
 
@@ -301,6 +305,7 @@ class Restorer(Inference):
         self.input_lowpass_hz = input_lowpass_hz
         self.pictures = pictures
         self.sample_rate = features.sample_rate
+        self.chunk_seconds, self.overlap_seconds = chunk_seconds, overlap_seconds
         unit = unit_samples(net, autoencoder, features)
         window, overlap = (round(seconds * self.sample_rate / unit) for seconds in (chunk_seconds, overlap_seconds))
         if overlap < 1:
@@ -396,6 +401,39 @@ class Restorer(Inference):
             "match": run.match,
             "picture": None if picture is None else picture.name,
         }
+
+    def fields(self) -> tuple[Field, ...]:
+        """A recording, where its band ends, and how to sample."""
+        half = self.sample_rate / 2
+        sampler, scale = self.settings.sampler, self.settings.guidance_scale
+        longest = max(self.chunk_seconds, MOST_SECONDS)
+        found = "where the recording's band ends; found in each 5 seconds when empty"
+        taken = "first take away what lies above this frequency, such as what MP3 leaves there"
+        return (
+            recording_field(),
+            Field("cutoff_hz", "Cut-off (Hz)", "float", self.cutoff_hz, 0, half, help=found, optional=True),
+            Field("steps", "Steps", "int", min(sampler.steps, MOST_STEPS), 1, MOST_STEPS, help="more are slower"),
+            Field("guidance_scale", "Guidance", "float", scale, 0, 20, help="1 takes half as long"),
+            Field("seed", "Seed", "int", self.settings.seed, 0, 2**31),
+            Field("input_lowpass_hz", "Low-pass (Hz)", "float", self.input_lowpass_hz, 0, half, help=taken,
+                  optional=True, advanced=True),
+            Field("cutoff_rule", "Cut-off found by", "choice", self.cutoff_rule, choices=get_args(CutoffRule),
+                  advanced=True),
+            Field("chunk_seconds", "Chunk (s)", "float", self.chunk_seconds, 0.1, longest, advanced=True),
+            Field("overlap_seconds", "Overlap (s)", "float", self.overlap_seconds, 0, longest / 2, advanced=True),
+        )  # fmt: skip
+
+    def answer(self, values: Mapping[str, Any], folder: Path, report: Report) -> list[Part]:
+        """Restore a recording with what was chosen."""
+        options = {name: value for name, value in values.items() if name not in ("input", "steps")}
+        sampler = copy.copy(self.settings.sampler)
+        sampler.steps = values["steps"]
+        changed = Restorer(
+            self.net, self.autoencoder, self.vocoder, self.features, self.diffusion, sampler,
+            guidance_rescale=self.settings.guidance_rescale, batch_size=self.chunker.batch, pictures=False,
+            condition_autoencoder=self.condition_autoencoder, cutoff_confidence=self.cutoff_confidence, **options,
+        )  # fmt: skip
+        return answer_file(changed, values["input"], folder, report, SHOWN)
 
     def _array(
         self, audio: np.ndarray, target: np.ndarray | None, sample_rate: int, shift: int, cutoff_hz: float | None

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
 from zoo.ci_llm.aggregation.aggregator import Aggregator, Mean, Vote
+from zoo.ci_llm.aggregation.answers import flexible_answer
 from zoo.ci_llm.data.text_data import Template, json_rows
 from zoo.ci_llm.data.tokenizers import Tokenizer
 from zoo.ci_llm.data.tokens import left_padded
 from zoo.ci_llm.inference.generate import write_answers
 from zoo.ci_llm.losses.distances import pairwise_divergences
+from zoo.ci_llm.losses.metrics import taken
 from zoo.ci_llm.nets.agents import Agents
 from zoo.ci_llm.nets.backbone import Backbone
 from zoo.ci_llm.nets.crowd import Crowd
@@ -22,8 +27,10 @@ from zoo.ci_llm.nets.sampling import Sampling
 from zoo.common.atomic import write_atomic
 from zoo.common.ranges import at_least
 from zoo.runs.inference import Inference
+from zoo.runs.interactive import Field, Part, Report
 from zoo.training.data import item_seed
 
+MOST_TOKENS, MOST_CHARACTERS = 256, 4000  # of one answer, of a question
 FIELDS = ("prompt", "question")  # of a line that is an object
 
 
@@ -117,6 +124,78 @@ class Writer(Inference):
         write_atomic(target, lambda file: file.write("".join(f"{line}\n" for line in lines).encode()))
         return {"prompts": len(rows), "characters": sum(map(len, texts))}
 
+    def fields(self) -> tuple[Field, ...]:
+        """A question, what was said before, and how tokens are chosen."""
+        temperature = 0.0 if self.sampling is None else self.sampling.temperature
+        before = "what was said so far; it stands in front of the question"
+        return (
+            Field("question", "Question", "text", high=MOST_CHARACTERS),
+            Field("history", "Before it", "text", high=MOST_CHARACTERS, optional=True, help=before, advanced=True),
+            Field("max_new_tokens", "Tokens", "int", min(self.max_new_tokens, 64), 1, MOST_TOKENS, help="at most"),
+            Field("temperature", "Temperature", "float", temperature, 0, 2, help="0 takes the likeliest token"),
+            Field("seed", "Seed", "int", self.answer_seed, 0, 2**31, help="of tokens that are drawn"),
+        )
+
+    def answer(self, values: Mapping[str, Any], folder: Path, report: Report) -> list[Part]:
+        """Let the crowd answer, and each agent beside it; tell how far they agree and how likely they find it."""
+        writer = copy.copy(self)
+        writer.max_new_tokens, writer.answer_seed = values["max_new_tokens"], values["seed"]
+        writer.sampling = copy.copy(self.sampling or Sampling())
+        writer.sampling.temperature = values["temperature"]
+        prompt = "\n".join(filter(None, (values["history"], values["question"])))
+        row = self._encoded(0, prompt)
+        several = len(self._speaking()) > 1
+        report(0.0, "the crowd writes" if several else "writing")
+        (joined,) = writer.answers([row])
+        texts = {"Crowd" if several else "Answer": joined}
+        if several:
+            report(0.4, "each agent writes")
+            (own,) = writer.written([row], Vote())
+            texts |= dict(zip(self._speaking(), own, strict=True))
+        report(0.8, "comparing")
+        parts = [Part("text", title, data=text, beside="answers") for title, text in texts.items()]
+        agreement = [self._agreement(prompt, texts)] if several else []
+        return [*parts, *agreement, self._likelihoods(row, texts)]
+
+    def _speaking(self) -> list[str]:
+        """Names of the agents that answer."""
+        with self._answering():
+            return [f"Agent {number + 1}" for number in self.crowd.everyone()]
+
+    @torch.no_grad()
+    def _likelihoods(self, row: list[int], texts: Mapping[str, str]) -> Part:
+        """How likely the crowd's mean and each agent find a token of each text, in nats."""
+        rows: list[list[Any]] = []
+        for title, text in texts.items():
+            tokens = self.tokenizer.encode(text)
+            if not tokens:
+                continue
+            ids = torch.tensor([[*row, *tokens]], device=self.crowd.device)
+            with self._answering():
+                logits = self.crowd.outputs(ids, torch.ones_like(ids), logits_to_keep=len(tokens) + 1).logits
+            scores = taken(logits[:, 0, :-1].float().log_softmax(-1), ids[0, -len(tokens) :])  # (K, tokens)
+            both = [scores.logsumexp(0) - math.log(len(scores)), *scores] if len(scores) > 1 else [*scores]
+            rows.append([title, *(round(float(each.mean()), 3) for each in both)])
+        agents = self._speaking()
+        columns = ["Answer of", *(["the mean", *agents] if len(agents) > 1 else ["the model"])]
+        return Part("table", "Likelihood of each answer, nats a token", data={"columns": columns, "rows": rows})
+
+    def _agreement(self, prompt: str, texts: Mapping[str, str]) -> Part:
+        """Which number each answers, how many of the agents do, and how far their first tokens are apart."""
+        answers = [flexible_answer(text) for text in texts.values()]
+        agents = answers[1:]
+        rows = [
+            [title, "" if answer is None else str(answer), f"{agents.count(answer)} of {len(agents)}"]
+            for title, answer in zip(texts, answers, strict=True)
+        ]
+        rows.append(["Divergence of the first token (KL)", f"{self.divergence([prompt]):.4g} nats", ""])
+        columns = ["", "last number in the answer", "agents that give it"]
+        return Part("table", "Agreement", data={"columns": columns, "rows": rows})
+
+    def _answering(self) -> AbstractContextManager[None]:
+        """Within it the crowd predicts as when it writes."""
+        return nullcontext()
+
     @torch.no_grad()
     def divergence(self, prompts: Sequence[str]) -> float:
         """How differently two agents continue prompts: mean Kullback-Leibler divergence, in nats; 0 for one agent."""
@@ -182,5 +261,9 @@ class Speaker(Writer):
 
     def written(self, rows: Sequence[Sequence[int]], aggregator: Aggregator) -> list[list[str]]:
         """The backbone's own answer to each prompt."""
-        with self.crowd.without_agents():
+        with self._answering():
             return super().written(rows, aggregator)
+
+    def _answering(self) -> AbstractContextManager[None]:
+        """Within it the backbone alone predicts."""
+        return self.crowd.without_agents()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,10 +19,14 @@ from zoo.flow import rendering
 from zoo.flow.nets.velocity import VectorField, VelocityNet
 from zoo.flow.process.guidance import Guidance, check_labels, velocity_field
 from zoo.flow.process.paths import AffinePath, Prediction
-from zoo.flow.process.sampling import noise
-from zoo.flow.process.solvers import Solution, Solver
-from zoo.runs.inference import Inference
+from zoo.flow.process.sampling import SAMPLES, noise
+from zoo.flow.process.solvers import METHODS, Solution, Solver
+from zoo.runs.inference import Inference, facts_table
+from zoo.runs.interactive import Field, Part, Report
+from zoo.training.data import item_seed
 
+MOST_IMAGES, MOST_POINTS, MOST_STEPS = 64, 5000, 100  # of one answer
+MOST_FRAMES, FRAMES_PER_SECOND = 40, 12  # of its animation
 ANIMATED_IMAGES = 64  # the first ones of a request; more would be too small to see
 
 
@@ -160,15 +164,24 @@ class Sampler(Inference):
             label = torch.tensor(list(labels), dtype=torch.int64, device=self.device)
         return velocity_field(self.net, self.path, label, self.guidance, self.prediction)
 
-    def solutions(self, labels: Sequence[int] | None, seeds: Sequence[int], record: int = 0) -> Iterator[Solution]:
+    def solutions(
+        self,
+        labels: Sequence[int] | None,
+        seeds: Sequence[int],
+        record: int = 0,
+        told: Callable[[float], object] | None = None,
+    ) -> Iterator[Solution]:
         """Draw samples as `sample` does: solutions of at most `chunk` of them, on the CPU, float32.
 
         The chunks of the first `record` samples keep their trajectories; dopri5 then stops at the times of its grid.
+        `told` is told the share that is done, 0 to 1, again and again.
         """
         self._check(labels, seeds)
         for start in range(0, len(seeds), self.chunk):
             part = slice(start, start + self.chunk)
             field = self.field(None if labels is None else labels[part])
+            if told is not None:
+                field = _watched(field, told, start / len(seeds), len(seeds[part]) / len(seeds))
             found = self.solver.solve(field, self.noise(seeds[part]), keep_trajectory=start < record)
             x = found.x.float().cpu()
             finite = x.flatten(1).isfinite().all(dim=1)
@@ -238,6 +251,60 @@ class Sampler(Inference):
         counted = {} if names is None else {"classes": dict(Counter(names))}
         return {"images" if image else "points": len(seeds), **counted, "nfe": nfe}
 
+    def fields(self) -> tuple[Field, ...]:
+        """Classes by name, how many, how to integrate."""
+        images = rendering.is_image(self.net.sample_shape)
+        most = MOST_IMAGES if images else MOST_POINTS
+        steps = min(self.solver.steps, MOST_STEPS)
+        fields = [
+            Field("count", "Images" if images else "Points", "int", 16 if images else 1000, 1, most),
+            Field("seed", "Seed", "int", 0, 0, 2**31, help="the same seed gives the same samples"),
+            Field("steps", "Steps", "int", steps, 1, MOST_STEPS, help="more are slower and closer to the flow"),
+            Field("method", "Solver", "choice", self.solver.method, choices=METHODS),
+            Field("animation", "Animate the way from noise", "bool", True),
+        ]
+        if self.net.num_classes:
+            scale = 1.0 if self.guidance is None else self.guidance.scale
+            told = "1 follows the class, more exaggerates it"
+            names = tuple(self.classes or map(str, range(1, self.net.num_classes + 1)))
+            classes = Field(
+                "classes", "Classes", "choices", choices=names, help="in turns; all when none", optional=True
+            )
+            fields[:0] = [classes, Field("guidance", "Guidance", "float", scale, 0, 20, help=told)]
+        return tuple(fields)
+
+    def answer(self, values: Mapping[str, Any], folder: Path, report: Report) -> list[Part]:
+        """Draw samples, and their way from the noise."""
+        image, animated, labels = rendering.is_image(self.net.sample_shape), values["animation"], None
+        sampler = self.using(self.solver.using(values["method"], values["steps"]), self.guidance)
+        if self.net.num_classes:
+            if self.guidance is not None or values["guidance"] != 1:
+                sampler.guidance = copy.copy(self.guidance or Guidance())
+                sampler.guidance.scale = values["guidance"]
+            names = self.classes or [str(number + 1) for number in range(self.net.num_classes)]
+            chosen = [names.index(name) + 1 for name in values["classes"] or names]
+            labels = [chosen[number % len(chosen)] for number in range(values["count"])]
+        seeds = [item_seed(values["seed"], SAMPLES, number) for number in range(values["count"])]
+        record = (min(len(seeds), ANIMATED_IMAGES) if image else len(seeds)) if animated else 0
+        solutions = list(sampler.solutions(labels, seeds, record, lambda done: report(0.9 * done, "sampling")))
+        report(0.9, "drawing")
+        samples, classes = torch.cat([solution.x for solution in solutions]), self.class_names(labels)
+        if not image:
+            write_atomic(folder / "samples.npy", lambda file: np.save(file, samples.numpy()))
+        parts = [] if image else [Part("file", "Samples as numbers", "samples.npy")]
+        if image or samples.shape[1:] == (2,):
+            if animated:
+                states = _joined([each for each in solutions if each.trajectory])[:, :record]
+                shown = np.linspace(0, len(states) - 1, min(len(states), MOST_FRAMES)).round().astype(int)
+                drawn = rendering.frames(states[shown], labels, names=classes)
+                rendering.write_animation(folder / "way.gif", drawn, min(FRAMES_PER_SECOND, len(drawn)))
+                parts.insert(0, Part("animation", "From noise to samples", "way.gif"))
+            rendering.write_png(folder / "samples.png", rendering.picture(samples, labels, names=classes))
+            parts.insert(0, Part("image", "Samples", "samples.png"))
+        nfe = max(solution.nfe for solution in solutions)
+        counted = {} if classes is None else dict(Counter(classes))
+        return [*parts, facts_table({"samples": len(seeds), **counted, "evaluations of the net": nfe})]
+
     def dry_run(self) -> str:
         """Draw one sample."""
         result = self.sample([1] if self.net.num_classes else None, [0])
@@ -262,6 +329,14 @@ class Sampler(Inference):
         wrong = [label for label in labels or () if classes and not 0 <= label <= classes]
         if wrong:
             raise ValueError(f"labels lie between 0 and {classes}, found {wrong[0]}")
+
+
+def _watched(field: VectorField, told: Callable[[float], object], done: float, share: float) -> VectorField:
+    def watched(t: Any, x: Tensor) -> Tensor:
+        told(done + share * float(t))
+        return field(t, x)
+
+    return watched
 
 
 def _write_images(folder: Path, images: np.ndarray) -> None:

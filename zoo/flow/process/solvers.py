@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -197,6 +198,18 @@ class Solver:
         self.grid = check_times(times) if times is not None else time_grid(steps, grid, sway)
         self.rtol = rtol
         self.atol = atol
+
+    @property
+    def steps(self) -> int:
+        """Intervals of the grid."""
+        return len(self.grid) - 1
+
+    def using(self, method: Method, steps: int) -> Solver:
+        """The same by another method, and on a uniform grid where it has another number of steps."""
+        other = copy.copy(self)
+        other.method = method
+        other.grid = self.grid if steps == self.steps else time_grid(steps)
+        return other
 
     @torch.no_grad()
     def solve(

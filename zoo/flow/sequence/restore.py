@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,21 +13,26 @@ import torch
 from torch import Tensor
 
 from zoo.audio.analysis.features import open_features, write_features
+from zoo.audio.analysis.figures import mel_figure
+from zoo.audio.analysis.griffin_lim import griffin_lim
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.io import files
 from zoo.audio.io.chunking import Chunker, finite, fit, mono, resampled
 from zoo.common.atomic import write_atomic
 from zoo.common.ranges import at_least
+from zoo.common.report import write_figure
 from zoo.flow.process.guidance import Guidance, velocity_field
 from zoo.flow.process.paths import AffinePath, Prediction
-from zoo.flow.process.solvers import Solver
+from zoo.flow.process.solvers import METHODS, Solver
 from zoo.flow.sequence.net import Conditioned, Normaliser, SequenceNet, valid_frames
-from zoo.runs.inference import Inference, as_audio
+from zoo.runs.inference import Inference, answer_file, as_audio, input_part, recording_field
+from zoo.runs.interactive import Field, Part, Report
 
 FEATURE_SUFFIX = ".npy"
 BLOCK_FRAMES = 4096  # of features, read at once
 BLOCK_SECONDS = 4  # of audio, likewise
 EXAMPLE_FRAMES = 32
+MOST_STEPS = 100  # of one answer
 
 
 class SequenceRestorer(Inference):
@@ -170,6 +176,49 @@ class SequenceRestorer(Inference):
         features = np.random.default_rng(0).standard_normal((self.net.condition_channels, EXAMPLE_FRAMES))
         write_atomic(path, lambda file: np.save(file, features.astype(np.float32)))
         return path
+
+    def fields(self) -> tuple[Field, ...]:
+        """A recording, or features where there is no mel, and how to integrate."""
+        given = recording_field() if self.mel else Field("input", "Features", "file", suffixes=(FEATURE_SUFFIX,))
+        drawn = "of the noise that the flow starts from; 0 gives the same for every seed"
+        chosen = [
+            Field("steps", "Steps", "int", min(self.solver.steps, MOST_STEPS), 1, MOST_STEPS),
+            Field("method", "Solver", "choice", self.solver.method, choices=METHODS, advanced=True),
+            Field("temperature", "Temperature", "float", self.temperature, 0, 2, help=drawn),
+            Field("seed", "Seed", "int", self.seed, 0, 2**31),
+        ]
+        if self.guidance is not None:
+            chosen.append(Field("guidance", "Guidance", "float", self.guidance.scale, 0, 20))
+        return (given, *chosen)
+
+    def answer(self, values: Mapping[str, Any], folder: Path, report: Report) -> list[Part]:
+        """Restore a recording as a log-mel, heard through the Griffin-Lim algorithm; or features as features."""
+        changed = copy.copy(self)
+        changed.solver = self.solver.using(values["method"], values["steps"])
+        changed.temperature, changed.seed = values["temperature"], values["seed"]
+        if self.guidance is not None:
+            changed.guidance = copy.copy(self.guidance)
+            changed.guidance.scale = values["guidance"]
+        parts = answer_file(changed, values["input"], folder, report)
+        return parts if self.mel is None else [*self._heard(values["input"], folder, report), *parts]
+
+    def _heard(self, source: Path, folder: Path, report: Report) -> list[Part]:
+        """Input and result as audio of their log-mels, and the mels."""
+        assert self.mel is not None
+        report(0.7, "making audio of the log-mels")
+        audio = torch.from_numpy(files.read_mono(source, self.mel.sample_rate)).to(self.device)
+        with torch.inference_mode():
+            before = self.mel(audio[None])
+            after = torch.from_numpy(np.load(folder / "result.npy")).to(before)[None, :, : before.shape[2]]
+            for name, mel in (("input_mel", before), ("result", after)):
+                waveform = griffin_lim(mel, self.mel)[0]
+                files.write(folder / f"{name}.wav", waveform.cpu().numpy(), self.mel.sample_rate)
+        write_figure(folder / "result.png", mel_figure(before[0], after[0], ("input", "result")))
+        return [
+            Part("audio", "Result, by Griffin-Lim", "result.wav", beside="listen"),
+            Part("audio", "Input, by Griffin-Lim", "input_mel.wav", beside="listen"),
+            input_part(source, folder),
+        ]
 
     def _check_fitted(self) -> None:
         if not self.normaliser.is_fitted:

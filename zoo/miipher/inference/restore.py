@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
@@ -22,7 +22,8 @@ from zoo.hifigan.nets.generator import Generator
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner, Encoder, check_fit
 from zoo.runs.export import write_export
-from zoo.runs.inference import Inference, as_audio
+from zoo.runs.inference import MOST_SECONDS, Inference, answer_file, as_audio, recording_field
+from zoo.runs.interactive import Field, Part, Report
 from zoo.runs.load import load, read_parts
 
 Stereo = Literal["channels", "mix"]
@@ -51,6 +52,7 @@ class _Encoding(Inference):
         if frames < LEAST_FRAMES:
             raise ValueError(f"chunk_seconds {chunk_seconds} is {frames} frames, expected at least {LEAST_FRAMES}")
         self.encoder = encoder
+        self.chunk_seconds, self.overlap_seconds = chunk_seconds, overlap_seconds
         self.chunker = Chunker(frames, overlap, encoder.hop_samples, chunk_batch)
 
     def computed_samples(self, samples: int, sample_rate: int) -> int:
@@ -166,6 +168,28 @@ class Restorer(_Encoding):
             "peak": float((run.peaks * gains).max()),
             "gain": gains.tolist(),
         }
+
+    def fields(self) -> tuple[Field, ...]:
+        """A recording, and what becomes of its channels and its level."""
+        both = "restore each channel alone, or mix them first"
+        level = "bring the result to the loudness of the recording, or keep the vocoder's"
+        longest = max(self.chunk_seconds, MOST_SECONDS)
+        return (
+            recording_field(),
+            Field("stereo", "Channels", "choice", self.stereo, choices=get_args(Stereo), help=both),
+            Field("loudness", "Loudness", "choice", self.loudness, choices=get_args(Loudness), help=level),
+            Field("chunk_seconds", "Chunk (s)", "float", self.chunk_seconds, 0.5, longest, advanced=True),
+            Field("overlap_seconds", "Overlap (s)", "float", self.overlap_seconds, 0, longest / 2, advanced=True),
+        )
+
+    def answer(self, values: Mapping[str, Any], folder: Path, report: Report) -> list[Part]:
+        """Restore a recording with what was chosen."""
+        options = {name: value for name, value in values.items() if name != "input"}
+        changed = Restorer(
+            self.encoder, self.generator, self.sample_rate, self.output_sample_rate, chunk_batch=self.chunker.batch,
+            **options,
+        )  # fmt: skip
+        return answer_file(changed, values["input"], folder, report)
 
     @torch.inference_mode()
     def compute(self, chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
