@@ -13,6 +13,7 @@ from zoo.runs.interactive import FILE_PARTS, Part
 
 ROWS = 10  # of a table at a time
 _CELL = 500  # characters that are shown of one
+_PICTURES = ("image", "animation")
 Address = Callable[[str], str]
 
 
@@ -79,7 +80,7 @@ def _show_one(part: Part, address: Address, conversation: bool) -> None:
         if part.kind == "text" and conversation:
             ui.chat_message(str(part.data), name=part.title).classes("zoo-chat")
         else:
-            with ui.element("figure").classes("zoo-part"):
+            with ui.element("figure").classes("zoo-part picture" if part.kind in _PICTURES else "zoo-part"):
                 with ui.element("figcaption"):
                     ui.label(part.title)
                     if part.kind in FILE_PARTS:

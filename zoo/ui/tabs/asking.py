@@ -213,11 +213,10 @@ def _hinted(control: Any, hint: str) -> Any:
 
 
 def _range(field: Field) -> str:
-    if field.low is not None and field.high is not None:
-        return f"({field.low:g} to {field.high:g})"
-    if field.low is not None:
-        return f"(at least {field.low:g})"
-    return "" if field.high is None else f"(at most {field.high:g})"
+    low, high = (None if bound is None else f"{bound:.10g}" for bound in (field.low, field.high))
+    if low is not None and high is not None:
+        return f"({low} to {high})"
+    return f"(at least {low})" if low is not None else f"(at most {high})" if high is not None else ""
 
 
 _MAKERS: dict[str, Callable[[Form, Field], Any]] = {
