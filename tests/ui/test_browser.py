@@ -1,168 +1,66 @@
-"""The page in a browser: a training is begun, watched, stopped, resumed; a file is vocoded; strangers see nothing."""
+"""The page as a whole in a browser: who gets in, ten tabs at once, every tab for everyone."""
 
-import os
-import re
-import shutil
-import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from tests.harness import environment
-from zoo.audio.io import files
+pytest.importorskip("nicegui", reason="needs the extra `ui`")
 
-pytest.importorskip("gradio", reason="needs the extra `ui`")
-sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+from tests.ui.browser import NARROW, WIDE, barriers, browser, enter, keep, server, too_wide
+from tests.ui.serving import Server
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-PASSWORD = "correct horse"
-PATIENCE = 120_000  # ms; a training process needs seconds to start, more on a busy machine
+__all__ = ["browser", "server"]
 
 pytestmark = pytest.mark.browser
+TABS = ("Train", "Watch", "Runs", "Predict")
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`zoo ui` in a process of its own; trainings that a failed test left behind are killed."""
-    command = [sys.executable, "-m", "zoo", "ui", "--port", "0", "--password_env", "ZOO_TEST_PASSWORD"]
-    extra = {"ZOO_TEST_PASSWORD": PASSWORD, "TMPDIR": str(tmp_path)}
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment(**extra), stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    address = re.search(r"http://127\.0\.0\.1:\d+/", process.stdout.readline())
-    assert address
-    yield process, address.group()
-    process.terminate()
-    assert process.wait(90) == 143
-    from zoo.ui.processes import read_record
-
-    for record in map(read_record, (tmp_path / "runs").glob("*/*/*")):
-        if record and record.process():
-            os.kill(record.pid, signal.SIGKILL)
-
-
-@pytest.fixture
-def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        if os.environ.get("CI"):
-            pytest.fail("CI must not skip the browser test: apt-get install chromium")
-        pytest.skip("no chromium")
-    with sync_api.sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield made
-        made.close()
-
-
-def enter(browser: Any, address: str, problems: list[str]) -> Any:
-    """Open the page, log in, and write down every request that leaves the machine and every script's error."""
-    page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
-    page.set_default_timeout(PATIENCE)
-    page.on("request", lambda request: problems.append(request.url) if not request.url.startswith(address) else None)
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    page.goto(address)
-    page.get_by_placeholder("Password").fill(PASSWORD)
-    page.get_by_role("button", name="Enter").click()
-    page.get_by_role("tab", name="Train").wait_for()
-    page.on("console", lambda said: problems.append(said.text) if said.type == "error" else None)
-    return page
-
-
-def last_step(page: Any) -> int:
-    chart = page.locator("#losses svg")
-    chart.wait_for()
-    return int(chart.get_attribute("data-last-step"))
-
-
-def wait_for_step(page: Any, step: int) -> None:
-    end = time.monotonic() + PATIENCE / 1000
-    while last_step(page) < step:
-        assert time.monotonic() < end
-        page.wait_for_timeout(200)
-
-
-def state(page: Any, word: str) -> None:
-    page.locator(f"#status [data-state={word}]").wait_for()
-
-
-def shown(page: Any, folder: Path, name: str) -> None:
-    """Keep a picture when somebody asks for it, to look at the page."""
-    if os.environ.get("ZOO_SCREENSHOTS"):
-        page.screenshot(path=Path(os.environ["ZOO_SCREENSHOTS"]) / f"{name}.png", full_page=True)
-
-
-def test_the_page(server: tuple[subprocess.Popen[str], str], browser: Any, tmp_path: Path) -> None:
-    process, address = server
+def test_an_empty_page_is_for_everyone(server: Server, browser: Any) -> None:
+    """Without any run: every tab says what to do, at both widths, by mouse and by keyboard."""
     problems: list[str] = []
-    page = enter(browser, address, problems)
-
-    page.locator("#system input").click()
-    page.get_by_role("option", name="hifigan").click()
-    page.get_by_text("HiFi-GAN, tiny nets").wait_for()
-    page.get_by_label("Steps").fill("100000")
-    page.get_by_label("Batch size").fill("1")
-    page.get_by_role("button", name="Intervals").click()
-    page.get_by_label("Log interval").fill("1")
-    page.get_by_label("Validation interval").fill("13")
-    page.get_by_label("Any other key").fill("data.init_args.val_items=1")
-    shown(page, tmp_path, "train")
-    page.get_by_role("button", name="Start training").click()
-    page.locator("#answer .good").wait_for(state="attached")  # the complete config has been read and checked
-    state(page, "running")
-    wait_for_step(page, 1)
-
-    page.close()  # closing the page stops nothing; who comes again is shown what runs
-    page = enter(browser, address, problems)
-    state(page, "running")
-    wait_for_step(page, last_step(page) + 1)
-    page.locator("#media audio").first.wait_for()
-    shown(page, tmp_path, "watch")
-    page.get_by_role("button", name="Stop").click()
-    state(page, "stopped")
-    stopped_at = last_step(page)
-
-    page.get_by_role("button", name="Resume").click()
-    state(page, "running")
-    stranger_sees_nothing(browser, address)
-    upload = tmp_path / "tone.wav"
-    files.write(upload, 0.3 * np.sin(np.arange(11025, dtype=np.float32) / 10), 22050)
-    wait_for_step(page, stopped_at + 1)
-    page.get_by_role("button", name="Stop").click()
-    state(page, "stopped")
-
-    page.get_by_role("tab", name="Inspect").click()
-    page.get_by_role("button", name="Inspect").click()
-    page.get_by_role("tab", name="Predict").click()
-    page.locator("#upload input[type=file]").set_input_files(upload)
-    page.get_by_text("tone.wav").wait_for()
-    page.get_by_label("Other keys of the run's config").fill("model.init_args.media_items=2")
-    page.get_by_role("button", name="Run", exact=True).click()
-    player = page.locator("#result audio")
-    player.wait_for()
-    heard = page.request.get(address.rstrip("/") + player.get_attribute("src"))
-    (tmp_path / "heard.wav").write_bytes(heard.body())
-    assert len(files.read(tmp_path / "heard.wav")[0].reshape(-1)) > 10000
-    shown(page, tmp_path, "predict")
-    page.get_by_role("tab", name="Inspect").click()
-    assert "zoo.hifigan.HiFiGANTask" in page.locator("#report pre").inner_text()
-    shown(page, tmp_path, "inspect")
+    found = {}
+    for size in (WIDE, NARROW):
+        begun = time.monotonic()
+        page = enter(browser, server, problems, size)
+        print(f"first content after {time.monotonic() - begun:.2f} s")
+        assert page.evaluate("document.documentElement.lang") == "en-US"
+        page.get_by_role("tab", name=TABS[0]).focus()
+        for number, tab in enumerate(TABS):
+            if number:
+                page.keyboard.press("ArrowRight")
+                page.keyboard.press("Enter")
+            page.locator(".q-tab-panel").get_by_role("heading", name=tab, exact=True).wait_for()
+            page.wait_for_timeout(500)
+            keep(page, f"empty_{tab.lower()}_{size['width']}")
+            found[tab, size["width"]] = (barriers(page), too_wide(page))
+    assert found == dict.fromkeys(found, ([], 0))
     assert problems == []
-    assert process.poll() is None
 
 
-def stranger_sees_nothing(browser: Any, address: str) -> None:
-    """Without the password there is a form and nothing else, and other addresses of this machine do not answer."""
+def test_ten_tabs_live_side_by_side(server: Server, browser: Any) -> None:
+    """A browser opens six connections to a host; pages that hold one each would block the seventh."""
+    problems: list[str] = []
+    first = enter(browser, server, problems)
+    pages = [first, *(first.context.new_page() for _ in range(9))]
+    for page in pages[1:]:
+        page.set_default_timeout(30_000)
+        page.goto(server.address.partition("?")[0])
+    for page in pages:
+        page.get_by_role("tab", name="Runs").click()
+        page.locator(".q-tab-panel").get_by_role("heading", name="Runs", exact=True).wait_for()
+    assert problems == []
+
+
+def test_a_stranger_sees_nothing(server: Server, browser: Any) -> None:
+    """Without the token there is a word on it and nothing else, and other addresses of this machine do not answer."""
+    address = server.address.partition("?")[0]
     context = browser.new_context()
     page = context.new_page()
     page.goto(address)
-    assert page.get_by_placeholder("Password").is_visible()
-    assert page.get_by_role("tab").count() == 0
-    for path in ("config", "theme.css", "gradio_api/info", "_zoo/media/a/b/c/d/e.wav"):
+    assert "zoo ui" in page.inner_text("body") and page.get_by_role("tab").count() == 0
+    for path in ("", "_nicegui/3.18.0/static/nicegui.js", "_zoo/media/a/b/c/d/e.wav", "_nicegui_ws/socket.io/"):
         assert context.request.get(address + path).status == 401
     context.close()
     port = int(address.rstrip("/").rpartition(":")[2])

@@ -27,14 +27,14 @@ def test_without_the_extra_one_line_names_it(monkeypatch: pytest.MonkeyPatch, ca
     ],
 )
 def test_wrong_options(monkeypatch: pytest.MonkeyPatch, arguments: dict, message: str) -> None:
-    pytest.importorskip("gradio", reason="needs the extra `ui`")
+    pytest.importorskip("nicegui", reason="needs the extra `ui`")
     monkeypatch.setenv("ZOO_SHORT", "1234567")
     with pytest.raises(ValueError, match=message):
         ui.main(**arguments)
 
 
 def test_a_taken_port_is_named() -> None:
-    pytest.importorskip("gradio", reason="needs the extra `ui`")
+    pytest.importorskip("nicegui", reason="needs the extra `ui`")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -141,6 +141,7 @@ def build(places: Places, trainings: Trainings, keys: Keys, limits: Limits, work
             raise HTTPException(401)
         return session
 
+    @nicegui.ui.page("/")
     def page(request: Request, tab: str = "", run: str = "") -> None:
         client = nicegui.ui.context.client
         owners[client.id] = session_of(request)
@@ -188,10 +189,14 @@ def build(places: Places, trainings: Trainings, keys: Keys, limits: Limits, work
             return FileResponse(path, media_type="application/octet-stream", filename=path.name)
         return FileResponse(path, media_type=kind)
 
+    @app.get("/_zoo/{rest:path}")
+    def nothing(rest: str) -> None:
+        """Before NiceGUI makes a page of its own that says so."""
+        raise HTTPException(404)
+
     nicegui.core.app.config.socket_io_js_transports = ["websocket"]
     nicegui.ui.run_with(
         app,
-        root=page,
         title="zoo",
         language="en-US",
         tailwind=False,

@@ -163,9 +163,11 @@ class Store:
         Raises:
             ValueError: the session has none of that name.
         """
-        if name not in self.results(session, job):
-            raise ValueError(f"there is no result {str(name)[:80]!r}")
-        return self.jobs / session / job / "out" / name
+        if name in self.results(session, job):
+            path = self.jobs / session / job / "out" / name
+            if path.is_file() and not path.is_symlink():
+                return path
+        raise ValueError(f"there is no result {str(name)[:80]!r}")
 
     def end(self, session: str) -> None:
         """Delete what a session uploaded, and its results."""
