@@ -77,14 +77,14 @@ class Form:
         self.conversation = self.talks(fields)
         self._several = sum(field.kind in FILES for field in fields) == 1
         self.controls: dict[str, Any] = {}
+        folded = [field for field in fields if field.advanced or (self.conversation and not self._asks(field))]
         for field in fields:
-            if not field.advanced:
+            if field not in folded:
                 self._add(field)
-        advanced = [field for field in fields if field.advanced]
-        self._advanced: Any = None
-        if advanced:
-            with ui.expansion("More options").classes("zoo-more") as self._advanced:
-                for field in advanced:
+        self._folded: Any = None
+        if folded:
+            with ui.expansion("More options").classes("zoo-more") as self._folded:
+                for field in folded:
                     self._add(field)
 
     @staticmethod
@@ -118,8 +118,8 @@ class Form:
             except ValueError as error:
                 errors.append(error)
                 control.error = str(error).removeprefix(f"{field.label}: ")
-                if field.advanced:
-                    self._advanced.open()
+                if self._folded is not None and control in self._folded.descendants():
+                    self._folded.open()
         if errors:
             raise errors[0]
         name, values = files
@@ -134,7 +134,7 @@ class Form:
                 said.append(value.name if len(values) == 1 else f"{len(values)} files")
             elif field.kind == "text" and value:
                 said.append(value)
-            elif not field.advanced and value is not None:
+            elif not field.advanced and not self.conversation and value is not None:
                 shown = ", ".join(value) if isinstance(value, tuple) else value
                 said.append(f"{field.label}: {shown}")
         title = " · ".join(said)
@@ -142,14 +142,16 @@ class Form:
 
     def question(self, values: dict[str, Any]) -> str:
         """What a person said, in a conversation."""
-        texts = [values[field.name] for field in self.fields if field.kind == "text" and not field.optional]
-        return str(texts[0]) if self.conversation else ""
+        return next((str(values[field.name]) for field in self.fields if self._asks(field)), "")
 
     def clear_question(self) -> None:
         """Make room for the next thing to say."""
         for field in self.fields:
-            if field.kind == "text" and not field.optional:
+            if self._asks(field):
                 self.controls[field.name].set_value("")
+
+    def _asks(self, field: Field) -> bool:
+        return self.conversation and field.kind == "text" and not field.optional and not field.default
 
     def _values(self, field: Field, value: Any) -> list[Any]:
         given = [value]
@@ -198,7 +200,7 @@ class Form:
             made = ui.input(field.label, value=field.default or "")
         else:
             made = ui.textarea(field.label, value=field.default or "").props("autogrow")
-            if self.conversation:
+            if self._asks(field):
                 made.on("keydown", lambda: self._on_send(), js_handler=_ENTER)
         if field.high is not None:
             made.props["maxlength"] = int(field.high)

@@ -210,6 +210,8 @@ class PredictTab:
             if question:
                 form.clear_question()
             await self._show_jobs()
+            if question:
+                ui.run_javascript(f"getHtmlElement({self.below.id}).scrollIntoView({{block: 'end'}})")
 
     def _forget(self, key: str) -> None:
         self.asked.forget(self.visit.session, key)
@@ -252,7 +254,8 @@ class Card:
             self.root.on_value_change(self.refresh)
         with self.root:
             if job.question:
-                ui.chat_message(job.question, name="You", sent=True, stamp=f"{job.run} · {when}").classes("zoo-chat")
+                said = ui.chat_message(job.question, name="You", sent=True, stamp=f"{job.run} · {when}")
+                said.classes("zoo-chat").props("bg-color=teal-1 text-color=dark")
             self.state = ui.label().classes("zoo-said")
             self.bar = ui.linear_progress(show_value=False, size="6px")
             self.bar.props["aria-label"] = f"Progress of {job.title}"
