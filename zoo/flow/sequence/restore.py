@@ -205,7 +205,7 @@ class SequenceRestorer(Inference):
     def _heard(self, source: Path, folder: Path, report: Report) -> list[Part]:
         """Input and result as audio of their log-mels, and the mels."""
         assert self.mel is not None
-        report(0.7, "making audio of the log-mels")
+        report(0.95, "making audio of the log-mels")
         audio = torch.from_numpy(files.read_mono(source, self.mel.sample_rate)).to(self.device)
         with torch.inference_mode():
             before = self.mel(audio[None])

@@ -1,0 +1,163 @@
+"""What each system declares and answers, on the runs that stand in the repository."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import zoo
+from tests.harness import REPOSITORY
+from zoo.audio.io import files
+from zoo.runs.inference import MOST_SECONDS
+from zoo.runs.interactive import FILE_PARTS, checked, field_of, part_of, to_row
+
+RUNS = sorted(path.parent for path in REPOSITORY.glob("tests/data/checkpoints_*/*/*/run/config.yaml"))
+RATE = 16000
+
+
+def tone(path: Path, seconds: float = 1.0) -> Path:
+    """A tone below 2 kHz and noise below 3 kHz: its band ends there."""
+    noise = np.random.default_rng(0).standard_normal(int(seconds * RATE))
+    spectrum = np.fft.rfft(noise)
+    spectrum[int(len(spectrum) * 3000 / (RATE / 2)) :] = 0
+    files.write(path, 0.1 * np.fft.irfft(spectrum, len(noise)), RATE)
+    return path
+
+
+def ask(run: Path, folder: Path, **given):
+    """The facts by kind of an answer, as they cross into another process and back."""
+    inference = zoo.load(run)
+    declared = tuple(field_of(json.loads(json.dumps(to_row(field)))) for field in inference.fields())
+    assert declared == inference.fields()
+    values = {}
+    for field in declared:
+        if field.name == "input":
+            example = inference.write_example(folder / "example")
+            values["input"] = tone(folder / "tone.wav") if field.kind == "audio" else example
+        elif field.kind == "text" and not field.optional:
+            values[field.name] = "How much is 3 + 4?"
+    values |= given
+    answer, told = folder / "answer", []
+    answer.mkdir(exist_ok=True)
+    parts = inference.answer(checked(declared, values), answer, lambda done, text: told.append((done, text)))
+    assert told
+    assert all(0 <= done <= 1 and text for done, text in told)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    for part in parts:
+        assert part_of(json.loads(json.dumps(to_row(part), allow_nan=False))) == part
+        if part.kind in FILE_PARTS:
+            assert (answer / part.name).stat().st_size > 0
+        if part.kind in ("image", "animation"):
+            Image.open(answer / part.name).verify()
+        if part.kind == "audio":
+            assert files.info(answer / part.name).samples > 0
+    return parts
+
+
+def run_of(name: str) -> Path:
+    (found,) = (run for run in RUNS if "/".join(run.parts[-3:-1]) == name)
+    return found
+
+
+def kinds(parts):
+    return [part.kind for part in parts]
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: "/".join(run.parts[-3:-1]))
+def test_every_system_answers_with_its_defaults(run, tmp_path):
+    parts = ask(run, tmp_path)
+    assert kinds(parts)[0] in ("audio", "image", "animation", "text")
+    assert "table" in kinds(parts)
+
+
+def test_restored_audio_stands_beside_its_input_with_its_options(tmp_path):
+    given = {"cutoff_hz": 3000.0, "steps": 2, "guidance_scale": 1, "seed": 4}
+    parts = ask(run_of("audiosr/smoke"), tmp_path, **given)
+    assert kinds(parts) == ["audio", "audio", "image", "table"]
+    assert {part.beside for part in parts[:2]} == {"listen"}
+    facts = dict(parts[-1].data["rows"])
+    assert facts["cutoff hz"] == 3000
+    assert facts["cutoff"] == "given"
+    assert facts["restored"] is True
+    first = files.read(tmp_path / "answer" / "result.wav")[0]
+    ask(run_of("audiosr/smoke"), tmp_path, **given)
+    np.testing.assert_array_equal(files.read(tmp_path / "answer" / "result.wav")[0], first)
+    ask(run_of("audiosr/smoke"), tmp_path, **given | {"seed": 5})
+    assert not np.array_equal(files.read(tmp_path / "answer" / "result.wav")[0], first)
+
+
+def test_defaults_restore_as_bulk_prediction_does(tmp_path):
+    ask(run_of("audiosr/smoke"), tmp_path)
+    inference = zoo.load(run_of("audiosr/smoke"), pictures=False)
+    inference.process_file(tmp_path / "tone.wav", tmp_path / "bulk.wav")
+    assert (tmp_path / "bulk.wav").read_bytes() == (tmp_path / "answer" / "result.wav").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["flow/smoke_audio", "miipher/smoke_finetune"])
+def test_defaults_of_others_are_bulk_predictions(name, tmp_path):
+    ask(run_of(name), tmp_path)
+    inference = zoo.load(run_of(name))
+    target = tmp_path / f"bulk{inference.output_suffix}"
+    inference.process_file(tmp_path / "tone.wav", target)
+    assert target.read_bytes() == (tmp_path / "answer" / f"result{inference.output_suffix}").read_bytes()
+
+
+def test_long_recordings_are_for_bulk_prediction(tmp_path):
+    long = tone(tmp_path / "long.wav", MOST_SECONDS + 1)
+    with pytest.raises(ValueError, match="61 seconds, at most 60"):
+        ask(run_of("hifigan/smoke"), tmp_path, input=long)
+
+
+def test_images_of_chosen_classes(tmp_path):
+    parts = ask(
+        run_of("flow/smoke"), tmp_path, classes=["2", "5"], count=3, seed=1, steps=3, method="euler", guidance=1
+    )
+    assert kinds(parts) == ["image", "animation", "table"]
+    with Image.open(tmp_path / "answer" / "way.gif") as way:
+        assert way.n_frames == 4  # the noise and three steps
+    assert dict(parts[-1].data["rows"]) == {"samples": 3, "evaluations of the net": 3}
+    first = (tmp_path / "answer" / "samples.png").read_bytes()
+    ask(run_of("flow/smoke"), tmp_path, **given, seed=2, animation=False)
+    assert (tmp_path / "answer" / "samples.png").read_bytes() != first
+
+
+def test_points_with_their_way(tmp_path):
+    parts = ask(run_of("flow/points"), tmp_path, count=50, steps=3)
+    assert kinds(parts) == ["image", "animation", "file", "table"]
+    assert np.load(tmp_path / "answer" / "samples.npy").shape == (50, 2)
+
+
+def test_a_given_goal_is_played_for(tmp_path):
+    parts = ask(run_of("compressed_ad/smoke"), tmp_path, task_0=1, task_1=3, rooms=1, episodes=3, horizon=5, hard=True)
+    assert kinds(parts) == ["animation", "chart", "table"]
+    curves = parts[1].data["curves"]
+    assert curves.keys() == {"room 1", "oracle", "informed explorer", "random"}
+    assert [x for x, _ in curves["room 1"]] == [1, 2, 3]
+    assert curves["oracle"][0][1] == 1  # pays once
+    assert dict(parts[2].data["rows"])["goal of room 1"] == "1, 3"
+    with Image.open(tmp_path / "answer" / "replay.gif") as replay:
+        assert replay.n_frames <= 6
+
+
+def test_a_drawn_goal_depends_on_the_seed_alone(tmp_path):
+    def goals(seed):
+        parts = ask(run_of("compressed_ad/smoke"), tmp_path, split="all", rooms=4, episodes=1, seed=seed)
+        return [row for name, row in parts[2].data["rows"] if name.startswith("goal")]
+
+    assert goals(1) == goals(1)
+    assert len(goals(1)) == 4
+    assert goals(1) != goals(2)
+
+
+def test_agents_answer_beside_the_crowd(tmp_path):
+    given = {"max_new_tokens": 5, "temperature": 1.0, "seed": 3, "history": "2 + 2 is 4"}
+    parts = ask(run_of("ci_llm/smoke"), tmp_path, **given)
+    assert [part.title for part in parts[:3]] == ["Crowd", "Agent 1", "Agent 2"]
+    assert {part.beside for part in parts[:3]} == {"answers"}
+    agreement, likelihood = parts[3:]
+    assert agreement.data["rows"][-1][0].startswith("Divergence")
+    assert likelihood.data["columns"] == ["Answer of", "the mean", "Agent 1", "Agent 2"]
+    assert all(value < 0 for row in likelihood.data["rows"] for value in row[1:])
+    assert [part.data for part in ask(run_of("ci_llm/smoke"), tmp_path, **given)] == [part.data for part in parts]
