@@ -1,5 +1,6 @@
 """Forms made of declared fields: what controls give, and errors at their fields."""
 
+import contextlib
 import io
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,7 @@ def test_only_uploads_of_the_session_are_files(client: Any, store: Store, keys: 
     keys = [*store._records["other"], *keys] if isinstance(keys, list) else keys
     form = make(store, *FIELDS)
     drop(form, keys)
-    with pytest.raises(ValueError, match="is no upload of this session|give a file"):
+    with pytest.raises(ValueError, match=r"is no upload of this session|give a file"):
         form.read()
     assert form.controls["sound"].error
 
@@ -125,7 +126,8 @@ def test_what_is_removed_is_forgotten(client: Any, store: Store) -> None:
 def test_hostile_values_are_errors_of_their_field(client: Any, store: Store) -> None:
     form = make(store, *FIELDS[1:])
     for name in ("count", "scale", "note", "method", "fast"):
-        form.controls[name].value = {"a": ["<b>"]}
+        with contextlib.suppress(TypeError):  # of NiceGUI, which shows no such value
+            form.controls[name].value = {"a": ["<b>"]}
     with pytest.raises(ValueError, match="Count: expected a whole number 1 to 8"):
         form.read()
     assert {name for name, each in form.controls.items() if getattr(each, "error", None)} >= {"count", "scale", "note"}

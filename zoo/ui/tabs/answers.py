@@ -78,7 +78,9 @@ def _show_one(part: Part, address: Address, conversation: bool) -> None:
         return
     try:
         if part.kind == "text" and conversation:
-            ui.chat_message(str(part.data), name=part.title).classes("zoo-chat").props("bg-color=grey-3 text-color=dark")
+            ui.chat_message(str(part.data), name=part.title).classes("zoo-chat").props(
+                "bg-color=grey-3 text-color=dark"
+            )
         else:
             with ui.element("figure").classes("zoo-part picture" if part.kind in _PICTURES else "zoo-part"):
                 with ui.element("figcaption"):
@@ -151,7 +153,12 @@ def _chart(part: Part, address: Address) -> None:
             "aria": {"enabled": True},
             "grid": {"left": 56, "right": 16, "top": 36, "bottom": 44},
             "tooltip": {"trigger": "axis", "renderMode": "richText"},
-            "legend": {"show": len(curves) > 1, "type": "scroll", "top": 0, "data": [{"name": name} for name in curves]},
+            "legend": {
+                "show": len(curves) > 1,
+                "type": "scroll",
+                "top": 0,
+                "data": [{"name": name} for name in curves],
+            },
             "xAxis": {**axis, "name": str(part.data.get("x", "")), "nameGap": 26},
             "yAxis": {**axis, "name": str(part.data.get("y", "")), "nameGap": 42},
             "series": [
