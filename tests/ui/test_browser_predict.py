@@ -181,7 +181,7 @@ def test_a_folder_of_the_server(page: Any, server: Server) -> None:
     page.get_by_role("button", name="Predict the folder").click()
     newest(page).get_by_text("1 of 1 files are done").wait_for()
     (result,) = (server.folder / "runs" / "hifigan" / "smoke" / TIME / "predictions").glob("*/one.wav")
-    assert files.info(result).num_samples > 5000
+    assert len(files.read(result)[0].reshape(-1)) > 5000
 
 
 @pytest.mark.parametrize("recipe", RECORDINGS[1:])

@@ -58,8 +58,13 @@ export default {
     play() {
       document.querySelectorAll("audio").forEach((other) => other.pause()); // those of other answers, too
       window.dispatchEvent(new CustomEvent("zoo-plays", { detail: this }));
-      this.players[this.current].play();
+      this.start();
+    },
+    start() {
       this.playing = true;
+      this.players[this.current].play().catch((error) => {
+        if (error.name !== "AbortError") this.playing = false; // else it was paused before it began
+      });
     },
     pause() {
       this.players[this.current].pause();
@@ -77,7 +82,7 @@ export default {
       next.currentTime = Math.min(before.currentTime, next.duration || before.currentTime);
       this.current = index;
       this.tick(index);
-      if (this.playing) next.play();
+      if (this.playing) this.start();
     },
     key(event) {
       if (event.ctrlKey || event.metaKey || event.altKey) return;
