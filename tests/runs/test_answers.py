@@ -111,9 +111,8 @@ def test_long_recordings_are_for_bulk_prediction(tmp_path):
 
 
 def test_images_of_chosen_classes(tmp_path):
-    parts = ask(
-        run_of("flow/smoke"), tmp_path, classes=["2", "5"], count=3, seed=1, steps=3, method="euler", guidance=1
-    )
+    given = {"classes": ["2", "5"], "count": 3, "steps": 3}
+    parts = ask(run_of("flow/smoke"), tmp_path, **given, seed=1, method="euler", guidance=1)
     assert kinds(parts) == ["image", "animation", "table"]
     with Image.open(tmp_path / "answer" / "way.gif") as way:
         assert way.n_frames == 4  # the noise and three steps
