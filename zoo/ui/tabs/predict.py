@@ -35,6 +35,7 @@ class PredictTab:
         self.form: Form | None = None
         self.cards: dict[str, Card] = {}
         self._open: tuple[str, str] = ("", "")  # run and checkpoint of the form
+        self._run = visit.run
         self._opening = False
         self._lines: list[str] = []
         heading("Predict")
@@ -76,6 +77,12 @@ class PredictTab:
 
     def _changed(self) -> None:
         """The form belongs to one run and checkpoint; with another choice it goes."""
+        run = self.visit.run
+        if run != self._run:
+            self._run = run
+            self.checkpoint.set_value(NEWEST)
+            if run in self.run.options:
+                self.run.set_value(run)
         if self.form is not None and self._open != self._chosen():
             self._empty()
 
@@ -85,11 +92,13 @@ class PredictTab:
     async def _look(self) -> None:
         """Runs, checkpoints and loaded systems as they are now."""
         run, rows = self.visit.run, self.shared.board.rows
-        if list(rows) != self.run.options:
+        if rows.keys() != set(self.run.options):  # their order changes while they are written
             self.run.set_options(list(rows), value=run if run in rows else None)
         elif self.run.value != run and run in rows:
             self.run.set_value(run)
-        found = await one_line(aside(self._checkpoints, run)) or []
+        found = await aside(self._checkpoints, run)
+        if run != self.visit.run:  # chosen meanwhile
+            return
         options = {NEWEST: "the newest sound one", **{name: name for name in found}}
         if options != self.checkpoint.options:
             kept = self.checkpoint.value
@@ -246,15 +255,15 @@ class Card:
         self.job = job
         self._seen: tuple[Any, ...] = ()
         self._shown = False
-        when = time.strftime("%H:%M:%S", time.localtime(job.begun))
+        self.caption = f"{job.run} · {time.strftime('%H:%M:%S', time.localtime(job.begun))}"
         if job.question:
             self.root: Any = ui.element().classes("zoo-turn")
         else:
-            self.root = ui.expansion(job.title, caption=f"{job.run} · {when}", value=True).classes("zoo-card")
+            self.root = ui.expansion(job.title, caption=self.caption, value=True).classes("zoo-card")
             self.root.on_value_change(self.refresh)
         with self.root:
             if job.question:
-                said = ui.chat_message(job.question, name="You", sent=True, stamp=f"{job.run} · {when}")
+                said = ui.chat_message(job.question, name="You", sent=True, stamp=self.caption)
                 said.classes("zoo-chat").props("bg-color=teal-1 text-color=dark")
             self.state = ui.label().classes("zoo-said")
             self.bar = ui.linear_progress(show_value=False, size="6px")
@@ -267,7 +276,7 @@ class Card:
 
     def fold(self) -> None:
         """Make room for a newer one."""
-        if not self.job.question:
+        if not self.job.question and not self.job.active:
             self.root.close()
 
     async def refresh(self) -> bool:
@@ -278,6 +287,8 @@ class Card:
             changed = self._seen[:1] != now[:1]
             self._seen = now
             kind, word = _WORDS[job.state]
+            if not job.question:
+                self.root.props["caption"] = f"{self.caption} · {word}"
             word = f"{word} in {job.seconds:.2f} s" if job.state == "done" else word
             text = "" if job.text in ("", job.state) else f": {job.text}"
             share = f", {100 * job.fraction:.0f} %" if job.active and job.fraction else ""
