@@ -1,23 +1,15 @@
 """The tab Train in a browser on a busy machine: what is shown at the press is what is trained, whatever was switched."""
 
-import json
-import os
-import random
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("nicegui", reason="needs the extra `ui`")
 
-from tests.harness import REPOSITORY
-from tests.ui.browser import NARROW, barriers, browser, busy, enter, keep, kill_trainings, too_wide
+from tests.ui.browser import browser, kill_trainings
 from tests.ui.serving import Server, started
-from zoo.common.reading.text import safe_load
-from zoo.ui.forms.values import flatten, merged, read_value, same
 
 __all__ = ["browser"]
 
@@ -61,7 +53,13 @@ for flag, file in zip(args, args[1:]):
 folder = next(Path(a.partition("=")[2]) for a in args if a.startswith("--trainer.default_root_dir="))
 (folder / "config.yaml").write_text("# recipe: " + "/".join(folder.parts[-3:-1]) + "\\n" + yaml.safe_dump(config))
 """
-NUMBERS = {"Steps": (1, 9), "Batch size": (1, 8), "Log interval": (1, 50), "Seed": (0, 99), "Checkpoint interval": (1, 99)}
+NUMBERS = {
+    "Steps": (1, 9),
+    "Batch size": (1, 8),
+    "Log interval": (1, 50),
+    "Seed": (0, 99),
+    "Checkpoint interval": (1, 99),
+}
 SHOWN = """() => Object.fromEntries([...document.querySelectorAll('.train input[aria-label], .train [role=switch],
     .train .q-select input')].filter(e => e.closest('.train') && !e.closest('.hidden'))
     .map(e => [e.getAttribute('aria-label') || e.closest('label')?.querySelector('.q-field__label')?.textContent || '',

@@ -17,6 +17,7 @@ from zoo.ui.places import Places
 from zoo.ui.security import LOGIN_PATH, SOCKET_PATH, UPLOAD_PATH, Gate, Keys
 from zoo.ui.server import Limits, build
 from zoo.ui.store import MIB, Store
+from zoo.ui.warm.pool import Workers
 
 BASE = "http://127.0.0.1:7860"
 KEYS = Keys(token="the-token")
@@ -33,7 +34,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Any:
     (media / "a.wav").write_bytes(b"sound")
     (media / "a.html").write_bytes(b"<script>")
     (media.parent.parent / "config.yaml").write_text("secret: 1")
-    made = build(places, Trainings(places), KEYS, Limits(upload=2 * MIB))
+    made = build(places, Trainings(places), KEYS, Limits(upload=2 * MIB), Workers(places))
     made.state.places = places
     return made
 

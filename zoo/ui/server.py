@@ -27,6 +27,8 @@ from zoo.ui.places import Places, check_name
 from zoo.ui.readings import MEDIA_TYPES, is_media
 from zoo.ui.security import OTHER_LIMIT, UPLOAD_PATH, Gate, Keys
 from zoo.ui.store import MAX_FILES, MIB, Store, UploadError
+from zoo.ui.warm.asked import Asked
+from zoo.ui.warm.pool import Workers
 
 HOST = "127.0.0.1"
 QUOTA_UPLOADS = 4  # the temporary folder holds so many of the largest uploads
@@ -77,7 +79,8 @@ def serve(
         places = Places(Path.cwd(), runs.absolute(), Path(folder), data.absolute())
         trainings = Trainings(places, secrets, at_once=queue.at_once, waiting=queue.most, tied=queue.tied)
         keys = Keys(password, cookie=f"zoo_ui_{port}")
-        app = build(places, trainings, keys, limits)
+        workers = Workers(places, secrets)
+        app = build(places, trainings, keys, limits, workers)
         where = f"http://{HOST}:{port}/" + ("" if password else f"?token={keys.token}")
         also = ", and the trainings save and end" if queue.tied else ", not the trainings"
         print(f"zoo: open {where}\nzoo: only this machine can; Ctrl-C ends the page{also}", flush=True)
@@ -93,6 +96,7 @@ def serve(
         try:
             uvicorn.Server(settings).run(sockets=[bound])
         finally:
+            workers.close()
             trainings.close()
 
 
@@ -113,7 +117,7 @@ def _bind(port: int) -> socket.socket:
     return bound
 
 
-def build(places: Places, trainings: Trainings, keys: Keys, limits: Limits) -> FastAPI:
+def build(places: Places, trainings: Trainings, keys: Keys, limits: Limits, workers: Workers) -> FastAPI:
     """Put the page together.
 
     Returns:
@@ -130,7 +134,7 @@ def build(places: Places, trainings: Trainings, keys: Keys, limits: Limits) -> F
     owners: dict[str, str] = {}
     board = Board(places, trainings, pages=owners)
     exports = Exports(places, trainings)
-    shared = Shared(places, trainings, store, board, exports)
+    shared = Shared(places, trainings, store, board, exports, Asked(places, store, workers, trainings))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -8,6 +8,7 @@ import secrets
 import shutil
 import stat
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -126,8 +127,11 @@ class Store:
                     return upload.path
         raise ValueError(f"{str(key)[:80]!r} is no upload of this session; upload a file first")
 
-    def new_job(self, session: str) -> tuple[str, Path]:
+    def new_job(self, session: str, busy: Collection[str] = ()) -> tuple[str, Path]:
         """Make a folder for results; the session's oldest ones go.
+
+        Args:
+            busy: jobs whose folders stay.
 
         Returns:
             The job's name, and the folder.
@@ -137,7 +141,8 @@ class Store:
         (folder / "out").mkdir(parents=True)
         others = [path for path in folder.parent.iterdir() if path != folder]
         others.sort(key=lambda path: path.stat().st_mtime)
-        for old in others[: max(len(others) + 1 - KEPT_JOBS, 0)]:
+        done = [path for path in others if path.name not in busy]
+        for old in done[: max(len(others) + 1 - KEPT_JOBS, 0)]:
             shutil.rmtree(old, ignore_errors=True)
         return name, folder / "out"
 

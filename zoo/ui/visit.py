@@ -15,6 +15,7 @@ from zoo.ui.forms.configs import Configs
 from zoo.ui.jobs.trainings import Trainings
 from zoo.ui.places import Places
 from zoo.ui.store import Store
+from zoo.ui.warm.asked import Asked
 
 Result = TypeVar("Result")
 
@@ -28,6 +29,7 @@ class Shared:
     store: Store
     board: Board
     exports: Exports
+    asked: Asked
 
     @cached_property
     def configs(self) -> Configs:
@@ -37,6 +39,7 @@ class Shared:
     def end_session(self, session: str) -> None:
         """Let go what belonged to a session whose pages are closed."""
         self.exports.end_session(session)
+        self.asked.end(session)
         self.store.end(session)
 
 
