@@ -20,12 +20,17 @@ from typing import Any, ClassVar
 
 @contextlib.contextmanager
 def collector_off() -> Iterator[None]:
-    """Without the garbage collector, which goes through all that imports make again and again and finds nothing."""
+    """Without the garbage collector, which goes through all that imports make again and again and finds nothing.
+
+    What the first of them made, the modules of every command, later collections leave alone.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        if not gc.get_freeze_count():
+            gc.freeze()
         if enabled:
             gc.enable()
 
