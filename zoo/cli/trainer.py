@@ -23,6 +23,7 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from zoo import __version__
 from zoo.cli.helps import asks_for_help
+from zoo.cli.lazy_imports import collector_off
 from zoo.cli.parsing import (
     CLASS_SECTIONS,
     PARSER_MODE,
@@ -414,7 +415,9 @@ def run(command: str, args: list[str], brought: Path | None = None) -> int:
         return full_help(command, args)
     with contextlib.ExitStack() as held:
         args, own = complete(command, args)
-        return _execute(command, ZooCLI(command, args, brought or own, held))
+        with collector_off():  # a recipe's classes are imported here
+            cli = ZooCLI(command, args, brought or own, held)
+        return _execute(command, cli)
 
 
 def full_help(command: str, args: Sequence[str]) -> int:
