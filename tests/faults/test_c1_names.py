@@ -5,6 +5,7 @@ import io
 import pkgutil
 import random
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from importlib.metadata import packages_distributions
@@ -24,6 +25,9 @@ QUIET = ("open", "import", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.
 SAMPLE = 60  # of the paths that go through whole files and the command line
 
 
+THROUGH = 3  # modules through which the content of a module that they import is reached, of hundreds
+
+
 def reachable() -> list[str]:
     """Dotted paths below the roots and through what their modules import, one module further."""
     import lightning.pytorch
@@ -38,13 +42,16 @@ def reachable() -> list[str]:
                     __import__(found.name)
                 except Exception:  # an extra that is not installed, or a module that serves another platform
                     continue
-    paths = set()
+    paths: set[str] = set()
+    reached: Counter[str] = Counter()
     for name, module in sorted(sys.modules.items()):
         if isinstance(module, ModuleType) and any(name == root or name.startswith(f"{root}.") for root in ROOTS):
             paths |= {f"{name}.{attribute}" for attribute in vars(module)}
             for attribute, value in vars(module).items():
                 if isinstance(value, ModuleType):
-                    paths |= {f"{name}.{attribute}.{inner}" for inner in vars(value)}
+                    reached[value.__name__] += 1
+                    if reached[value.__name__] <= THROUGH:
+                        paths |= {f"{name}.{attribute}.{inner}" for inner in vars(value)}
                 elif inspect.isclass(value):
                     paths |= {f"{name}.{attribute}.{inner}" for inner in vars(value)}
     return sorted(paths)
