@@ -238,9 +238,7 @@ def submit(repository, tmp_path, code, **environment):
 @pytest.mark.parametrize(
     ("code", "requeued", "exit_code"), [(143, True, 0), (0, False, 0), (1, False, 1), (137, True, 0), (75, True, 0)]
 )
-def test_slurm_script_requeues_a_stopped_run_and_one_that_lost_a_process(
-    repository, tmp_path, code, requeued, exit_code
-):
+def test_slurm_script_requeues_what_was_stopped_or_lost_a_process(repository, tmp_path, code, requeued, exit_code):
     done = submit(repository, tmp_path, code)
     assert done.returncode == exit_code, done.stderr
     assert ("requeue 7" in done.stdout) == requeued
