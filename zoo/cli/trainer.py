@@ -449,8 +449,8 @@ def _execute(command: str, cli: ZooCLI) -> int:
         if lost_contact(error):
             raise LostContactError(
                 f"rank {cli.trainer.global_rank} on {socket.gethostname()}, step {cli.trainer.global_step}: "
-                "lost contact with another process, which was killed or hangs; nothing saved is lost: start all of them "
-                "again with --ckpt_path last"
+                "lost contact with another process, which was killed or hangs; nothing saved is lost: start all "
+                "of them again with --ckpt_path last"
             ) from error
         message = explain(error, cli.config.as_dict())
         if message is None:
