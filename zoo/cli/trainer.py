@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import socket
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -63,7 +64,7 @@ from zoo.training.callbacks.progress import Progress, TerminalSettings
 from zoo.training.callbacks.report import Banner, told_at_end
 from zoo.training.callbacks.rng import RNGState
 from zoo.training.callbacks.samples import Samples
-from zoo.training.errors import explain
+from zoo.training.errors import LostContactError, explain, lost_contact
 from zoo.training.task import ZooTask
 
 
@@ -448,6 +449,12 @@ def _execute(command: str, cli: ZooCLI) -> int:
         else:
             getattr(cli.trainer, command)(cli.model, cli.datamodule, ckpt_path=checkpoint, weights_only=True)
     except (RuntimeError, OSError, MemoryError) as error:
+        if lost_contact(error):
+            raise LostContactError(
+                f"rank {cli.trainer.global_rank} on {socket.gethostname()}, step {cli.trainer.global_step}: "
+                "lost contact with another process, which was killed or hangs; nothing saved is lost: start all "
+                "of them again with --ckpt_path last"
+            ) from error
         message = explain(error, cli.config.as_dict())
         if message is None:
             raise
