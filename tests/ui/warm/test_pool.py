@@ -66,7 +66,7 @@ for line in sys.stdin:
 @pytest.fixture
 def workers(places: Places, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SECRET", "x")
-    monkeypatch.setenv("GRADIO_X", "x")
+    monkeypatch.setenv("NICEGUI_X", "x")
     (places.work / "stand_in.py").write_text(STAND_IN)
     for name in ("one", "two", "three", "broken"):
         new_run(places, name)
@@ -195,7 +195,7 @@ def test_files_lie_in_the_temporary_folder(workers, tmp_path):
 def test_no_secrets(workers):
     names = ask(workers, word="environment")[-1].parts[0].data
     assert "PATH" in names
-    assert not {"SECRET", "GRADIO_X"} & set(names)
+    assert not {"SECRET", "NICEGUI_X"} & set(names)
 
 
 def test_the_least_recently_used_goes(workers):

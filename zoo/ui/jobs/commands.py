@@ -26,7 +26,13 @@ PROGRAM = (sys.executable, "-m", "zoo")
 GRACE_SECONDS = 10.0
 _GATE = ("-m", "zoo.ui.jobs.tied")
 # Of a server's environment: what would make a child think that it is a rank, or lead it to the page's own files.
-_NOT_INHERITED = ("GRADIO_", "ZOO_RUN_FOLDER", "LOCAL_RANK", "RANK", "WORLD_SIZE")
+_NOT_INHERITED = ("NICEGUI_", "ZOO_RUN_FOLDER", "LOCAL_RANK", "RANK", "WORLD_SIZE")
+
+
+def child_environment(secrets: Sequence[str]) -> dict[str, str]:
+    """The server's environment without what would make a child think that it is a rank, and without secrets."""
+    kept = {key for key in os.environ if not key.startswith(_NOT_INHERITED) and key not in secrets}
+    return {key: os.environ[key] for key in kept} | {"PYTHONUNBUFFERED": "1"}
 
 
 class Commands:
@@ -40,9 +46,7 @@ class Commands:
     def __init__(self, places: Places, secrets: Sequence[str] = (), program: Sequence[str] = PROGRAM) -> None:
         self.places = places
         self._program = [*program, *(f"--allow-import={package}" for package in admitted())]
-        self._environment = {
-            key: value for key, value in os.environ.items() if not key.startswith(_NOT_INHERITED) and key not in secrets
-        } | {"PYTHONUNBUFFERED": "1"}
+        self._environment = child_environment(secrets)
         self._helpers: set[subprocess.Popen[bytes]] = set()
 
     def call(self, *args: str, timeout: float = 600) -> tuple[int, str]:

@@ -30,6 +30,7 @@ import psutil
 from zoo.common.reading.text import load_json
 from zoo.common.registry import admitted
 from zoo.runs.interactive import FILE_PARTS, FILES, Field, Part, checked, field_of, part_of
+from zoo.ui.jobs.commands import child_environment
 from zoo.ui.places import Places
 
 PROGRAM = (sys.executable, "-m", "zoo.ui.warm.worker")
@@ -41,7 +42,6 @@ PLACES_IN_LINE = 4  # that one owner may have
 MIB = 2**20
 _LONGEST_LINE = 2**24  # bytes that a worker may say at once
 _KEPT_FIELDS = 64
-_NOT_INHERITED = ("GRADIO_", "ZOO_RUN_FOLDER", "LOCAL_RANK", "RANK", "WORLD_SIZE")
 
 
 @dataclass(frozen=True)
@@ -520,9 +520,3 @@ def _understanding() -> Iterator[None]:
 def _is_there(part: Part, folder: Path) -> bool:
     path = folder / part.name
     return part.kind not in FILE_PARTS or (path.is_file() and not path.is_symlink())
-
-
-def child_environment(secrets: Sequence[str]) -> dict[str, str]:
-    """The server's environment without what would make a child think that it is a rank, and without secrets."""
-    kept = {key for key in os.environ if not key.startswith(_NOT_INHERITED) and key not in secrets}
-    return {key: os.environ[key] for key in kept} | {"PYTHONUNBUFFERED": "1"}
