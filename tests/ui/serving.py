@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -46,10 +46,12 @@ class Server:
         return {path.read_text("utf-8", "replace") for path in self.temp.rglob("*") if path.is_file()}
 
 
-def started(folder: Path, *options: str, **variables: str) -> Iterator[Server]:
+def started(
+    folder: Path, *options: str, program: Sequence[str] = (sys.executable, "-m", "zoo"), **variables: str
+) -> Iterator[Server]:
     """A server in a folder; in the end its own folder must be gone."""
     said = folder / "said.txt"
-    command = [sys.executable, "-m", "zoo", "ui", "--port", "0", *options]
+    command = [*program, "ui", "--port", "0", *options]
     with said.open("w") as output:
         process = subprocess.Popen(
             command, cwd=folder, env=environment(TMPDIR=str(folder), **variables), stdout=output, stderr=output
