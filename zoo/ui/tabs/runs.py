@@ -234,7 +234,7 @@ class RunsTab:
         self._seen = (version, now)
         if self.details.place.visible:
             await self.details.refresh()
-        elif self.list.visible:
+        if self.list.visible:  # also when the run that was shown is gone
             self.update()
 
     def update(self) -> None:
