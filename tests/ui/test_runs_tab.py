@@ -262,7 +262,7 @@ def test_the_queue_is_seen_cancelled_and_adopted(shared: Shared, places: Places,
         folder = make(places, "flow/smoke/left")
         write(folder, "process.json", json.dumps({"queued": 1.0, "server": "1 x 1", "configs": [str(recipe)]}))
         shared.board.scan()
-        await user.should_see("queued by a server that has ended", retries=50)
+        await user.should_see("starts when it is queued again", retries=50)
         press(user, "Queue again")
         await until(lambda: trainings.state("flow/smoke/left") == "queued")
         await user.should_see("number 1 in the queue", retries=50)
