@@ -205,6 +205,28 @@ def test_files_of_the_machine_are_not_served(client: TestClient, app: Any) -> No
                 assert client.get(f"/_nicegui/3.18.0/{folder}/{form}").status_code in (403, 404, 405), (folder, form)
 
 
+def test_exports_are_sent_and_nothing_beside_them(client: TestClient, stranger: TestClient, app: Any) -> None:
+    places = app.state.places
+    run = places.list_runs()[0]
+    folder = places.runs / run / "exports" / "newest"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"weights")
+    good = f"/_zoo/exports/{run}/newest.zip"
+    answer = client.get(good)
+    assert answer.status_code == 200 and b"weights" in answer.content
+    assert "attachment" in answer.headers["content-disposition"]
+    assert stranger.get(good).status_code == 401
+    for path in (
+        good.replace("newest", "..%2Fmedia"),
+        good.replace("newest", "other"),
+        good.replace("newest", "%2e%2e"),
+        good.replace("newest.zip", "newest"),
+        good.replace("newest.zip", "newest/model.safetensors"),
+        f"/_zoo/exports/{run.rpartition('/')[0]}/../x/newest.zip",
+    ):
+        assert client.get(path).status_code == 404, path
+
+
 def test_a_password_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def inside(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})

@@ -138,7 +138,8 @@ class Exports:
             if folder.is_symlink():
                 raise ValueError(f"{FOLDER_NAME} of {export.run} is a link to another place")
             with locked(folder, "export"):
-                export.said, export.sound = self._written(export, folder, path, options)
+                said, export.sound = self._written(export, folder, path, options)
+            export.said = said  # last: who reads it finds the rest in place
         except (ValueError, OSError) as error:  # the run was deleted, or the disk is full
             export.said = str(error)
         except BaseException:

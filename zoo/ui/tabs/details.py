@@ -43,6 +43,7 @@ class Details:
         self._delete = delete
         self._shown: Any = None
         self._sound: dict[tuple[str, int, int], bool] = {}
+        self._told: str | None = None  # how the last export ended
         with ui.element().classes("zoo-run") as self.place:
             self._build()
 
@@ -85,7 +86,7 @@ class Details:
                     self.end_export = ui.button("Cancel export", on_click=self._end_export)
                     self.end_export.props("outline no-caps color=negative")
                 self.exporting = Answer()
-                self.exports = ui.element("ul").classes("zoo-exports")
+                self.downloads = ui.element("ul").classes("zoo-exports")
         with ui.expansion("Config", on_value_change=self._show_config).classes("zoo-config") as self.config:
             self.config_text = ui.element()
 
@@ -94,9 +95,9 @@ class Details:
 
     def show(self, run: str) -> None:
         """Show another run; its files are read by the next refresh."""
-        self.run, self._shown = run, None
+        self.run, self._shown, self._told = run, None, None
         self.config.set_value(False)
-        for place in (self.facts, self.checkpoints, self.report, self.exports, self.config_text):
+        for place in (self.facts, self.checkpoints, self.report, self.downloads, self.config_text):
             place.clear()
         self.answer.say("calm", "")
         self.exporting.say("calm", "")
@@ -106,6 +107,11 @@ class Details:
             self.label.set_value(row.label or "")
             self.tags.set_value(", ".join(row.tags))
         self.name.run_method("focus")
+
+    def exports_now(self) -> bool:
+        """Whether an export goes on, or has ended and that is not shown yet."""
+        last = self.visit.shared.exports.last(self.run)
+        return self.place.visible and last is not None and last.said != self._told
 
     async def refresh(self) -> None:
         """Show what has changed."""
@@ -283,6 +289,7 @@ class Details:
         self.end_export.set_visibility(under_way)
         self.export.set_visibility(not under_way)
         if last is not None:
+            self._told = last.said or None
             seconds = f"{time.time() - last.began:.0f} s"
             said = last.said or (f"cancelling {last.name}" if last.cancelled else f"writing {last.name}, {seconds}")
             kind = "busy" if under_way else "good" if last.sound else "calm" if last.cancelled else "bad"
@@ -292,10 +299,10 @@ class Details:
         if found is None or self.run != run:
             return
         wanted = [(name, f"/_zoo/exports/{run}/{name}.zip", in_units(size)) for name, size in found.items()]
-        if [getattr(item, "told", None) for item in self.exports.default_slot.children] == wanted:
+        if [getattr(item, "told", None) for item in self.downloads.default_slot.children] == wanted:
             return
-        self.exports.clear()
-        with self.exports:
+        self.downloads.clear()
+        with self.downloads:
             for told in wanted:
                 with ui.element("li") as item:
                     ui.link(f"Download {told[0]}.zip", told[1]).props("download")

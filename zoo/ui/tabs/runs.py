@@ -229,12 +229,13 @@ class RunsTab:
     async def refresh(self) -> None:
         """Show what has changed since the last time."""
         version, now = self.visit.shared.board.version, time.monotonic()
-        if version == self._seen[0] and now < self._seen[1] + 5.0:  # ages change by themselves
+        same = version == self._seen[0] and now < self._seen[1] + 5.0  # ages change by themselves
+        if same and not self.details.exports_now():
             return
         self._seen = (version, now)
         if self.details.place.visible:
             await self.details.refresh()
-        elif self.list.visible:
+        if self.list.visible:  # also when the run that was shown is gone
             self.update()
 
     def update(self) -> None:

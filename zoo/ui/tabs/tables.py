@@ -15,6 +15,9 @@ from zoo.ui.tabs.pieces import STATE_WORDS
 MISSING = "-"
 WORDS = {
     **STATE_WORDS,
+    "active": ("good", "running elsewhere"),
+    "stopping": ("busy", "stopping"),
+    "waiting": ("busy", "waiting"),
     "killed": ("bad", "killed"),
     "torn": ("bad", "newest checkpoint torn"),
     "empty": ("calm", "nothing trained"),
