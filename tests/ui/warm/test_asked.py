@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from zoo.ui.processes import Trainings
 
 from zoo.runs.interactive import Part
+from zoo.ui.jobs.trainings import Trainings
 from zoo.ui.places import Places
 from zoo.ui.store import KEPT_JOBS, MIB, Store
 from zoo.ui.warm.asked import Asked, Job

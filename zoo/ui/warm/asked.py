@@ -23,8 +23,9 @@ from typing import Any
 from zoo.common.work import Journal
 from zoo.runs.interactive import FILE_PARTS, Field, Part, to_row
 from zoo.runs.listing import tail
+from zoo.ui.jobs.commands import last_error
+from zoo.ui.jobs.trainings import Trainings
 from zoo.ui.places import Places, choose
-from zoo.ui.processes import Trainings, last_error
 from zoo.ui.store import KEPT_JOBS, Store
 from zoo.ui.warm.pool import NEWEST, Failed, Finished, Progress, Workers
 
