@@ -6,7 +6,7 @@ from pathlib import Path
 
 from nicegui import ui
 
-from zoo.ui.tabs.machine import Machine
+from zoo.ui.machine import Machine
 from zoo.ui.tabs.predict import PredictTab
 from zoo.ui.tabs.runs import RunsTab
 from zoo.ui.tabs.train import TrainTab

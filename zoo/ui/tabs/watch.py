@@ -14,9 +14,9 @@ from zoo.runs.listing import LOG_NAME, Run
 from zoo.ui.board import Row
 from zoo.ui.curves import Shown
 from zoo.ui.jobs.trainings import BUSY
+from zoo.ui.machine import Machine
 from zoo.ui.readings import Pace, log_of, pace_of, recent, why_failed
 from zoo.ui.tabs.charts import Charts, arrange
-from zoo.ui.tabs.machine import Machine
 from zoo.ui.tabs.pieces import Answer, heading
 from zoo.ui.tabs.samples import Samples
 from zoo.ui.tabs.tables import Chip, progress, table, whose
