@@ -170,7 +170,7 @@ class Chart:
                         ui.menu_item("Save as SVG", lambda: self.chart.run_method("save"))
                         wanted = urlencode([("metric", metric) for metric in panel.metrics])
                         ui.menu_item("Save as CSV", lambda: ui.download.from_url(f"{address}?{wanted}"))
-            self.chart = Plot(options([])).classes("zoo-chart-plot").props("role=img")
+            self.chart: Plot = Plot(options([])).classes("zoo-chart-plot").props("role=img")
             self.chart.props["name"] = re.sub(r"[^A-Za-z0-9_-]+", "_", panel.title).strip("_") or "chart"
 
     def draw(self, lines: Sequence[Line], log_scale: bool, legend: bool) -> None:
