@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("nicegui", reason="needs the extra `ui`")
 
 from fastapi.testclient import TestClient
+from nicegui.testing.general import nicegui_reset_globals
 from starlette.websockets import WebSocketDisconnect
 
 from zoo.ui.jobs.trainings import Trainings
@@ -24,7 +25,7 @@ KEYS = Keys(token="the-token")
 
 
 @pytest.fixture(scope="module")
-def app(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     root = tmp_path_factory.mktemp("ui")
     for name in ("runs", "temp", "data"):
         (root / name).mkdir()
@@ -34,9 +35,10 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Any:
     (media / "a.wav").write_bytes(b"sound")
     (media / "a.html").write_bytes(b"<script>")
     (media.parent.parent / "config.yaml").write_text("secret: 1")
-    made = build(places, Trainings(places), KEYS, Limits(upload=2 * MIB), Workers(places))
-    made.state.places = places
-    return made
+    with nicegui_reset_globals():  # what simulated users of other tests have left
+        made = build(places, Trainings(places), KEYS, Limits(upload=2 * MIB), Workers(places))
+        made.state.places = places
+        yield made
 
 
 @pytest.fixture
