@@ -1,14 +1,21 @@
-"""What the page costs beside the computation itself: python -m scripts.bench.page warm [--quick]."""
+"""What the page costs, and how soon it tells: python -m scripts.bench.page warm|watch|all [--quick]."""
 
 from __future__ import annotations
 
+import math
+import re
+import shutil
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import psutil
 
 import zoo
 from scripts.bench.tools import Finding, Settings, command, in_folders
@@ -22,6 +29,7 @@ from zoo.ui.warm.pool import Finished, Workers
 
 SECONDS = 10
 RUN = "hifigan/base/random"
+WATCHED, ROWS, METRICS = "flow/demo/grown", 5000, 20
 # Kong et al. (2020), V1 and V3; weights are random, which costs as much
 V1 = {"initial_channels": 512, "upsample_rates": [8, 8, 2, 2], "upsample_kernel_sizes": [16, 16, 4, 4], "resblock": "1"}
 V1 |= {"resblock_kernel_sizes": [3, 7, 11], "resblock_dilation_sizes": [[1, 3, 5]] * 3}
@@ -65,6 +73,79 @@ def warm(settings: Settings) -> list[Finding]:
     return [Finding("second answer", ratio, "of the computation", at_most=1.3, details=details)]
 
 
+def watch(settings: Settings) -> list[Finding]:
+    """From a row of metrics.csv to the chart on the screen of a browser, and what the server takes for ten tabs."""
+    from playwright.sync_api import sync_playwright
+
+    folder = settings.folder / "runs" / WATCHED
+    folder.mkdir(parents=True)
+    _add_rows(folder, 0, settings.few(ROWS, 50))
+    said = settings.folder / "said.txt"
+    command_line = [sys.executable, "-m", "zoo", "ui", "--port", "0"]
+    with said.open("w") as output:
+        server = subprocess.Popen(command_line, cwd=settings.folder, stdout=output, stderr=output)
+    try:
+        while not (found := re.search(r"http://\S+", said.read_text())):
+            if server.poll() is not None:
+                raise ValueError(f"the page did not start: {said.read_text()}")
+            time.sleep(0.1)
+        with sync_playwright() as playwright:
+            options = {"executable_path": shutil.which("chromium"), "args": ["--no-sandbox", "--disable-gpu"]}
+            context = playwright.chromium.launch(**options).new_context()
+            context.new_page().goto(found.group())
+            pages = [_opened(context, found.group())]
+            taken = [_until_seen(pages[0], folder, number) for number in range(settings.few(20, 2))]
+            pages += [_opened(context, found.group()) for _ in range(settings.few(10, 2) - 1)]
+            shares = [_server_share(server.pid, pages[0], folder, rows) for rows in (0, 10)]
+    finally:
+        server.terminate()
+        server.wait()
+    details = {"seconds_at_most": max(taken), "rows": settings.few(ROWS, 50), "metrics": METRICS}
+    busy = {"without_rows_%": shares[0], "tabs": len(pages)}
+    return [
+        Finding("row to screen, median", statistics.median(taken), "s", at_most=1.0, details=details),
+        Finding("server, a row a second", shares[1], "% of a core", details=busy),
+    ]
+
+
+def _add_rows(folder: Path, first: int, count: int, value: float | None = None) -> None:
+    path = folder / "metrics.csv"
+    with path.open("a") as file:
+        if first == 0:
+            file.write(",".join(["step", "epoch", *(f"train/metric_{number}" for number in range(METRICS))]) + "\n")
+        for step in range(first, first + count):
+            cell = math.exp(-step / 900) + 0.1 * math.sin(step) if value is None else value
+            file.write(f"{step},0," + ",".join([repr(cell)] * METRICS) + "\n")
+
+
+def _opened(context: Any, address: str) -> Any:
+    page = context.new_page()
+    page.set_default_timeout(120_000)
+    page.goto(f"{address.partition('?')[0]}?tab=watch&run={WATCHED}")
+    page.locator(".zoo-chart svg").nth(METRICS - 1).wait_for(state="attached")
+    return page
+
+
+def _until_seen(page: Any, folder: Path, number: int) -> float:
+    page.wait_for_timeout(100 + 137 * number % 500)  # at any moment between two looks of the server
+    shown = page.locator(".zoo-chart").last.locator(".zoo-small")
+    before = time.perf_counter()
+    _add_rows(folder, ROWS + number, 1, 1000.0 + number)
+    shown.get_by_text(str(1000 + number)).wait_for()
+    return time.perf_counter() - before
+
+
+def _server_share(pid: int, page: Any, folder: Path, rows: int) -> float:
+    """Per cent of a core that the server takes for ten seconds."""
+    process = psutil.Process(pid)
+    before, began = sum(process.cpu_times()[:2]), time.perf_counter()
+    for number in range(10):
+        if number < rows:
+            _add_rows(folder, 2 * ROWS + number, 1)
+        page.wait_for_timeout(1000)
+    return 100 * (sum(process.cpu_times()[:2]) - before) / (time.perf_counter() - began)
+
+
 def _seconds(function: Callable[[], object]) -> float:
     before = time.perf_counter()
     function()
@@ -84,4 +165,4 @@ def _write_run(folder: Path, size: dict[str, object]) -> None:
 
 
 if __name__ == "__main__":
-    command("page", in_folders({"warm": warm}, partial(Settings, partial(ZooCLI, "fit"))))
+    command("page", in_folders({"warm": warm, "watch": watch}, partial(Settings, partial(ZooCLI, "fit"))))

@@ -63,19 +63,6 @@ def test_smoothing_leaves_the_raw_curve_faint_behind() -> None:
     assert mean["data"] == ((0, 1.0),) and "opacity" not in mean["lineStyle"]
 
 
-def test_names_are_data_and_never_code() -> None:
-    """The browser evaluates what stands under a key that begins with a colon."""
-
-    def evaluated(value: Any) -> list[Any]:
-        if isinstance(value, dict):
-            own = [entry for key, entry in value.items() if key.startswith(":")]
-            return own + [found for entry in value.values() for found in evaluated(entry)]
-        return [found for entry in value for found in evaluated(entry)] if isinstance(value, list | tuple) else []
-
-    plain = options([Line("a", ((0, 1.0),), 0), Line("b", ((0, 1.0),), 1)])
-    assert evaluated(options([Line(HOSTILE, ((0, 1.0),), 0), Line(HOSTILE, ((0, 1.0),), 1)])) == evaluated(plain)
-
-
 def test_several_runs_have_a_colour_each_and_dash_the_validation() -> None:
     panel = Panel("loss", ("train/loss", "val/loss"))
     curves = {"train/loss": ((0, 1.0),), "val/loss": ((0, 2.0),)}

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("nicegui", reason="needs the extra `ui`")
 
 from fastapi.testclient import TestClient
+from nicegui.testing.general import nicegui_reset_globals
 from starlette.websockets import WebSocketDisconnect
 
 from zoo.ui.jobs.trainings import Trainings
@@ -24,7 +25,7 @@ KEYS = Keys(token="the-token")
 
 
 @pytest.fixture(scope="module")
-def app(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     root = tmp_path_factory.mktemp("ui")
     for name in ("runs", "temp", "data"):
         (root / name).mkdir()
@@ -34,9 +35,10 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Any:
     (media / "a.wav").write_bytes(b"sound")
     (media / "a.html").write_bytes(b"<script>")
     (media.parent.parent / "config.yaml").write_text("secret: 1")
-    made = build(places, Trainings(places), KEYS, Limits(upload=2 * MIB), Workers(places))
-    made.state.places = places
-    return made
+    with nicegui_reset_globals():  # what simulated users of other tests have left
+        made = build(places, Trainings(places), KEYS, Limits(upload=2 * MIB), Workers(places))
+        made.state.places = places
+        yield made
 
 
 @pytest.fixture
@@ -84,7 +86,7 @@ def test_only_what_the_page_needs_is_served(app: Any, client: TestClient) -> Non
     """Whatever NiceGUI has besides, now or in its next version, is behind the list of what is known."""
     for method, path in {*all_routes(app), *(("GET", f"/{path}") for path in PATHS[6:])}:
         known = path in ("/", "/favicon.ico", "/_zoo/upload", "/_zoo/login") or path.startswith(
-            ("/_nicegui/3", "/_zoo/media", "/_zoo/results")
+            ("/_nicegui/3", "/_zoo/media", "/_zoo/curves", "/_zoo/results")
         )
         assert client.request(method, path).status_code == 404 or (known and method in ("GET", "HEAD", "POST")), path
     for path in ("/", "/_nicegui/3.18.0/static/nicegui.js", "/_zoo/media/a/b/c/d/e.wav"):
@@ -187,12 +189,15 @@ def test_files_of_the_machine_are_not_served(client: TestClient, app: Any) -> No
     good = f"/_zoo/media/{run}/step_00000001/a.wav"
     assert client.get(good).content == b"sound"
     assert client.get(good).headers["content-type"] == "audio/wav"
+    assert client.get(f"/_zoo/curves/{run}?metric=a").text == "step,epoch,a\n"
     for path in (
         good.replace("a.wav", "a.html"),
         good.replace("a.wav", "..%2F..%2Fconfig.yaml"),
         good.replace("step_00000001/a.wav", "../config.yaml"),
         good.replace("step_00000001", "%2e%2e"),
         f"/_zoo/media/{run.rpartition('/')[0]}/../x/a.wav",
+        f"/_zoo/curves/{run}x?metric=a",
+        "/_zoo/curves/..%2F../..%2Fetc/hostname?metric=a",
         "/_zoo/results/..%2Fuploads/x",
         "/_zoo/results/../x",
     ):

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,13 +15,11 @@ from nicegui.testing.user_simulation import user_simulation
 
 from zoo.runs.listing import read_run
 from zoo.ui.board import Board, Row
-from zoo.ui.exports import Exports
 from zoo.ui.jobs.trainings import Trainings
 from zoo.ui.places import Places
 from zoo.ui.readings import Load
-from zoo.ui.store import Store
 from zoo.ui.tabs.watch import WatchTab, best_in_words, share_of
-from zoo.ui.visit import Shared, Visit
+from zoo.ui.visit import Visit
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 CONFIG = "# recipe: flow/smoke\ntrainer:\n  max_steps: {}\ncheckpoints:\n  monitor: val/loss\n  mode: min\n"
@@ -43,7 +42,7 @@ def visited(places: Places, trainings: Trainings, run: str, test: Callable[[Watc
     made: list[WatchTab] = []
 
     def root() -> None:
-        shared = Shared(places, trainings, Store(places.temp, 2**20), board, Exports(places, trainings))
+        shared: Any = SimpleNamespace(places=places, trainings=trainings, board=board)
         visit = Visit(shared, "me", run)
         with ui.tabs() as visit.tabs:
             ui.tab("watch")

@@ -190,7 +190,9 @@ def build(places: Places, trainings: Trainings, keys: Keys, limits: Limits, work
         return FileResponse(path, media_type=MEDIA_TYPES[path.suffix.lower()])
 
     @app.get("/_zoo/curves/{system}/{recipe}/{started}")
-    def curves(system: str, recipe: str, started: str, metric: Annotated[list[str], Query(max_length=200)]) -> Response:
+    def curves(
+        system: str, recipe: str, started: str, metric: Annotated[list[str], Query(default_factory=list)]
+    ) -> Response:
         """Chosen columns of a run's metrics.csv."""
         try:
             content = chosen_columns(places.run(f"{system}/{recipe}/{started}"), metric)

@@ -17,13 +17,6 @@ COLOURS = ("#0f766e", "#c2410c", "#3b5bdb", "#a61e4d", "#5c7c00", "#862e9c", "#0
 FEW = 40  # points that are drawn as dots, too
 _SYSTEM = ("grad_norm", "samples_per_sec", "data_wait", "memory_gib", "amp_scale")
 _STAGES = {"train": "Training", "val": "Validation", "test": "Test"}
-# constants of ours that the browser runs; names of metrics are data and never reach such a key
-_NUMBER = (
-    "v => v !== 0 && Math.abs(v) < 1e-3 ? v.toExponential(2) : v.toLocaleString('en', {maximumSignificantDigits: 6})"
-)
-_SVG = """() => {{ const link = document.createElement('a');
-  link.href = getElement({id}).chart.getDataURL({{type: 'svg'}}); link.download = '{name}.svg'; link.click(); }}"""
-_RESET = "() => getElement({id}).chart.dispatchAction({{type: 'dataZoom', start: 0, end: 100}})"
 
 
 @dataclass(frozen=True)
@@ -109,12 +102,12 @@ def options(lines: Sequence[Line], log_scale: bool = False, legend: bool = True)
             series.append({**raw, "silent": True})
         series.append(_series(str(number), line.name, line.points, log_scale, style))
     named = [line.name for line in lines] if legend and len(lines) > 1 else []
-    number_axis = {"type": "log" if log_scale else "value", "scale": True, "axisLabel": {":formatter": _NUMBER}}
+    number_axis = {"type": "log" if log_scale else "value", "scale": True}
     return {
         "animation": False,
         "grid": {"left": 4, "right": 14, "top": 30 if named else 14, "bottom": 4, "containLabel": True},
         "legend": {"show": bool(named), "type": "scroll", "top": 0, "left": 0, "right": 60, "data": named},
-        "tooltip": {"trigger": "axis", "confine": True, ":valueFormatter": _NUMBER},
+        "tooltip": {"trigger": "axis", "confine": True},
         "toolbox": {
             "top": 0,
             "right": 4,
@@ -151,6 +144,10 @@ def _series(key: str, name: str, points: Shown, log_scale: bool, style: dict[str
     }
 
 
+class Plot(ui.echart, component="../static/plot.js"):
+    """A chart of ECharts that costs nothing while it is out of sight."""
+
+
 class Chart:
     """A card with a chart, made in the current slot."""
 
@@ -162,7 +159,6 @@ class Chart:
         """
         self.panel = panel
         self._drawn: tuple[Any, ...] = ()
-        plain = re.sub(r"[^A-Za-z0-9_-]+", "_", panel.title).strip("_") or "chart"
         with ui.element("section").classes("zoo-chart") as self.card:
             with ui.row(wrap=False).classes("zoo-chart-head"):
                 ui.label(panel.title).classes("zoo-chart-title")
@@ -170,13 +166,12 @@ class Chart:
                 with ui.button(icon="more_vert").props("flat dense round size=sm color=grey-8") as button:
                     button.props["aria-label"] = f"Menu of the chart {panel.title}"
                     with ui.menu():
-                        reset = ui.menu_item("Show all steps")
-                        svg = ui.menu_item("Save as SVG")
+                        ui.menu_item("Show all steps", lambda: self.chart.run_method("show_all"))
+                        ui.menu_item("Save as SVG", lambda: self.chart.run_method("save"))
                         wanted = urlencode([("metric", metric) for metric in panel.metrics])
                         ui.menu_item("Save as CSV", lambda: ui.download.from_url(f"{address}?{wanted}"))
-            self.chart = ui.echart(options([]), renderer="svg").classes("zoo-chart-plot").props("role=img")
-            reset.on("click", js_handler=_RESET.format(id=self.chart.id))
-            svg.on("click", js_handler=_SVG.format(id=self.chart.id, name=plain))
+            self.chart: Plot = Plot(options([])).classes("zoo-chart-plot").props("role=img")
+            self.chart.props["name"] = re.sub(r"[^A-Za-z0-9_-]+", "_", panel.title).strip("_") or "chart"
 
     def draw(self, lines: Sequence[Line], log_scale: bool, legend: bool) -> None:
         """Send what is to be seen, if it is not what is seen."""
