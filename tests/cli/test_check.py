@@ -13,8 +13,8 @@ from tests.harness import REPOSITORY
 from zoo.cli.check import check_tool, check_trainer_command
 from zoo.cli.main import find_tools, main
 from zoo.cli.names import find_recipe, near, pairs, recipes, recipes_named
-from zoo.cli.signatures import arguments
 from zoo.common import registry
+from zoo.common.reading.signatures import arguments
 
 PARTS = [name for package in registry.PACKAGES for name in registry.names(package)]
 FORMER = sorted((REPOSITORY / "tests/data/checkpoints_8e52760").rglob("config.yaml"))

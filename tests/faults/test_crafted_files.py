@@ -79,7 +79,7 @@ NODES: dict[str, Node] = {
     "command line": part("zoo.cli.main.main", args=["convert", "flow", "a", "b"]),
     "Path by way of ours": part("zoo.cli.main.Path"),
     "user interface": part("zoo.ui.store.Store", path="ELSEWHERE/marker"),
-    "user interface's processes": part("zoo.ui.processes.Trainings", runs="ELSEWHERE", jobs="ELSEWHERE"),
+    "user interface's processes": part("zoo.ui.jobs.trainings.Trainings", runs="ELSEWHERE", jobs="ELSEWHERE"),
     "log file": part("zoo.training.callbacks.monitor._LogFile", filename="ELSEWHERE/marker"),
     "rows": part("zoo.runs.csv_log.RunCSV", save_dir="ELSEWHERE/rows"),
     "shards": part("zoo.audio.io.shards.ShardWriter", folder="ELSEWHERE/shards"),

@@ -48,7 +48,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 def kill_trainings(folder: Path) -> None:
     """End what the pages of a folder have started."""
-    from zoo.ui.processes import read_record
+    from zoo.ui.jobs.records import read_record
 
     for record in map(read_record, (folder / "runs").glob("*/*/*")):
         if record and record.process():

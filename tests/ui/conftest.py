@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from zoo.ui.jobs.trainings import Trainings
 from zoo.ui.places import Places
-from zoo.ui.processes import Trainings
 
 # fit: writes a row and a checkpoint, then waits for SIGTERM and ends as a training does; others: echo and end
 STAND_IN = """
@@ -36,4 +36,4 @@ def places(tmp_path: Path) -> Places:
 def trainings(places: Places) -> Trainings:
     script = places.work / "stand_in.py"
     script.write_text(STAND_IN)
-    return Trainings(places, ("SECRET",), (sys.executable, "-IS", str(script)))
+    return Trainings(places, ("SECRET",), (sys.executable, str(script)))

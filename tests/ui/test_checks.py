@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from tests.harness import REPOSITORY
 from zoo.ui.checks import MAX_DEPTH, Rules, read_yaml
-from zoo.ui.forms.form import Form
+from zoo.ui.forms.draft import Draft
+from zoo.ui.jobs.trainings import Trainings
 from zoo.ui.places import Places
-from zoo.ui.processes import Trainings
 
 EMA = "zoo.training.EMA"
 CALLBACKS = {"trainer": {"callbacks": [{"class_path": EMA, "init_args": {"decay": 0.9}}]}}
@@ -78,7 +78,7 @@ AROUND = {
     "a private class": "a.class_path=zoo.audio.io.files._Sequential",
     "a class of the command line": "a.class_path=zoo.cli.trainer.ZooCLI",
     "a class that loads files": "a={class_path: zoo.cli.trainer.Loaded, init_args: {allow_import: [subprocess]}}",
-    "a class of the page": "a.class_path=zoo.ui.processes.Trainings",
+    "a class of the page": "a.class_path=zoo.ui.jobs.trainings.Trainings",
     "Lightning's writers": "a=[{class_path: lightning.pytorch.loggers.CSVLogger, init_args: {save_dir: x}}]",
     "a class behind a dotted key": "a={'b.class_path': os.system}",
     "a class that is none": "a={class_path: [subprocess.Popen]}",
@@ -91,7 +91,7 @@ AROUND = {
 @pytest.mark.parametrize("lines", [pytest.param(lines, id=name) for name, lines in AROUND.items()])
 def test_ways_around_are_closed(lines: str, rules: Rules) -> None:
     with pytest.raises(ValueError) as refused:
-        Form(CALLBACKS).changes({}, lines, rules)
+        Draft("toy", "smoke", (), CALLBACKS).set_lines(lines, rules)
     assert len(str(refused.value).splitlines()) == 1
 
 
@@ -106,19 +106,22 @@ def test_honest_lines_pass(rules: Rules) -> None:
         "model.init_args.since": "2001-01-01",
     }
     lines = "\n".join(f"{key}={json.dumps(value)}" for key, value in honest.items())
-    flat = Form(CALLBACKS).changes({}, lines, rules)
+    draft = Draft("toy", "smoke", (), CALLBACKS)
+    draft.set_lines(lines, rules)
+    flat = draft.changes()
     assert flat["data"]["init_args"]["root"] == honest["data.init_args.root"]
     assert flat["model"]["init_args"]["since"] == "2001-01-01"
     assert flat["model"]["init_args"]["net"] == honest["model.init_args.net"]
 
 
-@pytest.mark.parametrize("value", [{"class_path": "os.system"}, "/etc/passwd", [True], 1])
-def test_controls_hold_their_own_kind(value: Any, rules: Rules) -> None:
-    recipe = CALLBACKS | {"model": {"init_args": {"compile": False}}}
-    with pytest.raises(ValueError, match="expected true or false"):
-        Form(recipe).changes({"Compile": value}, "", rules)
-    with pytest.raises(ValueError, match=r"expected a|no paths|is no YAML"):
-        Form(recipe).changes({"Steps": str(value), "Precision": "/etc/passwd"}, "", rules)
+@pytest.mark.parametrize("value", [{"class_path": "os.system"}, "/etc/passwd", ["~/x"], "${oc.env:SECRET}"])
+def test_fields_take_what_lines_take(value: Any, rules: Rules) -> None:
+    """What a field holds of which kind is the form's affair; whatever it hands on is looked at like a line."""
+    draft = Draft("toy", "smoke", (), CALLBACKS)
+    for key in ("trainer.max_steps", "trainer.precision", "trainer.callbacks.EMA.init_args.decay", "guard.on"):
+        with pytest.raises(ValueError, match=r"no paths|is no part"):
+            draft.set(key, value, rules)
+    assert draft.edits == {}
 
 
 NAMES = st.sampled_from(["a", "b", "init_args", "g/mel", "net", "optimizer", "items"])
@@ -224,7 +227,7 @@ def test_poison_is_found_wherever_and_however_it_stands(case: tuple[str, Any, bo
     text, tree, poisoned = case
     assert read_yaml(text) == tree
     for check in (
-        lambda: Form({}).changes({}, f"key.sub={text}", rules),
+        lambda: Draft("toy", "smoke", (), {}).set_lines(f"key.sub={text}", rules),
         lambda: rules.check_config({"key": {"sub": tree}}, ()),
     ):
         if poisoned:
@@ -260,6 +263,8 @@ def test_the_parsed_config_decides(tmp_path: Path) -> None:
     places = Places(tmp_path, tmp_path / "runs", tmp_path / "temp", tmp_path / "data")
     trainings, recipe = Trainings(places), REPOSITORY / "configs" / "hifigan" / "smoke.yaml"
     known = {"torch.optim.AdamW"}
-    changes = Form({}).changes({}, "trainer.logger=CSVLogger", places.rules())
+    draft = Draft("hifigan", "smoke", (), {})
+    draft.set_lines("trainer.logger=CSVLogger", places.rules())
+    changes = draft.changes()
     with pytest.raises(ValueError, match=r"trainer\.logger\.class_path: 'lightning"):
         trainings.check([recipe], changes, places.rules(), lambda: known)

@@ -12,8 +12,8 @@ pytest.importorskip("nicegui", reason="needs the extra `ui`")
 from fastapi.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
+from zoo.ui.jobs.trainings import Trainings
 from zoo.ui.places import Places
-from zoo.ui.processes import Trainings
 from zoo.ui.security import LOGIN_PATH, SOCKET_PATH, UPLOAD_PATH, Gate, Keys
 from zoo.ui.server import Limits, build
 from zoo.ui.store import MIB, Store

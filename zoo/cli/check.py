@@ -14,9 +14,9 @@ from typing import Any
 import yaml
 
 from zoo.cli.names import find_recipe, listed, near, pairs
-from zoo.cli.signatures import Argument, arguments
 from zoo.common import registry
 from zoo.common.options import CONFIG_OPTIONS, SETTINGS_SUFFIXES
+from zoo.common.reading.signatures import Argument, arguments
 from zoo.common.reading.text import safe_load
 
 CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")

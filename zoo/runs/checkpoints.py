@@ -5,6 +5,7 @@ Imported without torch by what only looks at run folders.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import math
@@ -157,8 +158,12 @@ def is_sound(path: Path, warn: bool = False) -> bool:
 
 def find_checkpoints(folder: Path, pattern: str = "*.ckpt") -> list[Path]:
     """All checkpoints of a run folder, the most advanced first (by the step in the name, then by time)."""
-    found = [path for path in folder.glob(pattern) if TEMPORARY_MARK not in path.name]
-    return sorted(found, key=lambda path: (step_of(path), path.stat().st_mtime), reverse=True)
+    found = []
+    for path in folder.glob(pattern):
+        if TEMPORARY_MARK not in path.name:
+            with contextlib.suppress(FileNotFoundError):  # pruned just now, or a link to nothing
+                found.append((step_of(path), path.stat().st_mtime, path))
+    return [path for _, _, path in sorted(found, reverse=True)]
 
 
 def step_of(path: Path) -> int:

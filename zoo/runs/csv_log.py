@@ -17,11 +17,10 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from zoo.common.atomic import write_atomic
-from zoo.runs.listing import CSV_NAME
+from zoo.runs.listing import CSV_NAME, FIXED_COLUMNS
 
 log = logging.getLogger(__name__)
 
-FIXED_COLUMNS = ("step", "epoch")
 Row = dict[str, str]
 
 

@@ -11,7 +11,7 @@ from zoo.runs import listing
 from zoo.runs.listing import Run
 
 # what a reader of a config asks first, by dotted key
-_SUMMARY = {
+SUMMARY = {
     "model": "model.class_path",
     "data": "data.class_path",
     "batch size": "data.init_args.batch_size",
@@ -43,7 +43,7 @@ def described(run: Run) -> dict[str, Any]:
         else f"{run.step}, epoch {run.epoch} of {run.epochs or '?'}",
         "seconds": listing.trained_seconds(run.folder),
         "best": None if run.best is None else {"value": run.best, "step": run.best_step},
-        "config": {name: flat[key] for name, key in _SUMMARY.items() if flat.get(key, "null") != "null"},
+        "config": {name: flat[key] for name, key in SUMMARY.items() if flat.get(key, "null") != "null"},
         "checkpoints": listing.checkpoints_of(run.folder),
         "last": {key: curves[key][-1][1] for key in dict.fromkeys(first)},
         "media": {"folder": str(media), "files": names[:_SHOWN_FILES] + more} if media else None,

@@ -12,7 +12,7 @@ import os
 import re
 import time
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from zoo.runs.checkpoints import best_checkpoint, find_checkpoints, is_sound, sc
 
 CONFIG_NAME = "config.yaml"
 CSV_NAME = "metrics.csv"
+FIXED_COLUMNS = ("step", "epoch")  # of metrics.csv, its first ones
 LOG_NAME = "train.log"
 MEDIA_NAME = "media"
 RECIPE_MARK = "recipe: "  # in the comment above a run's config
@@ -306,15 +307,20 @@ def read_curves(path: Path) -> dict[str, Points]:
     curves: dict[str, Points] = {}
     try:
         with path.open(newline="", encoding="utf-8", errors="replace") as file:
-            for row in csv.DictReader(file):
-                step = _number(row.pop("step", None))
-                for key, text in row.items():
-                    value = _number(text) if isinstance(text, str) else None
-                    if key and step is not None and value is not None:
-                        curves.setdefault(key, []).append((step, value))
+            add_rows(csv.DictReader(file), curves)
     except (OSError, csv.Error):
         pass
     return curves
+
+
+def add_rows(rows: Iterable[dict[str, Any]], curves: dict[str, Points]) -> None:
+    """Add the finite values of a record's rows to curves."""
+    for row in rows:
+        step = _number(row.pop("step", None))
+        for key, text in row.items():
+            value = _number(text) if isinstance(text, str) else None
+            if key and step is not None and value is not None:
+                curves.setdefault(key, []).append((step, value))
 
 
 def _number(text: str | None) -> float | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from nicegui import ui
 
-from zoo.ui.readings import GIB
+from zoo.ui.tabs.machine import Machine
 from zoo.ui.tabs.predict import PredictTab
 from zoo.ui.tabs.runs import RunsTab
 from zoo.ui.tabs.train import TrainTab
@@ -34,7 +34,7 @@ def show_page(shared: Shared, session: str, tab: str, run: str) -> None:
     ui.colors(primary="#0f766e", negative="#b42318", positive="#0f766e")
     with ui.header().classes("zoo-head"):
         ui.html("<h1>zoo</h1>", sanitize=False)
-        _show_load(visit)
+        Machine(visit)
     first = tab if tab in TABS else "watch" if running or run else "train"
     with ui.tabs().props('inline-label no-caps align=left aria-label="Sections"') as visit.tabs:
         for name, label in TABS.items():
@@ -45,18 +45,3 @@ def show_page(shared: Shared, session: str, tab: str, run: str) -> None:
         for name, maker in makers.items():
             with ui.tab_panel(name):
                 maker(visit)
-
-
-def _show_load(visit: Visit) -> None:
-    """Small meters of processor, memory and GPUs."""
-    with ui.row().classes("zoo-load"):
-        shown = ui.label().classes("zoo-small")
-
-    async def refresh() -> None:
-        parts = [
-            f"{load.name} {load.percent:.0f} % · {load.used_bytes / GIB:.1f} of {load.total_bytes / GIB:.1f} GiB"
-            for load in visit.shared.board.loads
-        ]
-        shown.set_text("   ".join(parts))
-
-    visit.every(2.0, "", refresh)

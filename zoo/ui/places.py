@@ -15,6 +15,7 @@ from zoo.ui.checks import Rules
 
 CONSOLE_NAME = "console.log"
 CHANGES_NAME = "changes.yaml"
+RECORD_NAME = "process.json"
 
 Chosen = TypeVar("Chosen")
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
@@ -98,7 +99,7 @@ class Places:
             parts = folder.relative_to(self.runs).parts
             if (
                 all(_NAME.fullmatch(part) for part in parts)
-                and (is_run(folder) or (folder / CONSOLE_NAME).is_file())
+                and (is_run(folder) or any((folder / name).is_file() for name in (CONSOLE_NAME, RECORD_NAME)))
                 and self._inside(folder)
             ):
                 found.append(("/".join(parts), folder.stat().st_mtime))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import csv
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import psutil
 
 from zoo.common.hardware import total_memory_bytes, usable_cores
-from zoo.runs.listing import CSV_NAME, LOG_NAME, Points, media_of, read_curves, tail
+from zoo.runs.listing import LOG_NAME, MEDIA_NAME, media_of, tail
 from zoo.ui.places import CONSOLE_NAME, check_name
 
 GIB = 2**30
@@ -24,51 +26,86 @@ MEDIA_TYPES = {
     ".jpg": "image/jpeg",
     ".gif": "image/gif",
 }
-POINTS = 600  # of a curve; a screen shows no more
 _CARDS = Path("/sys/class/drm")
-
-
-class Metrics:
-    """metrics.csv of runs, read again only when a file has changed."""
-
-    def __init__(self) -> None:
-        self._known: dict[Path, tuple[tuple[int, int], dict[str, Points]]] = {}
-
-    def read(self, run: Path) -> dict[str, Points]:
-        """Curves of a run by metric: (step, value) in the file's order, finite values only."""
-        path = run / CSV_NAME
-        try:
-            status = path.stat()
-            mark = (status.st_mtime_ns, status.st_size)
-            if path not in self._known or self._known[path][0] != mark:
-                self._known[path] = (mark, read_curves(path))
-        except OSError:
-            return {}
-        return self._known[path][1]
-
-
-def thinned(points: Points, most: int = POINTS) -> Points:
-    """At most `most` points: the last of each equal share, so that the newest value stays."""
-    if len(points) <= most:
-        return points
-    return [points[(index + 1) * len(points) // most - 1] for index in range(most)]
+_TABLE_CHARACTERS, _TABLE_ROWS, _CELL_CHARACTERS = 2**18, 100, 2000
+_PROGRESS = "progress: step "
+_RAISED = re.compile(r"^(?:[\w.]*\.)?\w*(?:Error|Exception|Interrupt): .*", re.MULTILINE)
+Table = tuple[list[str], list[list[str]]]
 
 
 def log_of(run: Path, failed: bool) -> str:
     """What a run said last: train.log, and the console where there is none or where it failed."""
-    log, console = tail(run / LOG_NAME), tail(run / CONSOLE_NAME, 20)
+    log, console = recent(run / LOG_NAME), recent(run / CONSOLE_NAME, 20)
     if not log:
         return console
     return f"{log}\n\n--- console ---\n{console}" if failed and console else log
 
 
-def last_media(run: Path) -> tuple[str, list[str]]:
-    """The newest step folder of `media/` and the files in it that a browser can show; ("", []) without any."""
-    for folder in media_of(run):
-        names = sorted(path.name for path in folder.iterdir() if is_media(path.name))
-        if names:
-            return folder.name, names
-    return "", []
+def recent(path: Path, lines: int = 200) -> str:
+    """The last lines of a text file, read once for all pages."""
+    try:
+        status = path.stat()
+    except OSError:
+        return ""
+    return _tail(path, lines, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(64)
+def _tail(path: Path, lines: int, changed: int, size: int) -> str:
+    return tail(path, lines)
+
+
+def why_failed(run: Path) -> str:
+    """One line on what ended a run, which names the key to mend where its command did; "" when nothing tells."""
+    console = recent(run / CONSOLE_NAME)
+    if "error:" in console or _RAISED.search(console):
+        said = [line for line in console.splitlines() if "error:" in line or _RAISED.match(line)][-1]
+        return said.strip().removeprefix("zoo: error: ")
+    raised = _RAISED.findall(recent(run / LOG_NAME).rpartition("ended by ")[2])
+    return raised[-1] if raised else ""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What a run last said of its speed; "" where it did not."""
+
+    speed: str = ""
+    left: str = ""
+
+
+def pace_of(log: str) -> Pace:
+    """Read the newest line of progress in train.log."""
+    lines = [line for line in log.splitlines() if _PROGRESS in line]
+    parts = lines[-1].split(_PROGRESS)[1].split(" · ") if lines else []
+    speed = next((part for part in parts if part.endswith((" it/s", " s/it"))), "")
+    return Pace(speed, next((part.removeprefix("ETA ") for part in parts if part.startswith("ETA ")), ""))
+
+
+def steps_of(run: Path) -> list[str]:
+    """Names of the step folders of `media/`, the oldest first."""
+    return [folder.name for folder in reversed(media_of(run)) if re.fullmatch(r"step_\d+", folder.name)]
+
+
+def samples_of(run: Path, step: str) -> tuple[list[str], dict[str, Table]]:
+    """What a step folder of `media/` holds: names of sounds and pictures, and tables by name."""
+    names, tables = [], {}
+    for path in sorted((run / MEDIA_NAME / check_name(step)).glob("*")):
+        if is_media(path.name):
+            names.append(path.name)
+        elif path.suffix == ".csv" and not path.is_symlink():
+            tables[path.stem] = read_table(path)
+    return names, tables
+
+
+def read_table(path: Path) -> Table:
+    """The columns and first rows of a csv file; cells are cut to what can be read on a page."""
+    try:
+        with path.open(newline="", encoding="utf-8", errors="replace") as file:
+            text = file.read(_TABLE_CHARACTERS)
+        lines = [[cell[:_CELL_CHARACTERS] for cell in line] for line in csv.reader(text.splitlines(keepends=True))]
+    except (OSError, csv.Error):
+        return [], []
+    return (lines[0], lines[1 : _TABLE_ROWS + 1]) if lines else ([], [])
 
 
 def is_media(name: str) -> bool:

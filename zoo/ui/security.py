@@ -30,7 +30,7 @@ LEAVE_SECONDS = 60.0  # without an open page; one that is loaded anew is back so
 # What the page is made of; of NiceGUI's own routes only what it ships, none that takes files or serves others
 _READ = re.compile(
     r"/|/favicon\.ico|/_nicegui/[0-9.]+/(static|libraries|components|resources|dynamic_resources|esm)/.+"
-    r"|/_zoo/(media|results)/.+"
+    r"|/_zoo/(media|curves|results|exports)/.+"
 )
 # NiceGUI's page holds inline scripts and compiles its templates; nothing may come from or go to another host
 _POLICY = "; ".join(

@@ -11,17 +11,19 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, HTTPException, Request
-from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+from fastapi import FastAPI, HTTPException, Query, Request
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 
 from zoo.runs.listing import MEDIA_NAME
 from zoo.ui.board import Board
+from zoo.ui.curves import chosen_columns
+from zoo.ui.exports import Exports
+from zoo.ui.jobs.trainings import Queue, Trainings
 from zoo.ui.places import Places, check_name
-from zoo.ui.processes import Trainings
 from zoo.ui.readings import MEDIA_TYPES, is_media
 from zoo.ui.security import OTHER_LIMIT, UPLOAD_PATH, Gate, Keys
 from zoo.ui.store import MAX_FILES, MIB, Store, UploadError
@@ -48,7 +50,15 @@ class Limits:
     session: int = 1024 * MIB
 
 
-def serve(runs: Path, data: Path, port: int, password: str | None, secrets: tuple[str, ...], limits: Limits) -> None:
+def serve(
+    runs: Path,
+    data: Path,
+    port: int,
+    password: str | None,
+    secrets: tuple[str, ...],
+    limits: Limits,
+    queue: Queue,
+) -> None:
     """Serve the page until a signal.
 
     Args:
@@ -67,12 +77,13 @@ def serve(runs: Path, data: Path, port: int, password: str | None, secrets: tupl
     port = bound.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="zoo-ui-", ignore_cleanup_errors=True) as folder:
         places = Places(Path.cwd(), runs.absolute(), Path(folder), data.absolute())
-        trainings = Trainings(places, secrets)
+        trainings = Trainings(places, secrets, at_once=queue.at_once, waiting=queue.most, tied=queue.tied)
         keys = Keys(password, cookie=f"zoo_ui_{port}")
         workers = Workers(places, secrets)
         app = build(places, trainings, keys, limits, workers)
         where = f"http://{HOST}:{port}/" + ("" if password else f"?token={keys.token}")
-        print(f"zoo: open {where}\nzoo: only this machine can; Ctrl-C ends the page, not the trainings", flush=True)
+        also = ", and the trainings save and end" if queue.tied else ", not the trainings"
+        print(f"zoo: open {where}\nzoo: only this machine can; Ctrl-C ends the page{also}", flush=True)
         settings = uvicorn.Config(
             app,
             log_level="warning",
@@ -120,9 +131,10 @@ def build(places: Places, trainings: Trainings, keys: Keys, limits: Limits, work
 
     store = Store(places.temp, QUOTA_UPLOADS * limits.upload, limits.files, limits.session)
     store.uploads.mkdir(exist_ok=True)
-    board = Board(places, trainings)
-    shared = Shared(places, trainings, store, board, Asked(places, store, workers, trainings))
     owners: dict[str, str] = {}
+    board = Board(places, trainings, pages=owners)
+    exports = Exports(places, trainings)
+    shared = Shared(places, trainings, store, board, exports, Asked(places, store, workers, trainings))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -176,6 +188,27 @@ def build(places: Places, trainings: Trainings, keys: Keys, limits: Limits, work
         if not is_media(name) or not path.is_file() or not path.resolve().is_relative_to(places.runs.resolve()):
             raise HTTPException(404)
         return FileResponse(path, media_type=MEDIA_TYPES[path.suffix.lower()])
+
+    @app.get("/_zoo/curves/{system}/{recipe}/{started}")
+    def curves(system: str, recipe: str, started: str, metric: Annotated[list[str], Query(max_length=200)]) -> Response:
+        """Chosen columns of a run's metrics.csv."""
+        try:
+            content = chosen_columns(places.run(f"{system}/{recipe}/{started}"), metric)
+        except ValueError as error:
+            raise HTTPException(404) from error
+        headers = {"content-disposition": f'attachment; filename="{system}-{recipe}-{started}.csv"'}
+        return Response(content, media_type="text/csv", headers=headers)
+
+    @app.get("/_zoo/exports/{system}/{recipe}/{started}/{name}.zip")
+    def export(system: str, recipe: str, started: str, name: str) -> StreamingResponse:
+        """An export of a run."""
+        try:
+            blocks = exports.zipped(f"{system}/{recipe}/{started}", name)
+        except ValueError as error:
+            raise HTTPException(404) from error
+        saved_as = f"{system}-{recipe}-{started}-{name}.zip"  # of characters that need no quoting
+        headers = {"content-disposition": f'attachment; filename="{saved_as}"'}
+        return StreamingResponse(blocks, media_type="application/zip", headers=headers)
 
     @app.get("/_zoo/results/{job}/{name}")
     def result(job: str, name: str, request: Request) -> FileResponse:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeVar
 
 from nicegui import run, ui
 
 from zoo.ui.board import Board
+from zoo.ui.exports import Exports
+from zoo.ui.forms.configs import Configs
+from zoo.ui.jobs.trainings import Trainings
 from zoo.ui.places import Places
-from zoo.ui.processes import Trainings
 from zoo.ui.store import Store
 from zoo.ui.warm.asked import Asked
 
@@ -25,10 +28,17 @@ class Shared:
     trainings: Trainings
     store: Store
     board: Board
+    exports: Exports
     asked: Asked
+
+    @cached_property
+    def configs(self) -> Configs:
+        """Complete configs, read once for all pages."""
+        return Configs(self.trainings)
 
     def end_session(self, session: str) -> None:
         """Let go what belonged to a session whose pages are closed."""
+        self.exports.end_session(session)
         self.asked.end(session)
         self.store.end(session)
 
@@ -40,17 +50,19 @@ class Visit:
     Args:
         session: whose it is.
         run: the run that is looked at, in all tabs; "" for none. Change it with `choose`.
+        beside: runs to lay over it in Watch.
     """
 
     shared: Shared
     session: str
     run: str = ""
+    beside: list[str] = field(default_factory=list)
     tabs: Any = None
     _listeners: list[Callable[[], Any]] = field(default_factory=list)
 
-    def choose(self, run: str, tab: str = "") -> None:
+    def choose(self, run: str, tab: str = "", beside: Sequence[str] = ()) -> None:
         """Look at a run, in a tab if one is named; every listener learns of it before anything else happens."""
-        self.run = run
+        self.run, self.beside = run, list(beside)
         for listener in self._listeners:
             listener()
         if tab:

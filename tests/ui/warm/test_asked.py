@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from zoo.ui.processes import Trainings
 
 from zoo.runs.interactive import Part
 from zoo.ui.places import Places
-from zoo.ui.processes import Trainings
 from zoo.ui.store import KEPT_JOBS, MIB, Store
 from zoo.ui.warm.asked import Asked, Job
 from zoo.ui.warm.pool import Failed, Finished, Progress

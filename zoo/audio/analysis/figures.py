@@ -57,7 +57,9 @@ def _spectra(
     levels = {title: _decibels(wave, hop) for title, wave in waves.items()}
     top = max(float(level.max()) for level in levels.values())
     count = len(levels) + with_difference
-    figure = Figure(figsize=(8.0, 0.6 + 2.2 * count), dpi=DPI, layout="constrained")
+    height = 0.6 + 2.2 * count
+    figure = Figure(figsize=(8.0, height), dpi=DPI)  # its own margins take half the time of a constrained layout
+    figure.subplots_adjust(left=0.08, right=1.03, bottom=0.5 / height, top=1 - 0.3 / height, hspace=0.25)
     axes = list(figure.subplots(count, 1, sharex=True, squeeze=False)[:, 0])
     for panel, (title, level) in zip(axes, levels.items(), strict=False):
         extent = (0.0, level.shape[1] * hop / sample_rate, 0.0, sample_rate / 2000)

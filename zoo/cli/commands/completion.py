@@ -8,7 +8,7 @@ from typing import Any, Literal
 from zoo.cli.helps import OPTIONS, TRAINER_COMMANDS
 from zoo.cli.main import RANKS, find_tools, summary
 from zoo.cli.names import recipes
-from zoo.cli.signatures import arguments
+from zoo.common.reading.signatures import arguments
 
 RUNS = {
     "bash": '_zoo_runs() { compgen -W last -- "$1"; compgen -d -- "${1:-runs/}"; }',

@@ -22,6 +22,9 @@ def main(
     max_upload_mib: int = 512,
     max_uploads: int = 50,
     max_session_mib: int = 1024,
+    trainings_at_once: int = 1,
+    max_trainings: int = 8,
+    on_exit: str = "keep",
 ) -> None:
     """Serve the local web page: train, watch, inspect, predict; for this machine only.
 
@@ -35,10 +38,14 @@ def main(
         max_upload_mib: largest upload; the page's temporary folder holds four of them.
         max_uploads: files that a session may have uploaded at a time.
         max_session_mib: how large they may be together.
+        trainings_at_once: how many trainings run at a time; more wait for their turn.
+        max_trainings: how many a session may have running or waiting.
+        on_exit: what becomes of trainings when the page ends or is killed: "keep" lets them go on, and a later page
+            finds them; "stop" has them save and end.
 
     Raises:
         ImportError: the extra `ui` is not installed.
-        ValueError: the port, the password or the limit cannot be used.
+        ValueError: the port, the password, a limit or on_exit cannot be used.
         OSError: the port is taken.
     """
     missing = [name for name in MODULES if importlib.util.find_spec(name) is None]
@@ -46,6 +53,9 @@ def main(
         raise ImportError(f"the page needs {', '.join(missing)}: pip install 'zoo[ui]'")
     within(0, 65535, port=port)
     at_least(1, max_upload_mib=max_upload_mib, max_uploads=max_uploads, max_session_mib=max_session_mib)
+    at_least(1, trainings_at_once=trainings_at_once, max_trainings=max_trainings)
+    if on_exit not in ("keep", "stop"):
+        raise ValueError(f"--on_exit {on_exit}: expected keep or stop")
     password = None
     if password_env is not None:
         password = os.environ.get(password_env)
@@ -55,9 +65,10 @@ def main(
         password = getpass.getpass("Password for the page: ")
     if password is not None and len(password) < LEAST_PASSWORD:
         raise ValueError(f"the password has {len(password)} characters, at least {LEAST_PASSWORD} are needed")
+    from zoo.ui.jobs.trainings import Queue
     from zoo.ui.server import MIB, Limits, serve
 
     secrets = () if password_env is None else (password_env,)
     folder = data or Path(os.environ.get("ZOO_DATA", "data"))
     sizes = Limits(max_upload_mib * MIB, max_uploads, max_session_mib * MIB)
-    serve(runs, folder, port, password, secrets, sizes)
+    serve(runs, folder, port, password, secrets, sizes, Queue(trainings_at_once, max_trainings, on_exit == "stop"))

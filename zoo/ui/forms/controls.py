@@ -30,9 +30,12 @@ class Control:
     """One control of the form.
 
     Args:
-        kind: what it holds; "choice" offers `choices` and takes others too.
+        kind: what it holds; "choice" offers `choices` and what its annotation lists.
         keys: dotted keys or globs of them; the first that the recipe has is edited, without any the control is hidden.
         choices: of "choice" and "many".
+        info: in a few words; without it the help is the docstring's of the class that takes the key.
+        low: smallest number that makes sense; None for no limit.
+        high: largest.
     """
 
     label: str
@@ -41,6 +44,8 @@ class Control:
     keys: tuple[str, ...]
     choices: tuple[str, ...] = ()
     info: str = ""
+    low: float | None = None
+    high: float | None = None
 
 
 _MODEL, _DATA = "model.init_args.", "data.init_args."
@@ -49,26 +54,31 @@ _MONITOR = f"{CALLBACKS}.LossMonitor.init_args."
 _SCALE = f"{CALLBACKS}.LossScale.init_args."
 _PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true")
 CONTROLS = (
-    Control("Steps", "Training", "int", ("trainer.max_steps",), info="batches; -1 for no limit"),
-    Control("Batch size", "Training", "int", (f"{_DATA}batch_size",), info="per process"),
+    Control("Steps", "Training", "int", ("trainer.max_steps",), info="batches; -1 for no limit", low=-1),
+    Control("Batch size", "Training", "int", (f"{_DATA}batch_size",), info="per process", low=1),
     Control(
         "Gradient accumulation",
         "Training",
         "int",
         (f"{_MODEL}accumulate", "trainer.accumulate_grad_batches"),
         info="batches per optimizer step",
+        low=1,
     ),
     Control(
-        "Learning rate", "Training", "number", (f"{_MODEL}optimizer.init_args.lr", f"{_MODEL}optimizer_g.init_args.lr")
+        "Learning rate",
+        "Training",
+        "number",
+        (f"{_MODEL}optimizer.init_args.lr", f"{_MODEL}optimizer_g.init_args.lr"),
+        low=0,
     ),
-    Control("Learning rate, discriminator", "Training", "number", (f"{_MODEL}optimizer_d.init_args.lr",)),
-    Control("Warm-up steps", "Training", "int", (f"{_MODEL}scheduler*.init_args.warmup_steps",)),
-    Control("Gradient clipping", "Training", "number", (f"{_MODEL}clip_g", "trainer.gradient_clip_val")),
-    Control("Seed", "Training", "int", ("seed_everything",)),
-    Control("Loader processes", "Performance", "int", (f"{_DATA}num_workers",)),
+    Control("Learning rate, discriminator", "Training", "number", (f"{_MODEL}optimizer_d.init_args.lr",), low=0),
+    Control("Warm-up steps", "Training", "int", (f"{_MODEL}scheduler*.init_args.warmup_steps",), low=0),
+    Control("Gradient clipping", "Training", "number", (f"{_MODEL}clip_g", "trainer.gradient_clip_val"), low=0),
+    Control("Seed", "Training", "int", ("seed_everything",), low=0),
+    Control("Loader processes", "Performance", "int", (f"{_DATA}num_workers",), low=0),
     Control("Precision", "Performance", "choice", ("trainer.precision",), _PRECISIONS),
     Control("Own loss scale", "Performance", "switch", ("scale.on",), info="16-mixed: choose where the scale starts"),
-    Control("Initial loss scale", "Performance", "number", (f"{_SCALE}init_scale",), info="of 16-mixed"),
+    Control("Initial loss scale", "Performance", "number", (f"{_SCALE}init_scale",), info="of 16-mixed", low=1),
     Control("Compile", "Performance", "switch", (f"{_MODEL}compile", "*.compile")),
     Control(
         "Compile mode", "Performance", "choice", ("*.compile_mode",), ("default", "reduce-overhead", "max-autotune")
@@ -96,24 +106,36 @@ CONTROLS = (
         ("skip", "reduce", "roll_back"),
     ),
     Control(
-        "Explosion threshold", "Protection", "number", (f"{_GUARD}threshold", f"{_MONITOR}threshold", f"{_GUARD}factor")
+        "Explosion threshold",
+        "Protection",
+        "number",
+        (f"{_GUARD}threshold", f"{_MONITOR}threshold", f"{_GUARD}factor"),
+        low=0,
     ),
-    Control("Reduction of the learning rate", "Protection", "number", (f"{_GUARD}reduce_factor", f"{_MONITOR}factor")),
-    Control("Guard's patience", "Protection", "int", (f"{_GUARD}patience",), info="bad batches until it stops"),
-    Control("Early stopping", "Protection", "switch", ("early.on",)),
+    Control(
+        "Reduction of the learning rate",
+        "Protection",
+        "number",
+        (f"{_GUARD}reduce_factor", f"{_MONITOR}factor"),
+        low=0,
+        high=1,
+    ),
+    Control("Guard's patience", "Protection", "int", (f"{_GUARD}patience",), info="bad batches until it stops", low=1),
+    Control("Early stopping", "Protection", "switch", ("early.on",), info="ends when validations get no better"),
     Control(
         "Patience",
         "Protection",
         "int",
         (f"{CALLBACKS}.*EarlyStopping.init_args.patience",),
         info="validations without a better value",
+        low=1,
     ),
-    Control("Validation interval", "Intervals", "number", ("trainer.val_check_interval",), info="batches"),
-    Control("Log interval", "Intervals", "int", ("trainer.log_every_n_steps",), info="batches"),
-    Control("Checkpoint interval", "Intervals", "int", ("checkpoints.every_n_batches",), info="batches"),
-    Control("Checkpoint interval, minutes", "Intervals", "number", ("checkpoints.every_minutes",)),
-    Control("Checkpoints kept", "Intervals", "int", ("checkpoints.keep_last",)),
-    Control("Sounds and pictures kept", "Intervals", "int", (f"{_MODEL}media_items",), info="per validation"),
+    Control("Validation interval", "Intervals", "number", ("trainer.val_check_interval",), info="batches", low=0),
+    Control("Log interval", "Intervals", "int", ("trainer.log_every_n_steps",), info="batches", low=1),
+    Control("Checkpoint interval", "Intervals", "int", ("checkpoints.every_n_batches",), info="batches", low=1),
+    Control("Checkpoint interval, minutes", "Intervals", "number", ("checkpoints.every_minutes",), low=0),
+    Control("Checkpoints kept", "Intervals", "int", ("checkpoints.keep_last",), low=1),
+    Control("Sounds and pictures kept", "Intervals", "int", (f"{_MODEL}media_items",), info="per validation", low=0),
 )
 
 GUARD_CLASS = "zoo.training.LossGuard"

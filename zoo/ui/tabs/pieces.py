@@ -33,6 +33,6 @@ class Answer(ui.label):
 
     def say(self, kind: str, text: str) -> None:
         """Show a text: kind "good", "busy", "calm" or "bad"."""
-        self.classes(replace=f"zoo-said {kind}")
+        self.classes(remove="good busy calm bad").classes(kind)  # what hides it is a class, too
         self.set_text(text)
         self.set_visibility(bool(text))

@@ -116,7 +116,7 @@ def _is_lost(error: Exception) -> bool:
     """Whether nothing can be computed in this process any more."""
     import torch
 
-    return isinstance(error, torch.AcceleratorError)
+    return isinstance(error, torch.AcceleratorError | torch.OutOfMemoryError)
 
 
 def _one_line(error: Exception) -> str:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 NO_MORE = ("LightningModule", "LightningDataModule", "Callback", "object", "ABC", "Protocol")  # take no arguments
+
+
+_ENTRY = re.compile(r"(\w+)(?: \([^)]*\))?: *(.*)")
 
 
 class Argument(NamedTuple):
@@ -43,6 +47,43 @@ def arguments(module: str, name: str) -> dict[str, Argument] | None:
     if isinstance(found.node, ast.ClassDef):
         return _of_class(found.module, found.node)
     return _parameters(found.module, found.node.args) if isinstance(found.node, ast.FunctionDef) else None
+
+
+@cache
+def described(module: str, name: str) -> dict[str, str]:
+    """What docstrings say of a class's or function's arguments (Google style), base classes included, by name."""
+    found = _find(module, name)
+    if found is None or not isinstance(found.node, ast.ClassDef | ast.FunctionDef):
+        return {}
+    said: dict[str, str] = {}
+    if isinstance(found.node, ast.ClassDef):
+        for base in found.node.bases:
+            said |= {} if _last(base) in NO_MORE else described(found.module, _last(base))
+        inits = [each for each in found.node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
+        for init in inits:
+            said |= _args_section(ast.get_docstring(init) or "")
+    return said | _args_section(ast.get_docstring(found.node) or "")
+
+
+def _args_section(docstring: str) -> dict[str, str]:
+    """The entries of a docstring's `Args:`."""
+    _, _, rest = docstring.partition("Args:\n")
+    said: dict[str, str] = {}
+    depth = len(rest) - len(rest.lstrip(" "))
+    name = ""
+    for line in rest.splitlines():
+        indent = len(line) - len(line.lstrip(" "))
+        if line.strip() and indent < depth:
+            break
+        begun = _ENTRY.match(line.strip()) if indent == depth else None
+        if begun:
+            name = begun[1]
+            said[name] = begun[2]
+        elif name and line.strip():
+            said[name] += f" {line.strip()}"
+        elif name:  # a paragraph of its own is beyond a line of help
+            name = ""
+    return said
 
 
 def _of_class(module: str, node: ast.ClassDef) -> dict[str, Argument] | None:
