@@ -84,7 +84,7 @@ def asked(places: Places, model: Any) -> Iterator[Asked]:
     (places.work / "predict.py").write_text(PREDICT)
     store = Store(places.temp, MIB)
     store.uploads.mkdir()
-    made = Asked(places, store, model, Commands(places, (), (sys.executable, "-IS", str(places.work / "predict.py"))))
+    made = Asked(places, store, model, Commands(places, (), (sys.executable, str(places.work / "predict.py"))))
     yield made
     for session in ("me", "you"):
         made.end(session)
