@@ -7,8 +7,8 @@ from typing import Any
 
 from nicegui import ui
 
+from zoo.ui.forms.asking import Form
 from zoo.ui.tabs import answers
-from zoo.ui.tabs.asking import Form
 from zoo.ui.tabs.pieces import Answer, heading
 from zoo.ui.visit import Visit, aside, one_line
 from zoo.ui.warm.asked import Job
