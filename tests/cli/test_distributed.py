@@ -52,35 +52,16 @@ def good_ranks(results: list[subprocess.CompletedProcess[str]]) -> None:
         good(result)
 
 
-@pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("one")
-    good(forked("fit", *ARGS, "--data.init_args.batch_size=4", "--trainer.default_root_dir=run", cwd=folder))
-    return folder / "run"
-
-
-@pytest.mark.parametrize("launcher", [pytest.param("lightning", marks=pytest.mark.numeric), "torchrun", "accelerate"])
-def test_two_processes_equal_one_with_the_joined_batch(one: Path, tmp_path: Path, launcher: str) -> None:
-    run = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=29533"]
-    command = {
-        "lightning": [sys.executable, "-m", "zoo"],
-        "torchrun": [sys.executable, *run, "-m", "zoo"],
-        "accelerate": [
-            sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes=2", "--num_machines=1",
-            "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=29534", "-m", "zoo",
-        ],
-    }[launcher]  # fmt: skip
-    args = [*command, "fit", *map(str, ARGS), "--config", str(DDP), "--trainer.accelerator=cpu"]
-    args += ["--data.init_args.batch_size=2", "--trainer.default_root_dir=run"]
-    result = subprocess.run(args, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300)
-    good(result)
-    run = tmp_path / "run"
-    torch.testing.assert_close(weights(run), weights(one), rtol=0, atol=1e-10)
-    found, expected = validation(run), validation(one)
+@pytest.mark.numeric
+def test_two_processes_equal_one_with_the_joined_batch(tmp_path: Path) -> None:
+    good(forked("fit", *ARGS, "--data.init_args.batch_size=4", "--trainer.default_root_dir=one", cwd=tmp_path))
+    both = ["--config", DDP, "--trainer.accelerator=cpu", "--data.init_args.batch_size=2"]
+    good_ranks(forked_ranks("fit", *ARGS, *both, "--trainer.default_root_dir=two", cwd=tmp_path))
+    torch.testing.assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0, atol=1e-10)
+    found, expected = (validation(tmp_path / run) for run in ("two", "one"))
     assert found.keys() == expected.keys()
     assert found["val/mel_l1"] == pytest.approx(expected["val/mel_l1"], rel=1e-4)
-    assert losses(run) == pytest.approx(losses(one), rel=1e-4)
-    assert "2 processes" in result.stderr + result.stdout
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
 
 
 @pytest.mark.numeric
@@ -120,6 +101,7 @@ FLOW = [
     REPOSITORY / "configs" / "flow" / "smoke.yaml",
     "--trainer.max_steps=3",
     "--trainer.val_check_interval=3",
+    "--trainer.log_every_n_steps=1",
     "--data.init_args.max_per_class=10",
     # pairs of a batch would be others in the halves of a batch
     "--model.init_args.coupling=null",
@@ -128,17 +110,38 @@ FLOW = [
 ]
 
 
-@pytest.mark.numeric
-def test_two_processes_equal_one_for_flow(tmp_path: Path) -> None:
-    good(forked("fit", *FLOW, "--data.init_args.batch_size=8", "--trainer.default_root_dir=one", cwd=tmp_path))
-    both = ["--config", DDP, "--trainer.accelerator=cpu", "--data.init_args.batch_size=4"]
-    good_ranks(forked_ranks("fit", *FLOW, *both, "--trainer.default_root_dir=two", cwd=tmp_path))
-    torch.testing.assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0, atol=1e-10)
-    found, expected = (validation(tmp_path / run, "val/loss") for run in ("two", "one"))
-    assert found == pytest.approx(expected, rel=1e-5)
+LAUNCHERS = {
+    "lightning": [],
+    "torchrun": ["torch.distributed.run", "--nproc_per_node=2", "--master_port=29533"],
+    "accelerate": [
+        "accelerate.commands.launch", "--cpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no",
+        "--dynamo_backend=no", "--main_process_port=29534",
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("one")
+    good(forked("fit", *FLOW, "--data.init_args.batch_size=8", "--trainer.default_root_dir=run", cwd=folder))
+    return folder / "run"
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_two_processes_of_a_launcher_equal_one(one: Path, tmp_path: Path, launcher: str) -> None:
+    words = LAUNCHERS[launcher] and ["-m", *LAUNCHERS[launcher]]
+    args = [sys.executable, *words, "-m", "zoo", "fit", *map(str, FLOW), "--config", str(DDP)]
+    args += ["--trainer.accelerator=cpu", "--data.init_args.batch_size=4", "--trainer.default_root_dir=run"]
+    result = subprocess.run(args, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300)
+    good(result)
+    run = tmp_path / "run"
+    torch.testing.assert_close(weights(run), weights(one), rtol=0, atol=1e-10)
+    assert validation(run, "val/loss") == pytest.approx(validation(one, "val/loss"), rel=1e-5)
+    assert losses(run) == pytest.approx(losses(one), rel=1e-5)
     # the warm-up counts updates, not processes
-    steps = [load_checkpoint(newest(tmp_path / run))["lr_schedulers"][0]["last_epoch"] for run in ("one", "two")]
+    steps = [load_checkpoint(newest(each))["lr_schedulers"][0]["last_epoch"] for each in (one, run)]
     assert steps == [3, 3]
+    assert "2 processes" in result.stderr + result.stdout
 
 
 def test_noise_and_times_of_flow_differ_between_ranks() -> None:
@@ -210,7 +213,6 @@ class Witness(L.Callback):
 """
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize(
     ("stage", "metric"), [(DISTILLATION, "val/loss_action"), (PRETRAINING, "val/loss")], ids=["fit", "pretrain"]
 )

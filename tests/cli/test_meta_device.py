@@ -82,20 +82,19 @@ def built(recipe: Path, folder: Path) -> tuple[ZooTask, L.LightningDataModule]:
     small = {key: value for key, value in SMALL.items() if key in known and (key != "batch_size" or key in given)}
     if kind == "HistoryData":
         del small["val_items"]
-    for part in (given, (given.get("real") or {}).get("init_args", {})):
-        if part.get("root") is not None:
-            (small if part is given else small.setdefault("real", {}).setdefault("init_args", {}))[
-                "embedded_if_missing"
-            ] = True
-    overlay["data"] = {"init_args": {**overlay.get("data", {}).get("init_args", {}), **small}}
     (folder / "small.yaml").write_text(yaml.safe_dump(overlay))
-    options = ["--trainer.accelerator=cpu", "--trainer.precision=32-true", f"--trainer.default_root_dir={folder}/run"]
+    options = ["--trainer.accelerator=cpu", f"--trainer.default_root_dir={folder}/run"]
+    if "root" in given:
+        options.append("--data.init_args.embedded_if_missing=true")
     limit_names()
     with weightless():
         cli = ZooCLI("fit", ["--config", str(recipe), "--config", str(folder / "small.yaml"), *options])
+    assert set(cli.model.specs["parts"]) == set(cli.model.inference_parts)
+    assert recipe.read_text().startswith("# ")
     model, spec = cli.model, cli.config["data"].as_dict()
     given = spec["init_args"]
     given.pop("real", None), given.pop("real_share", None)
+    given |= small
     if kind == "PairData":
         given |= {"embedded_shape": list(model.net.sample_shape), "embedded_classes": model.net.num_classes}
     if kind == "ImageData" and given["root"] is not None:

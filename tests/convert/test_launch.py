@@ -228,12 +228,29 @@ def test_launch_script(repository, tmp_path):
     assert run_script(repository, tmp_path, "launch.sh").returncode != 0
 
 
-@pytest.mark.parametrize(("code", "requeued", "exit_code"), [(143, True, 0), (0, False, 0), (1, False, 1)])
-def test_slurm_script_requeues_only_a_stopped_run(repository, tmp_path, code, requeued, exit_code):
+def submit(repository, tmp_path, code, **environment):
     stand_in(tmp_path, "srun", f'echo srun "$@"; exit {code}')
     stand_in(tmp_path, "scontrol", '[ "$1" = requeue ] && echo requeue "$2" || echo node1')
-    environment = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1", "SLURM_JOB_NUM_NODES": "1"}
-    done = run_script(repository, tmp_path, "slurm.sh", "r.yaml", **environment)
+    environment = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1", "SLURM_JOB_NUM_NODES": "1", **environment}
+    return run_script(repository, tmp_path, "slurm.sh", "r.yaml", **environment, SLURM_SUBMIT_DIR=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("code", "requeued", "exit_code"), [(143, True, 0), (0, False, 0), (1, False, 1), (137, True, 0), (75, True, 0)]
+)
+def test_slurm_script_requeues_what_was_stopped_or_lost_a_process(repository, tmp_path, code, requeued, exit_code):
+    done = submit(repository, tmp_path, code)
     assert done.returncode == exit_code, done.stderr
     assert ("requeue 7" in done.stdout) == requeued
     assert "--ckpt_path auto" in done.stdout
+
+
+def test_slurm_script_gives_up_when_nothing_is_gained_between_losses(repository, tmp_path):
+    codes = [submit(repository, tmp_path, 137, ZOO_RESTARTS="2").returncode for _ in range(3)]
+    assert codes == [0, 0, 137] and not list(tmp_path.glob("slurm-7.lost*"))
+    run = tmp_path / "runs" / "r"
+    run.mkdir(parents=True)
+    for step in range(6):  # a new checkpoint each time, so it may go on
+        assert submit(repository, tmp_path, 137, ZOO_RESTARTS="2").returncode == 0
+        (run / f"step_{step}.ckpt").touch()
+    assert submit(repository, tmp_path, 0).returncode == 0 and not list(tmp_path.glob("slurm-7.lost*"))

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from tests.harness import REPOSITORY, SERVER
 
-# -I -S: it starts within milliseconds. What is no command of zoo runs as ever.
+# -I -S: it starts within milliseconds. What is no command of zoo and no script runs as ever.
 CLIENT = """#!{python} -IS
 import json, os, socket, sys
-if sys.argv[1:3] != ["-m", "zoo"] and not sys.argv[1:2][0].startswith(("scripts/", "-c")):
+if not " ".join(sys.argv[1:3]).startswith(("-m zoo", "-m scripts.", "scripts/", "-c")):
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 connection = socket.socket(socket.AF_UNIX)
 connection.connect({address!r})

@@ -176,10 +176,12 @@ def write_overlapping(path: Path, pickled: bytes, entries: int, size: int) -> No
 
 def tensors_of_one_storage(path: Path, entries: int, size: int = MEBIBYTE) -> None:
     """The same as `overlapping`, in the pickle that torch itself writes."""
-    buffer = io.BytesIO()
-    torch.save({"state_dict": {f"w{i}": torch.zeros(size, dtype=torch.uint8) for i in range(entries)}}, buffer)
+    buffer, small = io.BytesIO(), 2**16  # written small: a number of as many bytes in the pickle
+    torch.save({"state_dict": {f"w{i}": torch.zeros(small, dtype=torch.uint8) for i in range(entries)}}, buffer)
     with zipfile.ZipFile(buffer) as archive:
         pickled = archive.read("archive/data.pkl")
+    assert pickled.count(b"J" + struct.pack("<i", small)) >= entries
+    pickled = pickled.replace(b"J" + struct.pack("<i", small), b"J" + struct.pack("<i", size))
     for number in reversed(range(entries)):  # keys of one width
         old, new = text(str(number)), text(f"{number:04d}")
         pickled = pickled.replace(old + b"q", new + b"q", 1)

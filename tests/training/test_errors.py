@@ -3,7 +3,7 @@ import errno
 import pytest
 import torch
 
-from zoo.training.errors import EXTRA_OF, explain
+from zoo.training.errors import EXTRA_OF, explain, lost_contact
 
 CONFIG = {
     "data": {"init_args": {"batch_size": 16}},
@@ -83,3 +83,28 @@ def test_extras_are_those_of_the_project(repository):
 @pytest.mark.parametrize("error", [ValueError("wrong"), RuntimeError("size mismatch"), KeyError("a")])
 def test_other_errors_are_left_alone(error):
     assert explain(error, CONFIG) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (
+            RuntimeError(
+                "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] Read error: Connection reset by peer"
+            ),
+            True,
+        ),
+        (RuntimeError("[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1"), True),
+        (RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv"), True),
+        (torch.distributed.DistBackendError("NCCL communicator was aborted on rank 1"), True),
+        (torch.distributed.DistStoreError("wait timeout after 1000ms"), True),
+        (RuntimeError("gloo: tensors must have the same size"), False),
+        (ConnectionResetError("Connection reset by peer"), False),
+        (RuntimeError("DataLoader timed out"), False),
+    ],
+)
+def test_contact_with_another_process_is_lost(error, lost):
+    assert lost_contact(error) is lost
+    wrapped = ValueError("outer")
+    wrapped.__cause__ = error
+    assert lost_contact(wrapped) is lost

@@ -22,7 +22,7 @@ from typing import Any
 import zoo
 from zoo.cli.check import check_tool, check_trainer_command
 from zoo.cli.helps import TRAINER_COMMANDS, aligned, asks_for_help, short_help
-from zoo.cli.lazy_imports import put_off_torchmetrics
+from zoo.cli.lazy_imports import collector_off, put_off_imports
 from zoo.cli.names import near, recipes_named
 from zoo.cli.quiet import filter_warnings
 from zoo.common.hardware import processes
@@ -69,9 +69,9 @@ def main(args: Sequence[str] | None = None) -> int:
                 return 0
             rest = recipes_named(rest)
             check_trainer_command(command, rest)
-            put_off_torchmetrics()
-            from zoo.cli.trainer import run
-
+            put_off_imports()
+            with collector_off():
+                from zoo.cli.trainer import run
             return run(command, rest)
         return run_tool(command, rest)
     except SystemExit as stop:  # a signal's exit code, or argparse's
@@ -102,9 +102,10 @@ def run_tool(command: str, args: list[str]) -> int:
         given = " ".join([command, *args[:1]]) if of_systems else command
         return _fail(f"no command {given!r}{near(given, known)} (commands: {', '.join(known)})", code=2)
     check_tool(command, tools[command], (*RANKS, "progress"), args)
-    put_off_torchmetrics()
+    put_off_imports()
     module, _, name = tools[command].partition(":")
-    function = getattr(importlib.import_module(module), name)
+    with collector_off():
+        function = getattr(importlib.import_module(module), name)
     positional = getattr(function, "positional", True)
     parameters = signature(function).parameters
     ranks = {key: value for key, value in zip(RANKS, processes(), strict=True) if key in parameters}

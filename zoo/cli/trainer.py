@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import socket
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from zoo import __version__
 from zoo.cli.helps import asks_for_help
+from zoo.cli.lazy_imports import collector_off
 from zoo.cli.parsing import (
     CLASS_SECTIONS,
     PARSER_MODE,
@@ -62,7 +64,7 @@ from zoo.training.callbacks.progress import Progress, TerminalSettings
 from zoo.training.callbacks.report import Banner, told_at_end
 from zoo.training.callbacks.rng import RNGState
 from zoo.training.callbacks.samples import Samples
-from zoo.training.errors import explain
+from zoo.training.errors import LostContactError, explain, lost_contact
 from zoo.training.task import ZooTask
 
 
@@ -414,7 +416,9 @@ def run(command: str, args: list[str], brought: Path | None = None) -> int:
         return full_help(command, args)
     with contextlib.ExitStack() as held:
         args, own = complete(command, args)
-        return _execute(command, ZooCLI(command, args, brought or own, held))
+        with collector_off():  # a recipe's classes are imported here
+            cli = ZooCLI(command, args, brought or own, held)
+        return _execute(command, cli)
 
 
 def full_help(command: str, args: Sequence[str]) -> int:
@@ -445,6 +449,12 @@ def _execute(command: str, cli: ZooCLI) -> int:
         else:
             getattr(cli.trainer, command)(cli.model, cli.datamodule, ckpt_path=checkpoint, weights_only=True)
     except (RuntimeError, OSError, MemoryError) as error:
+        if lost_contact(error):
+            raise LostContactError(
+                f"rank {cli.trainer.global_rank} on {socket.gethostname()}, step {cli.trainer.global_step}: "
+                "lost contact with another process, which was killed or hangs; nothing saved is lost: start all "
+                "of them again with --ckpt_path last"
+            ) from error
         message = explain(error, cli.config.as_dict())
         if message is None:
             raise

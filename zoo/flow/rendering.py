@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import shutil
 import subprocess
@@ -101,6 +102,7 @@ def nearest(images: Tensor, others: Tensor) -> Tensor:
     return others[torch.cdist(images.flatten(1), others.flatten(1)).argmin(dim=1)]
 
 
+@functools.lru_cache(maxsize=256)  # those of an animation's frames are the same
 def _caption(text: str, width: int, channels: int) -> np.ndarray:
     """White text on black (CAPTION_HEIGHT, width, channels), cut at the right where it is too long."""
     from PIL import Image, ImageDraw

@@ -22,6 +22,16 @@ OUT_OF_MEMORY = {
 # torch.save reports a full disk as a RuntimeError with these marks instead of an OSError.
 TORCH_WRITE_FAILED = ("inline_container", "pytorchstreamwriter")
 
+# What gloo, NCCL and the store of torch.distributed say on every rank that is left when one is gone or hangs.
+LOST_CONTACT = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "connection refused",
+    "broken pipe",
+    "timed out",
+)
+DISTRIBUTED_ERRORS = ("DistBackendError", "DistNetworkError", "DistStoreError")
+
 # Config keys that lower the need for memory, most effective first, and what to do with them.
 MEMORY_KEYS = (
     ("data.init_args.batch_size", "halve it"),
@@ -91,6 +101,23 @@ def explain(exception: BaseException, config: Mapping[str, Any]) -> str | None:
             if extra is not None:
                 return f"{error.name} is not installed: pip install 'zoo[{extra}]'"
     return None
+
+
+class LostContactError(ValueError):
+    """Another process of the run is gone or hangs; a launcher may start all of them again from the last checkpoint."""
+
+    exit_code = 75  # EX_TEMPFAIL of sysexits.h
+
+
+def lost_contact(exception: BaseException) -> bool:
+    """Whether an exception says that another process is gone or does not answer, and nothing is wrong with this one."""
+    for error in _chain(exception):
+        text = str(error).lower()
+        if type(error).__name__ in DISTRIBUTED_ERRORS:
+            return True
+        if isinstance(error, RuntimeError) and "gloo" in text and any(mark in text for mark in LOST_CONTACT):
+            return True
+    return False
 
 
 def _chain(exception: BaseException) -> Iterator[BaseException]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 import numpy as np
-from scipy.signal import sosfilt
+import scipy
 
 from zoo.common.ranges import at_least
 
@@ -41,7 +41,7 @@ class LoudnessMeter:
         """Measure (C, n) float samples."""
         if not block.shape[1]:
             return
-        weighted, self._state = sosfilt(self._sections, block, axis=-1, zi=self._state)
+        weighted, self._state = scipy.signal.sosfilt(self._sections, block, axis=-1, zi=self._state)
         samples = np.concatenate([self._rest, weighted], axis=1)
         whole = samples.shape[1] // self._step * self._step
         steps = samples[:, :whole].reshape(len(samples), -1, self._step)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+import scipy
 import soundfile
-from scipy.signal import correlate
 
 from zoo.audio.augment.effects import fit
 from zoo.audio.corpora.synthetic import SpeechLike
@@ -161,7 +161,7 @@ def _delay(codec: str, setting: float | None, rate: int) -> int:
     """Samples by which decoded audio comes late: MP3 frames too small for LAME's info tag, ffmpeg's raw streams."""
     probe = SpeechLike(sample_rate=rate).utterance(0)  # speech codecs shift the phases of noise at will
     decoded = _code(np.pad(probe, (0, round(_PAD_SECONDS * rate))), rate, codec, setting)
-    return max(0, int(np.argmax(correlate(decoded, probe, mode="full", method="fft"))) - (len(probe) - 1))
+    return max(0, int(np.argmax(scipy.signal.correlate(decoded, probe, mode="full", method="fft"))) - (len(probe) - 1))
 
 
 def _code(line: np.ndarray, rate: int, codec: str, setting: float | None) -> np.ndarray:

@@ -6,8 +6,7 @@ import math
 from typing import Literal
 
 import numpy as np
-from scipy import fft
-from scipy.signal import oaconvolve
+import scipy
 
 from zoo.audio.io.resample import resample_array
 
@@ -76,7 +75,7 @@ def reverberate(speech: np.ndarray, rir: np.ndarray, sample_rate: int) -> np.nda
     response = np.copysign(1, rir[arrival]) * rir[arrival - before :]
     remaining = np.cumsum(np.square(response[::-1], dtype=np.float64))[::-1]
     response = response[: int(np.count_nonzero(remaining > remaining[0] * 10 ** (_TAIL_DB / 10)))]
-    wet = fit(oaconvolve(speech, response)[before:], len(speech))
+    wet = fit(scipy.signal.oaconvolve(speech, response)[before:], len(speech))
     loudness = power(wet)
     return (wet * math.sqrt(power(speech) / loudness)).astype(np.float32) if loudness > 0 else np.zeros_like(speech)
 
@@ -106,10 +105,10 @@ def lowpass(speech: np.ndarray, sample_rate: int, cutoff_hz: float, how: Band) -
         narrow = round(2 * cutoff_hz)
         padded = np.pad(speech, (0, sample_rate // 100))  # so that one sample has a counterpart at the lower rate
         return fit(resample_array(resample_array(padded, sample_rate, narrow), narrow, sample_rate), len(speech))
-    size = fft.next_fast_len(len(speech) + sample_rate // 50, real=True)  # the response has died away by then
+    size = scipy.fft.next_fast_len(len(speech) + sample_rate // 50, real=True)  # the response has died away by then
     frequencies = np.arange(size // 2 + 1) * (sample_rate / size)
     gain = 1 / np.sqrt(1 + (frequencies / cutoff_hz) ** (2 * _ORDER))
-    return fft.irfft(fft.rfft(speech, size) * gain.astype(np.float32), size)[: len(speech)]
+    return scipy.fft.irfft(scipy.fft.rfft(speech, size) * gain.astype(np.float32), size)[: len(speech)]
 
 
 def packet_losses(packets: int, rate: float, burst_packets: float, rng: np.random.Generator) -> np.ndarray:

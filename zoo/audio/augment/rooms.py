@@ -7,8 +7,7 @@ import os
 from pathlib import Path
 
 import numpy as np
-from scipy import fft
-from scipy.signal import butter, sosfilt
+import scipy
 
 from zoo.audio.corpora.cache import CorpusCache
 from zoo.audio.corpora.corpus import ClippedCorpus, Corpus, MemoryCorpus, cache_folder
@@ -79,7 +78,9 @@ def _shoebox(sample_rate: int, rng: np.random.Generator) -> np.ndarray:
     response = np.zeros(math.ceil((mixing + rt60) * sample_rate) + 2 * _TAPS)
     _add_impulses(response, arrivals[early] * sample_rate, gains)
     response += _tail(response, rt60, mixing, sample_rate, rng)
-    response = sosfilt(butter(2, _HIGHPASS_HZ, "highpass", fs=sample_rate, output="sos"), response)
+    response = scipy.signal.sosfilt(
+        scipy.signal.butter(2, _HIGHPASS_HZ, "highpass", fs=sample_rate, output="sos"), response
+    )
     return (response / np.abs(response).max()).astype(np.float32)
 
 
@@ -199,9 +200,9 @@ def _noise(kind: str, samples: int, sample_rate: int, rng: np.random.Generator) 
 
 def _coloured(samples: int, sample_rate: int, exponent: float, rng: np.random.Generator) -> np.ndarray:
     """Gaussian noise whose amplitude spectrum follows frequency to an exponent above 20 Hz, of RMS 1."""
-    size = fft.next_fast_len(samples, real=True)
-    frequencies = np.maximum(fft.rfftfreq(size, 1 / sample_rate), _HIGHPASS_HZ)
-    noise = fft.irfft(fft.rfft(rng.standard_normal(size)) * frequencies**exponent, size)[:samples]
+    size = scipy.fft.next_fast_len(samples, real=True)
+    frequencies = np.maximum(scipy.fft.rfftfreq(size, 1 / sample_rate), _HIGHPASS_HZ)
+    noise = scipy.fft.irfft(scipy.fft.rfft(rng.standard_normal(size)) * frequencies**exponent, size)[:samples]
     return noise / np.sqrt(np.mean(noise**2))
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from scipy.signal import sosfilt
+import scipy
 
 from zoo.audio.io import files
 from zoo.common.ranges import at_least, within
@@ -195,7 +195,7 @@ class SpeechLike:
         edges = np.round(np.arange(len(formants) + 1) * _FRAME_SECONDS * self.sample_rate).astype(int)
         edges[-1] = len(source)
         for frame, (first, last) in enumerate(pairwise(edges)):
-            output[first:last], state = sosfilt(sections[frame], source[first:last], zi=state)
+            output[first:last], state = scipy.signal.sosfilt(sections[frame], source[first:last], zi=state)
         return output
 
     def _friction(self, rng: np.random.Generator, plan: _Plan, grid: np.ndarray, frames: np.ndarray) -> np.ndarray:
@@ -208,7 +208,7 @@ class SpeechLike:
             angle = 2 * np.pi * min(centre, 0.42 * self.sample_rate) / self.sample_rate
             # Zeros at 0 Hz and at half the rate; the gain makes the output's variance about that of the input.
             section = [[1, 0, -1, 1, -2 * radius * np.cos(angle), radius**2]]
-            noise = sosfilt(section, rng.standard_normal(len(grid))) * np.sqrt((1 - radius**2) / 2)
+            noise = scipy.signal.sosfilt(section, rng.standard_normal(len(grid))) * np.sqrt((1 - radius**2) / 2)
             total += level * noise * np.interp(grid, frames, plan.friction[kind])
         return total
 

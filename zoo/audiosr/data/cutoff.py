@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.ndimage import grey_closing
+import scipy
 
 N_FFT = 2048
 HOP_LENGTH = 480  # samples
@@ -152,7 +152,7 @@ def _levels(magnitudes: np.ndarray, sample_rate: int, limit_hz: float) -> tuple[
     energy = np.concatenate([[0.0], np.cumsum(np.square(magnitudes, dtype=np.float64))])
     power = np.diff(np.interp(places, np.arange(len(energy)), energy)) / np.diff(places)
     levels = 10 * np.log10(np.maximum(power, 10 ** (-_RANGE_DB / 10) * max(power.max(initial=0.0), 1e-20)))
-    return ends, grey_closing(levels, _CLOSING) if count else levels
+    return ends, scipy.ndimage.grey_closing(levels, _CLOSING) if count else levels
 
 
 def _corner(octaves: np.ndarray, levels: np.ndarray, guess: int) -> float:

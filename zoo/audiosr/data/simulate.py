@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
-from scipy.signal import bessel, butter, cheby1, ellip, resample_poly, sosfiltfilt
+import scipy
 
 from zoo.audio.augment.degrade import Degrader
 from zoo.audio.augment.effects import fit
@@ -46,7 +46,8 @@ def lowpass(
     filtered = _both_ways(sections, audio)
     if resample:
         narrow = round(2 * cutoff_hz)
-        filtered = resample_poly(resample_poly(filtered, narrow, sample_rate), sample_rate, narrow)
+        for rates in ((narrow, sample_rate), (sample_rate, narrow)):
+            filtered = scipy.signal.resample_poly(filtered, *rates)
         filtered = _both_ways(sections, fit(filtered, len(audio)))
     return filtered.astype(np.float32)
 
@@ -57,18 +58,18 @@ def _sections(sample_rate: int, cutoff_hz: float, filter_type: FilterType, order
     at_least(1, order=order)
     one_of(FILTER_TYPES, filter_type=filter_type)
     if filter_type == "butter":
-        return butter(order, cutoff_hz, fs=sample_rate, output="sos")
+        return scipy.signal.butter(order, cutoff_hz, fs=sample_rate, output="sos")
     if filter_type == "cheby1":
-        return cheby1(order, _RIPPLE_DB, cutoff_hz, fs=sample_rate, output="sos")
+        return scipy.signal.cheby1(order, _RIPPLE_DB, cutoff_hz, fs=sample_rate, output="sos")
     if filter_type == "ellip":
-        return ellip(order, _RIPPLE_DB, _STOP_DB, cutoff_hz, fs=sample_rate, output="sos")
-    return bessel(order, cutoff_hz, fs=sample_rate, output="sos")
+        return scipy.signal.ellip(order, _RIPPLE_DB, _STOP_DB, cutoff_hz, fs=sample_rate, output="sos")
+    return scipy.signal.bessel(order, cutoff_hz, fs=sample_rate, output="sos")
 
 
 def _both_ways(sections: np.ndarray, audio: np.ndarray) -> np.ndarray:
     """Filter, with the edges extended as scipy does by default, or by what a shorter signal has."""
     extension = 3 * (2 * len(sections) + 1)
-    return sosfiltfilt(sections, audio, padlen=min(extension, len(audio) - 1))
+    return scipy.signal.sosfiltfilt(sections, audio, padlen=min(extension, len(audio) - 1))
 
 
 Range = tuple[float, float]

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import ClassVar
 
+import scipy
 import torch
-from scipy import special
 from torch import Tensor
 
 from zoo.ci_llm.aggregation.answers import flexible_answer, vote
@@ -252,7 +252,7 @@ def draw_dirichlet(alpha: Tensor, uniforms: Tensor) -> Tensor:
     inversion, over their sum.
     """
     shape, chance = alpha.detach().double().cpu()[:, None], uniforms.double().cpu()
-    drawn = torch.from_numpy(special.gammaincinv(shape.numpy(), chance.numpy()))
+    drawn = torch.from_numpy(scipy.special.gammaincinv(shape.numpy(), chance.numpy()))
     # for a small variate the gamma distribution is x^alpha / Gamma(alpha + 1), whose inverse does not underflow
     small = (chance.log() + torch.lgamma(shape + 1)) / shape
     return torch.where(drawn > torch.finfo(torch.float32).tiny, drawn.log(), small).T.log_softmax(-1).float()

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import scipy
 import torch
 from rich.console import Console
-from scipy import stats
 from torch import Tensor
 
 import zoo
@@ -276,7 +276,7 @@ def frechet_interval(real: Tensor, fake: Tensor, groups: int = GROUPS, seed: int
         values.append(distances.frechet_distance(statistics, fake[kept]))
         kept[part] = True
     error = float(np.std(values) * (groups - 1) ** 0.5)
-    width = float(stats.t.ppf((1 + LEVEL) / 2, groups - 1)) * error
+    width = float(scipy.stats.t.ppf((1 + LEVEL) / 2, groups - 1)) * error
     return Interval(value, max(0.0, value - width), value + width)
 
 

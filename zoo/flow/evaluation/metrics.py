@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import scipy
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from zoo.common.ranges import at_least
@@ -190,7 +190,7 @@ def wasserstein(real: Tensor, fake: Tensor) -> float:
     if len(real) != len(fake):
         raise ValueError(f"expected as many points in both sets, found {len(real)} and {len(fake)}")
     cost = _squared_distances(real, fake).numpy()
-    return math.sqrt(cost[linear_sum_assignment(cost)].mean())
+    return math.sqrt(cost[scipy.optimize.linear_sum_assignment(cost)].mean())
 
 
 def chamfer(first: Tensor, second: Tensor) -> float:

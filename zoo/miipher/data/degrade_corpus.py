@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import scipy
 from rich.progress import track
-from scipy.io import wavfile
 
 from zoo.audio.augment import rooms
 from zoo.audio.augment.degrade import Degrader
@@ -134,7 +134,7 @@ def plan(utterances: Sequence[Utterance], copies: int, seed: int, val_items: int
 def _wav(audio: np.ndarray, sample_rate: int) -> bytes:
     """A float wav; libsndfile's would hold the time of day, and two runs would differ."""
     buffer = io.BytesIO()
-    wavfile.write(buffer, sample_rate, audio.astype(np.float32))
+    scipy.io.wavfile.write(buffer, sample_rate, audio.astype(np.float32))
     return buffer.getvalue()
 
 

@@ -6,9 +6,9 @@ import logging
 import math
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
+from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import numpy as np
@@ -68,15 +68,16 @@ def log_image(task: L.LightningModule, name: str, image: Tensor | np.ndarray) ->
         ValueError: when the shape is none of these.
     """
     pixels = _pixels(name, as_array(image))
-
-    layout = "HW" if pixels.ndim == 2 else "HWC"
+    if _folder(task) is None:
+        return
+    encoded = _png(pixels)
     _keep(
         task,
         name,
         ".png",
-        lambda path: write_atomic(path, partial(_save_png, pixels)),
-        lambda logger, path, step: logger.log_image(name, [pixels], step=step),
-        lambda writer, step: writer.add_image(name, pixels, step, dataformats=layout),
+        lambda path: write_atomic(path, lambda file: file.write(encoded)),
+        lambda logger, path, step: logger.log_image(name, [str(path)], step=step),
+        lambda writer, step: _add_encoded(writer, name, encoded, pixels, step),
     )
 
 
@@ -124,21 +125,13 @@ def log_animation(
     if not pictures:
         raise ValueError(f"log_animation({name!r}): expected at least one frame")
     encoded = gif(np.stack(pictures), fps)
-
-    def on_tensorboard(writer: Any, step: int) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        height, width = pictures[0].shape[:2]
-        image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=encoded)
-        writer._get_file_writer().add_summary(Summary(value=[Summary.Value(tag=name, image=image)]), step)
-
     _keep(
         task,
         name,
         ".gif",
         lambda path: write_atomic(path, lambda file: file.write(encoded)),
         lambda logger, path, step: logger.log_video(name, [str(path)], step=step, format=["gif"]),
-        on_tensorboard,
+        lambda writer, step: _add_encoded(writer, name, encoded, pictures[0], step),
     )
 
 
@@ -184,10 +177,23 @@ def _pixels(name: str, image: np.ndarray) -> np.ndarray:
     return np.rint(255.0 * np.clip(np.nan_to_num(image.astype(np.float32)), 0.0, 1.0)).astype(np.uint8)
 
 
-def _save_png(pixels: np.ndarray, file: BinaryIO) -> None:
-    from matplotlib.image import imsave
+def _png(pixels: np.ndarray) -> bytes:
+    from PIL import Image
 
-    imsave(file, pixels, format="png", cmap="gray", vmin=0, vmax=255)
+    file = BytesIO()
+    Image.fromarray(pixels).save(file, format="PNG")
+    return file.getvalue()
+
+
+def _add_encoded(writer: Any, name: str, encoded: bytes, pixels: np.ndarray, step: int) -> None:
+    """Give TensorBoard an image or animation as it is in the file."""
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    colours = 1 if pixels.ndim == 2 else pixels.shape[2]
+    image = Summary.Image(
+        height=pixels.shape[0], width=pixels.shape[1], colorspace=colours, encoded_image_string=encoded
+    )
+    writer._get_file_writer().add_summary(Summary(value=[Summary.Value(tag=name, image=image)]), step)
 
 
 def _folder(task: L.LightningModule) -> Path | None:

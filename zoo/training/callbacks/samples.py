@@ -26,7 +26,8 @@ class Samples(L.Callback):
 
     The task draws from the first validation batches and a seed of its own, so that the pictures of two validations
     differ by the weights alone; the averaged weights where the validation has them. The first and the last validation
-    always show samples, the others as long as `share` allows. Neither the training's random numbers nor an error in
+    always show samples, the others as long as `share` allows; an animation, which only the last one shows, belongs to
+    the end of the run and not to that validation. Neither the training's random numbers nor an error in
     drawing reaches the training.
 
     Args:
