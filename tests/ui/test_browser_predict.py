@@ -245,7 +245,7 @@ def test_rooms(page: Any) -> None:
         if not card.get_by_role("button", name="Cancel").is_visible():
             card.get_by_role("button").first.click()
         card.get_by_role("button", name="Cancel").click()
-        card.get_by_text("cancelled").wait_for()
+        card.get_by_text("cancelled", exact=True).wait_for()
 
 
 def test_what_cannot_be_asked_says_what_to_do(page: Any, server: Server) -> None:
