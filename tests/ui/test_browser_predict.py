@@ -194,10 +194,10 @@ def test_other_systems_of_recordings(page: Any, tmp_path: Path, recipe: str) -> 
 
 def test_pictures(page: Any) -> None:
     send = load(page, "flow/smoke")
-    page.get_by_label("Images").fill("100000")
+    page.get_by_role("spinbutton", name="Images").fill("100000")
     send.click()
     page.get_by_role("alert").get_by_text("expected 1 to 64").wait_for()
-    page.get_by_label("Images").fill("6")
+    page.get_by_role("spinbutton", name="Images").fill("6")
     page.get_by_label("Classes").click()
     page.get_by_role("option", name="7").click()
     page.keyboard.press("Escape")
@@ -232,12 +232,12 @@ def test_a_conversation(page: Any) -> None:
 
 def test_rooms(page: Any) -> None:
     send = load(page, "compressed_ad/smoke")
-    page.get_by_label("Episodes").fill("2")
+    page.get_by_role("spinbutton", name="Episodes").fill("2")
     send.click()
     newest(page).get_by_role("img", name=re.compile("Return")).wait_for()
     fine(page, "rooms")
-    page.get_by_label("Episodes").fill("100")
-    page.get_by_label("Rooms").fill("4")
+    page.get_by_role("spinbutton", name="Episodes").fill("100")
+    page.get_by_role("spinbutton", name="Rooms").fill("4")
     send.click()
     send.click()
     page.get_by_text("number 1 in the line").first.wait_for()
@@ -245,7 +245,7 @@ def test_rooms(page: Any) -> None:
         if not card.get_by_role("button", name="Cancel").is_visible():
             card.get_by_role("button").first.click()
         card.get_by_role("button", name="Cancel").click()
-        card.get_by_text("cancelled").wait_for()
+        card.get_by_text("cancelled", exact=True).wait_for()
 
 
 def test_what_cannot_be_asked_says_what_to_do(page: Any, server: Server) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from zoo.runs.interactive import Part
-from zoo.ui.jobs.trainings import Trainings
+from zoo.ui.jobs.commands import Commands
 from zoo.ui.places import Places
 from zoo.ui.store import KEPT_JOBS, MIB, Store
 from zoo.ui.warm.asked import Asked, Job
@@ -84,7 +84,7 @@ def asked(places: Places, model: Any) -> Iterator[Asked]:
     (places.work / "predict.py").write_text(PREDICT)
     store = Store(places.temp, MIB)
     store.uploads.mkdir()
-    made = Asked(places, store, model, Trainings(places, (), (sys.executable, "-IS", str(places.work / "predict.py"))))
+    made = Asked(places, store, model, Commands(places, (), (sys.executable, str(places.work / "predict.py"))))
     yield made
     for session in ("me", "you"):
         made.end(session)

@@ -146,11 +146,12 @@ def _cell(value: Any) -> Any:
 def _chart(part: Part, address: Address) -> None:
     """Lines; a point alone is seen, too."""
     curves = {str(name): [[float(x), float(y)] for x, y in points] for name, points in part.data["curves"].items()}
+    told = f"{part.title}: {', '.join(curves)}"
     axis = {"type": "value", "scale": True, "nameLocation": "middle"}
     chart = ui.echart(
         {
             "animation": False,
-            "aria": {"enabled": True},
+            "aria": {"enabled": True, "label": {"description": told}},
             "grid": {"left": 56, "right": 16, "top": 36, "bottom": 44},
             "tooltip": {"trigger": "axis", "renderMode": "richText"},
             "legend": {
@@ -168,7 +169,7 @@ def _chart(part: Part, address: Address) -> None:
         }
     )
     chart.classes("zoo-curve").props["role"] = "img"
-    chart.props["aria-label"] = f"{part.title}: {', '.join(curves)}"
+    chart.props["aria-label"] = told
 
 
 def _file(part: Part, address: Address) -> None:

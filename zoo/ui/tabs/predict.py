@@ -7,8 +7,8 @@ from typing import Any
 
 from nicegui import ui
 
+from zoo.ui.forms.asking import Form
 from zoo.ui.tabs import answers
-from zoo.ui.tabs.asking import Form
 from zoo.ui.tabs.pieces import Answer, heading
 from zoo.ui.visit import Visit, aside, one_line
 from zoo.ui.warm.asked import Job
@@ -219,8 +219,6 @@ class PredictTab:
             if question:
                 form.clear_question()
             await self._show_jobs()
-            if question:
-                ui.run_javascript(f"getHtmlElement({self.below.id}).scrollIntoView({{block: 'end'}})")
 
     def _forget(self, key: str) -> None:
         self.asked.forget(self.visit.session, key)
@@ -307,4 +305,6 @@ class Card:
             if not self.root.is_deleted:
                 with self.answer:
                     answers.show(job.parts, answers.addresses(job.name, names), bool(job.question))
+                    if job.question:
+                        ui.run_javascript(f"getHtmlElement({self.root.id}).scrollIntoView({{block: 'nearest'}})")
         return changed

@@ -23,8 +23,7 @@ from typing import Any
 from zoo.common.work import Journal
 from zoo.runs.interactive import FILE_PARTS, Field, Part, to_row
 from zoo.runs.listing import tail
-from zoo.ui.jobs.commands import last_error
-from zoo.ui.jobs.trainings import Trainings
+from zoo.ui.jobs.commands import Commands, last_error
 from zoo.ui.places import Places, choose
 from zoo.ui.store import KEPT_JOBS, Store
 from zoo.ui.warm.pool import NEWEST, Failed, Finished, Progress, Workers
@@ -84,11 +83,11 @@ class _CancelledError(Exception):
 class Asked:
     """The jobs of all sessions of a server."""
 
-    def __init__(self, places: Places, store: Store, workers: Workers, trainings: Trainings) -> None:
+    def __init__(self, places: Places, store: Store, workers: Workers, commands: Commands) -> None:
         self.places = places
         self.store = store
         self.workers = workers
-        self.trainings = trainings
+        self.commands = commands
         self._jobs: dict[str, list[Job]] = {}
         self._lock = threading.Lock()
         self._bulk = threading.Lock()  # one folder at a time
@@ -280,7 +279,7 @@ class Asked:
         console = job.folder.parent / "console.txt"
         code: int | None = None
         job.state, job.text = "working", "starting"
-        steps: Any = self.trainings.follow(console, "predict", *args, "--output", str(target))
+        steps: Any = self.commands.follow(console, "predict", *args, "--output", str(target))
         with contextlib.closing(steps):
             for code in steps:  # noqa: B007, the last one counts
                 _check_wanted(job)

@@ -31,7 +31,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def make(store: Store, *fields: Field) -> Any:
-    from zoo.ui.tabs.asking import Form
+    from zoo.ui.forms.asking import Form
 
     return Form(fields, store, "me", lambda key: store.forget("me", key), lambda: None)
 
