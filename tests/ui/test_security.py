@@ -38,7 +38,8 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with nicegui_reset_globals():  # what simulated users of other tests have left
         made = build(places, Trainings(places), KEYS, Limits(upload=2 * MIB), Workers(places))
         made.state.places = places
-        yield made
+        with TestClient(made, base_url=BASE):  # its loop runs what pages do by themselves
+            yield made
 
 
 @pytest.fixture
