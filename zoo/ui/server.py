@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -92,12 +93,18 @@ def serve(
             timeout_graceful_shutdown=2,
             ws_max_size=OTHER_LIMIT,
         )
+        logging.getLogger("uvicorn.error").addFilter(_is_worth_saying)
         signal.signal(signal.SIGTERM, _leave)  # uvicorn repeats a signal when it has shut down; the default would kill
         try:
             uvicorn.Server(settings).run(sockets=[bound])
         finally:
             workers.close()
             trainings.close()
+
+
+def _is_worth_saying(record: logging.LogRecord) -> bool:
+    """Not that a browser went on before it had what it asked for, which Starlette reports as an error of the server."""
+    return "No response returned." not in str(record.exc_info and record.exc_info[1])
 
 
 def _leave(number: int, frame: Any) -> None:

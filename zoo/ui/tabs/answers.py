@@ -78,7 +78,7 @@ def _show_one(part: Part, address: Address, conversation: bool) -> None:
         return
     try:
         if part.kind == "text" and conversation:
-            ui.chat_message(str(part.data), name=part.title).classes("zoo-chat").props(
+            ui.chat_message(str(part.data).strip() or "(no text)", name=part.title).classes("zoo-chat").props(
                 "bg-color=grey-3 text-color=dark"
             )
         else:
