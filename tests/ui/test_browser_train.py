@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 pytest.importorskip("nicegui", reason="needs the extra `ui`")
@@ -206,11 +207,19 @@ def test_what_is_shown_is_what_is_trained(quick_server: Server, browser: Any) ->
 
 @pytest.mark.slow
 def test_twenty_real_trainings(real_server: Server, browser: Any) -> None:
+    """Twenty starts on a busy machine; in the end the server is as it was."""
     problems: list[str] = []
     page = enter(browser, real_server, problems)
     page.get_by_role("tab", name="Train").click()
+    process = psutil.Process(real_server.process.pid)
+    before = process.memory_info().rss
     with busy():
         walk(page, real_server, turns=20, starts=20, real=True)
+    end = time.monotonic() + 900
+    while process.children():
+        assert time.monotonic() < end
+        page.wait_for_timeout(1000)
+    print(f"the server's memory: {before / 2**20:.0f} MiB before, {process.memory_info().rss / 2**20:.0f} MiB after")
     assert problems == []
 
 

@@ -218,7 +218,8 @@ class WatchTab:
         parts = [reading.pace.speed, f"{reading.pace.left} left" if reading.pace.left else ""]
         self.left.set_text(" · ".join(part for part in parts if part))
         self.best.set_text(best_in_words(run, reading.best))
-        self.folder.set_text(str(run.folder))
+        work = self.visit.shared.places.work
+        self.folder.set_text(str(run.folder.relative_to(work) if run.folder.is_relative_to(work) else run.folder))
         if self.why.text != reading.why:
             self.why.say("bad", reading.why)
 
