@@ -2,11 +2,16 @@
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from zoo.ui.jobs.trainings import Trainings
 from zoo.ui.places import Places
+from zoo.ui.store import Store
+
+if TYPE_CHECKING:
+    from zoo.ui.board import Board
 
 # fit: writes a row and a checkpoint, then waits for SIGTERM and ends as a training does; others: echo and end
 STAND_IN = """
@@ -37,3 +42,14 @@ def trainings(places: Places) -> Trainings:
     script = places.work / "stand_in.py"
     script.write_text(STAND_IN)
     return Trainings(places, ("SECRET",), (sys.executable, str(script)))
+
+
+def shared_of(places: Places, trainings: Trainings, store: Store, board: "Board") -> Any:
+    """What the pages of a server share, with workers that nobody has asked yet."""
+    from zoo.ui.exports import Exports
+    from zoo.ui.visit import Shared
+    from zoo.ui.warm.asked import Asked
+    from zoo.ui.warm.pool import Workers
+
+    asked = Asked(places, store, Workers(places), trainings)
+    return Shared(places, trainings, store, board, Exports(places, trainings), asked)

@@ -22,6 +22,7 @@ from nicegui.testing import User
 from nicegui.testing.user_interaction import UserInteraction
 from nicegui.testing.user_simulation import user_simulation
 
+from tests.ui.conftest import shared_of
 from tests.ui.test_board import make, write
 from zoo.ui.board import Board
 from zoo.ui.exports import Exports, offers_onnx
@@ -44,7 +45,7 @@ def shared(places: Places, trainings: Trainings) -> Shared:
         write(folder, "process.json", json.dumps({"exit_code": 0, "owner": "me" if number else "they"}))
     board = Board(places, trainings)
     board.scan()
-    return Shared(places, trainings, Store(places.temp, MIB), board, Exports(places, trainings))
+    return shared_of(places, trainings, Store(places.temp, MIB), board)
 
 
 @contextlib.asynccontextmanager

@@ -18,9 +18,9 @@ pytest.importorskip("nicegui", reason="needs the extra `ui`")
 from nicegui import ui
 from nicegui.testing.user_simulation import user_simulation
 
+from tests.ui.conftest import shared_of
 from zoo.common.reading.text import safe_load
 from zoo.ui.board import Board
-from zoo.ui.exports import Exports
 from zoo.ui.forms.values import as_text, merged
 from zoo.ui.jobs.records import read_record
 from zoo.ui.jobs.trainings import Trainings
@@ -28,7 +28,7 @@ from zoo.ui.places import CHANGES_NAME, Places
 from zoo.ui.store import Store
 from zoo.ui.tabs.fields import Field
 from zoo.ui.tabs.train import TrainTab
-from zoo.ui.visit import Shared, Visit
+from zoo.ui.visit import Visit
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 BATCH = "data.init_args.batch_size"
@@ -107,7 +107,7 @@ class Opened:
 @asynccontextmanager
 async def opened(places: Places, trainings: Trainings) -> AsyncIterator[Opened]:
     store = Store(places.temp, 2**20)
-    shared = Shared(places, trainings, store, Board(places, trainings), Exports(places, trainings))
+    shared = shared_of(places, trainings, store, Board(places, trainings))
     made: list[Opened] = []
 
     def page() -> None:

@@ -261,7 +261,7 @@ def test_memory(workers):
 
 
 def test_an_owner_has_few_places_in_the_line(workers, monkeypatch):
-    monkeypatch.setattr("zoo.ui.warm.pool.PLACES_IN_LINE", 1)
+    monkeypatch.setitem(Workers.ask.__globals__, "PLACES_IN_LINE", 1)
     slow, _ = started(workers, "one", "slow", "a")
     until(lambda: [warm.state for warm in workers.list()] == ["busy"])
     waiting, events = started(workers, "one", "good", "b")
