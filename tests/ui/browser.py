@@ -74,6 +74,7 @@ def barriers(page: Any) -> list[str]:
     """What axe-core finds in a page as it is shown, of the serious kinds."""
     from axe_playwright_python.sync_playwright import Axe
 
+    page.add_style_tag(content="* { transition: none !important; animation: none !important; }")  # nothing half faded
     found = []
     for violation in Axe().run(page).response["violations"]:
         if violation["impact"] in ("serious", "critical"):
