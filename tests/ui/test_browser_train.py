@@ -253,5 +253,7 @@ def test_the_form_is_for_everyone(quick_server: Server, browser: Any) -> None:
     page.get_by_label("Batch size", exact=True).fill("8")
     page.get_by_role("button", name="Check", exact=True).click()
     page.get_by_role("status").get_by_text("Every key and value is understood.").wait_for()
-    assert page.locator(".train-differences tr").count() == 5  # with the heads
+    rows = page.locator(".train-differences tr")
+    rows.nth(4).wait_for(timeout=5000)
+    assert rows.count() == 5  # with the heads
     assert problems == []
