@@ -9,10 +9,9 @@ import pytest
 
 pytest.importorskip("nicegui", reason="needs the extra `ui`")
 
-from tests.ui.test_watch import HOSTILE, make_run
-
 from tests.ui.browser import NARROW, barriers, browser, enter, keep, server, too_wide
 from tests.ui.serving import Server
+from tests.ui.tabs.test_watch import HOSTILE, make_run
 from zoo.audio.io import files
 from zoo.ui.places import Places
 

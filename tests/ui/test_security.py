@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("nicegui", reason="needs the extra `ui`")
 
 from fastapi.testclient import TestClient
+from nicegui import Client
 from nicegui.testing.general import nicegui_reset_globals
 from starlette.websockets import WebSocketDisconnect
 
@@ -40,6 +41,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         made.state.places = places
         with TestClient(made, base_url=BASE):  # its loop runs what pages do by themselves
             yield made
+        Client.page_routes.clear()  # else the reset takes their modules out of sys.modules, `zoo` among them
 
 
 @pytest.fixture
