@@ -39,19 +39,26 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with nicegui_reset_globals():  # what simulated users of other tests have left
         made = build(places, Trainings(places), KEYS, Limits(upload=2 * MIB), Workers(places))
         made.state.places = places
-        with TestClient(made, base_url=BASE):  # its loop runs what pages do by themselves
+        with TestClient(made, base_url=BASE) as running:  # its loop runs what pages do by themselves
+            made.state.portal = running.portal
             yield made
         Client.page_routes.clear()  # else the reset takes their modules out of sys.modules, `zoo` among them
 
 
+def visitor(app: Any) -> TestClient:
+    made = TestClient(app, base_url=BASE)
+    made.portal = app.state.portal  # a server has one loop
+    return made
+
+
 @pytest.fixture
-def stranger(app: Any) -> Iterator[TestClient]:
-    yield TestClient(app, base_url=BASE)
+def stranger(app: Any) -> TestClient:
+    return visitor(app)
 
 
 @pytest.fixture
 def client(app: Any) -> TestClient:
-    made = TestClient(app, base_url=BASE)
+    made = visitor(app)
     assert made.get("/", params={"token": "the-token"}, follow_redirects=False).status_code == 303
     return made
 
@@ -131,7 +138,7 @@ def test_websockets_pass_the_same_gate(app: Any, client: TestClient, stranger: T
         assert found
         return f"{SOCKET_PATH}?EIO=4&transport=websocket&client_id={found[1] or found[2]}"
 
-    other = TestClient(app, base_url=BASE)
+    other = visitor(app)
     other.get("/", params={"token": "the-token"})
     mine, theirs = socket_of(client), socket_of(other)
     for who, address, headers in (
