@@ -27,8 +27,11 @@ export MASTER_ADDR=${MASTER_ADDR:-$(scontrol show hostnames "$SLURM_JOB_NODELIST
 export MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
 
 runs=runs
+before=
 for flag in "$@"; do
     [[ $flag == --trainer.default_root_dir=* ]] && runs=${flag#*=}
+    [[ $before == --trainer.default_root_dir ]] && runs=$flag
+    before=$flag
 done
 lost=0 # times in a row that a process was lost before a new checkpoint
 record=slurm-$SLURM_JOB_ID.lost

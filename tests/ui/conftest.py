@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.ui.browser import browser, server
 from zoo.ui.jobs.trainings import Trainings
 from zoo.ui.places import Places
 from zoo.ui.store import Store
+
+__all__ = ["browser", "server"]
 
 if TYPE_CHECKING:
     from zoo.ui.board import Board

@@ -8,10 +8,8 @@ import pytest
 
 pytest.importorskip("nicegui", reason="needs the extra `ui`")
 
-from tests.ui.browser import NARROW, WIDE, barriers, browser, enter, keep, server, too_wide
+from tests.ui.browser import NARROW, WIDE, barriers, enter, keep, too_wide
 from tests.ui.serving import Server
-
-__all__ = ["browser", "server"]
 
 pytestmark = pytest.mark.browser
 TABS = ("Train", "Watch", "Runs", "Predict")

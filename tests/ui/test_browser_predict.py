@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.harness import REPOSITORY
-from tests.ui.browser import NARROW, barriers, browser, enter, keep, too_wide  # noqa: F401
+from tests.ui.browser import NARROW, barriers, enter, keep, too_wide
 from tests.ui.serving import Server, started
 from zoo.audio.io import files
 
@@ -55,7 +55,7 @@ def problems() -> Iterator[list[str]]:
 
 
 @pytest.fixture
-def page(browser: Any, server: Server, problems: list[str]) -> Iterator[Any]:  # noqa: F811
+def page(browser: Any, server: Server, problems: list[str]) -> Iterator[Any]:
     page = enter(browser, server, problems)
     page.get_by_role("tab", name="Predict").click()
     yield page

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("nicegui", reason="needs the extra `ui`")
 
 from tests.harness import REPOSITORY, environment
-from tests.ui.browser import NARROW, barriers, browser, enter, keep, server, too_wide  # noqa: F401
+from tests.ui.browser import NARROW, barriers, enter, keep, too_wide
 from tests.ui.serving import Server
 
 pytestmark = pytest.mark.browser
@@ -57,7 +57,7 @@ def card(page: Any, name: str) -> Any:
     return page.get_by_role("row").filter(has=page.get_by_role("button", name=name, exact=True))
 
 
-def test_two_people(server: Server, browser: Any, trained: Path) -> None:  # noqa: F811
+def test_two_people(server: Server, browser: Any, trained: Path) -> None:
     runs = fill(server, trained)
     problems: list[str] = []
     mine = enter(browser, server, problems, path="?tab=runs")
@@ -124,7 +124,7 @@ def test_two_people(server: Server, browser: Any, trained: Path) -> None:  # noq
     assert problems == []
 
 
-def test_an_export_is_cancelled_made_and_downloaded(server: Server, browser: Any, trained: Path) -> None:  # noqa: F811
+def test_an_export_is_cancelled_made_and_downloaded(server: Server, browser: Any, trained: Path) -> None:
     runs = fill(server, trained)
     problems: list[str] = []
     page = enter(browser, server, problems, path="?tab=runs")

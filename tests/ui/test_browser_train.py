@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("nicegui", reason="needs the extra `ui`")
 
-from tests.ui.browser import NARROW, PATIENCE, WIDE, barriers, browser, busy, enter, keep, kill_trainings, too_wide
+from tests.ui.browser import NARROW, PATIENCE, WIDE, barriers, busy, enter, keep, kill_trainings, too_wide
 from tests.ui.serving import Server, started
 from zoo.common.reading.text import safe_load
 from zoo.common.systems import first_comment, recipe_root, systems
@@ -23,8 +23,6 @@ from zoo.ui.forms.draft import Draft, key_of
 from zoo.ui.forms.values import flatten, read_value, same
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-
-__all__ = ["browser"]
 
 pytestmark = pytest.mark.browser
 

@@ -9,13 +9,11 @@ import pytest
 
 pytest.importorskip("nicegui", reason="needs the extra `ui`")
 
-from tests.ui.browser import NARROW, barriers, browser, enter, keep, server, too_wide
+from tests.ui.browser import NARROW, barriers, enter, keep, too_wide
 from tests.ui.serving import Server
 from tests.ui.tabs.test_watch import HOSTILE, make_run
 from zoo.audio.io import files
 from zoo.ui.places import Places
-
-__all__ = ["browser", "server"]
 
 pytestmark = pytest.mark.browser
 RUN = "flow/smoke/20260101-000000"

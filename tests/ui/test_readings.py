@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from zoo.ui.curves import chosen_columns
-from zoo.ui.readings import Pace, pace_of, parse_nvidia, read_table, samples_of, steps_of, why_failed
+from zoo.ui.readings import Speed, parse_nvidia, read_table, samples_of, speed_of, steps_of, why_failed
 
 TRACE = """2026-11-22 17:40:31,494 ERROR   zoo.training.callbacks.monitor: ended by ValueError
 Traceback (most recent call last):
@@ -29,8 +29,8 @@ def test_why_a_run_failed_names_the_key(tmp_path: Path) -> None:
 def test_pace_is_that_of_the_newest_line() -> None:
     line = "INFO    zoo.training.callbacks.progress: step {}/20 · 50 % · {} it/s · ETA {} · loss 1.41"
     log = "\n".join(("noise", line.format(5, 2, "9 s"), line.format(10, 3.67, "1 h 02 min"), "more · ETA 0 s"))
-    assert pace_of(log) == Pace("3.67 it/s", "1 h 02 min")
-    assert pace_of("") == pace_of("progress: nothing") == Pace()
+    assert speed_of(log) == Speed("3.67 it/s", "1 h 02 min")
+    assert speed_of("") == speed_of("progress: nothing") == Speed()
 
 
 def test_samples_are_what_a_browser_can_show_and_tables(tmp_path: Path) -> None:

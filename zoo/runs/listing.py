@@ -5,6 +5,7 @@ Folders may be broken, half written or written to at this moment: what cannot be
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import difflib
 import math
@@ -269,9 +270,18 @@ def checkpoints_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file or of all files in a folder."""
-    files = path.rglob("*") if path.is_dir() else [path]
-    return sum(file.stat().st_size for file in files if file.is_file())
+    """Bytes of a file or of all in a folder; links count as themselves, what vanishes meanwhile as nothing."""
+    if not path.is_dir():
+        return path.stat().st_size if path.is_file() else 0
+    total, pending = 0, [str(path)]
+    while pending:
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(pending.pop()):
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(entry.path)
+                else:
+                    total += entry.stat(follow_symlinks=False).st_size
+    return total
 
 
 def read_settings(folder: Path) -> dict[str, Any]:

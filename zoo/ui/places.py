@@ -75,14 +75,6 @@ class Places:
         """The fragments for kinds of machines (`configs/trainer`) by name."""
         return {file.stem: file.absolute() for file in sorted((recipe_root() / "trainer").glob("*.yaml"))}
 
-    def fragment(self, name: str) -> Path:
-        """A fragment's file.
-
-        Raises:
-            ValueError: there is none of that name.
-        """
-        return choose(self.fragments(), name, "fragment")
-
     def data_folders(self) -> dict[str, Path]:
         """Folders of data sets by their name below `data`, two levels deep."""
         found = {}

@@ -66,19 +66,19 @@ def why_failed(run: Path) -> str:
 
 
 @dataclass(frozen=True)
-class Pace:
+class Speed:
     """What a run last said of its speed; "" where it did not."""
 
-    speed: str = ""
+    rate: str = ""
     left: str = ""
 
 
-def pace_of(log: str) -> Pace:
+def speed_of(log: str) -> Speed:
     """Read the newest line of progress in train.log."""
     lines = [line for line in log.splitlines() if _PROGRESS in line]
     parts = lines[-1].split(_PROGRESS)[1].split(" · ") if lines else []
-    speed = next((part for part in parts if part.endswith((" it/s", " s/it"))), "")
-    return Pace(speed, next((part.removeprefix("ETA ") for part in parts if part.startswith("ETA ")), ""))
+    rate = next((part for part in parts if part.endswith((" it/s", " s/it"))), "")
+    return Speed(rate, next((part.removeprefix("ETA ") for part in parts if part.startswith("ETA ")), ""))
 
 
 def steps_of(run: Path) -> list[str]:

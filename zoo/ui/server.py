@@ -78,7 +78,7 @@ def serve(
     port = bound.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="zoo-ui-", ignore_cleanup_errors=True) as folder:
         places = Places(Path.cwd(), runs.absolute(), Path(folder), data.absolute())
-        trainings = Trainings(places, secrets, at_once=queue.at_once, waiting=queue.most, tied=queue.tied)
+        trainings = Trainings(places, secrets, queue=queue)
         keys = Keys(password, cookie=f"zoo_ui_{port}")
         workers = Workers(places, secrets)
         app = build(places, trainings, keys, limits, workers)

@@ -3,14 +3,7 @@ from pathlib import Path
 import pytest
 
 from zoo.ui.forms.explain import explain
-from zoo.ui.forms.recipes import Need, device_of, duration, needs
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(0.2, "1 s"), (40, "40 s"), (720, "12 min"), (3 * 3600, "3 h"), (2 * 86400, "2 days")]
-)
-def test_durations(seconds: float, words: str) -> None:
-    assert duration(seconds) == words
+from zoo.ui.forms.recipes import Need, device_of, needs
 
 
 def test_devices() -> None:

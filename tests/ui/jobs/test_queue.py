@@ -16,7 +16,7 @@ import pytest
 
 from tests.ui.jobs.conftest import wait
 from zoo.ui.jobs.records import Record, identity, read_record, write_record
-from zoo.ui.jobs.trainings import Trainings
+from zoo.ui.jobs.trainings import Queue, Trainings
 from zoo.ui.places import Places
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
@@ -53,7 +53,7 @@ def test_sessions_take_turns(trainings: Trainings) -> None:
 
 
 def test_a_session_has_its_share(trainings: Trainings) -> None:
-    trainings.waiting = 2
+    trainings.queue = Queue(most=2)
     start(trainings), start(trainings)
     with pytest.raises(ValueError, match=r"2 trainings .* \(--max_trainings\)"):
         start(trainings)
@@ -65,7 +65,7 @@ def test_a_session_has_its_share(trainings: Trainings) -> None:
 def test_twenty_starts_of_two_sessions(places: Places) -> None:
     script = places.work / "short.py"
     script.write_text("import time; time.sleep(0.1)")
-    servers = [Trainings(places, (), (sys.executable, str(script)), at_once=2, waiting=10) for _ in range(2)]
+    servers = [Trainings(places, (), (sys.executable, str(script)), Queue(at_once=2, most=10)) for _ in range(2)]
     runs, most = [], 0
 
     def five(owner: int) -> None:
@@ -321,6 +321,6 @@ def test_a_full_disk_leaves_the_queue(trainings: Trainings, monkeypatch: pytest.
 def test_a_link_counts_no_training_twice(trainings: Trainings, places: Places) -> None:
     run = start(trainings)
     (places.runs / "alias").symlink_to(places.runs / "toy")
-    trainings.at_once = 2
+    trainings.queue = Queue(at_once=2)
     assert trainings.state(start(trainings)) == "running"
     assert json.loads((places.runs / "alias" / "smoke" / run.split("/")[2] / "process.json").read_text())["pid"]

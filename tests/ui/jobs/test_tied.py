@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 
 SERVER = """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    server = Trainings(places, (), {program}, at_once=3, tied={tied})
+    server = Trainings(places, (), {program}, trainings.Queue(at_once=3, tied={tied}))
     try:
         for recipe in {recipes}:
             run = places.new_run("flow", "smoke")

@@ -185,11 +185,11 @@ class Writer(Inference):
         answers = [flexible_answer(text) for text in texts.values()]
         agents = answers[1:]
         rows = [
-            [title, "" if answer is None else str(answer), f"{agents.count(answer)} of {len(agents)}"]
+            [title, *(("", "") if answer is None else (str(answer), f"{agents.count(answer)} of {len(agents)}"))]
             for title, answer in zip(texts, answers, strict=True)
         ]
         rows.append(["Divergence of the first token (KL)", f"{self.divergence([prompt]):.4g} nats", ""])
-        columns = ["", "last number in the answer", "agents that give it"]
+        columns = ["Answer of", "last number in the answer", "agents that give it"]
         return Part("table", "Agreement", data={"columns": columns, "rows": rows})
 
     def _answering(self) -> AbstractContextManager[None]:

@@ -60,8 +60,8 @@ def needs(contents: Iterable[Mapping[str, Any]], edits: Mapping[str, Any], work:
 
 
 @dataclass(frozen=True)
-class Pace:
-    """How fast a former run of a recipe was on this machine.
+class FormerRun:
+    """How fast a run of a recipe was on this machine.
 
     Args:
         seconds: that a batch took, validations and all else shared out.
@@ -71,22 +71,14 @@ class Pace:
     seconds: float
 
 
-def pace_of(runs: Sequence[Run], recipe: str) -> Pace | None:
+def former_run_of(runs: Sequence[Run], recipe: str) -> FormerRun | None:
     """The pace of the newest run of `<system>/<recipe>` that went on for a while; None without one."""
     for run in sorted(runs, key=lambda run: -run.changed):
         if run.recipe == recipe and run.step >= ENOUGH_STEPS:
             seconds = trained_seconds(run.folder)
             if seconds:
-                return Pace(run.name, seconds / run.step)
+                return FormerRun(run.name, seconds / run.step)
     return None
-
-
-def duration(seconds: float) -> str:
-    """`40 s`, `12 min`, `3 h`, `2 days`."""
-    for unit, length in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= 1.5 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{max(seconds, 1):.0f} s"
 
 
 def device_of(accelerator: Any, gpus: Collection[str]) -> tuple[str, bool]:

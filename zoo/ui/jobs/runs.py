@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import threading
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from zoo.common.atomic import write_atomic
 from zoo.common.reading.text import load_json
+from zoo.runs.listing import size_of
 from zoo.ui.places import Places
 
 NOTES_NAME = "notes.json"
@@ -71,17 +71,7 @@ def size(places: Places, run: str) -> int:
     Raises:
         ValueError: there is no such run.
     """
-    total, pending = 0, [str(places.run(run))]
-    while pending:
-        try:
-            for entry in os.scandir(pending.pop()):
-                if entry.is_dir(follow_symlinks=False):
-                    pending.append(entry.path)
-                else:
-                    total += entry.stat(follow_symlinks=False).st_size
-        except OSError:  # it went in between
-            continue
-    return total
+    return size_of(places.run(run))
 
 
 def set_aside(folder: Path) -> Path:

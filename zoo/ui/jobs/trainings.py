@@ -47,9 +47,9 @@ class Queue:
     """How trainings share the machine.
 
     Args:
-        at_once: that run at a time.
+        at_once: that run at a time, those that earlier servers or others over the same runs started included.
         most: of one session, queued or running.
-        tied: whether they end with the server.
+        tied: whether they end with the server; else they go on, and a later server finds them.
     """
 
     at_once: int = 1
@@ -69,10 +69,7 @@ class Trainings(Commands):
     Args:
         secrets: names of environment variables that no child inherits.
         program: the command line in front of a command's name, Python's first.
-        at_once: how many trainings may run at a time, those that earlier servers or others over the same runs started
-            included.
-        waiting: how many a session may have queued or running.
-        tied: whether trainings end with the server; else they go on, and a later server finds them.
+        queue: how they share the machine.
     """
 
     def __init__(
@@ -80,12 +77,10 @@ class Trainings(Commands):
         places: Places,
         secrets: Sequence[str] = (),
         program: Sequence[str] = PROGRAM,
-        at_once: int = 1,
-        waiting: int = 8,
-        tied: bool = False,
+        queue: Queue = Queue(),
     ) -> None:
         super().__init__(places, secrets, program)
-        self.at_once, self.waiting, self.tied = at_once, waiting, tied
+        self.queue = queue
         self._server = identity(os.getpid())
         self._lock = threading.RLock()  # a FileLock lets all threads of a process in
         self._files = FileLock(places.runs / QUEUE_LOCK, thread_local=False)
@@ -270,7 +265,7 @@ class Trainings(Commands):
         with self._lock:
             self._queue.clear()
             self._order = []
-            if self.tied:
+            if self.queue.tied:
                 for run in self._children:
                     with contextlib.suppress(ValueError, OSError):
                         self.stop(run)
@@ -330,7 +325,7 @@ class Trainings(Commands):
         running = self._running(records)
         queued = {each for each, entry in records.items() if entry.queued is not None and find_process(entry.server)}
         mine = [each for each in {*running, *queued} if {**running, **records}[each].owner == record.owner]
-        if len(mine) >= self.waiting:
+        if len(mine) >= self.queue.most:
             raise ValueError(
                 f"{len(mine)} trainings of this session are queued or running, as many as it may have "
                 "(--max_trainings); wait for one, or cancel one"
@@ -362,7 +357,7 @@ class Trainings(Commands):
                 del self._queue[run]
         running = self._running(records)
         order = self._by_turn(running, records)
-        for run in order[: max(self.at_once - len(running), 0)]:
+        for run in order[: max(self.queue.at_once - len(running), 0)]:
             self._spawn(run, self._queue[run])
             del self._queue[run]
         self._order = [run for run in order if run in self._queue]
@@ -407,8 +402,8 @@ class Trainings(Commands):
             close(child.stdin)
             raise
         self._children[run] = _Child(child, begun)
-        let_begin(child.stdin, TIED if self.tied else KEPT)
-        if not self.tied:
+        let_begin(child.stdin, TIED if self.queue.tied else KEPT)
+        if not self.queue.tied:
             close(child.stdin)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import Any
@@ -18,17 +19,45 @@ CUSTOM = "custom"  # a training mode that stands for a list of layers
 HINT = 110  # characters
 
 
-class Field:
-    """A control of one draft: it writes into that draft and into no other.
+class _Editor(ABC):
+    """What writes one key of one draft, and of no other.
 
     Args:
+        key: None while it is not known.
         changed: called after an edit.
     """
 
-    def __init__(self, control: Control, draft: Draft, rules: Rules, changed: Callable[[], None]) -> None:
-        self.control, self.draft, self.rules, self.changed = control, draft, rules, changed
-        self.key: str | None = None
+    def __init__(self, key: str | None, draft: Draft, rules: Rules, changed: Callable[[], None]) -> None:
+        self.key, self.draft, self.rules, self.changed = key, draft, rules, changed
         self._showing = False
+
+    @abstractmethod
+    def _read(self, value: Any) -> Any:
+        """The value of what a client has sent, which may be anything."""
+
+    def _take(self, event: Any) -> None:
+        if self._showing or self.key is None:
+            return
+        try:
+            self.draft.set(self.key, self._read(event.value), self.rules)
+        except ValueError as error:
+            self.draft.refuse(self.key, str(error))
+        self.changed()
+
+    def _quietly(self, show: Callable[[], Any]) -> None:
+        self._showing = True
+        try:
+            show()
+        finally:
+            self._showing = False
+
+
+class Field(_Editor):
+    """A control of a recipe's form, made in the current slot."""
+
+    def __init__(self, control: Control, draft: Draft, rules: Rules, changed: Callable[[], None]) -> None:
+        super().__init__(None, draft, rules, changed)
+        self.control = control
         self._texts: dict[str, Any] = {}  # of a choice
         with ui.element().classes("train-field") as self.box:
             if control.kind == "switch":
@@ -124,24 +153,7 @@ class Field:
         except ValueError:
             return False
 
-    def _quietly(self, show: Callable[[], Any]) -> None:
-        self._showing = True
-        try:
-            show()
-        finally:
-            self._showing = False
-
-    def _take(self, event: Any) -> None:
-        if self._showing or self.key is None:
-            return
-        try:
-            self.draft.set(self.key, self._read(event.value), self.rules)
-        except ValueError as error:
-            self.draft.refuse(self.key, str(error))
-        self.changed()
-
     def _read(self, value: Any) -> Any:
-        """The value of what a client has sent, which may be anything."""
         assert self.key is not None
         if self.control.kind == "switch":
             if not isinstance(value, bool):
@@ -175,12 +187,13 @@ def _early_key(control: Control, draft: Draft) -> str | None:
     return None
 
 
-class KeyEditor:
+class KeyEditor(_Editor):
     """Shows one key of the complete config and edits it, made in the current slot."""
 
+    key: str
+
     def __init__(self, key: str, draft: Draft, rules: Rules, changed: Callable[[], None]) -> None:
-        self.key, self.draft, self.rules, self.changed = key, draft, rules, changed
-        self._showing = False
+        super().__init__(key, draft, rules, changed)
         about = explain(draft.values, key)
         ui.label(key).classes("train-key")
         ui.label(about.text or "Its source says nothing of it.").classes("zoo-small")
@@ -205,12 +218,10 @@ class KeyEditor:
         value = self.draft.value(self.key)
         if self.key in self.draft.problems or self._means(value):
             return
-        self._showing = True
         text = as_text(value)
         if self._values and text not in self.element.options:
-            self.element.set_options({**self.element.options, text: text})
-        self.element.set_value(text)
-        self._showing = False
+            self._quietly(lambda: self.element.set_options({**self.element.options, text: text}))
+        self._quietly(lambda: self.element.set_value(text))
 
     def mark(self, problem: str | None) -> None:
         """Say what is wrong at the field."""
@@ -230,15 +241,6 @@ class KeyEditor:
         if not text.strip():
             raise ValueError("a value is needed here; null stands for none")
         return read_value(text)
-
-    def _take(self, event: Any) -> None:
-        if self._showing:
-            return
-        try:
-            self.draft.set(self.key, self._read(event.value), self.rules)
-        except ValueError as error:
-            self.draft.refuse(self.key, str(error))
-        self.changed()
 
     def _reset(self) -> None:
         self.draft.reset(self.key)

@@ -6,15 +6,18 @@ from nicegui import ui
 
 STATE_WORDS = {
     "running": ("good", "running"),
-    "stopping": ("busy", "saving, then stopping"),
-    "active": ("good", "running, started elsewhere"),
+    "stopping": ("busy", "stopping"),
+    "active": ("good", "running elsewhere"),
     "queued": ("busy", "queued"),
-    "waiting": ("busy", "queued by a server that has ended"),
+    "waiting": ("busy", "waiting"),
     "finished": ("calm", "finished"),
     "stopped": ("calm", "stopped"),
     "failed": ("bad", "failed"),
     "ended": ("calm", "ended"),
     "idle": ("calm", "not running"),
+    "killed": ("bad", "killed"),
+    "torn": ("bad", "newest checkpoint torn"),
+    "empty": ("calm", "nothing trained"),
 }
 
 

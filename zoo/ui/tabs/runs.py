@@ -301,7 +301,7 @@ class RunsTab:
         jobs.sort(key=lambda row: ((*_WORKING, *_LATE).index(row.state) > 2, row.position or 2**31, row.name))
         self.queue.set_visibility(bool(jobs))
         waiting = sum(row.state in _LATE for row in jobs)
-        once = self.visit.shared.trainings.at_once
+        once = self.visit.shared.trainings.queue.at_once
         limit = "1 training at a time" if once == 1 else f"{once} trainings at a time"
         self.at_work.set_text(f"{len(jobs) - waiting} running, {waiting} queued ({limit})")
         names = [row.name for row in jobs]

@@ -13,15 +13,6 @@ from zoo.ui.board import Row
 from zoo.ui.tabs.pieces import STATE_WORDS
 
 MISSING = "-"
-WORDS = {
-    **STATE_WORDS,
-    "active": ("good", "running elsewhere"),
-    "stopping": ("busy", "stopping"),
-    "waiting": ("busy", "waiting"),
-    "killed": ("bad", "killed"),
-    "torn": ("bad", "newest checkpoint torn"),
-    "empty": ("calm", "nothing trained"),
-}
 
 
 class Text(TextElement):
@@ -41,7 +32,7 @@ class Chip(ui.label):
 
     def show(self, word: str) -> None:
         """Show a state, see `Row.word`."""
-        kind, text = WORDS.get(word, ("calm", word))
+        kind, text = STATE_WORDS.get(word, ("calm", word))
         if self.text != text:
             self.classes(remove="good busy calm bad").classes(kind)
             self.set_text(text)

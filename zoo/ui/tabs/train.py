@@ -6,8 +6,9 @@ from typing import Any
 
 from nicegui import background_tasks, ui
 
+from zoo.runs.details import duration
 from zoo.ui.forms.draft import Draft, open_draft
-from zoo.ui.forms.recipes import Pace, comment_of, device_of, duration, needs, pace_of
+from zoo.ui.forms.recipes import FormerRun, comment_of, device_of, former_run_of, needs
 from zoo.ui.tabs.draft_form import AS_RECIPE, DraftForm
 from zoo.ui.tabs.pieces import heading
 from zoo.ui.visit import Visit, aside
@@ -22,7 +23,7 @@ class TrainTab:
         self.visit = visit
         self.places = visit.shared.places
         self._asked: Draft | None = None
-        self._pace: Pace | None = None
+        self._pace: FormerRun | None = None
         systems = self.places.systems()
         with ui.element().classes("train") as self.root:
             with ui.element().classes("train-main"):
@@ -117,7 +118,7 @@ class TrainTab:
         """Read what there is to choose from, and how fast former runs of the recipe were."""
         form = self.form
         runs = [row.run for row in self.visit.shared.board.rows.values()]
-        pace = await aside(pace_of, runs, f"{draft.system}/{draft.recipe}")
+        pace = await aside(former_run_of, runs, f"{draft.system}/{draft.recipe}")
         if self._is_current(draft):
             self._pace = pace
             self._describe()

@@ -15,7 +15,7 @@ from zoo.ui.board import Row
 from zoo.ui.curves import Shown
 from zoo.ui.jobs.trainings import BUSY
 from zoo.ui.machine import Machine
-from zoo.ui.readings import Pace, log_of, pace_of, recent, why_failed
+from zoo.ui.readings import Speed, log_of, recent, speed_of, why_failed
 from zoo.ui.tabs.charts import Charts, arrange
 from zoo.ui.tabs.pieces import Answer, heading
 from zoo.ui.tabs.samples import Samples
@@ -39,7 +39,7 @@ class Reading:
     curves: dict[str, tuple[dict[str, Shown], dict[str, Shown]]] = field(default_factory=dict)
     checkpoints: int = 0
     best: str = ""
-    pace: Pace = field(default_factory=Pace)
+    speed: Speed = field(default_factory=Speed)
     why: str = ""
     log: str = ""
 
@@ -193,7 +193,7 @@ class WatchTab:
             curves,
             len(places.checkpoints(row.name)),
             best.name if best else "",
-            pace_of(recent(folder / LOG_NAME)) if row.word in ("running", "active") else Pace(),
+            speed_of(recent(folder / LOG_NAME)) if row.word in ("running", "active") else Speed(),
             why_failed(folder) if row.word in _BROKEN else "",
             log_of(folder, row.word in _BROKEN) if with_log else self.log.text,
         )
@@ -215,7 +215,7 @@ class WatchTab:
         self.bar.set_value(round(share or 0.0, 3))
         percent = "" if share is None else f" · {int(100 * share)} %"
         self.progress.set_text(f"step {progress(row)}{percent}")
-        parts = [reading.pace.speed, f"{reading.pace.left} left" if reading.pace.left else ""]
+        parts = [reading.speed.rate, f"{reading.speed.left} left" if reading.speed.left else ""]
         self.left.set_text(" · ".join(part for part in parts if part))
         self.best.set_text(best_in_words(run, reading.best))
         work = self.visit.shared.places.work
