@@ -3,7 +3,7 @@ import errno
 import pytest
 import torch
 
-from zoo.training.errors import EXTRA_OF, explain, lost_contact
+from zoo.training.errors import EXTRAS, explain, lost_contact
 
 CONFIG = {
     "data": {"init_args": {"batch_size": 16}},
@@ -76,8 +76,10 @@ def test_extras_are_those_of_the_project(repository):
     import tomllib
 
     extras = tomllib.loads((repository / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    for module, extra in EXTRA_OF.items():
-        assert any(requirement.startswith(module) for requirement in extras[extra]), module
+    assert set(EXTRAS) == set(extras) - {"dev"}
+    for extra, modules in EXTRAS.items():
+        for module in modules:
+            assert any(requirement.startswith(module) for requirement in extras[extra]), module
 
 
 @pytest.mark.parametrize("error", [ValueError("wrong"), RuntimeError("size mismatch"), KeyError("a")])

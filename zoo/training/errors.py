@@ -41,24 +41,21 @@ MEMORY_KEYS = (
     ("trainer.precision", "bf16-mixed"),
 )
 
-# Module -> extra of pyproject.toml that installs it.
-EXTRA_OF = {
-    "pesq": "metrics",
-    "pystoi": "metrics",
-    "webdataset": "shards",
-    "fastapi": "ui",
-    "uvicorn": "ui",
-    "nicegui": "ui",
-    "onnx": "export",
-    "onnxscript": "export",
-    "onnxruntime": "export",
-    "gymnasium": "rl",
-    "h5py": "rl",
-    "bitsandbytes": "llm",
-    "tokenizers": "llm",
-    "pyarrow": "llm",
-    "mlflow": "mlflow",
+# Extra of pyproject.toml -> a module of each of its packages.
+EXTRAS = {
+    "metrics": ("pesq", "pystoi"),
+    "shards": ("webdataset",),
+    "images": ("datasets", "torchvision"),
+    "ui": ("fastapi", "uvicorn", "nicegui", "psutil"),
+    "export": ("onnx", "onnxscript", "onnxruntime"),
+    "rl": ("gymnasium", "h5py"),
+    "llm": ("bitsandbytes", "tokenizers", "pyarrow"),
+    "mlflow": ("mlflow",),
+    "ray": ("ray",),
+    "deepspeed": ("deepspeed", "ninja"),
+    "cloud": ("fsspec", "aiohttp", "s3fs"),
 }
+EXTRA_OF = {module: extra for extra, modules in EXTRAS.items() for module in modules}
 
 
 # Lightning refuses these settings under manual optimization; the tasks of GANs have their own.

@@ -67,16 +67,6 @@ def test_hub(monkeypatch):
     assert doctor.hub_check().detail.startswith("online")
 
 
-def test_extras_are_those_of_the_project(repository):
-    import tomllib
-
-    extras = tomllib.loads((repository / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert set(doctor.EXTRAS) == set(extras) - {"dev"}
-    for extra, modules in doctor.EXTRAS.items():
-        for module in modules:
-            assert any(requirement.startswith(module) for requirement in extras[extra]), module
-
-
 def test_recipe(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "200")
     recipe = tmp_path / "r.yaml"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from zoo.common.ranges import within
+from zoo.training.errors import EXTRAS
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,17 +22,6 @@ GIB = 2**30
 # Below this a run of the middle-sized recipes cannot keep its last two checkpoints and a best one.
 LOW_DISK_BYTES = 5 * GIB
 VERSIONS = "torch torchaudio lightning jsonargparse transformers peft soundfile soxr safetensors numpy wandb".split()
-# Extra -> a module of each of its packages; names as in pyproject.toml.
-EXTRAS = {
-    "metrics": ("pesq", "pystoi"),
-    "shards": ("webdataset",),
-    "images": ("datasets", "torchvision"),
-    "ui": ("fastapi", "uvicorn", "nicegui", "psutil"),
-    "export": ("onnx", "onnxscript", "onnxruntime"),
-    "rl": ("gymnasium", "h5py"),
-    "llm": ("bitsandbytes", "tokenizers", "pyarrow"),
-    "mlflow": ("mlflow",),
-}
 
 
 class Check(NamedTuple):
