@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -84,7 +85,10 @@ class FrozenModule(nn.Module):
 
 @contextmanager
 def quiet_loading(source: str | None = None) -> Iterator[None]:
-    """Keep transformers' loading reports and bars from the terminal.
+    """Keep transformers' loading reports and bars from the terminal, and DeepSpeed from being imported for nothing.
+
+    `save_pretrained` has accelerate, where it is installed, look whether the model is DeepSpeed's, and for that it
+    imports all of it: seconds of processor time.
 
     Args:
         source: the folder or hub id that is read, for the error.
@@ -97,6 +101,8 @@ def quiet_loading(source: str | None = None) -> Iterator[None]:
     verbosity, bars = messages.get_verbosity(), messages.is_progress_bar_enabled()
     messages.set_verbosity_error()
     messages.disable_progress_bar()
+    modules: dict[str, Any] = sys.modules  # type: ignore[assignment]
+    unused = modules.setdefault("deepspeed", None) is None
     try:
         yield
     except OSError as error:
@@ -108,6 +114,8 @@ def quiet_loading(source: str | None = None) -> Iterator[None]:
             "copy its folder to this machine and name that"
         ) from error
     finally:
+        if unused:
+            del modules["deepspeed"]
         messages.set_verbosity(verbosity)
         if bars:
             messages.enable_progress_bar()
