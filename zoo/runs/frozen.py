@@ -101,7 +101,7 @@ def quiet_loading(source: str | None = None) -> Iterator[None]:
     verbosity, bars = messages.get_verbosity(), messages.is_progress_bar_enabled()
     messages.set_verbosity_error()
     messages.disable_progress_bar()
-    modules: dict[str, Any] = sys.modules  # type: ignore[assignment]
+    modules: dict[str, Any] = sys.modules
     unused = modules.setdefault("deepspeed", None) is None
     try:
         yield
