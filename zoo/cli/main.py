@@ -153,16 +153,17 @@ def find_tools() -> dict[str, str]:
 
 def summary(tool: str) -> str:
     """The first line of the docstring of a function "module:function", which is not imported."""
-    return _docstring(tool).partition("\n")[0]
+    return docstring(tool).partition("\n")[0]
 
 
 def parameter_help(tool: str, parameter: str) -> str:
     """What the docstring of a function "module:function" says of a parameter in its first line."""
-    found = re.search(rf"^ *\*?{parameter}: (.*)", _docstring(tool), re.MULTILINE)
+    found = re.search(rf"^ *\*?{parameter}: (.*)", docstring(tool), re.MULTILINE)
     return found[1] if found else ""
 
 
-def _docstring(tool: str) -> str:
+def docstring(tool: str) -> str:
+    """The docstring of a function "module:function", as it stands in its source."""
     module, _, name = tool.partition(":")
     file = HERE.parents[1].joinpath(*module.split(".")).with_suffix(".py")
     function = file.read_text(encoding="utf-8").partition(f"\ndef {name}(")[2]

@@ -1,0 +1,129 @@
+"""A hook of mkdocs: pages made from README, changelog, registry, recipes and commands, so that they cannot lag behind.
+
+`mkdocs build --strict` runs it; see mkdocs.yml. Nothing is imported that needs torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from zoo.cli.helps import TRAINER_COMMANDS  # noqa: E402
+from zoo.cli.main import docstring, find_tools  # noqa: E402
+from zoo.cli.names import FRAGMENTS, Recipe, recipes  # noqa: E402
+from zoo.common import registry  # noqa: E402
+from zoo.common.systems import systems  # noqa: E402
+from zoo.ui.forms.explain import explain  # noqa: E402
+from zoo.ui.forms.recipes import comment_of  # noqa: E402
+from zoo.ui.forms.values import flatten  # noqa: E402
+
+_LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are made."""
+    pages = {"index.md": _readme(), "changelog.md": (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")}
+    pages["reference/commands.md"] = _commands()
+    for package in registry.PACKAGES:
+        pages[f"reference/{package.rpartition('.')[2]}.md"] = _parts(package)
+    listed = recipes()
+    for name, title in _recipe_pages():
+        short, _, about = title.partition(":")
+        chosen = [each for each in listed if each.name.partition("/")[0] == name]
+        lines = [f"# {short}: recipes", "", about.strip(), "", *(line for each in chosen for line in _recipe(each))]
+        pages[f"recipes/{name}.md"] = "\n".join(lines)
+    for path, text in pages.items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put the made pages into the navigation."""
+    assert config.nav is not None
+    titles = dict(_recipe_pages())
+    made = [{title.partition(":")[0]: f"recipes/{name}.md"} for name, title in titles.items()]
+    parts = [{package: f"reference/{package.rpartition('.')[2]}.md"} for package in registry.PACKAGES]
+    config.nav[3:3] = [{"Recipes": made}, {"Reference": [{"Commands": "reference/commands.md"}, *parts]}]
+    return config
+
+
+def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: Files) -> str:
+    """Name files of the repository that are no pages, in place of a link that leads nowhere."""
+    return _LINK.sub(_page_link, markdown)
+
+
+def _page_link(match: re.Match[str]) -> str:
+    mark, text, target = match.groups()
+    return (
+        match[0] if mark or not target.startswith("../") or "/" not in target else f"{text} (`{target.lstrip('./')}`)"
+    )
+
+
+def _readme() -> str:
+    """The README as start page: links that it has into docs/ lead from here, others are named."""
+
+    def moved(match: re.Match[str]) -> str:
+        mark, text, target = match.groups()
+        if target.startswith(("http", "#")):
+            return match[0]
+        if target.startswith("docs/"):
+            return f"{mark}[{text}]({target.removeprefix('docs/')})"
+        return f"[{text}](changelog.md)" if target == "CHANGELOG.md" else f"{text} (`{target}`)"
+
+    return _LINK.sub(moved, (ROOT / "README.md").read_text(encoding="utf-8"))
+
+
+def _recipe_pages() -> list[tuple[str, str]]:
+    return [*((system.name, system.title) for system in systems()), (FRAGMENTS, "Settings of the trainer")]
+
+
+def _commands() -> str:
+    lines = ["# Commands", "", "`zoo COMMAND --help` tells the same at the terminal.", ""]
+    for name, about in TRAINER_COMMANDS.items():
+        lines += [f"## zoo {name}", "", about[:1].upper() + about[1:], ""]
+    for name, tool in sorted(find_tools().items()):
+        lines += [f"## zoo {name}", "", _plain(docstring(tool)), ""]
+    return "\n".join(lines)
+
+
+def _plain(text: str) -> str:
+    """A docstring's first part as text and its arguments as a table."""
+    about, _, rest = text.partition("\n    Args:\n")
+    arguments = re.findall(r"^ {8}(\*?\w+): (.*(?:\n {12}.*)*)", rest.partition("\n\n")[0], re.MULTILINE)
+    rows = [f"| `{name.lstrip('*')}` | {_cell(' '.join(said.split()))} |" for name, said in arguments]
+    table = ["", "| argument | |", "|---|---|", *rows] if rows else []
+    return "\n".join([inspect.cleandoc(about).strip(), *table])
+
+
+def _parts(package: str) -> str:
+    importlib.import_module(package)
+    lines = [f"# {package}", "", inspect.getdoc(sys.modules[package]) or "", ""]
+    for name in sorted(registry.names(package)):
+        short = name.rpartition(".")[2]
+        lines += [f"::: {registry.module_of(name)}.{short}", "    options:", f"      heading: {name}", ""]
+    return "\n".join(lines)
+
+
+def _recipe(recipe: Recipe) -> list[str]:
+    values = flatten(yaml.safe_load(recipe.path.read_text(encoding="utf-8")) or {})
+    lines = [f"## {recipe.name}", "", comment_of(recipe.path), "", "| key | value | meaning |", "|---|---|---|"]
+    for key, value in values.items():
+        shown = json.dumps(value, ensure_ascii=False)
+        lines.append(f"| `{key}` | `{_cell(shown)}` | {_cell(explain(values, key).text)} |")
+    return [*lines, ""]
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
