@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -37,10 +38,11 @@ SelectTypeParameters=CR_CPU
 SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=1,sched_interval=2
 ReturnToService=2
-SlurmdTimeout=20
+SlurmdTimeout=10
 SlurmctldTimeout=20
-KillWait=5
+KillWait=30
 JobRequeue=1
+FirstJobId={first}
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 {nodes}
@@ -124,7 +126,8 @@ def slurm(folder: Path, cores: int = 2) -> Iterator[Slurm]:
         f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cores} State=UNKNOWN"
         for name, port in zip(NODES, ports[1:], strict=True)
     )
-    text = CONFIG.format(host=host, ports=ports, folder=folder, nodes=nodes, names=",".join(NODES))
+    first = random.SystemRandom().randrange(1, 12000)  # scripts/slurm.sh takes its port by the job's number
+    text = CONFIG.format(first=first, host=host, ports=ports, folder=folder, nodes=nodes, names=",".join(NODES))
     (folder / "slurm.conf").write_text(text)
     key = folder / "munge.key"
     key.write_bytes(os.urandom(128))

@@ -247,10 +247,10 @@ def test_slurm_script_requeues_what_was_stopped_or_lost_a_process(repository, tm
 
 def test_slurm_script_gives_up_when_nothing_is_gained_between_losses(repository, tmp_path):
     codes = [submit(repository, tmp_path, 137, ZOO_RESTARTS="2").returncode for _ in range(3)]
-    assert codes == [0, 0, 137] and not list(tmp_path.glob("slurm-7.lost*"))
+    assert codes == [0, 0, 137] and not list(tmp_path.glob("slurm-7.starts*"))
     run = tmp_path / "runs" / "r"
     run.mkdir(parents=True)
     for step in range(6):  # a new checkpoint each time, so it may go on
         assert submit(repository, tmp_path, 137, ZOO_RESTARTS="2").returncode == 0
         (run / f"step_{step}.ckpt").touch()
-    assert submit(repository, tmp_path, 0).returncode == 0 and not list(tmp_path.glob("slurm-7.lost*"))
+    assert submit(repository, tmp_path, 0).returncode == 0 and not list(tmp_path.glob("slurm-7.starts*"))
