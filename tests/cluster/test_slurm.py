@@ -197,9 +197,10 @@ def test_a_storm_changes_nothing(cluster: Slurm, tmp_path: Path, system: str) ->
     said = job.log
     ours, theirs = fingerprint(newest(calm.run)), fingerprint(newest(job.run))
     print(
-        f"{system}: 3 kills, 1 node lost, {said.count('stopped by a signal')} time limits, {state['Restarts']} restarts "
-        f"({said.count('a process was lost')} by the script after a loss), {job.repeated} steps repeated to train "
-        f"{job.saved()}, {len(ours)} tensors and values bit-equal: {ours == theirs}; "
+        f"{system}: 3 kills, 1 node lost, {said.count('stopped by a signal')} time limits, "
+        f"{state['Restarts']} restarts ({said.count('a process was lost')} by the script after a loss), "
+        f"{job.repeated} steps repeated to train {job.saved()}, {len(ours)} tensors and values, "
+        f"bit-equal: {ours == theirs}; "
         f"calm {quiet - begun:.0f} s, stormy {time.monotonic() - quiet:.0f} s"
     )
     assert ours == theirs
