@@ -96,9 +96,10 @@ class Slurm:
     def kill_node(self, name: str) -> None:
         """Take a node away with all that runs on it, as a power cut does."""
         daemon = self.daemons.pop(name)
-        for process in _tree(daemon.pid, self.folder / f"spool.{name}"):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # so that none can report the end of another
+            for process in _tree(daemon.pid, self.folder / f"spool.{name}"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, number)
         daemon.wait(30)
 
     def _spawn(self, *command: str) -> subprocess.Popen[bytes]:
@@ -158,20 +159,25 @@ def _tree(daemon: int, spool: Path) -> list[int]:
     """A daemon, and the step daemons and tasks of its node, which are no children of it."""
     import psutil
 
+    node = spool.suffix[1:]
+    log = str(spool.with_name(f"slurmd.{node}.log"))
     found = [daemon]
     for process in psutil.process_iter(["pid", "environ", "cmdline"]):
         environ, line = process.info["environ"] or {}, " ".join(process.info["cmdline"] or ())
-        if str(spool) in line or (environ.get("SLURMD_NODENAME") == spool.suffix[1:] and _is_of(environ, spool)):
-            found.append(process.info["pid"])
+        ours = environ.get("SLURM_CONF", "").startswith(str(spool.parent))
+        with contextlib.suppress(psutil.Error):
+            if (
+                str(spool) in line
+                or (ours and environ.get("SLURMD_NODENAME") == node)
+                # a step's daemon knows its node by the log it writes to
+                or ("slurmstepd" in line and log in {file.path for file in process.open_files()})
+            ):
+                found.append(process.info["pid"])
     for process in psutil.process_iter(["pid"]):
         with contextlib.suppress(psutil.Error):
             if any(parent.pid in found for parent in process.parents()):
                 found.append(process.info["pid"])
     return list(dict.fromkeys(found))
-
-
-def _is_of(environ: dict[str, str], spool: Path) -> bool:
-    return environ.get("SLURM_CONF", "").startswith(str(spool.parent))
 
 
 def _free_ports(count: int) -> list[int]:
