@@ -88,9 +88,9 @@ class Slurm:
             time.sleep(0.5)
         return job
 
-    def start_node(self, name: str) -> None:
-        """Start a node's daemon."""
-        command = ["slurmd", "-D", "-N", name, "-f", str(self.folder / "slurm.conf")]
+    def start_node(self, name: str, *options: str) -> None:
+        """Start a node's daemon; with -b it says that its machine has started anew."""
+        command = ["slurmd", "-D", *options, "-N", name, "-f", str(self.folder / "slurm.conf")]
         self.daemons[name] = self._spawn(*command)
 
     def kill_node(self, name: str) -> None:

@@ -21,14 +21,14 @@ pytestmark = [
     pytest.mark.cluster,
     pytest.mark.skipif(not available(), reason="needs root and Debian's slurm-wlm and munge"),
 ]
-FLAGS = ("--trainer.accelerator=cpu", "--trainer.log_every_n_steps=1", "--checkpoints.every_n_batches=4")
+FLAGS = ("--trainer.accelerator=cpu", "--trainer.log_every_n_steps=1", "--checkpoints.every_n_batches=3")
 STORMY = {  # recipe and steps: enough for all that happens, also where steps are quick
-    "hifigan": ("hifigan/smoke", 72),
-    "miipher": ("miipher/smoke_pretrain", 72),
-    "audiosr": ("audiosr/smoke", 60),
-    "flow": ("flow/smoke", 96),
-    "compressed_ad": ("compressed_ad/smoke", 96),
-    "ci_llm": ("ci_llm/smoke", 96),
+    "hifigan": ("hifigan/smoke", 48),
+    "miipher": ("miipher/smoke_pretrain", 48),
+    "audiosr": ("audiosr/smoke", 48),
+    "flow": ("flow/smoke", 72),
+    "compressed_ad": ("compressed_ad/smoke", 72),
+    "ci_llm": ("ci_llm/smoke", 72),
 }
 ENDS = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
 PENDING_SIGUSR1 = 1 << 9  # in /proc/PID/status
@@ -77,15 +77,15 @@ class Job:
 
     @property
     def run(self) -> Path:
-        return next(path.parent for path in self.work.rglob("step_*.ckpt"))
+        return next(path.parent for path in self.work.glob("runs/*/*/*/step_*.ckpt"))
 
     def saved(self) -> int:
         """The step of the newest checkpoint; -1 when there is none."""
-        return max(map(step_of, self.work.rglob("step_*.ckpt")), default=-1)
+        return max(map(step_of, self.work.glob("runs/*/*/*/step_*.ckpt")), default=-1)
 
     def trained(self) -> int:
         """How many steps metrics.csv knows."""
-        text = "\n".join(path.read_text() for path in self.work.rglob("metrics.csv"))
+        text = "\n".join(path.read_text() for path in self.work.glob("runs/*/*/*/metrics.csv"))
         return 1 + max((int(step) for step in re.findall(r"^(\d+),", text, re.MULTILINE)), default=-1)
 
     def ranks(self) -> list[psutil.Process]:
@@ -148,7 +148,7 @@ def lose_node(job: Job, chance: random.Random) -> None:
     node = chance.choice(NODES)
     job.cluster.kill_node(node)
     time.sleep(chance.uniform(0, 15))
-    job.cluster.start_node(node)
+    job.cluster.start_node(node, "-b")
 
 
 def reach_limit(job: Job, chance: random.Random) -> None:
@@ -188,7 +188,7 @@ def test_a_storm_changes_nothing(cluster: Slurm, tmp_path: Path, system: str) ->
     print(f"\n{system}: seed {seed}:", *(event.__name__ for event in storm))
     begun = time.monotonic()
     recipe, steps = STORMY[system]
-    flags = (f"--trainer.max_steps={steps}", "--trainer.val_check_interval=32", "--data.init_args.batch_size=2")
+    flags = (f"--trainer.max_steps={steps}", "--trainer.val_check_interval=24", "--data.init_args.batch_size=2")
     calm = Job(cluster, tmp_path / "calm", recipe, flags)
     calm.end()
     quiet = time.monotonic()
@@ -196,7 +196,7 @@ def test_a_storm_changes_nothing(cluster: Slurm, tmp_path: Path, system: str) ->
     for number, event in enumerate(storm):
         known = job.saved()
         job.until(lambda known=known: job.saved() > known and len(job.ranks()) == 2)  # type: ignore[misc]
-        step = job.trained() + chance.randrange(6)
+        step = job.trained() + chance.randrange(3)
         job.until(lambda step=step: job.trained() >= step)  # type: ignore[misc]
         print(f"  step {job.trained()}: {event.__name__}", flush=True)
         event(job, chance)
@@ -274,9 +274,8 @@ def test_a_job_that_hangs_until_the_limit_comes_back(cluster: Slurm, tmp_path: P
     python.write_text("#!/bin/bash\ntrap '' USR1 TERM INT\nwhile :; do sleep 1; done\n")
     python.chmod(0o755)
     path = f"PATH={tmp_path / 'bin'}:/usr/bin:/bin:/usr/sbin"
-    job = Job(cluster, tmp_path / "job", "flow/smoke", options=("--time=1",), variables=(path, "ZOO_RESTARTS=1"))
+    job = Job(cluster, tmp_path / "job", "flow/smoke", options=("--time=1",), variables=(path,))
     job.until(lambda: job.cluster.job(job.number)["Restarts"] == "1")
     assert job.log.count("no rank had saved by the time limit: back into the queue") == 1, job.log
-    job.change("TimeLimit=1")
-    job.end("TIMEOUT", "FAILED")
-    assert "no rank had saved by the time limit, and no new checkpoint in 2 starts: given up" in job.log
+    cluster.run("scancel", job.number)
+    job.end("CANCELLED")
