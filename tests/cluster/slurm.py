@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -37,10 +38,11 @@ SelectTypeParameters=CR_CPU
 SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=1,sched_interval=2
 ReturnToService=2
-SlurmdTimeout=20
+SlurmdTimeout=10
 SlurmctldTimeout=20
-KillWait=5
+KillWait=30
 JobRequeue=1
+FirstJobId={first}
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 {nodes}
@@ -86,17 +88,18 @@ class Slurm:
             time.sleep(0.5)
         return job
 
-    def start_node(self, name: str) -> None:
-        """Start a node's daemon."""
-        command = ["slurmd", "-D", "-N", name, "-f", str(self.folder / "slurm.conf")]
+    def start_node(self, name: str, *options: str) -> None:
+        """Start a node's daemon; with -b it says that its machine has started anew."""
+        command = ["slurmd", "-D", *options, "-N", name, "-f", str(self.folder / "slurm.conf")]
         self.daemons[name] = self._spawn(*command)
 
     def kill_node(self, name: str) -> None:
         """Take a node away with all that runs on it, as a power cut does."""
         daemon = self.daemons.pop(name)
-        for process in _tree(daemon.pid, self.folder / f"spool.{name}"):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # so that none can report the end of another
+            for process in _tree(daemon.pid, self.folder / f"spool.{name}"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, number)
         daemon.wait(30)
 
     def _spawn(self, *command: str) -> subprocess.Popen[bytes]:
@@ -124,7 +127,8 @@ def slurm(folder: Path, cores: int = 2) -> Iterator[Slurm]:
         f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cores} State=UNKNOWN"
         for name, port in zip(NODES, ports[1:], strict=True)
     )
-    text = CONFIG.format(host=host, ports=ports, folder=folder, nodes=nodes, names=",".join(NODES))
+    first = random.SystemRandom().randrange(1, 12000)  # scripts/slurm.sh takes its port by the job's number
+    text = CONFIG.format(first=first, host=host, ports=ports, folder=folder, nodes=nodes, names=",".join(NODES))
     (folder / "slurm.conf").write_text(text)
     key = folder / "munge.key"
     key.write_bytes(os.urandom(128))
@@ -155,20 +159,25 @@ def _tree(daemon: int, spool: Path) -> list[int]:
     """A daemon, and the step daemons and tasks of its node, which are no children of it."""
     import psutil
 
+    node = spool.suffix[1:]
+    log = str(spool.with_name(f"slurmd.{node}.log"))
     found = [daemon]
     for process in psutil.process_iter(["pid", "environ", "cmdline"]):
         environ, line = process.info["environ"] or {}, " ".join(process.info["cmdline"] or ())
-        if str(spool) in line or (environ.get("SLURMD_NODENAME") == spool.suffix[1:] and _is_of(environ, spool)):
-            found.append(process.info["pid"])
+        ours = environ.get("SLURM_CONF", "").startswith(str(spool.parent))
+        with contextlib.suppress(psutil.Error):
+            if (
+                str(spool) in line
+                or (ours and environ.get("SLURMD_NODENAME") == node)
+                # a step's daemon knows its node by the log it writes to
+                or ("slurmstepd" in line and log in {file.path for file in process.open_files()})
+            ):
+                found.append(process.info["pid"])
     for process in psutil.process_iter(["pid"]):
         with contextlib.suppress(psutil.Error):
             if any(parent.pid in found for parent in process.parents()):
                 found.append(process.info["pid"])
     return list(dict.fromkeys(found))
-
-
-def _is_of(environ: dict[str, str], spool: Path) -> bool:
-    return environ.get("SLURM_CONF", "").startswith(str(spool.parent))
 
 
 def _free_ports(count: int) -> list[int]:

@@ -193,9 +193,8 @@ def test_fragments_build_a_trainer(parser, repository, name):
     assert trainer.world_size == 1
 
 
-@pytest.mark.parametrize("script", ["launch.sh", "slurm.sh"])
-def test_shell_scripts_parse(repository, script):
-    path = repository / "scripts" / script
+def test_launch_script_parses(repository):
+    path = repository / "scripts" / "launch.sh"
     subprocess.run(["bash", "-n", str(path)], check=True)
     assert path.stat().st_mode & 0o111
 
@@ -210,7 +209,6 @@ def stand_in(folder, name, body):
 def run_script(repository, tmp_path, script, *args, **environment):
     variables = {
         "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
-        "SLURM_SUBMIT_DIR": str(repository),
         **environment,
     }
     command = ["bash", str(repository / "scripts" / script), *args]
@@ -226,31 +224,3 @@ def test_launch_script(repository, tmp_path):
     done = run_script(repository, tmp_path, "launch.sh", "r.yaml", "2", LAUNCHER="torchrun")
     assert done.stdout.startswith("torchrun --standalone --nproc-per-node=2 -m zoo fit ")
     assert run_script(repository, tmp_path, "launch.sh").returncode != 0
-
-
-def submit(repository, tmp_path, code, **environment):
-    stand_in(tmp_path, "srun", f'echo srun "$@"; exit {code}')
-    stand_in(tmp_path, "scontrol", '[ "$1" = requeue ] && echo requeue "$2" || echo node1')
-    environment = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1", "SLURM_JOB_NUM_NODES": "1", **environment}
-    return run_script(repository, tmp_path, "slurm.sh", "r.yaml", **environment, SLURM_SUBMIT_DIR=str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("code", "requeued", "exit_code"), [(143, True, 0), (0, False, 0), (1, False, 1), (137, True, 0), (75, True, 0)]
-)
-def test_slurm_script_requeues_what_was_stopped_or_lost_a_process(repository, tmp_path, code, requeued, exit_code):
-    done = submit(repository, tmp_path, code)
-    assert done.returncode == exit_code, done.stderr
-    assert ("requeue 7" in done.stdout) == requeued
-    assert "--ckpt_path auto" in done.stdout
-
-
-def test_slurm_script_gives_up_when_nothing_is_gained_between_losses(repository, tmp_path):
-    codes = [submit(repository, tmp_path, 137, ZOO_RESTARTS="2").returncode for _ in range(3)]
-    assert codes == [0, 0, 137] and not list(tmp_path.glob("slurm-7.lost*"))
-    run = tmp_path / "runs" / "r"
-    run.mkdir(parents=True)
-    for step in range(6):  # a new checkpoint each time, so it may go on
-        assert submit(repository, tmp_path, 137, ZOO_RESTARTS="2").returncode == 0
-        (run / f"step_{step}.ckpt").touch()
-    assert submit(repository, tmp_path, 0).returncode == 0 and not list(tmp_path.glob("slurm-7.lost*"))
