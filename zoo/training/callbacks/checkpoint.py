@@ -6,7 +6,6 @@ import dataclasses
 import difflib
 import logging
 import math
-import os
 import shutil
 import time
 from collections.abc import Callable
@@ -97,7 +96,7 @@ def validate_again(trainer: L.Trainer, epoch: int) -> None:
 
 log = logging.getLogger(__name__)
 
-SHARDING_STRATEGIES = ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy")
+SHARDING_STRATEGIES = ("FSDP2", "FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy")
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -122,8 +121,8 @@ class Checkpoints(Checkpoint):
     Everything is decided from the run folder's files, so nothing here needs restoring. Names carry the number of
     batches trained: `step_00001000.ckpt`, `best-step_00001000-0.512345.ckpt`.
 
-    Under a sharding strategy (FSDP, DeepSpeed) a checkpoint is a folder, written aside and renamed when all ranks are
-    done. That branch needs several accelerators and was not run here; the file branch was.
+    Under a sharding strategy (FSDP2, DeepSpeed) a checkpoint is a folder, written aside and renamed, with the hashes of
+    its files, when all ranks are done.
 
     Args:
         every_n_batches: save after every so many batches; None for never.
@@ -302,7 +301,7 @@ class Checkpoints(Checkpoint):
                 files.remove(old)
 
     def _save(self, trainer: L.Trainer, path: Path) -> None:
-        if type(trainer.strategy).__name__ not in SHARDING_STRATEGIES:
+        if type(trainer.strategy).__name__ not in SHARDING_STRATEGIES[1:]:  # FSDP2 itself writes aside
             trainer.save_checkpoint(path, weights_only=False)
         else:
             self._save_shards(trainer, path)
@@ -315,9 +314,7 @@ class Checkpoints(Checkpoint):
         trainer.save_checkpoint(aside, weights_only=False)
         trainer.strategy.barrier("shards written")
         if trainer.is_global_zero:
-            if path.exists():
-                shutil.rmtree(path)
-            os.replace(aside, path)
+            files.seal(aside, path)
         trainer.strategy.barrier("shards renamed")
 
     def _time_is_up(self, trainer: L.Trainer) -> bool:
