@@ -16,6 +16,7 @@ import math
 import os
 import re
 import shutil
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -74,16 +75,22 @@ def save_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
         digest = hashing.sha256.hexdigest()
 
     hash_file = _hash_file(path)
-    if path.is_dir():  # the same step with shards
-        remove(path)
     former = (_noted(hash_file) or [_sha256(path)]) if path.is_file() else []
     with replacing(path) as temporary:
         with temporary.open("wb") as file:
             write(file)
         # noted before the file is there, and beside that of the file it replaces: a kill leaves none without a hash
         _note(hash_file, [digest, *former])
+        if path.is_dir():  # the same step in shards
+            os.replace(path, _leaving(path))
+    atomic.remove(_leaving(path))
     if former:
         _note(hash_file, [digest])
+
+
+def _leaving(path: Path) -> Path:
+    """The hidden name under which a folder is deleted."""
+    return path.with_name(f".{path.name}{TEMPORARY_MARK}removed")
 
 
 def _hash_file(path: Path) -> Path:
@@ -214,12 +221,11 @@ def seal(aside: Path, path: Path, digests: Mapping[str, str] | None = None) -> N
         digests = {name: _sha256(aside / name) for name in names}
     text = "".join(f"{digest}  {name}\n" for name, digest in digests.items())
     write_atomic(aside / HASHES_NAME, lambda file: file.write(text.encode()))
-    former = path.with_name(f".{path.name}{TEMPORARY_MARK}removed")
     if path.exists():
-        os.replace(path, former)
+        os.replace(path, _leaving(path))
     os.replace(aside, path)
     sync_folder(path.parent)
-    atomic.remove(former)
+    atomic.remove(_leaving(path))
 
 
 def save_sharded(checkpoint: dict[str, Any], path: Path, group: Any = None) -> None:
@@ -334,7 +340,9 @@ def _with_shards(
         make = (lambda *size, dtype: torch.empty(*size, dtype=dtype, device="meta")) if mapped else empty or torch.empty
         tensors[name] = make(shape, dtype=found.properties.dtype)
     if tensors and not mapped:
-        dcp.load(tensors, storage_reader=reader, no_dist=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # that is meant
+            dcp.load(tensors, storage_reader=reader, no_dist=True)
         if empty is None:
             tensors = {name: tensor.to(map_location) for name, tensor in tensors.items()}
     return _filled(content, tensors)
@@ -380,10 +388,9 @@ def best_checkpoint(folder: Path, mode: str) -> Path | None:
 def remove(path: Path) -> None:
     """Delete a checkpoint (file or shard folder) and its hash."""
     if path.is_dir():
-        gone = path.with_name(f".{path.name}{TEMPORARY_MARK}removed")  # a kill leaves no half of it
-        atomic.remove(gone)
-        os.replace(path, gone)
-        shutil.rmtree(gone)
+        atomic.remove(_leaving(path))
+        os.replace(path, _leaving(path))  # a kill leaves no half of it
+        shutil.rmtree(_leaving(path))
     else:
         path.unlink(missing_ok=True)
     _hash_file(path).unlink(missing_ok=True)
