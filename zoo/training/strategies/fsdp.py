@@ -218,7 +218,7 @@ class FSDP2(DDPStrategy):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
         """Write a folder, all processes together."""
-        files.save_sharded(checkpoint, Path(self.broadcast(filepath)), self.files)
+        files.save_sharded(checkpoint, Path(filepath), self.files)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Read a folder, of which this process takes its parts, or a file."""
