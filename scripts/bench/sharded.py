@@ -51,6 +51,8 @@ def fork(world: int, arguments: list[str]) -> None:
     from torch.distributed.elastic.utils.distributed import get_free_port
     from torch.multiprocessing import start_processes
 
+    import zoo.cli.trainer  # noqa: F401  (once, for all forks)
+
     with tempfile.TemporaryDirectory() as said:
         try:
             start_processes(_rank, (world, get_free_port(), arguments, said), world, start_method="fork")
@@ -102,7 +104,9 @@ def equality(recipes: Sequence[str], processes: Sequence[int]) -> bool:
     """Compare weights, moments and averages after the same steps under DDP and in shards."""
     from zoo.runs.checkpoints import load_checkpoint
 
-    print(f"| recipe | processes | weights after {STEPS} steps | moments | averages | losses |\n|---|---|---|---|---|---|")
+    print(
+        f"| recipe | processes | weights after {STEPS} steps | moments | averages | losses |\n|---|---|---|---|---|---|"
+    )
     good = True
     for recipe in recipes:
         for world in processes:
@@ -141,7 +145,9 @@ def resharding(sequence: Sequence[int], recipe: str, batch: int, options: Sequen
             figure = max(abs(here[s][k] - there[s][k]) / max(abs(here[s][k]), 1e-6) for s in own for k in here[s])
             worst = max(worst, figure)
             print(f"| {own[0]} to {own[-1]} | {world} | {figure:.1e} |")
-        print(f"\nweights after {steps} steps: {distance(uninterrupted['state_dict'], load_checkpoint(last)['state_dict']):.1e}")
+        print(
+            f"\nweights after {steps} steps: {distance(uninterrupted['state_dict'], load_checkpoint(last)['state_dict']):.1e}"
+        )
     return worst <= 1e-4
 
 

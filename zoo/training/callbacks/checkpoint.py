@@ -28,8 +28,8 @@ from zoo.runs.checkpoints import score_of
 from zoo.runs.csv_log import RunCSV
 from zoo.runs.folder import run_folder
 from zoo.runs.frozen import frozen_modules
-from zoo.training.strategies.shards import is_shard
 from zoo.training.signals import Interrupted, StopRequest
+from zoo.training.strategies.shards import is_shard
 
 
 class OwingFitLoop(_FitLoop):

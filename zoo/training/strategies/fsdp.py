@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
+import lightning as L
 import torch
 import torch.distributed as dist
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
@@ -131,9 +132,7 @@ class FSDP2(DDPStrategy):
             root._get_fsdp_state()._lazy_init()  # a block may be called before its root
         task.to(self.root_device)
         sizes = [sum(p.numel() for p in module.parameters()) for module in self._roots.values()]
-        log.info(
-            "FSDP2: %d parameters in %d groups over %d processes", sum(sizes), len(self._groups), self.world_size
-        )
+        log.info("FSDP2: %d parameters in %d groups over %d processes", sum(sizes), len(self._groups), self.world_size)
 
     def _sharded(self, part: nn.Module, root: nn.Module) -> list[Any]:
         """Cut a part into groups, blocks before what contains them."""
@@ -241,10 +240,32 @@ class FSDP2(DDPStrategy):
         }
         self.lightning_module.load_state_dict(state, strict=strict)
 
+    def setup_optimizers(self, trainer: L.Trainer) -> None:
+        """Build the optimizers, which treat many weights at once on the CPU, too.
+
+        Every operation on a shard is planned anew where a number in it changes from step to step; with one operation a
+        weight that took 35 times as long as all of them together (AdamW, 80 weights, CPU).
+        """
+        super().setup_optimizers(trainer)
+        self._treat_many()
+
+    def _treat_many(self) -> None:
+        for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
+            if group.get("foreach", False) is None and not group.get("fused"):
+                group["foreach"] = True
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """An optimizer's state as it would be without shards, its tensors aside."""
+        state = super().optimizer_state(optimizer)
+        chosen = optimizer.defaults.get("foreach")
+        groups = [group | ({"foreach": chosen} if "foreach" in group else {}) for group in state["param_groups"]]
+        return {**state, "param_groups": groups}
+
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Put the optimizers' states where their weights are."""
         for optimizer, saved in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             optimizer.load_state_dict({**saved, "state": placed_states(optimizer, saved)})
+        self._treat_many()
 
 
 def placed_states(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[int, Any]:
