@@ -127,7 +127,7 @@ def equality(recipes: Sequence[str], processes: Sequence[int]) -> bool:
 
 
 def resharding(sequence: Sequence[int], recipe: str, batch: int, options: Sequence[str]) -> bool:
-    """Train in turns on other numbers of processes with the same global batch, and compare with an uninterrupted run."""
+    """Train in turns on other numbers of processes with the same global batch; compare with an uninterrupted run."""
     from zoo.runs.checkpoints import load_checkpoint
 
     sized = lambda world: ["--data.init_args.batch_size", str(batch // world), *options]  # noqa: E731
@@ -145,9 +145,8 @@ def resharding(sequence: Sequence[int], recipe: str, batch: int, options: Sequen
             figure = max(abs(here[s][k] - there[s][k]) / max(abs(here[s][k]), 1e-6) for s in own for k in here[s])
             worst = max(worst, figure)
             print(f"| {own[0]} to {own[-1]} | {world} | {figure:.1e} |")
-        print(
-            f"\nweights after {steps} steps: {distance(uninterrupted['state_dict'], load_checkpoint(last)['state_dict']):.1e}"
-        )
+        states = [each["state_dict"] for each in (uninterrupted, load_checkpoint(last))]
+        print(f"\nweights after {steps} steps: {distance(*states):.1e}")
     return worst <= 1e-4
 
 
