@@ -332,7 +332,8 @@ def _with_shards(
         raise ValueError(f"its shards cannot be read: {error}") from error
     tensors: dict[str, Any] = {}
     for place in _places(content):
-        name, shape, found = place[_SHARDED], place.get("shape"), there.get(place[_SHARDED])
+        name, shape = str(place[_SHARDED]), place.get("shape")
+        found = there.get(name)
         if found is None or shape != list(found.size) or place.get("dtype") != str(found.properties.dtype)[6:]:
             raise ValueError(f"its shards hold no {name} of the shape {shape}")
         if sum(math.prod(chunk.sizes) for chunk in found.chunks) != math.prod(shape):

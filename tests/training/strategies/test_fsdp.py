@@ -11,9 +11,12 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.strategies import DDPStrategy
+from safetensors.torch import save_file
 from torch import nn
 from torch.nn.utils import parametrizations
 
+from zoo.cli.main import main
+from zoo.common.atomic import TEMPORARY_MARK, sweep_temporaries
 from zoo.runs.checkpoints import find_checkpoints, is_sound, load_checkpoint, step_of
 from zoo.runs.folder import find_checkpoint
 from zoo.training.adversarial import Discriminator
@@ -265,6 +268,46 @@ def test_a_damaged_file_is_named_and_the_checkpoint_before_it_taken(pair, tmp_pa
     if damage == "lose":
         with pytest.raises(ValueError, match="its shards hold"):
             load_checkpoint(broken)
+
+
+@pytest.mark.cluster
+def test_what_a_kill_left_half_written_is_never_taken(pair, tmp_path):
+    shutil.copytree(pair / "first", tmp_path / "run")
+    half = tmp_path / "run" / f".step_{STEPS:08d}.ckpt{TEMPORARY_MARK}shards"
+    shutil.copytree(find_checkpoint(pair / "gan_fsdp"), half)
+    (half / "sha256").unlink()
+    assert find_checkpoint(tmp_path / "run").name == f"step_{STEPS - 2:08d}.ckpt"
+    assert sweep_temporaries(tmp_path / "run") == [half] and not half.exists()
+
+
+@pytest.mark.cluster
+def test_one_file_holds_what_the_folder_does(pair, tmp_path, capsys):
+    shutil.copytree(pair / "gan_fsdp", tmp_path / "run")
+    folder = find_checkpoint(tmp_path / "run")
+    before = load_checkpoint(folder)
+    assert main(["consolidate", str(tmp_path / "run"), "--output", str(tmp_path / "one.ckpt")]) == 0
+    assert main(["consolidate", str(folder)]) == 0
+    assert folder.is_file() and is_sound(folder)
+    for file in (folder, tmp_path / "one.ckpt"):
+        after = load_checkpoint(file)
+        assert after.keys() == before.keys() and distance(before, after) == 0
+    assert main(["consolidate", str(folder)]) == 1
+    assert "one file already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "place", [{"shape": [10**12]}, {"dtype": "int64"}, {"sharded tensor": "other"}, {"shape": None}]
+)
+def test_state_that_asks_for_what_no_shard_holds_is_refused(tmp_path, place):
+    folder = tmp_path / "step_00000001.ckpt"
+    folder.mkdir()
+    save_file({"/state_dict/w": torch.ones(4)}, folder / "shard-00001-model-00001-of-00001.safetensors")
+    entry = {"sharded tensor": "/state_dict/w", "shape": [4], "dtype": "float32"}
+    torch.save({"state_dict": {"w": entry}}, folder / "state.pt")
+    assert torch.equal(load_checkpoint(folder)["state_dict"]["w"], torch.ones(4))
+    torch.save({"state_dict": {"w": entry | place}}, folder / "state.pt")
+    with pytest.raises(ValueError, match="its shards hold"):
+        load_checkpoint(folder)
 
 
 @pytest.mark.slow
