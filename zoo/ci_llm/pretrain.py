@@ -84,7 +84,7 @@ class PretrainTask(SingleOptimizerTask):
         """Write model and tokenizer in transformers' layout."""
         if self.trainer.state.fn != "fit" or self.trainer.sanity_checking:
             return
-        with whole_weights(self.trainer, everything=True):
+        with whole_weights(self.trainer):
             if self.trainer.is_global_zero:
                 save_backbone(self.backbone, self.tokenizer, run_folder(self.trainer) / FOLDER)
 

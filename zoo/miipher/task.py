@@ -286,7 +286,7 @@ class BackboneTask(SingleOptimizerTask):
         """Write the backbone in transformers' layout."""
         if self.trainer.state.fn != "fit" or self.trainer.sanity_checking:
             return
-        with whole_weights(self.trainer, everything=True):
+        with whole_weights(self.trainer):
             if self.trainer.is_global_zero:
                 with replacing(run_folder(self.trainer) / "backbone") as aside:  # appears only when it is whole
                     self.encoder.save_source(aside)

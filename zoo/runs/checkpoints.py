@@ -327,7 +327,7 @@ def _with_shards(
 
     reader = dcp.HuggingFaceStorageReader(str(path))
     try:
-        there = reader.read_metadata().state_dict_metadata
+        there: dict[str, Any] = dict(reader.read_metadata().state_dict_metadata)
     except Exception as error:  # safetensors and json raise their own
         raise ValueError(f"its shards cannot be read: {error}") from error
     tensors: dict[str, Any] = {}
@@ -336,7 +336,7 @@ def _with_shards(
         found = there.get(name)
         if found is None or shape != list(found.size) or place.get("dtype") != str(found.properties.dtype)[6:]:
             raise ValueError(f"its shards hold no {name} of the shape {shape}")
-        if sum(math.prod(chunk.sizes) for chunk in found.chunks) != math.prod(shape):
+        if sum(math.prod(tuple(chunk.sizes)) for chunk in found.chunks) != math.prod(shape):
             raise ValueError(f"its shards hold a part of {name} only")
         make = (lambda *size, dtype: torch.empty(*size, dtype=dtype, device="meta")) if mapped else empty or torch.empty
         tensors[name] = make(shape, dtype=found.properties.dtype)

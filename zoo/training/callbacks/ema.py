@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from zoo.common.ranges import at_least, below
-from zoo.training.strategies.shards import placed_like
+from zoo.training.strategies.shards import let_go, placed_like
 
 log = logging.getLogger(__name__)
 
@@ -169,6 +169,8 @@ class EMA(L.Callback):
     def _swap(self, pl_module: L.LightningModule, into_average: bool) -> None:
         if self._swapped == into_average or self.updates == 0:
             return
+        if pl_module._trainer is not None:
+            let_go(pl_module.trainer)
         for name, value in self._live(pl_module).items():
             shadow = self._on(name, value)
             before = value.clone()

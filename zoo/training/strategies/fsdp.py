@@ -50,7 +50,7 @@ class FSDP2(DDPStrategy):
     and each discriminator of a GAN are groups with their own passes. Frozen weights are sharded too, where they are
     floating-point. Buffers stay whole and each process's own, as under DDP with `broadcast_buffers: false`.
 
-    Training alone is sharded; validate, test and predict compute with whole weights on each process. Checkpoints are
+    Training alone is sharded; its validations, validate, test and predict compute with whole weights. Checkpoints are
     folders, see `zoo.runs.checkpoints`; they resume on any number of processes, also without shards, and this resumes
     from files of one process or DDP.
 
@@ -86,7 +86,7 @@ class FSDP2(DDPStrategy):
         self._mesh: Any = None
         self._roots: dict[nn.Module, Any] = {}
         self._groups: list[Any] = []
-        self._whole = 0
+        self._whole = False
 
     def setup_environment(self) -> None:
         """Join the processes, and again for checkpoints: written in a thread, they must not meet training's calls."""
@@ -176,28 +176,38 @@ class FSDP2(DDPStrategy):
         """
         return self._roots[part](function, *args, **kwargs)
 
-    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        """A validation step with whole weights."""
-        with self.whole():
-            return super().validation_step(*args, **kwargs)
+    def on_validation_start(self) -> None:
+        """Gather all weights, once: processes may have different numbers of batches, so their steps must not meet."""
+        self._gather()
+
+    def on_validation_end(self) -> None:
+        """Let go of them."""
+        self.reshard()
 
     @contextmanager
-    def whole(self, everything: bool = False) -> Iterator[None]:
-        """Hold the weights whole, blocks aside unless `everything`; what is changed meanwhile is lost."""
-        for module in self._groups if everything else self._roots.values():
-            module.unshard()
-        self._whole += 1
+    def whole(self) -> Iterator[None]:
+        """Hold all weights whole; all processes enter together, and what is changed meanwhile is lost."""
+        held = self._whole
+        self._gather()
         try:
             yield
         finally:
-            self._whole -= 1
-            if not self._whole:
+            if not held:
                 self.reshard()
+
+    def _gather(self) -> None:
+        self._whole = True
+        for module in self._groups:
+            module.set_reshard_after_forward(False, recurse=False)
+            module.unshard()
 
     def reshard(self) -> None:
         """Let go of all weights of others."""
         for module in self._groups:
             module.reshard()
+            if self._whole and module not in self._roots.values():
+                module.set_reshard_after_forward(True, recurse=False)
+        self._whole = False
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:

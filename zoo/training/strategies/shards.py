@@ -45,11 +45,14 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor:
     return norm.full_tensor() if is_shard(norm) else norm  # type: ignore[attr-defined]
 
 
-def whole_weights(trainer: L.Trainer, everything: bool = False) -> AbstractContextManager[Any]:
-    """Let every process hold weights whole, for what reads them outside of a step; all processes enter together.
-
-    Args:
-        everything: also those of repeated blocks, which are gathered when they are called.
-    """
+def whole_weights(trainer: L.Trainer) -> AbstractContextManager[Any]:
+    """Let every process hold weights whole, for what reads them outside of a step; all processes enter together."""
     whole = getattr(trainer.strategy, "whole", None)
-    return nullcontext() if whole is None else whole(everything)
+    return nullcontext() if whole is None else whole()
+
+
+def let_go(trainer: L.Trainer) -> None:
+    """Leave every process its parts, for what changes weights at a validation's end."""
+    reshard = getattr(trainer.strategy, "reshard", None)
+    if reshard is not None:
+        reshard()
