@@ -20,6 +20,7 @@ from zoo.common.atomic import replacing
 from zoo.runs.folder import run_folder
 from zoo.training.callbacks.media import log_table
 from zoo.training.schedules import LrScaling
+from zoo.training.strategies.shards import whole_weights
 from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask
 
 FOLDER = "backbone"
@@ -81,8 +82,11 @@ class PretrainTask(SingleOptimizerTask):
 
     def on_validation_end(self) -> None:
         """Write model and tokenizer in transformers' layout."""
-        if self.trainer.is_global_zero and self.trainer.state.fn == "fit" and not self.trainer.sanity_checking:
-            save_backbone(self.backbone, self.tokenizer, run_folder(self.trainer) / FOLDER)
+        if self.trainer.state.fn != "fit" or self.trainer.sanity_checking:
+            return
+        with whole_weights(self.trainer):
+            if self.trainer.is_global_zero:
+                save_backbone(self.backbone, self.tokenizer, run_folder(self.trainer) / FOLDER)
 
     def draw_samples(self, batches: list[Any], last: bool) -> None:
         """Show how the model continues the first prompts, by the likeliest tokens."""

@@ -149,7 +149,8 @@ def check_trainer_command(command: str, args: Sequence[str]) -> None:
         if option == "--ckpt_path" and value:
             run = Path(value)
             with contextlib.suppress(WrongNameError):  # a run's own config may be of another version
-                checker.config(registry.renamed(_content((run if run.is_dir() else run.parent) / "config.yaml")), "")
+                folder = run if run.is_dir() and run.suffix != ".ckpt" else run.parent
+                checker.config(registry.renamed(_content(folder / "config.yaml")), "")
     for option, value, _ in pairs(args):
         if option in CONFIG_OPTIONS and value is not None:
             path = find_recipe(value)

@@ -23,6 +23,7 @@ from zoo.flow.process.time_samplers import TimeSampler, at_evaluation_times, see
 from zoo.flow.rendering import Animation
 from zoo.training.callbacks.media import log_animation, log_image
 from zoo.training.data import item_seed
+from zoo.training.strategies.shards import whole_weights
 from zoo.training.task import OptimizerCallable, SingleOptimizerTask
 
 SHOWN_CLASSES = 10  # columns of a validation's picture
@@ -192,7 +193,7 @@ class FlowTask(SingleOptimizerTask):
         assert self.sample_metrics is not None
         data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
         sampler: Any = self.inference()
-        with self.trainer.precision_plugin.val_step_context():
+        with whole_weights(self.trainer), self.trainer.precision_plugin.val_step_context():
             found = self.sample_metrics.compute(sampler.sample, self.net.num_classes, data.train_set, data.val_set)
         self._means.add(found)
 

@@ -23,6 +23,7 @@ from zoo.miipher.rendering import features_figure, mels_figure
 from zoo.runs.folder import run_folder
 from zoo.training.adversarial import Discriminator
 from zoo.training.callbacks.media import log_audio, log_figure
+from zoo.training.strategies.shards import whole_weights
 from zoo.training.task import OptimizerCallable, SingleOptimizerTask
 
 Batch = dict[str, Any]
@@ -283,9 +284,12 @@ class BackboneTask(SingleOptimizerTask):
 
     def on_validation_end(self) -> None:
         """Write the backbone in transformers' layout."""
-        if self.trainer.is_global_zero and self.trainer.state.fn == "fit" and not self.trainer.sanity_checking:
-            with replacing(run_folder(self.trainer) / "backbone") as aside:  # appears only when it is whole
-                self.encoder.save_source(aside)
+        if self.trainer.state.fn != "fit" or self.trainer.sanity_checking:
+            return
+        with whole_weights(self.trainer):
+            if self.trainer.is_global_zero:
+                with replacing(run_folder(self.trainer) / "backbone") as aside:  # appears only when it is whole
+                    self.encoder.save_source(aside)
 
     def _with_gaps(self, clean: Tensor) -> Tensor:
         piece = self.encoder.sample_rate // 10

@@ -298,6 +298,6 @@ def described(record: Mapping[str, Any]) -> str:
 
 def read_records(checkpoint: Path) -> dict[str, dict[str, Any]]:
     """The `frozen` entry of a checkpoint file that has copies beside it, read without its tensors."""
-    if not ((checkpoint.parent / FOLDER).is_dir() and checkpoint.is_file()):
+    if not ((checkpoint.parent / FOLDER).is_dir() and checkpoint.exists()):
         return {}
     return load_checkpoint(checkpoint, mapped=True).get("frozen", {})

@@ -118,7 +118,7 @@ def find_run(name: str, root: Path) -> Path:
         ValueError: there is none, or there are several; the nearest names are told.
     """
     for path in (Path(name), root / name):
-        if path.is_file() and path.suffix == ".ckpt":
+        if path.exists() and path.suffix == ".ckpt":
             return path.parent
         if path.is_dir():
             return path

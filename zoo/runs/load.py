@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from zoo.common import registry
 from zoo.common.build import build
 from zoo.runs import export, frozen
-from zoo.runs.checkpoints import load_checkpoint
+from zoo.runs.checkpoints import is_folder, load_checkpoint
 from zoo.runs.descriptions import check_whole
 from zoo.runs.folder import find_checkpoint
 from zoo.runs.inference import Inference
@@ -57,7 +57,7 @@ def load(
         said = f"its options: {', '.join(sorted(known))}" if known else "it has none"
         raise ValueError(f"{cls.__name__} has no option {', '.join(sorted(unknown))}; {said}")
     check_whole(specs, options)
-    parts = build_parts(specs, path if path.is_dir() else path.parent)
+    parts = build_parts(specs, path.parent if path.is_file() or is_folder(path) else path)
     for name, part in parts.items():
         if not isinstance(part, nn.Module):
             continue

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, cast
 
@@ -20,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from zoo.common.ranges import at_least, one_of
 from zoo.common.reading.unpickle import at_least_float32
 from zoo.training.adversarial import Discriminator, Output, adversarial_loss, discriminator_loss, feature_matching_loss
+from zoo.training.strategies.shards import total_norm
 from zoo.training.task import OptimizerCallable, SchedulerCallable, ZooTask
 
 
@@ -278,7 +280,7 @@ class GANTask(ZooTask):
         """Measure and clip the gradients; they are unscaled here, which they are not right after the backward."""
         side = "d" if optimizer is self.trainer.optimizers[1] else "g"
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
+        norm = total_norm([p.grad for p in parameters if p.grad is not None])
         self._grad_norms[side] = norm
         limit = self.clip[side]
         if limit is not None:
@@ -302,14 +304,15 @@ class GANTask(ZooTask):
     def _chunks(self, batch: Any) -> list[_Chunk]:
         """Generate the whole batch, chunk by chunk; several chunks keep their graphs without activations."""
         parts = split_batch(batch, self.accumulate) if self.accumulate > 1 else [batch]
-        pairs = []
+        pairs, through = [], getattr(self.trainer.strategy, "through", None)
+        generate = self.generate if through is None else partial(through, self.generator, self.generate)
         for part in parts:
             if len(parts) > 1:
                 # the parameter tells checkpoint() which device's dropout generator to rewind
                 device_hint = next(self.generator.parameters())
-                fake, real = checkpoint(lambda part, _: self.generate(part), part, device_hint, use_reentrant=False)
+                fake, real = checkpoint(lambda part, _: generate(part), part, device_hint, use_reentrant=False)
             else:
-                fake, real = self.generate(part)
+                fake, real = generate(part)
             if fake.shape != real.shape:
                 raise ValueError(f"generate() returned {tuple(fake.shape)} for real audio of {tuple(real.shape)}")
             pairs.append((at_least_float32(fake), at_least_float32(real)))

@@ -37,9 +37,9 @@ def main(path: Path) -> int:
     """
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder")
-    if path.is_dir():
-        return _folder(path)
-    return _file(path)
+    from zoo.runs.checkpoints import is_folder
+
+    return _folder(path) if path.is_dir() and not is_folder(path) else _file(path)
 
 
 def _folder(path: Path) -> int:
@@ -57,7 +57,7 @@ def _folder(path: Path) -> int:
         usable = [checkpoint for checkpoint, whole in sound.items() if whole]
         if not usable:
             return 1
-        return _file(usable[0]) if usable[0].is_file() else 0
+        return _file(usable[0])
     if original is not None:
         _show(path, original, {})
         return 0
@@ -73,13 +73,14 @@ def _file(path: Path) -> int:
     if path.suffix == ".safetensors":
         return _safetensors(path)
     from zoo.common.reading.foreign import Stub, UnsafeFileError, load_foreign
-    from zoo.runs.checkpoints import is_sound
+    from zoo.runs.checkpoints import folder_damage, is_folder, is_sound, load_checkpoint
 
     if path.suffix == ".ckpt" and not is_sound(path):
-        _show(path, {"kind": "checkpoint", "sound": "NO: its zip directory or sha256 does not match"}, {})
+        reason = folder_damage(path) if is_folder(path) else "its zip directory or sha256 does not match"
+        _show(path, {"kind": "checkpoint", "sound": f"NO: {reason}"}, {})
         return 1
     try:
-        content = load_foreign(path)
+        content = load_checkpoint(path, mapped=True) if is_folder(path) else load_foreign(path)
     except UnsafeFileError:
         raise
     except ValueError:
@@ -107,6 +108,9 @@ def _ours(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
 
     specs = content["zoo"]
     hashed = path.with_name(path.name + HASH_SUFFIX).is_file()
+    hashes = "yes (zip directory, sha256)" if hashed else "yes (its own checksums; no sha256 file beside it)"
+    if path.is_dir():
+        hashes = f"yes (sha256 of its {sum(1 for _ in path.iterdir()) - 1} files)"
     optimizers = content.get("optimizer_states") or []
     ema = content.get("ema")
     return {
@@ -121,7 +125,7 @@ def _ours(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
         else "none",
         "EMA": f"after {ema.get('updates')} updates" if isinstance(ema, Mapping) else "none",
         **_frozen(content.get("frozen", {}), path.parent),
-        "sound": "yes (zip directory, sha256)" if hashed else "yes (its own checksums; no sha256 file beside it)",
+        "sound": hashes,
     }
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
+import functools
 import logging
 import math
-import os
 import shutil
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import lightning as L
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loops.fit_loop import _FitLoop
+from torch import Tensor
 
 from zoo.common.atomic import TEMPORARY_MARK, sweep_temporaries
 from zoo.common.ranges import at_least, one_of
@@ -26,6 +29,7 @@ from zoo.runs.csv_log import RunCSV
 from zoo.runs.folder import run_folder
 from zoo.runs.frozen import frozen_modules
 from zoo.training.signals import Interrupted, StopRequest
+from zoo.training.strategies.shards import is_shard
 
 
 class OwingFitLoop(_FitLoop):
@@ -97,7 +101,7 @@ def validate_again(trainer: L.Trainer, epoch: int) -> None:
 
 log = logging.getLogger(__name__)
 
-SHARDING_STRATEGIES = ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy")
+SHARDING_STRATEGIES = ("FSDP2", "FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy")
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -122,8 +126,8 @@ class Checkpoints(Checkpoint):
     Everything is decided from the run folder's files, so nothing here needs restoring. Names carry the number of
     batches trained: `step_00001000.ckpt`, `best-step_00001000-0.512345.ckpt`.
 
-    Under a sharding strategy (FSDP, DeepSpeed) a checkpoint is a folder, written aside and renamed when all ranks are
-    done. That branch needs several accelerators and was not run here; the file branch was.
+    Under a sharding strategy (FSDP2, DeepSpeed) a checkpoint is a folder, written aside and renamed, with the hashes of
+    its files, when all ranks are done.
 
     Args:
         every_n_batches: save after every so many batches; None for never.
@@ -132,6 +136,8 @@ class Checkpoints(Checkpoint):
         mode: "min" or "max".
         save_best: how many best checkpoints to keep.
         keep_last: how many of the newest to keep.
+        asynchronous: copy the state and write it in a thread while training goes on; the next save, or the end, waits
+            for it. The copy lies in the host's memory.
     """
 
     def __init__(
@@ -142,6 +148,7 @@ class Checkpoints(Checkpoint):
         mode: str = "min",
         save_best: int = 1,
         keep_last: int = 2,
+        asynchronous: bool = False,
     ) -> None:
         one_of(("min", "max"), mode=mode)
         at_least(1, keep_last=keep_last)
@@ -151,6 +158,8 @@ class Checkpoints(Checkpoint):
         self.mode = mode
         self.save_best = save_best
         self.keep_last = keep_last
+        self.asynchronous = asynchronous
+        self._written: tuple[Future[None], Path] | None = None  # what a thread writes, and where
         self.stop = StopRequest()
         self.listeners: list[Callable[[L.Trainer, Path], None]] = []  # called on every rank when a file is written
         self._saved_step = -1
@@ -240,15 +249,19 @@ class Checkpoints(Checkpoint):
         """Save the final state."""
         if trainer.global_step != self._saved_step and not is_trial(trainer):
             self.save_last(trainer)
+        self._settle(trainer)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Save what is whole: an exception between two steps loses nothing, one inside a step loses that step only."""
         disk_failed = isinstance(exception, OSError)
+        if self._written is not None:
+            wait([self._written[0]])
         if not self._at_boundary or trainer.state.fn != "fit" or disk_failed or is_trial(trainer):
             return
         # before the first step only a signal makes a state worth keeping: a run that could not start leaves none
         worth = trainer.global_step != self._saved_step if trainer.global_step else isinstance(exception, Interrupted)
         if worth:
+            self.asynchronous = False
             self.save_last(trainer)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -277,10 +290,16 @@ class Checkpoints(Checkpoint):
         path = run_folder(trainer) / f"step_{trainer.global_step:08d}.ckpt"
         self._save(trainer, path)
         self._saved_step, self._saved_at = trainer.global_step, time.monotonic()
-        if trainer.is_global_zero:
-            for old in files.find_checkpoints(path.parent, "step_*.ckpt")[self.keep_last :]:
-                files.remove(old)
         return path
+
+    def _prune(self, folder: Path) -> None:
+        for old in files.find_checkpoints(folder, "step_*.ckpt")[self.keep_last :]:
+            files.remove(old)
+        if self.monitor is not None and self.save_best > 0:
+            sign = 1.0 if self.mode == "min" else -1.0
+            kept = sorted(folder.glob("best-step_*.ckpt"), key=lambda path: sign * score_of(path))
+            for old in kept[self.save_best :]:
+                files.remove(old)
 
     def _save_best(self, trainer: L.Trainer) -> None:
         value = trainer.callback_metrics.get(self.monitor or "")
@@ -289,6 +308,7 @@ class Checkpoints(Checkpoint):
             raise ValueError(f"Checkpoints: monitor {self.monitor!r} is not logged; logged metrics: {known}")
         score = float(value)
         folder = run_folder(trainer)
+        self._settle(trainer)
         sign = 1.0 if self.mode == "min" else -1.0
         kept = sorted(folder.glob("best-step_*.ckpt"), key=lambda path: sign * score_of(path))
         worst = sign * score_of(kept[self.save_best - 1]) if len(kept) >= self.save_best else math.inf
@@ -296,16 +316,36 @@ class Checkpoints(Checkpoint):
         if not good:
             return
         self._save(trainer, folder / f"best-step_{trainer.global_step:08d}-{score:.6f}.ckpt")
-        if trainer.is_global_zero:
-            kept = sorted(folder.glob("best-step_*.ckpt"), key=lambda path: sign * score_of(path))
-            for old in kept[self.save_best :]:
-                files.remove(old)
 
     def _save(self, trainer: L.Trainer, path: Path) -> None:
-        if type(trainer.strategy).__name__ not in SHARDING_STRATEGIES:
-            trainer.save_checkpoint(path, weights_only=False)
-        else:
+        self._settle(trainer)
+        if type(trainer.strategy).__name__ in SHARDING_STRATEGIES[1:]:  # FSDP2 itself writes aside
             self._save_shards(trainer, path)
+        elif self.asynchronous:
+            state = copied(trainer._checkpoint_connector.dump_checkpoint(weights_only=False))
+            pool = ThreadPoolExecutor(1, "checkpoint")
+            self._written = pool.submit(trainer.strategy.save_checkpoint, state, path), path
+            pool.shutdown(wait=False)
+            return
+        else:
+            trainer.save_checkpoint(path, weights_only=False)
+        self._announce(trainer, path)
+
+    def _settle(self, trainer: L.Trainer) -> None:
+        """Wait for the checkpoint that is being written, if any.
+
+        Raises:
+            OSError: when it could not be.
+        """
+        if self._written is not None:
+            (done, path), self._written = self._written, None
+            done.result()
+            trainer.strategy.barrier("checkpoint written")
+            self._announce(trainer, path)
+
+    def _announce(self, trainer: L.Trainer, path: Path) -> None:
+        if trainer.is_global_zero:
+            self._prune(path.parent)
         for listener in self.listeners:
             listener(trainer, path)
 
@@ -315,9 +355,7 @@ class Checkpoints(Checkpoint):
         trainer.save_checkpoint(aside, weights_only=False)
         trainer.strategy.barrier("shards written")
         if trainer.is_global_zero:
-            if path.exists():
-                shutil.rmtree(path)
-            os.replace(aside, path)
+            files.seal(aside, path)
         trainer.strategy.barrier("shards renamed")
 
     def _time_is_up(self, trainer: L.Trainer) -> bool:
@@ -339,6 +377,31 @@ class Checkpoints(Checkpoint):
         if log_first:
             trainer._logger_connector.update_train_step_metrics()  # Lightning logs this batch after its hooks
         raise Interrupted(code)
+
+
+def copied(value: Any) -> Any:
+    """Nested containers with copies of their tensors in the host's memory, of each process's parts where there are."""
+    if isinstance(value, Tensor):
+        if is_shard(value):
+            part: Any = value
+            local = part.to_local().detach().to("cpu", copy=True)
+            return type(part).from_local(
+                local, cpu_mesh(part.device_mesh), part.placements, shape=part.shape, stride=part.stride()
+            )
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: copied(each) for key, each in value.items()}
+    return type(value)(copied(each) for each in value) if isinstance(value, list | tuple) else copy.copy(value)
+
+
+@functools.cache
+def cpu_mesh(mesh: Any) -> Any:
+    """The same processes as a mesh of the CPU."""
+    if mesh.device_type == "cpu":
+        return mesh
+    from torch.distributed.device_mesh import DeviceMesh
+
+    return DeviceMesh("cpu", mesh.mesh, mesh_dim_names=mesh.mesh_dim_names)
 
 
 def is_trial(trainer: L.Trainer) -> bool:

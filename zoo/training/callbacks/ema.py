@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from zoo.common.ranges import at_least, below
+from zoo.training.strategies.shards import let_go, placed_like
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +132,7 @@ class EMA(L.Callback):
                 f"EMA: the checkpoint averages other weights than modules {self.modules}: "
                 f"missing {missing[:3]}, unexpected {unexpected[:3]}"
             )
-        self.shadow = {name: value.to(live[name].device, copy=True) for name, value in saved["shadow"].items()}
+        self.shadow = {name: placed_like(value, live[name]) for name, value in saved["shadow"].items()}
         self.updates = saved["updates"]
         self._restored = True
 
@@ -168,6 +169,8 @@ class EMA(L.Callback):
     def _swap(self, pl_module: L.LightningModule, into_average: bool) -> None:
         if self._swapped == into_average or self.updates == 0:
             return
+        if pl_module._trainer is not None:
+            let_go(pl_module.trainer)
         for name, value in self._live(pl_module).items():
             shadow = self._on(name, value)
             before = value.clone()

@@ -23,6 +23,7 @@ from zoo.common.ranges import above, at_least, between, one_of, positive, within
 from zoo.training.callbacks.checkpoint import SHARDING_STRATEGIES
 from zoo.training.callbacks.ema import EMA
 from zoo.training.callbacks.rates import Counting
+from zoo.training.strategies.shards import total_norm
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +136,7 @@ class LossGuard(Counting):
         self._stepped = True
         index = next(i for i, each in enumerate(trainer.optimizers) if each is optimizer)
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        norm = total_norm([p.grad for p in parameters if p.grad is not None])
         total = torch.stack(self._pending).sum() if self._pending else torch.zeros(())
         self._pending.clear()
         values = torch.stack([value.to(pl_module.device, torch.float32) for value in (total, norm)])

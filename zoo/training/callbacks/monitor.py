@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import lightning as L
-import torch
 from lightning.pytorch.strategies import FSDPStrategy
 from torch import Tensor
 from torch.optim import Optimizer
 
 from zoo.common.hardware import peak_memory_bytes
 from zoo.runs.folder import run_folder
+from zoo.training.strategies.shards import total_norm
 
 LOG_NAME = "train.log"
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
@@ -153,7 +153,7 @@ class GradNorm(L.Callback):
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         if not gradients:
             return
-        norm = torch.nn.utils.get_total_norm(gradients)
+        norm = total_norm(gradients)
         if isinstance(trainer.strategy, FSDPStrategy):  # each rank holds a shard of every gradient
             norm = trainer.strategy.reduce(norm.square(), reduce_op="sum").sqrt()
         pl_module.log("train/grad_norm", norm)

@@ -1,0 +1,333 @@
+"""FSDP2 on gloo processes. The tests start this file as a script, which forks them from one import of torch."""
+
+import os
+import shutil
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.strategies import DDPStrategy
+from safetensors.torch import save_file
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from zoo.cli.main import main
+from zoo.common.atomic import TEMPORARY_MARK, sweep_temporaries
+from zoo.runs.checkpoints import find_checkpoints, is_sound, load_checkpoint, step_of
+from zoo.runs.folder import find_checkpoint
+from zoo.training.adversarial import Discriminator
+from zoo.training.callbacks.checkpoint import AtomicCheckpointIO, Checkpoints
+from zoo.training.callbacks.ema import EMA
+from zoo.training.callbacks.guard import LossGuard
+from zoo.training.callbacks.monitor import GradNorm
+from zoo.training.callbacks.rng import RNGState
+from zoo.training.data import ZooDataModule
+from zoo.training.gan import GANTask
+from zoo.training.strategies.fsdp import FSDP2
+from zoo.training.task import SingleOptimizerTask
+
+GLOBAL_BATCH, STEPS = 12, 5
+
+
+def block(width):
+    return nn.Sequential(parametrizations.weight_norm(nn.Conv1d(width, width, 3, padding=1)), nn.Tanh())
+
+
+class Net(nn.Module):
+    """Sizes that two processes do not share evenly; a method beside forward; a frozen weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv1d(2, 7, 3, padding=1)
+        self.blocks = nn.ModuleList(block(7) for _ in range(2))
+        self.last = nn.Conv1d(7, 1, 1)
+        self.scale = nn.Parameter(torch.ones(()), requires_grad=False)
+
+    def encode(self, x):
+        return self.first(x)
+
+    def forward(self, x):
+        hidden = self.encode(x)
+        for each in self.blocks:
+            hidden = hidden + each(hidden)
+        return self.last(hidden) * self.scale
+
+
+class Judge(Discriminator):
+    def __init__(self, width):
+        super().__init__()
+        self.conv = parametrizations.spectral_norm(nn.Conv1d(1, width, 3, padding=1))
+        self.out = nn.Conv1d(width, 1, 1)
+
+    def forward(self, x):
+        hidden = nn.functional.leaky_relu(self.conv(x), 0.1)
+        return [(self.out(hidden)[:, 0], [hidden])]
+
+
+class Data(ZooDataModule):
+    def setup(self, stage):
+        x = torch.randn(60, 2, 16, generator=torch.Generator().manual_seed(1))
+        self.train_set = [{"x": each} for each in x]
+        self.val_set = self.train_set[:4]
+
+    def train_batches(self, rank, world):
+        batches = super().train_batches(rank, world)
+        self.train_set = {(epoch, item): self.train_set[item] for epoch in range(3) for item in range(60)}
+        return batches
+
+    def train_dataloader(self):
+        self.setup("fit")
+        return super().train_dataloader()
+
+
+class Single(SingleOptimizerTask):
+    inference_class, inference_parts = "zoo.flow.Sampler", ("net",)
+
+    def __init__(self):
+        torch.manual_seed(0)
+        super().__init__(partial(torch.optim.AdamW, lr=0.01))
+        self.net = Net()
+
+    def training_step(self, batch, batch_idx):
+        loss = (self.net(batch["x"]) - batch["x"][:, :1].cumsum(-1)).square().mean()
+        self.log("train/loss", loss)
+        return loss
+
+    def evaluate(self, batch, batch_idx, stage):
+        return {"loss": (self.net(batch["x"]) + self.net.encode(batch["x"])[:, :1]).square().mean()}, 1
+
+
+class Gan(GANTask):
+    inference_class, inference_parts = "zoo.hifigan.Vocoder", ("generator",)
+
+    def __init__(self, chunks):
+        torch.manual_seed(0)
+        weights = {f"{term}_{name}": 1.0 for term in ("g/adv", "g/fm") for name in ("one", "two")}
+        weights |= {"d/one": 1.0, "d/two": 0.5, "g/l1": 2.0}
+        adam = partial(torch.optim.AdamW, lr=0.01)
+        judges = {"one": Judge(5), "two": Judge(3)}
+        super().__init__(Net(), judges, adam, adam, weights, clip_g=0.5, clip_d=0.3, accumulate=chunks)
+
+    def generate(self, batch):
+        return self.generator(batch["x"]), batch["x"][:, :1].cumsum(-1) / 4
+
+    def reconstruction(self, fake, real, batch):
+        return {"g/l1": (fake - real).abs().mean()}
+
+    def evaluate(self, batch, batch_idx, stage):
+        fake, real = self.generate(batch)
+        return {"l1": (fake - real).abs().mean()}, 1
+
+
+CASES = {"single": Single, "gan": partial(Gan, 1), "chunks": partial(Gan, 2)}
+
+
+def train(case, folder, strategy, steps=STEPS, checkpoint=None, precision="32-true", **checkpoints):
+    """Train to so many steps in this process's share of each batch; the last state lies in the folder."""
+    world = int(os.environ.get("WORLD_SIZE", 1))
+    kinds = {
+        "ddp": lambda: DDPStrategy(broadcast_buffers=False, process_group_backend="gloo"),
+        "fsdp": lambda: FSDP2(min_block_parameters=20),
+        "bf16": lambda: FSDP2(min_block_parameters=20, param_dtype="bfloat16", reduce_dtype="float32"),
+        "one": lambda: "auto",
+    }
+    task = CASES[case]()
+    part = "net" if case == "single" else "generator"
+    callbacks = [EMA([part], decay=0.5), LossGuard(), RNGState(), GradNorm()]
+    trainer = L.Trainer(
+        accelerator="cpu", devices=world, strategy=kinds[strategy](), precision=precision, max_steps=steps,
+        callbacks=[*callbacks, Checkpoints(every_n_batches=100, **checkpoints)], default_root_dir=folder,
+        plugins=[AtomicCheckpointIO()], logger=False, enable_progress_bar=False, enable_model_summary=False,
+        use_distributed_sampler=False, log_every_n_steps=1, num_sanity_val_steps=1, val_check_interval=2,
+        gradient_clip_val=0.5 if case == "single" else None,
+        accumulate_grad_batches=2 if case == "single" else 1,
+    )  # fmt: skip
+    trainer.fit(task, Data(batch_size=GLOBAL_BATCH // world, drop_last=True), ckpt_path=checkpoint, weights_only=True)
+    assert trainer.global_step == steps
+    return {key: float(value) for key, value in trainer.callback_metrics.items()}
+
+
+def start(world, plan, folder):
+    """Run `plan` (steps of the script below) on so many processes."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "MASTER_PORT")}
+    environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, __file__, str(world), str(folder), *plan]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def worker(rank, world, port, folder, plan):
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "NODE_RANK": "0"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    for entry in plan:  # case:strategy:place:steps:former place
+        os.environ["WORLD_SIZE"] = str(world)  # Lightning's teardown removes it
+        case, strategy, place, steps, former = entry.split(":")
+        options = {"precision": "bf16-mixed"} if strategy == "bf16" else {}
+        checkpoint = str(find_checkpoint(folder / former)) if former else None
+        options |= {"asynchronous": True, "keep_last": 1} if place.startswith("async") else {}
+        logged = train(case, folder / place, strategy, int(steps), checkpoint, **options)
+        if rank == 0:
+            torch.save(logged, folder / place / "logged.pt")
+
+
+def last(folder):
+    return load_checkpoint(find_checkpoint(folder))
+
+
+def distance(first, second):
+    if isinstance(first, torch.Tensor):
+        return float((first - second).abs().max()) if first.numel() else 0.0
+    if isinstance(first, dict):
+        assert first.keys() == second.keys()
+        return max((distance(first[key], second[key]) for key in first), default=0.0)
+    if isinstance(first, list | tuple):
+        return max((distance(a, b) for a, b in zip(first, second, strict=True)), default=0.0)
+    return 0.0
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pair")
+    plan = [f"{case}:{strategy}:{case}_{strategy}:{STEPS}:" for case in CASES for strategy in ("ddp", "fsdp")]
+    plan += [f"gan:fsdp:async:{STEPS}:", f"gan:bf16:bf16:{STEPS}:", f"gan:fsdp:first:{STEPS - 2}:"]
+    start(2, [*plan, f"gan:fsdp:second:{STEPS}:first", f"gan:ddp:mixed:{STEPS}:first"], folder)
+    return folder
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_equal_ddp(pair, case):
+    whole, sharded = last(pair / f"{case}_ddp"), last(pair / f"{case}_fsdp")
+    assert find_checkpoint(pair / f"{case}_fsdp").is_dir() and find_checkpoint(pair / f"{case}_ddp").is_file()
+    for key in ("state_dict", "ema", "optimizer_states"):
+        assert distance(whole[key], sharded[key]) <= 1e-5, key
+    assert whole.keys() == sharded.keys()
+    assert whole["loops"] == sharded["loops"] and whole["Data"]["epoch"] == sharded["Data"]["epoch"]
+    of_ddp, of_shards = (torch.load(pair / f"{case}_{each}" / "logged.pt") for each in ("ddp", "fsdp"))
+    assert of_ddp.keys() == of_shards.keys() and len(of_ddp) >= 4
+    assert {key: value for key, value in of_ddp.items() if abs(value - of_shards[key]) > 1e-5} == {}
+
+
+@pytest.mark.cluster
+def test_a_resume_goes_on_bit_exactly_and_under_ddp_up_to_rounding(pair):
+    uninterrupted = last(pair / "gan_fsdp")
+    assert distance(uninterrupted["state_dict"], last(pair / "second")["state_dict"]) == 0
+    assert distance(uninterrupted["state_dict"], last(pair / "mixed")["state_dict"]) <= 1e-5
+
+
+@pytest.mark.cluster
+def test_asynchronous_writing_saves_the_same(pair):
+    assert distance(last(pair / "gan_fsdp")["state_dict"], last(pair / "async")["state_dict"]) == 0
+    assert [step_of(path) for path in find_checkpoints(pair / "async")] == [STEPS]
+
+
+@pytest.mark.cluster
+def test_bf16_gathers_half_weights_and_keeps_whole_ones(pair):
+    exact, half = last(pair / "gan_fsdp")["state_dict"], last(pair / "bf16")["state_dict"]
+    assert {value.dtype for value in half.values()} == {torch.float32}
+    assert 0 < distance(exact, half) < 0.1
+
+
+@pytest.mark.cluster
+def test_one_process_goes_on_with_shards(pair, tmp_path):
+    train("gan", tmp_path, "one", STEPS, str(find_checkpoint(pair / "first")))
+    assert distance(last(pair / "gan_fsdp")["state_dict"], last(tmp_path)["state_dict"]) <= 1e-5
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("damage", ["flip", "cut", "lose", "add", "unhashed"])
+def test_a_damaged_file_is_named_and_the_checkpoint_before_it_taken(pair, tmp_path, damage, caplog):
+    shutil.copytree(pair / "first", tmp_path / "run")
+    shutil.copytree(find_checkpoint(pair / "gan_fsdp"), tmp_path / "run" / f"step_{STEPS:08d}.ckpt")
+    broken = tmp_path / "run" / f"step_{STEPS:08d}.ckpt"
+    file = sorted(broken.glob("shard-00002*"))[0]
+    if damage == "flip":
+        content = bytearray(file.read_bytes())
+        content[-5] ^= 1
+        file.write_bytes(content)
+    elif damage == "cut":
+        file.write_bytes(file.read_bytes()[:-5])
+    elif damage == "lose":
+        file.unlink()
+    elif damage == "add":
+        file = broken / "shard-00009-model-00001-of-00001.safetensors"
+        file.write_bytes(b"")
+    else:
+        file = broken / "sha256"
+        file.unlink()
+    assert not is_sound(broken)
+    with pytest.raises(ValueError, match=file.name):
+        find_checkpoint(broken)
+    assert find_checkpoint(tmp_path / "run").name == f"step_{STEPS - 2:08d}.ckpt"
+    assert file.name in caplog.text
+    if damage == "lose":
+        with pytest.raises(ValueError, match="its shards hold"):
+            load_checkpoint(broken)
+
+
+@pytest.mark.cluster
+def test_what_a_kill_left_half_written_is_never_taken(pair, tmp_path):
+    shutil.copytree(pair / "first", tmp_path / "run")
+    half = tmp_path / "run" / f".step_{STEPS:08d}.ckpt{TEMPORARY_MARK}shards"
+    shutil.copytree(find_checkpoint(pair / "gan_fsdp"), half)
+    (half / "sha256").unlink()
+    assert find_checkpoint(tmp_path / "run").name == f"step_{STEPS - 2:08d}.ckpt"
+    assert sweep_temporaries(tmp_path / "run") == [half] and not half.exists()
+
+
+@pytest.mark.cluster
+def test_one_file_holds_what_the_folder_does(pair, tmp_path, capsys):
+    shutil.copytree(pair / "gan_fsdp", tmp_path / "run")
+    folder = find_checkpoint(tmp_path / "run")
+    before = load_checkpoint(folder)
+    assert main(["consolidate", str(tmp_path / "run"), "--output", str(tmp_path / "one.ckpt")]) == 0
+    assert main(["consolidate", str(folder)]) == 0
+    assert folder.is_file() and is_sound(folder)
+    for file in (folder, tmp_path / "one.ckpt"):
+        after = load_checkpoint(file)
+        assert after.keys() == before.keys() and distance(before, after) == 0
+    assert main(["consolidate", str(folder)]) == 1
+    assert "one file already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "place", [{"shape": [10**12]}, {"dtype": "int64"}, {"sharded tensor": "other"}, {"shape": None}]
+)
+def test_state_that_asks_for_what_no_shard_holds_is_refused(tmp_path, place):
+    folder = tmp_path / "step_00000001.ckpt"
+    folder.mkdir()
+    save_file({"/state_dict/w": torch.ones(4)}, folder / "shard-00001-model-00001-of-00001.safetensors")
+    entry = {"sharded tensor": "/state_dict/w", "shape": [4], "dtype": "float32"}
+    torch.save({"state_dict": {"w": entry}}, folder / "state.pt")
+    assert torch.equal(load_checkpoint(folder)["state_dict"]["w"], torch.ones(4))
+    torch.save({"state_dict": {"w": entry | place}}, folder / "state.pt")
+    with pytest.raises(ValueError, match="its shards hold"):
+        load_checkpoint(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_resumes_on_four_two_one_and_three_processes(tmp_path):
+    for case in ("gan", "chunks"):
+        train(case, tmp_path / f"{case}_whole", "one", 8)
+        former = ""
+        for number, world in enumerate((4, 2, 1, 3), 1):
+            start(world, [f"{case}:fsdp:{case}_{number}:{2 * number}:{former}"], tmp_path)
+            former = f"{case}_{number}"
+        found = distance(last(tmp_path / f"{case}_whole")["state_dict"], last(tmp_path / former)["state_dict"])
+        print(f"{case}: weights after 4 -> 2 -> 1 -> 3 differ by {found:.1e}")
+        assert found <= 1e-5
+
+
+if __name__ == "__main__":
+    from torch.distributed.elastic.utils.distributed import get_free_port
+    from torch.multiprocessing import start_processes
+
+    count = int(sys.argv[1])
+    arguments = (count, get_free_port(), Path(sys.argv[2]), sys.argv[3:])
+    start_processes(worker, args=arguments, nprocs=count, start_method="fork")
