@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 import torch
@@ -210,7 +210,5 @@ class VocoderData(ZooDataModule):
         if self.lists[1] is None or self.root is None:
             return last_items(count, self.val_items)
         wanted = {path.stem for path in read_list(Path(self.lists[1]), self.root)}
-        chosen = np.fromiter((name.rpartition("/")[2].rpartition(".")[0] in wanted for name in corpus.names), bool)
-        if not chosen.any() or chosen.all():
-            raise ValueError(f"{int(chosen.sum())} of {count} clips are for validation: both sets need at least one")
-        return np.flatnonzero(~chosen), np.flatnonzero(chosen)
+        assert isinstance(corpus, CorpusCache)
+        return corpus.split(f"stems {sorted(wanted)}", lambda name: PurePosixPath(name).stem in wanted)

@@ -8,7 +8,7 @@ import logging
 import os
 import shutil
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 from filelock import FileLock
 from rich.progress import track
 
-from zoo.audio.corpora.index import Column, FileIndex, Names, write_names
+from zoo.audio.corpora.index import LARGE, Column, FileIndex, Names, write_names
 from zoo.audio.io.files import AudioFileError, read_mono
 from zoo.common.atomic import write_atomic
 from zoo.common.reading.bad_share import check_bad_share
@@ -105,6 +105,35 @@ class CorpusCache:
         first = int(self.offsets[index]) + start
         last = first + (length - start if samples == -1 else min(samples, length - start))
         return self._audio[first:last].astype(np.float32) / np.float32(_FULL_SCALE)
+
+    def holds_files_of(self, other: CorpusCache) -> bool:
+        """Whether another cache is of the same files in the same order."""
+        same_list = self.index is not None and self.index == other.index and self.bad.keys() == other.bad.keys()
+        return same_list or self.names.equal(other.names)
+
+    def split(self, question: str, is_held_out: Callable[[str], bool]) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers of the files for training, and of those for validation.
+
+        Args:
+            question: tells apart what else may be asked: a large cache keeps the answers.
+            is_held_out: whether the file of a name is for validation.
+
+        Raises:
+            ValueError: one of the sets would be empty.
+        """
+        digest = hashlib.blake2b(f"{self.key} {question}".encode(), digest_size=8).hexdigest()
+        kept = self.folder / f"held_out-{digest}.npy"
+        if kept.is_file():
+            chosen = np.load(kept)
+        else:
+            chosen = np.fromiter(map(is_held_out, self.names), bool, len(self))
+            if len(self) > LARGE:
+                write_atomic(kept, lambda file: np.save(file, chosen))
+        if not chosen.any() or chosen.all():
+            count = int(chosen.sum())
+            raise ValueError(f"{count} of {len(self)} clips are for validation: both sets need at least one")
+        numbers = np.arange(len(self), dtype=np.int32 if len(self) > LARGE else np.int64)
+        return numbers[~chosen], numbers[chosen]
 
 
 def build(

@@ -107,6 +107,11 @@ def cache_folder(
     return _named(cache, root, sample_rate, lists)
 
 
+def list_folder(cache: str | os.PathLike[str], root: str | os.PathLike[str], lists: object) -> Path:
+    """Where below `cache` a long list of files is kept."""
+    return _named(cache, root, "files", lists)
+
+
 def _named(cache: str | os.PathLike[str], root: str | os.PathLike[str], what: object, lists: object) -> Path:
     root = Path(root).resolve()
     digest = hashlib.blake2b(f"{root}/{lists}".encode(), digest_size=4).hexdigest()
@@ -138,7 +143,7 @@ def corpus_files(
             found = (str(path) for name in lists if name for path in listed(Path(name), Path(root)))
         return (path for path in found if path not in left_out)
 
-    return file_list(_named(cache, root, "files", (lists, without)), find)
+    return file_list(list_folder(cache, root, (lists, without)), find)
 
 
 def read_list(path: Path, root: Path) -> list[Path]:

@@ -124,6 +124,7 @@ class FileIndex(Sequence[Path]):
     Attributes:
         home: the folder that holds all files.
         names: relative to it.
+        lengths: samples per file (N,) int64, where `headers` made the index.
         digest: of the list and of the folders' times.
         meta: what was noted besides.
 
@@ -145,9 +146,11 @@ class FileIndex(Sequence[Path]):
 
     def _map(self) -> None:
         self.names = Names(self.folder)
+        lengths = self.folder / "lengths.npy"
+        self.lengths = np.load(lengths, mmap_mode="r") if lengths.is_file() else np.empty(0, np.int64)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "names"}
+        return {key: value for key, value in self.__dict__.items() if key not in ("names", "lengths")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -215,9 +218,13 @@ def file_list(
 
 
 def _current(folder: Path) -> FileIndex | None:
+    found = _opened(folder)
+    return found if found is not None and found.is_current else None
+
+
+def _opened(folder: Path) -> FileIndex | None:
     try:
-        found = FileIndex(folder)
-        return found if found.is_current else None
+        return FileIndex(folder)
     except (OSError, ValueError, KeyError) as error:
         if folder.exists():
             _LOG.info("listing the files anew: %s", error)
@@ -268,3 +275,28 @@ def _sorted(paths: Iterator[str], key: Callable[[str], str], scratch: Path) -> t
             file.unlink()
 
     return home, merged()
+
+
+def headers(files: FileIndex, sample_rate: int, length: Callable[[Path], int]) -> FileIndex:
+    """The sound files of an index with their `lengths`, from the headers; read once, then kept beside the index.
+
+    Args:
+        length: samples of a file at the rate; -1 for a broken one, which is left out.
+    """
+    folder = files.folder.with_name(f"{files.folder.name}-headers-{sample_rate}")
+    with FileLock(folder.with_name(f".{folder.name}.lock")):
+        found = _opened(folder)
+        if found is None or found.meta["of"] != files.digest:
+            with replacing(folder) as temporary:
+                temporary.mkdir()
+                with Column(temporary / "lengths.npy", np.int64) as lengths:
+
+                    def sound() -> Iterator[str]:
+                        for path in files:
+                            if (samples := length(path)) >= 0:
+                                lengths.extend([samples])
+                                yield str(path)
+
+                    write_index(temporary, files.home, sound(), of=files.digest)
+            found = FileIndex(folder)
+    return found
