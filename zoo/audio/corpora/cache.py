@@ -63,22 +63,27 @@ class CorpusCache:
         self.index: str | None = meta.get("index")
         self._map()
         expected = int(self.offsets[-1] + self.lengths[-1]) if len(self.lengths) == meta["files"] else -1
-        if len(self._audio) != expected:
+        found = os.fstat(self._audio).st_size // 2
+        if found != expected:
             raise ValueError(
-                f"{self.folder}: damaged cache, {len(self._audio)} samples in audio.i16 where the index expects "
+                f"{self.folder}: damaged cache, {found} samples in audio.i16 where the index expects "
                 f"{expected}; delete the folder and build it anew"
             )
 
     def _map(self) -> None:
-        self._process = os.getpid()
         self.offsets = np.load(self.folder / "offsets.npy", mmap_mode="r")
         self.lengths = np.load(self.folder / "lengths.npy", mmap_mode="r")
         self.peaks = np.load(self.folder / "peaks.npy", mmap_mode="r")
         self.names = Names(self.folder)
-        self._audio = np.memmap(self.folder / "audio.i16", dtype="<i2", mode="r")
+        # read and not mapped: every page touched would count as this process' memory
+        self._audio = os.open(self.folder / "audio.i16", os.O_RDONLY)
+
+    def __del__(self) -> None:
+        if "_audio" in self.__dict__:
+            os.close(self._audio)
 
     def __getstate__(self) -> dict[str, Any]:
-        mapped = ("offsets", "lengths", "peaks", "names", "_audio", "_process")
+        mapped = ("offsets", "lengths", "peaks", "names", "_audio")
         return {key: value for key, value in self.__dict__.items() if key not in mapped}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -100,11 +105,12 @@ class CorpusCache:
         length = int(self.lengths[index])
         if not 0 <= start < length or samples < -1:
             raise ValueError(f"{self.names[index]}: cannot read {samples} samples from {start} on, it has {length}")
-        if self._process != os.getpid():
-            self._map()
-        first = int(self.offsets[index]) + start
-        last = first + (length - start if samples == -1 else min(samples, length - start))
-        return self._audio[first:last].astype(np.float32) / np.float32(_FULL_SCALE)
+        wanted = length - start if samples == -1 else min(samples, length - start)
+        first = 2 * (int(self.offsets[index]) + start)
+        found = os.pread(self._audio, 2 * wanted, first)
+        if len(found) != 2 * wanted:
+            raise ValueError(f"{self.folder}: audio.i16 was cut since it was opened; delete the folder, build it anew")
+        return np.frombuffer(found, dtype="<i2").astype(np.float32) / np.float32(_FULL_SCALE)
 
     def holds_files_of(self, other: CorpusCache) -> bool:
         """Whether another cache is of the same files in the same order."""
@@ -176,6 +182,7 @@ def build(
         if (cache := _existing(folder)) is not None and cache.key == key:
             if index is not None:
                 _note(folder, index=index)
+                cache.index = index
             return _checked(cache, len(names), max_bad_share)
         partial = folder.with_name(f".{folder.name}.partial")
         try:
@@ -235,9 +242,18 @@ class _Files:
         self.lengths = array("q")
         self.peaks = array("f")
         self.bad: dict[int, str] = {}
-        self._journal = Journal(partial / JOURNAL_NAME, head=f"{key}\n".encode(), ascii=True)
-        for facts in self._journal.read():
-            self._take(facts)
+        head = f"{key}\n".encode()
+        self._journal = Journal(partial / JOURNAL_NAME, head=head, ascii=True)
+        self._whole = 0  # bytes of the journal up to the last whole line
+        if self._journal.path.is_file():
+            with self._journal.path.open("rb") as lines:  # line by line, because there may be ten million
+                if lines.readline() == head:
+                    self._whole = len(head)
+                    for line in lines:
+                        if not line.endswith(b"]\n"):
+                            break
+                        self._take(json.loads(line))
+                        self._whole += len(line)
 
     def _take(self, facts: list[int | float | str]) -> None:
         if isinstance(facts[0], str):
@@ -251,9 +267,11 @@ class _Files:
         return sum(self.lengths)
 
     def restart(self) -> None:
-        """Write the known lines again, without a cut one at the end."""
-        facts = zip(self.lengths, self.peaks, strict=True)
-        self._journal.write([self.bad[i]] if i in self.bad else pair for i, pair in enumerate(facts))
+        """Cut off what a kill tore."""
+        if self._whole:
+            os.truncate(self._journal.path, self._whole)
+        else:
+            self._journal.write([])
 
     def add(self, facts: list[int | float | str]) -> None:
         self._take(facts)

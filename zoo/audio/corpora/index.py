@@ -53,8 +53,12 @@ class Names(Sequence[str]):
         for first in range(0, len(self), _BLOCK):
             ends = self._ends[first : first + _BLOCK].tolist()
             block = self._block[begin : ends[-1]].tobytes()
-            for start, end in zip([begin, *ends], ends, strict=False):
-                yield block[start - begin : end - begin].decode("utf-8")
+            places = ((start - begin, end - begin) for start, end in zip([begin, *ends], ends, strict=False))
+            if block.isascii():
+                text = block.decode("ascii")
+                yield from (text[start:end] for start, end in places)
+            else:
+                yield from (block[start:end].decode("utf-8") for start, end in places)
             begin = ends[-1]
 
     def equal(self, other: Names) -> bool:
@@ -104,10 +108,12 @@ def write_names(folder: Path, names: Iterable[str], name: str = "name") -> bytes
     names = iter(names)
     end, digest = 0, hashlib.blake2b(digest_size=16)
     with (folder / f"{name}s.txt").open("wb") as text, Column(folder / f"{name}_ends.npy", np.int64) as ends:
-        while block := [each.encode("utf-8") for each in islice(names, _BLOCK)]:
-            joined = b"".join(block)
+        while block := list(islice(names, _BLOCK)):
+            together = "".join(block)
+            joined = together.encode("utf-8")
             text.write(joined)
-            places = end + np.cumsum([len(each) for each in block])
+            sizes = map(len, block if together.isascii() else [each.encode("utf-8") for each in block])
+            places = end + np.cumsum(np.fromiter(sizes, np.int64, len(block)))
             ends.extend(places)
             end = int(places[-1])
             digest.update(joined)
@@ -258,7 +264,7 @@ def _sorted(paths: Iterator[str], key: Callable[[str], str], scratch: Path) -> t
     home = last = ""
     while part := list(islice(paths, 4 * _BLOCK)):
         for path in part:
-            folder = os.path.dirname(path)
+            folder = path.rpartition("/")[0] or "/"
             if folder != last:
                 home, last = os.path.commonpath([home or folder, folder]), folder
         part.sort(key=key)
