@@ -3,14 +3,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import IterableDataset
+from torch.utils.data import Dataset, IterableDataset
 from toy_wing.data import PairData
 
 from tests.harness import REPOSITORY, TOY, TOY_FIT
 from zoo.cli.main import main
 from zoo.cli.trainer import ZooCLI
+from zoo.training import data as data_module
 from zoo.training.callbacks.rng import capture, restore
 from zoo.training.data import (
     BucketBatches,
@@ -248,3 +249,104 @@ def test_contents_tell_data_apart(recipe: str, tmp_path: Path, monkeypatch: pyte
     known = contents()
     assert contents("--data.init_args.num_workers=0", "--data.init_args.batch_size=3") == known
     assert contents(f"--data.init_args.{change.get(recipe.split('/')[0], 'history_steps=20')}") != known
+
+
+def large(kind: str, size: int, batch: int, rank: int, world: int, drop_last: bool) -> ResumableBatches:
+    """Batches in keyed order, in windows so small that some tens of items fill several."""
+    made = (
+        ResumableBatches(size, batch, 3, rank, world, drop_last=drop_last)
+        if kind == "random"
+        else BucketBatches(lengths_of(size), batch, 3, rank, world, drop_last, pool_batches=2)
+    )
+    made.keyed = True
+    return made
+
+
+@pytest.mark.parametrize("kind", ["random", "by length"])
+@settings(deadline=None)
+@given(
+    size=st.integers(1, 200),
+    batch=st.integers(1, 4),
+    world=st.integers(1, 5),
+    epoch=st.integers(0, 3),
+    drop_last=st.booleans(),
+    start=st.integers(0, 40),
+)
+def test_keyed_batches_hold_every_item_once_over_the_ranks_and_resume_anywhere(
+    kind: str, size: int, batch: int, world: int, epoch: int, drop_last: bool, start: int
+) -> None:
+    full = batch * world
+    if drop_last and size < full:
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data_module, "WINDOW_ITEMS", 8)
+        patch.setattr(data_module, "_WINDOW_POOLS", 1)
+        patch.setattr(data_module, "_BLOCK_ITEMS", 16)
+        ranks = [large(kind, size, batch, rank, world, drop_last) for rank in range(world)]
+        for sampler in ranks:
+            sampler.set_epoch(epoch)
+        split = [list(sampler) for sampler in ranks]
+        assert {len(batches) for batches in split} == {len(ranks[0])}
+        seen = [key for batches in split for keys in batches for key in keys]
+        kept = size // full * full if drop_last else size
+        assert {each for each, _ in seen} <= {epoch} and len(set(seen)) == kept
+        assert len(seen) == (kept if drop_last else -(-size // world) * world)
+        for rank, whole in enumerate(split):
+            resumed = large(kind, size, batch, rank, world, drop_last)
+            resumed.resume_at(epoch, start)
+            assert list(resumed) == whole[start:]
+        joined = large(kind, size, full, 0, 1, drop_last)
+        joined.set_epoch(epoch)
+        for number, keys in enumerate(joined):
+            assert set(keys) <= {key for batches in split for key in batches[number]}
+        assert ranks[0].order(epoch) != ranks[0].order(epoch + 1) or size < 20
+
+
+def test_keyed_buckets_hold_little_padding_and_are_mixed_in_windows() -> None:
+    lengths = lengths_of(40_000)
+    sampler = BucketBatches(lengths, 8, seed=1)
+    sampler.keyed = True
+    batches = lengths[np.array(sampler.order(0)).reshape(-1, 8)]
+    assert 1 - batches.sum() / (batches.max(axis=1).sum() * 8) < 0.05
+    longest = batches.max(axis=1)
+    assert abs(np.corrcoef(longest[1:], longest[:-1])[0, 1]) < 0.1
+    assert abs(np.corrcoef(longest, range(len(longest)))[0, 1]) < 0.1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_large_sets_are_keyed_and_runs_of_former_versions_keep_their_order(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def keys(state: dict[str, object] | None, size: int = 40) -> tuple[list[object], ZooDataModule]:
+        data = PairData(items=size, batch_size=3, num_workers=workers)
+        data.setup("fit")
+        data.collate = list  # type: ignore[method-assign]
+        data.train_set = Echo(size)
+        if state is not None:
+            data.load_state_dict(state)
+        return list(data.train_dataloader()), data
+
+    former, _ = keys(None)
+    monkeypatch.setattr(data_module, "KEYED_ABOVE", 39)
+    keyed, module = keys(None)
+    assert keyed != former and module._keyed is True
+    position = {"epoch": 0, "batch": 4}
+    assert keys(position)[0] == former[4:]  # as a checkpoint of a former version has it
+    assert keys(position | {"keyed": False})[0] == former[4:]
+    assert keys(position | {"keyed": True})[0] == keyed[4:]
+    monkeypatch.setattr(data_module, "KEYED_ABOVE", 41)
+    assert keys(position | {"keyed": True})[0] == keyed[4:]
+    assert keys(None)[0] == former
+
+
+class Echo(Dataset[object]):
+    """Items that are their keys."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, key: object) -> object:
+        return key

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 import torch
@@ -12,8 +13,17 @@ from torch.utils.data import Dataset
 
 from zoo.audio.analysis.features import open_features
 from zoo.audio.corpora.cache import CorpusCache, build
-from zoo.audio.corpora.corpus import CACHES, Corpus, EmbeddedCorpus, cache_folder, read_list, scaled
-from zoo.audio.io import files
+from zoo.audio.corpora.corpus import (
+    CACHES,
+    Corpus,
+    EmbeddedCorpus,
+    cache_folder,
+    corpus_files,
+    last_items,
+    part_of,
+    read_list,
+    scaled,
+)
 from zoo.common.folders import data_folder
 from zoo.training.data import Key, ZooDataModule, item_seed
 
@@ -46,7 +56,7 @@ class Crops(Dataset[dict[str, Tensor]]):
     """Random crops, keyed by (epoch, item): the same whatever worker or rank draws them."""
 
     corpus: Corpus
-    indices: np.ndarray
+    indices: Sequence[int] | np.ndarray
     segment_samples: int  # length of a crop; shorter clips are padded with zeros on the right
     seed: int
     normalize: bool = True  # scale each clip's peak to 0.95 (the original does, except when fine-tuning)
@@ -86,7 +96,7 @@ class Clips(Dataset[dict[str, Tensor]]):
     """Whole clips for evaluation, trimmed to full frames of their features."""
 
     corpus: Corpus
-    indices: np.ndarray
+    indices: Sequence[int] | np.ndarray
     max_samples: int  # longest excerpt from a clip's beginning
     normalize: bool = True
     features: Features | None = None
@@ -182,30 +192,23 @@ class VocoderData(ZooDataModule):
         normalize = features is None
         self.train_set = Crops(corpus, train, self.segment_samples, self.seed, normalize, features)
         self.val_set = Clips(corpus, val, self.val_samples, normalize, features)
-        self.contents = (corpus.lengths[train],)
+        self.contents = (part_of(corpus.lengths, train),)
 
     def _cache_folder(self) -> Path:
         assert self.root is not None
         return cache_folder(self.cache, self.root, self.sample_rate, self.lists)
 
-    def _files(self) -> list[Path]:
+    def _files(self) -> Sequence[Path]:
         assert self.root is not None
-        if self.lists[0] is None:
-            found = files.walk(self.root)
-            if not found:
-                raise ValueError(f"data.init_args.root: no audio file below {self.root}")
-            return found
-        listed = [path for name in self.lists if name for path in read_list(Path(name), self.root)]
-        return sorted(dict.fromkeys(listed))
+        found = corpus_files(self.cache, self.root, self.lists if self.lists[0] else (None, None))
+        if not found:
+            raise ValueError(f"data.init_args.root: no audio file below {self.root}")
+        return found
 
-    def _split(self, corpus: Corpus) -> tuple[np.ndarray, np.ndarray]:
+    def _split(self, corpus: Corpus) -> tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]:
         count = len(corpus.lengths)
-        everything = np.arange(count)
-        if self.lists[1] is not None and self.root is not None:
-            wanted = {path.stem for path in read_list(Path(self.lists[1]), self.root)}
-            chosen = np.array([Path(name).stem in wanted for name in corpus.names])
-        else:
-            chosen = everything >= count - self.val_items
-        if not chosen.any() or chosen.all():
-            raise ValueError(f"{int(chosen.sum())} of {count} clips are for validation: both sets need at least one")
-        return everything[~chosen], everything[chosen]
+        if self.lists[1] is None or self.root is None:
+            return last_items(count, self.val_items)
+        wanted = {path.stem for path in read_list(Path(self.lists[1]), self.root)}
+        assert isinstance(corpus, CorpusCache)
+        return corpus.split(f"stems {sorted(wanted)}", lambda name: PurePosixPath(name).stem in wanted)

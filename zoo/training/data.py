@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import lightning as L
@@ -18,12 +18,18 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
+from zoo.common.draws import KeyedPermutation
 from zoo.common.ranges import at_least
 from zoo.training.signals import reset_in_worker
 
 log = logging.getLogger(__name__)
 
 Key = tuple[int, int]  # (epoch, index): what a training dataset is asked for
+Order = Callable[[int, int], np.ndarray]  # the indices at the positions from a start to before a stop
+KEYED_ABOVE = 1 << 20  # items: larger sets are ordered by position, smaller ones by a permutation in memory
+WINDOW_ITEMS = 1 << 17  # keyed batches by length are shuffled among so many items at least
+_WINDOW_POOLS = 4  # and among so many pools
+_BLOCK_ITEMS = 1 << 16  # whose order is asked for at once
 
 
 def item_seed(seed: int, epoch: int, index: int) -> int:
@@ -42,6 +48,10 @@ class ResumableBatches(Sampler[list[Key]]):
         batch_size: items per batch and rank.
         drop_last: drop an incomplete last global batch; otherwise it is filled up to a multiple of `world` from the
             epoch's beginning, so that every rank takes as many steps.
+
+    Attributes:
+        keyed: compute the order by position, in blocks, with no permutation in memory; so for more than 2**20 items.
+            Resumed runs that began otherwise set it False.
 
     Raises:
         ValueError: when an epoch would hold no batch.
@@ -71,6 +81,7 @@ class ResumableBatches(Sampler[list[Key]]):
         self.world = world
         self.shuffle = shuffle
         self.drop_last = drop_last
+        self.keyed = size > KEYED_ABOVE
         self.epoch = 0
         self._resume = (0, 0)
         self.sampler = self  # where Lightning looks for set_epoch
@@ -90,31 +101,42 @@ class ResumableBatches(Sampler[list[Key]]):
 
     def order(self, epoch: int) -> list[int]:
         """All indices in the order of an epoch."""
+        return self.in_order(epoch)(0, self.size).tolist()
+
+    def in_order(self, epoch: int) -> Order:
+        """What gives the indices at the positions [start, stop) of an epoch's order."""
         if not self.shuffle:
-            return list(range(self.size))
-        generator = torch.Generator().manual_seed(item_seed(self.seed, epoch, -1))
-        return torch.randperm(self.size, generator=generator).tolist()
+            return np.arange
+        seed = item_seed(self.seed, epoch, -1)
+        if self.keyed:
+            return KeyedPermutation(self.size, seed)
+        permuted = torch.randperm(self.size, generator=torch.Generator().manual_seed(seed)).numpy()
+        return lambda start, stop: permuted[start:stop]
 
     def __iter__(self) -> Iterator[list[Key]]:
         epoch = self.epoch
-        start = self._resume[1] if self._resume[0] == epoch else 0
-        order = self.order(epoch)
+        first = self._resume[1] if self._resume[0] == epoch else 0
+        order = self.in_order(epoch)
         full = self.batch_size * self.world
-        for number in range(start, len(self)):
-            together = order[number * full : (number + 1) * full]
-            missing = -len(together) % self.world
-            together += [order[i % self.size] for i in range(missing)]
-            yield [(epoch, index) for index in together[self.rank :: self.world]]
+        step = max(1, _BLOCK_ITEMS // full)
+        for begin in range(first, len(self), step):
+            block = order(begin * full, min((begin + step) * full, self.size)).tolist()
+            for number in range(begin, min(begin + step, len(self))):
+                together = block[(number - begin) * full : (number - begin + 1) * full]
+                missing = -len(together) % self.world
+                together += [int(order(i % self.size, i % self.size + 1)[0]) for i in range(missing)]
+                yield [(epoch, index) for index in together[self.rank :: self.world]]
 
 
 class BucketBatches(ResumableBatches):
     """Resumable batches of items of similar length, so that little of a padded batch is padding.
 
     The epoch's permutation is cut into pools; each is sorted by length and cut into global batches, which are then
-    shuffled. An incomplete last batch holds what the permutation has last.
+    shuffled: all of them together, in keyed order those of a window of pools, so that no more than a window is held.
+    An incomplete last batch holds what the permutation has last.
 
     Args:
-        lengths: of the items (N,), in any unit.
+        lengths: of the items (N,), in any unit; may be memory-mapped.
         batch_size: items per batch and rank.
         drop_last: drop an incomplete last global batch, see `ResumableBatches`.
         pool_batches: global batches in a pool; the more, the less padding, and the less random the batches.
@@ -138,18 +160,37 @@ class BucketBatches(ResumableBatches):
         self.lengths = np.asarray(lengths)
         self.pool_batches = pool_batches
 
-    def order(self, epoch: int) -> list[int]:
-        """All indices in the order of an epoch, global batch after global batch."""
-        order = np.asarray(super().order(epoch))
+    def in_order(self, epoch: int) -> Order:
+        """What gives the indices at the positions [start, stop) of an epoch's order, global batch after batch."""
+        plain = super().in_order(epoch)
         full = self.batch_size * self.world
         whole = self.size // full * full
-        step = full * self.pool_batches
-        pools = [order[start : min(start + step, whole)] for start in range(0, whole, step)]
-        sorted_pools = [pool[np.argsort(self.lengths[pool], kind="stable")] for pool in pools]
-        batches = np.concatenate([*sorted_pools, order[:0]]).reshape(-1, full)
-        generator = torch.Generator().manual_seed(item_seed(self.seed, epoch, -2))
-        shuffled = batches[torch.randperm(len(batches), generator=generator).numpy()]
-        return [*shuffled.ravel().tolist(), *order[whole:].tolist()]
+        pool = full * self.pool_batches
+        window = max(_WINDOW_POOLS, -(-WINDOW_ITEMS // pool)) * pool if self.keyed else max(whole, 1)
+
+        def read(number: int) -> np.ndarray:
+            begin, end = number * window, min((number + 1) * window, whole)
+            order = plain(begin, end)
+            pools = [order[start : start + pool] for start in range(0, len(order), pool)]
+            batches = np.concatenate([each[np.argsort(self.lengths[each], kind="stable")] for each in pools] or [order])
+            seed = item_seed(self.seed, epoch, -2 - number)
+            shuffled = torch.randperm(len(batches) // full, generator=torch.Generator().manual_seed(seed)).numpy()
+            return batches.reshape(-1, full)[shuffled].ravel()
+
+        known = -1, np.empty(0, np.int64)
+
+        def part(start: int, stop: int) -> np.ndarray:
+            nonlocal known
+            parts = []
+            while start < min(stop, whole):
+                number, offset = divmod(start, window)
+                if known[0] != number:
+                    known = number, read(number)
+                parts.append(known[1][offset : offset + min(stop, whole) - start])
+                start += len(parts[-1])
+            return np.concatenate([*parts, plain(max(start, whole), max(stop, whole))])
+
+        return part
 
 
 class RankSlice(Sampler[int]):
@@ -197,6 +238,7 @@ class ZooDataModule(L.LightningDataModule):
         self.seed = seed
         self.drop_last = drop_last
         self._position = (0, 0)
+        self._keyed: bool | None = None  # whether the run's order is computed by position; None until it is known
         self._data_facts: dict[str, Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -231,6 +273,7 @@ class ZooDataModule(L.LightningDataModule):
             return self.loader(self.train_set, batch_size=self.batch_size, drop_last=self.drop_last)
         batches = self.train_batches(*self._rank_and_world())
         batches.resume_at(*self._position)
+        self._keyed = batches.keyed = batches.keyed if self._keyed is None else self._keyed
         return self.loader(self.train_set, batch_sampler=batches, collate_fn=self.collate)
 
     def train_batches(self, rank: int, world: int) -> ResumableBatches:
@@ -271,11 +314,12 @@ class ZooDataModule(L.LightningDataModule):
         done = loop.epoch_loop.batch_progress.current.processed
         full = done >= trainer.num_training_batches
         position = {"epoch": loop.epoch_progress.current.processed + int(full), "batch": 0 if full else done}
-        return position | {"circumstances": self._circumstances()}
+        return position | {"keyed": self._keyed, "circumstances": self._circumstances()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue where the checkpoint was written; say what differs from then."""
         self._position = (int(state_dict["epoch"]), int(state_dict["batch"]))
+        self._keyed = state_dict.get("keyed", False)  # runs of former versions permuted sets of any size in memory
         before = state_dict.get("circumstances")
         trainer = self.trainer
         if before is None or trainer is None or trainer.state.fn != "fit" or not trainer.is_global_zero:
@@ -291,7 +335,8 @@ class ZooDataModule(L.LightningDataModule):
             items = None if isinstance(self.train_set, IterableDataset) else len(self.train_set)  # type: ignore[arg-type]
             digest = hashlib.blake2b(digest_size=16)
             for value in (self.lengths, *self.contents):
-                digest.update(value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode())
+                is_array = isinstance(value, np.ndarray)
+                digest.update(np.ascontiguousarray(value).view(np.uint8) if is_array else repr(value).encode())
             self._data_facts = {"seed": self.seed, "items": items, "contents": digest.hexdigest()}
         return {
             "batch_size": self.batch_size,

@@ -8,7 +8,8 @@ import logging
 import os
 import shutil
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -16,35 +17,17 @@ import numpy as np
 from filelock import FileLock
 from rich.progress import track
 
+from zoo.audio.corpora.index import LARGE, Column, FileIndex, Names, write_names
 from zoo.audio.io.files import AudioFileError, read_mono
+from zoo.common.atomic import write_atomic
 from zoo.common.reading.bad_share import check_bad_share
 from zoo.common.work import Journal
 
 VERSION = 1
 JOURNAL_NAME = "journal.jsonl"
 _FULL_SCALE = 32768.0
+_BLOCK = 1 << 16  # files
 _LOG = logging.getLogger(__name__)
-
-
-class Names(Sequence[str]):
-    """File names kept as one block of UTF-8, so that a million of them open without a million Python objects."""
-
-    def __init__(self, folder: Path) -> None:
-        self._ends = np.load(folder / "name_ends.npy", mmap_mode="r")
-        self._block = np.memmap(folder / "names.txt", dtype=np.uint8, mode="r")
-
-    def __len__(self) -> int:
-        return len(self._ends)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        index = range(len(self))[index]
-        start = 0 if index == 0 else int(self._ends[index - 1])
-        return self._block[start : int(self._ends[index])].tobytes().decode("utf-8")
-
-    def __iter__(self) -> Iterator[str]:
-        return (self[i] for i in range(len(self)))
 
 
 class CorpusCache:
@@ -58,6 +41,7 @@ class CorpusCache:
         peaks: largest absolute sample per file (N,) float32, in [0, 1].
         names: names of the files, relative to their common folder.
         bad: cause by name of the files that were left out.
+        index: digest of the `FileIndex` that it was last found to agree with; None without one.
 
     Raises:
         FileNotFoundError: there is no cache in the folder.
@@ -76,24 +60,30 @@ class CorpusCache:
         self.key: str = meta["key"]
         self.sample_rate: int = meta["sample_rate"]
         self.bad: dict[str, str] = meta["bad"]
+        self.index: str | None = meta.get("index")
         self._map()
         expected = int(self.offsets[-1] + self.lengths[-1]) if len(self.lengths) == meta["files"] else -1
-        if len(self._audio) != expected:
+        found = os.fstat(self._audio).st_size // 2
+        if found != expected:
             raise ValueError(
-                f"{self.folder}: damaged cache, {len(self._audio)} samples in audio.i16 where the index expects "
+                f"{self.folder}: damaged cache, {found} samples in audio.i16 where the index expects "
                 f"{expected}; delete the folder and build it anew"
             )
 
     def _map(self) -> None:
-        self._process = os.getpid()
         self.offsets = np.load(self.folder / "offsets.npy", mmap_mode="r")
         self.lengths = np.load(self.folder / "lengths.npy", mmap_mode="r")
         self.peaks = np.load(self.folder / "peaks.npy", mmap_mode="r")
         self.names = Names(self.folder)
-        self._audio = np.memmap(self.folder / "audio.i16", dtype="<i2", mode="r")
+        # read and not mapped: every page touched would count as this process' memory
+        self._audio = os.open(self.folder / "audio.i16", os.O_RDONLY)
+
+    def __del__(self) -> None:
+        if "_audio" in self.__dict__:
+            os.close(self._audio)
 
     def __getstate__(self) -> dict[str, Any]:
-        mapped = ("offsets", "lengths", "peaks", "names", "_audio", "_process")
+        mapped = ("offsets", "lengths", "peaks", "names", "_audio")
         return {key: value for key, value in self.__dict__.items() if key not in mapped}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -115,11 +105,41 @@ class CorpusCache:
         length = int(self.lengths[index])
         if not 0 <= start < length or samples < -1:
             raise ValueError(f"{self.names[index]}: cannot read {samples} samples from {start} on, it has {length}")
-        if self._process != os.getpid():
-            self._map()
-        first = int(self.offsets[index]) + start
-        last = first + (length - start if samples == -1 else min(samples, length - start))
-        return self._audio[first:last].astype(np.float32) / np.float32(_FULL_SCALE)
+        wanted = length - start if samples == -1 else min(samples, length - start)
+        first = 2 * (int(self.offsets[index]) + start)
+        found = os.pread(self._audio, 2 * wanted, first)
+        if len(found) != 2 * wanted:
+            raise ValueError(f"{self.folder}: audio.i16 was cut since it was opened; delete the folder, build it anew")
+        return np.frombuffer(found, dtype="<i2").astype(np.float32) / np.float32(_FULL_SCALE)
+
+    def holds_files_of(self, other: CorpusCache) -> bool:
+        """Whether another cache is of the same files in the same order."""
+        same_list = self.index is not None and self.index == other.index and self.bad.keys() == other.bad.keys()
+        return same_list or self.names.equal(other.names)
+
+    def split(self, question: str, is_held_out: Callable[[str], bool]) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers of the files for training, and of those for validation.
+
+        Args:
+            question: tells apart what else may be asked: a large cache keeps the answers.
+            is_held_out: whether the file of a name is for validation.
+
+        Raises:
+            ValueError: one of the sets would be empty.
+        """
+        digest = hashlib.blake2b(f"{self.key} {question}".encode(), digest_size=8).hexdigest()
+        kept = self.folder / f"held_out-{digest}.npy"
+        if kept.is_file():
+            chosen = np.load(kept)
+        else:
+            chosen = np.fromiter(map(is_held_out, self.names), bool, len(self))
+            if len(self) > LARGE:
+                write_atomic(kept, lambda file: np.save(file, chosen))
+        if not chosen.any() or chosen.all():
+            count = int(chosen.sum())
+            raise ValueError(f"{count} of {len(self)} clips are for validation: both sets need at least one")
+        numbers = np.arange(len(self), dtype=np.int32 if len(self) > LARGE else np.int64)
+        return numbers[~chosen], numbers[chosen]
 
 
 def build(
@@ -135,7 +155,7 @@ def build(
     build goes on where it stopped. A file beyond full scale is scaled down to it instead of being clipped.
 
     Args:
-        files: audio files; the order is kept.
+        files: audio files; the order is kept. A `FileIndex` that the cache agreed with before is not looked through.
         folder: target folder; appears only when the cache is complete.
         max_bad_share: share of unreadable files in [0, 1] above which the build is given up.
 
@@ -146,25 +166,28 @@ def build(
         ValueError: there are no files, too many bad ones, or the folder holds something else.
         OSError: the disk is full; nothing is left behind.
     """
-    paths = [Path(os.path.abspath(file)) for file in files]
     folder = Path(os.path.abspath(folder))
-    if not paths:
+    if not files:
         raise ValueError(f"{folder}: expected at least one audio file to build the corpus cache from, got none")
+    index = files.digest if isinstance(files, FileIndex) else None
+    if index is not None and (cache := _existing(folder)) and (cache.index, cache.sample_rate) == (index, sample_rate):
+        return _checked(cache, len(files), max_bad_share)
+    paths = files if isinstance(files, FileIndex) else [Path(os.path.abspath(file)) for file in files]
     names = relative_names(paths)
     key = _key(paths, names, sample_rate)
     if folder.exists() and not (folder / "meta.json").is_file() and any(folder.iterdir()):
         raise ValueError(f"{folder}: exists and is not a corpus cache; give an empty or a new folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(f".{folder.name}.lock")):
-        if (cache := _existing(folder, key)) is not None:
-            check_bad_share(cache.bad.values(), len(names), max_bad_share)
-            for cause in cache.bad.values():
-                _LOG.warning("left out of the corpus cache: %s", cause)
-            return cache
+        if (cache := _existing(folder)) is not None and cache.key == key:
+            if index is not None:
+                _note(folder, index=index)
+                cache.index = index
+            return _checked(cache, len(names), max_bad_share)
         partial = folder.with_name(f".{folder.name}.partial")
         try:
             known = _fill(paths, partial, key, sample_rate, progress, max_bad_share)
-            _finish(names, known, partial, key, sample_rate)
+            _finish(names, known, partial, {"key": key, "sample_rate": sample_rate, "index": index})
         except (OSError, ValueError) as error:
             shutil.rmtree(partial, ignore_errors=True)
             if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
@@ -174,14 +197,16 @@ def build(
     return CorpusCache(folder)
 
 
-def relative_names(files: Sequence[str | os.PathLike[str]]) -> list[str]:
+def relative_names(files: Sequence[str | os.PathLike[str]]) -> Sequence[str]:
     """The names that files have in a cache: their paths from the folder that holds them all."""
+    if isinstance(files, FileIndex):
+        return files.names
     paths = [Path(os.path.abspath(file)) for file in files]
     root = Path(os.path.commonpath([path.parent for path in paths]))
     return [path.relative_to(root).as_posix() for path in paths]
 
 
-def _key(paths: list[Path], names: list[str], sample_rate: int) -> str:
+def _key(paths: Iterable[Path], names: Iterable[str], sample_rate: int) -> str:
     digest = hashlib.sha256(f"{VERSION} {sample_rate}\n".encode())
     for path, name in zip(paths, names, strict=True):
         facts = path.stat()
@@ -189,14 +214,25 @@ def _key(paths: list[Path], names: list[str], sample_rate: int) -> str:
     return digest.hexdigest()
 
 
-def _existing(folder: Path, key: str) -> CorpusCache | None:
+def _existing(folder: Path) -> CorpusCache | None:
     try:
-        cache = CorpusCache(folder)
+        return CorpusCache(folder)
     except (OSError, ValueError, KeyError) as error:
         if folder.exists():
             _LOG.info("building the corpus cache anew: %s", error)
         return None
-    return cache if cache.key == key else None
+
+
+def _checked(cache: CorpusCache, count: int, max_bad_share: float) -> CorpusCache:
+    check_bad_share(cache.bad.values(), count, max_bad_share)
+    for cause in cache.bad.values():
+        _LOG.warning("left out of the corpus cache: %s", cause)
+    return cache
+
+
+def _note(folder: Path, **facts: object) -> None:
+    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    write_atomic(folder / "meta.json", lambda file: file.write(json.dumps(meta | facts, indent=1).encode()))
 
 
 class _Files:
@@ -206,9 +242,18 @@ class _Files:
         self.lengths = array("q")
         self.peaks = array("f")
         self.bad: dict[int, str] = {}
-        self._journal = Journal(partial / JOURNAL_NAME, head=f"{key}\n".encode(), ascii=True)
-        for facts in self._journal.read():
-            self._take(facts)
+        head = f"{key}\n".encode()
+        self._journal = Journal(partial / JOURNAL_NAME, head=head, ascii=True)
+        self._whole = 0  # bytes of the journal up to the last whole line
+        if self._journal.path.is_file():
+            with self._journal.path.open("rb") as lines:  # line by line, because there may be ten million
+                if lines.readline() == head:
+                    self._whole = len(head)
+                    for line in lines:
+                        if not line.endswith(b"]\n"):
+                            break
+                        self._take(json.loads(line))
+                        self._whole += len(line)
 
     def _take(self, facts: list[int | float | str]) -> None:
         if isinstance(facts[0], str):
@@ -222,16 +267,20 @@ class _Files:
         return sum(self.lengths)
 
     def restart(self) -> None:
-        """Write the known lines again, without a cut one at the end."""
-        facts = zip(self.lengths, self.peaks, strict=True)
-        self._journal.write([self.bad[i]] if i in self.bad else pair for i, pair in enumerate(facts))
+        """Cut off what a kill tore."""
+        if self._whole:
+            os.truncate(self._journal.path, self._whole)
+        else:
+            self._journal.write([])
 
     def add(self, facts: list[int | float | str]) -> None:
         self._take(facts)
         self._journal.append(facts)
 
 
-def _fill(paths: list[Path], partial: Path, key: str, sample_rate: int, progress: bool, max_bad_share: float) -> _Files:
+def _fill(
+    paths: Sequence[Path], partial: Path, key: str, sample_rate: int, progress: bool, max_bad_share: float
+) -> _Files:
     audio = partial / "audio.i16"
     known = _Files(partial, key)
     if not audio.is_file() or not len(known.lengths) or audio.stat().st_size < 2 * known.samples:
@@ -273,21 +322,21 @@ def _write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def _finish(names: list[str], known: _Files, partial: Path, key: str, sample_rate: int) -> None:
+def _finish(names: Sequence[str], known: _Files, partial: Path, meta: dict[str, object]) -> None:
     lengths = np.frombuffer(known.lengths, dtype=np.int64)
     good = lengths > 0
     write_index(
         partial,
-        [name for name, keep in zip(names, good, strict=True) if keep],
+        compress(names, good),
         lengths[good],
         np.frombuffer(known.peaks, dtype=np.float32)[good],
-        {"key": key, "sample_rate": sample_rate, "bad": {names[i]: cause for i, cause in known.bad.items()}},
+        {**meta, "bad": {names[i]: cause for i, cause in known.bad.items()}},
     )
     (partial / JOURNAL_NAME).unlink()
 
 
 def write_index(
-    folder: Path, names: list[str], lengths: np.ndarray, peaks: np.ndarray, meta: dict[str, object]
+    folder: Path, names: Iterable[str], lengths: np.ndarray, peaks: np.ndarray, meta: dict[str, object]
 ) -> None:
     """Write the index beside a finished `audio.i16`; `meta.json` comes last and makes the cache valid.
 
@@ -296,13 +345,16 @@ def write_index(
         peaks: largest absolute sample per file (N,) float32.
         meta: `key`, `sample_rate` and `bad` as `CorpusCache` reads them.
     """
-    encoded = [name.encode("utf-8") for name in names]
-    np.save(folder / "offsets.npy", np.cumsum(lengths) - lengths)
+    with Column(folder / "offsets.npy", np.int64) as offsets:
+        end = 0
+        for first in range(0, len(lengths), _BLOCK):
+            ends = end + np.cumsum(lengths[first : first + _BLOCK])
+            offsets.extend(ends - lengths[first : first + _BLOCK])
+            end = int(ends[-1])
     np.save(folder / "lengths.npy", lengths)
     np.save(folder / "peaks.npy", peaks)
-    np.save(folder / "name_ends.npy", np.cumsum([len(name) for name in encoded], dtype=np.int64))
-    (folder / "names.txt").write_bytes(b"".join(encoded))
-    text = json.dumps({"version": VERSION, "files": len(names), **meta}, indent=1)
+    write_names(folder, names)
+    text = json.dumps({"version": VERSION, "files": len(lengths), **meta}, indent=1)
     (folder / "meta.json").write_text(text, encoding="utf-8")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from zoo.audio.corpora.index import file_list
 from zoo.audio.corpora.synthetic import SpeechLike
 from zoo.audio.io import files
 from zoo.audio.io.resample import resample_array
@@ -103,12 +104,54 @@ def cache_folder(
     Args:
         lists: file lists that choose from the corpus; (None, None) for all of its files.
     """
+    return _named(cache, root, sample_rate, lists)
+
+
+def list_folder(cache: str | os.PathLike[str], root: str | os.PathLike[str], lists: object) -> Path:
+    """Where below `cache` a long list of files is kept."""
+    return _named(cache, root, "files", lists)
+
+
+def _named(cache: str | os.PathLike[str], root: str | os.PathLike[str], what: object, lists: object) -> Path:
     root = Path(root).resolve()
     digest = hashlib.blake2b(f"{root}/{lists}".encode(), digest_size=4).hexdigest()
-    return Path(cache) / f"{root.name}-{sample_rate}-{digest}"
+    return Path(cache) / f"{root.name}-{what}-{digest}"
+
+
+def corpus_files(
+    cache: str | os.PathLike[str],
+    root: str | os.PathLike[str],
+    lists: tuple[str | None, str | None] = (None, None),
+    without: str | None = None,
+) -> Sequence[Path]:
+    """The audio files below a folder, or those that file lists choose of them, sorted; see `zoo.audio.corpora.index`.
+
+    Args:
+        cache: folder in which a long list is kept.
+        lists: of files for training and for validation; None for all below `root`, or for none.
+        without: a list of files to leave out.
+    """
+    root = os.path.abspath(root)
+
+    def find(enter: Callable[[str], None]) -> Iterator[str]:
+        for name in filter(None, (*lists, without)):
+            enter(os.path.abspath(name))
+        left_out = set(map(str, read_list(Path(without), Path(root)))) if without else set()
+        if lists[0] is None:
+            found = files.scan(root, enter=enter)
+        else:
+            found = (str(path) for name in lists if name for path in listed(Path(name), Path(root)))
+        return (path for path in found if path not in left_out)
+
+    return file_list(list_folder(cache, root, (lists, without)), find)
 
 
 def read_list(path: Path, root: Path) -> list[Path]:
+    """Read a file list whole, see `listed`."""
+    return list(listed(path, root))
+
+
+def listed(path: Path, root: Path) -> Iterator[Path]:
     """Read a file list; all files exist.
 
     Args:
@@ -117,13 +160,10 @@ def read_list(path: Path, root: Path) -> list[Path]:
     """
     if not path.is_file():
         raise FileNotFoundError(f"no file list {path}")
-    found = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if not line.strip():
-            continue
-        name = json.loads(line)["path"] if line.startswith("{") else line.split("|")[0].strip()
-        found.append(_locate(name, root, path))
-    return found
+    with path.open(encoding="utf-8") as lines:
+        for line in filter(str.strip, lines):
+            name = json.loads(line)["path"] if line.startswith("{") else line.split("|")[0].strip()
+            yield _locate(name, root, path)
 
 
 def _locate(name: str, root: Path, where: Path) -> Path:
@@ -134,6 +174,23 @@ def _locate(name: str, root: Path, where: Path) -> Path:
             if candidate.is_file():
                 return candidate
     raise FileNotFoundError(f"{where} names {name}, which is not below {root}")
+
+
+def last_items(count: int, items: int) -> tuple[range, range]:
+    """Numbers of the clips for training and, the last ones, for validation.
+
+    Raises:
+        ValueError: one of the sets would be empty.
+    """
+    held_out = min(max(items, 0), count)
+    if not 0 < held_out < count:
+        raise ValueError(f"{held_out} of {count} clips are for validation: both sets need at least one")
+    return range(count - held_out), range(count - held_out, count)
+
+
+def part_of(values: np.ndarray, indices: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Values at some places; of a range without a copy, so that a mapped file stays one."""
+    return values[indices.start : indices.stop] if isinstance(indices, range) else values[np.asarray(indices)]
 
 
 def scaled(corpus: Corpus, index: int, normalize: bool, start: int, samples: int) -> Tensor:

@@ -6,12 +6,13 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal, get_args
 
+from zoo.audio.corpora.index import FileIndex, file_list
 from zoo.audio.io import files
 from zoo.common.ranges import one_of
 
@@ -94,6 +95,31 @@ def read_corpus(root: str | os.PathLike[str], kind: CorpusKind = "auto") -> list
         if first.name == second.name:
             raise ValueError(f"{first.path} and {second.path} are both called {first.name!r}; rename one of them")
     return found
+
+
+def utterance_files(root: Path, kind: CorpusKind, folder: Path) -> Sequence[Path]:
+    """The files of a corpus in the order of `read_corpus`.
+
+    Those of a large tree, or of a large corpus like LJSpeech, are listed without their transcripts and once, see
+    `zoo.audio.corpora.index`: whether two of them have one name is not looked at then.
+
+    Args:
+        folder: where a long list is kept.
+    """
+    home = Path(os.path.abspath(root))
+    kind = detect(root) if kind == "auto" and root.is_dir() else kind
+    if kind == "ljspeech":
+        home = (corpus_home(home, kind) or home) / "wavs"
+    if kind in ("tree", "ljspeech") and home.is_dir():
+        above = len(str(home).rstrip("/")) + 1
+        found = file_list(
+            folder,
+            lambda enter: files.scan(home, enter=enter),
+            lambda path: f"{_safe(os.path.splitext(path[above:])[0])}\0{path}",
+        )
+        if isinstance(found, FileIndex):
+            return found
+    return [utterance.path for utterance in read_corpus(root, kind)]
 
 
 def detect(root: str | os.PathLike[str]) -> CorpusKind:

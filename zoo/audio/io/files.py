@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -227,12 +227,36 @@ def write(path: str | os.PathLike[str], audio: np.ndarray, sample_rate: int, sub
         writer.write(audio)
 
 
+def scan(
+    folder: str | os.PathLike[str],
+    suffixes: Sequence[str] = AUDIO_SUFFIXES,
+    enter: Callable[[str], None] = lambda folder: None,
+) -> Iterator[str]:
+    """Paths of the files below a folder as they come, hidden ones left out; links to folders are not followed.
+
+    Args:
+        enter: called with each folder before it is read.
+    """
+    left = [os.fspath(folder)]
+    while left:
+        enter(left[-1])
+        try:
+            entries = os.scandir(left.pop())
+        except PermissionError:
+            continue
+        with entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    left.append(entry.path)
+                elif os.path.splitext(entry.name)[1].lower() in suffixes and entry.name[0] != "." and entry.is_file():
+                    yield entry.path
+
+
 def walk(path: str | os.PathLike[str], suffixes: Sequence[str] = AUDIO_SUFFIXES) -> list[Path]:
     """Sorted files below a folder, hidden ones left out, or the one file given."""
     path = Path(path)
     if path.is_dir():
-        found = (p for p in path.rglob("*") if p.suffix.lower() in suffixes and not p.name.startswith("."))
-        return sorted(p for p in found if p.is_file())
+        return sorted(map(Path, scan(path, suffixes)))
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder")
     if path.suffix.lower() not in suffixes:

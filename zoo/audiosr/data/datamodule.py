@@ -12,9 +12,10 @@ import numpy as np
 
 from zoo.audio.augment.rooms import open_noises
 from zoo.audio.corpora.cache import CorpusCache, build
-from zoo.audio.corpora.corpus import CACHES, Corpus, EmbeddedCorpus, cache_folder
+from zoo.audio.corpora.corpus import CACHES, Corpus, EmbeddedCorpus, cache_folder, part_of
+from zoo.audio.corpora.index import LARGE
 from zoo.audio.io.files import walk
-from zoo.audiosr.data.items import Crops, Grid, Silence
+from zoo.audiosr.data.items import Clips, Crops, Grid, Silence
 from zoo.audiosr.data.simulate import Simulation, top
 from zoo.audiosr.data.sources import FileCorpus, Part, RamCorpus, Recordings, find_parts, pair
 from zoo.common.build import build as make
@@ -157,7 +158,7 @@ class SuperResolutionData(ZooDataModule):
         self.train_set: Crops = Crops(
             train, train_clips, self.sample_rate, self.segment_samples, self.silence, self.simulation, noises, self.seed
         )
-        self.contents = (train.high.lengths[train_clips],)
+        self.contents = (part_of(train.high.lengths, train_clips),)
         self.val_set: Grid = Grid(
             valid, val_clips[: self.val_items], self.sample_rate, self.val_samples, self.silence, self.simulation,
             self.val_cutoffs_hz,
@@ -165,10 +166,10 @@ class SuperResolutionData(ZooDataModule):
 
     def _parts(self) -> list[Part]:
         assert self.root is not None
-        train, valid = find_parts(self.root, self.mode == "paired", self.valid_root, self.lists)
+        train, valid = find_parts(self.root, self.mode == "paired", self.valid_root, self.lists, self.cache)
         return [train] if valid is None else [train, valid]
 
-    def _corpora(self, part: Part) -> list[tuple[list[Path], Path]]:
+    def _corpora(self, part: Part) -> list[tuple[Sequence[Path], Path]]:
         """Files and cache folder of a part's high and, in paired data, low clips."""
         both = [(part.high, part.folder), (part.low, part.low_folder)]
         return [(paths, cache_folder(self.cache, root, self.sample_rate, part.lists)) for paths, root in both if paths]
@@ -179,13 +180,13 @@ class SuperResolutionData(ZooDataModule):
             return Recordings(high, normalize=self.normalize)
         return pair(part, high, low[0], self.sample_rate, self.normalize)
 
-    def _open(self, paths: list[Path], folder: Path) -> Corpus:
+    def _open(self, paths: Sequence[Path], folder: Path) -> Corpus:
         if self.cache_mode == "none":
             return FileCorpus(paths, self.sample_rate, self.max_bad_share)
         cache = CorpusCache(folder)
         return RamCorpus(cache) if self.cache_mode == "ram" else cache
 
-    def _split(self, clips: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _split(self, clips: Clips) -> tuple[Clips, Clips]:
         """Clips for training and for validation; those of validation in the order drawn, if they are."""
         count = (self.val_items or 0) if self.val_ratio is None else max(1, round(self.val_ratio * len(clips)))
         if not 0 < count < len(clips):
@@ -195,8 +196,9 @@ class SuperResolutionData(ZooDataModule):
             )
         if self.val_ratio is None:
             return clips[:-count], clips[-count:]
-        drawn = np.random.default_rng(self.split_seed).permutation(len(clips))
-        return clips[np.sort(drawn[count:])], clips[drawn[:count]]
+        clips = np.asarray(clips, dtype=np.int32 if len(clips) > LARGE else np.int64)
+        drawn = np.random.default_rng(self.split_seed).permutation(clips)  # the numbers drawn do not depend on the type
+        return np.sort(drawn[count:]), drawn[:count]
 
     def _grid(self, cutoffs_hz: Sequence[float] | None) -> tuple[float, ...]:
         if cutoffs_hz is None:

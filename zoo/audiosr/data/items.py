@@ -19,6 +19,7 @@ from zoo.audiosr.data.sources import Recordings
 from zoo.training.data import Key, item_seed
 
 Item = dict[str, Tensor]
+Clips = Sequence[int] | np.ndarray  # numbers of clips
 Pair = tuple[np.ndarray, np.ndarray | None]
 
 OWN_TRIES = 4  # crops of the item's own clip, before others are looked at
@@ -70,7 +71,7 @@ class Crops(Dataset[Item]):
     """Random crops with fresh degradations, keyed by (epoch, item): the same whatever worker or rank draws them."""
 
     recordings: Recordings
-    indices: np.ndarray
+    indices: Clips
     sample_rate: int
     segment_samples: int  # length of a crop
     silence: Silence  # which crops to pass over; after a few tries other clips are looked at
@@ -92,7 +93,7 @@ class Crops(Dataset[Item]):
 
     def _candidates(self, own: int, rng: np.random.Generator) -> Iterator[tuple[int, int]]:
         for attempt in range(OWN_TRIES + OTHER_TRIES):
-            index = own if attempt < OWN_TRIES else int(rng.choice(self.indices))
+            index = own if attempt < OWN_TRIES else int(self.indices[rng.integers(len(self.indices))])
             room = max(self.recordings.length(index) - self.segment_samples, 0)
             if 0 < attempt < OWN_TRIES and room == 0:
                 continue
@@ -107,7 +108,7 @@ class Grid(Dataset[Item]):
     """
 
     recordings: Recordings
-    indices: np.ndarray
+    indices: Clips
     sample_rate: int
     samples: int  # length of the excerpt, the first that is not silent
     silence: Silence

@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import numpy as np
 import torch
 
 from zoo.audio.corpora.cache import CorpusCache, relative_names
-from zoo.audio.corpora.corpus import PEAK, Corpus, read_list
+from zoo.audio.corpora.corpus import CACHES, PEAK, Corpus, corpus_files
+from zoo.audio.corpora.index import FileIndex, headers
 from zoo.audio.io import files
 from zoo.audio.io.files import AudioFileError
 from zoo.common.reading.bad_share import check_bad_share
@@ -31,8 +33,8 @@ class Part:
     """The files of training or of validation."""
 
     folder: Path  # of the full-band files
-    high: list[Path]  # full-band files
-    low: list[Path]  # their band-limited counterparts, in the same order; empty where they are simulated
+    high: Sequence[Path]  # full-band files
+    low: Sequence[Path]  # their band-limited counterparts, in the same order; empty where they are simulated
     low_folder: Path  # of the counterparts
     lists: tuple[str | None, str | None] = (None, None)  # the file lists that chose them, which tell caches apart
 
@@ -42,6 +44,7 @@ def find_parts(
     paired: bool,
     valid_root: Path | None = None,
     lists: tuple[str | None, str | None] = (None, None),
+    cache: Path = Path(CACHES),
 ) -> tuple[Part, Part | None]:
     """Find the files for training and, where the layout, `valid_root` or a list names any, for validation.
 
@@ -50,33 +53,34 @@ def find_parts(
         paired: read `low` too.
         valid_root: another folder for validation, laid out likewise (`{high,low}` or a tree).
         lists: files to train on and to validate on, see `zoo.audio.corpora.corpus.read_list`; null for all.
+        cache: folder in which long lists of files are kept.
 
     Raises:
         FileNotFoundError: a folder or a listed file is missing.
         ValueError: no audio, or in `paired` a file without counterpart.
     """
+    root = Path(os.path.abspath(root))
     train_home = root / "train" if (root / "train" / HIGH).is_dir() else root
-    valid_home, beside = valid_root, root / "valid"
-    if valid_home is None and train_home != root and (beside / HIGH).is_dir() and files.walk(beside / HIGH):
+    valid_home, beside = valid_root and Path(os.path.abspath(valid_root)), root / "valid"
+    if valid_home is None and train_home != root and (beside / HIGH).is_dir() and any(files.scan(beside / HIGH)):
         valid_home = beside
-    listed = [None if name is None else read_list(Path(name), _high(train_home)) for name in lists]
-    held_out = set(listed[1] or ())
-    high = files.walk(_high(train_home)) if listed[0] is None else listed[0]
-    train = _part(train_home, paired, [path for path in high if path not in held_out], lists)
-    if listed[1] is not None:
-        return train, _part(train_home, paired, listed[1], ("", lists[1]))
+    high = corpus_files(cache, _high(train_home), (lists[0], None), without=lists[1])
+    train = _part(train_home, paired, high, lists)
+    if lists[1] is not None:
+        return train, _part(
+            train_home, paired, corpus_files(cache, _high(train_home), (lists[1], None)), ("", lists[1])
+        )
     if valid_home is None:
         return train, None
-    return train, _part(valid_home, paired, files.walk(_high(valid_home)), (None, None))
+    return train, _part(valid_home, paired, corpus_files(cache, _high(valid_home)), (None, None))
 
 
 def _high(home: Path) -> Path:
     return home / HIGH if (home / HIGH).is_dir() else home
 
 
-def _part(home: Path, paired: bool, high: list[Path], lists: tuple[str | None, str | None]) -> Part:
+def _part(home: Path, paired: bool, high: Sequence[Path], lists: tuple[str | None, str | None]) -> Part:
     folder = _high(home)
-    high = sorted(dict.fromkeys(high))
     if not high:
         raise ValueError(f"data: no audio file ({', '.join(files.AUDIO_SUFFIXES)}) of {folder} to use")
     if not paired:
@@ -125,9 +129,11 @@ class RamCorpus:
 class FileCorpus:
     """Files decoded whole whenever they are asked for; nothing is written, and nothing but the last one is kept.
 
-    Headers are checked at once. A file that turns out broken later is named by an AudioFileError from then on.
+    Headers are checked at once, those of a long list the first time it is seen. A file that turns out broken later is
+    named by an AudioFileError from then on.
 
     Args:
+        paths: of the files; a `FileIndex` gets a second one beside it, of the sound ones with their lengths.
         max_bad_share: share of broken files above which a ValueError ends the run.
     """
 
@@ -137,17 +143,32 @@ class FileCorpus:
         self._count = len(paths)
         self._bad: dict[Path, str] = {}
         self._last: tuple[int, np.ndarray] | None = None
-        self._paths, self.names, lengths = [], [], []
-        for path, name in zip(paths, relative_names(paths), strict=True):
-            try:
-                facts = files.info(path)
-            except AudioFileError as error:
-                self._note(path, error)
-                continue
-            self._paths.append(path)
-            self.names.append(name)
-            lengths.append(int(facts.samples * sample_rate / facts.sample_rate + 0.5))  # soxr's own count
-        self.lengths = np.array(lengths)
+        self._paths: Sequence[Path]
+        self.names: Sequence[str]
+        self._lengths: np.ndarray | None = None
+        if isinstance(paths, FileIndex):
+            self._paths = headers(paths, sample_rate, self._length)
+            self.names = self._paths.names
+            return
+        lengths = np.array([self._length(path) for path in paths])
+        sound = lengths >= 0
+        self._paths = list(compress(paths, sound))
+        self.names = list(compress(relative_names(paths), sound))
+        self._lengths = lengths[sound]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Samples per clip (N,)."""
+        return self._lengths if self._lengths is not None else self._paths.lengths  # type: ignore[attr-defined]
+
+    def _length(self, path: Path) -> int:
+        """Samples at the corpus' rate; -1 for a broken file."""
+        try:
+            facts = files.info(path)
+        except AudioFileError as error:
+            self._note(path, error)
+            return -1
+        return int(facts.samples * self.sample_rate / facts.sample_rate + 0.5)  # soxr's own count
 
     @property
     def peaks(self) -> Any:
@@ -198,11 +219,9 @@ class Recordings:
     normalize: bool = True  # bring the peak of each full-band clip to 0.95, and its counterpart along
 
     @property
-    def usable(self) -> np.ndarray:
+    def usable(self) -> Sequence[int] | np.ndarray:
         """Numbers of the clips that can be used."""
-        return (
-            np.arange(len(self.high.lengths)) if self.counterparts is None else np.flatnonzero(self.counterparts >= 0)
-        )
+        return range(len(self.high.lengths)) if self.counterparts is None else np.flatnonzero(self.counterparts >= 0)
 
     def length(self, index: int) -> int:
         """Samples of a clip; of a pair, those that both have."""

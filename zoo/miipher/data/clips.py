@@ -45,7 +45,7 @@ class Clips(Dataset[Item]):
     """Clips (or crops of long ones) at 16 kHz, clean and degraded, keyed by (epoch, item) or, in evaluation, item."""
 
     corpus: Corpus  # clean, at 16 kHz
-    indices: np.ndarray
+    indices: Sequence[int] | np.ndarray
     degradation: Degradation
     max_samples: int
     seed: int
@@ -69,7 +69,7 @@ class Segments(Dataset[Item]):
     """Segments of audio with the 16 kHz input around them, keyed by (epoch, item)."""
 
     corpora: tuple[Corpus, Corpus]  # the clean corpus at 16 kHz and at the vocoder's rate
-    indices: np.ndarray
+    indices: Sequence[int] | np.ndarray
     degradation: Degradation
     frames: int  # of a segment
     context: int  # frames of input on either side, so that the encoder sees what precedes and follows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,9 +16,19 @@ from torch.nn.utils.rnn import pad_sequence
 from zoo.audio.augment.degrade import Degrader
 from zoo.audio.augment.rooms import open_noises, open_rirs
 from zoo.audio.corpora.cache import CorpusCache, build, relative_names
-from zoo.audio.corpora.corpus import CACHES, Corpus, EmbeddedCorpus, ResampledCorpus, cache_folder
-from zoo.audio.corpora.layouts import CorpusKind, read_corpus
-from zoo.audio.io.files import walk
+from zoo.audio.corpora.corpus import (
+    CACHES,
+    Corpus,
+    EmbeddedCorpus,
+    ResampledCorpus,
+    cache_folder,
+    corpus_files,
+    last_items,
+    list_folder,
+    part_of,
+)
+from zoo.audio.corpora.index import FileIndex
+from zoo.audio.corpora.layouts import CorpusKind, read_corpus, utterance_files
 from zoo.common.folders import data_folder
 from zoo.common.ranges import within
 from zoo.miipher.data.clips import Clips, Degradation, Item, Pairs, Segments, Versions
@@ -31,7 +42,7 @@ class Part(NamedTuple):
     """What training or validation reads: corpora at the rates asked for, which clips, and what degrades them."""
 
     corpora: list[Corpus]
-    indices: np.ndarray
+    indices: Sequence[int] | np.ndarray
     degradation: Degradation
 
 
@@ -118,12 +129,12 @@ class SpeechData(ZooDataModule):
         """Write the corpus caches, once per machine."""
         for root in (self.root, self.val_root):
             if root is not None:
-                paths = [utterance.path for utterance in read_corpus(root, self.kind)]
+                paths = self._files(root)
                 for sample_rate in self.rates:
                     self._build(paths, root, sample_rate)
         for folder in (self.degraded, self.val_degraded, self.noise):
             if folder is not None:
-                self._build(walk(folder), folder, SAMPLE_RATE)
+                self._build(corpus_files(self.cache, folder), folder, SAMPLE_RATE)
 
     def setup(self, stage: str) -> None:
         """Open the corpora and split them."""
@@ -131,8 +142,8 @@ class SpeechData(ZooDataModule):
         (speech,) = train.corpora
         self.train_set = Clips(speech, train.indices, train.degradation, self.max_samples, self.seed)
         self.val_set = Clips(val.corpora[0], val.indices, val.degradation, self.val_samples, self.seed)
-        self.lengths = np.minimum(speech.lengths[train.indices], self.max_samples)
-        self.contents = (speech.lengths[train.indices],)
+        self.lengths = np.minimum(part_of(speech.lengths, train.indices), self.max_samples)
+        self.contents = (part_of(speech.lengths, train.indices),)
 
     def parts(self) -> tuple[Part, Part]:
         """What training and validation read."""
@@ -144,7 +155,7 @@ class SpeechData(ZooDataModule):
         else:
             held_out = self._open(self.val_root)
             held_out_versions = self._versions(held_out[0], self.val_root, self.val_degraded)
-            train, val = np.arange(len(corpora[0].lengths)), np.arange(len(held_out[0].lengths))
+            train, val = (range(len(each[0].lengths)) for each in (corpora, held_out))
         return (
             Part(corpora, train, self.degradation(True, versions)),
             Part(held_out, val, self.degradation(False, held_out_versions)),
@@ -157,27 +168,37 @@ class SpeechData(ZooDataModule):
         noises = open_noises(self.noise, self.cache, SAMPLE_RATE, training)
         return Degradation(self.degrader, noises, open_rirs(self.rir, SAMPLE_RATE))
 
-    def split(self, corpus: Corpus) -> tuple[np.ndarray, np.ndarray]:
+    def split(self, corpus: Corpus) -> tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]:
         """Numbers of the clips for training and for validation."""
-        count = len(corpus.lengths)
-        if self.val_speakers and self.root is not None:
+        if not self.val_speakers or self.root is None:
+            return last_items(len(corpus.lengths), self.val_items)
+        assert isinstance(corpus, CorpusCache)
+        paths = self._files(self.root)
+        speakers: dict[str, str] = {}
+        below, root = Path(), Path(os.path.abspath(self.root))
+        if isinstance(paths, FileIndex):  # of a tree, whose speakers are its folders
+            below = Path(paths.home).relative_to(root)
+            unknown = {name for name in self.val_speakers if not (root / name).is_dir()}
+        else:
             utterances = read_corpus(self.root, self.kind)
             names = relative_names([utterance.path for utterance in utterances])
             speakers = dict(zip(names, (utterance.speaker for utterance in utterances), strict=True))
-            if unknown := set(self.val_speakers) - set(speakers.values()):
-                raise ValueError(f"data.init_args.val_speakers: no {', '.join(sorted(unknown))} in {self.root}")
-            chosen = np.array([speakers[name] in self.val_speakers for name in corpus.names])
-        else:
-            chosen = np.arange(count) >= count - self.val_items
-        if not chosen.any() or chosen.all():
-            raise ValueError(f"{int(chosen.sum())} of {count} clips are for validation: both sets need at least one")
-        return np.flatnonzero(~chosen), np.flatnonzero(chosen)
+            unknown = set(self.val_speakers) - set(speakers.values())
+        if unknown:
+            raise ValueError(f"data.init_args.val_speakers: no {', '.join(sorted(unknown))} in {self.root}")
+        return corpus.split(
+            f"speakers {sorted(self.val_speakers)}",
+            lambda name: (speakers[name] if speakers else (below / name).parts[0]) in self.val_speakers,
+        )
 
     def collate(self, items: Sequence[Item]) -> Item:
         """Join items, shorter ones padded with zeros; plain values stay on the host, as lists."""
         return {key: _joined([item[key] for item in items]) for key in items[0]}
 
-    def _build(self, paths: list[Path], root: Path, sample_rate: int) -> None:
+    def _files(self, root: Path) -> Sequence[Path]:
+        return utterance_files(root, self.kind, list_folder(self.cache, root, self.kind))
+
+    def _build(self, paths: Sequence[Path], root: Path, sample_rate: int) -> None:
         if not paths:
             raise ValueError(f"no audio file below {root}")
         build(paths, cache_folder(self.cache, root, sample_rate), sample_rate, max_bad_share=self.max_bad_share)
@@ -188,10 +209,10 @@ class SpeechData(ZooDataModule):
         if root is None:
             made = EmbeddedCorpus(self.embedded_utterances, rates[-1])
             return [made if rate == rates[-1] else ResampledCorpus(made, rates[-1], rate) for rate in rates]
-        corpora: list[Corpus] = [CorpusCache(cache_folder(self.cache, root, rate)) for rate in rates]
-        if any(list(corpus.names) != list(corpora[0].names) for corpus in corpora[1:]):
+        caches = [CorpusCache(cache_folder(self.cache, root, rate)) for rate in rates]
+        if not all(cache.holds_files_of(caches[0]) for cache in caches[1:]):
             raise ValueError(f"the caches of {root} at {rates} Hz differ: delete them below {self.cache}")
-        return corpora
+        return [*caches]
 
     def _versions(self, corpus: Corpus, root: Path | None, folder: Path | None) -> Versions | None:
         """The degraded corpus, and for each clean clip the numbers of its versions."""
@@ -250,7 +271,7 @@ class VocoderSegments(SpeechData):
             (speech, audio), train.indices, train.degradation, self.segment_frames, self.context_frames,
             self.hops, self.clean_share, self.seed,
         )  # fmt: skip
-        self.contents = (speech.lengths[train.indices],)
+        self.contents = (part_of(speech.lengths, train.indices),)
         speech, audio = val.corpora
         self.val_set = Pairs(Clips(speech, val.indices, val.degradation, self.val_samples, self.seed), audio, self.hops)
 
