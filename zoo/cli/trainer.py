@@ -512,6 +512,9 @@ def predict_on_ray(cli: ZooCLI, source: Path, output: Path, inference: Inference
     from zoo.runs import ray_engine
 
     config, described = cli.config, cli.model
+    for option in ("shard", "tar"):
+        if config.get(option) is not None:
+            raise ValueError(f"--{option} is for --engine ranks: Ray's actors share one list and write files")
     if isinstance(described, Loaded):
         path, options, ema = Path(config["model.path"]), config["model.options"] or {}, True
     else:
