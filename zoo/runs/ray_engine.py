@@ -333,7 +333,7 @@ def connected(address: str | None = None, workers: int | None = None) -> Iterato
         _knock(address)
     try:
         ray.init(address, **told)
-    except (RuntimeError, ValueError) as error:
+    except Exception as error:  # Ray raises plain ones
         raise ConnectionError(f"--ray_address {address}: {' '.join(str(error).split())}") from error
     try:
         yield ray
