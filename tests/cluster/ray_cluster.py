@@ -110,7 +110,7 @@ def ray_cluster(folder: Path, **variables: str) -> Iterator[RayCluster]:
         for number in range(len(made.nodes)):
             made.kill_node(number)
         for process in psutil.process_iter(["cmdline"]):  # what a node that did not come up left
-            if str(folder) in " ".join(process.info["cmdline"] or ()) and process.pid != os.getpid():
+            if str(folder) in " ".join(process.info["cmdline"] or ()):
                 with contextlib.suppress(psutil.Error):
                     process.kill()
 
