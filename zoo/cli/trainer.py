@@ -21,7 +21,7 @@ from jsonargparse import ActionConfigFile, Namespace
 from jsonargparse.typing import PositiveInt
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.plugins.environments import SLURMEnvironment
+from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
 
 from zoo import __version__
 from zoo.cli.helps import asks_for_help
@@ -383,7 +383,10 @@ class ZooCLI(LightningCLI):
         sharded = any(name in str(settings.get("strategy")) for name in (*SHARDING_STRATEGIES, "fsdp", "deepspeed"))
         plugins = list(settings.get("plugins") or [])
         plugins += [] if sharded else [AtomicCheckpointIO()]
-        plugins += [SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else []
+        if self.config.get("engine") == "ray":  # the driver is one process, whatever the job has
+            plugins += [LightningEnvironment()]
+        elif SLURMEnvironment.detect():
+            plugins += [SLURMEnvironment(auto_requeue=False)]
         loggers: Any = False
         if self.command != "predict":
             name = "metrics.csv" if self.command == "fit" else f"{self.command}.csv"

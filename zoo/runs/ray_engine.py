@@ -200,7 +200,7 @@ class Pool:
         self._actor = ray.remote(**settings)(Worker)
         waiting_since = time.monotonic()
         try:
-            with Progress(disable=not bar, transient=True) as progress:
+            with Progress(disable=not bar) as progress:
                 task = progress.add_task("predict", total=len(self._jobs))
                 while self._open or any(hand.chunk for hand in self._hands.values()):
                     self._hire(ray)
@@ -354,8 +354,21 @@ def _knock(address: str) -> None:
         ) from error
 
 
-def _leave(number: int, frame: Any) -> None:
-    raise SystemExit(128 + number)
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Leave on SIGTERM with 143, as other commands do; Ray's own handler leaves with 15."""
+
+    def leave(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def predict(
@@ -390,9 +403,7 @@ def predict(
     """
     if not is_rank_zero():
         raise ValueError("--engine ray: start the command once, not on every rank")
-    with connected(address, workers) as ray:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, _leave)  # Ray's own handler leaves with 15
+    with connected(address, workers) as ray, _terminable():
         run = BulkRun(output, overwrite)
         run.begin()
         gpu = accelerator != "cpu" and (accelerator != "auto" or ray.cluster_resources().get("GPU", 0) > 0)
