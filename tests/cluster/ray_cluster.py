@@ -47,8 +47,9 @@ class RayCluster:
         first = self.ports + _WIDTH * (1 + len(self.nodes))
         options = ["--block", "--disable-usage-stats", "--num-cpus=1", "--num-gpus=0", "--object-store-memory=80000000"]
         options += [f"--min-worker-port={first}", f"--max-worker-port={first + _WIDTH - 1}"]
-        head = ["--head", f"--port={self.ports}", f"--ray-client-server-port={self.ports + 1}"]
-        head += ["--include-dashboard=false", f"--temp-dir={self.folder}"]
+        options += ["--include-log-monitor=false"]
+        head = ["--head", f"--port={self.ports}", f"--temp-dir={self.folder}"]
+        head += ["--include-dashboard=false", "--no-monitor", f"--ray-client-server-port={self.ports + 1}"]
         options += [f"--address={self.address}"] if self.nodes else head
         ray = [sys.executable, "-m", "ray.scripts.scripts", "start", *options]
         path, end = self.folder / f"node{len(self.nodes)}.log", time.monotonic() + SECONDS
