@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import random
 import secrets
 import socket
@@ -87,11 +88,7 @@ class RayCluster:
 
 def available() -> bool:
     """Whether Ray is installed."""
-    try:
-        import ray  # noqa: F401
-    except ImportError:
-        return False
-    return True
+    return importlib.util.find_spec("ray") is not None
 
 
 @contextlib.contextmanager
