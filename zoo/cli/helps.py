@@ -34,6 +34,7 @@ OPTIONS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("--input PATH", "a file or a folder tree"),
         ("--output DIR", "for the results and manifest.jsonl; a second call does what is missing"),
         ("--overwrite true", "do finished files again"),
+        ("--engine ray", "on a Ray cluster: --ray_address HOST:PORT or auto, --ray_workers N"),
         *_SHARED[:2],
         ("--model.KEY VALUE", "any option of the system's inference, e.g. a chunk length"),
     ),

@@ -13,14 +13,15 @@ import socket
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, Literal, NoReturn
 
 import lightning as L
 import yaml
 from jsonargparse import ActionConfigFile, Namespace
+from jsonargparse.typing import PositiveInt
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.plugins.environments import SLURMEnvironment
+from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
 
 from zoo import __version__
 from zoo.cli.helps import asks_for_help
@@ -47,8 +48,8 @@ from zoo.common.options import files_first, take_option
 from zoo.common.reading.configs import check_places, read_mapping
 from zoo.runs import folder as runs
 from zoo.runs import frozen
-from zoo.runs.bulk import BulkData
-from zoo.runs.checkpoints import step_of
+from zoo.runs.bulk import BulkData, plan
+from zoo.runs.checkpoints import load_checkpoint, step_of
 from zoo.runs.csv_log import RunCSV
 from zoo.runs.inference import Inference
 from zoo.runs.init_from import init_from
@@ -56,6 +57,7 @@ from zoo.runs.listing import RECIPE_MARK, recorded_recipe
 from zoo.runs.load import load
 from zoo.training.callbacks import precision
 from zoo.training.callbacks.checkpoint import SHARDING_STRATEGIES, AtomicCheckpointIO, Checkpoints
+from zoo.training.callbacks.ema import EMA
 from zoo.training.callbacks.logged_run import LoggedRun
 from zoo.training.callbacks.loggers import LoggerName, WandbSettings, make_loggers
 from zoo.training.callbacks.monitor import GradNorm, Resources, Throughput, TrainLog
@@ -124,7 +126,7 @@ def config_text(parser: LightningArgumentParser, config: Namespace) -> str:
     kept = config.clone()
     kept["trainer.default_root_dir"] = None
     kept["ckpt_path"] = None
-    for key in ("config", "input", "output", "overwrite"):
+    for key in ("config", "input", "output", "overwrite", "engine", "ray_address", "ray_workers"):
         kept.pop(key, None)
     return parser.dump(kept, skip_none=False)
 
@@ -307,6 +309,14 @@ class ZooCLI(LightningCLI):
                 "--output", type=str | None, default=None, help="folder for the results and manifest.jsonl"
             )
             parser.add_argument("--overwrite", type=bool, default=False, help="do finished files again")
+            parser.add_argument(
+                "--engine",
+                type=Literal["ranks", "ray"],
+                default="ranks",
+                help="who computes: this command, or Ray's actors",
+            )
+            parser.add_argument("--ray_address", type=str | None, default=None, help="host:port of Ray's head, or auto")
+            parser.add_argument("--ray_workers", type=PositiveInt | None, default=None, help="actors; all that fit")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse, then settle where this command writes."""
@@ -373,7 +383,10 @@ class ZooCLI(LightningCLI):
         sharded = any(name in str(settings.get("strategy")) for name in (*SHARDING_STRATEGIES, "fsdp", "deepspeed"))
         plugins = list(settings.get("plugins") or [])
         plugins += [] if sharded else [AtomicCheckpointIO()]
-        plugins += [SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else []
+        if self.config.get("engine") == "ray":  # the driver is one process, whatever the job has
+            plugins += [LightningEnvironment()]
+        elif SLURMEnvironment.detect():
+            plugins += [SLURMEnvironment(auto_requeue=False)]
         loggers: Any = False
         if self.command != "predict":
             name = "metrics.csv" if self.command == "fit" else f"{self.command}.csv"
@@ -480,16 +493,48 @@ def fit(cli: ZooCLI) -> None:
 def predict(cli: ZooCLI) -> int:
     """Run the model on files, or on what its datamodule offers; returns 1 when a file failed."""
     data: L.LightningDataModule = cli.datamodule
+    on_ray = cli.config["engine"] == "ray"
+    if on_ray and cli.config["input"] is None:
+        raise ValueError("predict --engine ray needs --input, a file or a folder tree")
     if cli.config["input"] is not None:
         if cli.config["output"] is None:
             raise ValueError("predict --input needs --output, the folder for the results")
         model = cli.model.inference()
         source, target = Path(cli.config["input"]), Path(cli.config["output"])
+        if on_ray:
+            return predict_on_ray(cli, source, target, model)
         data = BulkData(source, target, model.input_suffixes, model.output_suffix, cli.config["overwrite"])
     checkpoint = None if cli.checkpoint is None else str(cli.checkpoint)
     with locked(Path(cli.config["output"]), "predict") if cli.config["input"] is not None else contextlib.nullcontext():
         cli.trainer.predict(cli.model, data, ckpt_path=checkpoint, weights_only=True, return_predictions=False)
     return int(getattr(data, "failed", 0) > 0)
+
+
+def predict_on_ray(cli: ZooCLI, source: Path, output: Path, inference: Inference) -> int:
+    """Have Ray's actors run on files what this command line describes; returns 1 when a file failed."""
+    from zoo.runs import ray_engine
+
+    config, described = cli.config, cli.model
+    for option in ("shard", "tar"):
+        if config.get(option) is not None:
+            raise ValueError(f"--{option} is for --engine ranks: Ray's actors share one list and write files")
+    if isinstance(described, Loaded):
+        path, options, ema = Path(config["model.path"]), config["model.options"] or {}, True
+    else:
+        assert cli.checkpoint is not None and described.specs is not None
+        path, options = cli.checkpoint, described.specs["options"]
+        modules = frozen.frozen_modules({"": described})
+        kept = [name for name, module in modules.items() if module.is_frozen]
+        described._check_parts(load_checkpoint(path).get("zoo"), kept)  # actors build what the checkpoint describes
+        ema = any(isinstance(callback, EMA) for callback in cli.trainer.callbacks)  # type: ignore[attr-defined]
+    model = ray_engine.Model(str(path.absolute()), dict(options), ema, config["trainer.precision"], registry.admitted())
+    jobs = plan(source, output, inference.input_suffixes, inference.output_suffix)
+    with locked(output, "predict"):
+        summary = ray_engine.predict(
+            jobs, model, output, config["overwrite"], config["ray_address"], config["ray_workers"],
+            config["trainer.accelerator"], config["trainer.enable_progress_bar"] is not False,
+        )  # fmt: skip
+    return int(summary["failed"] > 0)
 
 
 def dry_run(config: Path) -> list[tuple[str, bool, str]]:

@@ -8,6 +8,7 @@ import os
 import pickle
 import shutil
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -149,9 +150,13 @@ class BrokenLogger(Logger):
 
 
 class DyingAmplifier(Amplifier):
-    """Kills its process in the middle of one file, named by TOY_DIES_AT, and notes every file that it finished."""
+    """Kills its process in the middle of one file, named by TOY_DIES_AT, and notes every file that it finished.
+
+    It takes TOY_SECONDS for each.
+    """
 
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:
+        time.sleep(float(os.environ.get("TOY_SECONDS", "0")))
         if source.stem == os.environ.get("TOY_DIES_AT"):
             target.with_name(f".{target.name}.tmp-{os.getpid()}").write_bytes(b"half")
             os.kill(os.getpid(), signal.SIGKILL)
