@@ -370,7 +370,8 @@ class ZooCLI(LightningCLI):
         """Build the trainer with our loggers and plugins."""
         self.config = self._given  # what the run's config.yaml says: its copies are no part of the recipe
         settings = self.config_init["trainer"]
-        sharded = any(name in str(settings.get("strategy")) for name in (*SHARDING_STRATEGIES, "fsdp", "deepspeed"))
+        strategy = str(settings.get("strategy")).replace("strategies.deepspeed.ZeROStrategy", "")  # writes files
+        sharded = any(name in strategy for name in (*SHARDING_STRATEGIES, "fsdp", "deepspeed"))
         plugins = list(settings.get("plugins") or [])
         plugins += [] if sharded else [AtomicCheckpointIO()]
         plugins += [SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else []

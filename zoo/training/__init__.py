@@ -14,6 +14,7 @@ __getattr__, __all__ = public(
         "data": "ZooDataModule",
         "gan": "GANTask",
         "schedules": "LrScaling RampedCosine StageCosine WarmupConstant WarmupCosine WarmupExponential WarmupLinear",
+        "strategies.deepspeed": "ZeROStrategy",
         "task": "SingleOptimizerTask ZooTask",
     },
 )

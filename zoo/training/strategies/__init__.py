@@ -1,0 +1,1 @@
+"""Ways to spread a training over processes that Lightning does not have."""
