@@ -22,7 +22,12 @@ from torch.optim import Optimizer
 from zoo.common.ranges import above, at_least, between, one_of, positive, within
 from zoo.training.callbacks.ema import EMA
 from zoo.training.callbacks.rates import Counting
-from zoo.training.strategies.gradients import drop_gradients, gradient_norm, shards_states
+from zoo.training.strategies.gradients import (
+    drop_gradients,
+    gradient_norm,
+    hides_gradients,
+    shards_weights,
+)
 
 log = logging.getLogger(__name__)
 
@@ -118,6 +123,14 @@ class LossGuard(Counting):
             self._snapshot = Snapshot(trainer, pl_module)
         if self._scales:
             self.hook_rates(trainer)
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Refuse snapshots where the optimizers do not have their states."""
+        if self.action == "roll_back" and hides_gradients(trainer):
+            raise ValueError(
+                f"{type(self).__name__}: {type(trainer.strategy).__name__} keeps the optimizers' states in shards, of "
+                "which there is no snapshot: use zoo.training.LossGuard with action skip or reduce, or another strategy"
+            )
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Forget the last batch; remember running statistics, which the forward pass itself changes."""
@@ -375,10 +388,11 @@ class RobustGuard(LossGuard):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Refuse sharded weights, of which a checkpoint of rank zero would hold a part."""
-        if shards_states(trainer):
+        super().setup(trainer, pl_module, stage)
+        if shards_weights(trainer):
             raise ValueError(
-                f"RobustGuard: {type(trainer.strategy).__name__} keeps shards, and its snapshot holds whole weights "
-                "and states: use zoo.training.LossGuard, or another strategy"
+                f"RobustGuard: {type(trainer.strategy).__name__} shards the weights, and its snapshot holds whole "
+                "ones: use zoo.training.LossGuard, or another strategy"
             )
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -206,16 +206,17 @@ class ZeROStrategy(DDPStrategy):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Lightning's, from the beginning of what the engines know about the order of modules."""
-        return self._begin(super().training_step)(*args, **kwargs)
+        self._begin()
+        return super().training_step(*args, **kwargs)
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """The same for validation."""
-        return self._begin(super().validation_step)(*args, **kwargs)
+        self._begin()
+        return super().validation_step(*args, **kwargs)
 
-    def _begin(self, step: Callable[..., Any]) -> Callable[..., Any]:
+    def _begin(self) -> None:
         for engine in self._engines.values() if self.stage == 3 else ():
             engine.optimizer.parameter_offload.get_param_coordinator().reset_step()
-        return step
 
     # checkpoints
 
@@ -224,7 +225,15 @@ class ZeROStrategy(DDPStrategy):
         sharded = [p for p in parameters if hasattr(p, "ds_id")]
         if not sharded:
             return nullcontext()
-        return self._import().zero.GatheredParameters(sharded, modifier_rank=0 if write else None)  # type: ignore[no-any-return]
+        return self._import().zero.GatheredParameters(sharded, modifier_rank=0 if write else None)
+
+    def whole(self, everything: bool = False) -> AbstractContextManager[Any]:
+        """A context in which every rank has all weights whole; else parts gather themselves when they are called.
+
+        Args:
+            everything: for what reads weights without calling the parts.
+        """
+        return self.gathered(_task(self).parameters()) if everything else nullcontext()
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """The task's state, on rank 0 with whole weights."""

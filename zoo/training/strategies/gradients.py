@@ -60,9 +60,9 @@ def shards_weights(trainer: L.Trainer) -> bool:
     return own or type(trainer.strategy).__name__ in SHARDING_STRATEGIES
 
 
-def shards_states(trainer: L.Trainer) -> bool:
-    """Whether the trainer's optimizers lack their states, or a rank parts of the weights."""
-    return hasattr(trainer.strategy, "drop_gradients") or shards_weights(trainer)
+def hides_gradients(trainer: L.Trainer) -> bool:
+    """Whether gradients and optimizer states lie elsewhere than with the task's weights and optimizers (DeepSpeed)."""
+    return hasattr(trainer.strategy, "drop_gradients")
 
 
 def _with_gradients(optimizer: Optimizer) -> list[Tensor]:
