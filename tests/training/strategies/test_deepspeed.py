@@ -83,10 +83,17 @@ class Single(SingleOptimizerTask):
         torch.manual_seed(0)
         decay = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.9)
         super().__init__(partial(torch.optim.AdamW, lr=0.01), decay)
-        self.net = Lent()
+        self.net = nn.ModuleDict({"always": Lent(), "at_times": Lent()})
+
+    @property
+    def find_unused_parameters(self):
+        return True
 
     def training_step(self, batch, batch_idx):
-        return (self.net(batch) - batch[:, :1].cumsum(-1) / 4).square().mean()
+        made = self.net["always"](batch)
+        if batch_idx == 1:  # the first step is without
+            made = made + self.net["at_times"](batch)
+        return (made - batch[:, :1].cumsum(-1) / 4).square().mean()
 
 
 class Batches(L.LightningDataModule):

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
+from functools import partial
 from typing import Any, Literal
 
 import lightning as L
@@ -57,6 +58,7 @@ class ZeROStrategy(DDPStrategy):
         self.stage = stage
         self.settings = dict(settings or {})
         self._engines: dict[Optimizer, Any] = {}
+        self._used: set[tuple[int, int]] = set()  # groups with gradients in this step
         self._exchange = True
 
     @property
@@ -111,10 +113,8 @@ class ZeROStrategy(DDPStrategy):
         zero = {"stage": self.stage, "reduce_bucket_size": min(BUCKET, values), "allgather_bucket_size": BUCKET}
         inner = copy.copy(optimizer)  # with settings of its own, since DeepSpeed puts shards in the place of weights
         inner.state = defaultdict(dict)
-        inner.param_groups = [
-            {**group, "params": list(group["params"]), "source": number}
-            for number, group in enumerate(optimizer.param_groups)
-        ]
+        inner.param_groups = self._groups(optimizer)
+        inner.register_step_pre_hook(_pass_over_idle)
         config = {
             "train_micro_batch_size_per_gpu": 1,  # its throughput log is off; nothing else reads it
             "gradient_accumulation_steps": 1,
@@ -127,6 +127,26 @@ class ZeROStrategy(DDPStrategy):
             for module in parts.modules():  # a weight used by another module than its own is gathered on access
                 module._parameters._in_forward = True  # type: ignore[attr-defined]
         return engine
+
+    def _groups(self, optimizer: Optimizer) -> list[dict[str, Any]]:
+        """An optimizer's groups; cut by modules of the second level where a step may leave some without gradients."""
+        task = _task(self)
+        cut = task.automatic_optimization and getattr(task, "find_unused_parameters", False)
+        names = {id(weight): name.split(".")[:2] if cut else [] for name, weight in task.named_parameters()}
+        groups: list[dict[str, Any]] = []
+        for source, group in enumerate(optimizer.param_groups):
+            pieces: dict[str, list[Any]] = defaultdict(list)
+            for weight in group["params"]:
+                pieces[".".join(names[id(weight)])].append(weight)
+            for weights in pieces.values():
+                place = (id(optimizer), len(groups))
+                groups.append({**group, "params": weights, "source": source, "place": place, "idle": False})
+                for weight in weights if cut else ():
+                    weight.register_post_accumulate_grad_hook(partial(self._note, place))
+        return groups
+
+    def _note(self, place: tuple[int, int], _: Tensor) -> None:
+        self._used.add(place)
 
     def _parts(self, optimizer: Optimizer) -> nn.ModuleDict:
         """The task's parts that hold the weights of an optimizer."""
@@ -176,10 +196,19 @@ class ZeROStrategy(DDPStrategy):
         """Run the closure, then the engine's step with the optimizer's present rates."""
         result = self.precision_plugin._wrap_closure(model or _task(self), optimizer, closure)
         engine = self._engines[optimizer]
-        for group in engine.optimizer.optimizer.param_groups:
+        zero = engine.optimizer
+        groups = zero.optimizer.param_groups
+        for group in groups:
             source = optimizer.param_groups[group["source"]]
             group.update({key: value for key, value in source.items() if key != "params"})
+        if len(groups) > len(optimizer.param_groups):  # cut; idle is what has no gradients on any rank
+            used = torch.tensor([float(group["place"] in self._used) for group in groups], device=self.root_device)
+            for group, share in zip(groups, self.reduce(used, reduce_op="sum").tolist(), strict=True):
+                group["idle"] = not share
+            self._used.clear()
         engine.step()
+        if self.stage == 3:
+            zero.grad_partitions_flat_buffer.zero_()  # a weight without a gradient would take that of the step before
         optimizer._opt_called = True  # type: ignore[attr-defined]  # what torch's schedules look at
         return result
 
@@ -252,8 +281,10 @@ class ZeROStrategy(DDPStrategy):
         from deepspeed.utils import safe_get_full_optimizer_state
 
         states: dict[int, dict[str, Any]] = {}
+        zero = self._engines[optimizer].optimizer
+        self._link(zero)
         for flat, members in self._flat(optimizer):
-            inner = self._engines[optimizer].optimizer.optimizer.state.get(flat, {})
+            inner = zero.optimizer.state.get(flat, {})
             for number, weight in members:
                 states[number] = {}
                 for key, value in inner.items():
@@ -277,14 +308,18 @@ class ZeROStrategy(DDPStrategy):
                     state, like = max(known, key=lambda each: float(each[0].get("step", 0)))
                     shards = {k: torch.zeros_like(flat) if _is_whole(k, v, like) else v for k, v in state.items()}
                     zero.optimizer.state[flat] = copy.deepcopy(shards)
-            if self.stage < 3:
-                zero._lazy_init_hp_params_optimizer_state()  # finds the shard of a weight in that of its group
-                zero._hp_optimizer_states_linked = False
+            self._link(zero)
             for _, members in flats:
                 for number, weight in members:
                     for key, value in saved_states.get(number, {}).items():
                         if _is_whole(key, value, weight):
                             self._set_state(weight, key, value.to(self.root_device))
+
+    def _link(self, zero: Any) -> None:
+        """Let DeepSpeed find the shard of a weight in that of its group, also in groups that got their state late."""
+        if self.stage < 3:
+            zero._hp_optimizer_states_linked = False
+            zero._lazy_init_hp_params_optimizer_state()
 
     def _set_state(self, weight: Any, key: str, value: Tensor) -> None:
         from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
@@ -307,6 +342,13 @@ class ZeROStrategy(DDPStrategy):
             else (zero.fp32_partitioned_groups_flat, zero.fp16_groups)
         )
         return [(flat, [(number[id(w)], w) for w in group]) for flat, group in zip(flats, groups, strict=True)]
+
+
+def _pass_over_idle(optimizer: Optimizer, *_: Any) -> None:
+    """Let a group without gradients keep its weights and moments, as it would under DDP."""
+    for group in optimizer.param_groups:
+        for shard in group["params"] if group["idle"] else ():
+            shard.grad = None
 
 
 def _is_whole(key: str, value: Any, weight: Any) -> bool:
