@@ -56,7 +56,7 @@ from zoo.runs.init_from import init_from
 from zoo.runs.listing import RECIPE_MARK, recorded_recipe
 from zoo.runs.load import load
 from zoo.training.callbacks import precision
-from zoo.training.callbacks.checkpoint import SHARDING_STRATEGIES, AtomicCheckpointIO, Checkpoints
+from zoo.training.callbacks.checkpoint import AtomicCheckpointIO, Checkpoints
 from zoo.training.callbacks.ema import EMA
 from zoo.training.callbacks.logged_run import LoggedRun
 from zoo.training.callbacks.loggers import LoggerName, WandbSettings, make_loggers
@@ -67,6 +67,7 @@ from zoo.training.callbacks.report import Banner, told_at_end
 from zoo.training.callbacks.rng import RNGState
 from zoo.training.callbacks.samples import Samples
 from zoo.training.errors import LostContactError, explain, lost_contact
+from zoo.training.strategies.shards import SHARDING_STRATEGIES
 from zoo.training.task import ZooTask
 
 
@@ -380,7 +381,8 @@ class ZooCLI(LightningCLI):
         """Build the trainer with our loggers and plugins."""
         self.config = self._given  # what the run's config.yaml says: its copies are no part of the recipe
         settings = self.config_init["trainer"]
-        sharded = any(name in str(settings.get("strategy")) for name in (*SHARDING_STRATEGIES, "fsdp", "deepspeed"))
+        strategy = str(settings.get("strategy")).replace("strategies.deepspeed.ZeROStrategy", "")  # writes files
+        sharded = any(name in strategy for name in (*SHARDING_STRATEGIES, "fsdp", "deepspeed"))
         plugins = list(settings.get("plugins") or [])
         plugins += [] if sharded else [AtomicCheckpointIO()]
         if self.config.get("engine") == "ray":  # the driver is one process, whatever the job has

@@ -15,6 +15,7 @@ __getattr__, __all__ = public(
         "gan": "GANTask",
         "schedules": "LrScaling RampedCosine StageCosine WarmupConstant WarmupCosine WarmupExponential WarmupLinear",
         "strategies.fsdp": "FSDP2",
+        "strategies.deepspeed": "ZeROStrategy",
         "task": "SingleOptimizerTask ZooTask",
     },
 )

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from zoo.common.ranges import at_least, one_of
 from zoo.common.reading.unpickle import at_least_float32
 from zoo.training.adversarial import Discriminator, Output, adversarial_loss, discriminator_loss, feature_matching_loss
-from zoo.training.strategies.shards import total_norm
+from zoo.training.strategies.shards import clip_gradients, gradient_norm
 from zoo.training.task import OptimizerCallable, SchedulerCallable, ZooTask
 
 
@@ -279,12 +279,10 @@ class GANTask(ZooTask):
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Measure and clip the gradients; they are unscaled here, which they are not right after the backward."""
         side = "d" if optimizer is self.trainer.optimizers[1] else "g"
-        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        norm = total_norm([p.grad for p in parameters if p.grad is not None])
-        self._grad_norms[side] = norm
+        norm = self._grad_norms[side] = gradient_norm(self.trainer, optimizer)
         limit = self.clip[side]
         if limit is not None:
-            torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+            clip_gradients(self.trainer, optimizer, limit, norm)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save the second gradient scaler; Lightning saves the first."""

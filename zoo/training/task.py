@@ -21,9 +21,9 @@ from zoo.common.registry import find, slots
 from zoo.runs import frozen
 from zoo.runs.folder import run_folder
 from zoo.runs.inference import Inference
-from zoo.training.callbacks.checkpoint import SHARDING_STRATEGIES
 from zoo.training.callbacks.samples import Samples
 from zoo.training.schedules import LrScaling
+from zoo.training.strategies.shards import shards_weights
 
 OptimizerCallable: TypeAlias = Callable[[Iterable], Optimizer]
 SchedulerCallable: TypeAlias = Callable[[Optimizer], LRScheduler]
@@ -197,7 +197,7 @@ class ZooTask(L.LightningModule):
 
         For samples whose length differs from rank to rank. A pass through shards (FSDP, DeepSpeed) needs all ranks.
         """
-        return self.trainer.is_global_zero and type(self.trainer.strategy).__name__ not in SHARDING_STRATEGIES
+        return self.trainer.is_global_zero and not shards_weights(self.trainer)
 
     def shows(self, stage: str, batch_idx: int) -> bool:
         """Whether a batch of whole clips is among those that this validation shows; `media_items` limits them."""

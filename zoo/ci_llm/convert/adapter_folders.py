@@ -16,7 +16,8 @@ from zoo.common.atomic import remove
 from zoo.common.reading.text import safe_load
 from zoo.runs.checkpoints import step_of
 from zoo.runs.folder import CONFIG_NAME, run_folder
-from zoo.training.callbacks.checkpoint import SHARDING_STRATEGIES, is_trial
+from zoo.training.callbacks.checkpoint import is_trial
+from zoo.training.strategies.shards import shards_weights
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ class AdapterFolders(L.Callback):
     def _writes(self, trainer: L.Trainer, pl_module: L.LightningModule) -> bool:
         if not isinstance(pl_module, CrowdTask):
             raise ValueError(f"AdapterFolders is for zoo.ci_llm.CrowdTask, not {type(pl_module).__name__}")
-        if type(trainer.strategy).__name__ in SHARDING_STRATEGIES:
+        if shards_weights(trainer):
             return False
         return trainer.is_global_zero and not is_trial(trainer)
 

@@ -29,7 +29,7 @@ from zoo.runs.csv_log import RunCSV
 from zoo.runs.folder import run_folder
 from zoo.runs.frozen import frozen_modules
 from zoo.training.signals import Interrupted, StopRequest
-from zoo.training.strategies.shards import is_shard
+from zoo.training.strategies.shards import SHARDING_STRATEGIES, is_shard
 
 
 class OwingFitLoop(_FitLoop):
@@ -100,8 +100,6 @@ def validate_again(trainer: L.Trainer, epoch: int) -> None:
 
 
 log = logging.getLogger(__name__)
-
-SHARDING_STRATEGIES = ("FSDP2", "FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy")
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from zoo.common.ranges import at_least, below
-from zoo.training.strategies.shards import let_go, placed_like
+from zoo.training.strategies.shards import gathered, let_go, placed_like, shards_weights
 
 log = logging.getLogger(__name__)
 
@@ -93,30 +93,34 @@ class EMA(L.Callback):
         self._step = trainer.global_step
         guarded = any(getattr(callback, "skipped", False) for callback in trainer.callbacks)  # type: ignore[attr-defined]
         if stepped and done > 0 and done % self.every_n_batches == 0 and not guarded:
-            self._update(pl_module)
+            with gathered(trainer, self._live(pl_module).values()):
+                self._update(pl_module)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Put the average in."""
-        self._swap(pl_module, into_average=True)
+        with gathered(trainer, self._live(pl_module).values(), write=True):
+            self._swap(pl_module, into_average=True)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Put the live weights back."""
-        self._swap(pl_module, into_average=False)
+        with gathered(trainer, self._live(pl_module).values(), write=True):
+            self._swap(pl_module, into_average=False)
 
     on_test_start = on_predict_start = on_validation_start
     on_test_end = on_predict_end = on_validation_end
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Put the live weights back when an evaluation broke off."""
-        self._swap(pl_module, into_average=False)
+        """Put the live weights back when an evaluation broke off; shards need ranks that may be gone."""
+        if not shards_weights(trainer):
+            self._swap(pl_module, into_average=False)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Save the average; also in the middle of an evaluation `state_dict` gets the live weights."""
         shadow = self.shadow
         if self._swapped:
-            live = self._live(pl_module)
-            checkpoint["state_dict"] = {k: shadow.get(k, value) for k, value in checkpoint["state_dict"].items()}
-            shadow = {name: live[name].detach() for name in shadow}
+            state = checkpoint["state_dict"]
+            checkpoint["state_dict"] = {k: shadow.get(k, value) for k, value in state.items()}
+            shadow = {name: state[name].detach() for name in shadow}
         checkpoint["ema"] = {"shadow": dict(shadow), "updates": self.updates}
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:

@@ -20,10 +20,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from zoo.common.ranges import above, at_least, between, one_of, positive, within
-from zoo.training.callbacks.checkpoint import SHARDING_STRATEGIES
 from zoo.training.callbacks.ema import EMA
 from zoo.training.callbacks.rates import Counting
-from zoo.training.strategies.shards import total_norm
+from zoo.training.strategies.shards import (
+    drop_gradients,
+    gradient_norm,
+    hides_gradients,
+    shards_weights,
+)
 
 log = logging.getLogger(__name__)
 
@@ -120,6 +124,14 @@ class LossGuard(Counting):
         if self._scales:
             self.hook_rates(trainer)
 
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Refuse snapshots where the optimizers do not have their states."""
+        if self.action == "roll_back" and hides_gradients(trainer):
+            raise ValueError(
+                f"{type(self).__name__}: {type(trainer.strategy).__name__} keeps the optimizers' states in shards, of "
+                "which there is no snapshot: use zoo.training.LossGuard with action skip or reduce, or another strategy"
+            )
+
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Forget the last batch; remember running statistics, which the forward pass itself changes."""
         self.skipped = self._stepped = False
@@ -135,8 +147,7 @@ class LossGuard(Counting):
         """Judge the step; drop its gradients when it, or an earlier step on this batch, is bad."""
         self._stepped = True
         index = next(i for i, each in enumerate(trainer.optimizers) if each is optimizer)
-        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        norm = total_norm([p.grad for p in parameters if p.grad is not None])
+        norm = gradient_norm(trainer, optimizer)
         total = torch.stack(self._pending).sum() if self._pending else torch.zeros(())
         self._pending.clear()
         values = torch.stack([value.to(pl_module.device, torch.float32) for value in (total, norm)])
@@ -150,8 +161,7 @@ class LossGuard(Counting):
                 if math.isfinite(value):
                     seen.setdefault(index, deque(maxlen=self.window)).append(value)
         if self.skipped:
-            for parameter in parameters:
-                parameter.grad = None
+            drop_gradients(trainer, optimizer)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -378,7 +388,8 @@ class RobustGuard(LossGuard):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Refuse sharded weights, of which a checkpoint of rank zero would hold a part."""
-        if type(trainer.strategy).__name__ in SHARDING_STRATEGIES:
+        super().setup(trainer, pl_module, stage)
+        if shards_weights(trainer):
             raise ValueError(
                 f"RobustGuard: {type(trainer.strategy).__name__} shards the weights, and its snapshot holds whole "
                 "ones: use zoo.training.LossGuard, or another strategy"

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from zoo.common.hardware import peak_memory_bytes
 from zoo.runs.folder import run_folder
-from zoo.training.strategies.shards import total_norm
+from zoo.training.strategies.shards import gradient_norm
 
 LOG_NAME = "train.log"
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
@@ -142,18 +142,14 @@ def learning_rates(optimizers: Sequence[Optimizer], names: Sequence[str] = ()) -
 class GradNorm(L.Callback):
     """Logs `train/grad_norm`, the 2-norm over all gradients before clipping, for tasks of automatic optimisation.
 
-    Tasks of manual optimisation know which gradients belong together and log their own. Where a strategy hides the
-    gradients (DeepSpeed), nothing is logged.
+    Tasks of manual optimisation know which gradients belong together and log their own.
     """
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
         """Log when it is time; gradients are unscaled and not yet clipped here."""
         if not pl_module.automatic_optimization or not due(trainer):
             return
-        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        if not gradients:
-            return
-        norm = total_norm(gradients)
+        norm = gradient_norm(trainer, optimizer)
         if isinstance(trainer.strategy, FSDPStrategy):  # each rank holds a shard of every gradient
             norm = trainer.strategy.reduce(norm.square(), reduce_op="sum").sqrt()
         pl_module.log("train/grad_norm", norm)
