@@ -136,6 +136,12 @@ def _locate(name: str, root: Path, where: Path) -> Path:
     raise FileNotFoundError(f"{where} names {name}, which is not below {root}")
 
 
+def prefetch(corpus: Corpus, numbers: Sequence[int]) -> None:
+    """Let a corpus that lies elsewhere read the clips of a batch in one go."""
+    if (ahead := getattr(corpus, "prefetch", None)) is not None:
+        ahead(numbers)
+
+
 def scaled(corpus: Corpus, index: int, normalize: bool, start: int, samples: int) -> Tensor:
     """A piece of a clip (T,), its whole clip's peak at 0.95 with `normalize`; silence stays silence."""
     audio = torch.from_numpy(np.array(corpus.read(index, start, samples), dtype=np.float32))
