@@ -26,7 +26,8 @@ from zoo.miipher.data.datamodule import SpeechData
 
 pytestmark = pytest.mark.cluster
 SAMPLES, IN_SHARD, RATE = 24, 6, 16000
-PATIENCE = Patience(timeout_seconds=0.5, retries=2, pause_seconds=0.02)
+PATIENCE = Patience(timeout_seconds=10, retries=2, pause_seconds=0.02)
+HURRIED = Patience(timeout_seconds=1, retries=2, pause_seconds=0.02)
 
 
 def wav(samples: int, pitch: float, seed: int) -> bytes:
@@ -156,7 +157,7 @@ def test_compressed_shards_are_unpacked_once(truth: list[np.ndarray], tmp_path: 
 def test_what_passes_is_tried_again(
     store: HttpStore, truth: list[np.ndarray], tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: str, times: int
 ) -> None:
-    remote = corpus(store.url, tmp_path / "c")
+    remote = corpus(store.url, tmp_path / "c", hurried=fault == "slow")
     store.faults[name(2)] = (fault, times)
     assert same(clips(remote), truth)
     assert store.spoiled[name(2)] == times and not lines(caplog)
@@ -166,7 +167,7 @@ def test_what_passes_is_tried_again(
 def test_a_shard_that_fails_is_skipped_in_one_line(
     store: HttpStore, truth: list[np.ndarray], tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: str
 ) -> None:
-    remote = corpus(store.url, tmp_path / "c")
+    remote = corpus(store.url, tmp_path / "c", hurried=fault == "slow")
     bad = random.randrange(4)
     print("bad shard", bad)
     store.faults[name(bad)] = (fault, -1)
@@ -179,7 +180,7 @@ def test_a_shard_that_fails_is_skipped_in_one_line(
     store.faults.clear()  # a run that begins anew sees everything again
     assert same(clips(corpus(store.url, tmp_path / "c")), truth)
     store.faults[name(bad)] = (fault, -1)
-    strict = corpus(store.url, tmp_path / "c", share=0.2)
+    strict = corpus(store.url, tmp_path / "c", share=0.2, hurried=fault == "slow")
     with pytest.raises(ValueError, match=rf"more than the allowed share of 0\.2 \(max_bad_share\).*{name(bad)}"):
         strict.prefetch(range(SAMPLES))
 
@@ -294,7 +295,7 @@ def batches(shards: str, cache: Path, workers: int = 0, start: int = 0) -> list[
     """The batches of an epoch from batch `start` on."""
     data = SpeechData(
         shards=shards, val_items=2, max_seconds=1.0, batch_size=4, num_workers=workers, cache=str(cache),
-        max_bad_share=0.5, read_timeout_seconds=0.5, read_retries=1,
+        max_bad_share=0.5, read_retries=1,
     )  # fmt: skip
     data.prepare_data()
     data.setup("fit")
