@@ -295,7 +295,7 @@ def _fill(
         todo = range(len(known.lengths), len(paths))
         for index in track(todo, description="corpus cache", disable=not progress):
             try:
-                samples, peak = _to_int16(read_mono(paths[index], sample_rate))
+                samples, peak = to_int16(read_mono(paths[index], sample_rate))
             except AudioFileError as error:
                 _LOG.warning("left out of the corpus cache: %s", error)
                 known.add([str(error)])
@@ -309,7 +309,8 @@ def _fill(
     return known
 
 
-def _to_int16(audio: np.ndarray) -> tuple[np.ndarray, float]:
+def to_int16(audio: np.ndarray) -> tuple[np.ndarray, float]:
+    """A clip as the cache keeps it, (T,) int16, scaled down where it is beyond full scale; and its peak."""
     audio = audio / max(1.0, float(np.abs(audio).max()))
     samples = np.clip(np.rint(audio * np.float32(_FULL_SCALE)), -_FULL_SCALE, _FULL_SCALE - 1).astype("<i2")
     return samples, float(np.abs(samples.astype(np.int32)).max()) / _FULL_SCALE

@@ -193,6 +193,12 @@ def part_of(values: np.ndarray, indices: Sequence[int] | np.ndarray) -> np.ndarr
     return values[indices.start : indices.stop] if isinstance(indices, range) else values[np.asarray(indices)]
 
 
+def prefetch(corpus: Corpus, numbers: Sequence[int]) -> None:
+    """Let a corpus that lies elsewhere read the clips of a batch in one go."""
+    if (ahead := getattr(corpus, "prefetch", None)) is not None:
+        ahead(numbers)
+
+
 def scaled(corpus: Corpus, index: int, normalize: bool, start: int, samples: int) -> Tensor:
     """A piece of a clip (T,), its whole clip's peak at 0.95 with `normalize`; silence stays silence."""
     audio = torch.from_numpy(np.array(corpus.read(index, start, samples), dtype=np.float32))

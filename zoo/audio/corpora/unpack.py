@@ -14,9 +14,10 @@ from typing import Any
 
 from rich.progress import track
 
-from zoo.audio.io import files
+from zoo.audio.io import files, stores
 from zoo.audio.io.archives import SUFFIXES, read_tar, read_zip
 from zoo.audio.io.shards import CLEAN, DEGRADED, Sample, ShardReader, read_shard
+from zoo.audio.io.stores import Patience, Place, StoreError
 from zoo.common.atomic import replacing, sweep_temporaries, write_atomic
 
 _RECORDS = ".unpacked"  # folder with one file per shard that has been unpacked
@@ -56,8 +57,9 @@ def unpack_shards(
 ) -> dict[str, Any]:
     """Unpack the pairs of shards into `folder/clean/<key>.wav` (or `.flac`) and `folder/degraded/<key>.wav`.
 
-    Training needs random access and exact resume, which a tar does not give. A killed call is taken up again: shards
-    that are done are skipped, files that are whole are kept. The json of a sample becomes `folder/facts/<key>.json`.
+    For what reads folders of audio; `zoo.audio.corpora.sharded` trains from shards where they lie. A killed call is
+    taken up again: shards that are done are skipped, files that are whole are kept. The json of a sample becomes
+    `folder/facts/<key>.json`.
 
     Args:
         shards: see `zoo.audio.io.shards.expand`.
@@ -71,7 +73,7 @@ def unpack_shards(
     folder = Path(folder)
     sweep_temporaries(folder)
     paths = ShardReader(shards).paths
-    owner: dict[str, Path] = {}
+    owner: dict[str, Place] = {}
     bad: dict[str, str] = {}
     for path in track(paths, description="unpacking shards", disable=not progress):
         bad |= _unpack_shard(path, folder, owner)
@@ -82,11 +84,17 @@ def unpack_shards(
     return {"shards": len(paths), "pairs": len(owner) - len(bad), "bad": bad}
 
 
-def _unpack_shard(path: Path, folder: Path, owner: dict[str, Path]) -> dict[str, str]:
+def _unpack_shard(path: Place, folder: Path, owner: dict[str, Place]) -> dict[str, str]:
     """Unpack one shard unless that was done; enters its keys into `owner` and returns the causes of bad samples."""
-    facts = path.stat()
-    identity = [str(path.resolve()), facts.st_size, facts.st_mtime_ns]
-    digest = hashlib.blake2b(str(path.resolve()).encode(), digest_size=4).hexdigest()
+    if isinstance(path, Path):
+        facts = path.stat()
+        identity: list[str | int] = [str(path.resolve()), facts.st_size, facts.st_mtime_ns]
+    else:
+        (answer,) = stores.facts([path], Patience())
+        if isinstance(answer, StoreError):
+            raise answer
+        identity = [str(path), *answer]
+    digest = hashlib.blake2b(str(identity[0]).encode(), digest_size=4).hexdigest()
     record = folder / _RECORDS / f"{path.name}-{digest}.json"
     bad: dict[str, str] = {}
     if record.is_file():
@@ -107,7 +115,7 @@ def _unpack_shard(path: Path, folder: Path, owner: dict[str, Path]) -> dict[str,
     return bad
 
 
-def _claim(key: str, path: Path, owner: dict[str, Path]) -> None:
+def _claim(key: str, path: Place, owner: dict[str, Place]) -> None:
     if key in owner:
         raise ValueError(f"{owner[key]} and {path} both hold a sample {key!r}; unpack them into folders of their own")
     owner[key] = path

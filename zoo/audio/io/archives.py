@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from zoo.audio.io.stores import Place
+
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 SUFFIXES = (*TAR_SUFFIXES, ".zip")
 _ILLEGAL = re.compile(r"[\\:\x00-\x1f\x7f]")
@@ -25,12 +27,16 @@ class Member:
 
     Attributes:
         name: checked, relative, POSIX.
+        start: byte of the unpacked tar at which its first header begins; 0 in a zip.
+        stop: byte behind its content and padding.
     """
 
     name: str
     size: int
-    archive: Path
+    archive: Place
     _file: IO[bytes]
+    start: int = 0
+    stop: int = 0
 
     def read(self, size: int = -1, /) -> bytes:
         """Read up to `size` bytes, or all.
@@ -44,11 +50,11 @@ class Member:
             raise _fault(self.archive, error) from error
 
 
-def _fault(archive: Path, error: Exception) -> ValueError:
+def _fault(archive: Place, error: Exception) -> ValueError:
     return ValueError(f"{archive}: cut, damaged or no such archive ({error}); get or write it again")
 
 
-def safe_name(name: str, archive: Path) -> str:
+def safe_name(name: str, archive: Place) -> str:
     """Check the name of a member: a POSIX path relative to whatever folder the member goes to.
 
     Raises:
@@ -60,8 +66,11 @@ def safe_name(name: str, archive: Path) -> str:
     return name
 
 
-def read_tar(path: Path) -> Iterator[Member]:
+def read_tar(path: Path, named: Place | None = None) -> Iterator[Member]:
     """Go through the files of a tar, compressed by gzip or not, in order; hidden ones are left out.
+
+    Args:
+        named: what messages call it; its path when None.
 
     Raises:
         ValueError: the archive is cut, damaged or no tar, or a member is a link, a device or unsafely named.
@@ -70,12 +79,13 @@ def read_tar(path: Path) -> Iterator[Member]:
         zipped = plain.read(2) == b"\x1f\x8b"
         plain.seek(0)
         try:
-            yield from _members(path, gzip.GzipFile(fileobj=plain) if zipped else plain)
+            yield from members(named or path, gzip.GzipFile(fileobj=plain) if zipped else plain)
         except _FAULTS as error:
-            raise _fault(path, error) from error
+            raise _fault(named or path, error) from error
 
 
-def _members(path: Path, file: IO[bytes] | gzip.GzipFile) -> Iterator[Member]:
+def members(path: Place, file: IO[bytes] | gzip.GzipFile) -> Iterator[Member]:
+    """Go through an open tar like `read_tar`, whose faults are tarfile's own here."""
     with tarfile.open(fileobj=file, mode="r:") as tar:
         while (info := tar.next()) is not None:
             tar.members.clear()  # type: ignore[attr-defined]  # tarfile would keep them all
@@ -86,7 +96,7 @@ def _members(path: Path, file: IO[bytes] | gzip.GzipFile) -> Iterator[Member]:
             if member is None:
                 raise ValueError(f"{path}: {name} is a link, a device or sparse, expected plain files only")
             if not _is_hidden(name):
-                yield Member(name, info.size, path, member)
+                yield Member(name, info.size, path, member, info.offset, tar.offset)
         # tarfile takes a cut between two members, and a damaged header, for the end
         ended = file.tell() == tar.offset + _BLOCK
         while rest := file.read(1 << 20):

@@ -31,7 +31,7 @@ _INTEGER_BITS = {"PCM_S8": 8, "PCM_U8": 8, "PCM_16": 16, "PCM_24": 24, "PCM_32":
 
 AUDIO_SUFFIXES: tuple[str, ...] = tuple(_FORMATS)
 BLOCK_SAMPLES = 1 << 18
-_UNKNOWN_LENGTH = 1 << 36  # a flac header counts in 36 bits; libsndfile reports 2**63 - 1 where it holds 0
+UNKNOWN_LENGTH = 1 << 36  # a flac header counts in 36 bits; libsndfile reports 2**63 - 1 where it holds 0
 _OGG_PAGE_LIMIT = 65307  # bytes: header 27 + 255 segments + 255 * 255, RFC 3533 section 6
 _UNKNOWN_SIZE = 0xFFFFFFFF  # written by encoders that stream into a pipe
 _OGG_END_OF_STREAM = 4
@@ -289,7 +289,7 @@ def _open(path: Path) -> soundfile.SoundFile:
     if handle.frames == 0:
         handle.close()
         raise AudioFileError(f"{path}: holds no samples (zero length, or cut so short that nothing can be decoded)")
-    if handle.frames >= _UNKNOWN_LENGTH:
+    if handle.frames >= UNKNOWN_LENGTH:
         handle.close()
         raise AudioFileError(f"{path}: the header does not say how long it is (streamed flac); encode it again")
     return handle
