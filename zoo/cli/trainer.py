@@ -47,7 +47,7 @@ from zoo.common.options import files_first, take_option
 from zoo.common.reading.configs import check_places, read_mapping
 from zoo.runs import folder as runs
 from zoo.runs import frozen
-from zoo.runs.bulk import BulkData
+from zoo.runs.bulk import BulkData, Shard, writing
 from zoo.runs.checkpoints import step_of
 from zoo.runs.csv_log import RunCSV
 from zoo.runs.inference import Inference
@@ -124,7 +124,7 @@ def config_text(parser: LightningArgumentParser, config: Namespace) -> str:
     kept = config.clone()
     kept["trainer.default_root_dir"] = None
     kept["ckpt_path"] = None
-    for key in ("config", "input", "output", "overwrite"):
+    for key in ("config", "input", "output", "overwrite", "shard", "fanout", "tar"):
         kept.pop(key, None)
     return parser.dump(kept, skip_none=False)
 
@@ -307,6 +307,13 @@ class ZooCLI(LightningCLI):
                 "--output", type=str | None, default=None, help="folder for the results and manifest.jsonl"
             )
             parser.add_argument("--overwrite", type=bool, default=False, help="do finished files again")
+            parser.add_argument(
+                "--shard", type=str | None, default=None, help="i/n: of n processes without contact, the i-th from 1"
+            )
+            parser.add_argument(
+                "--fanout", type=int | None, default=None, help="spread results where a folder would hold more"
+            )
+            parser.add_argument("--tar", type=int | None, default=None, help="write tar shards of so many results")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse, then settle where this command writes."""
@@ -485,9 +492,11 @@ def predict(cli: ZooCLI) -> int:
             raise ValueError("predict --input needs --output, the folder for the results")
         model = cli.model.inference()
         source, target = Path(cli.config["input"]), Path(cli.config["output"])
-        data = BulkData(source, target, model.input_suffixes, model.output_suffix, cli.config["overwrite"])
+        shard = None if cli.config["shard"] is None else Shard.parse(cli.config["shard"])
+        options = (cli.config["overwrite"], shard, cli.config["fanout"], cli.config["tar"])
+        data = BulkData(source, target, model.input_suffixes, model.output_suffix, *options)
     checkpoint = None if cli.checkpoint is None else str(cli.checkpoint)
-    with locked(Path(cli.config["output"]), "predict") if cli.config["input"] is not None else contextlib.nullcontext():
+    with writing(data.output, "predict", data.shard) if isinstance(data, BulkData) else contextlib.nullcontext():
         cli.trainer.predict(cli.model, data, ckpt_path=checkpoint, weights_only=True, return_predictions=False)
     return int(getattr(data, "failed", 0) > 0)
 

@@ -6,6 +6,7 @@ everything here turns such a file into one `AudioFileError` that names it.
 
 from __future__ import annotations
 
+import logging
 import os
 import struct
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,8 @@ import soundfile
 
 from zoo.common.atomic import temporary_beside
 from zoo.common.ranges import positive
+
+log = logging.getLogger(__name__)
 
 _FORMATS = {
     ".wav": ("WAV", "PCM_16"),
@@ -231,13 +234,40 @@ def walk(path: str | os.PathLike[str], suffixes: Sequence[str] = AUDIO_SUFFIXES)
     """Sorted files below a folder, hidden ones left out, or the one file given."""
     path = Path(path)
     if path.is_dir():
-        found = (p for p in path.rglob("*") if p.suffix.lower() in suffixes and not p.name.startswith("."))
-        return sorted(p for p in found if p.is_file())
+        return sorted(path / name for name in scan(path, suffixes))
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder")
     if path.suffix.lower() not in suffixes:
         raise ValueError(f"{path}: expected a file ending in {', '.join(suffixes)}")
     return [path]
+
+
+def scan(folder: str | os.PathLike[str], suffixes: Sequence[str]) -> Iterator[str]:
+    """Go through the files below a folder in no order, hidden ones left out; links to folders are not followed.
+
+    Yields:
+        Their names relative to the folder, parts joined by `/`.
+    """
+    waiting = [""]
+    while waiting:
+        inside = waiting.pop()
+        try:
+            with os.scandir(os.path.join(folder, inside)) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(f"{inside}{entry.name}/")
+                    elif (
+                        os.path.splitext(entry.name)[1].lower() in suffixes
+                        and entry.name[0] != "."
+                        and (entry.is_file(follow_symlinks=False) or os.path.isfile(entry.path))
+                    ):
+                        yield inside + entry.name
+        except FileNotFoundError:
+            if not inside:
+                raise
+            # deleted meanwhile
+        except PermissionError:
+            log.warning("%s cannot be read: its files are left out", os.path.join(folder, inside))
 
 
 class _Sequential(soundfile.SoundFile):
