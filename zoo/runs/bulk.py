@@ -89,7 +89,10 @@ def writing(output: Path, command: str, shard: Shard | None = None) -> Iterator[
             if shard is not None:
                 stack.enter_context(locked(output / _LOCKS / shard.name, f"{command} --shard {shard}"))
         yield
+    # a killed one may have left its folder, and the first that holds something ends it
     with contextlib.suppress(OSError):
+        if shard is not None and (output / _LOCKS / shard.name).exists():
+            (output / _LOCKS / shard.name).rmdir()
         (output / _LOCKS).rmdir()
 
 

@@ -104,6 +104,13 @@ class Plan(Sequence[Job]):
                 folders.add(os.fsencode(os.path.dirname(entry.target)))
             self._wide = {folder: _digits(count, fanout) for folder, count in folders.many(fanout).items()}
 
+    @classmethod
+    def of(cls, names: Iterable[str], root: Path, output: Path, suffix: str, fanout: int | None = None) -> Plan:
+        """Plan files given in any order; each shard among them stands for its recordings."""
+        # the parts of a path are compared one by one, as pathlib does
+        ordered = in_order(os.fsencode(name).replace(b"/", b"\0") for name in names)
+        return cls(_with_members(ordered, root), root, output, suffix, fanout)
+
     @property
     def digest(self) -> str:
         """Hash of the whole list, whatever part this is: equal when the same files go to the same places."""
@@ -228,9 +235,7 @@ def plan(input: Path, output: Path, suffixes: Sequence[str], output_suffix: str,
         name for name in found
         if (_suffix(name) in suffixes or is_shard(name)) and not (own and name.startswith(own))
     )  # fmt: skip
-    # the parts of a path are compared one by one, as pathlib does
-    ordered = in_order(os.fsencode(name).replace(b"/", b"\0") for name in names)
-    made = Plan(_with_members(ordered, root), root, output, output_suffix, fanout)
+    made = Plan.of(names, root, output, output_suffix, fanout)
     if not made:
         raise ValueError(f"no file below {input} ends in {', '.join(suffixes)}")
     return made.check()
