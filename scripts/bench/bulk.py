@@ -23,7 +23,6 @@ import lightning as L
 import torch
 
 from scripts.bench.tools import Finding, Settings, command, cost_of, in_folders, peak_memory
-from zoo.cli.trainer import ZooCLI
 from zoo.common.work import json_line
 from zoo.runs.bulk import BulkData, BulkRun, read_manifest
 from zoo.runs.inference import Inference
@@ -215,4 +214,8 @@ BENCHMARKS: dict[str, Callable[[Settings], list[Finding]]] = {
 }
 
 if __name__ == "__main__":
+    from zoo.cli.trainer import ZooCLI  # not in the processes whose memory is measured
+
+    from zoo.cli.trainer import ZooCLI  # not in the processes whose memory is measured
+
     command("bulk", in_folders(BENCHMARKS, partial(Settings, partial(ZooCLI, "fit"))))
