@@ -216,6 +216,4 @@ BENCHMARKS: dict[str, Callable[[Settings], list[Finding]]] = {
 if __name__ == "__main__":
     from zoo.cli.trainer import ZooCLI  # not in the processes whose memory is measured
 
-    from zoo.cli.trainer import ZooCLI  # not in the processes whose memory is measured
-
     command("bulk", in_folders(BENCHMARKS, partial(Settings, partial(ZooCLI, "fit"))))
