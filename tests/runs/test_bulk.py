@@ -96,7 +96,7 @@ def test_plan_mirrors_the_tree(tmp_path):
 
 def test_plan_of_one_file(tmp_path):
     inputs = touch(tmp_path / "in", "a.npy", "b.npy")
-    assert plan(inputs / "a.npy", tmp_path, (".npy",), ".wav") == [Job(inputs / "a.npy", tmp_path / "a.wav")]
+    assert list(plan(inputs / "a.npy", tmp_path, (".npy",), ".wav")) == [Job(inputs / "a.npy", tmp_path / "a.wav")]
 
 
 def test_plan_keeps_suffixes_that_tell_sources_apart(tmp_path):

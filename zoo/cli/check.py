@@ -22,7 +22,7 @@ from zoo.common.reading.text import safe_load
 CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
 TRAINER = ("lightning.pytorch.trainer.trainer", "Trainer")
 OWN = {"config", "c", "help", "h", "print_config", "seed_everything", "trainer", "model", "data", "ckpt_path"}
-PREDICTION = {"input", "output", "overwrite", "engine", "ray_address", "ray_workers"}  # options of predict alone
+PREDICTION = {"input", "output", "overwrite", "engine", "ray_address", "ray_workers", "shard", "fanout", "tar"}
 PRECISION_AUTO = "auto"
 
 

@@ -35,6 +35,8 @@ OPTIONS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("--output DIR", "for the results and manifest.jsonl; a second call does what is missing"),
         ("--overwrite true", "do finished files again"),
         ("--engine ray", "on a Ray cluster: --ray_address HOST:PORT or auto, --ray_workers N"),
+        ("--shard I/N", "the I-th of N parts, from 1/N to N/N: for processes that talk to no other"),
+        ("--fanout N", "or --tar N: subfolders where one would hold more results, or tar shards of N results"),
         *_SHARED[:2],
         ("--model.KEY VALUE", "any option of the system's inference, e.g. a chunk length"),
     ),

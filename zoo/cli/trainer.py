@@ -24,6 +24,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
 
 from zoo import __version__
+from zoo.cli.check import PREDICTION
 from zoo.cli.helps import asks_for_help
 from zoo.cli.lazy_imports import collector_off
 from zoo.cli.parsing import (
@@ -48,7 +49,7 @@ from zoo.common.options import files_first, take_option
 from zoo.common.reading.configs import check_places, read_mapping
 from zoo.runs import folder as runs
 from zoo.runs import frozen
-from zoo.runs.bulk import BulkData, plan
+from zoo.runs.bulk import BulkData, Shard, plan, writing
 from zoo.runs.checkpoints import load_checkpoint, step_of
 from zoo.runs.csv_log import RunCSV
 from zoo.runs.inference import Inference
@@ -127,7 +128,7 @@ def config_text(parser: LightningArgumentParser, config: Namespace) -> str:
     kept = config.clone()
     kept["trainer.default_root_dir"] = None
     kept["ckpt_path"] = None
-    for key in ("config", "input", "output", "overwrite", "engine", "ray_address", "ray_workers"):
+    for key in ("config", *PREDICTION):
         kept.pop(key, None)
     return parser.dump(kept, skip_none=False)
 
@@ -318,6 +319,13 @@ class ZooCLI(LightningCLI):
             )
             parser.add_argument("--ray_address", type=str | None, default=None, help="host:port of Ray's head, or auto")
             parser.add_argument("--ray_workers", type=PositiveInt | None, default=None, help="actors; all that fit")
+            parser.add_argument(
+                "--shard", type=str | None, default=None, help="i/n: of n processes without contact, the i-th from 1"
+            )
+            parser.add_argument(
+                "--fanout", type=int | None, default=None, help="spread results where a folder would hold more"
+            )
+            parser.add_argument("--tar", type=int | None, default=None, help="write tar shards of so many results")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse, then settle where this command writes."""
@@ -505,9 +513,11 @@ def predict(cli: ZooCLI) -> int:
         source, target = Path(cli.config["input"]), Path(cli.config["output"])
         if on_ray:
             return predict_on_ray(cli, source, target, model)
-        data = BulkData(source, target, model.input_suffixes, model.output_suffix, cli.config["overwrite"])
+        shard = None if cli.config["shard"] is None else Shard.parse(cli.config["shard"])
+        options = (cli.config["overwrite"], shard, cli.config["fanout"], cli.config["tar"])
+        data = BulkData(source, target, model.input_suffixes, model.output_suffix, *options)
     checkpoint = None if cli.checkpoint is None else str(cli.checkpoint)
-    with locked(Path(cli.config["output"]), "predict") if cli.config["input"] is not None else contextlib.nullcontext():
+    with writing(data.output, "predict", data.shard) if isinstance(data, BulkData) else contextlib.nullcontext():
         cli.trainer.predict(cli.model, data, ckpt_path=checkpoint, weights_only=True, return_predictions=False)
     return int(getattr(data, "failed", 0) > 0)
 
@@ -518,7 +528,7 @@ def predict_on_ray(cli: ZooCLI, source: Path, output: Path, inference: Inference
 
     config, described = cli.config, cli.model
     for option in ("shard", "tar"):
-        if config.get(option) is not None:
+        if config[option] is not None:
             raise ValueError(f"--{option} is for --engine ranks: Ray's actors share one list and write files")
     if isinstance(described, Loaded):
         path, options, ema = Path(config["model.path"]), config["model.options"] or {}, True
@@ -530,8 +540,8 @@ def predict_on_ray(cli: ZooCLI, source: Path, output: Path, inference: Inference
         described._check_parts(load_checkpoint(path).get("zoo"), kept)  # actors build what the checkpoint describes
         ema = any(isinstance(callback, EMA) for callback in cli.trainer.callbacks)  # type: ignore[attr-defined]
     model = ray_engine.Model(str(path.absolute()), dict(options), ema, config["trainer.precision"], registry.admitted())
-    jobs = plan(source, output, inference.input_suffixes, inference.output_suffix)
-    with locked(output, "predict"):
+    jobs = plan(source, output, inference.input_suffixes, inference.output_suffix, config["fanout"])
+    with writing(output, "predict"):
         summary = ray_engine.predict(
             jobs, model, output, config["overwrite"], config["ray_address"], config["ray_workers"],
             config["trainer.accelerator"], config["trainer.enable_progress_bar"] is not False,

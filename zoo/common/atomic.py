@@ -87,7 +87,15 @@ def sweep_temporaries(folder: Path) -> list[Path]:
     Returns:
         The removed paths.
     """
-    stale = [path for path in folder.rglob(f".*{TEMPORARY_MARK}*") if path.exists()] if folder.is_dir() else []
+    stale: list[Path] = []
+    waiting = [os.fspath(folder)] if folder.is_dir() else []
+    while waiting:
+        with contextlib.suppress(FileNotFoundError, PermissionError), os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                if entry.name[0] == "." and TEMPORARY_MARK in entry.name[1:]:
+                    stale.append(Path(entry.path))
+                elif entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
     for path in stale:
         remove(path)
     return stale

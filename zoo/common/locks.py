@@ -35,12 +35,13 @@ def is_rank_zero() -> bool:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, command: str) -> Iterator[None]:
+def locked(folder: Path, command: str, patience_seconds: float = _PATIENCE_SECONDS) -> Iterator[None]:
     """Keep other commands from writing into a folder until the block ends; ranks but the first lock nothing.
 
     Args:
         folder: made when missing, and removed again when nothing was written.
         command: that writes, for the message of those that are refused.
+        patience_seconds: to wait for one that writes there.
 
     Raises:
         ValueError: when another process writes there; it is named.
@@ -55,7 +56,7 @@ def locked(folder: Path, command: str) -> Iterator[None]:
         raise ValueError(f"{folder} is a file; name a folder")
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    lock, owner = FileLock(folder / LOCK_NAME, timeout=_PATIENCE_SECONDS), folder / OWNER_NAME
+    lock, owner = FileLock(folder / LOCK_NAME, timeout=patience_seconds), folder / OWNER_NAME
     try:
         lock.acquire()
     except Timeout as error:

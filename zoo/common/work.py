@@ -37,18 +37,15 @@ class Journal:
         key: what identifies a row in it; of several rows with one key the last counts.
         head: first lines of the file; a file that begins otherwise counts as empty.
         ascii: escape other characters.
-        durable: have each row on the disk before going on.
 
     Attributes:
         rows: by key, those that `begin` kept and `add` added.
     """
 
-    def __init__(
-        self, path: Path, key: str = "key", head: bytes = b"", ascii: bool = False, durable: bool = False
-    ) -> None:
+    def __init__(self, path: Path, key: str = "key", head: bytes = b"", ascii: bool = False) -> None:
         self.path = path
         self.rows: dict[str, Row] = {}
-        self._key, self._head, self._ascii, self._durable = key, head, ascii, durable
+        self._key, self._head, self._ascii = key, head, ascii
 
     def begin(self, wanted: Set[str] | None = None) -> dict[str, Row]:
         """Take up what earlier calls left, and drop the rest from the file.
@@ -89,9 +86,6 @@ class Journal:
         """Add a row to the file, and to nothing else."""
         with self.path.open("ab") as file:
             file.write(self._format([row]))
-            if self._durable:
-                file.flush()
-                os.fsync(file.fileno())
 
     def write(self, rows: Iterable[Any]) -> None:
         """Replace the file."""
@@ -108,7 +102,7 @@ class Journal:
         return rows
 
     def _format(self, rows: Iterable[Any]) -> bytes:
-        return "".join(json.dumps(row, ensure_ascii=self._ascii, default=_json_value) + "\n" for row in rows).encode()
+        return b"".join(json_line(row, self._ascii) for row in rows)
 
 
 class Table(Journal):
@@ -134,6 +128,11 @@ class Table(Journal):
     def _format(self, rows: Iterable[Row]) -> bytes:
         empty = dict.fromkeys(self._numbers, math.nan)
         return csv_lines([empty | row for row in rows], self.columns)
+
+
+def json_line(row: Any, ascii: bool = True) -> bytes:
+    """A row as a line of JSON; numbers of numpy and torch as plain ones, what JSON has no word for as text."""
+    return (json.dumps(row, ensure_ascii=ascii, default=_json_value) + "\n").encode()
 
 
 def _json_value(value: Any) -> Any:

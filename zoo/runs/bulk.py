@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
 import errno
+import json
 import logging
+import os
+import re
 import shutil
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -16,174 +19,90 @@ from typing import NamedTuple
 import lightning as L
 import torch
 
-from zoo.audio.io.archives import TAR_SUFFIXES, Member, read_tar
-from zoo.audio.io.files import walk
-from zoo.audio.io.shards import AUDIO_SUFFIXES, CLEAN, DEGRADED
-from zoo.common.atomic import sweep_temporaries
+from zoo.common.atomic import sweep_temporaries, write_atomic
 from zoo.common.hardware import peak_memory_bytes
+from zoo.common.locks import LOCK_NAME, is_held, is_rank_zero, locked
 from zoo.common.report import Row, write_report
-from zoo.common.work import Journal
 from zoo.runs.inference import Inference
+from zoo.runs.jobs import manifest
+from zoo.runs.jobs.manifest import MANIFEST_NAME, RANK_MANIFESTS, SUMMARY_NAME, Record, read_manifest
+from zoo.runs.jobs.order import Digests
+from zoo.runs.jobs.plan import Job, Plan, ShardFiles, plan
+from zoo.runs.jobs.tars import TAR_FOLDERS, TarOutput, done_keys, extension_of, key_of, row_files, sweep_tars
+
+__all__ = ["BulkData", "BulkRun", "Job", "Plan", "Shard", "plan", "read_manifest", "writing"]
 
 log = logging.getLogger(__name__)
 
-WALK_SUFFIXES = tuple(sorted({Path(f"x{suffix}").suffix for suffix in TAR_SUFFIXES}))
-"""What `zoo.audio.io.files.walk` must be asked for to find shards; other `.gz` files are found too."""
-_WANTED = [f"{stem}{suffix}" for stem in (DEGRADED, CLEAN) for suffix in AUDIO_SUFFIXES]
+SHARDS_NAME = "shards.json"
+_LEAST_FREE_BYTES = 2**20  # below this a failed write is taken for a full disk
+_LOCKS = f"{LOCK_NAME}s"  # folder of the shards' locks, and itself locked while one begins or ends
+_PATIENCE_SECONDS = 600.0  # the last shard merges the rows of all
+_ROWS_AT_ONCE = 1000
 
 
-def is_shard(path: Path) -> bool:
-    """Whether a path is named like a shard."""
-    return path.name.endswith(TAR_SUFFIXES)
+class Shard(NamedTuple):
+    """A part of a work list for a process that talks to no other: every total-th job from the number-th on, from 1."""
 
+    number: int
+    total: int
 
-def shard_stem(path: Path) -> str:
-    """The name of a shard without its suffix."""
-    return next(path.name.removesuffix(suffix) for suffix in TAR_SUFFIXES if path.name.endswith(suffix))
-
-
-def recordings(shard: Path) -> dict[str, str]:
-    """List what is to be computed of a shard, without reading the samples.
-
-    Args:
-        shard: tar file, compressed by gzip or not.
-
-    Returns:
-        Member's name by key, in order: of each sample the degraded recording, or the speech where there is none.
-
-    Raises:
-        ValueError: when the shard is cut or damaged, or no sample holds a recording.
-    """
-    found: dict[str, str] = {}
-    for member in read_tar(shard):
-        folder, slash, last = member.name.rpartition("/")
-        stem, _, extension = last.partition(".")
-        key = folder + slash + stem
-        if extension in _WANTED and (key not in found or _rank(member.name) < _rank(found[key])):
-            found[key] = member.name
-    if not found:
-        raise ValueError(f"{shard}: no sample holds a recording, expected members like <key>.{_WANTED[0]}")
-    return found
-
-
-def _rank(name: str) -> int:
-    return _WANTED.index(name.rpartition("/")[2].partition(".")[2])
-
-
-class ShardFiles:
-    """Gives members as files; goes through each shard once when they are asked for in their order."""
-
-    def __init__(self) -> None:
-        self._shard: Path | None = None
-        self._members: Iterator[Member] = iter(())
-
-    @contextlib.contextmanager
-    def file(self, shard: Path, name: str) -> Iterator[Path]:
-        """Unpack a member for a while.
-
-        Yields:
-            A temporary file.
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """Read `3/8`.
 
         Raises:
-            ValueError: when the shard has no such member, or is damaged there; also, naming the member in place of the
-                temporary file, when the caller raises it.
+            ValueError: it is nothing like that.
         """
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / name.rpartition("/")[2]
-            path.write_bytes(self._read(shard, name))
-            try:
-                yield path
-            except ValueError as error:
-                raise ValueError(str(error).replace(str(path), f"{shard}/{name}")) from error
+        found = re.fullmatch(r"(\d+)/(\d+)", text)
+        if found is None or not 1 <= int(found[1]) <= int(found[2]):
+            raise ValueError(f"--shard {text}: expected i/n, the i-th of n shards, from 1/n to n/n")
+        return cls(int(found[1]), int(found[2]))
 
-    def _read(self, shard: Path, name: str) -> bytes:
-        for _ in range(2):
-            if shard != self._shard:
-                self._shard, self._members = shard, read_tar(shard)
-            for member in self._members:
-                if member.name == name:
-                    return member.read()
-            self._shard = None  # the member lies further to the front
-        raise ValueError(f"{shard}: holds no {name} any more; run the same command again")
-
-
-MANIFEST_NAME = "manifest.jsonl"
-SUMMARY_NAME = "summary.json"
-RANK_MANIFESTS = "manifest.rank*.jsonl"
-STATES = ("done", "failed", "skipped")
-_LEAST_FREE_BYTES = 2**20  # below this a failed write is taken for a full disk
-
-
-class Job(NamedTuple):
-    """One file to compute, or one member of a shard."""
-
-    source: Path
-    target: Path
-    member: str | None = None
+    def __str__(self) -> str:
+        return f"{self.number}/{self.total}"
 
     @property
     def name(self) -> str:
-        """The source as the manifest names it."""
-        return str(self.source.absolute() / (self.member or ""))
+        """As in file names."""
+        return f"shard-{self.number}-of-{self.total}"
 
 
-def plan(input: Path, output: Path, suffixes: Sequence[str], output_suffix: str) -> list[Job]:
-    """List what is to be computed; the same on every rank, whatever is finished already.
-
-    Args:
-        input: a file, or a folder whose tree is mirrored. Where audio is read, shards (`.tar`, `.tar.gz`) are folders
-            of recordings: the degraded one of each sample, else the speech, goes to `<shard>/<key>`.
-        output: the folder for results; when it lies inside `input`, what it holds is no input.
-        suffixes: of the files to read, lower case with the dot.
-        output_suffix: of the files to write. Where `a.wav` and `a.flac` would meet in one target, both keep their
-            suffix: `a.wav.wav` and `a.flac.wav`.
-
-    Returns:
-        Jobs in the order of their sources.
+@contextlib.contextmanager
+def writing(output: Path, command: str, shard: Shard | None = None) -> Iterator[None]:
+    """Keep others from the same work: a whole run from all others, a shard from itself and from whole runs.
 
     Raises:
-        FileNotFoundError: when there is no such input.
-        ValueError: when no file has one of the suffixes, or results would overwrite inputs or one another.
+        ValueError: when another process does it; it is named.
+        OSError: when the folder cannot be written.
     """
-    input, output = Path(input), Path(output)
-    if output.exists() and not output.is_dir():
-        raise ValueError(f"--output {output} is a file; name a folder")
-    root = input if input.is_dir() else input.parent
-    shards = WALK_SUFFIXES if ".wav" in suffixes else ()
-    found = [source.relative_to(root) for source in walk(input, (*suffixes, *shards))]
-    names = [name for name in found if name.suffix.lower() in suffixes or is_shard(name)]
-    inside, whole = output.resolve(), root.resolve()
-    if input.is_dir() and inside == whole:
-        raise ValueError(f"--output {output} is the input folder itself; name another folder")
-    if input.is_dir() and inside.is_relative_to(whole):
-        names = [name for name in names if not name.is_relative_to(inside.relative_to(whole))]
-    if not names:
-        raise ValueError(f"no file below {input} ends in {', '.join(suffixes)}")
-    inputs = [(name, member, target) for name in names for member, target in _targets(root, name, output_suffix)]
-    shared = {target for target, count in Counter(target for _, _, target in inputs).items() if count > 1}
-    jobs = []
-    for name, member, target in inputs:
-        if target in shared and member is None:
-            target = name.with_name(name.name + output_suffix)
-        jobs.append(Job(root / name, output / target, member))
-    taken = {whole / name for name in names}
-    for job in jobs:
-        target = inside / job.target.relative_to(output)
-        if target in taken:
-            raise ValueError(
-                f"the result of {job.source / (job.member or '')} would overwrite an input, {job.target}, or another "
-                "result; rename the input or name another --output"
-            )
-        taken.add(target)
-    return jobs
+    if not is_rank_zero():
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        if shard is None:
+            stack.enter_context(locked(output, command))
+        with _turn(output, command):
+            busy = _running(output) if shard is None else ["a run without --shard"] if is_held(output) else []
+            if busy:
+                raise ValueError(f"{output} is being written by {', '.join(busy)}: wait or stop it")
+            if shard is not None:
+                stack.enter_context(locked(output / _LOCKS / shard.name, f"{command} --shard {shard}"))
+        yield
+    # a killed one may have left its folder, and the first that holds something ends it
+    with contextlib.suppress(OSError):
+        if shard is not None and (output / _LOCKS / shard.name).exists():
+            (output / _LOCKS / shard.name).rmdir()
+        (output / _LOCKS).rmdir()
 
 
-def _targets(root: Path, name: Path, suffix: str) -> list[tuple[str | None, Path]]:
-    """What a source gives: (its member, the target relative to the output)."""
-    if not is_shard(name):
-        return [(None, name.with_suffix(suffix))]
-    folder = name.with_name(shard_stem(name))
-    return [(member, folder / f"{key}{suffix}") for key, member in recordings(root / name).items()]
+def _turn(output: Path, command: str) -> contextlib.AbstractContextManager[None]:
+    return locked(output / _LOCKS, command, _PATIENCE_SECONDS)
+
+
+def _running(output: Path) -> list[str]:
+    """Shards under way."""
+    return [path.name for path in sorted((output / _LOCKS).glob("shard-*")) if is_held(path)]
 
 
 class BulkRun:
@@ -191,37 +110,120 @@ class BulkRun:
 
     Every job appends a row to `manifest.rank<r>.jsonl` at once; at the end rank zero merges them into
     `manifest.jsonl`: one row per source, rows of earlier runs kept. A killed run's rows are merged by the next one.
+    The ranks of a shard do the same in `manifest.shard-<i>-of-<n>.*`; the shard that ends last merges those of all.
 
     Args:
         overwrite: compute also what is finished already.
+        rank: of this process among those that share the work (of the shard).
+        shard: the part of the list that these processes do; they do it within `writing`.
+        tar: write results into tar shards of so many below `tars.*`, instead of files; None for files.
     """
 
-    def __init__(self, output: Path, overwrite: bool = False, rank: int = 0) -> None:
+    def __init__(
+        self, output: Path, overwrite: bool = False, rank: int = 0, shard: Shard | None = None, tar: int | None = None
+    ) -> None:
         self.output = Path(output)
         self.overwrite = overwrite
-        self._record = Journal(self.output / RANK_MANIFESTS.replace("*", str(rank)), ascii=True, durable=True)
+        self.shard = shard
+        self._prefix = "" if shard is None else f"{shard.name}."
+        self._record = Record(self._path(RANK_MANIFESTS.replace("*", str(rank))))
         self._device = torch.device("cpu")
         self._shards = ShardFiles()
+        if tar is not None and (overwrite or tar < 1):
+            raise ValueError(
+                f"--tar {tar} with --overwrite {overwrite}: expected the results of a shard, at least 1, and no "
+                "--overwrite, since results in shards are not replaced one by one; name another --output"
+            )
+        self._tar, self._tar_folder = tar, self.output / TAR_FOLDERS.replace("*", f"{self._prefix}rank{rank}")
+        self._tars: TarOutput | None = None
+        self._done: Digests | None = None
 
-    def begin(self) -> None:
+    def _path(self, name: str) -> Path:
+        """Where this shard has what a whole run calls so: `summary.json` -> `summary.shard-1-of-2.json`."""
+        stem, _, rest = name.partition(".")
+        return self.output / f"{stem}.{self._prefix}{rest}"
+
+    def begin(self, jobs: Plan | None = None) -> None:
         """Clear up after a killed run. Rank zero calls it before any rank computes.
 
+        Args:
+            jobs: the plan, of a shard.
+
         Raises:
+            ValueError: when a shard's plan is another than that of the shards before it.
             OSError: when the output folder cannot be written.
         """
         self.output.mkdir(parents=True, exist_ok=True)
+        if self.shard is None:
+            self._sweep()
+            shards = sorted(self.output.glob("manifest.shard-*.jsonl"))  # a shard's own before those of its ranks
+            self._merge([path for ranks in (False, True) for path in shards if (".rank" in path.name) == ranks])
+            for path in (*self.output.glob("summary.shard-*.json"), self.output / SHARDS_NAME):
+                path.unlink(missing_ok=True)
+        elif jobs is None:
+            raise ValueError("a shard begins with its plan: begin(jobs)")
+        else:
+            with _turn(self.output, f"predict, {self.shard.name}"):
+                self._join(self.shard, jobs)
+                if not [name for name in _running(self.output) if name != self.shard.name]:
+                    self._sweep()
+        sweep_tars(self.output, self._prefix)
+        self._merge()
+
+    def _join(self, shard: Shard, jobs: Plan) -> None:
+        """Compare the plan with that of the other shards; a round that is complete makes room for another."""
+        path = self.output / SHARDS_NAME
+        mine: Row = {"shards": shard.total, "files": jobs.whole, "plan": jobs.digest}
+        known: Row = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else mine
+        if known != mine and len(list(self.output.glob("summary.shard-*.json"))) < known["shards"]:
+            raise ValueError(
+                f"{self.output}: shard {shard} would do another list than the shards before it: "
+                f"{mine['files']} files in {mine['shards']} shards (plan {mine['plan'][:8]}), theirs has "
+                f"{known['files']} in {known['shards']} (plan {known['plan'][:8]}); were files added or removed, or is "
+                "--fanout another? Restore the list until all shards are done, or run once without --shard"
+            )
+        if known != mine:
+            for old in self.output.glob("summary.shard-*.json"):
+                old.unlink()
+        self._path(SUMMARY_NAME).unlink(missing_ok=True)
+        write_atomic(path, lambda file: file.write(json.dumps(mine, indent=1).encode()))
+
+    def _sweep(self) -> None:
         stale = sweep_temporaries(self.output)
         if stale:
             log.info("removed %d half-written files that a killed run left in %s", len(stale), self.output)
-        self._merge()
+
+    def owed(self, jobs: Plan) -> Plan:
+        """The jobs without result; the others are recorded as skipped."""
+        if self.overwrite:
+            return jobs
+        missing, skipped = array.array("q"), list[Row]()
+        for number, name, target in jobs.entries():
+            if not self._is_done(target):
+                missing.append(number)
+                continue
+            place = target if self._tar is None else None
+            skipped.append({"source": name, "target": place, "status": "skipped", "error": None, "seconds": 0.0})
+            if len(skipped) == _ROWS_AT_ONCE:
+                self._record.append(*skipped)
+                skipped = []
+        self._record.append(*skipped)
+        return jobs.only(missing)
+
+    def _is_done(self, target: str) -> bool:
+        if self._tar is None:
+            return os.path.exists(os.path.join(self.output, target))
+        if self._done is None:
+            self._done = done_keys(self.output)
+        return key_of(target).encode() in self._done
 
     def process(self, inference: Inference, job: Job) -> Row:
-        """Compute one job unless its target exists, and record what happened.
+        """Compute one job unless its result exists, and record what happened.
 
         Returns:
             The manifest's row: `source` (absolute; a shard's recording as if the shard were a folder), `target`
-            (relative to the output folder), `status` ("done", "failed" or "skipped"), `error` (None unless failed),
-            `seconds`, and the facts of `process_file`.
+            (relative to the output folder, likewise), `status` ("done", "failed" or "skipped"), `error` (None unless
+            failed), `seconds`, and the facts of `process_file`.
 
         Raises:
             OSError: when the disk is full: the next files would fare no better.
@@ -229,12 +231,14 @@ class BulkRun:
         """
         self._device = inference.device
         started = time.perf_counter()
-        status, error, facts = "done", None, {}
-        if job.target.exists() and not self.overwrite:
+        status, error = "done", None
+        facts, results = Row(), dict[str, bytes]()
+        target = job.target.relative_to(self.output).as_posix()
+        if not self.overwrite and self._is_done(target):
             status = "skipped"
         else:
             try:
-                facts = self._compute(inference, job)
+                facts, results = self._compute(inference, job)
             except torch.AcceleratorError:
                 raise  # the device is lost for this process
             except (ValueError, OSError, RuntimeError) as caught:
@@ -246,14 +250,25 @@ class BulkRun:
                 log.warning("%s failed: %s", job.name, error)
         record = {
             "source": job.name,
-            "target": job.target.relative_to(self.output).as_posix(),
+            "target": None if status == "skipped" and self._tar else target,
             "status": status,
             "error": error,
             "seconds": round(time.perf_counter() - started, 6),
         }
         row = record | facts | record  # in this order, and no fact hides what the record says
-        self._record.append(row)
+        if status == "done" and self._tar is not None:
+            if self._tars is None:
+                self._tars = TarOutput(self._tar_folder, self._tar, self._record)
+            self._tars.add(row, results)
+        else:
+            self._record.append(row)
         return row
+
+    def close(self) -> None:
+        """Have everything on the disk; each rank calls it when its jobs are done."""
+        if self._tars is not None:
+            self._tars.flush()
+        self._record.close()
 
     def finish(self) -> Row:
         """Merge the manifests and sum up. Rank zero calls it when all ranks are done.
@@ -261,55 +276,68 @@ class BulkRun:
         Returns:
             Counts `done`, `failed`, `skipped`; `seconds` of work over all ranks; `audio_seconds` and
             `real_time_factor` (seconds of work per second of audio) where the facts hold them; `peak_memory_gib` of
-            this process. The same goes to `summary.json`.
+            this process. The same goes to `summary.json`, of a shard to `summary.shard-<i>-of-<n>.json`.
         """
-        rows = [row for path in sorted(self.output.glob(RANK_MANIFESTS)) for row in read_manifest(path)]
-        counts = Counter(row["status"] for row in rows)
-        summary: Row = {status: counts[status] for status in STATES}
-        done = [row for row in rows if row["status"] == "done"]
-        summary["seconds"] = round(sum(row["seconds"] for row in done), 3)
-        timed = [row for row in done if "audio_seconds" in row]
-        if timed:
-            audio = sum(row["audio_seconds"] for row in timed)
-            summary["audio_seconds"] = round(audio, 3)
-            summary["real_time_factor"] = round(sum(row["seconds"] for row in timed) / max(audio, 1e-9), 6)
+        self.close()
+        summary = manifest.count(self._parts())
         summary["peak_memory_gib"] = round(peak_memory_bytes(self._device) / 2**30, 3)
         self._merge()
-        write_report(self.output, {SUMMARY_NAME: summary}, indent=2)
+        write_report(self.output, {self._path(SUMMARY_NAME).name: summary}, indent=2)
         log.info("%s: %s", self.output, ", ".join(f"{key} {value}" for key, value in summary.items()))
+        if self.shard is not None:
+            with _turn(self.output, f"predict, {self.shard.name}"):
+                self._finish_shards(self.shard)
         return summary
 
-    def _compute(self, inference: Inference, job: Job) -> Row:
-        job.target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            if job.member is None:
-                facts = inference.process_file(job.source, job.target)
+    def _finish_shards(self, shard: Shard) -> None:
+        """Merge the manifests of all shards when this one was the last."""
+        paths = sorted(self.output.glob(f"summary.shard-*-of-{shard.total}.json"))
+        if len(paths) < shard.total:
+            log.info("%s: %d of %d shards are done", self.output, len(paths), shard.total)
+            return
+        if _running(self.output) in ([], [shard.name]):
+            self._sweep()
+        parts = sorted(self.output.glob(f"manifest.shard-*-of-{shard.total}.jsonl"))
+        manifest.merge(self.output / MANIFEST_NAME, [*parts, *row_files(self.output)])
+        for path in parts:
+            path.unlink()
+        summaries = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+        write_report(self.output, {SUMMARY_NAME: manifest.add(summaries)}, indent=2)
+
+    def _compute(self, inference: Inference, job: Job) -> tuple[Row, dict[str, bytes]]:
+        """The facts, and the results by extension where they go to a tar."""
+        with contextlib.ExitStack() as stack:
+            source, target = job.source, job.target
+            if self._tar is not None:
+                target = Path(stack.enter_context(tempfile.TemporaryDirectory())) / target.name
             else:
-                with self._shards.file(job.source, job.member) as source:
-                    facts = inference.process_file(source, job.target)
-        except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()  # one file may be too long for the device, the next one is not
-            raise
-        if not job.target.exists():
-            raise RuntimeError(f"{type(inference).__name__}.process_file wrote no {job.target}")
-        return facts
+                target.parent.mkdir(parents=True, exist_ok=True)
+            if job.member is not None:
+                source = stack.enter_context(self._shards.file(source, job.member))
+            try:
+                facts = inference.process_file(source, target)
+            except torch.OutOfMemoryError:
+                torch.cuda.empty_cache()  # one file may be too long for the device, the next one is not
+                raise
+            if not target.exists():
+                raise RuntimeError(f"{type(inference).__name__}.process_file wrote no {job.target}")
+            beside = sorted(target.parent.iterdir()) if self._tar is not None else []
+            made = sorted(beside, key=lambda path: path != target)  # the result, then what else was written
+            return facts, {extension_of(path.name, target.stem): path.read_bytes() for path in made}
 
     def _disk_is_full(self, error: OSError) -> bool:
         # libsndfile reports a full disk without its number
         return error.errno in (errno.ENOSPC, errno.EDQUOT) or shutil.disk_usage(self.output).free < _LEAST_FREE_BYTES
 
-    def _merge(self) -> None:
-        parts = sorted(self.output.glob(RANK_MANIFESTS))
-        if not parts:
+    def _parts(self) -> list[Path]:
+        return sorted(self.output.glob(self._path(RANK_MANIFESTS).name))
+
+    def _merge(self, more: Sequence[Path] = ()) -> None:
+        parts = [*more, *self._parts()]
+        tars = list(row_files(self.output)) if self._tar is not None and self.shard is None else []
+        if not parts and not tars:
             return
-        latest: dict[str, Row] = {}
-        for path in (self.output / MANIFEST_NAME, *parts):
-            for row in read_manifest(path):
-                old = latest.get(row["source"])
-                known = old is not None and old["status"] == "done" and old["target"] == row["target"]
-                if not (known and row["status"] == "skipped"):  # the row of the computation says more
-                    latest[row["source"]] = row
-        Journal(self.output / MANIFEST_NAME, ascii=True).write(latest[source] for source in sorted(latest))
+        manifest.merge(self._path(MANIFEST_NAME), [*parts, *tars])  # what lies in a whole shard stays done
         for path in parts:
             path.unlink()
 
@@ -323,7 +351,8 @@ class BulkData(L.LightningDataModule):
         input: a file or a folder tree.
         suffixes: of the files to read, usually `Inference.input_suffixes`.
         output_suffix: of the files to write, usually `Inference.output_suffix`.
-        overwrite: compute also what is finished already.
+        overwrite, shard, tar: see `BulkRun`.
+        fanout: see `plan`.
 
     Raises:
         FileNotFoundError: when there is no such input.
@@ -331,13 +360,15 @@ class BulkData(L.LightningDataModule):
     """
 
     def __init__(
-        self, input: Path, output: Path, suffixes: Sequence[str], output_suffix: str, overwrite: bool = False
-    ) -> None:
+        self, input: Path, output: Path, suffixes: Sequence[str], output_suffix: str, overwrite: bool = False,
+        shard: Shard | None = None, fanout: int | None = None, tar: int | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.allow_zero_length_dataloader_with_multiple_devices = True  # more ranks than files
-        self.jobs = plan(input, output, suffixes, output_suffix)
+        whole = plan(input, output, suffixes, output_suffix, fanout)
+        self.jobs = whole if shard is None else whole[shard.number - 1 :: shard.total]
         self.output = Path(output)
-        self.overwrite = overwrite
+        self.overwrite, self.shard, self.tar = overwrite, shard, tar
         self.summary: Row = {}
 
     @property
@@ -346,17 +377,24 @@ class BulkData(L.LightningDataModule):
         return self.summary.get("failed", 0)
 
     def setup(self, stage: str) -> None:
-        """Clear up after a killed run before any rank computes."""
+        """Clear up after a killed run before any rank computes.
+
+        Raises:
+            ValueError: when the ranks see different files.
+        """
         trainer = self._attached()
-        self._run = BulkRun(self.output, self.overwrite, trainer.global_rank)
+        equal = trainer.strategy.broadcast(self.jobs.digest) == self.jobs.digest
+        if not trainer.strategy.reduce_boolean_decision(equal, all=True):
+            raise ValueError(f"the ranks found different files below {self.jobs.root}; run the same command again")
+        self._run = BulkRun(self.output, self.overwrite, trainer.global_rank, self.shard, self.tar)
         if trainer.is_global_zero:
-            self._run.begin()
+            self._run.begin(self.jobs)
         trainer.strategy.barrier("bulk begins")
 
     def predict_dataloader(self) -> _Slice:
-        """This rank's jobs, one by one."""
+        """This rank's jobs without result, one by one."""
         trainer = self._attached()
-        return _Slice(self.jobs[trainer.global_rank :: trainer.world_size])
+        return _Slice(self._run.owed(self.jobs[trainer.global_rank :: trainer.world_size]))
 
     def process(self, inference: Inference, job: Job) -> Row:
         """Compute one job and record it; see `BulkRun.process`."""
@@ -365,6 +403,7 @@ class BulkData(L.LightningDataModule):
     def teardown(self, stage: str) -> None:
         """Merge the record when all ranks are done, and tell every rank the summary."""
         trainer = self._attached()
+        self._run.close()
         trainer.strategy.barrier("bulk ends")
         summary = self._run.finish() if trainer.is_global_zero else {}
         self.summary = trainer.strategy.broadcast(summary)
@@ -386,9 +425,3 @@ class _Slice:
 
     def __iter__(self) -> Iterator[Job]:
         return iter(self._jobs)
-
-
-def read_manifest(path: Path) -> list[Row]:
-    """Read the rows of a manifest; lines that a kill tore are left out, a missing file has none."""
-    needed = {"source", "target", "status"}
-    return [row for row in Journal(path).read() if isinstance(row, dict) and needed <= row.keys()]

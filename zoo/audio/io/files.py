@@ -6,6 +6,7 @@ everything here turns such a file into one `AudioFileError` that names it.
 
 from __future__ import annotations
 
+import logging
 import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,8 @@ import soundfile
 
 from zoo.common.atomic import temporary_beside
 from zoo.common.ranges import positive
+
+log = logging.getLogger(__name__)
 
 _FORMATS = {
     ".wav": ("WAV", "PCM_16"),
@@ -239,17 +242,25 @@ def scan(
     """
     left = [os.fspath(folder)]
     while left:
-        enter(left[-1])
+        inside = left.pop()
         try:
-            entries = os.scandir(left.pop())
+            enter(inside)
+            with os.scandir(inside) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        left.append(entry.path)
+                    elif (
+                        os.path.splitext(entry.name)[1].lower() in suffixes
+                        and entry.name[0] != "."
+                        and (entry.is_file(follow_symlinks=False) or os.path.isfile(entry.path))
+                    ):
+                        yield entry.path
+        except FileNotFoundError:
+            if inside == os.fspath(folder):
+                raise
+            # deleted meanwhile
         except PermissionError:
-            continue
-        with entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    left.append(entry.path)
-                elif os.path.splitext(entry.name)[1].lower() in suffixes and entry.name[0] != "." and entry.is_file():
-                    yield entry.path
+            log.warning("%s cannot be read: its files are left out", inside)
 
 
 def walk(path: str | os.PathLike[str], suffixes: Sequence[str] = AUDIO_SUFFIXES) -> list[Path]:

@@ -23,7 +23,7 @@ FOLDERS = {"cache", "default_root_dir", "dir", "dirpath", "log_dir", "nvme_path"
 # Sections whose texts become parts of file names.
 NAMING = ("trainer", "checkpoints", "wandb")
 # What only a command line says.
-COMMAND_KEYS = ("ckpt_path", "input", "output", "overwrite", "ray_address")
+COMMAND_KEYS = ("ckpt_path", "input", "output", "overwrite", "ray_address", "shard", "fanout", "tar")
 VARIABLE_PREFIX = "ZOO_"
 # OmegaConf's own, all but oc.env.
 REFUSED_RESOLVERS = "oc.coerce oc.create oc.decode oc.deprecated oc.dict.keys oc.dict.values oc.select".split()

@@ -1,0 +1,219 @@
+"""Bulk runs from thousands to ten million files: python -m scripts.bench.bulk real|restart|bookkeeping|all [--quick].
+
+An identity model copies files of a few bytes, so what is measured is what `zoo predict` adds to the model.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+
+from scripts.bench.tools import Finding, Settings, command, cost_of, in_folders, peak_memory
+from zoo.common.work import json_line
+from zoo.runs.bulk import BulkData, BulkRun, read_manifest
+from zoo.runs.inference import Inference
+from zoo.runs.jobs.manifest import MANIFEST_NAME, read_rows
+from zoo.runs.jobs.plan import Plan
+
+REAL = (5_000, 20_000, 200_000)
+SIMULATED = (10**4, 10**5, 10**6, 10**7)
+FILES_IN_FOLDER = 1000
+
+
+class Identity(Inference):
+    """Copies a file; what it writes is renamed into place and not synced."""
+
+    input_suffixes = (".txt",)
+    output_suffix = ".out"
+
+    def __init__(self) -> None:
+        self.layer = torch.nn.Linear(1, 1)
+
+    def __call__(self, text: bytes) -> bytes:
+        """The text."""
+        return text
+
+    def process_file(self, source: Path, target: Path) -> dict[str, Any]:
+        """Copy."""
+        temporary = f"{target.parent}/.{target.name}.tmp-{os.getpid()}"
+        with open(source, "rb") as read, open(temporary, "wb") as written:
+            written.write(read.read())
+        os.replace(temporary, target)
+        return {}
+
+
+class _Task(L.LightningModule):
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.trainer.datamodule.process(Identity(), batch)  # type: ignore[attr-defined]
+
+
+def names(count: int) -> Iterator[str]:
+    """Places of so many utterances, as a corpus would have them."""
+    for number in range(count):
+        folder = number // FILES_IN_FOLDER
+        yield f"speaker{folder % 97:03d}/chapter{folder:05d}/utterance_{number:08d}.txt"
+
+
+def write_inputs(folder: Path, count: int) -> Path:
+    """Small files."""
+    for name in names(count):
+        path = os.path.join(folder, name)
+        if name.endswith("000.txt"):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as file:
+            file.write(b"a few bytes")
+    return folder
+
+
+def predict(inputs: Path, output: Path) -> BulkData:
+    """What `zoo predict` runs, without the command line."""
+    data = BulkData(inputs, output, Identity.input_suffixes, Identity.output_suffix)
+    trainer = L.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False,
+                        enable_model_summary=False)  # fmt: skip
+    trainer.predict(_Task(), datamodule=data, return_predictions=False)
+    return data
+
+
+def exponent(sizes: Sequence[int], costs: Sequence[float]) -> float:
+    """Growth of the costs from the smallest size to the largest: 1 where each file costs the same."""
+    return math.log(costs[-1] / costs[0]) / math.log(sizes[-1] / sizes[0])
+
+
+def real(settings: Settings) -> list[Finding]:
+    """Real files through trainer.predict: a whole run, and one with nothing left to do."""
+    sizes = (100, 300) if settings.quick else REAL
+    runs: dict[str, list[float]] = {"whole run": [], "run with nothing to do": []}
+    findings = []
+    for size in sizes:
+        with tempfile.TemporaryDirectory(dir=settings.folder) as place:
+            inputs, output = write_inputs(Path(place) / "in", size), Path(place) / "out"
+            for name in runs:
+                cost = cost_of(partial(predict, inputs, output))
+                runs[name].append(cost.cpu)
+                details = {"cpu us a file": 1e6 * cost.cpu / size, "wall us a file": 1e6 * cost.wall / size}
+                findings.append(Finding(f"{name}, {size} files", cost.cpu, "CPU-s", details=details))
+            rows = read_manifest(output / MANIFEST_NAME)
+            if len({row["source"] for row in rows if row["status"] == "done"}) != size:
+                raise ValueError(f"{size} files gave {len(rows)} rows")
+    for name, costs in runs.items():
+        findings.append(Finding(f"{name}: growth exponent", exponent(sizes, costs), "", at_most=1.1))
+    return findings
+
+
+_DRIVER = """
+import sys
+from pathlib import Path
+from scripts.bench.bulk import predict
+predict(*map(Path, sys.argv[1:]))
+"""
+
+
+def restart(settings: Settings) -> list[Finding]:
+    """SIGKILL at a random file, then the time of the next start until its first new result, without the imports."""
+    size = 300 if settings.quick else REAL[-1]
+    seed = random.SystemRandom().randrange(2**32)
+    inputs, output = write_inputs(settings.folder / "in", size), settings.folder / "out"
+    at = random.Random(seed).randrange(size // 2, size)
+    process = subprocess.Popen([sys.executable, "-c", _DRIVER, str(inputs), str(output)])
+    last = output / list(names(at + 1))[-1].replace(".txt", ".out")
+    while not last.exists() and process.poll() is None:
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    began = time.perf_counter()
+    before = time.process_time()
+    taken: list[tuple[float, float]] = []
+    process_file = Identity.process_file
+
+    def first(self: Identity, source: Path, target: Path) -> dict[str, Any]:
+        taken.append((time.perf_counter() - began, time.process_time() - before))
+        Identity.process_file = process_file  # type: ignore[method-assign]
+        return process_file(self, source, target)
+
+    Identity.process_file = first  # type: ignore[method-assign]
+    data = predict(inputs, output)
+    rows = read_manifest(output / MANIFEST_NAME)
+    found = sum(1 for _ in output.rglob("*.out"))
+    if not len(rows) == len({row["source"] for row in rows}) == found == size:
+        raise ValueError(f"seed {seed}: {len(rows)} rows and {found} results of {size} files")
+    wall, cpu = taken[0]  # of 2 cores that others use too, the second says more
+    details = {"wall s": wall, "files": size, "killed at": at, "done before": data.summary["skipped"], "seed": seed}
+    return [Finding("restart after SIGKILL", cpu, "CPU-s", at_most=10.0, details=details)]
+
+
+def bookkeeping(settings: Settings) -> list[Finding]:
+    """Names and rows written by code, for a run of which half was done when it was killed: no file exists."""
+    sizes = (1000, 4000) if settings.quick else SIMULATED
+    findings: list[Finding] = []
+    costs: dict[str, list[float]] = {}
+    for size in sizes:
+        with tempfile.TemporaryDirectory(dir=settings.folder) as place:
+            idle, peak = peak_memory(_simulate, size, place)
+            stages: dict[str, float] = json.loads((Path(place) / "costs").read_text())
+        for name, seconds in stages.items():
+            costs.setdefault(name, []).append(seconds)
+        details = {f"{name}, cpu us a file": 1e6 * seconds / size for name, seconds in stages.items()}
+        findings.append(
+            Finding(f"peak memory, {size} files", peak, "MiB", at_most=1000.0, details={"MiB idle": idle, **details})
+        )
+    findings += [
+        Finding(f"{name}: growth exponent", exponent(sizes, each), "", at_most=1.1) for name, each in costs.items()
+    ]
+    return findings
+
+
+def _simulate(size: int, place: str) -> None:
+    output = Path(place) / "out"
+    output.mkdir()
+    stages: dict[str, float] = {}
+
+    def stage(name: str, function: Callable[[], Any]) -> Any:
+        before = time.process_time()
+        result = function()
+        stages[name] = time.process_time() - before
+        return result
+
+    jobs = stage("plan", lambda: Plan.of(names(size), Path(place) / "in", output, ".out").check())
+    _write_rows(output, jobs, 0)
+    run = BulkRun(output)
+    stage("begin", lambda: run.begin())
+    stage("owed", lambda: run.owed(jobs))
+    _write_rows(output, jobs, 1)
+    stage("finish", lambda: run.finish())
+    rows = sum(1 for _ in read_rows(output / MANIFEST_NAME))
+    if rows != size:
+        raise ValueError(f"{rows} rows of {size} files")
+    (Path(place) / "costs").write_text(json.dumps(stages))
+
+
+def _write_rows(output: Path, jobs: Plan, half: int) -> None:
+    """What a process would have appended for every second file."""
+    with (output / "manifest.rank0.jsonl").open("ab") as file:
+        for entry in jobs[half::2].entries():
+            row = {"source": entry.name, "target": entry.target, "status": "done", "error": None,
+                   "seconds": (entry.number * 7919 % 100_003) / 1e6}  # fmt: skip
+            file.write(json_line(row | {"audio_seconds": 3.25}))
+
+
+BENCHMARKS: dict[str, Callable[[Settings], list[Finding]]] = {
+    each.__name__: each for each in (real, restart, bookkeeping)
+}
+
+if __name__ == "__main__":
+    from zoo.cli.trainer import ZooCLI  # not in the processes whose memory is measured
+
+    command("bulk", in_folders(BENCHMARKS, partial(Settings, partial(ZooCLI, "fit"))))
