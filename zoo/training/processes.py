@@ -35,7 +35,7 @@ from zoo import __version__
 from zoo.runs.folder import run_folder
 from zoo.runs.listing import flatten
 from zoo.training.data import ZooDataModule
-from zoo.training.errors import LostContactError
+from zoo.training.errors import LostContactError, lost_contact
 
 TIMEOUT_VARIABLE = "ZOO_TIMEOUT"
 TIMEOUT_SECONDS = {"nccl": 600.0, "gloo": 300.0}
@@ -80,10 +80,11 @@ def limit_waiting(trainer: L.Trainer) -> float | None:
     elif strategy._timeout in (None, default_pg_timeout):
         backend = "nccl" if strategy.root_device.type == "cuda" else "gloo"
         strategy._timeout = timedelta(seconds=TIMEOUT_SECONDS[backend])
-    os.environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000")
-    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
-    folder = Path(trainer.default_root_dir).absolute()
-    os.environ.setdefault("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", str(folder / "nccl-rank"))
+    if strategy.root_device.type == "cuda":
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
+        os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+        folder = Path(trainer.default_root_dir).absolute()
+        os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(folder / "nccl-rank"))
     return float(strategy._timeout.total_seconds())
 
 
@@ -128,8 +129,8 @@ class Processes(L.Callback):
         self._beat()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Note where this rank was when it failed or lost another."""
-        if self._stacks is not None and isinstance(exception, Exception):
+        """Note where this rank was when it lost another."""
+        if self._stacks is not None and lost_contact(exception):
             place = f"rank {trainer.global_rank} on {socket.gethostname()}, step {trainer.global_step}"
             with contextlib.suppress(OSError):
                 self._stacks.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {place}\n")

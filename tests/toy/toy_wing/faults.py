@@ -62,6 +62,36 @@ class KillAt(L.Callback):
         self._send(trainer, "sanity" if trainer.sanity_checking else "validation")
 
 
+class Misfortune(L.Callback):
+    """What befalls one rank of several before a batch.
+
+    Args:
+        rank: whom.
+        step: number of batches trained.
+        kind: "error" and "bug" (exceptions that are explained or not), "kill", "stop" (by signals), "loop" (for ever),
+            "disk" (writes until the disk is full).
+        folder: of the disk.
+    """
+
+    def __init__(self, rank: int, step: int, kind: str, folder: str = "") -> None:
+        self.rank, self.step, self.kind, self.folder = rank, step, kind, folder
+
+    def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
+        if (trainer.global_rank, trainer.global_step) != (self.rank, self.step):
+            return
+        if self.kind == "error":
+            raise ValueError("broken.wav is no audio file")
+        if self.kind == "bug":
+            raise KeyError("lost key")
+        if self.kind == "disk":
+            with (Path(self.folder) / "cache").open("wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(2**16))
+        while self.kind == "loop":
+            pass
+        os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[self.kind])
+
+
 class Ballast(L.Callback):
     """Makes every checkpoint bigger, so that a kill can hit its writing."""
 
