@@ -39,6 +39,7 @@ from zoo.training.errors import LostContactError, lost_contact
 
 TIMEOUT_VARIABLE = "ZOO_TIMEOUT"
 TIMEOUT_SECONDS = {"nccl": 600.0, "gloo": 300.0}
+START_SECONDS = 600.0  # at least, until all have loaded their data: hosts start at different times
 STACKS = "stacks-rank{}.txt"
 DISAGREEMENT_CODE = 2
 # What may differ from host to host: where things lie, and what only says how fast or how loud.
@@ -80,12 +81,17 @@ def limit_waiting(trainer: L.Trainer) -> float | None:
     elif strategy._timeout in (None, default_pg_timeout):
         backend = "nccl" if strategy.root_device.type == "cuda" else "gloo"
         strategy._timeout = timedelta(seconds=TIMEOUT_SECONDS[backend])
+    seconds = float(strategy._timeout.total_seconds())
+    strategy._timeout = max(strategy._timeout, timedelta(seconds=START_SECONDS))  # `Processes` shortens it
     if strategy.root_device.type == "cuda":
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
         os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
         folder = Path(trainer.default_root_dir).absolute()
         os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(folder / "nccl-rank"))
-    return float(strategy._timeout.total_seconds())
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, Processes):
+            callback.seconds = seconds
+    return seconds
 
 
 class Processes(L.Callback):
@@ -103,7 +109,7 @@ class Processes(L.Callback):
         self.checkpoint = checkpoint
         self.hosts: list[str] = []
         self._stacks: IO[str] | None = None
-        self._seconds = 0.0
+        self.seconds = 0.0
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Compare, once; from then on watch."""
@@ -117,7 +123,8 @@ class Processes(L.Callback):
             folder.mkdir(parents=True, exist_ok=True)
             self._stacks = (folder / STACKS.format(trainer.global_rank)).open("a", encoding="utf-8")
             faulthandler.enable(self._stacks)  # NCCL ends a process that waited too long by SIGABRT
-        self._seconds = trainer.strategy._timeout.total_seconds()  # type: ignore[attr-defined]
+        for group in dist.distributed_c10d._world.pg_map:
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=self.seconds), group)
         self._beat()
 
     def on_train_batch_end(self, *_: Any) -> None:
@@ -130,6 +137,7 @@ class Processes(L.Callback):
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Note where this rank was when it lost another."""
+        _calm_observer()
         if self._stacks is not None and lost_contact(exception):
             place = f"rank {trainer.global_rank} on {socket.gethostname()}, step {trainer.global_step}"
             with contextlib.suppress(OSError):
@@ -153,7 +161,7 @@ class Processes(L.Callback):
 
     def _beat(self) -> None:
         if self._stacks is not None:
-            faulthandler.dump_traceback_later(self._seconds, file=self._stacks)
+            faulthandler.dump_traceback_later(self.seconds, file=self._stacks)
 
 
 def versions() -> dict[str, str]:
@@ -237,27 +245,28 @@ def leave(trainer: L.Trainer, error: Exception) -> NoReturn:
     Raises:
         SystemExit: with the exit code of the rank that failed, or `LostContactError.exit_code` when one is gone.
     """
-    observer = next((each for each in threading.enumerate() if each.name == "child-process-observer"), None)
-    if observer is not None:
-        observer._child_processes = []  # type: ignore[attr-defined]  # it would kill this process before it has spoken
+    _calm_observer()
     rank, store = trainer.global_rank, dist.distributed_c10d._get_default_store()
     place = f"rank {rank} on {socket.gethostname()}, step {trainer.global_step}"
     lost, code = isinstance(error, LostContactError), int(getattr(error, "exit_code", 1))
     failed = _within(lambda: store.get(_FAILED).decode() if store.check([_FAILED]) else "")
-    _within(lambda: store.set(f"{_LEFT}/{rank}", ""))
+    answers = failed is not None  # the store; it is part of the first rank, or of its torchrun
+    if answers:
+        _within(lambda: store.set(f"{_LEFT}/{rank}", ""))
     if failed:
         code = int(failed)
     elif lost:
-        first = _within(lambda: store.add(_LOST, 1) == 1)
-        if first or (first is None and trainer.local_rank == int(trainer.node_rank == 0)):
+        first = answers and _within(lambda: store.add(_LOST, 1)) == 1
+        if first or (not answers and trainer.local_rank == int(trainer.node_rank == 0)):
             who = _silent(trainer, store) if first else "rank 0"
             stacks = Path(trainer.default_root_dir) / STACKS.format("*")
             say(
                 f"{place}: lost contact with {who}, which was killed or hangs; nothing saved is lost: start all "
                 f"processes again with --ckpt_path last (where they were: {stacks})"
             )
-    elif _within(lambda: store.add(f"{_FAILED}/count", 1)) in (1, None):
-        _within(lambda: store.set(_FAILED, str(code)))
+    elif not answers or _within(lambda: store.add(f"{_FAILED}/count", 1)) == 1:
+        if answers:
+            _within(lambda: store.set(_FAILED, str(code)))
         known = isinstance(error, ValueError | OSError | ImportError)
         if not known or os.environ.get("ZOO_TRACEBACK"):
             traceback.print_exception(error)
@@ -336,11 +345,25 @@ def _let_others_leave(trainer: L.Trainer, store: dist.Store, lost: bool) -> None
         _until(lambda: not _absent(trainer, store))
     if type(environment) is not LightningEnvironment:
         return
+    if trainer.local_rank != 0:
+        parent = (
+            os.getppid()
+        )  # the first rank of this host, which would be killed when it sees this one end with an error
+
+        def gone() -> bool:
+            return os.getppid() != parent or _within(lambda: store.check([f"{_LEFT}/{first}"])) is True
+
+        first = trainer.global_rank - trainer.local_rank
+        if not _until(gone, 10 * _PATIENCE_SECONDS if not lost else 2 * _PATIENCE_SECONDS) and lost:
+            os.kill(parent, signal.SIGKILL)  # it hangs
     children = list(getattr(trainer.strategy.launcher, "procs", ()))
-    if trainer.local_rank != 0 and lost:
-        parent = os.getppid()  # the first rank, which started this one and may be stopped
-        if not _until(lambda: os.getppid() != parent, 2 * _PATIENCE_SECONDS):
-            os.kill(parent, signal.SIGKILL)
     _until(lambda: all(child.poll() is not None for child in children), 2 * _PATIENCE_SECONDS)
     for child in children:
         child.kill()
+
+
+def _calm_observer() -> None:
+    """Keep Lightning's thread that watches the processes it started from killing this one before it has spoken."""
+    for thread in threading.enumerate():
+        if thread.name == "child-process-observer":
+            thread._child_processes = []  # type: ignore[attr-defined]

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from toy_wing.data import PairData, Pairs
 from toy_wing.inference import Amplifier
 from toy_wing.task import GainTask
+from zoo.runs.folder import run_folder
 from zoo.training.callbacks import media
 
 
@@ -63,7 +64,7 @@ class KillAt(L.Callback):
 
 
 class Misfortune(L.Callback):
-    """What befalls one rank of several before a batch.
+    """What befalls one rank of several before a batch, once in a run.
 
     Args:
         rank: whom.
@@ -77,8 +78,10 @@ class Misfortune(L.Callback):
         self.rank, self.step, self.kind, self.folder = rank, step, kind, folder
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
-        if (trainer.global_rank, trainer.global_step) != (self.rank, self.step):
+        struck = run_folder(trainer) / "struck"
+        if (trainer.global_rank, trainer.global_step) != (self.rank, self.step) or struck.exists():
             return
+        struck.touch()
         if self.kind == "error":
             raise ValueError("broken.wav is no audio file")
         if self.kind == "bug":
