@@ -47,6 +47,7 @@ NOT_COMPARED = (
     "config", "ckpt_path", "trainer.default_root_dir", "input", "output", "terminal", "data.init_args.num_workers"
 )  # fmt: skip
 _PATIENCE_SECONDS = 3.0  # for the other ranks' last words
+_EXIT_SECONDS = 60
 _FAILED, _LOST, _LEFT = "zoo/failed", "zoo/lost", "zoo/left"  # keys in the store
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
@@ -271,7 +272,11 @@ def leave(trainer: L.Trainer, error: Exception) -> NoReturn:
         if not known or os.environ.get("ZOO_TRACEBACK"):
             traceback.print_exception(error)
         say(f"{place}: {'' if known else type(error).__name__ + ': '}{error or type(error).__name__}")
-    _within(dist.destroy_process_group)  # the others notice now
+    if hasattr(signal, "alarm"):  # should what follows, or Python's own end, wait for a process that hangs
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(_EXIT_SECONDS)
+    if not lost:  # else gloo might wait for the others with Python's lock held
+        _within(dist.destroy_process_group)  # they notice now
     _let_others_leave(trainer, store, lost)
     raise SystemExit(code)
 
