@@ -225,7 +225,7 @@ def test_torchrun_by_hand(pair: Sequence[Host], tmp_path: Path) -> None:
         meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={pair[0].address}:29412", f"--local-addr={host.address}"]
         meeting += [f"--rdzv-conf=is_host={str(host is pair[0]).lower()}"]
         fit = ["-m", "zoo", "fit", "flow/smoke", "trainer/ddp", "--trainer.accelerator=cpu", "--trainer.devices=1"]
-        fit += ["--trainer.num_nodes=2", "--trainer.default_root_dir=run"]
+        fit += ["--trainer.default_root_dir=run"]
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
         command = host.command(*torchrun, *meeting, *fit)
         with (tmp_path / f"{host.name}.log").open("wb") as log:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ import yaml
 from jsonargparse import ActionConfigFile, Namespace
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.plugins.environments import SLURMEnvironment
+from lightning.pytorch.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 
 from zoo import __version__
 from zoo.cli.helps import asks_for_help
@@ -375,6 +376,8 @@ class ZooCLI(LightningCLI):
         plugins = list(settings.get("plugins") or [])
         plugins += [] if sharded else [AtomicCheckpointIO()]
         plugins += [SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else []
+        if TorchElasticEnvironment.detect() and settings.get("num_nodes", 1) == 1:
+            kwargs["num_nodes"] = int(os.environ.get("GROUP_WORLD_SIZE", "1"))  # torchrun knows, and may change it
         loggers: Any = False
         if self.command != "predict":
             name = "metrics.csv" if self.command == "fit" else f"{self.command}.csv"
