@@ -199,6 +199,7 @@ class Launcher:
         self.patience = float(os.environ.get("ZOO_WAIT", "120"))
         self.stopped: int | None = None
         self.attempt: Attempt | None = None
+        self.joins = False
         host, _, port = options.master.partition(":")
         several = options.nodes > 1
         self.hosts = Hosts(host, int(port or PORT), options.node_rank, options.nodes) if several else None
@@ -211,10 +212,12 @@ class Launcher:
         begun = newest = newest_checkpoint(self.options.recipe, self.flags)
         lost = 0
         while True:
+            self.attempt, self.joins = None, True
             number = self.hosts.begin() if self.hosts else lost
-            if self.stopped is not None:
-                return 128 + self.stopped
+            self.joins = False
             self.attempt = Attempt(self.command(number, again=newest != begun))
+            if self.stopped is not None:
+                self.attempt.signal(self.stopped)
             code = self.attempt.wait(self._ended_elsewhere(number), self.patience)
             code = self.hosts.end(number, code) if self.hosts else code
             before, newest = newest, newest_checkpoint(self.options.recipe, self.flags)
@@ -262,6 +265,8 @@ class Launcher:
 
     def _stop(self, number: int, frame: object) -> None:
         self.stopped = number
+        if self.joins:  # another host may not come for long
+            raise SystemExit(130 if number == signal.SIGINT else 143)
         if self.attempt is not None:
             self.attempt.signal(number)
 

@@ -124,7 +124,7 @@ class Processes(L.Callback):
             folder.mkdir(parents=True, exist_ok=True)
             self._stacks = (folder / STACKS.format(trainer.global_rank)).open("a", encoding="utf-8")
             faulthandler.enable(self._stacks)  # NCCL ends a process that waited too long by SIGABRT
-        for group in dist.distributed_c10d._world.pg_map:
+        for group in dist.distributed_c10d._world.pg_map if self.seconds else ():
             dist.distributed_c10d._set_pg_timeout(timedelta(seconds=self.seconds), group)
         self._beat()
 
@@ -161,7 +161,7 @@ class Processes(L.Callback):
                 path.unlink()
 
     def _beat(self) -> None:
-        if self._stacks is not None:
+        if self._stacks is not None and self.seconds:
             faulthandler.dump_traceback_later(self.seconds, file=self._stacks)
 
 
@@ -259,8 +259,8 @@ def leave(trainer: L.Trainer, error: Exception) -> NoReturn:
     elif lost:
         first = answers and _within(lambda: store.add(_LOST, 1)) == 1
         if first or (not answers and trainer.local_rank == int(trainer.node_rank == 0)):
-            who = _silent(trainer, store) if first else "rank 0"
-            stacks = Path(trainer.default_root_dir) / STACKS.format("*")
+            who = _silent(trainer, store) if first else _named([0], _hosts(trainer))
+            stacks = Path(getattr(trainer, "_zoo_run_folder", trainer.default_root_dir)) / STACKS.format("*")
             say(
                 f"{place}: lost contact with {who}, which was killed or hangs; nothing saved is lost: start all "
                 f"processes again with --ckpt_path last (where they were: {stacks})"
@@ -304,7 +304,7 @@ def _data_facts(trainer: L.Trainer) -> dict[str, Any]:
 
 
 def _named(ranks: Sequence[int], hosts: Sequence[str]) -> str:
-    where = ", ".join(dict.fromkeys(hosts[rank] for rank in ranks))
+    where = ", ".join(dict.fromkeys(hosts[rank] for rank in ranks)) if hosts else "host unknown"
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} ({where})"
 
 
@@ -338,9 +338,13 @@ def _absent(trainer: L.Trainer, store: dist.Store) -> list[int]:
 def _silent(trainer: L.Trainer, store: dist.Store) -> str:
     """Name the ranks from which no word comes."""
     _until(lambda: not _absent(trainer, store))
-    hosts = next((each.hosts for each in trainer.callbacks if isinstance(each, Processes)), [])  # type: ignore[attr-defined]
     absent = _absent(trainer, store)
-    return _named(absent, hosts) if absent and hosts else "another process"
+    return _named(absent, _hosts(trainer)) if absent else "another process"
+
+
+def _hosts(trainer: L.Trainer) -> list[str]:
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    return next((each.hosts for each in callbacks if isinstance(each, Processes)), [])
 
 
 def _let_others_leave(trainer: L.Trainer, store: dist.Store, lost: bool) -> None:
@@ -360,7 +364,8 @@ def _let_others_leave(trainer: L.Trainer, store: dist.Store, lost: bool) -> None
 
         first = trainer.global_rank - trainer.local_rank
         if not _until(gone, 10 * _PATIENCE_SECONDS if not lost else 2 * _PATIENCE_SECONDS) and lost:
-            os.kill(parent, signal.SIGKILL)  # it hangs
+            os.kill(parent, signal.SIGKILL)  # it hangs, and so would Python's end here
+            os._exit(LostContactError.exit_code)
     children = list(getattr(trainer.strategy.launcher, "procs", ()))
     _until(lambda: all(child.poll() is not None for child in children), 2 * _PATIENCE_SECONDS)
     for child in children:
