@@ -89,9 +89,9 @@ def limit_waiting(trainer: L.Trainer) -> float | None:
         os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
         folder = Path(trainer.default_root_dir).absolute()
         os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(folder / "nccl-rank"))
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, Processes):
-            callback.seconds = seconds
+    watch = _watch(trainer)
+    if watch is not None:
+        watch.seconds = seconds
     return seconds
 
 
@@ -109,6 +109,7 @@ class Processes(L.Callback):
         self.config = config
         self.checkpoint = checkpoint
         self.hosts: list[str] = []
+        self.first = -1  # the process of this host's first rank
         self._stacks: IO[str] | None = None
         self.seconds = 0.0
 
@@ -118,7 +119,8 @@ class Processes(L.Callback):
             return
         die_with_parent(trainer)
         facts = {**versions(), **settings(self.config), "checkpoint": self.checkpoint and self.checkpoint.name}
-        self.hosts = agree({**facts, **_data_facts(trainer)})
+        self.hosts, numbers = agree({**facts, **_data_facts(trainer)})
+        self.first = numbers[trainer.global_rank - trainer.local_rank]
         folder = run_folder(trainer)
         with contextlib.suppress(OSError):  # of a disk of this host's own, which may be full
             folder.mkdir(parents=True, exist_ok=True)
@@ -191,14 +193,14 @@ def settings(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def agree(facts: Mapping[str, Any]) -> list[str]:
+def agree(facts: Mapping[str, Any]) -> tuple[list[str], list[int]]:
     """Compare what every rank knows; all of them leave when it differs, with one line by the first.
 
     Args:
         facts: values by name.
 
     Returns:
-        The ranks' hosts.
+        The ranks' hosts and process numbers.
 
     Raises:
         SystemExit: on every rank.
@@ -206,10 +208,10 @@ def agree(facts: Mapping[str, Any]) -> list[str]:
     told = {name: str(value) for name, value in facts.items()}
     digest = hashlib.blake2b(repr(sorted(told.items())).encode(), digest_size=16).hexdigest()
     known: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(known, (socket.gethostname(), digest))
-    hosts = [host for host, _ in known]
-    if len({digest for _, digest in known}) == 1:
-        return hosts
+    dist.all_gather_object(known, (socket.gethostname(), os.getpid(), digest))
+    hosts, numbers, digests = map(list, zip(*known, strict=True))
+    if len(set(digests)) == 1:
+        return hosts, numbers
     dist.all_gather_object(known, told)
     if dist.get_rank() == 0:
         say(f"the processes of this run differ: {differences(known, hosts)}; start all of them alike")
@@ -342,9 +344,14 @@ def _silent(trainer: L.Trainer, store: dist.Store) -> str:
     return _named(absent, _hosts(trainer)) if absent else "another process"
 
 
-def _hosts(trainer: L.Trainer) -> list[str]:
+def _watch(trainer: L.Trainer) -> Processes | None:
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-    return next((each.hosts for each in callbacks if isinstance(each, Processes)), [])
+    return next((each for each in callbacks if isinstance(each, Processes)), None)
+
+
+def _hosts(trainer: L.Trainer) -> list[str]:
+    watch = _watch(trainer)
+    return [] if watch is None else watch.hosts
 
 
 def _let_others_leave(trainer: L.Trainer, store: dist.Store, lost: bool) -> None:
@@ -354,18 +361,17 @@ def _let_others_leave(trainer: L.Trainer, store: dist.Store, lost: bool) -> None
         _until(lambda: not _absent(trainer, store))
     if type(environment) is not LightningEnvironment:
         return
-    if trainer.local_rank != 0:
-        parent = (
-            os.getppid()
-        )  # the first rank of this host, which would be killed when it sees this one end with an error
+    parent, watch = os.getppid(), _watch(trainer)
+    if trainer.local_rank != 0 and watch is not None and parent == watch.first:
+        # the first rank started this one; it is killed where it sees this one fail before it has left, or else hangs
 
         def gone() -> bool:
             return os.getppid() != parent or _within(lambda: store.check([f"{_LEFT}/{first}"])) is True
 
         first = trainer.global_rank - trainer.local_rank
-        if not _until(gone, 10 * _PATIENCE_SECONDS if not lost else 2 * _PATIENCE_SECONDS) and lost:
-            os.kill(parent, signal.SIGKILL)  # it hangs, and so would Python's end here
-            os._exit(LostContactError.exit_code)
+        if not _until(gone, (5 if lost else 10) * _PATIENCE_SECONDS) and lost:
+            os.kill(parent, signal.SIGKILL)
+            os._exit(LostContactError.exit_code)  # Python's end would wait for it, too
     children = list(getattr(trainer.strategy.launcher, "procs", ()))
     _until(lambda: all(child.poll() is not None for child in children), 2 * _PATIENCE_SECONDS)
     for child in children:
