@@ -148,8 +148,9 @@ class Processes(L.Callback):
                 self._stacks.writelines(traceback.format_exception(exception))
                 self._stacks.flush()
                 faulthandler.dump_traceback(self._stacks)
+        self.teardown()
 
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def teardown(self, *_: Any) -> None:
         """Stop watching; a file without stacks goes."""
         if self._stacks is None:
             return
