@@ -20,10 +20,14 @@ from PIL import Image
 from tests.cluster.hosts import INTERFACE, Host, available, hosts
 from tests.harness import REPOSITORY, TOY, TOY_ARGS, TOY_RECIPE, callback, environment, fingerprint, newest
 
-pytestmark = [pytest.mark.cluster, pytest.mark.skipif(not available(), reason="needs root and network namespaces")]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(not available(), reason="needs root and network namespaces"),
+]
 TOY_FLAGS = ("--trainer.max_steps=60", "--trainer.val_check_interval=10", "--checkpoints.every_n_batches=5")
 FLOW_FLAGS = ("--trainer.accelerator=cpu", "--trainer.max_steps=120", "--checkpoints.every_n_batches=10")
-SECONDS = 900  # for a drill on a busy machine
+SECONDS = 1500  # for a drill on a busy machine
 
 
 @pytest.fixture(scope="module")

@@ -121,11 +121,11 @@ class Processes(L.Callback):
         facts = {**versions(), **settings(self.config), "checkpoint": self.checkpoint and self.checkpoint.name}
         self.hosts, numbers = agree({**facts, **_data_facts(trainer)})
         self.first = numbers[trainer.global_rank - trainer.local_rank]
-        folder = run_folder(trainer)
         with contextlib.suppress(OSError):  # of a disk of this host's own, which may be full
-            folder.mkdir(parents=True, exist_ok=True)
-            self._stacks = (folder / STACKS.format(trainer.global_rank)).open("a", encoding="utf-8")
-            faulthandler.enable(self._stacks)  # NCCL ends a process that waited too long by SIGABRT
+            if stage == "fit":
+                run_folder(trainer).mkdir(parents=True, exist_ok=True)
+                self._stacks = (run_folder(trainer) / STACKS.format(trainer.global_rank)).open("a", encoding="utf-8")
+                faulthandler.enable(self._stacks)  # NCCL ends a process that waited too long by SIGABRT
         for group in dist.distributed_c10d._world.pg_map if self.seconds else ():
             dist.distributed_c10d._set_pg_timeout(timedelta(seconds=self.seconds), group)
         self._beat()
