@@ -21,7 +21,7 @@ import yaml
 from jsonargparse import ActionConfigFile, Namespace
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from zoo import __version__
 from zoo.cli.helps import asks_for_help
@@ -376,8 +376,6 @@ class ZooCLI(LightningCLI):
         plugins = list(settings.get("plugins") or [])
         plugins += [] if sharded else [AtomicCheckpointIO()]
         plugins += [SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else []
-        if TorchElasticEnvironment.detect() and settings.get("num_nodes", 1) == 1:
-            kwargs["num_nodes"] = int(os.environ.get("GROUP_WORLD_SIZE", "1"))  # torchrun knows, and may change it
         loggers: Any = False
         if self.command != "predict":
             name = "metrics.csv" if self.command == "fit" else f"{self.command}.csv"
@@ -388,6 +386,8 @@ class ZooCLI(LightningCLI):
             names, wandb = self.config["loggers"], self.config_init["wandb"]
             made = make_loggers(names, wandb, self.folder, own, self.recipe, evaluated)
             loggers = [self.csv, *made]
+        if "TORCHELASTIC_RUN_ID" in os.environ and settings.get("num_nodes") in (None, 1):
+            kwargs["num_nodes"] = int(os.environ.get("GROUP_WORLD_SIZE", "1"))  # torchrun knows, and may change it
         summary = bool(settings.get("enable_model_summary"))  # the run's first lines count the weights
         return super().instantiate_trainer(plugins=plugins, logger=loggers, enable_model_summary=summary, **kwargs)
 
