@@ -1,15 +1,17 @@
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from zoo.training import launcher
 from zoo.training.errors import LostContactError
-from zoo.training.launcher import Attempt, Launcher, is_lost, main, newest_checkpoint, parse
+from zoo.training.launcher import Attempt, Hosts, Launcher, is_lost, main, newest_checkpoint, parse
 
 
 def test_a_lost_process_is_told_from_errors_and_stops():
@@ -109,6 +111,30 @@ def test_checkpoints_of_other_recipes_do_not_count(monkeypatch, tmp_path):
         ["--trainer.max_steps", "4", "--trainer.default_root_dir", "mine"],
     ):
         assert newest_checkpoint("flow/smoke", flags)[1] == "mine/step_2.ckpt"
+
+
+def test_hosts_agree_on_attempts_and_codes():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    first, second = (Hosts("127.0.0.1", port, rank, 2) for rank in range(2))
+    with ThreadPoolExecutor(2) as pool:
+
+        def both(name, *arguments):
+            pairs = zip((first, second), arguments, strict=True)
+            calls = [pool.submit(getattr(each, name), *given) for each, given in pairs]
+            return [call.result(60) for call in calls]
+
+        assert both("begin", (), ()) == [0, 0] and not first.ended(0)
+        assert both("end", (0, 75), (0, 137)) == [75, 137] and second.ended(0)
+        first.decide(0, True)
+        assert second.goes_on(0) is True and both("begin", (), ()) == [1, 1]
+        assert both("end", (1, 75), (1, 1)) == [1, 1]  # an error goes before a lost process
+        word = pool.submit(second.goes_on, 1)
+        first.decide(1, False)
+        assert word.result(60) is False
+    first.store = None  # its launcher is gone
+    assert second.ended(2) and second.goes_on(2) is None and second.end(2, 75) == 75
 
 
 def test_a_process_that_hangs_is_killed_when_the_first_has_ended(tmp_path):
