@@ -148,10 +148,14 @@ class Processes(L.Callback):
                 self._stacks.writelines(traceback.format_exception(exception))
                 self._stacks.flush()
                 faulthandler.dump_traceback(self._stacks)
-        self.teardown()
+        self._end()
 
-    def teardown(self, *_: Any) -> None:
-        """Stop watching; a file without stacks goes."""
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Stop watching."""
+        self._end()
+
+    def _end(self) -> None:
+        """Without stacks, the file goes."""
         if self._stacks is None:
             return
         faulthandler.cancel_dump_traceback_later()
