@@ -1,24 +1,11 @@
 #!/usr/bin/env bash
 # Train on every device of one machine, or on the first N:
 #   scripts/launch.sh RECIPE [N] [flags of `zoo fit` ...]
-# Lightning starts one process a device by itself, so this is `zoo fit` with the multi-device fragment; torchrun is
-# used when LAUNCHER=torchrun (the same processes under an elastic agent, one node).
+# or of several; the same command on each, with its own rank (one file system for all: the runs lie on it):
+#   scripts/launch.sh RECIPE [N] --nodes 2 --node-rank 0 --master HOST[:PORT] [flags of `zoo fit` ...]
+#
+# A lost process (killed, out of memory, hung, its host gone) ends all of them, and they start again from the newest
+# checkpoint, at most ZOO_RESTARTS (3) times in a row without a new one. Processes that hang are killed ZOO_WAIT (120)
+# seconds after the others have ended. LAUNCHER=torchrun uses torchrun on one machine, too.
 set -euo pipefail
-
-usage="usage: scripts/launch.sh RECIPE [N] [flags of zoo fit ...]"
-recipe=${1:?$usage}
-shift
-devices=auto
-if [[ ${1:-} =~ ^[0-9]+$ ]]; then
-    devices=$1
-    shift
-fi
-fragment="$(dirname "${BASH_SOURCE[0]}")/../configs/trainer/ddp.yaml"
-arguments=(fit --config "$recipe" --config "$fragment" "--trainer.devices=$devices" "$@")
-
-if [[ ${LAUNCHER:-} == torchrun ]]; then
-    processes=$devices
-    [[ $devices == auto ]] && processes=gpu
-    exec torchrun --standalone --nproc-per-node="$processes" -m zoo "${arguments[@]}"
-fi
-exec python -m zoo "${arguments[@]}"
+exec python -m zoo.training.launcher "$@"

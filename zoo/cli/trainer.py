@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-import socket
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn
 
 import lightning as L
+import torch.distributed
 import yaml
 from jsonargparse import ActionConfigFile, Namespace
 from jsonargparse.typing import PositiveInt
@@ -67,7 +68,8 @@ from zoo.training.callbacks.progress import Progress, TerminalSettings
 from zoo.training.callbacks.report import Banner, told_at_end
 from zoo.training.callbacks.rng import RNGState
 from zoo.training.callbacks.samples import Samples
-from zoo.training.errors import LostContactError, explain, lost_contact
+from zoo.training.errors import ExplainedError, LostContactError, explain, lost_contact
+from zoo.training.processes import Processes, leave, limit_waiting
 from zoo.training.strategies.shards import SHARDING_STRATEGIES
 from zoo.training.task import ZooTask
 
@@ -275,9 +277,9 @@ class ZooCLI(LightningCLI):
         )
 
     def _callbacks(self) -> list[Callback]:
-        bars: list[Callback] = []
+        bars: list[Callback] = [Processes(self.config.as_dict(), self.checkpoint)]
         if self.config["trainer.enable_progress_bar"] is not False:
-            bars = [Progress(**self.config["terminal"])]
+            bars.append(Progress(**self.config["terminal"]))
         if self.command != "fit":
             return bars
         logged = LoggedRun(self.recipe, lambda: config_text(self.parser, self.config))
@@ -407,6 +409,8 @@ class ZooCLI(LightningCLI):
             names, wandb = self.config["loggers"], self.config_init["wandb"]
             made = make_loggers(names, wandb, self.folder, own, self.recipe, evaluated)
             loggers = [self.csv, *made]
+        if "TORCHELASTIC_RUN_ID" in os.environ and settings.get("num_nodes") in (None, 1):
+            kwargs["num_nodes"] = int(os.environ.get("GROUP_WORLD_SIZE", "1"))  # torchrun knows, and may change it
         summary = bool(settings.get("enable_model_summary"))  # the run's first lines count the weights
         return super().instantiate_trainer(plugins=plugins, logger=loggers, enable_model_summary=summary, **kwargs)
 
@@ -465,24 +469,32 @@ def _execute(command: str, cli: ZooCLI) -> int:
     if command != "fit" and checkpoint is None and not isinstance(cli.model, Loaded):
         raise ValueError(f"{command} needs --ckpt_path, a run or a checkpoint: the recipe alone has no trained weights")
     try:
+        limit_waiting(cli.trainer)
         if command == "fit":
             fit(cli)
         elif command == "predict":
             return predict(cli)
         else:
             getattr(cli.trainer, command)(cli.model, cli.datamodule, ckpt_path=checkpoint, weights_only=True)
-    except (RuntimeError, OSError, MemoryError) as error:
-        if lost_contact(error):
-            raise LostContactError(
-                f"rank {cli.trainer.global_rank} on {socket.gethostname()}, step {cli.trainer.global_step}: "
-                "lost contact with another process, which was killed or hangs; nothing saved is lost: start all "
-                "of them again with --ckpt_path last"
-            ) from error
-        message = explain(error, cli.config.as_dict())
-        if message is None:
+    except Exception as error:
+        explained = explained_error(error, cli)
+        if cli.trainer.world_size > 1 and torch.distributed.is_initialized():
+            leave(cli.trainer, explained)
+        if explained is error:
             raise
-        raise ValueError(message) from error
+        raise explained from error
     return 0
+
+
+def explained_error(error: Exception, cli: ZooCLI) -> Exception:
+    """What the user is told of an error: itself, or one of ours that says what to do."""
+    if lost_contact(error):
+        return LostContactError(
+            "lost contact with another process, which was killed or hangs; nothing saved is lost: start all of them "
+            "again with --ckpt_path last"
+        )
+    message = explain(error, cli.config.as_dict()) if isinstance(error, RuntimeError | OSError | MemoryError) else None
+    return error if message is None else ExplainedError(message)
 
 
 def fit(cli: ZooCLI) -> None:

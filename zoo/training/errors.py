@@ -75,6 +75,8 @@ def explain(exception: BaseException, config: Mapping[str, Any]) -> str | None:
     Returns:
         One line, or None when the exception is of no known kind.
     """
+    if isinstance(exception, ExplainedError):
+        return str(exception)
     for error in _chain(exception):
         text = str(error).lower()
         place = _where_memory_ended(error, text)
@@ -100,7 +102,11 @@ def explain(exception: BaseException, config: Mapping[str, Any]) -> str | None:
     return None
 
 
-class LostContactError(ValueError):
+class ExplainedError(ValueError):
+    """Says in one line what went wrong, and what to do."""
+
+
+class LostContactError(ExplainedError):
     """Another process of the run is gone or hangs; a launcher may start all of them again from the last checkpoint."""
 
     exit_code = 75  # EX_TEMPFAIL of sysexits.h

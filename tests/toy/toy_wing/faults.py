@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 from toy_wing.data import PairData, Pairs
 from toy_wing.inference import Amplifier
 from toy_wing.task import GainTask
+from zoo.runs.folder import run_folder
 from zoo.training.callbacks import media
 
 
@@ -61,6 +62,38 @@ class KillAt(L.Callback):
 
     def on_validation_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
         self._send(trainer, "sanity" if trainer.sanity_checking else "validation")
+
+
+class Misfortune(L.Callback):
+    """What befalls one rank of several before a batch, once in a run.
+
+    Args:
+        rank: whom.
+        step: number of batches trained.
+        kind: "error" and "bug" (exceptions that are explained or not), "kill", "stop" (by signals), "loop" (for ever),
+            "disk" (writes until the disk is full).
+        folder: of the disk.
+    """
+
+    def __init__(self, rank: int, step: int, kind: str, folder: str = "") -> None:
+        self.rank, self.step, self.kind, self.folder = rank, step, kind, folder
+
+    def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
+        struck = run_folder(trainer) / "struck"
+        if (trainer.global_rank, trainer.global_step) != (self.rank, self.step) or struck.exists():
+            return
+        struck.touch()
+        if self.kind == "error":
+            raise ValueError("broken.wav is no audio file")
+        if self.kind == "bug":
+            raise KeyError("lost key")
+        if self.kind == "disk":
+            with (Path(self.folder) / "cache").open("wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(2**16))
+        while self.kind == "loop":
+            pass
+        os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[self.kind])
 
 
 class Ballast(L.Callback):

@@ -256,6 +256,8 @@ class Checkpoints(Checkpoint):
             wait([self._written[0]])
         if not self._at_boundary or trainer.state.fn != "fit" or disk_failed or is_trial(trainer):
             return
+        if trainer.world_size > 1 and not isinstance(exception, Interrupted):
+            return  # one rank's error: the others are in their step, and saving takes all
         # before the first step only a signal makes a state worth keeping: a run that could not start leaves none
         worth = trainer.global_step != self._saved_step if trainer.global_step else isinstance(exception, Interrupted)
         if worth:
