@@ -16,6 +16,7 @@ from lightning.fabric.plugins.collectives.torch_collective import default_pg_tim
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.optim import Optimizer
 
 from zoo.common.ranges import at_least
@@ -59,7 +60,7 @@ class FSDP2(DDPStrategy):
     Args:
         min_block_parameters: of a block that is gathered by itself.
         param_dtype: of gathered weights; bfloat16 halves what is sent, for `precision: bf16-mixed`. By default the
-            weights' own.
+            weights' own, which parts with spectral norm keep.
         reduce_dtype: in which gradients are summed over processes; by default `param_dtype`.
         process_group_backend: gloo or nccl; by default the device's own.
         timeout: after which a process that waits for another gives up.
@@ -139,6 +140,8 @@ class FSDP2(DDPStrategy):
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         dtypes = {key: getattr(torch, name) for key, name in vars(self).items() if key.endswith("_dtype") and name}
+        if any(isinstance(module, _SpectralNorm) for module in part.modules()):
+            dtypes = {}  # its vectors are float32, and a buffer is not gathered
         policy = MixedPrecisionPolicy(**dtypes, cast_forward_inputs=False)
         whole = {p for p in part.parameters() if not (p.requires_grad or p.is_floating_point()) or not p.ndim}
         scalars = [name for name, p in part.named_parameters() if p.requires_grad and not p.ndim]
@@ -208,6 +211,13 @@ class FSDP2(DDPStrategy):
             if self._whole and module not in self._roots.values():
                 module.set_reshard_after_forward(True, recurse=False)
         self._whole = False
+
+    def teardown(self) -> None:
+        """Let go of all weights, also where an exception came in the middle of a pass; end."""
+        for module in self._groups:
+            if group := module._get_fsdp_state()._fsdp_param_group:
+                group._to_sharded()
+        super().teardown()
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
