@@ -299,7 +299,7 @@ def test_keyed_batches_hold_every_item_once_over_the_ranks_and_resume_anywhere(
         joined.set_epoch(epoch)
         for number, keys in enumerate(joined):
             assert set(keys) <= {key for batches in split for key in batches[number]}
-        assert ranks[0].order(epoch) != ranks[0].order(epoch + 1) or size < 20
+        assert ranks[0].order(epoch) != ranks[0].order(epoch + 1) or size < 20 or len(ranks[0]) < 4
 
 
 def test_keyed_buckets_hold_little_padding_and_are_mixed_in_windows() -> None:
