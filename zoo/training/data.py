@@ -336,7 +336,7 @@ class ZooDataModule(L.LightningDataModule):
             digest = hashlib.blake2b(digest_size=16)
             for value in (self.lengths, *self.contents):
                 is_array = isinstance(value, np.ndarray)
-                digest.update(np.ascontiguousarray(value).view(np.uint8) if is_array else repr(value).encode())
+                digest.update(np.ravel(value).view(np.uint8).data if is_array else repr(value).encode())
             self._data_facts = {"seed": self.seed, "items": items, "contents": digest.hexdigest()}
         return {
             "batch_size": self.batch_size,

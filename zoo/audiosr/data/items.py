@@ -93,7 +93,7 @@ class Crops(Dataset[Item]):
 
     def _candidates(self, own: int, rng: np.random.Generator) -> Iterator[tuple[int, int]]:
         for attempt in range(OWN_TRIES + OTHER_TRIES):
-            index = own if attempt < OWN_TRIES else int(self.indices[rng.integers(len(self.indices))])
+            index = own if attempt < OWN_TRIES else int(self.indices[int(rng.integers(len(self.indices)))])
             room = max(self.recordings.length(index) - self.segment_samples, 0)
             if 0 < attempt < OWN_TRIES and room == 0:
                 continue

@@ -259,7 +259,7 @@ def training_clips(recipe: SuperResolutionData | None, settings: Settings, sampl
         yield from (files.read_mono(paths[number], sample_rate) for number in evenly(len(paths)))
     elif recipe is not None:
         crops: Crops = recipe.train_set
-        for index in crops.indices[evenly(len(crops.indices))].tolist():
+        for index in (int(crops.indices[number]) for number in evenly(len(crops.indices))):
             yield crops.recordings.read(index, 0, crops.recordings.length(index))[0]
 
 
