@@ -190,7 +190,7 @@ def test_a_stopped_driver_takes_its_actors_along(
 def test_a_full_disk_ends_all_with_one_line(cluster: RayCluster, run: Path, tmp_path: Path) -> None:
     names = write_inputs(tmp_path, 60)
     (tmp_path / "out").mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1100k", "tmpfs", str(tmp_path / "out")]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", str(tmp_path / "out")]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("needs to mount a small file system")
     try:
