@@ -6,7 +6,7 @@ from torch import nn
 
 from zoo.cli.commands.plan import estimate
 from zoo.cli.main import main
-from zoo.training.callbacks.cost import Cost, _Saved
+from zoo.training.cost import Cost, _Saved
 
 
 def test_activations_are_counted_once_and_at_their_peak():

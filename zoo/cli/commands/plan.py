@@ -21,7 +21,7 @@ from zoo.runs.details import duration
 from zoo.runs.listing import size_of
 
 if TYPE_CHECKING:
-    from zoo.training.callbacks.cost import Cost
+    from zoo.training.cost import Cost
 
 GIB = 2**30
 SHARDED = {  # how a strategy shares out (weights, gradients, optimizer states)
@@ -64,8 +64,8 @@ def main(
         ValueError: without a recipe, or a number is out of its range.
     """
     from zoo.training.callbacks.checkpoint import Checkpoints
-    from zoo.training.callbacks.cost import WARM_UP_STEPS, Cost
     from zoo.training.callbacks.progress import steps_of
+    from zoo.training.cost import WARM_UP_STEPS, Cost
 
     if not recipe:
         raise ValueError("plan needs a recipe: `zoo list` names them")
