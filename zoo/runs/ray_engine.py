@@ -35,7 +35,7 @@ from torch import nn
 from zoo import __version__
 from zoo.common.locks import is_rank_zero
 from zoo.common.report import Row
-from zoo.runs.bulk import RANK_MANIFESTS, BulkRun, Job, read_manifest
+from zoo.runs.bulk import RANK_MANIFESTS, BulkRun, Job, Plan, read_manifest
 from zoo.runs.inference import Inference
 from zoo.runs.load import load
 
@@ -114,6 +114,7 @@ class Worker:
         with torch.inference_mode(), self._precision.predict_step_context():
             for source, target, member in jobs:
                 rows.append(self._run.process(self._inference, Job(Path(source), Path(target), member)))
+        self._run.close()
         return [row for row in rows if row["status"] == "failed"]
 
 
@@ -372,7 +373,7 @@ def _terminable() -> Iterator[None]:
 
 
 def predict(
-    jobs: Sequence[Job],
+    jobs: Plan,
     model: Model,
     output: Path,
     overwrite: bool = False,
@@ -406,6 +407,8 @@ def predict(
     with connected(address, workers) as ray, _terminable():
         run = BulkRun(output, overwrite)
         run.begin()
+        owed = run.owed(jobs)
         gpu = accelerator != "cpu" and (accelerator != "auto" or ray.cluster_resources().get("GPU", 0) > 0)
-        Pool(jobs, model, run, workers, gpu).work(bar)
+        if owed:
+            Pool(owed, model, run, workers, gpu).work(bar)
         return run.finish()
