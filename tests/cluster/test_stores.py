@@ -157,7 +157,7 @@ def test_compressed_shards_are_unpacked_once(truth: list[np.ndarray], tmp_path: 
 def test_what_passes_is_tried_again(
     store: HttpStore, truth: list[np.ndarray], tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: str, times: int
 ) -> None:
-    remote = corpus(store.url, tmp_path / "c", hurried=fault == "slow")
+    remote = corpus(store.url, tmp_path / "c", patience=HURRIED if fault == "slow" else PATIENCE)
     store.faults[name(2)] = (fault, times)
     assert same(clips(remote), truth)
     assert store.spoiled[name(2)] == times and not lines(caplog)
@@ -167,7 +167,7 @@ def test_what_passes_is_tried_again(
 def test_a_shard_that_fails_is_skipped_in_one_line(
     store: HttpStore, truth: list[np.ndarray], tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: str
 ) -> None:
-    remote = corpus(store.url, tmp_path / "c", hurried=fault == "slow")
+    remote = corpus(store.url, tmp_path / "c", patience=HURRIED if fault == "slow" else PATIENCE)
     bad = random.randrange(4)
     print("bad shard", bad)
     store.faults[name(bad)] = (fault, -1)
@@ -180,7 +180,7 @@ def test_a_shard_that_fails_is_skipped_in_one_line(
     store.faults.clear()  # a run that begins anew sees everything again
     assert same(clips(corpus(store.url, tmp_path / "c")), truth)
     store.faults[name(bad)] = (fault, -1)
-    strict = corpus(store.url, tmp_path / "c", share=0.2, hurried=fault == "slow")
+    strict = corpus(store.url, tmp_path / "c", share=0.2, patience=HURRIED if fault == "slow" else PATIENCE)
     with pytest.raises(ValueError, match=rf"more than the allowed share of 0\.2 \(max_bad_share\).*{name(bad)}"):
         strict.prefetch(range(SAMPLES))
 

@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import platform
 import shutil
 import signal
 import sys
@@ -120,6 +121,7 @@ class Watch:
         self._usual: set[str] = set()
         self._touched: list[str] = []
         self._inside = threading.local()
+        platform.processor()  # asks `uname` once in a process; DeepSpeed does so on its import
         sys.addaudithook(self._hook)
 
     @contextlib.contextmanager

@@ -368,6 +368,7 @@ class ZooCLI(LightningCLI):
             self.config["trainer.precision"] = self._given["trainer.precision"] = settled
         with self._explained():
             super().instantiate_classes()
+        limit_waiting(self.trainer)
         frozen.note_sources(frozen.frozen_modules({"": self.model}), arguments, used)
         if not isinstance(self.model, Loaded):
             self.model.specs = describe(self.model, self.config)
@@ -469,7 +470,6 @@ def _execute(command: str, cli: ZooCLI) -> int:
     if command != "fit" and checkpoint is None and not isinstance(cli.model, Loaded):
         raise ValueError(f"{command} needs --ckpt_path, a run or a checkpoint: the recipe alone has no trained weights")
     try:
-        limit_waiting(cli.trainer)
         if command == "fit":
             fit(cli)
         elif command == "predict":

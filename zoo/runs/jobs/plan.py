@@ -229,9 +229,12 @@ def plan(input: Path, output: Path, suffixes: Sequence[str], output_suffix: str,
     if input.is_dir() and inside == whole:
         raise ValueError(f"--output {output} is the input folder itself; name another folder")
     shards = WALK_SUFFIXES if ".wav" in suffixes else ()
-    paths = scan(input, (*suffixes, *shards)) if input.is_dir() else map(str, walk(input, (*suffixes, *shards)))
-    above = len(os.path.join(root, ""))
-    found = (path[above:] for path in paths)
+    wanted = (*suffixes, *shards)
+    if input.is_dir():
+        above = len(os.path.join(root, ""))
+        found = (path[above:] for path in scan(input, wanted))
+    else:
+        found = (path.name for path in walk(input, wanted))
     own = f"{inside.relative_to(whole).as_posix()}/" if input.is_dir() and inside.is_relative_to(whole) else None
     names = (
         name for name in found
