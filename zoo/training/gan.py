@@ -302,7 +302,10 @@ class GANTask(ZooTask):
     def _chunks(self, batch: Any) -> list[_Chunk]:
         """Generate the whole batch, chunk by chunk; several chunks keep their graphs without activations."""
         parts = split_batch(batch, self.accumulate) if self.accumulate > 1 else [batch]
-        pairs, through = [], getattr(self.trainer.strategy, "through", None)
+        pairs = []
+        through = getattr(
+            getattr(self._trainer, "strategy", None), "through", None
+        )  # of a strategy that gathers weights
         generate = self.generate if through is None else partial(through, self.generator, self.generate)
         for part in parts:
             if len(parts) > 1:
