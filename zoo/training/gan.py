@@ -303,9 +303,8 @@ class GANTask(ZooTask):
         """Generate the whole batch, chunk by chunk; several chunks keep their graphs without activations."""
         parts = split_batch(batch, self.accumulate) if self.accumulate > 1 else [batch]
         pairs = []
-        through = getattr(
-            getattr(self._trainer, "strategy", None), "through", None
-        )  # of a strategy that gathers weights
+        strategy = None if self._trainer is None else self._trainer.strategy
+        through = getattr(strategy, "through", None)  # of one that gathers weights
         generate = self.generate if through is None else partial(through, self.generator, self.generate)
         for part in parts:
             if len(parts) > 1:
