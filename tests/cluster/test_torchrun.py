@@ -202,6 +202,7 @@ def test_unequal_hosts_are_refused_with_one_line(kind: str, pair: Sequence[Host]
             shutil.copytree(
                 REPOSITORY / "zoo", tmp_path / host.name / "zoo", ignore=shutil.ignore_patterns("__pycache__")
             )
+            (tmp_path / host.name / "configs").symlink_to(REPOSITORY / "configs")
         with (tmp_path / b.name / "zoo" / "__init__.py").open("a") as file:
             file.write("# changed on one host\n")
         variables["PYTHONPATH"] = f"{tmp_path}/{{host}}{os.pathsep}{TOY}"
