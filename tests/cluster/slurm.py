@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -63,8 +64,9 @@ class Slurm:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What makes SLURM's commands find this cluster."""
-        return {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf")}
+        """What makes SLURM's commands find this cluster, and its jobs the Python that runs the tests."""
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        return {**os.environ, "PATH": path, "SLURM_CONF": str(self.folder / "slurm.conf")}
 
     def run(self, *command: object, cwd: Path | None = None, timeout: float = 60) -> str:
         """Run one of SLURM's commands; its output, an AssertionError when it fails."""
