@@ -24,6 +24,7 @@ from zoo.training.compiling import Mode as CompileMode
 from zoo.training.compiling import compile_in_place
 from zoo.training.data import ZooDataModule, item_seed
 from zoo.training.freezing import freeze
+from zoo.training.strategies.shards import whole_weights
 from zoo.training.task import OptimizerCallable, SingleOptimizerTask, WeightedMeans
 
 Mode = Literal["full", "global_encoder", "unet_only"]
@@ -196,7 +197,8 @@ class DiffusionTask(SingleOptimizerTask):
     def on_fit_start(self) -> None:
         """Take the scale of the latents, unless weights brought one; replicate; compile."""
         if self.latent_scale == "auto" and float(self.net.latent_scale) == 1.0:
-            self.net.latent_scale.copy_(self._measured_scale())
+            with whole_weights(self.trainer):
+                self.net.latent_scale.copy_(self._measured_scale())
             log.info("latent_scale: %.5f", float(self.net.latent_scale))
         if self.parallel == "dp":
             self._replicas = [replicated(self._objective(), self.device)]
