@@ -123,6 +123,7 @@ class DiffusionTask(SingleOptimizerTask):
 
     inference_class = "zoo.audiosr.Restorer"
     inference_parts = ("net", "autoencoder", "vocoder", "features", "diffusion", "condition_autoencoder")
+    uneven_parts = ("autoencoder", "vocoder")  # losses on waveforms decode the items of early diffusion steps alone
     seed: int
     guidance_scale: float
     guidance_rescale: float

@@ -85,6 +85,8 @@ class ZooTask(L.LightningModule):
 
     inference_class: ClassVar[str]
     inference_parts: ClassVar[tuple[str, ...]]
+    uneven_parts: ClassVar[tuple[str, ...]] = ()
+    """Parts that a step passes through more or less often by what its items are, so that ranks must not meet there."""
 
     def __init__(self, compile: bool = False) -> None:
         super().__init__()

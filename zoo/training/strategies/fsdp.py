@@ -46,9 +46,10 @@ class FSDP2(DDPStrategy):
     shard itself, saves past the checkpoint plugin straight into the final folder, and pickles on the way.
 
     What is sharded: each child of a ModuleList or Sequential with at least `min_block_parameters` parameters that no
-    block within it holds is a group of its own, gathered when it is called and given back after. The rest of a task
-    with one optimizer is one group, whole from a training step's beginning to the end of its backward; the generator
-    and each discriminator of a GAN are groups with their own passes. Frozen weights are sharded too, where they are
+    block within it holds is a group of its own, gathered when it is called and given back after; not within a task's
+    `uneven_parts`, where ranks would wait for calls that do not come. The rest of a task with one optimizer is one
+    group, whole from a training step's beginning to the end of its backward; the generator and each discriminator of a
+    GAN are groups with their own passes. Frozen weights are sharded too, where they are
     floating-point. Buffers stay whole and each process's own, as under DDP with `broadcast_buffers: false`.
 
     Training alone is sharded; its validations, validate, test and predict compute with whole weights. Checkpoints are
@@ -151,6 +152,8 @@ class FSDP2(DDPStrategy):
             child for module in part.modules() if isinstance(module, nn.ModuleList | nn.Sequential)
             for child in module.children() if not isinstance(child, nn.ModuleList)
         }  # fmt: skip
+        uneven = [getattr(part, name) for name in getattr(part, "uneven_parts", ())]
+        repeated -= {module for each in uneven if each is not None for module in each.modules()}
         taken = set(whole)
         groups = []
         for module in reversed(list(part.modules())):
