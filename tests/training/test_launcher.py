@@ -1,3 +1,4 @@
+import ctypes
 import os
 import signal
 import socket
@@ -84,6 +85,9 @@ def test_only_a_lost_process_brings_another_attempt(code, attempts, monkeypatch,
     said = capsys.readouterr().err
     assert said.count("starting all again from the beginning") == attempts - 1
     assert ("given up" in said) == (attempts > 1)
+    ours = ctypes.c_int(-1)
+    ctypes.CDLL(None).prctl(37, ctypes.byref(ours))  # PR_GET_CHILD_SUBREAPER: who calls it is as before
+    assert ours.value == 0
 
 
 def test_progress_allows_more_attempts(monkeypatch, tmp_path):

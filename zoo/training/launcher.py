@@ -63,7 +63,7 @@ class Attempt:
     """
 
     def __init__(self, command: Sequence[str]) -> None:
-        self.child = subprocess.Popen(command, start_new_session=True, preexec_fn=_die_with_parent)
+        self.child = subprocess.Popen(command, start_new_session=True, preexec_fn=die_with_parent)
 
     def signal(self, number: int) -> None:
         """Send a signal to the process that starts the others; it passes it on."""
@@ -206,7 +206,6 @@ class Launcher:
 
     def run(self) -> int:
         """Train; the exit code of the last attempt, the same on all hosts."""
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         for name in STOP_SIGNALS:
             signal.signal(getattr(signal, name), self._stop)
         begun = newest = newest_checkpoint(self.options.recipe, self.flags)
@@ -322,15 +321,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] == ["agent"]:
         return agent(given[1:])
+    launcher = Launcher(*parse(given))
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
-        return Launcher(*parse(given)).run()
+        return launcher.run()
     except (OSError, ValueError) as error:
         tell(str(error))
         return 1
+    finally:
+        _prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
 
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies (Linux)."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from zoo.runs.folder import run_folder
 from zoo.runs.listing import flatten
 from zoo.training.data import ZooDataModule
 from zoo.training.errors import LostContactError, lost_contact
+from zoo.training.launcher import die_with_parent
 
 TIMEOUT_VARIABLE = "ZOO_TIMEOUT"
 TIMEOUT_SECONDS = {"nccl": 600.0, "gloo": 300.0}
@@ -49,7 +50,6 @@ NOT_COMPARED = (
 _PATIENCE_SECONDS = 3.0  # for the other ranks' last words
 _EXIT_SECONDS = 60
 _FAILED, _LOST, _LEFT = "zoo/failed", "zoo/lost", "zoo/left"  # keys in the store
-_PR_SET_PDEATHSIG = 1  # prctl(2)
 
 Result = TypeVar("Result")
 
@@ -117,7 +117,7 @@ class Processes(L.Callback):
         """Compare, once; from then on watch."""
         if trainer.world_size == 1 or self.hosts or not dist.is_initialized():
             return
-        die_with_parent(trainer)
+        die_with_agent(trainer)
         facts = {**versions(), **settings(self.config), "checkpoint": self.checkpoint and self.checkpoint.name}
         self.hosts, numbers = agree({**facts, **_data_facts(trainer)})
         self.first = numbers[trainer.global_rank - trainer.local_rank]
@@ -293,12 +293,10 @@ def say(line: str) -> None:
     print(f"zoo: error: {' '.join(line.split())}", file=sys.stderr, flush=True)
 
 
-def die_with_parent(trainer: L.Trainer) -> None:
+def die_with_agent(trainer: L.Trainer) -> None:
     """Have the kernel kill this rank when torchrun's agent is killed, which would leave it running (Linux)."""
-    if sys.platform == "linux" and isinstance(trainer.strategy.cluster_environment, TorchElasticEnvironment):  # type: ignore[attr-defined]
-        import ctypes
-
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if isinstance(trainer.strategy.cluster_environment, TorchElasticEnvironment):  # type: ignore[attr-defined]
+        die_with_parent()
 
 
 def _data_facts(trainer: L.Trainer) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 
+import psutil
 import pytest
 
 from zoo.ui.jobs.records import read_record
@@ -33,6 +34,21 @@ def wait(condition: Callable[[], object], seconds: float = 30) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def ended(pid: int) -> bool:
+    """Whether a process is gone, or waits for nothing but a parent that asks for its exit code."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def command_of(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.ui.jobs.conftest import wait
+from tests.ui.jobs.conftest import command_of, ended, wait
 from zoo.ui.jobs.records import Record, identity, read_record, write_record
 from zoo.ui.jobs.trainings import Queue, Trainings
 from zoo.ui.places import Places
@@ -78,20 +78,13 @@ def test_twenty_starts_of_two_sessions(places: Places) -> None:
     while any(each.is_alive() for each in threads) or set(states(servers[0], *runs)) != {"finished"}:
         for server in servers:
             server.tick()
-        alive = [each for each in psutil.Process().children() if str(script) in " ".join(_command(each))]
+        alive = [each for each in psutil.Process().children() if str(script) in " ".join(command_of(each))]
         most = max(most, len(alive))
         assert time.monotonic() < stop, states(servers[0], *runs)
     assert len(set(runs)) == 20 and most == 2
     for server in servers:
         assert not server._children and not server._queue and not server._order
         assert not [each for each in psutil.Process().children() if each.status() == psutil.STATUS_ZOMBIE]
-
-
-def _command(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
 
 
 def test_an_end_is_noted_though_nobody_looks(trainings: Trainings, places: Places) -> None:
@@ -218,7 +211,7 @@ def test_a_server_that_is_killed_within_a_start(
         assert runs == []
         return
     if moment == "before its number is noted":
-        wait(lambda: not psutil.pid_exists(int((places.work / "number").read_text())))
+        wait(lambda: ended(int((places.work / "number").read_text())))
         assert not (places.run(runs[0]) / "train.log").exists()
     assert states(trainings, *runs) == ["waiting"]
     trainings.adopt(runs[0], "me")
