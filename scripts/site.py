@@ -17,24 +17,22 @@ import yaml
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+from zoo.cli.helps import TRAINER_COMMANDS
+from zoo.cli.main import docstring, find_tools
+from zoo.cli.names import FRAGMENTS, Recipe, recipes
+from zoo.common import registry
+from zoo.common.systems import systems
+from zoo.ui.forms.explain import explain
+from zoo.ui.forms.recipes import comment_of
+from zoo.ui.forms.values import flatten
+
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-
-from zoo.cli.helps import TRAINER_COMMANDS  # noqa: E402
-from zoo.cli.main import docstring, find_tools  # noqa: E402
-from zoo.cli.names import FRAGMENTS, Recipe, recipes  # noqa: E402
-from zoo.common import registry  # noqa: E402
-from zoo.common.systems import systems  # noqa: E402
-from zoo.ui.forms.explain import explain  # noqa: E402
-from zoo.ui.forms.recipes import comment_of  # noqa: E402
-from zoo.ui.forms.values import flatten  # noqa: E402
-
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are made."""
-    pages = {"index.md": _readme(), "changelog.md": (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")}
+    pages = {"index.md": _top("README.md"), "changelog.md": _top("CHANGELOG.md")}
     pages["reference/commands.md"] = _commands()
     for package in registry.PACKAGES:
         pages[f"reference/{package.rpartition('.')[2]}.md"] = _parts(package)
@@ -71,8 +69,8 @@ def _page_link(match: re.Match[str]) -> str:
     )
 
 
-def _readme() -> str:
-    """The README as start page: links that it has into docs/ lead from here, others are named."""
+def _top(name: str) -> str:
+    """A file of the repository's top as a page: links that it has into docs/ lead from here, others are named."""
 
     def moved(match: re.Match[str]) -> str:
         mark, text, target = match.groups()
@@ -82,7 +80,7 @@ def _readme() -> str:
             return f"{mark}[{text}]({target.removeprefix('docs/')})"
         return f"[{text}](changelog.md)" if target == "CHANGELOG.md" else f"{text} (`{target}`)"
 
-    return _LINK.sub(moved, (ROOT / "README.md").read_text(encoding="utf-8"))
+    return _LINK.sub(moved, (ROOT / name).read_text(encoding="utf-8"))
 
 
 def _recipe_pages() -> list[tuple[str, str]]:

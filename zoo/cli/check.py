@@ -15,14 +15,13 @@ import yaml
 
 from zoo.cli.names import find_recipe, listed, near, pairs
 from zoo.common import registry
-from zoo.common.options import CONFIG_OPTIONS, SETTINGS_SUFFIXES
+from zoo.common.options import CONFIG_OPTIONS, PREDICT_KEYS, SETTINGS_SUFFIXES
 from zoo.common.reading.signatures import Argument, arguments
 from zoo.common.reading.text import safe_load
 
 CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
 TRAINER = ("lightning.pytorch.trainer.trainer", "Trainer")
 OWN = {"config", "c", "help", "h", "print_config", "seed_everything", "trainer", "model", "data", "ckpt_path"}
-PREDICTION = {"input", "output", "overwrite", "engine", "ray_address", "ray_workers", "shard", "fanout", "tar"}
 PRECISION_AUTO = "auto"
 
 
@@ -37,7 +36,7 @@ class _Checker:
 
     def __init__(self, command: str) -> None:
         self.sections = _sections()
-        self.keys = {*OWN, *self.sections} - (set() if command == "predict" else PREDICTION)
+        self.keys = {*OWN, *self.sections}.difference(() if command == "predict" else PREDICT_KEYS)
         self.classes: dict[str, str] = {}
 
     def config(self, content: Any, origin: str) -> None:

@@ -25,7 +25,6 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
 
 from zoo import __version__
-from zoo.cli.check import PREDICTION
 from zoo.cli.helps import asks_for_help
 from zoo.cli.lazy_imports import collector_off
 from zoo.cli.parsing import (
@@ -46,7 +45,7 @@ from zoo.cli.quiet import filter_warnings, quietly, show_records
 from zoo.common import registry
 from zoo.common.atomic import write_atomic
 from zoo.common.locks import locked
-from zoo.common.options import files_first, take_option
+from zoo.common.options import PREDICT_KEYS, files_first, take_option
 from zoo.common.reading.configs import check_places, read_mapping
 from zoo.runs import folder as runs
 from zoo.runs import frozen
@@ -130,7 +129,7 @@ def config_text(parser: LightningArgumentParser, config: Namespace) -> str:
     kept = config.clone()
     kept["trainer.default_root_dir"] = None
     kept["ckpt_path"] = None
-    for key in ("config", *PREDICTION):
+    for key in ("config", *PREDICT_KEYS):
         kept.pop(key, None)
     return parser.dump(kept, skip_none=False)
 

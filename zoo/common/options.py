@@ -10,6 +10,7 @@ from typing import Literal, get_args
 Verbosity = Literal["quiet", "normal", "verbose"]
 VERBOSITY_VARIABLE = "ZOO_VERBOSITY"
 CONFIG_OPTIONS = ("--config", "-c")
+PREDICT_KEYS = ("input", "output", "overwrite", "engine", "ray_address", "ray_workers", "shard", "fanout", "tar")
 SETTINGS_SUFFIXES = (".yaml", ".yml", ".json")
 
 

@@ -15,6 +15,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from zoo.common.options import PREDICT_KEYS
 from zoo.common.reading.text import safe_load
 from zoo.common.registry import renamed
 
@@ -23,7 +24,7 @@ FOLDERS = {"cache", "default_root_dir", "dir", "dirpath", "log_dir", "nvme_path"
 # Sections whose texts become parts of file names.
 NAMING = ("trainer", "checkpoints", "wandb")
 # What only a command line says.
-COMMAND_KEYS = ("ckpt_path", "input", "output", "overwrite", "ray_address", "shard", "fanout", "tar")
+COMMAND_KEYS = (*PREDICT_KEYS, "ckpt_path")
 VARIABLE_PREFIX = "ZOO_"
 # OmegaConf's own, all but oc.env.
 REFUSED_RESOLVERS = "oc.coerce oc.create oc.decode oc.deprecated oc.dict.keys oc.dict.values oc.select".split()
