@@ -1,0 +1,80 @@
+import subprocess
+import sys
+
+import pytest
+
+from tests.harness import REPOSITORY, TOY, TOY_FIT, callback, environment
+from zoo.cli.main import main
+from zoo.common.hardware import free_memory_bytes
+from zoo.tuning.batch_size import _search
+
+SMOKES = sorted((REPOSITORY / "configs").glob("*/smoke*.yaml"))
+TOY_RECIPE = ["find-batch", *map(str, TOY_FIT[1:]), "--steps=1"]
+
+
+@pytest.mark.parametrize("largest", [0, 1, 2, 5, 8, 97, 1000])
+@pytest.mark.parametrize("size", [1, 4, 16])
+@pytest.mark.parametrize("most", [None, 1, 10, 64])
+def test_doubling_and_halving_end_at_the_largest(largest, size, most):
+    tried = []
+
+    def trains(value):
+        tried.append(value)
+        assert most is None or value <= most
+        return value <= largest
+
+    found = _search(size, size <= largest, most, trains)
+    bound = min(largest, most or largest)
+    assert len(tried) == len(set(tried)) <= 15
+    assert (found is None) if bound == 0 else bound - max(1, bound // 8) <= found <= bound
+    if bound < 8 or bound == most:
+        assert (found or 0) == bound
+
+
+def test_the_largest_batch_is_found_though_a_try_runs_out_of_memory(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{TOY}:{REPOSITORY}")
+    share = 1.5 * 2**30 / free_memory_bytes()
+    assert main([*TOY_RECIPE, f"--target={share}", *callback("Hungry", megabytes=400)]) == 0
+    said = capsys.readouterr().out
+    assert "out of memory" in said and said.strip().splitlines()[-1] == "--data.init_args.batch_size=2"
+    assert not list(tmp_path.iterdir())
+
+
+def test_memory_is_limited_to_a_count():
+    code = """
+import torch
+from zoo.common.hardware import peak_resident_bytes
+from zoo.tuning.batch_size import limit_memory
+limit_memory(peak_resident_bytes() + (200 << 20))
+torch.ones(50 << 18)
+try:
+    torch.ones(400 << 18)
+except RuntimeError as error:
+    print("survived")
+"""
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "survived"
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["flow/smoke", "--target=2"], "target"),
+        (["flow/smoke", "--max=0"], "max is at least 1"),
+        (["flow/smoke", "--targt=2"], "did you mean --target"),
+    ],
+)
+def test_mistakes_are_told_in_a_line(args, told, capsys):
+    assert main(["find-batch", *args]) != 0
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("zoo: error:") and told in error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", SMOKES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_every_stage(recipe, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    assert main(["find-batch", str(recipe), "--steps=1", "--max=8"]) == 0
+    assert capsys.readouterr().out.strip().splitlines()[-1].startswith("--data.init_args.batch_size=")
