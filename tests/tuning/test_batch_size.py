@@ -5,7 +5,6 @@ import pytest
 
 from tests.harness import REPOSITORY, TOY, TOY_FIT, callback, environment
 from zoo.cli.main import main
-from zoo.common.hardware import free_memory_bytes
 from zoo.tuning.batch_size import _search
 
 SMOKES = sorted((REPOSITORY / "configs").glob("*/smoke*.yaml"))
@@ -34,10 +33,11 @@ def test_doubling_and_halving_end_at_the_largest(largest, size, most):
 def test_the_largest_batch_is_found_though_a_try_runs_out_of_memory(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{TOY}:{REPOSITORY}")
-    share = 1.5 * 2**30 / free_memory_bytes()
-    assert main([*TOY_RECIPE, f"--target={share}", *callback("Hungry", megabytes=400)]) == 0
+    monkeypatch.setattr("zoo.tuning.batch_size.free_memory_bytes", lambda: 1600 << 20)  # a process begins with 700
+    settings = ["--target=1", "--data.batch_size=1", *callback("Hungry", megabytes=600)]
+    assert main([*TOY_RECIPE, *settings]) == 0
     said = capsys.readouterr().out
-    assert "out of memory" in said and said.strip().splitlines()[-1] == "--data.init_args.batch_size=2"
+    assert "out of memory" in said and said.strip().splitlines()[-1] == "--data.init_args.batch_size=1"
     assert not list(tmp_path.iterdir())
 
 

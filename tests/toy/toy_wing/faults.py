@@ -111,10 +111,12 @@ class Hungry(L.Callback):
 
     def __init__(self, megabytes: int) -> None:
         self.megabytes = megabytes
+        self.held: torch.Tensor | None = None
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
+        self.held = None  # before the next is made
         self.held = torch.ones(len(batch["x"]) * self.megabytes << 18)
 
 
