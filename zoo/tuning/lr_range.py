@@ -283,6 +283,8 @@ class RangeTest(L.Callback):
         Raises:
             ValueError: when the loss was not finite from the beginning.
         """
+        if len(self.rows) < 2 and not self.diverged:
+            raise ValueError("the recipe trains no second step: see its data and trainer.limit_train_batches")
         losses = np.array([row[self.watched or TOTAL] for row in self.rows[1:]])
         losses = losses[: int(np.argmax(~np.isfinite(losses)))] if not np.isfinite(losses).all() else losses
         if not len(losses):
