@@ -45,7 +45,7 @@ SMOOTHING = 0.9  # of the moving average: ten steps
 DIVERGED = 4.0  # times the lowest loss
 CAREFUL = 10.0  # below the rate of the lowest loss
 BEGUN = 0.9  # of the fall is still to come where it is taken to begin
-NOISE = 5.0  # standard deviations of the smoothed loss by which it has to fall
+NOISE = 6.0  # standard deviations of the smoothed loss by which it has to fall
 NOT_TESTED = (Checkpoint, EMA, Counting, EarlyStopping, LoggedRun, TrainLog, Banner, Throughput, Resources, GradNorm)
 TOTAL = "total"
 
