@@ -111,6 +111,9 @@ def main(*fit: str, target: float = 0.8, max: int | None = None, steps: int = 3)
     largest = _search(facts.size, fits, most, trains)
     if largest is None:
         raise ValueError(f"not even {facts.key}=1 trains within {_gib(facts.memory)} of memory")
+    tries = {
+        size: each for size, each in tries.items() if each.error or size <= largest
+    }  # the recipe's may exceed --max
     best = max_rate(tries)
     small = min(size for size, each in tries.items() if not each.error)
     while small > 1 and tries[small].rate >= FAST * best and trains(small // 2):
@@ -131,7 +134,7 @@ def _search(size: int, fits: bool, most: int | None, trains: Any) -> int | None:
     """
     low, high = (size, None) if fits else (0, size)
     if most is not None and size > most:
-        low, high = 0, most + 1
+        low, high = (most, None) if trains(most) else (0, most)
     while high is None and (most is None or low < most):
         following = 2 * low if most is None else min(2 * low, most)
         low, high = (following, None) if trains(following) else (low, following)
