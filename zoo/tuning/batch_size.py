@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,8 @@ def main(*fit: str, target: float = 0.8, max: int | None = None, steps: int = 3)
     def trains(size: int | None) -> bool:
         nonlocal facts
         found, tried = attempt(fit, size, facts.key if facts else None, steps, target)
-        facts = found or facts
+        if found is not None:
+            facts = replace(found, size=facts.size if facts else found.size)
         tries[tried.size] = tried
         return not tried.error
 
@@ -111,9 +112,8 @@ def main(*fit: str, target: float = 0.8, max: int | None = None, steps: int = 3)
     largest = _search(facts.size, fits, most, trains)
     if largest is None:
         raise ValueError(f"not even {facts.key}=1 trains within {_gib(facts.memory)} of memory")
-    tries = {
-        size: each for size, each in tries.items() if each.error or size <= largest
-    }  # the recipe's may exceed --max
+    if fits and facts.size > largest:  # the recipe's exceeds --max
+        del tries[facts.size]
     best = max_rate(tries)
     small = min(size for size, each in tries.items() if not each.error)
     while small > 1 and tries[small].rate >= FAST * best and trains(small // 2):

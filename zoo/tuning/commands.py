@@ -1,4 +1,4 @@
-"""Tools that look for the settings of a recipe: command -> the function that it calls."""
+"""Tools that choose settings of a recipe by training: command -> the function, whose signature and docstring help."""
 
 COMMANDS = {
     "find_lr": "zoo.tuning.lr_range:main",
