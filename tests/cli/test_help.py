@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from tests.harness import REPOSITORY, environment
+from zoo.cli.main import main
 
 
 @pytest.mark.parametrize("args", [["--help"], ["list"], ["doctor", "--help"], ["convert", "--help"]])
@@ -22,3 +23,11 @@ def test_toy_wing_is_listed_without_an_edit_in_zoo() -> None:
     command = [sys.executable, "-m", "zoo", "list", "--allow-import", "toy_wing"]
     result = subprocess.run(command, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, check=True)
     assert "toy_wing" in result.stdout and "learns a gain" in result.stdout
+
+
+def test_a_former_name_still_answers_and_is_not_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", "--help"]) == 0
+    assert "zoo compare-samplers" in capsys.readouterr().out
+    assert main(["--help"]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    assert "compare-samplers" in names and "sweep" not in names and names.count("find-lr") == 1

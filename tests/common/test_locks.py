@@ -103,6 +103,7 @@ TOOLS = [
     "degrade x out",
     "collect out",
     "sample x out",
+    "compare-samplers x out",
     "sweep x out",
     "make-pairs x out",
     "cache-features x out x",

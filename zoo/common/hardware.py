@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -97,6 +98,23 @@ def total_memory_bytes() -> int:
         except (OSError, ValueError):
             continue
     return total
+
+
+def free_memory_bytes() -> int:
+    """Return the memory that processes may still take, within the container's limit too; a guess without /proc."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            free = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return total_memory_bytes() // 2
+    group = Path("/sys/fs/cgroup")
+    for files in (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
+        try:
+            most, now = (int((group / name).read_text(encoding="ascii")) for name in files)
+            free = min(free, max(0, most - now))
+        except (OSError, ValueError):
+            continue
+    return free
 
 
 def usable_cores() -> int:

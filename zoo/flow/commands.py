@@ -2,7 +2,7 @@
 
 COMMANDS = {
     "sample": "zoo.flow.inference.generate:sample",
-    "sweep": "zoo.flow.evaluation.tables:sweep_run",
+    "compare_samplers": "zoo.flow.evaluation.tables:sweep_run",
     "make_pairs": "zoo.flow.inference.pairs:write_pairs",
     "straightness": "zoo.flow.evaluation.tables:print_straightness",
     "evaluate": "zoo.flow.evaluation.evaluate:evaluate",

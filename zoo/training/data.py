@@ -113,6 +113,9 @@ class ResumableBatches(Sampler[list[Key]]):
         permuted = torch.randperm(self.size, generator=torch.Generator().manual_seed(seed)).numpy()
         return lambda start, stop: permuted[start:stop]
 
+    def take_longest(self) -> None:
+        """Let all batches be as large as the largest one, to measure the memory that it takes; no order to train by."""
+
     def __iter__(self) -> Iterator[list[Key]]:
         epoch = self.epoch
         first = self._resume[1] if self._resume[0] == epoch else 0
@@ -191,6 +194,11 @@ class BucketBatches(ResumableBatches):
             return np.concatenate([*parts, plain(max(start, whole), max(stop, whole))])
 
         return part
+
+    def take_longest(self) -> None:
+        """Begin each epoch with the longest items."""
+        order = np.argsort(-self.lengths, kind="stable")
+        self.in_order = lambda epoch: lambda start, stop: order[start:stop]  # type: ignore[method-assign]
 
 
 class RankSlice(Sampler[int]):

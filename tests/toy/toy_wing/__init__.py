@@ -7,7 +7,8 @@ __getattr__, __all__ = public(
     {
         "backbone": "FrozenTask Louder Scale Scaled",
         "data": "PairData",
-        "faults": "Ballast BadBatches BrokenLogger DyingAmplifier DyingTask FillDisk KillAt Misfortune PlainData Watch",
+        "faults": "Ballast BadBatches BrokenLogger DyingAmplifier DyingTask FillDisk Hungry KillAt Misfortune "
+        "PlainData Watch",
         "inference": "Amplifier",
         "nets": "Gain",
         "task": "GainTask",

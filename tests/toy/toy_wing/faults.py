@@ -106,6 +106,20 @@ class Ballast(L.Callback):
         checkpoint["ballast"] = torch.arange(self.megabytes * 2**18, dtype=torch.int32)
 
 
+class Hungry(L.Callback):
+    """Holds memory while a batch is trained, by its items."""
+
+    def __init__(self, megabytes: int) -> None:
+        self.megabytes = megabytes
+        self.held: torch.Tensor | None = None
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self.held = None  # before the next is made
+        self.held = torch.ones(len(batch["x"]) * self.megabytes << 18)
+
+
 class FillDisk(L.Callback):
     """Fills the disk of the run folder before one batch and frees it before a later one.
 

@@ -106,6 +106,16 @@ class TextBatches(ResumableBatches):
             batches.append(np.resize(left, -(-len(left) // self.world) * self.world))
         return batches
 
+    def take_longest(self) -> None:
+        """Let all batches be the one with the most tokens, its padding among them."""
+        stream = self.stream
+
+        def longest(number: int, epoch: int) -> list[np.ndarray]:
+            batches = stream(number, epoch)
+            return [max(batches, key=lambda batch: len(batch) * int(self.lengths[batch].max()))] * len(batches)
+
+        self.stream = longest  # type: ignore[method-assign]
+
     def __iter__(self) -> Iterator[list[Key]]:
         epoch = self.epoch
         first = self._resume[1] if self._resume[0] == epoch else 0

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json as text
 import math
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zoo.cli.check import check_trainer_command
 from zoo.cli.commands.runs import show
-from zoo.cli.names import recipes_named
-from zoo.cli.quiet import quietly, show_records
 from zoo.common.hardware import describe_device
 from zoo.common.ranges import at_least, positive
 from zoo.common.report import terminal_table
@@ -33,7 +27,7 @@ SHARDED = {  # how a strategy shares out (weights, gradients, optimizer states)
 
 
 def main(
-    *recipe: str,
+    *fit: str,
     gpus: int = 1,
     target_steps: int | None = None,
     steps: int = 5,
@@ -42,13 +36,13 @@ def main(
     price: float | None = None,
     json: bool = False,
 ) -> int:
-    """Estimate memory, hours, disk and cost of a run: zoo plan RECIPE [FRAGMENT | KEY=VALUE ...].
+    """Estimate memory, hours, disk and cost of a run: zoo plan RECIPE [FRAGMENT | KEY=VALUE | options of fit ...].
 
     The recipe is built and some steps are trained here, on one device, in a temporary folder; what is counted or
     measured there and what is extrapolated from it is told apart.
 
     Args:
-        *recipe: a recipe, then settings to lay over it, such as `trainer/gpu data.init_args.batch_size=8`.
+        *fit: a recipe, fragments such as `trainer/gpu`, then settings as KEY=VALUE or as options of `zoo fit`.
         gpus: devices of the planned run, one process each.
         target_steps: batches of the planned run; by default the recipe's.
         steps: that are timed.
@@ -67,23 +61,20 @@ def main(
     from zoo.training.callbacks.progress import steps_of
     from zoo.training.cost import WARM_UP_STEPS, Cost
 
-    if not recipe:
+    if not fit:
         raise ValueError("plan needs a recipe: `zoo list` names them")
     at_least(1, gpus=gpus, steps=steps, target_steps=target_steps or 1)
     positive(step_seconds=step_seconds or 1.0, bandwidth=bandwidth, price=price or 1.0)
     cost = Cost(steps)
-    with tempfile.TemporaryDirectory(prefix="zoo-plan-") as folder:
-        cost = Cost(steps)
-        trainer = _train(recipe, cost, Path(folder) / "run")
-        if len(cost.worked) < WARM_UP_STEPS + steps:
-            raise ValueError(f"the recipe ends after {len(cost.worked)} steps, {WARM_UP_STEPS + steps} are needed")
-        written = max((size_of(path) for path in (Path(folder) / "run").glob("step_*.ckpt")), default=0)
+    trainer, written = _train(fit, cost)
+    if len(cost.worked) < WARM_UP_STEPS + steps:
+        raise ValueError(f"the recipe ends after {len(cost.worked)} steps, {WARM_UP_STEPS + steps} are needed")
     keeper = next(each for each in trainer.callbacks if isinstance(each, Checkpoints))
     total = target_steps or steps_of(trainer)
     if total == math.inf:
         raise ValueError("the recipe names no end: give --target_steps")
     plan = estimate(cost, gpus, int(total), step_seconds, bandwidth)
-    plan["recipe"] = recipe[0]
+    plan["recipe"] = next((word for word in fit if not word.startswith("-")), fit[-1])
     plan["measured_on"] = describe_device(trainer.strategy.root_device)
     plan["checkpoints"] = {"bytes": written, "kept": keeper.keep_last + keeper.save_best * (keeper.monitor is not None)}
     if price is not None:
@@ -92,28 +83,17 @@ def main(
     return 0
 
 
-def _train(recipe: Sequence[str], cost: Cost, folder: Path) -> Any:
-    """Train some steps of a recipe on one device; gives the Trainer."""
-    from zoo.cli.trainer import ZooCLI, fit
+def _train(recipe: Sequence[str], cost: Cost) -> tuple[Any, int]:
+    """Train some steps of a recipe on one device; gives the Trainer and the bytes of a checkpoint."""
+    from zoo.cli.trainer import fit
+    from zoo.cli.trials import trial
 
-    alone = {
-        "default_root_dir": folder,
-        "devices": 1,
-        "num_nodes": 1,
-        "strategy": "auto",
-        "limit_val_batches": 0,
-        "num_sanity_val_steps": 0,
-    }
-    settings = [f"--{each}" if "=" in each else each for each in recipe]
-    arguments = recipes_named([*settings, *(f"--trainer.{key}={value}" for key, value in alone.items())])
-    check_trainer_command("fit", arguments)
-    with quietly(), contextlib.ExitStack() as held:
-        show_records()
-        cli = ZooCLI("fit", arguments, held=held)
+    with trial(recipe) as cli:
         trainer: Any = cli.trainer
         trainer.callbacks.append(cost)
         fit(cli)
-    return trainer
+        written = max((size_of(path) for path in cli.folder.glob("step_*.ckpt")), default=0)
+    return trainer, written
 
 
 def estimate(cost: Cost, gpus: int, steps: int, step_seconds: float | None, bandwidth: float) -> dict[str, Any]:

@@ -132,6 +132,15 @@ class CurriculumBatches(ResumableBatches):
         seed = item_seed(item_seed(self.seed, epoch, LENGTHS), 0, number)
         return self.curriculum.steps(step, seed, self.available)
 
+    def take_longest(self) -> None:
+        """Let all items be as long as the longest of any stage."""
+        curriculum = self.curriculum
+        longest = 0
+        for stage, row in enumerate(curriculum.shares):
+            ranges = curriculum.ranges(curriculum.limit(stage, self.available) - 1)
+            longest = max(longest, *(high + 1 for share, (_, high) in zip(row, ranges, strict=False) if share))
+        self.steps = lambda epoch, number: longest  # type: ignore[method-assign]
+
     def __iter__(self) -> Iterator[list[Any]]:
         epoch = self.epoch
         first = self._resume[1] if self._resume[0] == epoch else 0

@@ -1,0 +1,154 @@
+import csv
+import hashlib
+import math
+from pathlib import Path
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from tests.harness import REPOSITORY, TOY_FIT, callback
+from tests.training.test_gan import Task as ToyGAN
+from tests.training.test_gan import items
+from zoo.cli.main import main
+from zoo.tuning.lr_range import Average, RangeTest, suggest
+
+SMOKES = sorted((REPOSITORY / "configs").glob("*/smoke*.yaml"))
+TOY = ["find-lr", *map(str, TOY_FIT[1:])]
+
+
+class Quadratic(L.LightningModule):
+    """Half of the curvature times the square of a weight: SGD is best at one by the curvature, diverges from two on."""
+
+    def __init__(self, curvature, floor=0.0):
+        super().__init__()
+        self.x = nn.Parameter(torch.ones(()))
+        self.curvature, self.floor = curvature, floor
+
+    def training_step(self, batch, batch_idx):
+        return 0.5 * self.curvature * self.x.square() + self.floor
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+
+def run(task, test, data=None, **options):
+    silent = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "log_every_n_steps": 1}
+    trainer = L.Trainer(
+        accelerator="cpu", max_epochs=-1, enable_checkpointing=False, callbacks=[test], **silent, **options
+    )
+    trainer.fit(task, DataLoader(data or [torch.zeros(1)] * 50, batch_size=2 if data else 1))
+    return test
+
+
+@pytest.mark.parametrize("curvature", [0.5, 20.0, 1000.0])
+def test_rates_of_a_quadratic_are_those_in_closed_form(curvature):
+    test = run(Quadratic(curvature, floor=0.1), RangeTest(1e-5, 10.0, 150, {}))
+    rates = [1e-5 * 10 ** (6 * step / 149) for step in range(150)]
+    curve = test.curve()
+    left = np.cumprod([1 - curvature * rate for rate in rates[: len(curve["loss"])]])
+    np.testing.assert_allclose(curve["tested"], rates[: len(curve["tested"])])
+    expected = 0.5 * curvature * left**2 + 0.1
+    np.testing.assert_allclose(curve["loss"], expected, rtol=1e-3, atol=1e-5)
+    assert test.diverged == (curvature > 1)  # else too late, at 4, for four times the lowest loss
+    assert not test.diverged or test.rate(len(test.rows) - 2) > 2 / curvature
+    found = suggest(curve["rate"], curve["smoothed"], curve["loss"])
+    # d ln(rate) = k dt makes x = exp(-curvature rate / k), whose loss falls fastest in ln(rate) at k / (2 curvature)
+    steepest = math.log(10) * 6 / 149 / (2 * curvature)
+    assert steepest / 2 < found.steepest < 2 * steepest
+    assert found.careful < 1 / curvature
+
+
+def test_both_optimizers_of_a_gan_rise_by_one_factor_or_one_alone():
+    given = {"optimizer_g": 0.1, "optimizer_d": 0.1}
+    both = run(ToyGAN(), RangeTest(1e-4, 1e-1, 20, given), items())
+    assert both.watched == "g/reconstruction" and both.rising == ("g", "d") and len(both.rows) == 21
+    assert both.rows[3]["g/reconstruction"] == pytest.approx(4 * both.rows[3]["g/l1"])
+    assert {"g/total", "d/total", "d/one", "grad_norm_d"} <= both.rows[3].keys()
+    alone = run(ToyGAN(), RangeTest(1e-4, 1e-1, 20, given, only="d", watched="d/one"), items())
+    assert alone.watched == "d/one" and alone.rising == ("d",)
+    assert alone.rows[1]["g/l1"] != both.rows[1]["g/l1"]  # the generator trains with its own rate
+    with pytest.raises(ValueError, match="g/l1, g/reconstruction"):
+        run(ToyGAN(), RangeTest(1e-4, 1e-1, 20, given, watched="g/l2"), items())
+    with pytest.raises(ValueError, match="optimizers are g, d"):
+        run(ToyGAN(), RangeTest(1e-4, 1e-1, 20, given, only="e"), items())
+    late = {"discriminator_start": 100}
+    with pytest.raises(ValueError, match="before batch 100"):
+        run(ToyGAN(**late), RangeTest(1e-4, 1e-1, 20, given, only="d"), items())
+
+
+def test_a_loss_that_does_not_fall_suggests_nothing():
+    rates = np.geomspace(1e-7, 1, 100)
+    for seed in range(30):
+        noise = 1 + np.random.default_rng(seed).normal(0, 0.1, 100)
+        average = Average()
+        assert suggest(rates, np.array([average.add(value) for value in noise]), noise) is None
+    rising = np.linspace(1, 2, 100)
+    assert suggest(rates, rising, rising) is None
+
+
+def rows(folder):
+    with (folder / "lr.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_recipe_is_tested_alike_each_time_and_its_run_is_left_alone(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main([*map(str, TOY_FIT), "--trainer.max_steps=5", "--trainer.default_root_dir=run"]) == 0
+    before = hashes(Path("run"))
+    settings = ["--batches=30", "--max_lr=10", "--trainer.accumulate_grad_batches=3", "--data.batch_size", "4"]
+    settings += callback("zoo.training.LossGuard", limit=1e-6, patience=1)  # would stop at once
+    capsys.readouterr()
+    assert main([*TOY, *settings, "--output=first"]) == 0
+    said = capsys.readouterr().out
+    assert main([*TOY, *settings, "--output=second"]) == 0
+    assert Path("first/lr.csv").read_bytes() == Path("second/lr.csv").read_bytes()
+    assert Path("first/lr.png").stat().st_size > 10_000 and not Path("runs").exists()
+    found = [float(row["lr_optimizer"]) for row in rows(Path("first"))]
+    np.testing.assert_allclose(found, np.geomspace(1e-7, 10, 30)[: len(found)], rtol=1e-5)  # no warm-up, no decay
+    assert said.strip().splitlines()[-1].startswith("--model.init_args.optimizer.init_args.lr=")
+    capsys.readouterr()
+    started = [*TOY[:1], *TOY[3:], "--ckpt_path=run", "--batches=30", "--output=third"]
+    assert main(started) == 0
+    assert hashes(Path("run")) == before and sorted(path.name for path in Path().iterdir()) == [
+        "first", "run", "second", "third",
+    ]  # fmt: skip
+    assert float(rows(Path("third"))[0]["loss"]) < float(rows(Path("first"))[0]["loss"])  # trained weights
+
+
+def hashes(folder):
+    return {
+        (path.name, path.stat().st_mtime_ns): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        ([], "no recipe is named"),
+        (["flw/smoke"], "did you mean flow/smoke"),
+        (["flow/smoke", "--min_lrr=1"], "did you mean --min_lr"),
+        (["flow/smoke", "--data.batch_sise=1"], "did you mean batch_size"),
+        (["flow/smoke", "--min_lr=1e-3", "--max_lr=1e-4"], "must be above min_lr"),
+        (["--ckpt_path=nowhere"], "nothing at nowhere"),
+    ],
+)
+def test_mistakes_are_told_in_a_line(args, told, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["find-lr", *args]) != 0
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("zoo: error:") and told in error and not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", SMOKES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_every_stage(recipe, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["find-lr", str(recipe), "--batches=40"]) == 0
+    said = capsys.readouterr().out
+    assert "loss" in said and len(rows(next(Path("runs/find-lr").rglob("lr.csv")).parent)) > 10

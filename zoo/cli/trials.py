@@ -1,0 +1,83 @@
+"""A training that a tool builds from a recipe as `fit` does, runs a little of on one device, and throws away."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from zoo.cli.check import check_trainer_command
+from zoo.cli.names import pairs, recipes_named
+from zoo.cli.quiet import quietly, show_records
+from zoo.cli.trainer import ZooCLI, complete
+from zoo.common.options import CONFIG_OPTIONS
+from zoo.runs import folder as runs
+from zoo.runs.checkpoints import step_of
+from zoo.runs.init_from import init_from
+
+ALONE = {
+    "devices": 1,
+    "num_nodes": 1,
+    "strategy": "auto",
+    "limit_val_batches": 0,
+    "num_sanity_val_steps": 0,
+    "fast_dev_run": False,
+}
+ENDLESS = {"max_steps": -1, "max_epochs": -1, "max_time": "null", "min_steps": "null", "min_epochs": "null"}
+
+
+class _Trial(ZooCLI):
+    """Builds a training that writes into the folder that it is given, a run's checkpoint or not."""
+
+    def before_instantiate_classes(self) -> None:
+        """Leave a run's folder alone."""
+        given = self.config["ckpt_path"]
+        self.checkpoint = None if given is None else runs.find_checkpoint(Path(given))
+        self.folder = Path(self.config["trainer.default_root_dir"])
+        self.trainer_defaults["callbacks"] = self._callbacks()
+
+
+@contextlib.contextmanager
+def trial(words: Sequence[str], **trainer: Any) -> Iterator[ZooCLI]:
+    """Build a training in a temporary folder, which goes with the block; what it tells but warnings is not shown.
+
+    Args:
+        words: a recipe, fragments, `KEY=VALUE` and options of `zoo fit`; or `--ckpt_path RUN` alone, which brings its
+            recipe.
+        **trainer: settings of the Trainer that win.
+
+    Yields:
+        Model, data and trainer. `checkpoint` is that of `--ckpt_path`, from which nothing was read yet.
+
+    Raises:
+        ValueError: without a recipe.
+        WrongNameError: for a key, class or choice that nothing has.
+    """
+    options: list[str] = []
+    for option, value, _ in pairs(words):
+        bare = value or ""
+        options += [f"{option}={value}" if value else option] if option else [f"--{bare}" if "=" in bare else bare]
+    with tempfile.TemporaryDirectory(prefix="zoo-trial-") as folder, quietly():
+        settings = {**ALONE, **trainer, "default_root_dir": Path(folder) / "run"}
+        arguments = recipes_named([*options, *(f"--trainer.{key}={value}" for key, value in settings.items())])
+        check_trainer_command("fit", arguments)
+        arguments, brought = complete("fit", arguments)
+        if not any(each.partition("=")[0] in CONFIG_OPTIONS for each in arguments):
+            raise ValueError("no recipe is named: `zoo list` names them, and --ckpt_path RUN brings a run's own")
+        show_records()
+        yield _Trial("fit", arguments, brought)
+
+
+def train(cli: ZooCLI) -> None:
+    """Train with fresh optimizers: from the weights of the checkpoint or of `init_from`, where one is named."""
+    given = cli.config["init_from"]
+    if cli.checkpoint is not None:
+        init_from(cli.model, cli.checkpoint, 1.0)
+        if hasattr(cli.model, "discriminator_start"):  # which counts batches of the run
+            cli.model.discriminator_start = max(0, cli.model.discriminator_start - step_of(cli.checkpoint))
+    elif given:
+        paths = [Path(path) for path in ([given] if isinstance(given, str) else given)]
+        init_from(cli.model, paths, cli.config["init_from_min_matched"])
+    cli.trainer.fit(cli.model, cli.datamodule)

@@ -1,0 +1,6 @@
+"""Tools that choose settings of a recipe by training: command -> the function, whose signature and docstring help."""
+
+COMMANDS = {
+    "find_lr": "zoo.tuning.lr_range:main",
+    "find_batch": "zoo.tuning.batch_size:main",
+}
