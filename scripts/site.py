@@ -10,6 +10,7 @@ import inspect
 import json
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,17 @@ from zoo.ui.forms.values import flatten
 
 ROOT = Path(__file__).parents[1]
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
+_SOUND = re.compile(r'<a href="([^"]+\.mp3)">([^<]*)</a>')
+_ANIMATION = re.compile(r'<img ([^>]*)src="([^"]+)\.gif"([^>]*)>')
+# for callers in Python who name no part: what `import zoo` gives, and how a package registers parts of its own
+CALLED = {"zoo.load": "zoo.runs.load.load", "zoo.common.registry.public": "zoo.common.registry.public"}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are made."""
     pages = {"index.md": _top("README.md"), "changelog.md": _top("CHANGELOG.md")}
     pages["reference/commands.md"] = _commands()
+    pages["reference/zoo.md"] = "\n".join(["# zoo", "", "From Python.", "", *_entries(CALLED)])
     for package in registry.PACKAGES:
         pages[f"reference/{package.rpartition('.')[2]}.md"] = _parts(package)
     listed = recipes()
@@ -53,13 +59,23 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     titles = dict(_recipe_pages())
     made = [{title.partition(":")[0]: f"recipes/{name}.md"} for name, title in titles.items()]
     parts = [{package: f"reference/{package.rpartition('.')[2]}.md"} for package in registry.PACKAGES]
-    config.nav[3:3] = [{"Recipes": made}, {"Reference": [{"Commands": "reference/commands.md"}, *parts]}]
+    config.nav[3:3] = [
+        {"Recipes": made},
+        {"Reference": [{"Commands": "reference/commands.md"}, {"zoo": "reference/zoo.md"}, *parts]},
+    ]
     return config
 
 
 def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: Files) -> str:
     """Name files of the repository that are no pages, in place of a link that leads nowhere."""
     return _LINK.sub(_page_link, markdown)
+
+
+def on_page_content(html: str, page: Any, config: MkDocsConfig, files: Files) -> str:
+    """Make players of links to sounds; who asks for no motion sees an animation's last image, the PNG beside it."""
+    html = _SOUND.sub(r'<audio controls preload="none" src="\1" aria-label="\2"><a href="\1">\2</a></audio>', html)
+    still = '<source media="(prefers-reduced-motion: reduce)" srcset="\\2.png">'
+    return _ANIMATION.sub(rf'<picture>{still}<img \1src="\2.gif"\3></picture>', html)
 
 
 def _page_link(match: re.Match[str]) -> str:
@@ -107,16 +123,22 @@ def _plain(text: str) -> str:
 
 def _parts(package: str) -> str:
     importlib.import_module(package)
-    lines = [f"# {package}", "", inspect.getdoc(sys.modules[package]) or "", ""]
-    for name in sorted(registry.names(package)):
-        short = name.rpartition(".")[2]
-        lines += [f"::: {registry.module_of(name)}.{short}", "    options:", f"      heading: {name}", ""]
-    return "\n".join(lines)
+    places = {name: f"{registry.module_of(name)}.{name.rpartition('.')[2]}" for name in sorted(registry.names(package))}
+    return "\n".join([f"# {package}", "", inspect.getdoc(sys.modules[package]) or "", "", *_entries(places)])
+
+
+def _entries(places: Mapping[str, str]) -> list[str]:
+    """What mkdocstrings is to show under each name, by the path of its definition."""
+    return [
+        line
+        for name, place in places.items()
+        for line in (f"::: {place}", "    options:", f"      heading: {name}", "")
+    ]
 
 
 def _recipe(recipe: Recipe) -> list[str]:
     values = flatten(yaml.safe_load(recipe.path.read_text(encoding="utf-8")) or {})
-    lines = [f"## {recipe.name}", "", comment_of(recipe.path), "", "| key | value | meaning |", "|---|---|---|"]
+    lines = [f"## {recipe.name}", "", comment_of(recipe.path), "", "| key | default | meaning |", "|---|---|---|"]
     for key, value in values.items():
         shown = json.dumps(value, ensure_ascii=False)
         lines.append(f"| `{key}` | `{_cell(shown)}` | {_cell(explain(values, key).text)} |")
