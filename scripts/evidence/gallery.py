@@ -35,13 +35,13 @@ TRAININGS = {
     "flow": Training("flow/demo_digits", 1200),
     "compressed_ad": Training("compressed_ad/demo", 1200),
     "hifigan": Training("hifigan/demo", 1600, 1000),
-    "miipher_backbone": Training("miipher/demo_backbone", 750),
-    "miipher_adapter": Training("miipher/demo_adapter", 500),
-    "miipher_pretrain": Training("miipher/demo_pretrain", 900, 800),
-    "miipher": Training("miipher/demo_finetune", 450, 400),
-    "audiosr_vae": Training("audiosr/demo_vae", 500),
-    "audiosr_vocoder": Training("audiosr/demo_vocoder", 600, 450),
-    "audiosr": Training("audiosr/demo", 750),
+    "miipher_backbone": Training("miipher/demo_backbone", 300),
+    "miipher_adapter": Training("miipher/demo_adapter", 200),
+    "miipher_pretrain": Training("miipher/demo_pretrain", 400),
+    "miipher": Training("miipher/demo_finetune", 200),
+    "audiosr_vae": Training("audiosr/demo_vae", 250),
+    "audiosr_vocoder": Training("audiosr/demo_vocoder", 250),
+    "audiosr": Training("audiosr/demo", 100),
 }
 # what the recipes read: the variable, and the run that it names
 BETWEEN = {

@@ -46,10 +46,10 @@ def test_every_public_name_of_the_package_is_a_part_or_in_the_reference() -> Non
     import zoo
 
     assert [name for name in zoo.__all__ if f"zoo.{name}" not in {*site.CALLED, "zoo.__version__"}] == []
-    for place in site.CALLED.values():
-        function = definition(place)
-        said = described(*place.rsplit(".", 1))
-        assert ast.get_docstring(function) and said.keys() >= (arguments(*place.rsplit(".", 1)) or {}).keys()
+    page = site._called()
+    for name, place in site.CALLED.items():
+        assert f"## {name}\n" in page and docstring(place).strip()
+        assert described(*place.split(":")).keys() >= (arguments(*place.split(":")) or {}).keys()
 
 
 def test_every_command_and_each_of_its_arguments_is_told() -> None:
@@ -65,8 +65,9 @@ def test_every_command_and_each_of_its_arguments_is_told() -> None:
 def test_every_key_of_a_recipe_has_a_meaning(recipe: site.Recipe) -> None:
     values = flatten(yaml.safe_load(recipe.path.read_text(encoding="utf-8")) or {})
     assert [key for key in values if not explain(values, key).text.strip()] == [], f"{recipe.name}: nothing says what"
-    rows = [line for line in site._recipe(recipe) if line.startswith("| `")]
-    assert len(rows) == len(values) and all(re.fullmatch(r"\| `.+` \| `.*` \| .+ \|", row) for row in rows)
+    rows = [line for line in site._recipe(recipe) if line.startswith("| <code>")]
+    assert len(rows) == len(values)
+    assert all(re.fullmatch(r"\| <code>.+</code> \| <code>.*</code> \| .+ \|", row) for row in rows)
 
 
 def test_sounds_are_played_and_animations_stand_still_where_asked_to() -> None:
