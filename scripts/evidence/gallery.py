@@ -24,21 +24,20 @@ LARGEST_SOUND, LARGEST_PICTURE = 150, 300  # KB of a file
 
 
 class Training(NamedTuple):
-    """A recipe cut short: how many of its batches, and how many of them without discriminators."""
+    """A recipe cut short to so many batches; the adversarial ones are too few then to have any."""
 
     recipe: str
     batches: int
-    discriminator_start: int | None = None
 
 
 TRAININGS = {
     "flow": Training("flow/demo_digits", 1200),
     "compressed_ad": Training("compressed_ad/demo", 1200),
-    "hifigan": Training("hifigan/demo", 1600, 1000),
-    "miipher_backbone": Training("miipher/demo_backbone", 300),
-    "miipher_adapter": Training("miipher/demo_adapter", 200),
-    "miipher_pretrain": Training("miipher/demo_pretrain", 400),
-    "miipher": Training("miipher/demo_finetune", 200),
+    "hifigan": Training("hifigan/demo", 1000),
+    "miipher_backbone": Training("miipher/demo_backbone", 750),
+    "miipher_adapter": Training("miipher/demo_adapter", 500),
+    "miipher_pretrain": Training("miipher/demo_pretrain", 900),
+    "miipher": Training("miipher/demo_finetune", 450),
     "audiosr_vae": Training("audiosr/demo_vae", 250),
     "audiosr_vocoder": Training("audiosr/demo_vocoder", 250),
     "audiosr": Training("audiosr/demo", 100),
@@ -55,13 +54,12 @@ def plan(root: Path) -> dict[Path, list[str]]:
     """The trainings, one after the other: run folders and arguments of `zoo`."""
     found = {}
     for name, training in TRAININGS.items():
-        half = training.batches // 2
         arguments = ["fit", f"--config={recipe_root() / training.recipe}.yaml"]
         arguments += [f"--trainer.default_root_dir={root / name}", f"--trainer.max_steps={training.batches}"]
-        arguments += [f"--trainer.val_check_interval={half}", f"--checkpoints.every_n_batches={half}"]
+        arguments += [
+            f"--{key}={training.batches}" for key in ("trainer.val_check_interval", "checkpoints.every_n_batches")
+        ]
         arguments += ["--trainer.num_sanity_val_steps=0"]
-        if training.discriminator_start is not None:
-            arguments += [f"--model.init_args.discriminator_start={training.discriminator_start}"]
         if name == "miipher":
             arguments += [f"--init_from=[{root / 'miipher_adapter'},{root / 'miipher_pretrain'}]"]
         found[root / name] = arguments
@@ -80,26 +78,42 @@ def train(root: Path = Path("runs/gallery")) -> list[Finding]:
     return [Finding(name, TRAININGS[name].batches, "batches") for name in TRAININGS]
 
 
-def draw(root: Path = Path("runs/gallery"), output: Path = Path("docs")) -> list[Finding]:
+def draw(
+    root: Path = Path("runs/gallery"),
+    output: Path = Path("docs"),
+    hifigan: Path | None = None,
+    miipher: Path | None = None,
+    audiosr: Path | None = None,
+    flow: Path | None = None,
+    compressed_ad: Path | None = None,
+) -> list[Finding]:
     """Make the sounds, animations and pictures of those runs that are there.
 
     Args:
-        root: folder of the runs: `train` makes them; those of whole demos may take their place.
+        root: folder of the runs that `train` makes.
         output: folder of the documentation; files go into its `gallery` and `figures`.
+        hifigan: another run of it, such as of the whole demo.
+        miipher: likewise, of stage 3.
+        audiosr: likewise, of stage 3.
+        flow: likewise, of digits.
+        compressed_ad: likewise.
     """
+    given = {"hifigan": hifigan, "miipher": miipher, "audiosr": audiosr, "flow": flow, "compressed_ad": compressed_ad}
     drawn: list[Path] = []
-    for name, draw_one in DRAWN.items():
-        steps = sorted((root / name / "media").glob("step_*"))
+    for name, run in given.items():
+        steps = sorted((run or root / name).glob("media/step_*"))
         if steps:
-            drawn += draw_one(steps[-1], output)
+            drawn += DRAWN[name](steps[-1], output)
+        elif run:
+            raise ValueError(f"{run} holds no media/step_*: train it with samples.enabled")
     if not drawn:
         raise ValueError(f"{root} holds no runs with samples, such as {root / 'flow' / 'media'}: train them first")
-    limit = {".mp3": LARGEST_SOUND}
     sizes = {path: path.stat().st_size / 1000 for path in drawn}
-    return [Finding(str(path), sizes[path], "KB", at_most=limit.get(path.suffix, LARGEST_PICTURE)) for path in drawn]
+    limits = {path: LARGEST_SOUND if path.suffix == ".mp3" else LARGEST_PICTURE for path in drawn}
+    return [Finding(str(path), sizes[path], "KB", at_most=limits[path]) for path in drawn]
 
 
-def hifigan(step: Path, output: Path) -> list[Path]:
+def _hifigan(step: Path, output: Path) -> list[Path]:
     """A recording's log-mel, the waveform made of it, and that waveform's log-mel."""
     audio = [files.read_mono(step / f"clip0_{name}.wav")[:66150] for name in ("target", "generated")]
     mels = LogMel()(torch.from_numpy(np.stack(audio)))  # (2, 80, F)
@@ -115,7 +129,7 @@ def hifigan(step: Path, output: Path) -> list[Path]:
     return [picture, *_sounds(step, output, "hifigan", ("target", "generated"), 22050)]
 
 
-def miipher(step: Path, output: Path) -> list[Path]:
+def _miipher(step: Path, output: Path) -> list[Path]:
     """Degraded speech, the restored and the clean recording."""
     titles = {"input": "in: degraded speech", "generated": "out: restored", "target": "the clean recording"}
     clips = {title: files.read_mono(step / f"clip0_{name}.wav", 22050) for name, title in titles.items()}
@@ -125,7 +139,7 @@ def miipher(step: Path, output: Path) -> list[Path]:
     return [picture, *_sounds(step, output, "miipher", tuple(titles), 22050)]
 
 
-def audiosr(step: Path, output: Path) -> list[Path]:
+def _audiosr(step: Path, output: Path) -> list[Path]:
     """A recording whose band ends at 2 kHz, the restored one and the original."""
     titles = {"input": "in: band-limited", "restored": "out: restored", "target": "the original"}
     clips = {title: files.read_mono(step / f"clip0_{name}.wav", 16000) for name, title in titles.items()}
@@ -135,7 +149,7 @@ def audiosr(step: Path, output: Path) -> list[Path]:
     return [picture, *_sounds(step, output, "audiosr", tuple(titles), 16000)]
 
 
-def flow(step: Path, output: Path) -> list[Path]:
+def _flow(step: Path, output: Path) -> list[Path]:
     """Digits on their way from noise, and one of each class above its nearest training image."""
     way, samples = (np.asarray(Image.open(step / f"val_{name}.png").convert("L")) for name in ("trajectory", "samples"))
     between = np.full((len(way), 20), 255, np.uint8)
@@ -143,7 +157,7 @@ def flow(step: Path, output: Path) -> list[Path]:
     return [picture, *_animation(step / "val_animation.gif", output / "gallery/flow.gif")]
 
 
-def compressed_ad(step: Path, output: Path) -> list[Path]:
+def _compressed_ad(step: Path, output: Path) -> list[Path]:
     """Rooms with goals that were never trained, and the returns of an agent's episodes."""
     animation = _animation(step / "val_episodes.gif", output / "gallery/compressed_ad.gif")
     figure = new_figure(10, 3.2)
@@ -157,11 +171,11 @@ def compressed_ad(step: Path, output: Path) -> list[Path]:
 
 
 DRAWN: dict[str, Callable[[Path, Path], list[Path]]] = {
-    "hifigan": hifigan,
-    "miipher": miipher,
-    "audiosr": audiosr,
-    "flow": flow,
-    "compressed_ad": compressed_ad,
+    "hifigan": _hifigan,
+    "miipher": _miipher,
+    "audiosr": _audiosr,
+    "flow": _flow,
+    "compressed_ad": _compressed_ad,
 }
 
 
