@@ -82,7 +82,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: Files) -> str:
     """Name files of the repository that are no pages, in place of a link that leads nowhere."""
-    return _LINK.sub(_page_link, markdown)
+    return markdown if "/" in page.file.src_uri else _LINK.sub(_page_link, markdown)
 
 
 def on_page_content(content: str, page: Any, config: MkDocsConfig, files: Files) -> str:
@@ -170,13 +170,9 @@ def _recipe(recipe: Recipe) -> list[str]:
     for key, value in values.items():
         shown = json.dumps(value, ensure_ascii=False)
         meaning = re.sub(r":\w+:(?=`)", "", explain(values, key).text)  # roles of reStructuredText in Lightning's texts
-        lines.append(f"| {_code(key)} | {_code(shown)} | {_cell(meaning)} |")
+        parts = re.sub(r"(?<=[./])", "<wbr>", html.escape(key))
+        lines.append(f'| <code class="key">{parts}</code> | `{_cell(shown)}` | {_cell(meaning)} |')
     return [*lines, ""]
-
-
-def _code(text: str) -> str:
-    """Code that may break in a narrow column: after dots, slashes and commas."""
-    return f"<code>{re.sub(r'(?<=[./,])(?=[^ ])', '<wbr>', _cell(html.escape(text, quote=False)))}</code>"
 
 
 def _cell(text: str) -> str:
