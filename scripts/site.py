@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib
 import inspect
 import json
@@ -21,6 +22,7 @@ from zoo.cli.helps import TRAINER_COMMANDS
 from zoo.cli.main import docstring, find_tools
 from zoo.cli.names import FRAGMENTS, Recipe, recipes
 from zoo.common import registry
+from zoo.common.reading.signatures import arguments
 from zoo.common.systems import systems
 from zoo.ui.forms.explain import explain
 from zoo.ui.forms.recipes import comment_of
@@ -28,12 +30,30 @@ from zoo.ui.forms.values import flatten
 
 ROOT = Path(__file__).parents[1]
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
+_SOUND = re.compile(r'<a href="([^"]+\.mp3)">([^<]*)</a>')
+_ANIMATION = re.compile(r'<img ([^>]*)src="([^"]+)\.gif"([^>]*)>')
+# for callers in Python who name no part: what `import zoo` gives, and how a package registers parts of its own
+CALLED = {"zoo.load": "zoo.runs.load:load", "zoo.common.registry.public": "zoo.common.registry:public"}
+
+
+# Questions that strangers come with; the README, which is the start page, is too short for them.
+QUESTIONS = {
+    "How do I resume a run?": "terminal.md#a-run-stopped-and-resumed",
+    "How much GPU memory does a recipe need?": "cluster.md#plan-a-run",
+    "What does this key of a recipe mean?": "recipes/hifigan.md",
+    "Which options has a command?": "reference/commands.md",
+    "How do I train on several devices or machines?": "cluster.md",
+    "How do I add a system of my own?": "add_a_system.md",
+    "What do results sound and look like?": "gallery.md",
+    "How fast is it?": "benchmarks.md",
+}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are made."""
-    pages = {"index.md": _top("README.md"), "changelog.md": _top("CHANGELOG.md")}
+    pages = {"index.md": _start(), "changelog.md": _top("CHANGELOG.md")}
     pages["reference/commands.md"] = _commands()
+    pages["reference/zoo.md"] = _called()
     for package in registry.PACKAGES:
         pages[f"reference/{package.rpartition('.')[2]}.md"] = _parts(package)
     listed = recipes()
@@ -53,13 +73,23 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     titles = dict(_recipe_pages())
     made = [{title.partition(":")[0]: f"recipes/{name}.md"} for name, title in titles.items()]
     parts = [{package: f"reference/{package.rpartition('.')[2]}.md"} for package in registry.PACKAGES]
-    config.nav[3:3] = [{"Recipes": made}, {"Reference": [{"Commands": "reference/commands.md"}, *parts]}]
+    config.nav[3:3] = [
+        {"Recipes": made},
+        {"Reference": [{"Commands": "reference/commands.md"}, {"zoo": "reference/zoo.md"}, *parts]},
+    ]
     return config
 
 
 def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: Files) -> str:
     """Name files of the repository that are no pages, in place of a link that leads nowhere."""
-    return _LINK.sub(_page_link, markdown)
+    return markdown if "/" in page.file.src_uri else _LINK.sub(_page_link, markdown)
+
+
+def on_page_content(content: str, page: Any, config: MkDocsConfig, files: Files) -> str:
+    """Make players of links to sounds; who asks for no motion sees an animation's last image, the PNG beside it."""
+    player = r'<audio controls preload="none" src="\1" aria-label="\2"><a href="\1">\2</a></audio>'
+    still = '<source media="(prefers-reduced-motion: reduce)" srcset="\\2.png">'
+    return _ANIMATION.sub(rf'<picture>{still}<img \1src="\2.gif"\3></picture>', _SOUND.sub(player, content))
 
 
 def _page_link(match: re.Match[str]) -> str:
@@ -83,14 +113,24 @@ def _top(name: str) -> str:
     return _LINK.sub(moved, (ROOT / name).read_text(encoding="utf-8"))
 
 
+def _start() -> str:
+    """The README, and before its first section where to look."""
+    before, _, after = _top("README.md").partition("\n## ")
+    links = "\n".join(f"- [{question}]({target})" for question, target in QUESTIONS.items())
+    return f"{before}\n## Where to look\n\n{links}\n\n## {after}"
+
+
 def _recipe_pages() -> list[tuple[str, str]]:
     return [*((system.name, system.title) for system in systems()), (FRAGMENTS, "Settings of the trainer")]
 
 
 def _commands() -> str:
-    lines = ["# Commands", "", "`zoo COMMAND --help` tells the same at the terminal.", ""]
+    lines = ["# Commands", "", "`zoo COMMAND --help` tells the same at the terminal. `fit`, `validate`, `test` and"]
+    lines += ["`predict` take every key of a [recipe](../recipes/hifigan.md) as an option, too.", ""]
     for name, about in TRAINER_COMMANDS.items():
-        lines += [f"## zoo {name}", "", about[:1].upper() + about[1:], ""]
+        told, _, usage = about.partition(": ")
+        lines += [f"## zoo {name}", "", f"{told[:1].upper()}{told[1:]}:", ""]
+        lines += [f"    zoo {each.strip()}" for each in usage.split(" | ")] + [""]
     for name, tool in sorted(find_tools().items()):
         lines += [f"## zoo {name}", "", _plain(docstring(tool)), ""]
     return "\n".join(lines)
@@ -99,10 +139,20 @@ def _commands() -> str:
 def _plain(text: str) -> str:
     """A docstring's first part as text and its arguments as a table."""
     about, _, rest = text.partition("\n    Args:\n")
-    arguments = re.findall(r"^ {8}(\*?\w+): (.*(?:\n {12}.*)*)", rest.partition("\n\n")[0], re.MULTILINE)
-    rows = [f"| `{name.lstrip('*')}` | {_cell(' '.join(said.split()))} |" for name, said in arguments]
-    table = ["", "| argument | |", "|---|---|", *rows] if rows else []
+    found = re.findall(r"^ {8}(\*?\w+): (.*(?:\n {12}.*)*)", rest.partition("\n\n")[0], re.MULTILINE)
+    rows = [f"| `{name.lstrip('*')}` | {_cell(' '.join(said.split()))} |" for name, said in found]
+    table = ["", "| argument | meaning |", "|---|---|", *rows] if rows else []
     return "\n".join([inspect.cleandoc(about).strip(), *table])
+
+
+def _called() -> str:
+    lines = ["# zoo", "", "What is called from Python and no part of a recipe.", ""]
+    for name, place in CALLED.items():
+        lines += [f"## {name}", "", f"`{name}({', '.join(arguments(*place.split(':')) or ())})`", ""]
+        lines += [_plain(docstring(place)), ""]
+        sections = [each.split(None, 1) for each in docstring(place).split("\n\n")[2:] if each.strip()]
+        lines += [line for title, said in sections for line in (f"**{title}** {' '.join(said.split())}", "")]
+    return "\n".join(lines)
 
 
 def _parts(package: str) -> str:
@@ -116,10 +166,12 @@ def _parts(package: str) -> str:
 
 def _recipe(recipe: Recipe) -> list[str]:
     values = flatten(yaml.safe_load(recipe.path.read_text(encoding="utf-8")) or {})
-    lines = [f"## {recipe.name}", "", comment_of(recipe.path), "", "| key | value | meaning |", "|---|---|---|"]
+    lines = [f"## {recipe.name}", "", comment_of(recipe.path), "", "| key | default | meaning |", "|---|---|---|"]
     for key, value in values.items():
         shown = json.dumps(value, ensure_ascii=False)
-        lines.append(f"| `{key}` | `{_cell(shown)}` | {_cell(explain(values, key).text)} |")
+        meaning = re.sub(r":\w+:(?=`)", "", explain(values, key).text)  # roles of reStructuredText in Lightning's texts
+        parts = re.sub(r"(?<=[./])", "<wbr>", html.escape(key))
+        lines.append(f'| <code class="key">{parts}</code> | `{_cell(shown)}` | {_cell(meaning)} |')
     return [*lines, ""]
 
 

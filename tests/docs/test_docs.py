@@ -4,6 +4,7 @@ A block is run unless the line before its fence is `<!-- not run: reason -->` or
 of one document run in order in one folder, so that a later block finds the run of an earlier one.
 """
 
+import json
 import os
 import re
 import subprocess
@@ -21,7 +22,9 @@ DOCUMENTS = [README, *sorted((REPOSITORY / "docs").glob("*.md"))]
 BY_CI = "<!-- run by .ci/run -->"
 NOT_RUN = re.compile(r"<!-- not run: \S.* -->")
 PART_OF = re.compile(r"<!-- not run: a part of (\S+) -->")
-LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+LINKED = [*sorted(REPOSITORY.glob("*.md")), *DOCUMENTS[1:], *sorted((REPOSITORY / "notebooks").glob("*.ipynb"))]
+LINK = re.compile(r"""\]\(([^)\s]+)(?: "[^"]*")?\)|<(?:a|img|audio)\s[^>]*?(?:href|src)="([^"]+)""")
+FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
 class Block(NamedTuple):
@@ -92,10 +95,12 @@ def test_quoted_code_is_the_code(document: Path) -> None:
             assert changed == [], f"{document.name}:{block.line}: not in {source[1]}"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", LINKED, ids=lambda path: path.name)
 def test_links_lead_somewhere(document: Path) -> None:
-    for target in LINK.findall(document.read_text(encoding="utf-8")):
-        if "://" in target:
+    """Relative links of documents and of notebooks' texts: the file is there, and so is the heading."""
+    for pair in LINK.findall(text_of(document)):
+        target = "".join(pair)
+        if re.match(r"[a-z]+:", target):
             continue
         name, _, heading = target.partition("#")
         file = document.parent / name if name else document
@@ -104,9 +109,28 @@ def test_links_lead_somewhere(document: Path) -> None:
             assert heading in headings(file), f"{document.name} links to {target}"
 
 
+def test_links_are_found_where_they_stand(tmp_path: Path) -> None:
+    links = '[a](x.md) [![b](c.png "B")](d.md#e) <a class="k" href="f.md">'
+    text = f"{links}\n```bash\necho [g](h)\n# none\n```\n## Do `it`: now\n"
+    (tmp_path / "text.md").write_text(text, encoding="utf-8")
+    found = ["".join(pair) for pair in LINK.findall(text_of(tmp_path / "text.md"))]
+    assert found == ["x.md", "c.png", "d.md#e", "f.md"]
+    assert headings(tmp_path / "text.md") == {"do-it-now"}
+
+
+def text_of(document: Path) -> str:
+    """What is read: of Markdown all but blocks of code, of a notebook its cells of text."""
+    text = document.read_text(encoding="utf-8")
+    if document.suffix == ".ipynb":
+        cells = [cell["source"] for cell in json.loads(text)["cells"] if cell["cell_type"] == "markdown"]
+        text = "\n\n".join(cell if isinstance(cell, str) else "".join(cell) for cell in cells)
+    return FENCED.sub("", text)
+
+
 def headings(document: Path) -> set[str]:
-    """Anchors as GitHub makes them."""
-    titles = re.findall(r"^#+ (.+)$", document.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    """Anchors as GitHub and the site make them; of headings that repeat only the first, as they number differently."""
+    titles = re.findall(r"^#+ (.+)$", text_of(document), flags=re.MULTILINE)
+    titles = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title) for title in titles]
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 

@@ -88,6 +88,8 @@ class DiffusionTask(SingleOptimizerTask):
     Args:
         net: UNet and, if there is one, global encoder.
         autoencoder: frozen; one instance for targets and conditions, unless there is a `condition_autoencoder`.
+        features: audio to log-mels, equal to those of the autoencoder and the vocoder.
+        diffusion: steps, noise schedule and what the net predicts.
         losses: terms by name, such as `latent`, `mel`, `stft`.
         vocoder: frozen, for sound in validation, losses on sound, and inference; null trains without.
         latent_scale: factor on latents; "auto" is 1 / standard deviation of those of the first batch, over all ranks.

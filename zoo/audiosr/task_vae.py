@@ -82,6 +82,7 @@ class AutoencoderTask(_Stage, SingleOptimizerTask):
     latents, each term, and their weighted sum `loss`.
 
     Args:
+        autoencoder: log-mel images to latents and back; it trains.
         features: audio to log-mels, part of inference.
         losses: terms by name, such as `recon` and `kl`.
         media_items: validation clips that are drawn.

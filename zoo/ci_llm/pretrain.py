@@ -32,6 +32,7 @@ class PretrainTask(SingleOptimizerTask):
     `val/loss` is the NLL of the answers, in nats per token, `val/accuracy` that of their likeliest tokens.
 
     Args:
+        backbone: the model, all of whose weights train.
         tokenizer: of the texts; written beside the weights.
         scheduler: of the learning rate, counted in optimizer steps.
         whole_text: learn prompts too, not answers alone.

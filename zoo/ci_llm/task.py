@@ -38,6 +38,8 @@ class CrowdTask(SingleOptimizerTask):
     nll_ensemble), `pairwise_kl`, `disagreement` of the likeliest tokens and `accuracy` of the ensemble's.
 
     Args:
+        crowd: the frozen backbone and the agents, which train.
+        tokenizer: of the texts; part of inference.
         diversity: the term that drives agents apart; null for none.
         scheduler: of the learning rate, counted in optimizer steps.
         normalise: "global" divides by the labelled tokens of the whole optimizer step, of all processes, accumulated

@@ -48,6 +48,8 @@ class Agent(Inference):
     seeds.
 
     Args:
+        policy: trained; its weights stay as they are.
+        env: the family of tasks that it acts in.
         episodes: of each pair of task and seed, one after the other, the context never cleared.
         greedy: take the most likely action; it then stops exploring, and is usually worse.
     """

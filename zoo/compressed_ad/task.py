@@ -29,7 +29,12 @@ SEED = 0  # of the positions that are reconstructed in a step
 
 
 class PolicyTask(SingleOptimizerTask):
-    """Base of the tasks that train an in-context policy."""
+    """Base of the tasks that train an in-context policy.
+
+    Args:
+        policy: the net that trains.
+        env: the family of tasks that it acts in.
+    """
 
     inference_class = "zoo.compressed_ad.Agent"
     inference_parts = ("policy", "env")
@@ -87,6 +92,8 @@ class DistillationTask(PolicyTask):
     held-out tasks, the first, the last, and on average.
 
     Args:
+        policy: the net that trains.
+        env: the family of tasks that it acts in when it is evaluated.
         scheduler: of the learning rate, counted in optimizer steps.
         dense: train the actions of all steps; false trains an item's last one, as the original does.
         label_smoothing: of the actions, in [0, 1).
@@ -226,6 +233,7 @@ class PretrainTask(PolicyTask):
 
     Args:
         policy: with compressor and decoder.
+        env: the family of tasks that the histories are of.
         scheduler: of the learning rate, counted in optimizer steps.
         reward_weight: of a rewarded transition.
     """

@@ -42,6 +42,7 @@ class FlowTask(SingleOptimizerTask):
 
     Args:
         net: predicts from a point, its time and its class.
+        path: from noise to data, which fixes the target at each time.
         times: how the times of training are drawn.
         label_drop: probability that an item is trained with the null class, for guidance.
         solver: how the trained net is integrated; an option of inference.

@@ -36,6 +36,7 @@ class AdapterTask(SingleOptimizerTask):
 
     Args:
         optimizer: of what trains in it.
+        encoder: backbone and adapters.
         loss_weights: of `mae`, `mse` and `sc`.
         reduction: "item" averages over the valid frames of each clip and then over clips, so that accumulation and
             several processes equal one larger batch; "batch" averages over all valid frames together, as the original.

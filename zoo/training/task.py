@@ -81,6 +81,9 @@ class ZooTask(L.LightningModule):
     Weights of `FrozenModule`s stay out of the checkpoints and of training mode; see `zoo.runs.frozen`.
 
     Subclasses implement `training_step` and `evaluate`.
+
+    Args:
+        compile: run the nets through torch.compile.
     """
 
     inference_class: ClassVar[str]

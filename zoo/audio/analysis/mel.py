@@ -20,9 +20,11 @@ class LogMel(nn.Module):
     autocast, unless the module was cast to float64.
 
     Args:
+        sample_rate: of the waveforms, in Hz; places the bands.
         n_fft: FFT size in samples.
         hop_length: samples between frames.
         win_length: length of the periodic Hann window in samples, <= n_fft.
+        n_mels: bands of the mel scale, the rows of the result.
         f_min: lower edge of the lowest band in Hz.
         f_max: upper edge of the highest band in Hz; None is sample_rate / 2.
 

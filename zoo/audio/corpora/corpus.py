@@ -60,7 +60,13 @@ class MemoryCorpus:
 
 
 class EmbeddedCorpus(MemoryCorpus):
-    """The speech-like corpus made in code, in memory."""
+    """The speech-like corpus made in code, in memory.
+
+    Args:
+        utterances: how many there are, >= 1.
+        sample_rate: that they are made at, in Hz.
+        seed: of what is said and by whom.
+    """
 
     def __init__(self, utterances: int, sample_rate: int, seed: int = 0) -> None:
         speech = SpeechLike(sample_rate=sample_rate, seed=seed)

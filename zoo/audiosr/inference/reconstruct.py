@@ -30,6 +30,8 @@ class Reconstructor(Inference):
     Long files are computed in overlapping chunks that are cross-faded.
 
     Args:
+        autoencoder: trained, of stage 1.
+        features: the front end that it was trained with.
         chunk_seconds: length of a chunk, > 0.
     """
 

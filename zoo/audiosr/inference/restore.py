@@ -238,6 +238,10 @@ class Restorer(Inference):
     tenth of the band ends there.
 
     Args:
+        net: UNet and, if there is one, global encoder.
+        autoencoder: of the latents that the net was trained on.
+        vocoder: from log-mel to waveform; restoring needs one.
+        features: the front end that all three were trained with.
         diffusion: the process that the net was trained on.
         sampler: from noise to latents; 100 steps of DDIM when None.
         guidance_scale: see `zoo.blocks.mix`; 1 is half the work.

@@ -19,6 +19,8 @@ class GlobalEncoder(nn.Module):
     Args:
         n_mels: bins of the mel images, a multiple of 16.
         channels: width of the transformer.
+        heads: of the transformer's attention; they divide `channels`.
+        layers: of the transformer.
         context_channels: width of what comes out.
         positions: learned positions; for a longer clip they are stretched linearly.
         dropout: in the transformer and the output layers, 0 to 1.

@@ -251,6 +251,7 @@ class UNet(nn.Module):
 
     Args:
         in_channels: of the input: noisy latents and condition.
+        out_channels: of the prediction: those of a latent.
         channels: base width, even; the time embedding has four times as many.
         multipliers: width of each level as a multiple of the base; each level halves both axes of the one before.
         blocks: residual blocks per level on the way down; one more on the way up.

@@ -38,6 +38,8 @@ class Writer(Inference):
     """Lets a crowd answer prompts, token by token together or by a vote.
 
     Args:
+        crowd: the backbone with its trained agents.
+        tokenizer: that they were trained with.
         template: what turns a prompt into the text that the model continues, with `{prompt}`.
         aggregator: joins the agents; their mean by default. With `Vote` each agent writes alone, and the text of the
             first that gives the most frequent answer is taken.
@@ -242,6 +244,8 @@ class Speaker(Writer):
     """Lets a language model without agents answer prompts.
 
     Args:
+        backbone: the language model.
+        tokenizer: that it was trained with.
         template: what turns a prompt into the text that the model continues, with `{prompt}`.
         max_new_tokens: most tokens of an answer, >= 1.
         targets: a linear layer of its blocks. One agent that adds nothing sits there, so that it is a crowd of one.

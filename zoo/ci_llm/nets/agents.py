@@ -55,12 +55,15 @@ class Agents(nn.Module):
 
     Args:
         count: number of agents K, at least 1.
+        rank: rows of A, columns of B: the size of an adapter.
         alpha: the scale of an adapter is alpha / rank.
         targets: last parts of the names of the adapted layers.
         dropout: probability that an input element is dropped while training, 0 to below 1; a mask for each agent.
         init: "lora" (A Kaiming-uniform, B zero: begins as the backbone) or "normal" (both normal: begins perturbed).
+        std: of the weights with init "normal".
         dropconnect: probability that a weight of A or B is left out of a training pass, 0 to below 1.
         dropconnect_rescale: divide the weights that are kept by 1 - dropconnect; the original does not.
+        seed: of the first weights.
         top_layers: adapt the last so many blocks only; the blocks below are then shared by the agents. Null for all.
 
     Source: LoRA (arXiv 2106.09685), equation 3; masks of weights: DropConnect (Wan et al., 2013).

@@ -28,6 +28,7 @@ class Backbone(FrozenModule):
             of `config`. Loading from the hub was not run here.
         revision: commit of the hub repository.
         config: for random weights, where there is no source: `model_type` and what else the configuration takes.
+        seed: of random weights.
         dtype: of the weights; with nf4, of those that are not quantised (norms, embeddings).
         quantization: "nf4" keeps linear layers in 4 bits (double quantisation, bfloat16 compute; needs `zoo[llm]`).
         attention: transformers' implementation.
@@ -250,6 +251,7 @@ class LearningBackbone(Backbone):
 
     Args:
         config: `model_type` and what else transformers' configuration takes.
+        seed: of the first weights.
         gradient_checkpointing: recompute the blocks' activations in the backward pass.
     """
 

@@ -77,7 +77,9 @@ class Crowd(nn.Module):
     one. `chunked` runs `chunk` agents at a time, and `objective` then keeps the activations of one chunk only.
 
     Args:
+        backbone: frozen, shared by all agents.
         agents: the adapters; hooked into the backbone here, unless they are already.
+        mode: how the agents are computed, see above: a choice of memory and speed.
         chunk: agents per pass of "chunked".
     """
 

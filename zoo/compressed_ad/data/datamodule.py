@@ -47,6 +47,7 @@ class HistoryData(ZooDataModule):
         epoch_items: items of an epoch; null for one per history (one per piece, with offset "every").
         curriculum: gives each training batch a length of its own.
         split_seed: of the division of the tasks where there is no `root`.
+        train_share: of the tasks, above 0, below 1; the others are held out.
         episode_stride: keep every k-th episode only.
         shuffle_episodes: permute the episodes of training histories: a control that sees a task and no learning.
         mix_tasks: take each episode of training histories from another task: a control that learns nothing in context.

@@ -17,6 +17,7 @@ class EpsilonCurriculum:
     """Histories in which the share of random actions falls linearly from 1 to `1 - best`.
 
     Args:
+        env: the family of tasks; knows the optimal actions.
         episodes: of a history, at least 1.
         best: share of optimal actions at the end, 0 to 1.
         greedy_after: share of the history after which it is reached, above 0, at most 1.

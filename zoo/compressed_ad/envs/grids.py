@@ -171,6 +171,9 @@ class Env(ABC):
     """A family of tasks on one grid: goals to be found in order, the reward of each being 1.
 
     Args:
+        grid_size: rooms have so many rows and columns.
+        horizon: steps of an episode.
+        start: row and column where episodes begin.
         repeats: the (single) goal pays in every step in which the agent is there, else once an episode.
         random_start: every episode begins in a cell drawn anew, instead of `start`.
     """

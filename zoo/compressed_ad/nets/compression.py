@@ -127,8 +127,13 @@ class QueryCompressor(Compressor):
     """Learned queries that attend to the tokens, as in a Q-Former: the original's last compressor.
 
     Args:
+        dim: width of the tokens, that of the policy's transformer.
         num_latents: queries, hence latents.
+        depth: number of blocks.
+        heads: of attention; they divide `dim`.
         feedforward: channels between the linear layers; four times `dim` by default.
+        dropout: in training, 0 to below 1.
+        max_tokens: most tokens that are compressed at once.
     """
 
     def __init__(
@@ -161,8 +166,12 @@ class EncoderCompressor(Compressor):
     """A transformer encoder over the tokens and K query tokens after them: the original's earlier compressor.
 
     Args:
+        dim: width of the tokens, that of the policy's transformer.
         num_latents: query tokens, hence latents.
+        depth: number of blocks.
+        heads: of attention; they divide `dim`.
         feedforward: channels between the linear layers; four times `dim` by default.
+        dropout: in training, 0 to below 1.
         max_tokens: most tokens of a call, query tokens included.
     """
 
@@ -198,7 +207,11 @@ class ReconstructionDecoder(nn.Module):
     """Learned position queries attend to the latents and give back the tokens that went into them.
 
     Args:
+        dim: width of the tokens, that of the compressor.
+        depth: number of blocks.
+        heads: of attention; they divide `dim`.
         feedforward: channels between the linear layers; four times `dim` by default.
+        dropout: in training, 0 to below 1.
         max_tokens: positions that can be reconstructed.
     """
 
@@ -246,8 +259,14 @@ class FieldDecoder(ReconstructionDecoder):
     anew in every training step, cost less than all.
 
     Args:
+        dim: width of the tokens.
+        grid_size: rows and columns of a room.
+        num_actions: that there are to tell apart.
         positions: transitions of a segment that a training step reconstructs; all by default.
+        depth: number of blocks.
+        heads: of attention; they divide `dim`.
         feedforward: channels between the linear layers; four times `dim` by default.
+        dropout: in training, 0 to below 1.
         max_tokens: positions that can be reconstructed.
     """
 

@@ -14,7 +14,13 @@ REWARDS = 2  # values of a reward: none, or one
 
 
 class StepEmbedding(nn.Module, ABC):
-    """Turns transitions and query states into tokens."""
+    """Turns transitions and query states into tokens.
+
+    Args:
+        dim: width of the tokens.
+        grid_size: rows and columns of a room.
+        num_actions: that the agent chooses from.
+    """
 
     def __init__(self, dim: int, grid_size: int, num_actions: int) -> None:
         super().__init__()
@@ -35,6 +41,9 @@ class LinearEmbedding(StepEmbedding):
     """One linear layer on the raw numbers of a transition and a table of query states: the original's.
 
     Args:
+        dim: width of the tokens.
+        grid_size: rows and columns of a room.
+        num_actions: that the agent chooses from.
         norm: normalise tokens of transitions, as the earlier encoder's model does.
     """
 
@@ -61,6 +70,11 @@ class FactoredEmbedding(StepEmbedding):
     """A sum of learned tables: row and column of state and successor, action, reward, end of the episode.
 
     A net learns far faster from it than from raw coordinates.
+
+    Args:
+        dim: width of the tokens.
+        grid_size: rows and columns of a room: the size of the tables.
+        num_actions: that the agent chooses from.
     """
 
     def __init__(self, dim: int = 64, grid_size: int = 9, num_actions: int = 5) -> None:

@@ -91,8 +91,11 @@ class Sampler(Inference):
     tolerances.
 
     Args:
+        net: trained.
+        path: that it was trained along.
         solver: how to integrate; 50 Euler steps by default.
         guidance: null for the conditional field.
+        prediction: what it predicts: "velocity", "x1" or "noise".
         chunk: samples integrated together; more need more memory.
         images: write each image of a request file also as a PNG of its own, `<stem>/000000.png` and so on.
         trajectory: animate the way of a request's samples (64 images, all points) as `<stem>.gif` or `<stem>.mp4`.

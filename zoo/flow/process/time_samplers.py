@@ -58,6 +58,7 @@ class LogitNormalTimes(TimeSampler):
 
     Args:
         mean: of the Gaussian; positive prefers data.
+        std: standard deviation of the Gaussian, > 0.
 
     Source: Esser et al., "Scaling Rectified Flow Transformers" (2024), equation 19.
     """
@@ -97,6 +98,7 @@ class EdmSkewedTimes(TimeSampler):
 
     Args:
         mean: of log s.
+        std: standard deviation of log s, > 0.
 
     Source: Karras et al., "Elucidating the Design Space of Diffusion-Based Generative Models" (2022), table 1.
     """

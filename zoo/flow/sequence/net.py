@@ -23,7 +23,11 @@ class SequenceNet(nn.Module):
     beyond an item's length neither enter the others nor come out other than zero.
 
     Args:
+        channels: bins of a frame of the sequence.
+        condition_channels: bins of a frame of the condition.
         dim: width of the blocks, a multiple of twice `heads`.
+        layers: number of blocks.
+        heads: of attention.
         hidden_mult: width of the feed-forward layers in multiples of `dim`.
         front_kernel: frames that the first layer sees, odd; 1 for each frame by itself.
         dropout: in training, after attention and feed-forward layers.
@@ -195,6 +199,7 @@ class Conditioned(VelocityNet):
     So guidance and fields written for labels serve conditions as well.
 
     Args:
+        net: whose condition is filled in.
         condition: (B, condition_channels, T), float.
         lengths: frames of each item (B,); None for T.
     """
@@ -215,7 +220,12 @@ class Conditioned(VelocityNet):
 
 
 class Normaliser(nn.Module):
-    """Brings each bin of a sequence and of its condition to zero mean and unit deviation; saved with the weights."""
+    """Brings each bin of a sequence and of its condition to zero mean and unit deviation; saved with the weights.
+
+    Args:
+        channels: bins of a frame of the sequence.
+        condition_channels: bins of a frame of the condition.
+    """
 
     mean: Tensor
     deviation: Tensor

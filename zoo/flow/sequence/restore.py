@@ -43,13 +43,18 @@ class SequenceRestorer(Inference):
     vocoder of the same mel takes. Audio is mixed to mono and taken at its own level, zero-padded to whole frames.
 
     Args:
+        net: trained.
+        path: that it was trained along.
         normaliser: the scale of its training.
         mel: waveform to log-mel; None for a net of other features, which takes feature files only.
+        prediction: what it predicts: "velocity", "x1" or "noise".
         solver: how to integrate; 8 Euler steps by default.
+        guidance: null for the conditional field.
         temperature: standard deviation of the noise that the flow starts from; 0 for a deterministic restoration.
         seed: of that noise; the same for every file.
         chunk_frames: length of a chunk; about that of the training crops is what the net knows.
         overlap_frames: shared by neighbouring chunks, at most half a chunk.
+        chunk_batch: chunks restored at once.
     """
 
     input_suffixes: ClassVar[tuple[str, ...]] = (*files.AUDIO_SUFFIXES, FEATURE_SUFFIX)

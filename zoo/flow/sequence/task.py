@@ -37,6 +37,7 @@ class SequenceTask(SingleOptimizerTask):
 
     Args:
         net: predicts from a point, its time and the condition.
+        path: from noise to data, which fixes the target at each time.
         times: how the times of training are drawn.
         normaliser: the scale that the net works on.
         mel: front end for audio at inference, equal to the data's; null for other features.

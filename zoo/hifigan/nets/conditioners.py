@@ -14,6 +14,8 @@ class Conditioner(nn.Module):
     """Base of what may stand in front of a generator: frames (B, in_channels, F) to frames (B, out_channels, F').
 
     Args:
+        in_channels: of the frames that come in.
+        out_channels: of those that the generator takes.
         receptive_frames: input frames on each side that an output frame depends on; None means all of them, so
             that long files cannot be processed in chunks.
     """
@@ -30,7 +32,12 @@ class Conditioner(nn.Module):
 
 
 class LinearConditioner(Conditioner):
-    """A linear map of every frame: reduces wide SSL features to the generator's width."""
+    """A linear map of every frame: reduces wide SSL features to the generator's width.
+
+    Args:
+        in_channels: size of the features.
+        out_channels: channels that the generator takes.
+    """
 
     def __init__(self, in_channels: int, out_channels: int = 80) -> None:
         super().__init__(in_channels, out_channels, receptive_frames=0)
@@ -47,9 +54,11 @@ class ConformerConditioner(Conditioner):
     Args:
         in_channels: SSL feature size.
         out_channels: width of the generator's first convolution.
+        dim: width of the Conformers.
         heads: attention heads; must divide `dim`.
         ffn_dim: hidden size of the feed-forward modules.
         kernel_size: odd depthwise kernel, in frames.
+        dropout: in training, 0 to below 1.
 
     Source: front end of the Miipher-2 reimplementation's SSL vocoder.
     """
@@ -129,6 +138,7 @@ class PrenetConditioner(Conditioner):
         layers: number of Conformer layers; 0 is the earliest variant, a projection and interpolation alone.
         heads: attention heads; must divide `in_channels`.
         kernel_size: odd depthwise kernel, in frames.
+        dropout: in training, 0 to below 1.
         scale: output frames per input frame; the default takes 50 Hz features to 22050 / 256 Hz.
 
     Source: prenet of the Miipher-2 reimplementation before its 441-fold vocoder.

@@ -89,6 +89,7 @@ class ParallelAdapters(AdapterStyle):
     """One adapter parallel to each block's feed-forward, and trained copies of the blocks' last norms.
 
     Args:
+        hidden_dim: width between an adapter's two linear layers.
         gain: of their first weights.
 
     Source: Miipher-2, section 3.2 (He et al., 2022, for parallel adapters); the norms are the reproduction's.
@@ -114,6 +115,7 @@ class LoraAdapters(AdapterStyle):
     """Low-rank updates of the backbone's linear layers, by peft; their weights live inside the backbone.
 
     Args:
+        rank: of the updates: how much each may learn.
         alpha: their scale is alpha / rank.
         targets: last parts of the names of the linear layers.
     """
@@ -205,6 +207,7 @@ class OpenMiipherAdapters(AdapterStyle):
     """Adapters of Open-Miipher-2: from each Conformer block's light convolution to the block's output, and a norm.
 
     Args:
+        hidden_dim: width between an adapter's two linear layers.
         init: "bert" (normal, 0.02) or "lora" (the same, but zero going up).
         learnable_scale: train one factor a block; otherwise it is 1.
 

@@ -16,6 +16,7 @@ class Cleaner(nn.Module):
 
     Args:
         backbone: frozen; its weights are not written into checkpoints.
+        adapters: what trains beside the backbone.
     """
 
     def __init__(self, backbone: Backbone, adapters: AdapterStyle) -> None:

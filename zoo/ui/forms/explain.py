@@ -22,6 +22,16 @@ TOP = {
     "loggers": "beside metrics.csv, which is always written",
     "init_from_min_matched": "share of the weights that must match where init_from is given",
 }
+FOREIGN = {  # by package; put together when it is imported, or handed on, so that no source has them
+    "torch.optim": {
+        "lr": "learning rate, before the scheduler's factor",
+        "betas": "decay rates of the running means of the gradient and of its square",
+        "weight_decay": "share of a weight that is taken off at each step, times the learning rate",
+    },
+    "lightning.pytorch.strategies": {
+        "broadcast_buffers": "whether process 0 sends its buffers, such as running means, to all others each pass",
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -52,9 +62,10 @@ def explain(values: Mapping[str, Any], key: str) -> Help:
     if name == "class_path":
         return Help("the part that stands here; its arguments follow", "class")
     if place is None:
-        return Help(TOP.get(key, ""))
+        entry_of = explain(values, owner).text if owner.count(".") > 1 else ""
+        return Help(f"`{name}` of `{owner.rpartition('.')[2]}`: {entry_of}" if entry_of else TOP.get(key, ""))
     argument = (arguments(*place) or {}).get(name)
-    text = described(*place).get(name, "")
+    text = described(*place).get(name, "") or FOREIGN.get(place[0], {}).get(name, "")
     if argument is None or argument.annotation is None:
         return Help(text)
     kind = ast.unparse(argument.annotation)

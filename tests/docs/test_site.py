@@ -1,0 +1,77 @@
+"""The reference on the site leaves nothing out: every public name, each of its arguments, every key of every recipe."""
+
+import ast
+import importlib.util
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from zoo.cli.main import docstring, find_tools
+from zoo.cli.names import recipes
+from zoo.common import registry
+from zoo.common.reading.signatures import arguments, described
+from zoo.ui.forms.explain import explain
+from zoo.ui.forms.values import flatten
+
+pytest.importorskip("mkdocs")
+site = importlib.import_module("scripts.site")
+
+
+def definition(place: str) -> ast.stmt:
+    """A class or function by its dotted path; its module is not imported."""
+    module, _, name = place.rpartition(".")
+    spec = importlib.util.find_spec(module)
+    assert spec is not None and spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    return next(node for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name)
+
+
+@pytest.mark.parametrize("package", registry.PACKAGES)
+def test_every_part_stands_in_the_reference_with_all_its_arguments(package: str) -> None:
+    page = site._parts(package)
+    unclear = []
+    for name in registry.names(package):
+        module, short = registry.module_of(name) or "", name.rpartition(".")[2]
+        assert f"::: {module}.{short}\n    options:\n      heading: {name}\n" in page
+        assert ast.get_docstring(definition(f"{module}.{short}")), f"{name} has no docstring"
+        said = described(module, short)
+        unclear += [f"{name}: {key}" for key in arguments(module, short) or {} if not said.get(key)]
+    assert unclear == [], "no line in Args says what these are"
+
+
+def test_every_public_name_of_the_package_is_a_part_or_in_the_reference() -> None:
+    import zoo
+
+    assert [name for name in zoo.__all__ if f"zoo.{name}" not in {*site.CALLED, "zoo.__version__"}] == []
+    page = site._called()
+    for name, place in site.CALLED.items():
+        assert f"## {name}\n" in page and docstring(place).strip()
+        assert described(*place.split(":")).keys() >= (arguments(*place.split(":")) or {}).keys()
+
+
+def test_every_command_and_each_of_its_arguments_is_told() -> None:
+    page = site._commands()
+    for name, tool in find_tools().items():
+        assert f"## zoo {name}\n" in page and docstring(tool).strip(), f"zoo {name} has no docstring"
+        module, _, function = tool.partition(":")
+        said = described(module, function)
+        assert [key for key in arguments(module, function) or {} if not said.get(key)] == [], f"zoo {name}"
+
+
+@pytest.mark.parametrize("recipe", recipes(), ids=lambda recipe: recipe.name)
+def test_every_key_of_a_recipe_has_a_meaning(recipe: site.Recipe) -> None:
+    values = flatten(yaml.safe_load(recipe.path.read_text(encoding="utf-8")) or {})
+    assert [key for key in values if not explain(values, key).text.strip()] == [], f"{recipe.name}: nothing says what"
+    rows = [line for line in site._recipe(recipe) if line.startswith("| <code")]
+    assert len(rows) == len(values)
+    assert all(re.fullmatch(r"\| <code class=\"key\">.+</code> \| `.*` \| .+ \|", row) for row in rows)
+
+
+def test_sounds_are_played_and_animations_stand_still_where_asked_to() -> None:
+    html = '<td><a href="x.mp3">a voice</a></td><img alt="A" src="b/c.gif" />'
+    made = site.on_page_content(html, SimpleNamespace(), site.MkDocsConfig(), None)
+    assert '<audio controls preload="none" src="x.mp3" aria-label="a voice">' in made
+    assert 'srcset="b/c.png"><img alt="A" src="b/c.gif" /></picture>' in made
