@@ -18,6 +18,7 @@ from zoo.common.registry import package_of
 from zoo.runs import checkpoints as checkpoint_files
 from zoo.runs import export, frozen
 from zoo.runs.folder import find_checkpoint
+from zoo.runs.hub.names import local
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +32,8 @@ def init_from(
 
     Args:
         model: the task; its components are the first parts of its parameter names.
-        paths: checkpoints or run folders of ours, export folders, or files that the system's converter reads; a later
-            one adds to, and overrides, what an earlier one has.
+        paths: checkpoints or run folders of ours, export folders, files that the system's converter reads, or models
+            of a hub by name (`hf://user/name@revision`); a later one adds to, and overrides, what an earlier one has.
         min_matched: smallest share of a component's tensors that must match, for each component that the files have.
 
     Returns:
@@ -48,9 +49,10 @@ def init_from(
     backbones = frozen.frozen_modules({"": model})
     given: dict[str, Tensor] = {}
     for path in [paths] if isinstance(paths, Path) else paths:
-        if not path.exists():
+        place = local(path)
+        if not place.exists():
             raise FileNotFoundError(f"init_from: nothing at {path}")
-        weights, recorded = read_weights(path, type(model))
+        weights, recorded = read_weights(place, type(model))
         _compare_backbones(path, recorded, backbones)
         weights = _without_sourced(path, weights, backbones)
         if not any(key in own and own[key].shape == value.shape for key, value in weights.items()):
