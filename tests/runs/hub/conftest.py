@@ -22,7 +22,9 @@ def hub() -> Iterator[Hub]:
 def online(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     """What HF_ENDPOINT, HF_HUB_CACHE, HF_HUB_DISABLE_XET and HF_HUB_OFFLINE do when a process begins."""
     monkeypatch.setattr(constants, "ENDPOINT", hub.address)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.address + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.address + "/{repo_id}/resolve/{revision}/{filename}"
+    )
     monkeypatch.setattr(constants, "HF_URL_HOSTS", frozenset({"127.0.0.1"}), raising=False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)

@@ -131,7 +131,7 @@ class Handler(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.answer({"error": f"this server has no {self.command} {url.path}"}, 501)
 
-    do_GET = do_HEAD = do_POST = do_PUT = handle_one  # noqa: N815
+    do_GET = do_HEAD = do_POST = do_PUT = handle_one
 
     def body(self) -> bytes:
         if self.headers.get("Transfer-Encoding") != "chunked":

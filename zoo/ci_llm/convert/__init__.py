@@ -192,8 +192,8 @@ def publish(model: Any, folder: Path, repo: str) -> list[str]:
     Args:
         model: the Inference; one without a crowd has no agents.
         folder: the export.
-        repo: its name on the hub. A backbone that the hub does not have lies in it, and `base_model_name_or_path` is then
-            `frozen/...` below the export's folder.
+        repo: its name on the hub. Where the export holds the backbone itself, because no other
+            place has it, `base_model_name_or_path` is `frozen/...`, below the export's folder.
 
     Returns:
         Their folders below the export's.

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from zoo.runs.hub.originals import Original
 
 
 def main(*what: str, output: Path | None = None, file: Path | None = None) -> None:
@@ -60,16 +65,14 @@ def _pull(text: str, output: Path | None) -> None:
     print(f"  {Name(name.repo, folder.name)}")
 
 
-def _list(known: tuple) -> None:
-    from rich.console import Console
+def _list(known: Sequence[Original]) -> None:
+    from itertools import groupby
 
-    from zoo.common.report import terminal_table
     from zoo.runs.hub.originals import terms
 
-    rows = [
-        [each.system, each.name, each.about, each.place, terms(each).removeprefix("licence: "), each.sha256[:12]]
-        for each in known
-    ]
-    heads = ["system", "name", "what", "place", "licence", "sha256"]
-    Console().print(terminal_table(heads, rows, "Published weights", left=heads, whole=("system", "name")))
+    for _, group in groupby(known, key=lambda each: (each.system, each.place, terms(each))):
+        first, *rest = group
+        print(f"{first.system}  {first.page}\n  {terms(first)}")
+        for each in (first, *rest):
+            print(f"    {each.name:<14} {each.about} (sha256 {each.sha256})")
     print("zoo pull SYSTEM NAME takes and converts one; zoo pull user/name takes a model that `zoo push` pushed.")

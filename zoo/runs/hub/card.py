@@ -153,7 +153,7 @@ class About:
     """What a card is made of.
 
     Attributes:
-        repo: its name on the hub, and the `address` of the file of a given path there.
+        repo: its name on the hub, `name` the one with which zoo loads it, `address` where its files are.
         package: of its system; `inference` is the class that it loads as.
         usage: Python lines that load and call it.
         run: folder that it was trained in, where there is one.
@@ -165,6 +165,7 @@ class About:
     """
 
     repo: str
+    name: str
     address: str
     package: str
     inference: str
@@ -314,7 +315,7 @@ def _head(about: About) -> str:
 
 
 def _use(about: About) -> str:
-    shell = f"zoo predict --ckpt_path hf://{about.repo} --input PATH --output FOLDER"
+    shell = f"zoo predict --ckpt_path {about.name} --input PATH --output FOLDER"
     lines = ["## Use", "", f"```python\n{about.usage.strip()}\n```", "", f"```bash\n{shell}\n```"]
     if about.adapters:
         first = about.adapters[0]
@@ -361,7 +362,7 @@ def _samples(about: About, folder: Path) -> str:
         else:
             with (folder / path).open(newline="", encoding="utf-8") as file:
                 heads, *rows = list(csv.reader(file)) or [[]]
-            lines.append(markdown_table(heads, [[_cell(each) for each in row] for row in rows[:SHOWN_ROWS]]))
+            lines.append(markdown_table(list(map(_cell, heads)), [list(map(_cell, row)) for row in rows[:SHOWN_ROWS]]))
     more = [f"{about.left_out} more stayed in the run: too large, or too many."] if about.left_out else []
     return "\n".join([*lines, *(["", *more] if more else [])])
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import zoo
+from zoo.common.options import verbosity
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -63,6 +65,11 @@ def asking(what: str) -> Iterator[None]:
     Raises:
         HubError: for an error of the network, the hub or its client.
     """
+    from huggingface_hub import utils
+
+    shown = sys.stderr.isatty() and verbosity() != "quiet"
+    if not shown:
+        utils.disable_progress_bars()
     try:
         yield
     except HubError:
@@ -73,6 +80,9 @@ def asking(what: str) -> Iterator[None]:
         if reason is None:
             raise
         raise HubError(without_secrets(f"{what}: {reason}")) from None
+    finally:
+        if not shown:
+            utils.enable_progress_bars()
 
 
 def without_secrets(text: str) -> str:

@@ -47,6 +47,11 @@ class Original:
         """Whether huggingface_hub fetches it."""
         return "://" not in self.place
 
+    @property
+    def page(self) -> str:
+        """Where it and its licence are read of."""
+        return f"https://huggingface.co/{self.place}" if self.on_hub else self.place
+
 
 def _vocoder(name: str, about: str) -> Original:
     return Original("hifigan", name, about, HIFIGAN_DRIVE, "MIT")

@@ -104,6 +104,7 @@ def push(
             if revision is not None:
                 hub.create_branch(name.repo, branch=revision, exist_ok=True)
             before = hub.model_info(name.repo, revision=revision).sha
+            logging.getLogger("huggingface_hub.hf_api").addFilter(_is_news)
             commit = hub.upload_folder(
                 repo_id=name.repo,
                 folder_path=folder,
@@ -137,6 +138,7 @@ def write_package(
     values = sum(tensor.numel() for part in model.parts().values() for tensor in part.state_dict().values())
     about = card.About(
         repo=name.repo,
+        name=str(name),
         address=f"{endpoint()}/{name.repo}/resolve/{name.revision or MAIN}/",
         package=package_of(type(model)),
         inference=type(model).__name__,
@@ -164,6 +166,10 @@ def write_package(
     about.adapters = _publish(model, about.package, folder, name)
     card.write_card(folder, about)
     return about
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return "No files have been modified" not in record.getMessage()  # the command says so
 
 
 def _publish(model: Any, package: str, folder: Path, name: Name) -> list[str]:
