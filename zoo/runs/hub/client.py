@@ -67,8 +67,8 @@ def asking(what: str) -> Iterator[None]:
     """
     from huggingface_hub import utils
 
-    shown = sys.stderr.isatty() and verbosity() != "quiet"
-    if not shown:
+    hidden = (not sys.stderr.isatty() or verbosity() == "quiet") and not utils.are_progress_bars_disabled()
+    if hidden:
         utils.disable_progress_bars()
     try:
         yield
@@ -81,7 +81,7 @@ def asking(what: str) -> Iterator[None]:
             raise
         raise HubError(without_secrets(f"{what}: {reason}")) from None
     finally:
-        if not shown:
+        if hidden:
             utils.enable_progress_bars()
 
 
@@ -104,9 +104,11 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 def _reason(chain: list[BaseException]) -> str | None:
     """What a chain of errors comes down to; None where it is none of the hub's. Names serve all of its releases."""
+    from huggingface_hub import constants
+
     kinds = {cls.__name__: each for each in reversed(chain) for cls in type(each).__mro__}
     status = next((each.response.status_code for each in chain if getattr(each, "response", None) is not None), None)
-    if "OfflineModeIsEnabled" in kinds:
+    if "OfflineModeIsEnabled" in kinds or ("EntryNotFoundError" in kinds and constants.HF_HUB_OFFLINE):
         return "it is not, or not whole, in the cache, and HF_HUB_OFFLINE is set: unset it"
     if "GatedRepoError" in kinds:
         return f"its conditions are to be accepted on its page at {endpoint()} first; then {LOG_IN}"
