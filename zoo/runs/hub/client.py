@@ -121,7 +121,10 @@ def _reason(chain: list[BaseException]) -> str | None:
     if status is not None:
         return f"{endpoint()} answered {status}; try again later"
     if kinds.keys() & _NO_ANSWER:
-        return f"no answer from {endpoint()}: is there a network, and is HF_ENDPOINT right?"
+        return (
+            f"no answer from {endpoint()}: is there a network, and is HF_ENDPOINT right? HF_HUB_OFFLINE=1 takes what "
+            "was fetched before"
+        )
     if "EntryNotFoundError" in kinds:
         return "it is not, or not whole, in the cache, and could not be had from the hub"
     first = chain[0]

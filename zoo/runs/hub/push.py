@@ -4,7 +4,7 @@ The upload is `HfApi.upload_folder`, for it is what the hub's own client resumes
 neither sent nor committed again, so the same push makes no second commit, and what a killed one has sent is kept by the
 hub until a commit names it. A model's few files are one commit (it begins a second one only beyond hundreds of files),
 so no revision has the weights of one push and the description of another; `upload_large_folder` would make several, and
-is gone from newer releases.
+is gone from newer releases. Run against the tests' server over LFS only: the Xet transfer of a real hub was not.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from zoo.common.reading.text import load_json
 from zoo.common.registry import package_of
 from zoo.runs import listing
-from zoo.runs.export import write_export
+from zoo.runs.export import CONFIG_NAME, write_export
 from zoo.runs.hub import card
 from zoo.runs.hub.client import HubError, asking, check_token, client, endpoint
 from zoo.runs.hub.names import PREFIX, Name, parsed
@@ -132,6 +133,9 @@ def write_package(
     model = load(path)
     usage = model.usage.replace("PATH_OF_THIS_FOLDER", str(name))
     write_export(folder, specs, model.parts(), specs.get("source") or path.name, specs.get("step"), usage)
+    for key, value in listing.flatten(load_json((folder / CONFIG_NAME).read_text(encoding="utf-8"))).items():
+        if isinstance(value, str) and shown_settings(value) != value:
+            raise ValueError(f"{path}: its {key} is {value!r}, which only this machine has: nobody could load it")
     found = path if path.is_dir() and path.suffix != ".ckpt" else path.parent
     run = found if (found / listing.CONFIG_NAME).is_file() else None
     config = {} if run is None else shown_settings(listing.read_settings(run))
