@@ -35,7 +35,7 @@ def fit(recipe: str, folder: Path, *more: str) -> Path:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     steps = ("--trainer.max_steps=2", "--trainer.val_check_interval=1", "--trainer.log_every_n_steps=1")
     folder = fit("flow/smoke", tmp_path_factory.mktemp("run") / "digits", *steps)
-    evaluation = folder / "evaluation"
+    evaluation = folder.parent / "evaluation"
     evaluation.mkdir()
     rows = "system,figure,value,low,high\ngenerated,frechet,1.5,1.25,1.75\ngenerated,recall,0.5,,\n"
     (evaluation / "evaluation.csv").write_text(rows)
@@ -86,7 +86,9 @@ def adapters_load_in_peft(ours: object, folder: Path) -> None:
 
 
 def test_card_says_what_the_run_does(run: Path, online: Hub, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["push", str(run), "me/digits", "--license", "cc0-1.0", "--message", "first"]) == 0
+    evaluation = str(run.parent / "evaluation")
+    named = ["push", str(run), "me/digits", "--license", "cc0-1.0", "--evaluation", evaluation]
+    assert main([*named, "--message", "first"]) == 0
     files, commits = online.files("me/digits"), online.repos["me/digits"].commits
     card = ModelCard(files["README.md"].decode())
     assert (card.data.library_name, card.data.license, card.data.pipeline_tag) == (
@@ -101,11 +103,11 @@ def test_card_says_what_the_run_does(run: Path, online: Hub, capsys: pytest.Capt
     assert str(run).encode() not in told and TOKEN.encode() not in b"".join(files.values())
     assert online.repos["me/digits"].messages[-1] == "first" and len(commits) == 2
 
-    assert main(["push", str(run), "me/digits", "--license", "cc0-1.0"]) == 0  # the same again
+    assert main(named) == 0  # the same again
     assert len(commits) == 2 and "nothing new" in capsys.readouterr().out
     sent = list(online.bodies)
     online.put("me/digits", {**files, "samples/old.png": b"old", "LICENSE": b"mine"})
-    assert main(["push", str(run), "me/digits"]) == 0  # another licence
+    assert main([*named, "--license", "mit"]) == 0
     after = online.files("me/digits")
     assert after.keys() == {*files, "LICENSE"} and online.bodies == sent
     assert {path for path in files if files[path] != after[path]} == {"README.md"}

@@ -13,7 +13,7 @@ def main(
     message: str | None = None,
     onnx: bool = False,
     license: str = "unknown",
-    evaluation: list[Path] | None = None,
+    evaluation: Path | None = None,
     root: Path = Path("runs"),
 ) -> None:
     """Push a run's weights with a model card, samples and curves to a Hugging Face hub.
@@ -29,13 +29,13 @@ def main(
         message: of the commit.
         onnx: also push model.onnx (needs the extra `export`).
         license: of the weights, as the hub calls it, e.g. mit or cc-by-4.0.
-        evaluation: folders that `zoo evaluate` wrote, for the card; those in the run's folder are found.
+        evaluation: folder that `zoo evaluate` wrote, for the card; those in the run's folder are found.
         root: folder of the runs that names are looked for in.
     """
     from zoo.runs.hub.push import push
     from zoo.runs.listing import find_run
 
     path = Path(run) if Path(run).exists() else find_run(run, root)
-    pushed = push(path, name, private, revision, message, onnx, license, evaluation or ())
+    pushed = push(path, name, private, revision, message, onnx, license, [evaluation] if evaluation else [])
     print(f"{'pushed' if pushed.changed else 'nothing new in'} {pushed.page}")
     print(f"  {pushed.name}")

@@ -90,7 +90,7 @@ def without_secrets(text: str) -> str:
     from huggingface_hub import get_token
 
     token = get_token()
-    return _LOGIN.sub("://", text.replace(token, "<token>") if token else text)
+    return _LOGIN.sub("://", text.replace(token, "<token>") if token and len(token) > 8 else text)
 
 
 def _causes(error: BaseException) -> list[BaseException]:

@@ -164,7 +164,7 @@ def write_package(
         about.metrics = card.metrics_of(run, about.step)
         beside = sorted({file.parent for kind in card.EVALUATIONS for file in run.glob(f"*/{kind}")})
         evaluations = [*evaluations, *beside]
-    about.metrics = [*about.metrics, *(each for folder_of in evaluations for each in card.evaluated(folder_of))]
+    about.metrics = [*about.metrics, *(each for place in evaluations for each in card.evaluated(place))]
     if onnx:
         model.export_onnx(folder / ONNX_NAME)
     about.adapters = _publish(model, about.package, folder, name)
