@@ -107,7 +107,8 @@ def _reason(chain: list[BaseException]) -> str | None:
     from huggingface_hub import constants
 
     kinds = {cls.__name__: each for each in reversed(chain) for cls in type(each).__mro__}
-    status = next((each.response.status_code for each in chain if getattr(each, "response", None) is not None), None)
+    responses = [getattr(each, "response", None) for each in chain]
+    status = next((response.status_code for response in responses if response is not None), None)
     if "OfflineModeIsEnabled" in kinds or ("EntryNotFoundError" in kinds and constants.HF_HUB_OFFLINE):
         return "it is not, or not whole, in the cache, and HF_HUB_OFFLINE is set: unset it"
     if "GatedRepoError" in kinds:
