@@ -123,6 +123,7 @@ def run_tool(command: str, args: list[str]) -> int:
         parser.add_argument(name, nargs="*", type=str, help=parameter_help(tools[command], name))
     parser.add_function_arguments(function, as_positional=positional, fail_untyped=True, skip={*RANKS, "progress"})
     values = dict(parser.instantiate_classes(parser.parse_args(files_first(with_values(args, flags)))))
+    _fetch(values, getattr(function, "writes_into", ()))
     several = [*of_fit, *(value for name in many for value in values.pop(name))]
     with locked_arguments(function, values, command):
         result = function(*several, **values, **ranks)
@@ -130,6 +131,17 @@ def run_tool(command: str, args: list[str]) -> int:
         place = values.get((*getattr(function, "writes_into", ()), "output")[0])
         return _show_counts(result, place)
     return result if isinstance(result, int) else 0
+
+
+def _fetch(values: dict[str, Any], written: Sequence[str]) -> None:
+    """Put the folders of models in the place of their names on a hub, `hf://user/name`, in a tool's arguments."""
+    for name, value in values.items():
+        if isinstance(value, Path) and value.as_posix().startswith("hf:/"):
+            from zoo.runs.hub.names import local, parsed
+
+            if name in (*written, "output", "target"):
+                raise ValueError(f"{parsed(value)} is on a hub: `zoo push` writes there")
+            values[name] = local(value)
 
 
 def _show_counts(counts: Mapping[str, Any], place: Any) -> int:

@@ -52,6 +52,7 @@ from zoo.runs import frozen
 from zoo.runs.bulk import BulkData, Shard, plan, writing
 from zoo.runs.checkpoints import load_checkpoint, step_of
 from zoo.runs.csv_log import RunCSV
+from zoo.runs.hub import names
 from zoo.runs.inference import Inference
 from zoo.runs.init_from import init_from
 from zoo.runs.listing import RECIPE_MARK, recorded_recipe
@@ -190,6 +191,10 @@ def complete(command: str, args: list[str]) -> tuple[list[str], Path | None]:
     if not values:
         return args, None
     value = values[-1]
+    if names.is_name(value):
+        if command != "predict":
+            raise ValueError(f"--ckpt_path {value}: {command} needs a run; fit --init_from takes the weights of a hub")
+        value = str(names.local(value))
     if "://" in value:
         raise ValueError(f"--ckpt_path {value}: checkpoints are read from local paths only; download it first")
     configs = config_files(rest)
@@ -295,7 +300,7 @@ class ZooCLI(LightningCLI):
             "--init_from",
             type=list[str] | str | None,
             default=None,
-            help="start from these weights: our checkpoint, an export, an original's file, or a list of them",
+            help="start from these weights: our checkpoint, an export, hf://user/name, an original's file, or a list",
         )
         parser.add_argument(
             "--init_from_min_matched", type=float, default=0.9, help="share of the tensors that must match"
@@ -349,6 +354,8 @@ class ZooCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Decide on checkpoint and run folder before anything is built."""
         self.checkpoint, self.folder = settle(self.command, self.config, self.recipe)
+        if self.command == "fit" and self.checkpoint is None:  # the run's config says which commit it began with
+            self.config["init_from"] = names.pinned(self.config["init_from"])
         if self.command == "fit" and self.held is not None:
             self.held.enter_context(locked(self.folder, "fit"))
         self.config["trainer.default_root_dir"] = str(self.folder)

@@ -21,6 +21,7 @@ from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.nets.steps import Steps
 from zoo.compressed_ad.rendering import episode_frames
 from zoo.compressed_ad.rollout import Player, check_fit, rollout
+from zoo.runs.export import CALL_USAGE
 from zoo.runs.inference import Inference, facts_table
 from zoo.runs.interactive import Field, Part, Report
 from zoo.training.data import item_seed
@@ -160,6 +161,11 @@ class Agent(Inference):
             if values[f"task_{index}"] is not None:
                 rows[:, index] = values[f"task_{index}"]
         return rows
+
+    @property
+    def usage(self) -> str:
+        """Python lines that play ten episodes of the first task."""
+        return CALL_USAGE.format(f"{self.env.tasks()[:1].tolist()}, seeds=[0], episodes=10")
 
     def dry_run(self) -> str:
         """Play one episode of the first task."""

@@ -20,6 +20,11 @@ from zoo.runs.descriptions import described
 WEIGHTS_NAME = "model.safetensors"
 CONFIG_NAME = "config.json"
 
+CALL_USAGE = """import zoo
+
+model = zoo.load("PATH_OF_THIS_FOLDER")
+result = model({})
+"""
 AUDIO_USAGE = """import soundfile, zoo
 
 model = zoo.load("PATH_OF_THIS_FOLDER")

@@ -13,6 +13,7 @@ from torch import nn
 
 from zoo.audio.io import files
 from zoo.common.report import plain, write_figure
+from zoo.runs.export import AUDIO_USAGE
 from zoo.runs.interactive import Field, Part, Report
 
 _FULL_SCALE = {"int8": (0, 2**7), "uint8": (128, 2**7), "int16": (0, 2**15), "int32": (0, 2**31)}
@@ -198,6 +199,11 @@ class Inference(ABC):
         path = stem.with_name(f"{stem.name}.wav")
         files.write(path, 0.1 * np.sin(np.arange(16000, dtype=np.float32) / 10), 16000)
         return path
+
+    @property
+    def usage(self) -> str:
+        """Python lines for a model card that load it and call it once."""
+        return AUDIO_USAGE
 
     def export_onnx(self, path: Path) -> float:
         """Write the net as ONNX.

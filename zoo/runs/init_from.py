@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,11 @@ from zoo.common.registry import package_of
 from zoo.runs import checkpoints as checkpoint_files
 from zoo.runs import export, frozen
 from zoo.runs.folder import find_checkpoint
+from zoo.runs.hub.names import local
 
 log = logging.getLogger(__name__)
+
+_WEIGHT_NORM = "parametrizations.weight.original"
 
 Records = dict[str, dict[str, Any]]
 
@@ -31,8 +34,8 @@ def init_from(
 
     Args:
         model: the task; its components are the first parts of its parameter names.
-        paths: checkpoints or run folders of ours, export folders, or files that the system's converter reads; a later
-            one adds to, and overrides, what an earlier one has.
+        paths: checkpoints or run folders of ours, export folders, files that the system's converter reads, or models
+            of a hub by name (`hf://user/name@revision`); a later one adds to, and overrides, what an earlier one has.
         min_matched: smallest share of a component's tensors that must match, for each component that the files have.
 
     Returns:
@@ -48,9 +51,11 @@ def init_from(
     backbones = frozen.frozen_modules({"": model})
     given: dict[str, Tensor] = {}
     for path in [paths] if isinstance(paths, Path) else paths:
-        if not path.exists():
+        place = local(path)
+        if not place.exists():
             raise FileNotFoundError(f"init_from: nothing at {path}")
-        weights, recorded = read_weights(path, type(model))
+        weights, recorded = read_weights(place, type(model))
+        weights = _with_weight_norm(weights, own)
         _compare_backbones(path, recorded, backbones)
         weights = _without_sourced(path, weights, backbones)
         if not any(key in own and own[key].shape == value.shape for key, value in weights.items()):
@@ -68,6 +73,20 @@ def init_from(
             )
     model.load_state_dict(matching, strict=False)
     return report
+
+
+def _with_weight_norm(weights: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same with the weights that an export has folded as length and direction where the model trains these."""
+    result = dict(weights)
+    for length, kept in own.items():
+        if not length.endswith(f"{_WEIGHT_NORM}0"):
+            continue
+        weight, direction = (length.removesuffix(f"{_WEIGHT_NORM}0") + end for end in ("weight", f"{_WEIGHT_NORM}1"))
+        folded = weights.get(weight)
+        if folded is not None and direction in own and folded.shape == own[direction].shape:
+            axes = [axis for axis, size in enumerate(kept.shape) if size == 1]
+            result |= {length: torch.linalg.vector_norm(folded, dim=axes, keepdim=True), direction: result.pop(weight)}
+    return result
 
 
 def _mismatch(weights: dict[str, Tensor], own: dict[str, Tensor]) -> str:

@@ -19,6 +19,7 @@ from zoo.runs import export, frozen
 from zoo.runs.checkpoints import is_folder, load_checkpoint
 from zoo.runs.descriptions import check_whole
 from zoo.runs.folder import find_checkpoint
+from zoo.runs.hub.names import local
 from zoo.runs.inference import Inference
 
 
@@ -32,7 +33,8 @@ def load(
     """Load a trained system for use.
 
     Args:
-        path: a run folder (its newest sound checkpoint), a checkpoint file, or an export folder.
+        path: a run folder (its newest sound checkpoint), a checkpoint file, an export folder, or `hf://user/name` with
+            or without `@revision`: a model that was pushed to a hub.
         device: where to compute.
         ema: use the averaged weights where the checkpoint holds them.
         allow_import: packages of your own whose registered parts this process may build from now on.
@@ -44,11 +46,12 @@ def load(
 
     Raises:
         FileNotFoundError: when there is nothing to load.
+        OSError: when a hub does not give it.
         ValueError: when it is torn, does not describe its parts, was trained on another frozen backbone than its
             source now gives, or an option is unknown.
     """
     registry.admit(allow_import)
-    path = Path(path)
+    path = local(path)
     specs, state, fused = read_parts(path, ema)
     cls = registry.find(specs["inference"], Inference)
     slots = registry.slots(cls)

@@ -26,6 +26,7 @@ from zoo.ci_llm.nets.crowd import Crowd
 from zoo.ci_llm.nets.sampling import Sampling
 from zoo.common.atomic import write_atomic
 from zoo.common.ranges import at_least
+from zoo.runs.export import CALL_USAGE
 from zoo.runs.inference import Inference
 from zoo.runs.interactive import Field, Part, Report
 from zoo.training.data import item_seed
@@ -205,6 +206,11 @@ class Writer(Inference):
         ids, mask = (each.to(self.crowd.device) for each in left_padded(rows, self.tokenizer.pad_id))
         log_probs = self.crowd.outputs(ids, mask, logits_to_keep=1).logits[:, :, -1].float().log_softmax(-1)
         return float(pairwise_divergences(log_probs, "kl").mean()) if len(log_probs) > 1 else 0.0
+
+    @property
+    def usage(self) -> str:
+        """Python lines that ask a question."""
+        return CALL_USAGE.format('["How much is 2 + 3?"]')
 
     def dry_run(self) -> str:
         """Answer a made-up prompt and compare the agents on it."""

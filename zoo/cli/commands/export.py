@@ -19,7 +19,7 @@ def main(path: Path, output: Path, ema: bool = True, onnx: bool = False) -> None
 
     specs, _, _ = read_parts(path, ema)
     model = load(path, ema=ema)
-    write_export(output, specs, model.parts(), source=path.name, step=specs.get("step"))
+    write_export(output, specs, model.parts(), specs.get("source") or path.name, specs.get("step"), model.usage)
     print(f"wrote {output}")
     if onnx:
         difference = model.export_onnx(output / "model.onnx")

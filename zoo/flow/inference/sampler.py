@@ -21,6 +21,7 @@ from zoo.flow.process.guidance import Guidance, check_labels, velocity_field
 from zoo.flow.process.paths import AffinePath, Prediction
 from zoo.flow.process.sampling import SAMPLES, noise
 from zoo.flow.process.solvers import METHODS, Solution, Solver
+from zoo.runs.export import CALL_USAGE
 from zoo.runs.inference import Inference, facts_table
 from zoo.runs.interactive import Field, Part, Report
 from zoo.training.data import item_seed
@@ -307,6 +308,11 @@ class Sampler(Inference):
         nfe = max(solution.nfe for solution in solutions)
         counted = {} if classes is None else dict(Counter(classes))
         return [*parts, facts_table({"samples": len(seeds), **counted, "evaluations of the net": nfe})]
+
+    @property
+    def usage(self) -> str:
+        """Python lines that draw two samples."""
+        return CALL_USAGE.format("[1, 1], seeds=[0, 1]" if self.net.num_classes else "None, seeds=[0, 1]")
 
     def dry_run(self) -> str:
         """Draw one sample."""

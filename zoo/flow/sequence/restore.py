@@ -25,6 +25,7 @@ from zoo.flow.process.guidance import Guidance, velocity_field
 from zoo.flow.process.paths import AffinePath, Prediction
 from zoo.flow.process.solvers import METHODS, Solver
 from zoo.flow.sequence.net import Conditioned, Normaliser, SequenceNet, valid_frames
+from zoo.runs.export import AUDIO_USAGE, CALL_USAGE
 from zoo.runs.inference import Inference, answer_file, as_audio, input_part, recording_field
 from zoo.runs.interactive import Field, Part, Report
 
@@ -99,6 +100,17 @@ class SequenceRestorer(Inference):
             raise ValueError(
                 f"overlap_frames is at least {least} with this mel, whose frames overlap; not {overlap_frames}"
             )
+
+    @property
+    def usage(self) -> str:
+        """Python lines that restore a recording, or features where that is all it takes."""
+        return (
+            AUDIO_USAGE
+            if self.mel
+            else CALL_USAGE.format('numpy.load("features.npy")')
+            .replace("import zoo", "import numpy, zoo")
+            .replace("model(", "model.from_features(")
+        )
 
     @torch.inference_mode()
     def restore(

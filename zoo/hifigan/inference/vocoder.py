@@ -22,6 +22,7 @@ from zoo.audio.io.chunking import Chunker, resampled
 from zoo.audio.io.resample import resample_array
 from zoo.common.atomic import replacing
 from zoo.hifigan.nets.generator import Generator
+from zoo.runs.export import AUDIO_USAGE, FEATURES_USAGE
 from zoo.runs.inference import Inference, as_audio
 from zoo.runs.interactive import Field
 
@@ -141,6 +142,11 @@ class Vocoder(Inference):
         """A recording where there is a mel front end, else features."""
         suffixes = FEATURE_SUFFIXES
         return super().fields() if self.mel else (Field("input", "Features", "file", suffixes=suffixes),)
+
+    @property
+    def usage(self) -> str:
+        """Python lines that vocode a recording, or features where that is all it takes."""
+        return AUDIO_USAGE if self.mel else FEATURES_USAGE
 
     def dry_run(self) -> str:
         """Synthesise eight frames of zeros."""

@@ -1,0 +1,318 @@
+"""A server on this machine that speaks as much of a Hugging Face hub's API as pushing and pulling a model asks for.
+
+What it answers was written after the calls of huggingface_hub 2.4.0 as its sources make them, and checked by running
+that release against it: create_repo, repo_exists, model_info (blobs, revision), create_branch, validate-yaml, preupload
+(upload modes and oids), the LFS batch, PUT and verify, commit (ndjson: files, LFS files, deletions), tree, and resolve
+by HEAD and GET with X-Repo-Commit, ETag, X-Linked-Etag, X-Linked-Size and ranges. Xet is not spoken: it needs
+HF_HUB_DISABLE_XET=1, so the Xet path of an upload was not run. Nothing here contacted a real hub.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, unquote, urlsplit
+
+TOKEN = "hf_SecretOfTheTests"
+REPO = r"(?P<repo>[^/]+/[^/]+)"
+
+
+def git_hash(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+@dataclass
+class Repo:
+    private: bool
+    commits: dict[str, dict[str, str]] = field(default_factory=dict)  # commit -> path -> key of the content
+    messages: list[str] = field(default_factory=list)
+    branches: dict[str, str] = field(default_factory=dict)
+
+    def commit(self, branch: str, files: dict[str, str], message: str) -> str:
+        content = json.dumps([sorted(files.items()), message, len(self.commits)])
+        name = hashlib.sha1(content.encode()).hexdigest()
+        self.commits[name] = files
+        self.messages.append(message)
+        self.branches[branch] = name
+        return name
+
+    def find(self, revision: str) -> str | None:
+        return self.branches.get(revision) or (revision if revision in self.commits else None)
+
+
+class Hub(ThreadingHTTPServer):
+    """The server; `repos` and `contents` may be looked into.
+
+    Attributes:
+        lfs: hashes of contents that came by LFS.
+        requests: "METHOD path" of each, and `bodies` of uploads by hash: how often they came whole.
+        hold: while set, an upload stops half way, and `held` tells that one does.
+        asked_by: values of the header Authorization.
+    """
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.repos: dict[str, Repo] = {}
+        self.contents: dict[str, bytes] = {}
+        self.lfs: set[str] = set()
+        self.requests: list[str] = []
+        self.bodies: list[str] = []
+        self.hold, self.held = threading.Event(), threading.Event()
+        self.asked_by: set[str | None] = set()
+        self.lock = threading.Lock()
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that was killed is no news."""
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def files(self, repo: str, revision: str = "main") -> dict[str, bytes]:
+        found = self.repos[repo]
+        return {path: self.contents[key] for path, key in found.commits[found.find(revision) or ""].items()}
+
+    def put(self, repo: str, files: dict[str, bytes], lfs: tuple[str, ...] = (".safetensors", ".bin")) -> str:
+        """A repository as anybody may have filled it."""
+        keys = {path: self.keep(content, path.endswith(lfs)) for path, content in files.items()}
+        return self.repos.setdefault(repo, Repo(False)).commit("main", keys, "by hand")
+
+    def keep(self, content: bytes, lfs: bool) -> str:
+        key = hashlib.sha256(content).hexdigest() if lfs else git_hash(content)
+        self.contents[key] = content
+        if lfs:
+            self.lfs.add(key)
+        return key
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Hub
+
+    def log_message(self, *args: object) -> None:
+        """Be silent."""
+
+    def answer(self, content: object = None, status: int = 200, **headers: str) -> None:
+        body = content if isinstance(content, bytes) else json.dumps(content).encode()
+        self.send_response(status)
+        for key, value in headers.items():
+            self.send_header(key.replace("_", "-"), value)
+        if "Content_Length" not in headers:
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def missing(self, code: str, status: int = 404) -> None:
+        self.answer({"error": code}, status, X_Error_Code=code, X_Error_Message=code)
+
+    def handle_one(self) -> None:
+        url = urlsplit(self.path)
+        self.query = parse_qs(url.query)
+        self.server.requests.append(f"{self.command} {url.path}")
+        self.server.asked_by.add(self.headers.get("Authorization"))
+        for method, pattern, do in ROUTES:
+            found = re.fullmatch(pattern, url.path)
+            if found and self.command in method:
+                parts = {key: unquote(value) for key, value in found.groupdict().items()}
+                with suppress(BrokenPipeError, ConnectionResetError):
+                    do(self, **parts)
+                return
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.answer({"error": f"this server has no {self.command} {url.path}"}, 501)
+
+    do_GET = do_HEAD = do_POST = do_PUT = handle_one
+
+    def body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        parts = []
+        while size := int(self.rfile.readline(), 16):
+            parts.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(parts)
+
+    def allowed(self, repo: str, write: bool = False) -> Repo | None:
+        known = self.headers.get("Authorization") == f"Bearer {TOKEN}"
+        found = self.server.repos.get(repo)
+        if write and not known:
+            self.body()
+            self.answer({"error": "Invalid user token."}, 401)
+            return None
+        if found is None or (found.private and not known):
+            self.missing("RepoNotFound", 404 if known else 401)
+            return None
+        return found
+
+    # ---- reading
+
+    def info(self, repo: str, revision: str = "main") -> None:
+        if (found := self.allowed(repo)) is None:
+            return
+        if (commit := found.find(revision)) is None:
+            return self.missing("RevisionNotFound")
+        siblings = []
+        for path, key in sorted(found.commits[commit].items()):
+            sibling: dict[str, object] = {"rfilename": path}
+            if "blobs" in self.query:
+                size = len(self.server.contents[key])
+                sibling |= {"size": size, "blobId": key[:40]}
+                if key in self.server.lfs:
+                    sibling["lfs"] = {"size": size, "sha256": key, "pointerSize": 130}
+            siblings.append(sibling)
+        self.answer({"id": repo, "sha": commit, "private": found.private, "siblings": siblings, "tags": []})
+
+    def tree(self, repo: str, revision: str) -> None:
+        if (found := self.allowed(repo)) is None:
+            return
+        if (commit := found.find(revision)) is None:
+            return self.missing("RevisionNotFound")
+        rows = []
+        for path, key in sorted(found.commits[commit].items()):
+            size = len(self.server.contents[key])
+            row: dict[str, object] = {"type": "file", "path": path, "size": size, "oid": key[:40]}
+            if key in self.server.lfs:
+                row["lfs"] = {"size": size, "oid": key, "pointerSize": 130}
+            rows.append(row)
+        self.answer(rows)
+
+    def resolve(self, repo: str, revision: str, path: str) -> None:
+        if (found := self.allowed(repo)) is None:
+            return
+        if (commit := found.find(revision)) is None:
+            return self.missing("RevisionNotFound")
+        if (key := found.commits[commit].get(path)) is None:
+            return self.missing("EntryNotFound")
+        content = self.server.contents[key]
+        headers = {"X_Repo_Commit": commit, "ETag": f'"{key}"', "Accept_Ranges": "bytes"}
+        if key in self.server.lfs:
+            headers |= {"X_Linked_Etag": f'"{key}"', "X_Linked_Size": str(len(content))}
+        span = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if span is None:
+            return self.answer(content, **headers, Content_Length=str(len(content)))
+        first, last = int(span[1]), int(span[2] or len(content) - 1)
+        headers["Content_Range"] = f"bytes {first}-{last}/{len(content)}"
+        self.answer(content[first : last + 1], 206, **headers)
+
+    # ---- writing
+
+    def create(self) -> None:
+        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+            self.body()
+            return self.answer({"error": "Invalid user token."}, 401)
+        wanted = json.loads(self.body())
+        repo = f"{wanted['organization']}/{wanted['name']}"
+        url = {"url": f"{self.server.address}/{repo}"}
+        if repo in self.server.repos:
+            return self.answer({**url, "error": "You already created this model repo"}, 409)
+        private = wanted.get("visibility") == "private" or wanted.get("private") is True
+        self.server.repos[repo] = Repo(private)
+        self.server.repos[repo].commit("main", {".gitattributes": self.server.keep(b"*.safetensors lfs\n", False)}, "")
+        self.answer(url)
+
+    def branch(self, repo: str, branch: str) -> None:
+        if (found := self.allowed(repo, write=True)) is None:
+            return
+        self.body()
+        if branch in found.branches:
+            return self.answer({"error": "Reference already exists"}, 409)
+        found.branches[branch] = found.branches["main"]
+        self.answer({})
+
+    def validate(self) -> None:
+        front = json.loads(self.body())["content"].split("---")
+        good = len(front) > 2 and "library_name: zoo" in front[1]
+        self.answer({"errors": [] if good else [{"message": "no metadata"}], "warnings": []}, 200 if good else 400)
+
+    def preupload(self, repo: str, revision: str) -> None:
+        if (found := self.allowed(repo, write=True)) is None:
+            return
+        there = found.commits[found.find(revision) or ""]
+        rows = []
+        for file in json.loads(self.body())["files"]:
+            mode = "lfs" if file["path"].endswith((".safetensors", ".onnx", ".wav", ".png")) else "regular"
+            row = {"path": file["path"], "uploadMode": mode, "shouldIgnore": False}
+            rows.append({**row, **({"oid": there[file["path"]]} if file["path"] in there else {})})
+        self.answer({"files": rows})
+
+    def batch(self, repo: str) -> None:
+        if self.allowed(repo, write=True) is None:
+            return
+        rows = []
+        for each in json.loads(self.body())["objects"]:
+            row = {"oid": each["oid"], "size": each["size"]}
+            if each["oid"] not in self.server.contents:
+                place = f"{self.server.address}/lfs/{each['oid']}"
+                row["actions"] = {"upload": {"href": place}, "verify": {"href": f"{place}/verify"}}
+            rows.append(row)
+        self.answer({"transfer": "basic", "objects": rows})
+
+    def upload(self, oid: str) -> None:
+        if self.server.hold.is_set():
+            self.rfile.read(min(1000, int(self.headers.get("Content-Length") or 1000)))
+            self.server.held.set()
+            while self.server.hold.is_set():
+                threading.Event().wait(0.02)
+            self.close_connection = True
+            return
+        content = self.body()
+        if hashlib.sha256(content).hexdigest() != oid:
+            return self.answer({"error": "hash"}, 400)
+        with self.server.lock:
+            self.server.bodies.append(oid)
+            self.server.keep(content, True)
+        self.answer({})
+
+    def verify(self, oid: str) -> None:
+        wanted = json.loads(self.body())
+        good = len(self.server.contents.get(wanted["oid"], b"")) == wanted["size"]
+        self.answer({}, 200 if good else 404)
+
+    def commit(self, repo: str, revision: str) -> None:
+        if (found := self.allowed(repo, write=True)) is None:
+            return
+        files = dict(found.commits[found.find(revision) or ""])
+        message = ""
+        for line in self.body().splitlines():
+            item = json.loads(line)
+            value = item["value"]
+            if item["key"] == "header":
+                message = value["summary"]
+            elif item["key"] == "file":
+                files[value["path"]] = self.server.keep(base64.b64decode(value["content"]), False)
+            elif item["key"] == "lfsFile":
+                if value["oid"] not in self.server.lfs:
+                    return self.answer({"error": "LFS pointer pointed to a file that does not exist"}, 400)
+                files[value["path"]] = value["oid"]
+            elif item["key"] == "deletedFile":
+                files.pop(value["path"], None)
+        oid = found.commit(revision, files, message)
+        self.answer({"success": True, "commitOid": oid, "commitUrl": f"{self.server.address}/{repo}/commit/{oid}"})
+
+
+Route = tuple[str, str, Callable[..., None]]
+ROUTES: tuple[Route, ...] = (
+    ("POST", r"/api/repos/create", Handler.create),
+    ("POST", r"/api/validate-yaml", Handler.validate),
+    ("GET", rf"/api/models/{REPO}", Handler.info),
+    ("GET", rf"/api/models/{REPO}/revision/(?P<revision>[^/]+)", Handler.info),
+    ("GET", rf"/api/models/{REPO}/tree/(?P<revision>[^/]+)", Handler.tree),
+    ("POST", rf"/api/models/{REPO}/branch/(?P<branch>[^/]+)", Handler.branch),
+    ("POST", rf"/api/models/{REPO}/preupload/(?P<revision>[^/]+)", Handler.preupload),
+    ("POST", rf"/api/models/{REPO}/commit/(?P<revision>[^/]+)", Handler.commit),
+    ("POST", rf"/{REPO}\.git/info/lfs/objects/batch", Handler.batch),
+    ("PUT", r"/lfs/(?P<oid>[0-9a-f]{64})", Handler.upload),
+    ("POST", r"/lfs/(?P<oid>[0-9a-f]{64})/verify", Handler.verify),
+    ("GET HEAD", rf"/{REPO}/resolve/(?P<revision>[^/]+)/(?P<path>.+)", Handler.resolve),
+)

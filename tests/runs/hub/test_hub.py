@@ -1,0 +1,312 @@
+"""Runs of all systems go to a hub and come back; what is wrong with a hub is said in one line."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from huggingface_hub import ModelCard
+
+from tests.harness import environment
+from tests.runs.hub.hub_server import TOKEN, Hub
+from zoo.cli.main import main
+from zoo.hifigan.convert import to_original
+from zoo.hifigan.nets.generator import Generator
+from zoo.runs.hub import originals
+from zoo.runs.hub.names import Name, is_name, parsed
+from zoo.runs.load import load
+
+ONE_STEP = ("--trainer.max_steps=1", "--trainer.limit_val_batches=1", "--trainer.num_sanity_val_steps=0")
+SYSTEMS = ("flow/smoke", "compressed_ad/smoke", "ci_llm/smoke")
+SLOW = ("hifigan/smoke", "audiosr/smoke", "miipher/smoke_adapter")
+
+
+def fit(recipe: str, folder: Path, *more: str) -> Path:
+    assert main(["fit", recipe, *ONE_STEP, f"--trainer.default_root_dir={folder}", *more]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    steps = ("--trainer.max_steps=2", "--trainer.val_check_interval=1", "--trainer.log_every_n_steps=1")
+    folder = fit("flow/smoke", tmp_path_factory.mktemp("run") / "digits", *steps)
+    evaluation = folder.parent / "evaluation"
+    evaluation.mkdir()
+    rows = "system,figure,value,low,high\ngenerated,frechet,1.5,1.25,1.75\ngenerated,recall,0.5,,\n"
+    (evaluation / "evaluation.csv").write_text(rows)
+    return folder
+
+
+def error(capsys: pytest.CaptureFixture[str]) -> str:
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
+    return line
+
+
+@pytest.mark.parametrize("recipe", [*SYSTEMS, *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW)])
+def test_every_system_goes_and_comes_back(recipe: str, online: Hub, tmp_path: Path) -> None:
+    folder = fit(recipe, tmp_path / "run", "--trainer.val_check_interval=1")
+    assert main(["push", str(folder), "me/model"]) == 0
+    own, theirs = load(folder), load("hf://me/model")
+    assert type(own) is type(theirs)
+    for name, part in load(tmp_path / "run").parts().items():
+        if hasattr(part, "fuse_"):
+            part.fuse_()  # type: ignore[operator]
+        given, taken = part.state_dict(), theirs.parts()[name].state_dict()
+        assert given.keys() == taken.keys()
+        assert all(torch.equal(given[key], taken[key]) for key in given)
+    assert theirs.dry_run()
+    begun = fit(recipe, tmp_path / "begun", "--init_from=hf://me/model", "--init_from_min_matched=0.5")
+    commit = online.repos["me/model"].branches["main"]
+    assert yaml.safe_load((begun / "config.yaml").read_text())["init_from"] == f"hf://me/model@{commit}"
+    if recipe.startswith("ci_llm"):
+        adapters_load_in_peft(theirs, tmp_path / "whole")
+
+
+def adapters_load_in_peft(ours: object, folder: Path) -> None:
+    """In plain peft, on the base that their configuration names; they compute what our agents do."""
+    from huggingface_hub import snapshot_download
+    from peft import PeftConfig, PeftModel
+    from transformers import AutoModelForCausalLM
+
+    snapshot_download("me/model", local_dir=folder)
+    ids = torch.tensor([[5, 6, 7, 8]])
+    expected = ours.crowd.outputs(ids, torch.ones_like(ids)).logits  # type: ignore[attr-defined]
+    for number in range(ours.crowd.count):  # type: ignore[attr-defined]
+        place = folder / "peft" / f"agent{number}"
+        base = PeftConfig.from_pretrained(place).base_model_name_or_path
+        assert ModelCard.load(place / "README.md").data.base_model == "me/model"
+        model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder / base), place).eval()
+        with torch.no_grad():
+            assert torch.allclose(model(ids).logits, expected[number], atol=1e-5)
+
+
+def test_card_says_what_the_run_does(run: Path, online: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    evaluation = str(run.parent / "evaluation")
+    named = ["push", str(run), "me/digits", "--license", "cc0-1.0", "--evaluation", evaluation]
+    assert main([*named, "--message", "first"]) == 0
+    files, commits = online.files("me/digits"), online.repos["me/digits"].commits
+    card = ModelCard(files["README.md"].decode())
+    assert (card.data.library_name, card.data.license, card.data.pipeline_tag) == (
+        "zoo", "cc0-1.0", "unconditional-image-generation",
+    )  # fmt: skip
+    assert {each.metric_name: each.metric_value for each in card.data.eval_results}["generated frechet"] == 1.5
+    assert "| generated frechet | 1.5 [1.25, 1.75] | evaluation |" in card.text
+    assert 'zoo.load("hf://me/digits")' in card.text and "flow/smoke" in card.text
+    assert "![val_samples](samples/val_samples.png)" in card.text and "![Training curves](curve.png)" in card.text
+    assert files["samples/val_samples.png"] == max(run.glob("media/step_*/val_samples.png")).read_bytes()
+    told = b"".join(content for path, content in files.items() if not path.endswith((".png", ".gif", ".safetensors")))
+    assert str(run).encode() not in told and TOKEN.encode() not in b"".join(files.values())
+    assert online.repos["me/digits"].messages[-1] == "first" and len(commits) == 2
+
+    assert main(named) == 0  # the same again
+    assert len(commits) == 2 and "nothing new" in capsys.readouterr().out
+    sent = list(online.bodies)
+    online.put("me/digits", {**files, "samples/old.png": b"old", "LICENSE": b"mine"})
+    assert main([*named, "--license", "mit"]) == 0
+    after = online.files("me/digits")
+    assert after.keys() == {*files, "LICENSE"} and online.bodies == sent
+    assert {path for path in files if files[path] != after[path]} == {"README.md"}
+
+
+def test_branches_private_models_and_names_in_tools(
+    run: Path, online: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["push", str(run), "hf://me/mine", "--private", "--revision", "v2"]) == 0
+    found = online.repos["me/mine"]
+    assert found.private and len(found.commits[found.branches["main"]]) == 1  # what a hub puts there itself
+    name = f"hf://me/mine@{found.branches['v2']}"
+    assert name in capsys.readouterr().out
+    assert main(["export", "hf://me/mine@v2", "exported"]) == 0
+    assert (tmp_path / "exported" / "model.safetensors").read_bytes() == online.files("me/mine", "v2")[
+        "model.safetensors"
+    ]
+    assert main(["inspect", name]) == 0
+    source = load(name).write_example(tmp_path / "request")
+    assert main(["predict", "--ckpt_path", name, "--input", str(source), "--output", "out"]) == 0
+    assert (tmp_path / "out" / "request.png").is_file()
+    asked = len(online.requests)
+    assert main(["pull", name]) == 0 and len(online.requests) == asked  # a commit does not change
+    assert main(["pull", "me/mine@v2", "--output", "pulled"]) == 0
+    assert not any(path.is_symlink() for path in (tmp_path / "pulled").rglob("*"))
+    assert load(tmp_path / "pulled")([1], seeds=[3]).shape == load(run)([1], seeds=[3]).shape
+    capsys.readouterr()
+
+    online.put("me/open", {"config.json": b"{}"})
+    for args, message in (
+        (["push", str(run), "me/open", "--private"], "there and public"),
+        (["push", str(run), "me"], "expected hf://user/name"),
+        (["push", str(run), "me/mine@v2"], "--revision v2"),
+        (["push", "nosuchrun", "me/mine"], "no run"),
+        (["pull", "hf://me/mine/sub/folder"], "expected hf://user/name"),
+        (["pull", "me/mine@v2", "--output", "pulled"], "exists"),
+        (["pull", "me/mine@v3"], "no such branch, tag or commit"),
+        (["pull", "me/nothing"], "no such model"),
+        (["fit", "--ckpt_path", "hf://me/mine"], "--init_from"),
+        (["export", "hf://me/mine@v2", "hf://me/other"], "zoo push"),
+        (["fit", "flow/smoke", "--init_from=hf://me/nothing", "--trainer.default_root_dir=x"], "no such model"),
+    ):
+        assert main(args) in (1, 2), args
+        assert message in error(capsys), args
+    assert not (tmp_path / "x").exists()
+
+
+def test_killed_upload_is_finished_by_the_same_command(run: Path, online: Hub) -> None:
+    assert main(["push", str(run), "me/whole"]) == 0
+    online.contents = {key: value for key, value in online.contents.items() if key not in online.bodies[:1]}
+    lost = online.bodies.pop(0)
+    online.lfs.remove(lost)
+    online.hold.set()
+    command = [sys.executable, "-m", "zoo", "push", str(run), "me/killed"]
+    settings = {"HF_ENDPOINT": online.address, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0", "HF_TOKEN": TOKEN}
+    process = subprocess.Popen(command, env=environment(**settings), stdout=subprocess.DEVNULL)
+    assert online.held.wait(120)
+    process.kill()
+    process.wait()
+    online.hold.clear()
+    assert len(online.repos["me/killed"].commits) == 1  # nothing half of it is to be seen
+    sent = list(online.bodies)
+    assert main(["push", str(run), "me/killed"]) == 0
+    assert online.bodies == [*sent, lost]  # what was there is not sent again
+    whole, killed = online.files("me/whole"), online.files("me/killed")
+    assert {path: content.replace(b"killed", b"whole") for path, content in killed.items()} == whole
+
+
+def good_model(run: Path, online: Hub) -> dict[str, bytes]:
+    assert main(["push", str(run), "me/good"]) == 0
+    return {path: online.files("me/good")[path] for path in ("config.json", "model.safetensors", "README.md")}
+
+
+def test_what_a_hub_may_not_do(run: Path, online: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = good_model(run, online)
+    config = json.loads(good["config.json"])
+
+    online.put("bad/beside", {**good, "pytorch_model.bin": b"pickle", "last.ckpt": b"pickle", "modeling.py": b"evil"})
+    assert load("hf://bad/beside").dry_run()
+    assert {path.name for path in (tmp_path / "cache" / "models--bad--beside" / "snapshots").rglob("*.*")} == {*good}
+
+    net = config["parts"]["net"]
+    refused = {
+        "system": ({**config, "inference": "os.system"}, "os.system"),
+        "eval": ({**config, "parts": {**config["parts"], "net": {**net, "class_path": "builtins.eval"}}}, "eval"),
+        "deep": ({**config, "options": {"solver": [{"class_path": "subprocess.Popen"}]}}, "Popen"),
+        "outside": ({**config, "frozen": {"net": {"folder": "../../../etc", "source": None}}}, "frozen"),
+        "other": ({"model_type": "llama"}, "another project's"),
+    }
+    for name, (bad, message) in refused.items():
+        online.put(f"bad/{name}", {**good, "config.json": json.dumps(bad).encode()})
+        with pytest.raises(ValueError, match=message):
+            load(f"hf://bad/{name}")
+        assert f"GET /bad/{name}/resolve/{online.repos[f'bad/{name}'].branches['main']}/model.safetensors" not in (
+            online.requests
+        )
+    online.put("bad/pickle", {"config.json": good["config.json"], "pytorch_model.bin": b"pickle"})
+    online.put("bad/path", {**good, "../../up.json": b"{}"})
+    online.put("bad/large", {**good, "config.json": b" " * 2**24 + good["config.json"]})
+    for name, message in (("pickle", "no model of the zoo"), ("path", "outside"), ("large", "at most")):
+        with pytest.raises(ValueError, match=message):
+            load(f"hf://bad/{name}")
+    usage = type("Usage", (), {"free": 1000})
+    monkeypatch.setattr("zoo.runs.hub.names.shutil.disk_usage", lambda path: usage)
+    online.put("bad/huge", good)
+    with pytest.raises(ValueError, match="HF_HUB_CACHE"):
+        load("hf://bad/huge")
+
+
+def test_without_network_token_or_leave(
+    run: Path, online: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from huggingface_hub import constants
+
+    good_model(run, online)
+    monkeypatch.setenv("ZOO_TRACEBACK", "1")
+    secret = "hf_AnotherSecretThatNobodyMaySee"
+    said = ""
+
+    def fails(*args: str) -> str:
+        nonlocal said
+        capfd.readouterr()
+        assert main(list(args)) == 1
+        told = capfd.readouterr()
+        said += told.out + told.err
+        return next(line for line in told.err.splitlines() if line.startswith("zoo: error:"))
+
+    monkeypatch.setenv("HF_TOKEN", secret)
+    assert "refused it (401)" in fails("push", str(run), "me/new")
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert main(["pull", "me/good"]) == 0
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert main(["pull", "me/good"]) == 0  # as it was last seen
+    assert "HF_HUB_OFFLINE" in fails("pull", "me/unseen")
+    assert "HF_HUB_OFFLINE" in fails("push", str(run), "me/good")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://user:password@127.0.0.1:9")
+    line = fails("pull", "me/good")
+    assert "no answer from http://127.0.0.1:9" in line
+    assert "no answer" in fails("push", str(run), "me/good")
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
+    assert "hf auth login" in fails("push", str(run), "me/good")
+    assert {secret, f"Bearer {secret}"} & {str(each) for each in online.asked_by}  # it was really used
+    assert TOKEN not in said and secret not in said and "password@" not in said.replace(line, "")
+
+
+def test_originals_are_told_checked_and_converted(
+    online: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = {"upsample_rates": [4, 4], "upsample_kernel_sizes": [8, 8], "resblock_kernel_sizes": [3]}
+    settings |= {"resblock_dilation_sizes": [[1, 3, 5]], "upsample_initial_channel": 8, "resblock": "1"}
+    settings |= {"sampling_rate": 16000, "hop_size": 16, "win_size": 64, "n_fft": 64, "num_mels": 8, "fmin": 0}
+    generator = Generator(
+        in_channels=8, initial_channels=8, upsample_rates=(4, 4), upsample_kernel_sizes=(8, 8),
+        resblock_kernel_sizes=(3,), resblock_dilation_sizes=((1, 3, 5),),
+    )  # fmt: skip
+    to_original(generator, tmp_path / "g_00000007")
+    (tmp_path / "config.json").write_text(json.dumps({**settings, "fmax": 8000}))
+    content = (tmp_path / "g_00000007").read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+
+    assert main(["pull"]) == 0
+    told = capsys.readouterr().out
+    assert all(each.name in told and each.page in told for each in originals.ORIGINALS) and "NON-COMMERCIAL" in told
+    for args, message in (
+        (["hifigan", "LJ_V1"], "drive.google.com"),
+        (["hifigan", "LJ_V9"], "UNIVERSAL_V1"),
+        (["flow", "anything"], "there are some of audiosr, hifigan, miipher"),
+        (["hifigan", "LJ_V1", "--file", "nowhere"], "no such file"),
+        (["miipher", "HuBERT_HiFi-GAN_v0.1"], "no such model"),
+    ):
+        assert main(["pull", *args]) == 1
+        assert message in error(capsys)
+    assert main(["pull", "hifigan", "universal_v1", "--file", "g_00000007"]) == 0
+    assert load(tmp_path / "pulled" / "hifigan" / "UNIVERSAL_V1").dry_run()
+
+    files = ("g_00000007", "config.json")
+    there = originals.Original(
+        "hifigan", "TINY", "", "them/tiny", "CC BY-NC 4.0", True, files, "g_00000007", digest
+    )  # fmt: skip
+    monkeypatch.setattr(originals, "ORIGINALS", (there, replace(there, name="OTHER", sha256="0" * 64)))
+    online.put("them/tiny", {"g_00000007": content, "config.json": (tmp_path / "config.json").read_bytes()})
+    online.put("them/tiny", {**online.files("them/tiny"), "evil.py": b"evil"})
+    capsys.readouterr()
+    assert main(["pull", "hifigan", "TINY", "--output", "tiny"]) == 0
+    assert "NON-COMMERCIAL" in capsys.readouterr().out
+    assert not list((tmp_path / "cache").rglob("evil.py"))
+    assert main(["pull", "hifigan", "OTHER", "--output", "other"]) == 1
+    assert "sha256" in error(capsys) and not (tmp_path / "other").exists()
+
+
+def test_names() -> None:
+    assert parsed("hf://a/b") == parsed(Path("hf://a/b")) == Name("a/b")
+    assert parsed("hf://a/b.c-d@refs/pr/1") == Name("a/b.c-d", "refs/pr/1")
+    assert str(Name("a/b", "v1")) == "hf://a/b@v1"
+    assert is_name(Path("hf://a/b")) and not is_name("hf/a/b") and not is_name("https://a/b")
+    for wrong in ("hf://a", "hf://a/b/c", "hf://../b", "hf://a/b@", "hf://a/b@../x", "hf://a/b c"):
+        with pytest.raises(ValueError, match="expected hf://"):
+            parsed(wrong)
