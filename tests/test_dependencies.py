@@ -27,6 +27,7 @@ WITHOUT_IMPORT = {
     "mypy": "a linter",
     "onnx": "torch.onnx.export imports it",
     "onnxscript": "torch.onnx.export imports it",
+    "pre-commit": "runs .pre-commit-config.yaml",
     "pytest-timeout": "`timeout` of pytest's settings",
     "pytest-xdist": "`pytest -n 2`",
     "ruff": "a linter",

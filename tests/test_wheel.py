@@ -1,6 +1,7 @@
 """The wheel, not the checkout, is what users install: built, put elsewhere, and trained with there."""
 
 import json
+import re
 import subprocess
 import sys
 import tarfile
@@ -8,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 import zoo
 from tests.harness import REPOSITORY, environment
@@ -78,6 +80,12 @@ def test_the_wheel_holds_the_package_and_no_more(dist: Path, tmp_path: Path) -> 
         file.extractall(tmp_path, filter="data")
     hatchling("-t", "wheel", "-d", tmp_path / "again", cwd=tmp_path / sdist.name.removesuffix(".tar.gz"))
     assert content(next((tmp_path / "again").glob("*.whl"))) == held
+
+
+def test_a_version_is_the_same_wherever_it_stands() -> None:
+    citation = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text(encoding="utf-8"))
+    headings = re.findall(r"^## ([0-9.]+) \((.*)\)$", (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
+    assert headings[0] == (zoo.__version__, str(citation["date-released"])) and citation["version"] == zoo.__version__
 
 
 def test_it_trains_away_from_the_checkout(dist: Path, tmp_path: Path) -> None:
