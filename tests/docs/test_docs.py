@@ -92,7 +92,7 @@ def test_quoted_code_is_the_code(document: Path) -> None:
             assert changed == [], f"{document.name}:{block.line}: not in {source[1]}"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", sorted({*DOCUMENTS, *REPOSITORY.glob("*.md")}), ids=lambda path: path.name)
 def test_links_lead_somewhere(document: Path) -> None:
     for target in LINK.findall(document.read_text(encoding="utf-8")):
         if "://" in target:
