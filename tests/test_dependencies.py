@@ -19,6 +19,7 @@ PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-
 OURS = {"zoo", "scripts", "tests", "toy_wing"}
 # Distribution -> who needs it, where no line of ours imports it.
 WITHOUT_IMPORT = {
+    "hatchling": "tests/test_wheel.py builds with it",
     "ipykernel": "tests/docs/test_notebooks.py runs the notebooks with it",
     "mike": "a plugin of mkdocs.yml, and publishes the site",
     "mkdocs-material": "the theme of mkdocs.yml",
