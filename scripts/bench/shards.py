@@ -1,6 +1,6 @@
 """Training's reading of shards: python -m scripts.bench.shards reading|stores|resume|all [--quick].
 
-Beside the package webdataset (extra `shards`) on local files, and over HTTP and S3 on servers of this machine, whose
+Beside the package webdataset (extra `dev`) on local files, and over HTTP and S3 on servers of this machine, whose
 network costs nothing: ratios of stores tell what the way costs in processor time and round trips, not what a link does.
 """
 

@@ -3,7 +3,7 @@ import errno
 import pytest
 import torch
 
-from zoo.training.errors import EXTRAS, explain, lost_contact
+from zoo.training.errors import explain, lost_contact
 
 CONFIG = {
     "data": {"init_args": {"batch_size": 16}},
@@ -70,16 +70,6 @@ def test_missing_extra():
     error = ModuleNotFoundError("No module named 'h5py'", name="h5py")
     assert explain(error, {}) == "h5py is not installed: pip install 'zoo[rl]'"
     assert explain(ModuleNotFoundError("No module named 'mine'", name="mine"), {}) is None
-
-
-def test_extras_are_those_of_the_project(repository):
-    import tomllib
-
-    extras = tomllib.loads((repository / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert set(EXTRAS) == set(extras) - {"dev"}
-    for extra, modules in EXTRAS.items():
-        for module in modules:
-            assert any(requirement.startswith(module) for requirement in extras[extra]), module
 
 
 @pytest.mark.parametrize("error", [ValueError("wrong"), RuntimeError("size mismatch"), KeyError("a")])

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 TEMPORARY_MARK = ".tmp-"
+BINARY = getattr(os, "O_BINARY", 0)  # for os.open; without it Windows translates ends of lines
 
 
 def temporary_beside(path: Path) -> Path:
@@ -63,7 +65,7 @@ def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Make renames in a folder durable (where the system has that notion)."""
-    if os.name == "nt":
+    if sys.platform == "win32":
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -99,3 +101,11 @@ def sweep_temporaries(folder: Path) -> list[Path]:
     for path in stale:
         remove(path)
     return stale
+
+
+def read_at(descriptor: int, count: int, start: int) -> bytes:
+    """Read from a place of an open file; on Windows, which has no pread, no two threads at a time."""
+    if sys.platform != "win32":
+        return os.pread(descriptor, count, start)
+    os.lseek(descriptor, start, os.SEEK_SET)
+    return os.read(descriptor, count)

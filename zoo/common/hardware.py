@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,7 +74,7 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 def peak_resident_bytes() -> int:
     """Return the process's peak resident size in bytes; 0 where the system does not tell (Windows)."""
-    if os.name == "nt":
+    if sys.platform == "win32":
         return 0
     if os.path.exists("/proc/self/status"):  # unlike getrusage, it does not begin at the peak of the parent process
         with open("/proc/self/status", encoding="ascii") as file:
@@ -87,9 +88,11 @@ def peak_resident_bytes() -> int:
 
 def total_memory_bytes() -> int:
     """Return the machine's memory, or the container's limit where that is lower; 0 when unknown."""
+    if sys.platform == "win32":
+        return 0
     try:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
+    except (ValueError, OSError):
         return 0
     for limit_file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:

@@ -70,7 +70,8 @@ def locked(folder: Path, command: str, patience_seconds: float = _PATIENCE_SECON
     finally:
         # while the lock is held: one who waits for it finds that its file is gone, and makes a new one
         for path in (owner, folder / LOCK_NAME):
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(PermissionError):  # Windows keeps what is open; `release` deletes it there
+                path.unlink(missing_ok=True)
         lock.release()
         with contextlib.suppress(OSError):  # the first that holds something ends it
             for path in made:

@@ -44,7 +44,6 @@ MEMORY_KEYS = (
 # Extra of pyproject.toml -> a module of each of its packages.
 EXTRAS = {
     "metrics": ("pesq", "pystoi"),
-    "shards": ("webdataset",),
     "images": ("datasets", "torchvision"),
     "ui": ("fastapi", "uvicorn", "nicegui", "psutil"),
     "export": ("onnx", "onnxscript", "onnxruntime"),
@@ -52,7 +51,7 @@ EXTRAS = {
     "llm": ("bitsandbytes", "tokenizers", "pyarrow"),
     "mlflow": ("mlflow",),
     "ray": ("ray",),
-    "deepspeed": ("deepspeed", "ninja"),
+    "deepspeed": ("deepspeed",),
     "cloud": ("fsspec", "aiohttp", "s3fs"),
 }
 EXTRA_OF = {module: extra for extra, modules in EXTRAS.items() for module in modules}

@@ -321,6 +321,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] == ["agent"]:
         return agent(given[1:])
+    if sys.platform == "win32":  # sessions, orphans and killing them are POSIX's
+        tell("restarts need Linux or macOS; here: zoo fit RECIPE trainer/ddp --ckpt_path auto")
+        return 2
     launcher = Launcher(*parse(given))
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
@@ -334,7 +337,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def die_with_parent() -> None:
     """Have the kernel kill this process when its parent dies (Linux)."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if sys.platform == "linux":
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _prctl(option: int, value: int) -> None:

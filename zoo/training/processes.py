@@ -279,7 +279,7 @@ def leave(trainer: L.Trainer, error: Exception) -> NoReturn:
         if not known or os.environ.get("ZOO_TRACEBACK"):
             traceback.print_exception(error)
         say(f"{place}: {'' if known else type(error).__name__ + ': '}{error or type(error).__name__}")
-    if hasattr(signal, "alarm"):  # should what follows, or Python's own end, wait for a process that hangs
+    if sys.platform != "win32":  # should what follows, or Python's own end, wait for a process that hangs
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(_EXIT_SECONDS)
     if not lost:  # else gloo might wait for the others with Python's lock held
@@ -373,7 +373,7 @@ def _let_others_leave(trainer: L.Trainer, store: dist.Store, lost: bool) -> None
 
         first = trainer.global_rank - trainer.local_rank
         if not _until(gone, (5 if lost else 10) * _PATIENCE_SECONDS) and lost:
-            os.kill(parent, signal.SIGKILL)
+            os.kill(parent, getattr(signal, "SIGKILL", signal.SIGTERM))
             os._exit(LostContactError.exit_code)  # Python's end would wait for it, too
     children = list(getattr(trainer.strategy.launcher, "procs", ()))
     _until(lambda: all(child.poll() is not None for child in children), 2 * _PATIENCE_SECONDS)

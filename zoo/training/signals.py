@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import signal
+import sys
 import threading
 from types import FrameType
 
 log = logging.getLogger(__name__)
 
 EXIT_CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
-if hasattr(signal, "SIGUSR1"):  # absent on Windows, as SIGHUP is
+if sys.platform == "win32":  # Ctrl-Break, and what the page sends there
+    EXIT_CODES |= {signal.SIGBREAK: 143}
+else:
     EXIT_CODES |= {signal.SIGUSR1: 143, signal.SIGHUP: 143}
 
 

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -94,7 +95,9 @@ def serve(
             ws_max_size=OTHER_LIMIT,
         )
         logging.getLogger("uvicorn.error").addFilter(_is_worth_saying)
-        signal.signal(signal.SIGTERM, _leave)  # uvicorn repeats a signal when it has shut down; the default would kill
+        for name in ("SIGTERM", "SIGBREAK"):  # uvicorn repeats a signal when it has shut down; the default would kill
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), _leave)
         try:
             uvicorn.Server(settings).run(sockets=[bound])
         finally:
@@ -113,7 +116,8 @@ def _leave(number: int, frame: Any) -> None:
 
 def _bind(port: int) -> socket.socket:
     bound = socket.socket()
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if sys.platform != "win32":  # there it would let two servers share a port
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((HOST, port))
     except OSError as error:

@@ -135,6 +135,21 @@ def test_sets_of_the_hub_have_two_splits(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(image_sets.hub("user/name")) == 1
 
 
+def test_the_package_datasets_gives_what_is_expected_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for split, count in (("train", 3), ("test", 2)):
+        for name, grey in (("cat", 50), ("dog", 200)):
+            (tmp_path / "set" / split / name).mkdir(parents=True)
+            for number in range(count):
+                Image.new("RGB", (8, 8), (grey + number,) * 3).save(tmp_path / "set" / split / name / f"{number}.png")
+    datasets = pytest.importorskip("datasets")  # the extra images
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    train, held = image_sets.hub(str(tmp_path / "set"), limit=2)
+    assert train.classes == held.classes == ["cat", "dog"] and train.labels == held.labels == [1, 1, 2, 2]
+    pixels = [int(train.source.pixels(index, Framing(8, 1)).flatten()[0]) for index in range(4)]
+    assert [abs(found - grey) < 60 for found, grey in zip(pixels, (50, 50, 200, 200), strict=True)] == [True] * 4
+    assert train.source.stamp(0) != held.source.stamp(0)
+
+
 def test_what_the_hub_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ImportError, match=r"pip install zoo\[images\]"):

@@ -47,6 +47,14 @@ def test_all_layers_of_torchvision_are_used_once_in_order_or_named_as_unused():
     assert set(used) | set(inception.UNUSED) == set(TORCHVISION)
 
 
+def test_torchvisions_own_net_is_taken_apart_as_expected():
+    models = pytest.importorskip("torchvision.models")  # the extra images
+    with torch.device("meta"):
+        net = AFHQInception(models.inception_v3(weights=None, aux_logits=False, init_weights=False))
+        features = net.eval()(torch.zeros(2, 1, 8, 8))
+    assert features.shape == (2, 2048) and net.logits(features).shape == (2, 3)
+
+
 def test_names_are_those_of_the_assignments_file():
     names = {key.rpartition(".conv.")[0] for key in AFHQInception(stand_in(), dims=3).state_dict()} - {""}
     counts = {"block1": 3, "block2": 2, "block3": 8, "block4": 3}
@@ -107,12 +115,13 @@ def test_loading_with_a_stand_in_for_torchvision(tmp_path, monkeypatch):
     assert net.num_classes == 4 and not net.training
     state["block1.0.conv.weight"] = torch.zeros(1)
     torch.save(state, tmp_path / "w.ckpt")
-    with pytest.raises(ValueError, match=r"w.ckpt does not fit torchvision's Inception-v3"):
+    with pytest.raises(ValueError, match=r"^[^\n]*w.ckpt does not fit torchvision's Inception-v3[^\n]*$"):
         load_inception(tmp_path / "w.ckpt")
 
 
 def test_without_torchvision_the_message_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision", None)
+    monkeypatch.setitem(sys.modules, "torchvision.models", None)
     torch.save(weights(AFHQInception(stand_in(), dims=3)), tmp_path / "w.ckpt")
     with pytest.raises(ImportError, match=r"pip install zoo\[images\]"):
         load_inception(tmp_path / "w.ckpt")

@@ -19,7 +19,7 @@ from rich.progress import track
 
 from zoo.audio.corpora.index import LARGE, Column, FileIndex, Names, write_names
 from zoo.audio.io.files import AudioFileError, read_mono
-from zoo.common.atomic import write_atomic
+from zoo.common.atomic import BINARY, read_at, write_atomic
 from zoo.common.reading.bad_share import check_bad_share
 from zoo.common.work import Journal
 
@@ -76,7 +76,7 @@ class CorpusCache:
         self.peaks = np.load(self.folder / "peaks.npy", mmap_mode="r")
         self.names = Names(self.folder)
         # read and not mapped: every page touched would count as this process' memory
-        self._audio = os.open(self.folder / "audio.i16", os.O_RDONLY)
+        self._audio = os.open(self.folder / "audio.i16", os.O_RDONLY | BINARY)
 
     def __del__(self) -> None:
         if "_audio" in self.__dict__:
@@ -107,7 +107,7 @@ class CorpusCache:
             raise ValueError(f"{self.names[index]}: cannot read {samples} samples from {start} on, it has {length}")
         wanted = length - start if samples == -1 else min(samples, length - start)
         first = 2 * (int(self.offsets[index]) + start)
-        found = os.pread(self._audio, 2 * wanted, first)
+        found = read_at(self._audio, 2 * wanted, first)
         if len(found) != 2 * wanted:
             raise ValueError(f"{self.folder}: audio.i16 was cut since it was opened; delete the folder, build it anew")
         return np.frombuffer(found, dtype="<i2").astype(np.float32) / np.float32(_FULL_SCALE)

@@ -183,10 +183,9 @@ class Sample:
 def _file_of(data: bytes) -> Iterator[Path]:
     """A file with this content, on Linux in memory: making one on disk costs more than decoding it."""
     if not hasattr(os, "memfd_create"):
-        with tempfile.NamedTemporaryFile() as file:
-            file.write(data)
-            file.flush()
-            yield Path(file.name)
+        with tempfile.TemporaryDirectory(prefix="zoo-", ignore_cleanup_errors=True) as folder:
+            (path := Path(folder) / "data").write_bytes(data)
+            yield path
         return
     with open(os.memfd_create("zoo"), "wb") as file:
         file.write(data)

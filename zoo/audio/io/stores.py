@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
 from zoo.common.ranges import at_least, positive
@@ -230,10 +230,10 @@ def local(where: Place, patience: Patience | None = None, folder: Path | None = 
     if isinstance(where, Path):
         yield where
         return
-    with tempfile.NamedTemporaryFile(prefix="zoo-", dir=folder) as file:
-        fetch(where, cast(BinaryIO, file), patience or Patience())
-        file.flush()
-        yield Path(file.name)
+    with tempfile.TemporaryDirectory(prefix="zoo-", dir=folder, ignore_cleanup_errors=True) as made:
+        with (path := Path(made) / "copy").open("wb") as file:
+            fetch(where, file, patience or Patience())
+        yield path  # closed: Windows opens no file twice
 
 
 def _all(reads: Sequence[tuple[Url, Callable[[], Awaitable[T]]]], patience: Patience) -> list[T | StoreError]:

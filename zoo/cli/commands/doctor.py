@@ -8,6 +8,7 @@ import os
 import platform
 import shutil
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -179,7 +180,8 @@ def port_check(port: int) -> Check:
     within(1, 65535, port=port)
     with socket.socket() as probe:
         # What torch's store sets as well: a port in TIME_WAIT after a stopped run is usable.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if sys.platform != "win32":
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))
         except OSError as error:

@@ -102,7 +102,7 @@ def check_places(config: Mapping[str, Any], folder: Path, args: Sequence[str] = 
     """
     given = {argument.partition("=")[0].removeprefix("--").replace(".init_args", "") for argument in args}
     for key in COMMAND_KEYS:
-        if config.get(key) and key not in given:
+        if config.get(key) not in (None, False, "ranks") and key not in given:  # "ranks" is the engine's default
             raise ValueError(f"{folder}: its config sets {key}, which only a command line may")
     roots = [folder.resolve(), Path("runs").resolve()]
     variables = [value for name, value in os.environ.items() if name.startswith(VARIABLE_PREFIX) and value]

@@ -71,7 +71,8 @@ def load_inception(path: Path) -> AFHQInception:
     try:
         net.load_state_dict(state)
     except RuntimeError as error:
-        raise ValueError(f"{path} does not fit torchvision's Inception-v3: {error}") from error
+        causes = " ".join(str(error).split())
+        raise ValueError(f"{path} does not fit torchvision's Inception-v3: {causes[:300]}") from error
     return net.eval().requires_grad_(False)
 
 

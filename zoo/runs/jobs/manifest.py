@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from zoo.common.atomic import write_atomic
+from zoo.common.atomic import BINARY, read_at, write_atomic
 from zoo.common.report import Row
 from zoo.common.work import json_line
 from zoo.runs.jobs.order import in_order
@@ -62,9 +62,9 @@ class Record:
         """
         data = b"".join(map(json_line, rows))
         if self._descriptor is None:
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | BINARY, 0o666)
             size = os.fstat(self._descriptor).st_size
-            if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
+            if size and read_at(self._descriptor, 1, size - 1) != b"\n":
                 data = b"\n" + data  # after a line that a kill tore
         while data:
             data = data[os.write(self._descriptor, data) :]

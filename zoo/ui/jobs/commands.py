@@ -19,6 +19,7 @@ from zoo.common.atomic import write_atomic
 from zoo.common.reading.text import safe_load
 from zoo.common.registry import admitted
 from zoo.ui.checks import Rules
+from zoo.ui.jobs.groups import ask_to_end, own_group
 from zoo.ui.jobs.tied import TIED
 from zoo.ui.places import CHANGES_NAME, Places
 
@@ -134,11 +135,12 @@ class Commands:
             stdin=subprocess.PIPE,
             stdout=stdout,
             stderr=stderr,
-            start_new_session=True,  # Ctrl-C at the server does not reach it
+            **own_group(),
         )
 
     def _end(self, child: subprocess.Popen[bytes]) -> None:
-        child.terminate()
+        with contextlib.suppress(OSError):
+            ask_to_end(child)
         try:
             child.wait(GRACE_SECONDS)
         except subprocess.TimeoutExpired:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import runpy
-import signal
 import sys
 import threading
+
+from zoo.ui.jobs.groups import end_self
 
 KEPT, TIED = b"k", b"t"
 
@@ -40,7 +41,7 @@ def main() -> None:
 
 def _end_with(pipe: int) -> None:
     os.read(pipe, 1)
-    os.kill(os.getpid(), signal.SIGTERM)
+    end_self()
 
 
 if __name__ == "__main__":

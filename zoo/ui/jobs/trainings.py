@@ -28,6 +28,7 @@ from zoo.common.atomic import remove
 from zoo.common.locks import is_held, locked
 from zoo.runs.listing import CSV_NAME, LOG_NAME, is_run
 from zoo.ui.jobs.commands import GRACE_SECONDS, PROGRAM, Commands, as_yaml, close, fit_command, let_begin
+from zoo.ui.jobs.groups import ask_to_end
 from zoo.ui.jobs.records import Record, find_process, identity, read_record, write_record
 from zoo.ui.jobs.runs import set_aside, sweep
 from zoo.ui.jobs.tied import KEPT, TIED
@@ -37,7 +38,8 @@ log = logging.getLogger(__name__)
 
 QUEUE_LOCK = ".zoo.queue.lock"
 ACTIVE_SECONDS = 60.0
-STOPPED_CODES = (143, 130, -signal.SIGTERM, -signal.SIGINT)
+# The last is Windows' STATUS_CONTROL_C_EXIT, of a process that CTRL_BREAK reached before it took that over.
+STOPPED_CODES = (143, 130, -signal.SIGTERM, -signal.SIGINT, 0xC000013A)
 # In these states something writes to a run, or is going to.
 BUSY = ("running", "stopping", "queued", "active")
 
@@ -187,10 +189,10 @@ class Trainings(Commands):
         remove(aside)
 
     def stop(self, run: str) -> None:
-        """Ask a run to save and to end (SIGTERM).
+        """Ask a run to save and to end.
 
         Raises:
-            ValueError: no process of it runs.
+            ValueError: no process of it runs, or it cannot be reached.
         """
         folder = self.places.run(run)
         with self._alone():
@@ -198,8 +200,12 @@ class Trainings(Commands):
             process = record.process() if record else None
             if record is None or process is None:
                 raise ValueError(f"{run} has no running process that the page started")
-            with contextlib.suppress(psutil.NoSuchProcess):  # it ended just now
-                process.terminate()
+            try:
+                ask_to_end(process)
+            except psutil.NoSuchProcess:  # it ended just now
+                pass
+            except (OSError, psutil.AccessDenied) as error:
+                raise ValueError(f"{run} cannot be stopped from here ({error}): press Ctrl-C where it runs") from error
             write_record(folder, replace(record, stopping=True))
 
     def state(self, run: str) -> str:

@@ -31,6 +31,7 @@ from zoo.common.reading.text import load_json
 from zoo.common.registry import admitted
 from zoo.runs.interactive import FILE_PARTS, FILES, Field, Part, checked, field_of, part_of
 from zoo.ui.jobs.commands import child_environment
+from zoo.ui.jobs.groups import kill_group, own_group
 from zoo.ui.places import Places
 
 PROGRAM = (sys.executable, "-m", "zoo.ui.warm.worker")
@@ -173,8 +174,7 @@ class _Worker:
 
     def end(self) -> None:
         """Kill the process and what it started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.child.pid, signal.SIGKILL)
+        kill_group(self.child.pid)
         self.child.wait()
         for file in (self.child.stdin, self.errors):
             assert file is not None
@@ -379,7 +379,7 @@ class Workers:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
-            start_new_session=True,  # Ctrl-C at the server does not reach it, and it is killed with what it started
+            **own_group(),
         )
         worker = _Worker(key, stamp, child, errors)
         threading.Thread(target=worker.read, daemon=True).start()

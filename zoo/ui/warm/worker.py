@@ -41,7 +41,7 @@ def _read(lines: IO[bytes], requests: queue.SimpleQueue[Any]) -> None:
     with contextlib.suppress(ValueError):
         for line in lines:
             requests.put(load_json(line))
-    if os.getpgrp() == os.getpid():
+    if sys.platform != "win32" and os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)  # with what the computation itself has started
     os._exit(0)
 

@@ -1,0 +1,157 @@
+"""What pyproject.toml installs and what the sources import are the same, and an extra holds what it says."""
+
+import ast
+import importlib.metadata
+import json
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.harness import REPOSITORY
+from zoo.training.errors import EXTRAS
+
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+OURS = {"zoo", "scripts", "tests", "toy_wing"}
+# Distribution -> who needs it, where no line of ours imports it.
+WITHOUT_IMPORT = {
+    "hatchling": "tests/test_wheel.py builds with it",
+    "ipykernel": "tests/docs/test_notebooks.py runs the notebooks with it",
+    "mike": "a plugin of mkdocs.yml, and publishes the site",
+    "mkdocs-material": "the theme of mkdocs.yml",
+    "mkdocstrings": "a plugin of mkdocs.yml",
+    "mlflow-skinny": "Lightning's MLFlowLogger imports it",
+    "mypy": "a linter",
+    "onnx": "torch.onnx.export imports it",
+    "onnxscript": "torch.onnx.export imports it",
+    "pre-commit": "runs .pre-commit-config.yaml",
+    "pytest-timeout": "`timeout` of pytest's settings",
+    "pytest-xdist": "`pytest -n 2`",
+    "ruff": "a linter",
+    "s3fs": "fsspec imports it for s3:// addresses",
+    "types-pyyaml": "mypy reads it",
+}
+# Distribution that is imported and not declared -> the declared one whose interface it belongs to.
+PART_OF = {
+    "antlr4-python3-runtime": "omegaconf",
+    "botocore": "s3fs",  # its errors
+    "boto3": "moto",
+    "docstring-parser": "jsonargparse",
+    "httpx": "nicegui",
+    "ipython": "ipykernel",
+    "lightning-utilities": "lightning",
+    "mkdocs": "mkdocs-material",
+    "python-socketio": "nicegui",
+    "starlette": "fastapi",
+    "torchmetrics": "lightning",  # zoo/cli/lazy_imports.py only puts off what Lightning imports
+    "yarl": "aiohttp",
+}
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def named(requirement: str) -> str:
+    """The distribution of a requirement."""
+    return normal(re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0])
+
+
+DIRECT = {named(each) for each in PROJECT["dependencies"]}
+OPTIONAL = {name: {named(each) for each in lines} for name, lines in PROJECT["optional-dependencies"].items()}
+OF_USERS = DIRECT | set().union(*(names for extra, names in OPTIONAL.items() if extra != "dev"))
+DECLARED = (OF_USERS | OPTIONAL["dev"]) - {"zoo"}
+
+
+@cache
+def distributions() -> dict[str, set[str]]:
+    """Module -> the installed distributions that have it."""
+    return {
+        name: {normal(each) for each in found} for name, found in importlib.metadata.packages_distributions().items()
+    }
+
+
+def sources(path: Path) -> Iterator[str]:
+    if path.suffix == ".ipynb":
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        yield from ("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    else:
+        yield path.read_text(encoding="utf-8")
+
+
+def imports(node: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and first name of whatever is imported at or below a node, by a statement or by name."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.Import):
+            yield from ((each.lineno, alias.name.partition(".")[0]) for alias in each.names)
+        elif isinstance(each, ast.ImportFrom) and each.module and not each.level:
+            yield each.lineno, each.module.partition(".")[0]
+        elif isinstance(each, ast.Call) and each.args and isinstance(each.args[0], ast.Constant):
+            called = each.func.attr if isinstance(each.func, ast.Attribute) else getattr(each.func, "id", "")
+            if called in ("import_module", "find_spec", "importorskip"):
+                yield each.lineno, str(each.args[0].value).partition(".")[0]
+
+
+@cache
+def imported(folder: str) -> dict[str, str]:
+    """Foreign modules that the files of a folder import -> the place of one import."""
+    found: dict[str, str] = {}
+    for path in sorted((REPOSITORY / folder).rglob("*")):
+        for source in sources(path) if path.suffix in (".py", ".ipynb") else ():
+            for line, module in imports(ast.parse(source)):
+                if module not in OURS and module not in sys.stdlib_module_names:
+                    found.setdefault(module, f"{path.relative_to(REPOSITORY)}:{line}")
+    return found
+
+
+@pytest.mark.parametrize("folder", ["zoo", "scripts", "tests", "notebooks"])
+def test_what_is_imported_is_installed(folder: str) -> None:
+    declared = OF_USERS if folder == "zoo" else DECLARED
+    for module, place in imported(folder).items():
+        brought = distributions().get(module, {normal(module)})
+        assert brought & declared or {PART_OF.get(each) for each in brought} & declared, (
+            f"{place} imports {module}, which pyproject.toml does not install"
+        )
+
+
+def test_what_is_installed_is_imported() -> None:
+    modules = {folder: set(imported(folder)) for folder in ("zoo", "scripts", "tests", "notebooks")}
+    for needed, folders in ((OF_USERS, ("zoo",)), (DECLARED - OF_USERS, tuple(modules))):
+        used = set().union(*(modules[folder] for folder in folders))
+        names = set().union(*(distributions().get(module, {normal(module)}) for module in used))
+        assert needed - names - set(WITHOUT_IMPORT) == set(), "pyproject.toml installs what nothing imports"
+    assert set(WITHOUT_IMPORT) <= DECLARED
+    assert set(PART_OF.values()) <= DECLARED and not set(PART_OF) & DECLARED
+
+
+def test_the_base_needs_no_extra() -> None:
+    """What runs at import, outside the page, comes with the base installation."""
+    for path in sorted((REPOSITORY / "zoo").rglob("*.py")):
+        if path.relative_to(REPOSITORY / "zoo").parts[0] == "ui":
+            continue
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+        for node in (each for each in body if isinstance(each, ast.Import | ast.ImportFrom)):
+            for line, module in imports(node):
+                found = distributions().get(module, {normal(module)})
+                known = module in OURS or module in sys.stdlib_module_names or found & DIRECT
+                assert known, f"{path}:{line} imports {module} at its top"
+
+
+def test_extras_and_their_modules_are_those_of_the_table() -> None:
+    users = set(OPTIONAL) - {"dev"}
+    assert users == set(EXTRAS)
+    for extra, modules in EXTRAS.items():
+        brought = set().union(*(distributions()[module] for module in modules))
+        assert OPTIONAL[extra] <= brought, f"{extra}: EXTRAS names no module of {OPTIONAL[extra] - brought}"
+        for module in modules:
+            assert distributions()[module] & OPTIONAL[extra], f"{extra}: {module}"
+
+
+def test_developers_have_every_extra() -> None:
+    (line,) = (each for each in PROJECT["optional-dependencies"]["dev"] if each.startswith("zoo["))
+    assert set(re.findall(r"[a-z]+", line.removeprefix("zoo"))) == set(OPTIONAL) - {"dev"}
+    assert not OPTIONAL["dev"] & OF_USERS, "comes with an extra already"
