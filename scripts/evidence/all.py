@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import multiprocessing
 import os
 import subprocess
@@ -29,6 +30,7 @@ from scripts.evidence.demos import BESIDE, CLAIMS, DEMOS, Claim, Demo, Figures, 
 from zoo.common.atomic import write_atomic
 from zoo.common.hardware import machine
 from zoo.common.locks import locked
+from zoo.common.reading.text import safe_load
 from zoo.common.report import markdown_table, plain
 from zoo.common.systems import recipe_root
 
@@ -86,12 +88,15 @@ def run_seed(name: str, root: Path, seed: int, quick: bool = False) -> None:
     torch.set_num_threads(1)
     demo = DEMOS[name]
     with locked(root, f"evidence {name}", patience_seconds=30 * 86400):
-        if _result(root, quick).get("figures"):
+        plan = list(demo.plan(root, seed, quick))
+        known = {name: unit["digest"] for name, unit in _read(root / UNITS).items()}
+        same = all(known.get(unit.name) == _digest(unit, root, quick) for unit in plan)
+        if same and _result(root, quick).get("figures"):
             return
         kept: dict[str, Any] = {"demo": name, "seed": seed, "quick": quick, "figures": {}, "error": None}
         gathered = 0.0
         try:
-            for unit in demo.plan(root, seed, quick):
+            for unit in plan:
                 _run_unit(unit, root, quick)
             gathered = cost_of(lambda: kept.update(figures=demo.figures(root, quick))).cpu
         except subprocess.CalledProcessError as error:
@@ -125,10 +130,10 @@ def _run_unit(unit: Unit, root: Path, quick: bool) -> None:
 
 def _digest(unit: Unit, root: Path, quick: bool) -> str:
     """Of all that decides a unit: its arguments, wherever the folders lie, and the recipes' contents."""
-    parts = [" ".join(unit.arguments).replace(str(root), "").replace(str(recipe_root()), ""), str(quick)]
-    configs = [each.removeprefix("--config=") for each in unit.arguments if each.startswith("--config=")]
-    parts += [Path(path).read_text(encoding="utf-8") for path in configs]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    arguments = [each.replace(str(root), "").replace(str(recipe_root()), "") for each in unit.arguments]
+    configs = [Path(each.removeprefix("--config=")) for each in unit.arguments if each.startswith("--config=")]
+    recipes = [safe_load(path.read_text(encoding="utf-8")) for path in configs]
+    return hashlib.sha256(json.dumps([arguments, quick, recipes]).encode()).hexdigest()
 
 
 def reproduce(
@@ -196,7 +201,10 @@ def report(date: str, output: Path, seeds: Sequence[int], document: Path | None,
 
 def judge(claim: Claim, results: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     """A claim's figures and verdict; of unfinished seeds nothing is known, and one that failed misses it."""
-    found: list[Figures] = [each["figures"] for each in results.values() if each.get("figures")]
+    known = [each["figures"] for each in results.values() if each.get("figures")]
+    found: list[Figures] = [
+        {name: math.nan if value is None else value for name, value in each.items()} for each in known
+    ]
     errors = [each["error"] for each in results.values() if each.get("error")]
     shown = {"demo": claim.demo, "title": claim.title, "limit": claim.limit, "value": None, "seeds": []}
     verdict = MISSED if errors else OPEN
@@ -214,16 +222,17 @@ def page(content: Mapping[str, Any]) -> str:
     results = [each for found in content["results"].values() for each in found.values() if each]
     counts = {verdict: sum(each["verdict"].startswith(verdict) for each in claims) for verdict in (MET, MISSED, OPEN)}
     minutes = sum(each["cpu_seconds"] for each in results) / 60
-    total = len(content["results"]) * len(seeds)
+    done, total = sum(bool(each["figures"]) for each in results), len(content["results"]) * len(seeds)
     lines = [
         "# Evidence",
         "",
-        "Written by `scripts/evidence/all.py`; do not edit. Every figure of the README's table, measured again over "
-        f'{len(seeds)} seeds that nobody chose: the k-th is 1000 + sha256("{content["date"]} <k>") mod 999,000, here '
-        f"{', '.join(map(str, seeds))}. All data splits, weights and batches follow the seed.",
+        f"Written by `scripts/evidence/all.py`; do not edit. Every figure of the README's table, over {len(seeds)} seeds "
+        f'that nobody chose: the k-th (from 0) is 1000 + sha256("{content["date"]} <k>") mod 999,000, here '
+        f"{', '.join(map(str, seeds))}. Weights, batches, noise and degradations follow the seed, and so do the digits' "
+        "split, the goals held out and the questions; the three recordings held out are the same.",
         "",
-        f"{counts[MET]} thresholds met, {counts[MISSED]} missed, {counts[OPEN]} not run; {len(results)} of {total} "
-        f"trainings of demos finished, {minutes:.0f} CPU-minutes."
+        f"{counts[MET]} thresholds met, {counts[MISSED]} missed, {counts[OPEN]} not run; {done} of {total} "
+        f"seeds of demos finished, {minutes:.0f} CPU-minutes."
         + (" **Quick: two steps of each training, no evidence.**" if content["quick"] else ""),
         "",
         f"zoo {content['zoo']}{', commit ' + content['commit'] if content['commit'] else ''}; {_versions(results)}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
@@ -88,8 +89,10 @@ class Claim(NamedTuple):
         return [each[self.figure] / (each[self.to] if self.to else 1.0) for each in seeds]
 
     def value(self, seeds: Sequence[Figures]) -> float:
-        """What is compared with the threshold; of every seed's the worst."""
+        """What is compared with the threshold, of every seed's the worst; NaN where one is."""
         values = self.values(seeds)
+        if any(map(math.isnan, values)):
+            return math.nan
         if self.over == EACH:
             return max(values) if self.at_most is not None else min(values)
         if self.over == MEDIAN:
