@@ -119,9 +119,12 @@ def _named(findings: Iterable[Finding]) -> Figures:
 
 
 def _plan_rooms(root: Path, seed: int, quick: bool) -> list[Unit]:
-    control = {"data__init_args__shuffle_episodes": "true", "data__init_args__mix_tasks": "true"}
-    recipe = "compressed_ad/demo"
-    return [_fit(root, "plain", recipe, seed), _fit(root, "mixed", recipe, seed, **control)]
+    recipe, shuffled = "compressed_ad/demo", {"data__init_args__shuffle_episodes": "true"}
+    return [
+        _fit(root, "plain", recipe, seed),
+        _fit(root, "mixed", recipe, seed, **shuffled, data__init_args__mix_tasks="true"),
+        _fit(root, "shuffled", recipe, seed, **shuffled),
+    ]
 
 
 def _plan_large_rooms(root: Path, seed: int, quick: bool) -> list[Unit]:
@@ -140,7 +143,7 @@ def _plan_memory(root: Path, seed: int, quick: bool) -> list[Unit]:
 
 
 def _rooms(root: Path, quick: bool) -> Figures:
-    return _named(compressed_ad.gather_demo([root / "plain"], mixed=[root / "mixed"], quick=quick))
+    return _named(compressed_ad.gather_demo([root / "plain"], [root / "shuffled"], [root / "mixed"], quick))
 
 
 def _large_rooms(root: Path, quick: bool) -> Figures:
@@ -323,7 +326,7 @@ CLAIMS = (
 )  # fmt: skip
 # shown beside them, without a threshold
 BESIDE: Mapping[str, tuple[str, ...]] = {
-    "compressed_ad/demo": ("oracle actions", "random actions"),
+    "compressed_ad/demo": (f"{compressed_ad.SHUFFLED}: last episode to the first", "oracle actions", "random actions"),
     "flow/digits": ("control real: Fréchet", "pooled 20: Fréchet", "pooled 5: Fréchet"),
     "ci_llm/demo": ("ensemble", "best agent", "one LoRA", "without diversity"),
     "compressed_ad/demo_memory": ("latents, last episode", "none, last episode", "sliding window, last episode"),
