@@ -157,7 +157,7 @@ def _memory(root: Path, quick: bool) -> Figures:
 
 def _plan_roll(root: Path, seed: int, quick: bool) -> list[Unit]:
     recipe, key = "flow/demo_swissroll", "data__init_args__root"
-    pairs = ["--chunk=2048", f"--count={256 if quick else 20000}"]
+    pairs = ["--chunk=2048", f"--count={600 if quick else 20000}"]
     coupled = {"model__init_args__coupling": "zoo.flow.OptimalTransport"}
     euler = ["--solver.method=euler", "--solver.steps=50"]
     first = {"init_from": root / "assigned", key: root / "pairs"}
