@@ -36,7 +36,7 @@ from zoo.common.systems import recipe_root
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ROOT = Path("runs/evidence")
-DOCUMENT = Path("docs/evidence.md")
+DOCUMENT = REPOSITORY / "docs" / "evidence.md"
 SEEDS = 3
 UNITS, RESULT, REPORT = "units.json", "seed.json", "evidence.json"
 MISSED, MET, OPEN = "missed", "met", "not run"
