@@ -32,6 +32,8 @@ from rich.table import Table
 
 from zoo.common.atomic import write_atomic
 from zoo.common.hardware import machine, peak_resident_bytes
+from zoo.common.locks import is_held
+from zoo.runs.listing import read_run
 
 
 @dataclass(frozen=True)
@@ -349,10 +351,26 @@ def _add_options(parser: argparse.ArgumentParser, function: Callable[..., object
 
 
 def train_once(folder: Path, arguments: Sequence[str], quick: bool = False) -> None:
-    """Run `zoo` with these arguments, in a process of its own, unless the folder has a checkpoint; quick: two steps."""
-    short = ("--trainer.max_steps=2", "--trainer.limit_val_batches=1", "--trainer.num_sanity_val_steps=0")
-    if not any(folder.glob("*.ckpt")):
-        subprocess.run([sys.executable, "-m", "zoo", *arguments, *(short if quick else ())], check=True)
+    """Run `zoo fit` in a process of its own until the folder's run is finished.
+
+    A run that was killed goes on from its last checkpoint, one that is still being trained is waited for.
+
+    Args:
+        folder: of the run, as the arguments say.
+        arguments: of `zoo`.
+        quick: two steps, validated by one batch.
+
+    Raises:
+        subprocess.CalledProcessError: when the training fails.
+    """
+    # max_steps stays: schedules count it
+    short = ("--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.val_check_interval=1")
+    short += ("--trainer.limit_val_batches=1", "--trainer.log_every_n_steps=1")
+    while is_held(folder):
+        time.sleep(1)
+    if read_run(folder, folder).state != "finished":
+        more = (*(short if quick else ()), "--ckpt_path=auto")
+        subprocess.run([sys.executable, "-m", "zoo", *arguments, *more], check=True)
 
 
 def save(path: Path, findings: Sequence[Finding], **circumstances: Any) -> None:

@@ -82,8 +82,8 @@ def gather_demo(
 
     Args:
         runs: of the recipe as it is, one per seed.
-        shuffled: of the control with `shuffle_episodes`: a task, and no learning.
-        mixed: of the control with `shuffle_episodes` and `mix_tasks`: neither.
+        shuffled: of the control with `shuffle_episodes`: no improvement to imitate, but a goal to infer, so it rises.
+        mixed: of the control with `shuffle_episodes` and `mix_tasks`: neither, so it is flat.
 
     Raises:
         FileNotFoundError: when a run is missing.

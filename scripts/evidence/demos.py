@@ -1,0 +1,337 @@
+"""What is trained for each demo, what is claimed of it, and with which thresholds: the tables of `all.py`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, NamedTuple, cast
+
+from scripts.bench.tools import Finding
+from scripts.evidence import audiosr, ci_llm, compressed_ad, flow, hifigan, miipher
+from zoo.audio.io import files
+from zoo.common.build import build
+from zoo.common.reading.text import safe_load
+from zoo.common.systems import recipe_root
+from zoo.hifigan.data import Clips, VocoderData
+from zoo.runs.folder import find_config
+
+Figures = dict[str, float]
+MEAN, MEDIAN, EACH = "mean", "median", "every seed"
+
+
+class Unit(NamedTuple):
+    """A training, or what is made of one for the next.
+
+    Attributes:
+        name: its folder below the seed's.
+        arguments: of `zoo`.
+    """
+
+    name: str
+    arguments: list[str]
+
+
+class Demo(NamedTuple):
+    """What is trained and measured for one seed.
+
+    Attributes:
+        name: `<system>/<demo>`.
+        says: the figures before, of the README and the manuals.
+        plan: units of a seed in a folder, in the order in which they need each other; few steps when quick.
+        figures: of a seed's finished units, by name.
+        data: folders below ZOO_DATA that it learns from.
+    """
+
+    name: str
+    says: str
+    plan: Callable[[Path, int, bool], Iterable[Unit]]
+    figures: Callable[[Path, bool], Figures]
+    data: tuple[str, ...] = ()
+
+    @property
+    def system(self) -> str:
+        """The system's name."""
+        return self.name.partition("/")[0]
+
+
+class Claim(NamedTuple):
+    """A figure and the threshold that it must keep.
+
+    Attributes:
+        demo: name of the demo.
+        title: what is claimed.
+        figure: as the demo calls it.
+        over: what is compared: the mean or the median over seeds, or every seed's.
+        at_most: threshold from above.
+        at_least: threshold from below.
+        to: another figure by which it is divided; for a mean, after both were averaged.
+    """
+
+    demo: str
+    title: str
+    figure: str
+    over: str
+    at_most: float | None = None
+    at_least: float | None = None
+    to: str | None = None
+
+    @property
+    def limit(self) -> str:
+        """The threshold in words."""
+        sign, value = ("<=", self.at_most) if self.at_most is not None else (">=", self.at_least)
+        return f"{self.over} {sign} {value:g}"
+
+    def values(self, seeds: Sequence[Figures]) -> list[float]:
+        """The figure of each seed."""
+        return [each[self.figure] / (each[self.to] if self.to else 1.0) for each in seeds]
+
+    def value(self, seeds: Sequence[Figures]) -> float:
+        """What is compared with the threshold, of every seed's the worst; NaN where one is."""
+        values = self.values(seeds)
+        if any(map(math.isnan, values)):
+            return math.nan
+        if self.over == EACH:
+            return max(values) if self.at_most is not None else min(values)
+        if self.over == MEDIAN:
+            return median(values)
+        if self.to is None:
+            return fmean(values)
+        return fmean(each[self.figure] for each in seeds) / fmean(each[self.to] for each in seeds)
+
+    def met(self, seeds: Sequence[Figures]) -> bool:
+        """Whether the threshold is kept (never by NaN)."""
+        value = self.value(seeds)
+        return value <= self.at_most if self.at_most is not None else value >= cast(float, self.at_least)
+
+
+def _fit(root: Path, name: str, recipe: str, seed: int, **changes: Any) -> Unit:
+    """A training of a recipe with a seed; `__` in the changes' keys stands for a dot."""
+    arguments = ["fit", f"--config={recipe_root() / recipe}.yaml", f"--trainer.default_root_dir={root / name}"]
+    given = {key.replace("__", "."): value for key, value in changes.items()}
+    return Unit(name, [*arguments, f"--seed_everything={seed}", *(f"--{key}={value}" for key, value in given.items())])
+
+
+def _named(findings: Iterable[Finding]) -> Figures:
+    return {each.name: each.value for each in findings}
+
+
+def _plan_rooms(root: Path, seed: int, quick: bool) -> list[Unit]:
+    recipe, shuffled = "compressed_ad/demo", {"data__init_args__shuffle_episodes": "true"}
+    return [
+        _fit(root, "plain", recipe, seed),
+        _fit(root, "mixed", recipe, seed, **shuffled, data__init_args__mix_tasks="true"),
+        _fit(root, "shuffled", recipe, seed, **shuffled),
+    ]
+
+
+def _plan_large_rooms(root: Path, seed: int, quick: bool) -> list[Unit]:
+    return [_fit(root, "plain", "compressed_ad/demo_9x9", seed)]
+
+
+def _plan_memory(root: Path, seed: int, quick: bool) -> list[Unit]:
+    recipe, policy = "compressed_ad/demo_memory", "model__init_args__policy"
+    sliding = {policy: "{init_args: {compressor: null}}", "data__init_args__length": 25}
+    forget = {f"{policy}__init_args__compressor": "zoo.compressed_ad.Forget"}
+    return [
+        _fit(root, "latents", recipe, seed),
+        _fit(root, "none", recipe, seed, **forget),
+        _fit(root, "sliding", recipe, seed, **sliding, data__init_args__offset="random"),
+    ]
+
+
+def _rooms(root: Path, quick: bool) -> Figures:
+    return _named(compressed_ad.gather_demo([root / "plain"], [root / "shuffled"], [root / "mixed"], quick))
+
+
+def _large_rooms(root: Path, quick: bool) -> Figures:
+    return _named(compressed_ad.gather_demo_9x9([root / "plain"], quick))
+
+
+def _memory(root: Path, quick: bool) -> Figures:
+    arms = [[root / name] for name in ("latents", "none", "sliding")]
+    return _named(compressed_ad.gather_memory(*arms, quick=quick))
+
+
+def _plan_roll(root: Path, seed: int, quick: bool) -> list[Unit]:
+    recipe, key = "flow/demo_swissroll", "data__init_args__root"
+    pairs = ["--chunk=2048", f"--count={600 if quick else 20000}"]
+    coupled = {"model__init_args__coupling": "zoo.flow.OptimalTransport"}
+    euler = ["--solver.method=euler", "--solver.steps=50"]
+    first = {"init_from": root / "assigned", key: root / "pairs"}
+    more = {"init_from": root / "reflow", key: root / "more"}
+    return [
+        _fit(root, "assigned", recipe, seed),
+        _fit(root, "transport", recipe, seed, **coupled),
+        Unit("pairs", ["make-pairs", str(root / "assigned"), str(root / "pairs"), *pairs]),
+        _fit(root, "reflow", f"{recipe}_reflow", seed, **first),
+        Unit("more", ["make-pairs", str(root / "reflow"), str(root / "more"), *pairs, *euler]),
+        _fit(root, "distill", f"{recipe}_distill", seed, **more),
+    ]
+
+
+def _roll(root: Path, quick: bool) -> Figures:
+    arms = [[root / name] for name in ("assigned", "transport", "distill")]
+    return _named(flow.gather_swissroll(*arms, quick=quick))
+
+
+def _plan_digits(root: Path, seed: int, quick: bool) -> list[Unit]:
+    return [_fit(root, "pooled", "flow/demo_digits", seed)]
+
+
+def _digits(root: Path, quick: bool) -> Figures:
+    return _named(flow.gather_digits([root / "pooled"], quick=quick))
+
+
+CROWD = ("", "runs", "baseline", "single")  # arms of the crowd's demo that the README speaks of, and their backbone
+
+
+def _plan_crowd(root: Path, seed: int, quick: bool) -> list[Unit]:
+    units = []
+    for group, folder, arguments in ci_llm.plan(root, [seed]):
+        if group in CROWD:
+            units.append(Unit(folder.name, arguments if group else [*arguments, f"--seed_everything={seed}"]))
+    return units
+
+
+def _crowd(root: Path, quick: bool) -> Figures:
+    groups: dict[str, list[Path]] = {group: [] for group in CROWD[1:]}
+    for group, folder, _ in ci_llm.plan(root, [int(root.name)]):
+        if group in groups:
+            groups[group].append(folder)
+    ci_llm.gather(**groups, quick=quick)
+    kept = json.loads((groups["runs"][0] / ci_llm.FOLDER / ci_llm.NAME).read_text(encoding="utf-8"))["runs"]
+    rows = {group: [row for row in kept if row["group"] == group] for group in groups}
+    (ours,), (other,) = rows["runs"], rows["baseline"]
+    return {
+        "ensemble": ours["nll_ensemble"],
+        "best agent": ours["nll_best"],
+        "one LoRA": min(row["nll_mean"] for row in rows["single"]),
+        "without diversity": other["nll_ensemble"],
+    }
+
+
+def _plan_vocoder(root: Path, seed: int, quick: bool) -> list[Unit]:
+    return [_fit(root, "run", "hifigan/demo", seed, data__init_args__seed=seed)]
+
+
+def _vocoder(root: Path, quick: bool) -> Figures:
+    """With the first held-out clip, which lies beside the run then."""
+    data: VocoderData = build(safe_load(find_config(root / "run").read_text(encoding="utf-8"))["data"])
+    data.prepare_data()
+    data.setup("fit")
+    held = cast(Clips, data.val_set)
+    index = int(held.indices[0])
+    clip = root / f"{Path(held.corpus.names[index]).stem}.wav"
+    files.write(clip, held.corpus.read(index), data.sample_rate)
+    found = hifigan.gather(root / "run", clip=clip, quick=quick)
+    return {**_named(found), f"{hifigan.METRIC}: at the end": found[0].details["at the end"]}
+
+
+def _plan_restorer(root: Path, seed: int, quick: bool) -> list[Unit]:
+    seeded = {"data__init_args__seed": seed}
+    encoder = "model__init_args__encoder__init_args"
+    source, cleaner = ({f"{encoder}__{key}": root / "backbone"} for key in ("source", "backbone__init_args__source"))
+    both = f"[{root / 'adapter'}, {root / 'pretrain'}]"
+    return [
+        _fit(root, "backbone", "miipher/demo_backbone", seed, **seeded),
+        _fit(root, "adapter", "miipher/demo_adapter", seed, **seeded, **cleaner),
+        _fit(root, "pretrain", "miipher/demo_pretrain", seed, **seeded, **source),
+        _fit(root, "finetune", "miipher/demo_finetune", seed, **seeded, **cleaner, init_from=both),
+    ]
+
+
+def _restorer(root: Path, quick: bool) -> Figures:
+    return _named(miipher.gather(root / "adapter", root / "pretrain", root / "finetune", quick=quick))
+
+
+def _plan_bandwidth(root: Path, seed: int, quick: bool) -> list[Unit]:
+    return [Unit(folder.name, arguments) for folder, arguments in audiosr.plan(root, seed)]
+
+
+def _bandwidth(root: Path, quick: bool) -> Figures:
+    return _named(audiosr.gather(root / audiosr.STAGES[-1], quick))
+
+
+# in the order in which they are run: the cheap ones first
+DEMOS = {
+    demo.name: demo
+    for demo in (
+        Demo("compressed_ad/demo", "from 0.5 to 6.99 in ten episodes, 13.7 times the first", _plan_rooms, _rooms),
+        Demo("flow/swissroll", "Chamfer 19.8 as assigned, 8.0 with transport, 31 in one step", _plan_roll, _roll),
+        Demo("flow/digits", "99.7 % in their class, Fréchet 1.25 times the floor's", _plan_digits, _digits),
+        Demo("ci_llm/demo", "NLL: ensemble 0.393, best agent 0.405, one LoRA of its size 0.422", _plan_crowd, _crowd),
+        Demo("compressed_ad/demo_memory", "latents to none: 2.8 times, after the gap 3.4 times", _plan_memory, _memory),
+        Demo("hifigan/demo", "val/mel_l1 from 2.13 to 0.56, 74 % less", _plan_vocoder, _vocoder, ("ljspeech",)),
+        Demo(
+            "miipher/demo", "features 40 % nearer, LSD 1.54 restored, 2.65 degraded, ceiling 1.30",
+            _plan_restorer, _restorer, ("ljspeech", "noise", "rir"),
+        ),
+        Demo("compressed_ad/demo_9x9", "from 0.37 to 8.32 in 16 episodes (one seed)", _plan_large_rooms, _large_rooms),
+        Demo(
+            "audiosr/demo", "LSD above the cut-off 1.88: unprocessed 4.94, interpolated 2.42, shaped noise 1.58",
+            _plan_bandwidth, _bandwidth, ("ljspeech",),
+        ),
+    )
+}  # fmt: skip
+
+CLAIMS = (
+    Claim("compressed_ad/demo", "return of the tenth episode, held-out goals", "last episode", EACH, at_least=5.0),
+    Claim("compressed_ad/demo", "tenth episode to the first", "last episode to the first", EACH, at_least=4.0),
+    Claim("compressed_ad/demo", "the same of the control, episodes of many goals",
+          f"{compressed_ad.MIXED}: last episode to the first", EACH, 1.5),
+    Claim("flow/swissroll", "Chamfer as assigned", "as assigned, Euler 50: Chamfer", MEDIAN, 25.0),
+    Claim("flow/swissroll", "Chamfer with transport", "optimal transport, Euler 50: Chamfer", MEDIAN, 15.0),
+    Claim("flow/swissroll", "Chamfer in one distilled step", "distilled, one step: Chamfer", MEDIAN, 40.0),
+    Claim("flow/digits", "Fréchet distance to real images'", "Euler 20: Fréchet to the floor's", MEAN, 1.25),
+    Claim("flow/digits", "Fréchet distance to real images'", "Euler 20: Fréchet to the floor's", EACH, 1.35),
+    Claim("flow/digits", "Fréchet distance to class Gaussians'", "Euler 20: Fréchet to the class Gaussians'", EACH,
+          0.6),
+    Claim("flow/digits", "samples in their class", "Euler 20: accuracy", EACH, at_least=0.985),
+    Claim("flow/digits", "samples in their class, guidance 2", "Euler 20, guidance 2: accuracy", EACH, at_least=0.995),
+    Claim("flow/digits", "spread within classes to real images'", "Euler 20: deviation within classes to real", EACH,
+          at_least=0.85),
+    Claim("flow/digits", "distance to the nearest training image, to held-out images'",
+          "Euler 20: nearest training image, to held-out", EACH, at_least=0.85),
+    Claim("flow/digits", "the judge: held-out images in their class", "classifier on held-out images, accuracy", EACH,
+          at_least=0.985),
+    Claim("ci_llm/demo", "NLL, ensemble to its best agent", "ensemble", EACH, 1.0, to="best agent"),
+    Claim("ci_llm/demo", "NLL, best agent to one LoRA of all ranks", "best agent", MEAN, 1.0, to="one LoRA"),
+    Claim("compressed_ad/demo_memory", "tenth episode, latents to no memory", "latents, last episode", MEAN,
+          at_least=1.5, to="none, last episode"),
+    Claim("compressed_ad/demo_memory", "after the gap, latents to no memory", "latents, after the gap", MEAN,
+          at_least=2.0, to="none, after the gap"),
+    Claim("hifigan/demo", "val/mel_l1 less than before training, %", "val/mel_l1: less than before training", EACH,
+          at_least=70.0),
+    Claim("hifigan/demo", "val/mel_l1 at the end", "val/mel_l1: at the end", EACH, 0.60),
+    Claim("hifigan/demo", "M-STFT of a held-out clip, to the untrained net's", "m_stft, trained", EACH, 1.0,
+          to="m_stft, untrained"),
+    Claim("miipher/demo", "adapter: feature error to that without adapters",
+          "adapter: validation loss to that without adapters", EACH, 0.7),
+    Claim("miipher/demo", "pretrain: val/mel_l1 less than at first, %", "pretrain: val/mel_l1 less than at first", EACH,
+          at_least=40.0),
+    Claim("miipher/demo", "LSD, restored to degraded", "restored, lsd", EACH, 1.0, to="degraded, lsd"),
+    Claim("miipher/demo", "M-STFT, restored to degraded", "restored, m_stft", EACH, 1.0, to="degraded, m_stft"),
+    Claim("compressed_ad/demo_9x9", "return of the first episode", "first episode", EACH, 1.0),
+    Claim("compressed_ad/demo_9x9", "return of the sixteenth episode", "last episode", EACH, at_least=7.0),
+    Claim("audiosr/demo", "LSD above the cut-off, to unprocessed", "LSD-HF to unprocessed", EACH, 1.0),
+    Claim("audiosr/demo", "LSD above the cut-off, to interpolation", "LSD-HF to linear interpolation", EACH, 1.0),
+    Claim("audiosr/demo", "LSD above the cut-off, to shaped noise", "LSD-HF to shaped noise", EACH, 1.0),
+    Claim("audiosr/demo", "SI-SDR of the low band, dB, the least clip", "SI-SDR of the low band, least", EACH,
+          at_least=30.0),
+    Claim("audiosr/demo", "LSD, 15 steps of DPM-Solver++ to 100 of DDIM",
+          "LSD of 15 steps of DPM-Solver++ to 100 of DDIM", EACH, 1.05),
+)  # fmt: skip
+# shown beside them, without a threshold
+BESIDE: Mapping[str, tuple[str, ...]] = {
+    "compressed_ad/demo": (f"{compressed_ad.SHUFFLED}: last episode to the first", "oracle actions", "random actions"),
+    "flow/digits": ("control real: Fréchet", "pooled 20: Fréchet", "pooled 5: Fréchet"),
+    "ci_llm/demo": ("ensemble", "best agent", "one LoRA", "without diversity"),
+    "compressed_ad/demo_memory": ("latents, last episode", "none, last episode", "sliding window, last episode"),
+    "hifigan/demo": ("m_stft, trained", "m_stft, untrained", "m_stft, griffin-lim"),
+    "miipher/demo": ("degraded, lsd", "restored, lsd", "clean_features, lsd"),
+    "compressed_ad/demo_9x9": ("histories learned from, last episode", "oracle actions", "random actions"),
+    "audiosr/demo": ("LSD-HF to the ceiling",),
+}
