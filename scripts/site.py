@@ -43,6 +43,8 @@ QUESTIONS = {
     "What does this key of a recipe mean?": "recipes/hifigan.md",
     "Which options has a command?": "reference/commands.md",
     "How do I train on several devices or machines?": "cluster.md",
+    "How do I choose a learning rate, or search over a recipe?": "tuning.md",
+    "How do I publish or fetch weights?": "hub.md",
     "How do I add a system of my own?": "add_a_system.md",
     "What do results sound and look like?": "gallery.md",
     "How fast is it?": "benchmarks.md",
