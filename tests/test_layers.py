@@ -28,6 +28,7 @@ FLOORS = {
     "compressed_ad": ("common", "runs", "convert", "training"),
     "ui": ("common", "runs"),
     "cli": ("common", "runs", "convert", "training", "ui"),
+    "tuning": ("common", "runs", "training", "cli"),
     "__init__": ("runs",),  # zoo.load, when it is used
     "__main__": ("cli",),
 }

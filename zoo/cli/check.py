@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import yaml
 
 from zoo.cli.names import find_recipe, listed, near, pairs
 from zoo.common import registry
-from zoo.common.options import CONFIG_OPTIONS, PREDICT_KEYS, SETTINGS_SUFFIXES
+from zoo.common.options import CONFIG_OPTIONS, PREDICT_KEYS, SETTINGS_SUFFIXES, with_values
 from zoo.common.reading.signatures import Argument, arguments
 from zoo.common.reading.text import safe_load
 
@@ -174,6 +175,30 @@ def check_tool(name: str, function: str, skipped: Sequence[str], args: Sequence[
     for option, _, _ in pairs(args):
         if known is not None and option.startswith("--") and option.partition(".")[0].rstrip("+") not in options:
             raise WrongNameError(f"{name} has no option {option}{near(option, options)} (options: {listed(options)})")
+
+
+def fit_apart(function: str, args: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split the arguments of a tool that trains, a function "module:function", into its own and those of `zoo fit`.
+
+    Of its own an option given several times becomes a list. What neither has is left to `check_tool`, but for options
+    with a dot, which are left to `check_trainer_command`.
+    """
+    module, _, attribute = function.partition(":")
+    known = arguments(module, attribute) or {}
+    kinds = {name: ast.unparse(each.annotation) if each.annotation else "" for name, each in known.items()}
+    sections = _Checker("fit").keys - known.keys()
+    own: list[str] = []
+    lists: dict[str, list[str]] = {}
+    fit: list[str] = []
+    for option, value, joined in pairs(with_values(list(args), [name for name in kinds if kinds[name] == "bool"])):
+        name = option.lstrip("-").replace("-", "_")
+        if option.startswith("--") and kinds.get(name, "").startswith("list") and value is not None:
+            lists.setdefault(option, []).append(value)
+            continue
+        words = [f"{option}={value}"] if joined else [word for word in (option, value) if word]
+        taken = not option or "." in name or (name in sections and name not in ("h", "help"))
+        (fit if taken else own).extend(words)
+    return [*own, *(f"{option}={json.dumps(values)}" for option, values in lists.items())], fit
 
 
 def _sections() -> dict[str, tuple[str, str] | None]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import zoo
-from zoo.cli.check import check_tool, check_trainer_command
+from zoo.cli.check import check_tool, check_trainer_command, fit_apart
 from zoo.cli.helps import TRAINER_COMMANDS, aligned, asks_for_help, short_help
 from zoo.cli.lazy_imports import collector_off, put_off_imports
 from zoo.cli.names import near, recipes_named
@@ -33,6 +33,7 @@ from zoo.common.registry import admit
 HERE = Path(__file__).parent
 PER_SYSTEM = ("evaluate",)  # tools that several systems have, called as `zoo evaluate SYSTEM`
 RANKS = ("rank", "world_size")  # arguments of a tool that follow from how its process was started
+FIT = "fit"  # `*fit` of a tool: recipe, fragments and flags of `zoo fit`
 TRACEBACK_VARIABLE = "ZOO_TRACEBACK"
 
 
@@ -101,6 +102,7 @@ def run_tool(command: str, args: list[str]) -> int:
         known = of_systems or [*TRAINER_COMMANDS, *tools]
         given = " ".join([command, *args[:1]]) if of_systems else command
         return _fail(f"no command {given!r}{near(given, known)} (commands: {', '.join(known)})", code=2)
+    args, of_fit = fit_apart(tools[command], args) if parameter_help(tools[command], FIT) else (args, [])
     check_tool(command, tools[command], (*RANKS, "progress"), args)
     put_off_imports()
     module, _, name = tools[command].partition(":")
@@ -119,7 +121,7 @@ def run_tool(command: str, args: list[str]) -> int:
         parser.add_argument(name, nargs="*", type=str, help=parameter_help(tools[command], name))
     parser.add_function_arguments(function, as_positional=positional, fail_untyped=True, skip={*RANKS, "progress"})
     values = dict(parser.instantiate_classes(parser.parse_args(files_first(with_values(args, flags)))))
-    several = [value for name in many for value in values.pop(name)]
+    several = [*of_fit, *(value for name in many for value in values.pop(name))]
     with locked_arguments(function, values, command):
         result = function(*several, **values, **ranks)
     if isinstance(result, Mapping):

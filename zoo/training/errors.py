@@ -51,6 +51,7 @@ EXTRAS = {
     "rl": ("gymnasium", "h5py"),
     "llm": ("bitsandbytes", "tokenizers", "pyarrow"),
     "mlflow": ("mlflow",),
+    "tune": ("optuna",),
     "ray": ("ray",),
     "deepspeed": ("deepspeed", "ninja"),
     "cloud": ("fsspec", "aiohttp", "s3fs"),
