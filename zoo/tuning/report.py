@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,13 +16,11 @@ from zoo.common.options import verbosity
 from zoo.common.report import terminal_table, write_report
 from zoo.runs.details import duration
 from zoo.runs.listing import read_settings
-from zoo.tuning.search import Space, label, nested
+from zoo.tuning.search import Definition, Space, label, nested
 
 if TYPE_CHECKING:
     from optuna import Study
     from optuna.trial import FrozenTrial
-
-    from zoo.tuning.study import Definition
 
 BEST_NAME, TRIALS_NAME = "best.yaml", "trials.csv"
 SHOWN = 20  # trials in the table of the terminal
@@ -66,9 +65,8 @@ def write_trials(study: Study, definition: Definition, folder: Path) -> None:
 
 
 def _best(study: Study) -> FrozenTrial | None:
-    return (
-        study.best_trial if any(trial.state.name == "COMPLETE" for trial in study.get_trials(deepcopy=False)) else None
-    )
+    finished = any(trial.state.name == "COMPLETE" for trial in study.get_trials(deepcopy=False))
+    return study.best_trial if finished else None
 
 
 def write_best(study: Study, definition: Definition, spaces: Sequence[Space], folder: Path) -> FrozenTrial | None:
@@ -79,13 +77,20 @@ def write_best(study: Study, definition: Definition, spaces: Sequence[Space], fo
     values = {space.key: space.value(best.params[space.key]) for space in spaces}
     run = folder / folder_name(best.number)
     lines = [
-        f"# {definition.metric} {best.value:.6g} at step {best.user_attrs.get('step')}: {folder_name(best.number)}, the best of "
-        f"{len(study.get_trials(deepcopy=False))} trials of the study {definition.name}.",
-        f"# Use: zoo fit {' '.join(definition.fit)} {folder / BEST_NAME}",
+        f"# {definition.metric} {best.value:.6g} at step {best.user_attrs.get('step')}, reached by {run.name}",
+        f"# of the study {definition.name}, the best of {len(study.get_trials(deepcopy=False))} trials.",
+        f"# Use: {use_of(definition, folder)}",
     ]
     text = yaml.safe_dump(nested(read_settings(run), values), sort_keys=False, allow_unicode=True)
     write_atomic(folder / BEST_NAME, lambda file: file.write(("\n".join(lines) + "\n" + text).encode()))
     return best
+
+
+def use_of(definition: Definition, folder: Path) -> str:
+    """The command that trains with the best values."""
+    first = int(not definition.fit[0].startswith("-"))
+    words = ["zoo", "fit", *definition.fit[:first], str(folder / BEST_NAME), *definition.fit[first:]]
+    return " ".join(shlex.join(words).split())
 
 
 def write_plots(study: Study, definition: Definition, folder: Path) -> list[str]:
@@ -161,7 +166,7 @@ def show_study(study: Study, definition: Definition, folder: Path) -> None:
     best = _best(study)
     if best is not None:
         print(f"best: {definition.metric} {best.value:.6g}, {folder / folder_name(best.number)}")
-        print(f"      zoo fit {' '.join(definition.fit)} {folder / BEST_NAME}")
+        print(f"      {use_of(definition, folder)}")
 
 
 def _cell(value: Any) -> str:

@@ -1,7 +1,8 @@
 """What a study searches: keys of a recipe with their ranges or choices, by a small grammar.
 
-`KEY=KIND(VALUE, ...)`: `uniform(low, high[, step])`, `log(low, high)` (uniform in the logarithm), `int(low, high[, step])`
-and `choice(value, ...)`. Both ends belong to a range. Values are YAML's, so that choices may be lists: `choice([1, 2], [1, 4])`.
+`KEY=KIND(VALUE, ...)`: `uniform(low, high[, step])`, `log(low, high)` (uniform in the logarithm),
+`int(low, high[, step])` and `choice(value, ...)`. Both ends belong to a range. Values are those of YAML: choices may be
+lists, `choice([1, 2], [1, 4])`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,29 @@ MOST_GRID_POINTS = 100_000
 _CALL = re.compile(r"(\w+)\s*\((.*)\)", re.DOTALL)
 _KEY = re.compile(r"\w+(\.\w+)*")
 _EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)e[-+]?\d+", re.IGNORECASE)  # YAML 1.1 takes 1e-3 for text
+
+
+@dataclass(frozen=True)
+class Definition:
+    """What all processes on a study agree on: `study.yaml`.
+
+    Args:
+        name: of the study.
+        fit: recipe, fragments and flags of `zoo fit`.
+        search: spaces by key, as text.
+        metric: that is optimised.
+        mode: "min" or "max".
+        more: options of every trial that follow from these.
+        key: tells the study in the storage from another of this name.
+    """
+
+    name: str
+    fit: list[str]
+    search: dict[str, str]
+    metric: str
+    mode: str
+    more: list[str] = field(default_factory=list)
+    key: str = ""
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 Each trial is `zoo fit` in a process of its own and in a run folder of its own, `OUTPUT/trial_0007`. Any number of
 processes work on one study. Who asks for a trial, or takes one up, holds the study's lock; who trains it holds the
-trial's, which the system drops when a process is killed. So a trial that is open and not held belongs to nobody, and the
-next process that looks goes on with it: from its newest checkpoint, else anew.
+trial's, which the system drops when a process is killed. So a trial that is open and not held belongs to nobody, and
+the next process that looks goes on with it: from its newest checkpoint, else anew.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 import uuid
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -39,7 +39,7 @@ from zoo.runs.listing import CSV_NAME, read_curves, size_of
 from zoo.training.launcher import die_with_parent
 from zoo.training.signals import EXIT_CODES
 from zoo.tuning.report import folder_name, short_names, show_study, shown, write_best, write_plots, write_trials
-from zoo.tuning.search import Space, option, parse_space, parse_spaces
+from zoo.tuning.search import Definition, Space, option, parse_space, parse_spaces
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -54,29 +54,6 @@ PRUNED_AT = "pruned at validation"
 # What starts several ranks tells them; a trial is a process of its own, which starts its ranks itself.
 RANK_VARIABLES = re.compile(r"(LOCAL_|GROUP_|NODE_)?RANK|(LOCAL_)?WORLD_SIZE|SLURM_(PROCID|LOCALID|NODEID|NTASKS.*)")
 STOPPED = {*EXIT_CODES.values(), -signal.SIGTERM, -signal.SIGINT}
-
-
-@dataclass(frozen=True)
-class Definition:
-    """What all processes on a study agree on: `study.yaml`.
-
-    Args:
-        name: of the study.
-        fit: recipe, fragments and flags of `zoo fit`.
-        search: spaces by key, as text.
-        metric: that is optimised.
-        mode: "min" or "max".
-        more: options of every trial that follow from these.
-        key: tells the study in the storage from another of this name.
-    """
-
-    name: str
-    fit: list[str]
-    search: dict[str, str]
-    metric: str
-    mode: str
-    more: list[str] = field(default_factory=list)
-    key: str = ""
 
 
 def main(
@@ -103,8 +80,9 @@ def main(
 
     Args:
         *fit: a recipe, fragments to lay over it, and flags of `zoo fit`, the same for every trial.
-        search: KEY=uniform(low, high[, step]), log(low, high), int(low, high[, step]) or choice(a, b, ...); or a YAML file of these. Repeatable.
-        metric: to optimise, its best value over the validations counts; the recipe's checkpoints.monitor when not given.
+        search: KEY=log(low, high), KEY=uniform(low, high[, step]), KEY=int(low, high[, step]), KEY=choice(a, b), or a
+            YAML file of these; repeatable.
+        metric: whose best value over a trial's validations counts; the recipe's checkpoints.monitor when not given.
         direction: min or max; that of the recipe's monitor, min for another metric.
         trials: of the whole study, failed ones included.
         prune: stop trials whose best value is worse than the median of the others at the same validation.
@@ -231,12 +209,15 @@ def _parsed(commands: Sequence[Sequence[str]]) -> dict[str, Any]:
 def parse_all(commands: Sequence[Sequence[str]], packages: Sequence[str]) -> dict[str, Any]:
     """What `_parsed` does in its process."""
     from zoo.cli.parsing import limit_names
-    from zoo.cli.quiet import filter_warnings
+    from zoo.cli.quiet import filter_warnings, quietly
     from zoo.cli.trainer import ZooCLI
     from zoo.common.registry import admit
 
     class Parsed(ZooCLI):
         """Builds nothing."""
+
+        def _set_seed(self) -> None:
+            """Nothing."""
 
         def before_instantiate_classes(self) -> None:
             """Nothing."""
@@ -248,7 +229,8 @@ def parse_all(commands: Sequence[Sequence[str]], packages: Sequence[str]) -> dic
     admit(packages)
     limit_names()
     try:
-        parsed = [Parsed("fit", list(command)).config for command in commands]
+        with quietly():
+            parsed = [Parsed("fit", list(command)).config for command in commands]
     except SystemExit as stop:
         return {"code": stop.code}
     except ValueError as error:
@@ -352,8 +334,8 @@ class Tuner:
         names = optuna.get_all_study_names(opened)
         if definition.name not in names and begun:
             raise ValueError(
-                f"{self.folder} holds trials of the study {definition.name!r}, which {storage or self.folder / JOURNAL} "
-                "does not know: give the --storage that it was begun with"
+                f"{self.folder} holds trials of the study {definition.name!r}, which is not in "
+                f"{storage or self.folder / JOURNAL}: give the --storage that it was begun with"
             )
         direction = "minimize" if definition.mode == "min" else "maximize"
         self.study = optuna.create_study(
@@ -470,9 +452,8 @@ class Tuner:
             raise SystemExit(code if code > 0 else 128 - code)
         if PRUNED_AT in trial.user_attrs and code != 0:
             self.study.tell(trial, state=TrialState.PRUNED)
-            tell(
-                f"{folder.name}: pruned at validation {trial.user_attrs[PRUNED_AT]}, {self._value(value)} at step {step}"
-            )
+            when = f"pruned at validation {trial.user_attrs[PRUNED_AT]}"
+            tell(f"{folder.name}: {when}, {self._value(value)} at step {step}")
             return ""
         reason = "" if code == 0 and value is not None else self._reason(folder, code)
         if reason:
