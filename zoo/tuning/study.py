@@ -116,20 +116,16 @@ def main(
         raise ValueError("tune needs a recipe (`zoo list` names them), or --output with the folder of a study")
     wished = {"search": {each.key: str(each) for each in parse_spaces(search)} if search or there is None else None}
     wished |= {"fit": list(fit) or None, "metric": metric, "mode": direction, "name": study}
-    if there is not None:
-        _compare(there, {key: value for key, value in wished.items() if value is not None}, folder)
+    _compare(there, wished, folder)
+    spaces = [parse_space(key, text, STUDY_FILE) for key, text in (there.search if there else wished["search"]).items()]
+    grid = itertools.product(*(each.points() for each in spaces)) if sampler == "grid" else None
+    points = None if grid is None else list(itertools.islice(grid, trials))
     definition = there or _define(wished)
-    spaces = [parse_space(key, text, STUDY_FILE) for key, text in definition.search.items()]
-    points = (
-        list(itertools.islice(itertools.product(*(each.points() for each in spaces)), trials))
-        if sampler == "grid"
-        else None
-    )
     tuner = Tuner(folder, spaces, trials if points is None else len(points), max_failures)
     with tuner.alone():
-        definition = _read_definition(folder) or definition
-        begun = next(folder.glob("trial_*"), None) is not None
-        tuner.open(definition, storage, begun)
+        there = _read_definition(folder)  # another process may have begun it meanwhile
+        _compare(there, wished, folder)
+        tuner.open(there or definition, storage, begun=next(folder.glob("trial_*"), None) is not None)
     tuner.pruner = optuna.pruners.MedianPruner(startup, warmup + 1) if prune else optuna.pruners.NopPruner()
     tuner.sampler, tuner.seed, tuner.points = sampler, seed, points
     return tuner.run()
@@ -153,11 +149,11 @@ def _read_definition(folder: Path) -> Definition | None:
         raise ValueError(f"{path} describes no study of zoo tune: {error}") from error
 
 
-def _compare(there: Definition, wished: Mapping[str, Any], folder: Path) -> None:
+def _compare(there: Definition | None, wished: Mapping[str, Any], folder: Path) -> None:
     """Refuse to join a study that is another than the wished one."""
     for key, value in wished.items():
-        known = getattr(there, key)
-        if value != known:
+        known = getattr(there, key, None)
+        if there is not None and value is not None and value != known:
             raise ValueError(
                 f"{folder} holds a study with another {key} ({known}, here {value}): give the same, or another --output"
             )
@@ -496,6 +492,7 @@ class Tuner:
                 if deadline is not None and time.monotonic() > deadline:
                     process.kill()
         except BaseException:  # this process ends: the trial saves, and is taken up later
+            tell(f"{folder.name}: stopping; the same command goes on with it")
             process.terminate()
             process.wait()
             raise
