@@ -107,7 +107,7 @@ def test_refused_before_any_trial(options: list[str], said: str, tmp_path: Path,
 
 
 def test_reasons_in_one_line(tmp_path: Path) -> None:
-    tuner = Tuner(tmp_path, [], 1, 1)
+    tuner = Tuner(tmp_path, [], 1)
     (tmp_path / "output.log").write_text("step 3\nzoo: error: out of memory on the GPU\n\n")
     assert tuner._reason(tmp_path, 1) == "zoo: error: out of memory on the GPU"
     assert tuner._reason(tmp_path, -signal.SIGKILL) == "killed by SIGKILL"
@@ -147,8 +147,10 @@ def test_two_processes_one_killed(recipe: str, tmp_path: Path) -> None:
     key, metric, steps = SMOKE[recipe]
     study, chance = tmp_path / "study", random.Random()
     tune = ["tune", recipe, "--search", f"{key}=log(1e-5, 1e-2)", "--trials", "3", "--output", study]
-    both = [started(tune, tmp_path), started(tune, tmp_path)]
+    both = [started(tune, tmp_path)]
     try:
+        wait_for((study / "study.yaml").is_file)
+        both.append(started(tune, tmp_path))
         wait_for(lambda: len(list(study.glob("trial_*"))) >= 2)
         time.sleep(chance.uniform(0, 30))
         os.kill(both[0].pid, signal.SIGKILL)

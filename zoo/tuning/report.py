@@ -109,7 +109,7 @@ def write_plots(study: Study, definition: Definition, folder: Path) -> list[str]
     names = short_names(list(definition.search))
     finished = [trial for trial in study.get_trials() if trial.state.name == "COMPLETE"]
     plain = _renamed(study, names)
-    drawn = {
+    drawn: dict[str, Any] = {
         "history": plots.plot_optimization_history,
         "slices": plots.plot_slice,
         "parallel": plots.plot_parallel_coordinate,
@@ -120,8 +120,7 @@ def write_plots(study: Study, definition: Definition, folder: Path) -> list[str]
     for name, plot in drawn.items() if finished else ():
         with warnings.catch_warnings(), pyplot.rc_context():
             warnings.simplefilter("ignore")
-            arguments: Mapping[str, Any] = {"target_name": definition.metric}
-            axes = plot(plain, **arguments)
+            axes = plot(plain, target_name=definition.metric)
             figure = (axes if hasattr(axes, "figure") else axes.flat[0]).figure
             figure.set_size_inches(max(8.0, 3.5 * len(names)) if name in ("slices", "parallel") else 8.0, 5.0)
             write_figure(folder / f"{name}.png", figure)

@@ -192,7 +192,7 @@ def _range(key: str, kind: str, given: list[Any], origin: str) -> Space:
     form = f"{kind}(low, high)" if kind == "log" else f"{kind}(low, high[, step])"
     if len(numbers) != len(values) or not 2 <= len(values) <= (2 if kind == "log" else 3):
         raise ValueError(f"{origin}: expected {form} with numbers, found {kind}({', '.join(map(str, given))})")
-    low, high, step = [*numbers, None][:3]
+    low, high, step = numbers[0], numbers[1], (numbers[2] if len(numbers) == 3 else None)
     if not all(map(math.isfinite, numbers)) or low >= high or (step is not None and not 0 < step <= high - low):
         raise ValueError(
             f"{origin}: expected low < high and a step that fits between, found {', '.join(map(str, given))}"

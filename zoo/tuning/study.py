@@ -43,6 +43,7 @@ from zoo.tuning.search import Definition, Space, option, parse_space, parse_spac
 
 if TYPE_CHECKING:
     from optuna import Study
+    from optuna.pruners import BasePruner
     from optuna.samplers import BaseSampler
     from optuna.storages import BaseStorage
     from optuna.trial import FrozenTrial, Trial
@@ -121,13 +122,13 @@ def main(
     grid = itertools.product(*(each.points() for each in spaces)) if sampler == "grid" else None
     points = None if grid is None else list(itertools.islice(grid, trials))
     definition = there or _define(wished)
-    tuner = Tuner(folder, spaces, trials if points is None else len(points), max_failures)
+    pruner = optuna.pruners.MedianPruner(startup, warmup + 1) if prune else None
+    most = trials if points is None else len(points)
+    tuner = Tuner(folder, spaces, most, max_failures, pruner, sampler, seed, points)
     with tuner.alone():
         there = _read_definition(folder)  # another process may have begun it meanwhile
         _compare(there, wished, folder)
         tuner.open(there or definition, storage, begun=next(folder.glob("trial_*"), None) is not None)
-    tuner.pruner = optuna.pruners.MedianPruner(startup, warmup + 1) if prune else optuna.pruners.NopPruner()
-    tuner.sampler, tuner.seed, tuner.points = sampler, seed, points
     return tuner.run()
 
 
@@ -287,17 +288,21 @@ class Tuner:
         spaces: that it searches.
         most: trials of the whole study.
         max_failures: in a row, after which this process ends.
+        pruner: of Optuna.
+        sampler: "tpe" or "random".
+        seed: of the sampler.
+        points: values of all trials, where they are a grid.
     """
 
     study: Study
     definition: Definition
-    pruner: Any
 
-    def __init__(self, folder: Path, spaces: Sequence[Space], most: int, max_failures: int) -> None:
+    def __init__(
+        self, folder: Path, spaces: Sequence[Space], most: int, max_failures: int = 3, pruner: BasePruner | None = None,
+        sampler: str = "random", seed: int = 0, points: Sequence[tuple[Any, ...]] | None = None,
+    ) -> None:  # fmt: skip
         self.folder, self.spaces, self.most, self.max_failures = folder, spaces, most, max_failures
-        self.sampler, self.seed = "tpe", 0
-        self.points: Sequence[tuple[Any, ...]] | None = None
-        self.process: subprocess.Popen[bytes] | None = None
+        self.pruner, self.sampler, self.seed, self.points = pruner, sampler, seed, points
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -411,13 +416,14 @@ class Tuner:
     def _prepare(self, number: int) -> None:
         """Have the sampler draw what depends on the seed, the trial's number and the trials before it alone."""
         from optuna import samplers
+        from optuna.pruners import NopPruner
 
         seed = (self.seed * 1_000_003 + number) % 2**32
         drawn: BaseSampler = samplers.RandomSampler(seed) if self.sampler != "tpe" else samplers.TPESampler(seed=seed)
         if self.points is not None:
             point = dict(zip((each.key for each in self.spaces), self.points[number % len(self.points)], strict=True))
             drawn = samplers.PartialFixedSampler(point, drawn)
-        self.study.sampler, self.study.pruner = drawn, self.pruner
+        self.study.sampler, self.study.pruner = drawn, self.pruner or NopPruner()
 
     def _stored(self, trial_id: int) -> FrozenTrial:
         return self.study._storage.get_trial(trial_id)
