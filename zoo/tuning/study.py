@@ -419,7 +419,11 @@ class Tuner:
         from optuna.pruners import NopPruner
 
         seed = (self.seed * 1_000_003 + number) % 2**32
-        drawn: BaseSampler = samplers.RandomSampler(seed) if self.sampler != "tpe" else samplers.TPESampler(seed=seed)
+        drawn: BaseSampler = (
+            samplers.RandomSampler(seed)
+            if self.sampler != "tpe"
+            else samplers.TPESampler(seed=seed, constant_liar=True)
+        )
         if self.points is not None:
             point = dict(zip((each.key for each in self.spaces), self.points[number % len(self.points)], strict=True))
             drawn = samplers.PartialFixedSampler(point, drawn)
