@@ -110,7 +110,7 @@ def main(
     except ImportError as error:
         raise ImportError(f"tune needs Optuna: pip install 'zoo[tune]' ({error})") from error
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    warnings.filterwarnings("ignore", module="optuna")
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     folder = output or Path("runs", "tune", _recipe_name(fit))
     there = _read_definition(folder)
     if not fit and there is None:
