@@ -26,7 +26,7 @@ def started(arguments: Sequence[object], cwd: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, cwd=cwd, env=environment(), stdout=log, stderr=log)
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 420) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 900) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end

@@ -115,8 +115,9 @@ def main(
     there = _read_definition(folder)
     if not fit and there is None:
         raise ValueError("tune needs a recipe (`zoo list` names them), or --output with the folder of a study")
-    wished = {"search": {each.key: str(each) for each in parse_spaces(search)} if search or there is None else None}
-    wished |= {"fit": list(fit) or None, "metric": metric, "mode": direction, "name": study}
+    wished: dict[str, Any] = {"fit": list(fit) or None, "metric": metric, "mode": direction, "name": study}
+    if search or there is None:
+        wished["search"] = {each.key: str(each) for each in parse_spaces(search)}
     _compare(there, wished, folder)
     spaces = [parse_space(key, text, STUDY_FILE) for key, text in (there.search if there else wished["search"]).items()]
     grid = itertools.product(*(each.points() for each in spaces)) if sampler == "grid" else None
@@ -338,7 +339,7 @@ class Tuner:
                 f"{self.folder} holds trials of the study {definition.name!r}, which is not in "
                 f"{storage or self.folder / JOURNAL}: give the --storage that it was begun with"
             )
-        direction = "minimize" if definition.mode == "min" else "maximize"
+        direction: Literal["minimize", "maximize"] = "minimize" if definition.mode == "min" else "maximize"
         self.study = optuna.create_study(
             storage=opened, study_name=definition.name, direction=direction, load_if_exists=True
         )
