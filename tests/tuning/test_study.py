@@ -69,7 +69,7 @@ def test_tune_killed_taken_up_and_pruned(tmp_path: Path) -> None:
     before = read_curves(run / "metrics.csv")["val/loss"][0]
     assert list(run.glob("step_*.ckpt"))
 
-    other = zoo("tune", "flow/smoke", "--search", f"{LR}=log(1e-5, 1)", "--output", study, cwd=tmp_path)
+    other = zoo("tune", "--search", f"{LR}=log(1e-5, 1)", "--output", study, cwd=tmp_path)
     assert other.returncode == 1
     assert "another search" in other.stderr
 

@@ -157,7 +157,7 @@ def _compare(there: Definition | None, wished: Mapping[str, Any], folder: Path) 
         known = getattr(there, key, None)
         if there is not None and value is not None and value != known:
             raise ValueError(
-                f"{folder} holds a study with another {key} ({known}, here {value}): give the same, or another --output"
+                f"{folder} holds a study with another {'command' if key == 'fit' else key} ({known}, here {value}): give the same, or another --output"
             )
 
 
