@@ -58,7 +58,7 @@ def test_tune_killed_taken_up_and_pruned(tmp_path: Path) -> None:
     tune += ["--search", f"{LR}=choice(1e-9, .01)", "--trials", "3", "--output", study, "--samples.enabled", "false"]
     first = started(tune, tmp_path)
     try:
-        wait_for(lambda: first.poll() is not None or len(read_curves(run / "metrics.csv").get("val/loss", [])) > 1)
+        wait_for(lambda: first.poll() is not None or read_curves(run / "metrics.csv").get("val/loss"))
         assert first.poll() is None, (tmp_path / "started.log").read_text()
         os.kill(first.pid, signal.SIGKILL)
     finally:
@@ -73,14 +73,15 @@ def test_tune_killed_taken_up_and_pruned(tmp_path: Path) -> None:
     assert other.returncode == 1
     assert "another search" in other.stderr
 
-    said = good(zoo(*tune, "--prune", "--startup", "2", "--warmup", "0", cwd=tmp_path)).stdout
+    said = good(zoo(*tune, "--prune", "--startup", "2", "--warmup", "1", cwd=tmp_path)).stdout
     assert "3 of 3 trials begun" in said
     assert "trial_0002: pruned" in said
     assert [row["state"] for row in rows(study)] == ["finished", "finished", "pruned"]
     assert [row[LR] for row in rows(study)] == ["1e-09", "0.01", "1e-09"]
     assert read_curves(run / "metrics.csv")["val/loss"][0] == before
     states = {each.short_name: each.state for each in list_runs(study)}
-    assert states == {"trial_0000": "finished", "trial_0001": "finished", "trial_0002": "stopped"}
+    assert [states[f"trial_000{number}"] for number in range(2)] == ["finished", "finished"]
+    assert states["trial_0002"] in ("stopped", "killed")  # killed: it was past its pruning when its process died
     assert yaml.safe_load((study / "best.yaml").read_text()) == {
         "trainer": {"max_steps": 20}, "model": {"init_args": {"optimizer": {"init_args": {"lr": 0.01}}}},
     }  # fmt: skip

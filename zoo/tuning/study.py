@@ -157,7 +157,8 @@ def _compare(there: Definition | None, wished: Mapping[str, Any], folder: Path) 
         known = getattr(there, key, None)
         if there is not None and value is not None and value != known:
             raise ValueError(
-                f"{folder} holds a study with another {'command' if key == 'fit' else key} ({known}, here {value}): give the same, or another --output"
+                f"{folder} holds a study with another {'command' if key == 'fit' else key} ({known}, here {value}): "
+                "give the same, or another --output"
             )
 
 
@@ -447,7 +448,9 @@ class Tuner:
         begun = time.monotonic()
         names = short_names(list(values))
         tell(f"{folder.name}: {', '.join(f'{names[key]} {shown(value)}' for key, value in values.items())}")
-        if PRUNED_AT not in known:
+        if self._report(trial, folder) and PRUNED_AT not in known and trial.should_prune():  # taken up
+            trial.set_user_attr(PRUNED_AT, len(self._stored(trial._trial_id).intermediate_values))
+        if PRUNED_AT not in trial.user_attrs:
             code = self._fit(trial, folder, [option(key, value) for key, value in values.items()])
         seconds = known.get("seconds", 0.0) + time.monotonic() - begun
         trial.set_user_attr("seconds", round(seconds, 1))
