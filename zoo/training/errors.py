@@ -50,6 +50,7 @@ EXTRAS = {
     "rl": ("gymnasium", "h5py"),
     "llm": ("bitsandbytes", "tokenizers", "pyarrow"),
     "mlflow": ("mlflow",),
+    "tune": ("optuna",),
     "ray": ("ray",),
     "deepspeed": ("deepspeed",),
     "cloud": ("fsspec", "aiohttp", "s3fs"),
