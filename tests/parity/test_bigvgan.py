@@ -1,15 +1,26 @@
 """BigVGAN's nets against what the original code computed."""
 
 import json
+import math
+import re
+import zlib
 
 import numpy as np
 import pytest
 import torch
 
 from tests.conftest import SHARED
-from zoo.hifigan.convert.rules import to_our_keys
+from zoo.audio.analysis.spectral import MultiScaleMel
+from zoo.hifigan.convert.rules import to_legacy_keys, to_our_keys
 from zoo.hifigan.nets.antialiasing import AntiAliased, Snake, kaiser_sinc
 from zoo.hifigan.nets.bigvgan import BigVGAN
+from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator
+from zoo.hifigan.nets.spectral_discriminators import (
+    MultiBandDiscriminator,
+    MultiOctaveDiscriminator,
+    MultiResolutionDiscriminator,
+)
+from zoo.training.adversarial import adversarial_loss, discriminator_loss, feature_matching_loss
 
 GOLDEN = SHARED / "golden" / "bigvgan"
 META = json.loads((GOLDEN / "meta.json").read_text())["cases"] if GOLDEN.is_dir() else {}
@@ -48,13 +59,23 @@ def test_generators(case, dtype):
     net, stored = generator(folder), arrays(f"{case}/io.npz")
     state = torch.load(folder / "bigvgan_generator.pt", weights_only=True)["generator"]
     filters = {key: value for key, value in state.items() if key.endswith(".filter")}
-    ours = to_our_keys({key.replace(".0.", ".", 1) if key.startswith("ups.") and False else key: value for key, value in state.items() if key not in filters})
+    ours = to_our_keys(
+        {
+            key.replace(".0.", ".", 1) if key.startswith("ups.") and False else key: value
+            for key, value in state.items()
+            if key not in filters
+        }
+    )
     ours = {_flat(key): value for key, value in ours.items()}
     net.load_state_dict(ours)
     net.to(dtype)
     for index in range(3):
         close(net(stored[f"in{index}"].to(dtype)), stored, f"out{index}", case)
-    taps = {key: seen(net, key.removeprefix("block.").removesuffix(".f32")) for key in stored if key.startswith("block.") and key.endswith(".f32") and ".stage." not in key}
+    taps = {
+        key: seen(net, key.removeprefix("block.").removesuffix(".f32"))
+        for key in stored
+        if key.startswith("block.") and key.endswith(".f32") and ".stage." not in key
+    }
     net(stored["in0"].to(dtype)).square().mean().backward()
     for key, values in taps.items():
         close(values[0], stored, key.removesuffix(".f32"), case)
@@ -91,3 +112,102 @@ def test_activations(dtype):
             close(module.up(x), stored, f"{case}.up_T{length}", "activation1d")
             close(module.down(x), stored, f"{case}.down_T{length}", "activation1d")
             close(snake(x), stored, f"{case}.snake_T{length}", "activation1d")
+
+
+def to_ours(state):
+    """Names of the original's discriminators as ours."""
+    skipped = (".window", "resample.kernel", "cqt_transform.")
+    return to_our_keys({key: value for key, value in state.items() if not any(each in key for each in skipped)})
+
+
+CASES = {
+    "mpd": lambda: MultiPeriodDiscriminator((2, 3), channels=(1, 5, 20, 40, 40)),
+    "mrd": lambda: MultiResolutionDiscriminator(((128, 15, 75), (256, 30, 150), (64, 7, 30)), 0.04),
+    "mrd_sn": lambda: MultiResolutionDiscriminator(((128, 15, 75), (256, 30, 150), (64, 7, 30)), 0.1, True),
+    "mbd_small": lambda: MultiBandDiscriminator((256,), channels=5),
+    "mbd_formula": lambda: MultiBandDiscriminator((512, 128)),
+    "cqtd": lambda: MultiOctaveDiscriminator(16000, (128, 64), (7, 6), (6, 8), 4, (1, 2, 4)),
+    "cqtd_early": lambda: MultiOctaveDiscriminator(16000, (256,), (4,), (7,), 3, (1, 2), True),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("case", CASES)
+def test_discriminators(case, dtype):
+    net, stored = CASES[case](), arrays(f"{case}.npz")
+    if (GOLDEN / f"{case}.pt").exists():
+        state = to_ours(torch.load(GOLDEN / f"{case}.pt", weights_only=True))
+        net.load_state_dict(
+            {key if key.startswith("disc") else f"discriminators.0.{key}": value for key, value in state.items()}
+        )
+    else:
+        fill(net)
+    net.to(dtype).eval()
+    real, fake = (net(stored[name].to(dtype)) for name in ("real", "fake"))
+    for index, (scores, maps) in enumerate(real):
+        close(scores, {k: v.flatten(1) if "score" in k else v for k, v in stored.items()}, f"score_real.{index}", case)
+        assert len(maps) == META[case]["fmaps_per_sub"][index]
+        for number, found in enumerate(maps):
+            name = f"fmap_real.{index}.{number}"
+            if f"{name}.f32" in stored:
+                close(found, stored, name, case)
+            else:
+                close(statistics(found), stored, f"fmap_real_stat.{index}.{number}", case)
+    suffix = "f64" if dtype == torch.float64 else "f32"
+    tolerance = dict(rtol=1e-4 if case == "mrd_sn" else 2e-6, atol=0)
+    torch.testing.assert_close(
+        discriminator_loss(real, fake).double(), stored[f"loss.disc.{suffix}"].double(), **tolerance
+    )
+    torch.testing.assert_close(adversarial_loss(fake).double(), stored[f"loss.gen.{suffix}"].double(), **tolerance)
+    torch.testing.assert_close(
+        2 * feature_matching_loss(real, fake).double(), stored[f"loss.fm.{suffix}"].double(), **tolerance
+    )
+
+
+def fill(net, rename=lambda name: name):
+    """Weights by the formula on the original's names."""
+    names = to_legacy_keys({name: name for name, _ in net.named_parameters()})
+    for legacy, name in names.items():
+        original = rename(legacy)
+        parameter = net.get_parameter(name)
+        number = zlib.crc32(original.encode())
+        a, b = 0.37 + 0.001 * (number % 1000), 0.01 * ((number // 1000) % 628)
+        wave = torch.sin(a * torch.arange(1, parameter.numel() + 1, dtype=torch.float64) + b).reshape(parameter.shape)
+        if "emb" in original:
+            wave = 0.1 * wave
+        elif original.endswith("bias"):
+            wave = 0.01 * wave
+        elif original.endswith("weight_g"):
+            wave = 1 + 0.1 * wave
+        else:
+            wave = wave / math.sqrt(parameter[0].numel())
+        parameter.data.copy_(wave)
+
+
+def statistics(x):
+    return torch.stack([x.mean(), x.std(), x.abs().max(), x.flatten()[0], x.flatten()[-1]]).detach()
+
+
+def test_multi_scale_mel():
+    stored = arrays("losses.npz")
+    options = {
+        "default": {}, "pow2_mag1": {"power": 2.0, "magnitude_weight": 1.0},
+        "two_scales": {"windows": (1024, 256), "bands": (80, 30), "f_min": (0, 50), "f_max": (None, 8000)},
+    }  # fmt: skip
+    for case, arguments in options.items():
+        fake = stored["fake"].clone().requires_grad_()
+        loss = MultiScaleMel(24000, **arguments)(fake, stored["real"])
+        loss.backward()
+        close(loss.detach(), stored, f"msmel.{case}", "losses")
+        close(fake.grad[..., ::10], stored, f"msmel_grad.{case}", "losses")
+
+
+def test_dac():
+    stored = arrays("dac.npz")
+    net = MultiBandDiscriminator((256, 128), match_stride=True, every_map=True)
+    fill(net, lambda name: re.sub(r"(band_convs\.\d+\.\d+)", r"\1.0", name))
+    for index, (scores, maps) in enumerate(net(stored["real"])):
+        spectrum = net.discriminators[index].spectrum(stored["real"][:1])
+        torch.testing.assert_close(spectrum, stored[f"stft_real.{index}.f32"], rtol=0, atol=2e-5)
+        torch.testing.assert_close(scores, stored[f"score_real.{index}.f32"].flatten(1), rtol=0, atol=1e-6)
+        assert len(maps) == 26

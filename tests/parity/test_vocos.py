@@ -48,7 +48,11 @@ def test_generators(case, dtype):
         "htk", 0.0, 1e-7,
     )  # fmt: skip
     state = torch.load(GOLDEN / case / "pytorch_model.bin", weights_only=True)
-    ours = {key: value for key, value in state.items() if not key.startswith(("feature_extractor.", "head.istft", "head.imdct"))}
+    ours = {
+        key: value
+        for key, value in state.items()
+        if not key.startswith(("feature_extractor.", "head.istft", "head.imdct"))
+    }
     net.load_state_dict(to_our_keys(ours))
     net.to(dtype), front.to(dtype)
     stored = arrays(f"{case}/io.npz")
@@ -62,7 +66,9 @@ def test_generators(case, dtype):
 
 def test_spectral_operations():
     stored = arrays("spectral_ops.npz")
-    for index, (hop, window, padding) in enumerate([(16, 64, "same"), (16, 64, "center"), (20, 60, "same"), (16, 48, "center")]):
+    for index, (hop, window, padding) in enumerate(
+        [(16, 64, "same"), (16, 64, "center"), (20, 60, "same"), (16, 48, "center")]
+    ):
         wanted = stored[f"istft{index}.out.f32"]
         found = istft(stored[f"istft{index}.spec"], torch.hann_window(window), hop, padding)
         torch.testing.assert_close(found[:, : wanted.shape[-1]], wanted, rtol=0, atol=5e-6)

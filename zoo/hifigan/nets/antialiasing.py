@@ -75,7 +75,9 @@ class AntiAliased(nn.Module):
         self.up_padding = (padding - low, high - padding)
         self.down_padding = (down_taps // 2 - (down_taps % 2 == 0), down_taps // 2)
         self.register_buffer("up_phases", phases, persistent=False)
-        self.register_buffer("down_filter", kaiser_sinc(0.5 / ratio, 0.6 / ratio, down_taps)[None, None], persistent=False)
+        self.register_buffer(
+            "down_filter", kaiser_sinc(0.5 / ratio, 0.6 / ratio, down_taps)[None, None], persistent=False
+        )
         self.reach = max(
             (self.down_padding[0] + ratio - 1) // ratio + self.up_padding[0],
             (self.down_padding[1]) // ratio + self.up_padding[1],

@@ -28,7 +28,12 @@ class PeriodicBlock(nn.Module):
     """
 
     def __init__(
-        self, channels: int, kernel_size: int, dilations: Sequence[int], kind: str, activation: Callable[[], AntiAliased]
+        self,
+        channels: int,
+        kernel_size: int,
+        dilations: Sequence[int],
+        kind: str,
+        activation: Callable[[], AntiAliased],
     ) -> None:
         super().__init__()
 

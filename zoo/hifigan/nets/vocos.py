@@ -72,7 +72,13 @@ class ConvNeXtBackbone(nn.Module):
     """
 
     def __init__(
-        self, in_channels: int, dim: int, intermediate_dim: int, layers: int, scale: float | None, conditions: int | None
+        self,
+        in_channels: int,
+        dim: int,
+        intermediate_dim: int,
+        layers: int,
+        scale: float | None,
+        conditions: int | None,
     ) -> None:
         super().__init__()
         self.embed = nn.Conv1d(in_channels, dim, EDGE_KERNEL, padding=EDGE_KERNEL // 2)
@@ -234,7 +240,9 @@ class Vocos(WaveformGenerator):
         one_of(("convnext", "resnet"), backbone=backbone)
         one_of(("istft", "mdct_symexp", "mdct_cos"), head=head)
         if head == "istft" and (n_fft % 2 or n_fft < hop_length or (padding == "same" and (n_fft - hop_length) % 2)):
-            raise ValueError(f"n_fft must be even, at least hop_length, and differ from it by an even number: {n_fft}, {hop_length}")
+            raise ValueError(
+                f"n_fft must be even, at least hop_length, and differ from it by an even number: {n_fft}, {hop_length}"
+            )
         if conditions and backbone == "resnet":
             raise ValueError("the resnet backbone has no norms that adapt to conditions")
         self.in_channels, self.hop_length, self.conditions = in_channels, hop_length, conditions
@@ -243,7 +251,9 @@ class Vocos(WaveformGenerator):
         else:
             self.backbone = ResNetBackbone(in_channels, dim, layers, scale)
         kind = head.removeprefix("mdct_")
-        self.head = ISTFTHead(dim, n_fft, hop_length, padding) if head == "istft" else IMDCTHead(dim, hop_length, padding, kind)  # type: ignore[arg-type]
+        self.head = (
+            ISTFTHead(dim, n_fft, hop_length, padding) if head == "istft" else IMDCTHead(dim, hop_length, padding, kind)
+        )  # type: ignore[arg-type]
         self.receptive_frames = self.backbone.reach + self.head.reach
 
     def forward(self, x: Tensor, condition: Tensor | None = None) -> Tensor:
