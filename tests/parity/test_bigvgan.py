@@ -58,38 +58,31 @@ def test_generators(case, dtype):
     folder = GOLDEN / case
     net, stored = generator(folder), arrays(f"{case}/io.npz")
     state = torch.load(folder / "bigvgan_generator.pt", weights_only=True)["generator"]
-    filters = {key: value for key, value in state.items() if key.endswith(".filter")}
-    ours = to_our_keys(
-        {
-            key.replace(".0.", ".", 1) if key.startswith("ups.") and False else key: value
-            for key, value in state.items()
-            if key not in filters
-        }
-    )
-    ours = {_flat(key): value for key, value in ours.items()}
+    ours = to_our_keys({_flat(key): value for key, value in state.items() if not key.endswith(".filter")})
     net.load_state_dict(ours)
     net.to(dtype)
     for index in range(3):
         close(net(stored[f"in{index}"].to(dtype)), stored, f"out{index}", case)
-    taps = {
-        key: seen(net, key.removeprefix("block.").removesuffix(".f32"))
-        for key in stored
-        if key.startswith("block.") and key.endswith(".f32") and ".stage." not in key
-    }
+    names = [key.removesuffix(".f32") for key in stored if key.startswith("block.") and key.endswith(".f32")]
+    taps = {name: seen(net, name.removeprefix("block.")) for name in names if ".stage." not in name}
     net(stored["in0"].to(dtype)).square().mean().backward()
-    for key, values in taps.items():
-        close(values[0], stored, key.removesuffix(".f32"), case)
+    for name, values in taps.items():
+        close(values[0], stored, name, case)
+    parameters = to_legacy_keys(dict(net.named_parameters()))
+    for name in (key[5:-4] for key in stored if key.startswith("grad.") and key.endswith(".f32")):
+        close(parameters[_flat(name)].grad, stored, f"grad.{name}", case)
+    found = net.float().fuse_()(stored["in0"])
+    torch.testing.assert_close(found, stored["out0_fused.f32"], rtol=0, atol=1e-4)
+    assert not any("parametrizations" in key for key in net.state_dict())
 
 
 def _flat(key):
-    parts = key.split(".")
-    return ".".join(parts[:2] + parts[3:]) if parts[0] == "ups" else key
+    return re.sub(r"^(ups\.\d+)\.0\b", r"\1", key)
 
 
 def seen(net, name):
     values = []
-    module = net.get_submodule(_flat(name + ".x").removesuffix(".x") if name.startswith("ups") else name)
-    module.register_forward_hook(lambda m, i, o: values.append(o.detach().clone()) and None)
+    net.get_submodule(_flat(name)).register_forward_hook(lambda _, __, output: values.append(output.detach().clone()))
     return values
 
 
@@ -137,9 +130,8 @@ def test_discriminators(case, dtype):
     net, stored = CASES[case](), arrays(f"{case}.npz")
     if (GOLDEN / f"{case}.pt").exists():
         state = to_ours(torch.load(GOLDEN / f"{case}.pt", weights_only=True))
-        net.load_state_dict(
-            {key if key.startswith("disc") else f"discriminators.0.{key}": value for key, value in state.items()}
-        )
+        whole = all(key.startswith("disc") for key in state)
+        net.load_state_dict(state if whole else {f"discriminators.0.{key}": value for key, value in state.items()})
     else:
         fill(net)
     net.to(dtype).eval()
@@ -154,14 +146,14 @@ def test_discriminators(case, dtype):
             else:
                 close(statistics(found), stored, f"fmap_real_stat.{index}.{number}", case)
     suffix = "f64" if dtype == torch.float64 else "f32"
-    tolerance = dict(rtol=1e-4 if case == "mrd_sn" else 2e-6, atol=0)
-    torch.testing.assert_close(
-        discriminator_loss(real, fake).double(), stored[f"loss.disc.{suffix}"].double(), **tolerance
-    )
-    torch.testing.assert_close(adversarial_loss(fake).double(), stored[f"loss.gen.{suffix}"].double(), **tolerance)
-    torch.testing.assert_close(
-        2 * feature_matching_loss(real, fake).double(), stored[f"loss.fm.{suffix}"].double(), **tolerance
-    )
+    losses = {
+        "disc": discriminator_loss(real, fake),
+        "gen": adversarial_loss(fake),
+        "fm": 2 * feature_matching_loss(real, fake),
+    }
+    for name, loss in losses.items():
+        wanted = stored[f"loss.{name}.{suffix}"].double()
+        torch.testing.assert_close(loss.double(), wanted, rtol=1e-4 if case == "mrd_sn" else 2e-6, atol=0)
 
 
 def fill(net, rename=lambda name: name):

@@ -1,4 +1,4 @@
-"""Least-squares adversarial losses over several sub-discriminators, and the interface that discriminators share."""
+"""Adversarial losses over several sub-discriminators, and the interface that discriminators share."""
 
 from __future__ import annotations
 
@@ -99,3 +99,10 @@ def hinge_adversarial_loss(fake: Sequence[Output]) -> Tensor:
     Source: Vocos, section 3.4 (Siuzdak, 2023).
     """
     return torch.stack([(1 - at_least_float32(scores)).clamp(min=0).mean() for scores, _ in fake]).sum()
+
+
+LOSSES = {
+    "least_squares": (discriminator_loss, adversarial_loss),
+    "hinge": (hinge_discriminator_loss, hinge_adversarial_loss),
+}
+"""Losses of discriminator and generator by the name that recipes give."""

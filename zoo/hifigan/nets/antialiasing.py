@@ -21,7 +21,7 @@ class Snake(nn.Module):
         separate: SnakeBeta.
         log_scale: the parameters are logarithms, and begin at 0 instead of 1.
 
-    Source: Ziyin et al., "Neural Networks Fail to Learn Periodic Functions" (2020); BigVGAN, section 3.2 (Lee et al., 2023).
+    Source: Ziyin et al., "Neural Networks Fail to Learn Periodic Functions" (2020); BigVGAN, section 3.2.
     """
 
     def __init__(self, channels: int, separate: bool = True, log_scale: bool = True) -> None:

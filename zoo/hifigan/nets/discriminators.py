@@ -65,10 +65,12 @@ class SpectralNorm(nn.Module):
 
 
 def spectral_norm(module: nn.Module) -> None:
+    """Give a layer's weight spectral norm."""
     parametrize.register_parametrization(module, "weight", SpectralNorm(module.weight), unsafe=True)  # type: ignore[arg-type]
 
 
 def weight_norm(module: nn.Module) -> None:
+    """Give a layer's weight weight norm."""
     parametrizations.weight_norm(module)
 
 

@@ -181,6 +181,7 @@ class Generator(WaveformGenerator):
 
 
 def check_upsampling(rates: Sequence[int], kernels: Sequence[int], channels: int, output_padding: int | None) -> None:
+    """Refuse stages that do not give whole frames; see `Generator`."""
     one_of((None, 0, 1), output_padding=output_padding)
     if not rates or len(rates) != len(kernels):
         raise ValueError(
@@ -198,6 +199,7 @@ def check_upsampling(rates: Sequence[int], kernels: Sequence[int], channels: int
 
 
 def check_resblocks(kind: str, kernels: Sequence[int], dilations: Sequence[Sequence[int]]) -> None:
+    """Refuse residual blocks that cannot be; see `Generator`."""
     one_of(("1", "2"), resblock=kind)
     if not kernels or len(kernels) != len(dilations):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Discriminators that look at spectra: magnitudes at several resolutions, bands of complex spectra, constant-Q octaves."""
+"""Discriminators of spectra: magnitudes at several resolutions, bands of complex spectra, constant-Q octaves."""
 
 from __future__ import annotations
 

@@ -151,22 +151,18 @@ class ISTFTHead(nn.Module):
     Source: Vocos, section 3.3 (Siuzdak, 2023).
     """
 
-    window: Tensor
-
     def __init__(self, dim: int, n_fft: int, hop_length: int, padding: Padding) -> None:
         super().__init__()
-        self.n_fft, self.hop_length, self.padding = n_fft, hop_length, padding
         self.out = nn.Linear(dim, n_fft + 2)
-        self.register_buffer("window", torch.hann_window(n_fft), persistent=False)
+        self.istft = InverseSTFT(n_fft, hop_length, n_fft, padding)
         self.reach = math.ceil(n_fft / hop_length)
 
     def forward(self, x: Tensor) -> Tensor:
         """Turn frames (B, F, dim) into (B, F * hop_length); computed in float32 behind the layer."""
-        magnitude, phase = at_least_float32(self.out(x)).transpose(1, 2).chunk(2, 1)  # (B, n_fft / 2 + 1, F)
+        magnitude, phase = at_least_float32(self.out(x)).chunk(2, 2)  # (B, F, n_fft / 2 + 1)
         with torch.autocast(x.device.type, enabled=False):
             magnitude = magnitude.exp().clamp(max=MOST_MAGNITUDE)
-            spectrum = torch.complex(magnitude * phase.cos(), magnitude * phase.sin())
-            return istft(spectrum, self.window, self.hop_length, self.padding)
+            return self.istft(magnitude * phase.cos(), magnitude * phase.sin())
 
 
 class IMDCTHead(nn.Module):
@@ -257,34 +253,47 @@ class Vocos(WaveformGenerator):
         self.receptive_frames = self.backbone.reach + self.head.reach
 
     def forward(self, x: Tensor, condition: Tensor | None = None) -> Tensor:
-        """Synthesise (B, 1, F * hop_length) from frames (B, in_channels, F), and a condition () where the norms adapt."""
+        """Synthesise (B, 1, F * hop_length) from frames (B, in_channels, F), where norms adapt for a condition ()."""
         if (condition is None) != (self.conditions is None):
             raise ValueError(f"expected {'a' if self.conditions else 'no'} condition")
         given = () if condition is None else (condition,)
         return self.head(self.backbone(x, given) if given else self.backbone(x))[:, None]
 
 
-def istft(spectrum: Tensor, window: Tensor, hop_length: int, padding: Padding) -> Tensor:
-    """Invert a short-time Fourier transform (B, n_fft // 2 + 1, F) to (B, F * hop_length).
+class InverseSTFT(nn.Module):
+    """Inverts a short-time Fourier transform, by a matrix, which every device, precision and export knows.
 
     Args:
-        window: (win_length,), in the middle of the frame.
+        win_length: of a periodic Hann window in the middle of the frame, in samples as n_fft and the hop.
         padding: "same" also inverts the ends of a transform whose signal was padded by (n_fft - hop_length) / 2;
             "center" is torch's, and has a last hop more, of which less of a window remains.
     """
-    n_fft = 2 * (spectrum.shape[1] - 1)
-    left = (n_fft - len(window)) // 2
-    window = F.pad(window, (left, n_fft - len(window) - left))
-    frames = torch.fft.irfft(spectrum, n_fft, dim=1) * window[:, None]
-    energy = window.square()[None, :, None].expand(1, -1, spectrum.shape[-1])
-    start = (n_fft - hop_length) // 2 if padding == "same" else n_fft // 2
-    samples = spectrum.shape[-1] * hop_length
-    envelope = _cut(overlap_add(energy, hop_length), start, samples).clamp(min=_LEAST_ENVELOPE)
-    return _cut(overlap_add(frames, hop_length), start, samples) / envelope
+
+    basis: Tensor
+    energy: Tensor
+
+    def __init__(self, n_fft: int, hop_length: int, win_length: int, padding: Padding) -> None:
+        super().__init__()
+        self.hop_length = hop_length
+        self.start = (n_fft - hop_length) // 2 if padding == "same" else n_fft // 2
+        left = (n_fft - win_length) // 2
+        window = F.pad(torch.hann_window(win_length, dtype=torch.float64), (left, n_fft - win_length - left))
+        unit = torch.eye(n_fft // 2 + 1, dtype=torch.complex128)
+        basis = torch.cat([torch.fft.irfft(unit, n_fft), torch.fft.irfft(1j * unit, n_fft)]) * window
+        self.register_buffer("basis", basis.float(), persistent=False)  # (n_fft + 2, n_fft)
+        self.register_buffer("energy", window.square().float(), persistent=False)
+
+    def forward(self, real: Tensor, imaginary: Tensor) -> Tensor:
+        """Turn the parts of the spectra (B, F, n_fft // 2 + 1) into (B, F * hop_length)."""
+        frames = torch.cat([real, imaginary], 2) @ self.basis  # (B, F, n_fft)
+        energy = self.energy[None, None].expand(1, frames.shape[1], -1)
+        added, envelope = (overlap_add(each.transpose(1, 2), self.hop_length) for each in (frames, energy))
+        samples = frames.shape[1] * self.hop_length
+        return _cut(added, self.start, samples) / _cut(envelope, self.start, samples).clamp(min=_LEAST_ENVELOPE)
 
 
 def mdct_basis(hop_length: int) -> Tensor:
-    """Windowed cosines (hop_length, 2 * hop_length) of the modified discrete cosine transform, which are orthonormal."""
+    """Windowed cosines (hop_length, 2 * hop_length) of the modified discrete cosine transform; they are orthonormal."""
     time = torch.arange(2 * hop_length, dtype=torch.float64)
     frequency = torch.arange(hop_length, dtype=torch.float64)[:, None] + 0.5
     window = torch.sin(math.pi / (2 * hop_length) * (time + 0.5))
