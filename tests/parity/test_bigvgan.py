@@ -3,7 +3,9 @@
 import json
 import math
 import re
+import shutil
 import zlib
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ import torch
 
 from tests.conftest import SHARED
 from zoo.audio.analysis.spectral import MultiScaleMel
+from zoo.common.build import build
+from zoo.hifigan.convert import convert, convert_config, describe, is_original
 from zoo.hifigan.convert.rules import to_legacy_keys, to_our_keys
 from zoo.hifigan.nets.antialiasing import AntiAliased, Snake, kaiser_sinc
 from zoo.hifigan.nets.bigvgan import BigVGAN
@@ -20,6 +24,7 @@ from zoo.hifigan.nets.spectral_discriminators import (
     MultiOctaveDiscriminator,
     MultiResolutionDiscriminator,
 )
+from zoo.runs.load import load
 from zoo.training.adversarial import adversarial_loss, discriminator_loss, feature_matching_loss
 
 GOLDEN = SHARED / "golden" / "bigvgan"
@@ -203,3 +208,106 @@ def test_dac():
         torch.testing.assert_close(spectrum, stored[f"stft_real.{index}.f32"], rtol=0, atol=2e-5)
         torch.testing.assert_close(scores, stored[f"score_real.{index}.f32"].flatten(1), rtol=0, atol=1e-6)
         assert len(maps) == 26
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """Files of the original with the settings of its discriminators."""
+    folder = GOLDEN / "three_steps"
+    settings = json.loads((folder / "config.json").read_text()) | {
+        "discriminator_channel_mult": 0.03125, "mpd_reshapes": [3], "mrd_channel_mult": 0.0625, "clip_grad_norm": 500.0,
+        "resolutions": [[128, 15, 75], [256, 30, 150], [64, 7, 30]],
+    }  # fmt: skip
+    target = tmp_path / "original"
+    target.mkdir()
+    (target / "config.json").write_text(json.dumps(settings))
+    for name in ("g_00000003", "do_00000003"):
+        shutil.copy(folder / name, target)
+    return target
+
+
+def test_three_steps(trained):
+    recipe, unmapped = convert_config(trained)
+    arguments = recipe["model"]["init_args"]
+    nets = {name: build(spec) for name, spec in arguments["discriminators"].items()}
+    net, mel, loss_mel = (build(arguments[name]) for name in ("generator", "mel", "loss_mel"))
+    start = torch.load(GOLDEN / "three_steps" / "start.pt", weights_only=True)
+    state = {_flat(key): value for key, value in start["generator"].items() if "filter" not in key}
+    net.load_state_dict(to_our_keys(state))
+    for name, each in nets.items():
+        each.load_state_dict(to_our_keys(start[name]))
+    adam = partial(torch.optim.AdamW, lr=0.001, betas=(0.8, 0.99))
+    optimizers = adam(net.parameters()), adam([p for each in reversed(nets.values()) for p in each.parameters()])
+    clip, weights = arguments["clip_g"], arguments["loss_weights"]
+    for step, wanted in enumerate(json.loads((GOLDEN / "three_steps" / "log.json").read_text())["log"]):
+        real = torch.from_numpy(np.load(GOLDEN / "three_steps" / "waves.npz")[f"wave{step}"])[:, None]
+        fake = net(mel(real[:, 0]))
+        log = {f"disc_{name}": discriminator_loss(each(real), each(fake.detach())) for name, each in nets.items()}
+        optimizers[1].zero_grad()
+        sum(log.values()).backward()
+        optimizers[1].step()
+        log["mel"] = weights["g/mel"] * torch.nn.functional.l1_loss(loss_mel(fake[:, 0]), loss_mel(real[:, 0]))
+        for name, each in nets.items():
+            on_real, on_fake = each(real), each(fake)
+            log[f"fm_{name}"] = weights[f"g/fm_{name}"] * feature_matching_loss(on_real, on_fake)
+            log[f"gen_{name}"] = adversarial_loss(on_fake)
+        optimizers[0].zero_grad()
+        log["total"] = sum(value for name, value in log.items() if not name.startswith("disc"))
+        log["total"].backward()
+        log["grad_norm_g"] = torch.nn.utils.clip_grad_norm_(net.parameters(), clip)
+        optimizers[0].step()
+        for name, value in log.items():
+            assert float(value) == pytest.approx(wanted[name], rel=5e-5), (step, name)
+        for optimizer in optimizers:
+            optimizer.param_groups[0]["lr"] *= 0.9
+    end = torch.load(trained / "g_00000003", weights_only=True)["generator"]
+    for key, value in to_legacy_keys(net.state_dict()).items():
+        wanted = end[re.sub(r"^(ups\.\d+)\.", r"\1.0.", key)]
+        torch.testing.assert_close(value, wanted, rtol=0, atol=2e-4)
+    assert set(unmapped) == {"num_gpus", "num_freq"}
+
+
+def test_files_there_and_back(trained, tmp_path):
+    convert(trained, tmp_path / "ours.ckpt")
+    report = convert(tmp_path / "ours.ckpt", tmp_path / "back")
+    assert report["notes"] == []
+    for name in ("g_00000003", "do_00000003"):
+        before, after = (torch.load(folder / name, weights_only=True) for folder in (trained, tmp_path / "back"))
+        assert before.keys() == after.keys()
+        for key, value in before.items():
+            if key in ("generator", "mpd", "mrd"):
+                assert value.keys() == after[key].keys()
+                assert all(torch.equal(tensor, after[key][each]) for each, tensor in value.items())
+            elif key.startswith("optim"):
+                assert value["param_groups"] == after[key]["param_groups"]
+                for number, state in value["state"].items():
+                    assert all(torch.equal(state[each], after[key]["state"][number][each]) for each in state)
+            else:
+                assert value == after[key]
+
+
+@pytest.mark.parametrize("case", GENERATORS)
+def test_files_of_the_hub(case, tmp_path):
+    """A folder with config.json; fused or not; also without the filters, which older files lack."""
+    state = torch.load(GOLDEN / case / "bigvgan_generator.pt", weights_only=True)["generator"]
+    x = arrays(f"{case}/io.npz")["in0"]
+    found = []
+    variants = {"normed": state, "older": {key: value for key, value in state.items() if "filter" not in key}}
+    if (GOLDEN / case / "bigvgan_generator_fused.pt").exists():
+        variants["fused"] = torch.load(GOLDEN / case / "bigvgan_generator_fused.pt", weights_only=True)["generator"]
+    for name, tensors in variants.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        shutil.copy(GOLDEN / case / "config.json", folder)
+        torch.save({"generator": tensors}, folder / "bigvgan_generator.pt")
+        assert is_original(folder) and describe(folder)["format"] == "bigvgan"
+        convert(folder, tmp_path / f"{name}_export")
+        model = load(tmp_path / f"{name}_export")
+        found.append(torch.from_numpy(model.from_mel(x.numpy()[0])))
+    for each in found:
+        torch.testing.assert_close(each, found[0], rtol=0, atol=1e-5)
+        torch.testing.assert_close(each, arrays(f"{case}/io.npz")["out0.f32"][0, 0], rtol=0, atol=1e-4)
+    broken = dict(state) | {key: value + 0.1 for key, value in state.items() if key.endswith("upsample.filter")}
+    torch.save({"generator": broken}, tmp_path / "normed" / "bigvgan_generator.pt")
+    with pytest.raises(ValueError, match="filters other than"):
+        convert(tmp_path / "normed", tmp_path / "broken")
