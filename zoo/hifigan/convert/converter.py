@@ -170,7 +170,8 @@ class HifiganConverter(Converter[HifiganFile]):
         notes = []
         # a run's task may have its discriminators in another order than the recipe's
         order = [part for part in parts if part in OUR_ORDER]
-        if len(optimizers) == 2 and sorted(order) == ["mpd", "mrd" if isinstance(generator, BigVGAN) else "msd"]:
+        wanted = ["mpd", "mrd" if isinstance(generator, BigVGAN) else "msd"]
+        if len(optimizers) == 2 and sorted(order) == wanted:
             content = {
                 **{name: to_legacy_keys(parts[name]) for name in order},
                 "optim_g": _reordered(optimizers[0], state, ["generator"], ["generator"]),
@@ -181,7 +182,7 @@ class HifiganConverter(Converter[HifiganFile]):
             written.append(target / f"do_{steps:08d}")
             write_atomic(written[-1], lambda file: torch.save(content, file))
         else:
-            notes.append("no do_ file: the checkpoint lacks the original's discriminators or their optimizer")
+            notes.append(f"no do_ file: the checkpoint lacks {', '.join(wanted)} or their optimizer")
         self.to_original(generator, written[0])
         return {"target": written, "tensors": len(state), "steps": steps, "notes": notes}
 
