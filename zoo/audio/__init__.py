@@ -6,6 +6,7 @@ __getattr__, __all__ = public(
     __name__,
     {
         "analysis.mel": "LogMel",
+        "analysis.spectral": "MultiScaleMel",
         "augment.degrade": "Degrader",
         "corpora.corpus": "EmbeddedCorpus",
     },

@@ -1,4 +1,4 @@
-"""HiFi-GAN: GAN vocoder from mel or SSL features to waveform (Kong et al., 2020)."""
+"""HiFi-GAN, BigVGAN, Vocos: GAN vocoders from mel or SSL features to waveform (Kong et al., 2020 and after)."""
 
 from zoo.common.registry import public
 
@@ -9,7 +9,10 @@ __getattr__, __all__ = public(
         "inference.vocoder": "Vocoder",
         "nets.conditioners": "Conditioner ConformerConditioner LinearConditioner PrenetConditioner",
         "nets.discriminators": "MultiPeriodDiscriminator MultiScaleDiscriminator",
+        "nets.bigvgan": "BigVGAN",
         "nets.generator": "Generator",
+        "nets.spectral_discriminators": "MultiBandDiscriminator MultiOctaveDiscriminator MultiResolutionDiscriminator",
+        "nets.vocos": "Vocos",
         "task": "HiFiGANTask",
     },
 )

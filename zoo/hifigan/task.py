@@ -1,8 +1,8 @@
-"""Training of HiFi-GAN: conditioning, mel loss, validation metrics. The adversarial step is `GANTask`'s."""
+"""Training of vocoders: conditioning, mel loss, validation metrics. The adversarial step is `GANTask`'s."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -11,10 +11,10 @@ from torch import Tensor
 from zoo.audio.analysis import pitch
 from zoo.audio.analysis.figures import mel_figure
 from zoo.audio.analysis.mel import LogMel
-from zoo.audio.analysis.spectral import multi_resolution_stft
+from zoo.audio.analysis.spectral import MultiScaleMel, multi_resolution_stft
 from zoo.audio.evaluation import metrics
 from zoo.common.reading.unpickle import at_least_float32
-from zoo.hifigan.nets.generator import Generator
+from zoo.hifigan.nets.interface import WaveformGenerator
 from zoo.training.adversarial import Discriminator
 from zoo.training.callbacks.media import log_audio, log_figure
 from zoo.training.gan import GANTask
@@ -28,15 +28,16 @@ class HiFiGANTask(GANTask):
 
     Args:
         generator: features to waveform; its hop must be the mel's.
-        discriminators: by name (`mpd`, `msd`), applied together.
+        discriminators: by name (`mpd`, `msd`, `mrd`), any of them together.
         optimizer_d: of all discriminators together, in their order.
         loss_mel: front end of the reconstruction loss (f_max null in the paper).
         mel: front end of the conditioning, part of inference; null when the data brings the features.
         sample_rate: of the audio in Hz.
         media_items: validation clips shown as audio and mel figure; see `samples`.
+        multi_mel: another reconstruction loss, of weight `g/multi_mel`.
         kwargs: of GANTask.
 
-    Source: Kong et al., "HiFi-GAN" (2020), section 2.
+    Source: Kong et al., "HiFi-GAN" (2020), section 2; Lee et al., "BigVGAN" (2023); Siuzdak, "Vocos" (2023).
     """
 
     inference_class = "zoo.hifigan.Vocoder"
@@ -44,7 +45,7 @@ class HiFiGANTask(GANTask):
 
     def __init__(
         self,
-        generator: Generator,
+        generator: WaveformGenerator,
         discriminators: dict[str, Discriminator],
         optimizer_g: OptimizerCallable,
         optimizer_d: OptimizerCallable,
@@ -53,9 +54,11 @@ class HiFiGANTask(GANTask):
         mel: LogMel | None = None,
         sample_rate: int = 22050,
         media_items: int = 3,
+        multi_mel: MultiScaleMel | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(generator, discriminators, optimizer_g, optimizer_d, **kwargs)
+        self.multi_mel = multi_mel
         _check(generator, loss_mel, mel, sample_rate)
         self.mel = mel
         self.loss_mel = loss_mel
@@ -80,11 +83,12 @@ class HiFiGANTask(GANTask):
         return fake[..., :samples], audio[:, None, :samples]
 
     def reconstruction(self, fake: Tensor, real: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """L1 distance of log-mels; with a weight for `g/m_stft`, the multi-resolution STFT distance too."""
-        terms = {"g/mel": mel_l1(self.loss_mel, fake, real)}
-        if self.loss_weights.get("g/m_stft"):
-            terms["g/m_stft"] = multi_resolution_stft(fake, real)
-        return terms
+        """Of the distances of log-mels, of mels at several scales and of spectra, those that have a weight."""
+        terms: dict[str, Callable[[], Tensor]] = {"g/mel": lambda: mel_l1(self.loss_mel, fake, real)}
+        if (multi_mel := self.multi_mel) is not None:
+            terms["g/multi_mel"] = lambda: multi_mel(fake, real)
+        terms["g/m_stft"] = lambda: multi_resolution_stft(fake, real)
+        return {key: term() for key, term in terms.items() if self.loss_weights.get(key)}
 
     def evaluate(self, batch: Batch, batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
         """Compare whole clips."""
@@ -124,7 +128,7 @@ def compare(fake: Tensor, real: Tensor, sample_rate: int) -> dict[str, float]:
     return {key: float(value) for key, value in values.items() if torch.isfinite(value)}
 
 
-def _check(generator: Generator, loss_mel: LogMel, mel: LogMel | None, sample_rate: int) -> None:
+def _check(generator: WaveformGenerator, loss_mel: LogMel, mel: LogMel | None, sample_rate: int) -> None:
     for name, front_end in (("mel", mel), ("loss_mel", loss_mel)):
         if front_end is not None and front_end.sample_rate != sample_rate:
             raise ValueError(f"model.{name}.sample_rate is {front_end.sample_rate}, the audio's is {sample_rate}")
@@ -132,8 +136,8 @@ def _check(generator: Generator, loss_mel: LogMel, mel: LogMel | None, sample_ra
         return
     if mel.hop_length != generator.hop_length:
         raise ValueError(
-            f"the product of model.generator.upsample_rates is {generator.hop_length}, "
-            f"model.mel.hop_length is {mel.hop_length}: they must be equal"
+            f"model.generator makes {generator.hop_length} samples per frame (of one with upsample_rates, their "
+            f"product), model.mel.hop_length is {mel.hop_length}: they must be equal"
         )
     if mel.n_mels != generator.in_channels:
         raise ValueError(f"model.generator.in_channels is {generator.in_channels}, model.mel.n_mels is {mel.n_mels}")

@@ -1,4 +1,4 @@
-"""Least-squares adversarial losses over several sub-discriminators, and the interface that discriminators share."""
+"""Adversarial losses over several sub-discriminators, and the interface that discriminators share."""
 
 from __future__ import annotations
 
@@ -79,3 +79,30 @@ def feature_matching_loss(real: Sequence[Output], fake: Sequence[Output]) -> Ten
         for map_real, map_fake in zip(maps_real, maps_fake, strict=True)
     ]
     return torch.stack(terms).sum()
+
+
+def hinge_discriminator_loss(real: Sequence[Output], fake: Sequence[Output]) -> Tensor:
+    """Hinge loss of a discriminator: real scores above 1, generated ones below -1; arguments and sums as above.
+
+    Source: Lim and Ye, "Geometric GAN" (2017); Vocos, section 3.4 (Siuzdak, 2023).
+    """
+    terms = [
+        (1 - at_least_float32(on_real)).clamp(min=0).mean() + (1 + at_least_float32(on_fake)).clamp(min=0).mean()
+        for (on_real, _), (on_fake, _) in zip(real, fake, strict=True)
+    ]
+    return torch.stack(terms).sum()
+
+
+def hinge_adversarial_loss(fake: Sequence[Output]) -> Tensor:
+    """Hinge loss of the generator as Vocos has it: scores below 1 count by their distance, others not.
+
+    Source: Vocos, section 3.4 (Siuzdak, 2023).
+    """
+    return torch.stack([(1 - at_least_float32(scores)).clamp(min=0).mean() for scores, _ in fake]).sum()
+
+
+LOSSES = {
+    "least_squares": (discriminator_loss, adversarial_loss),
+    "hinge": (hinge_discriminator_loss, hinge_adversarial_loss),
+}
+"""Losses of discriminator and generator by the name that recipes give."""

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from zoo.common.ranges import at_least, one_of
 from zoo.common.reading.unpickle import at_least_float32
-from zoo.training.adversarial import Discriminator, Output, adversarial_loss, discriminator_loss, feature_matching_loss
+from zoo.training.adversarial import LOSSES, Discriminator, Output, feature_matching_loss
 from zoo.training.strategies.shards import clip_gradients, gradient_norm
 from zoo.training.task import OptimizerCallable, SchedulerCallable, ZooTask
 
@@ -149,6 +149,8 @@ class GANTask(ZooTask):
         separate_passes: let the discriminators judge real and generated audio one after the other, as the original
             does, and not in one concatenated batch; the same up to rounding unless a layer depends on the batch.
         compile: compile the inference parts in place.
+        adversarial: "least_squares" or "hinge" losses; both add up the sub-discriminators (Vocos takes their mean: give
+            the weights their share).
 
     Raises:
         ValueError: when a loss weight is missing or unknown, or a number is out of its range.
@@ -174,9 +176,12 @@ class GANTask(ZooTask):
         discriminator_start: int = 0,
         separate_passes: bool = False,
         compile: bool = False,
+        adversarial: Literal["least_squares", "hinge"] = "least_squares",
     ) -> None:
         super().__init__(compile=compile)
         self.automatic_optimization = False
+        one_of(tuple(LOSSES), adversarial=adversarial)
+        self.adversarial = adversarial
         one_of(("epoch", "step"), scheduler_interval=scheduler_interval)
         at_least(1, accumulate=accumulate)
         at_least(0, discriminator_start=discriminator_start)
@@ -341,7 +346,7 @@ class GANTask(ZooTask):
         for name in self.discriminator_names:
             if self.loss_weights[f"d/{name}"]:
                 real, fake = self._judge(self._discriminator(name), chunk.real, chunk.fake.detach())
-                terms[f"d/{name}"] = discriminator_loss(real, fake)
+                terms[f"d/{name}"] = LOSSES[self.adversarial][0](real, fake)
         return terms
 
     def _judge(self, discriminator: Discriminator, real: Tensor, fake: Tensor) -> tuple[list[Output], list[Output]]:
@@ -367,7 +372,7 @@ class GANTask(ZooTask):
                     real = discriminator(chunk.real)
             fake = discriminator(chunk.fake)
             if wants_adv:
-                scores[f"g/adv_{name}"] = adversarial_loss(fake)
+                scores[f"g/adv_{name}"] = LOSSES[self.adversarial][1](fake)
             if wants_fm:
                 matches[f"g/fm_{name}"] = feature_matching_loss(real, fake)
         return scores | matches | self._reconstruction_terms(chunk)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torchaudio
 from torch import Tensor, nn
 from torch.nn import functional
+
+from zoo.common.ranges import one_of
 
 _MAGNITUDE_FLOOR = 1e-9  # inside the root, HiFi-GAN's meldataset
 _LOG_FLOOR = 1e-5  # ln(1e-5) = -11.5129 is silence
@@ -27,6 +31,10 @@ class LogMel(nn.Module):
         n_mels: bands of the mel scale, the rows of the result.
         f_min: lower edge of the lowest band in Hz.
         f_max: upper edge of the highest band in Hz; None is sample_rate / 2.
+        padding: "center" pads by n_fft / 2, so that frame i lies around sample i * hop_length and there is one more.
+        mel_scale: "slaney" with bands of equal area, or "htk" with bands of equal height (Vocos, torchaudio).
+        magnitude_floor: power added inside the root of the magnitude.
+        floor: least magnitude of which the logarithm is taken; 1e-7 in Vocos.
 
     Source: Kong et al., "HiFi-GAN" (2020), section 3 and the features of its published models.
     """
@@ -43,6 +51,10 @@ class LogMel(nn.Module):
         n_mels: int = 80,
         f_min: float = 0.0,
         f_max: float | None = 8000.0,
+        padding: Literal["same", "center"] = "same",
+        mel_scale: Literal["slaney", "htk"] = "slaney",
+        magnitude_floor: float = _MAGNITUDE_FLOOR,
+        floor: float = _LOG_FLOOR,
     ) -> None:
         super().__init__()
         upper = sample_rate / 2 if f_max is None else float(f_max)
@@ -57,12 +69,17 @@ class LogMel(nn.Module):
         self.n_mels = n_mels
         self.f_min = float(f_min)
         self.f_max = upper
-        self.padding_samples = (n_fft - hop_length) // 2
+        one_of(("same", "center"), padding=padding)
+        one_of(("slaney", "htk"), mel_scale=mel_scale)
+        self.padding, self.mel_scale = padding, mel_scale
+        self.magnitude_floor, self.floor = magnitude_floor, floor
+        self.padding_samples = (n_fft - hop_length) // 2 if padding == "same" else n_fft // 2
         # Reflection needs one sample more than it copies, and one frame must fit.
         self.min_samples = max(self.padding_samples + 1, n_fft - 2 * self.padding_samples)
         basis = torchaudio.functional.melscale_fbanks(
-            n_fft // 2 + 1, self.f_min, upper, n_mels, sample_rate, norm="slaney", mel_scale="slaney"
-        )
+            n_fft // 2 + 1, self.f_min, upper, n_mels, sample_rate, mel_scale=mel_scale,
+            norm="slaney" if mel_scale == "slaney" else None,
+        )  # fmt: skip
         self.register_buffer("window", torch.hann_window(win_length), persistent=False)
         self.register_buffer("mel_basis", basis.T.contiguous(), persistent=False)
 
@@ -71,7 +88,7 @@ class LogMel(nn.Module):
         return (max(samples, self.min_samples) + 2 * self.padding_samples - self.n_fft) // self.hop_length + 1
 
     def forward(self, waveform: Tensor) -> Tensor:
-        """Log-mel (B, n_mels, F), >= ln(1e-5), of audio (B, T); F = T // hop_length for T >= `min_samples`."""
+        """Log-mel (B, n_mels, F), >= ln(floor), of audio (B, T); F = T // hop_length for T >= `min_samples`."""
         if waveform.dim() != 2:
             raise ValueError(f"expected a waveform (B, T), got shape {tuple(waveform.shape)}")
         with torch.autocast(waveform.device.type, enabled=False):
@@ -82,6 +99,9 @@ class LogMel(nn.Module):
             spectrum = torch.stft(
                 padded, self.n_fft, self.hop_length, self.win_length, self.window, center=False, return_complex=True
             )
-            real, imaginary = torch.view_as_real(spectrum).unbind(-1)  # twice as fast as summing over the last axis
-            magnitude = torch.sqrt(real.square() + imaginary.square() + _MAGNITUDE_FLOOR)
-            return torch.log(torch.clamp(self.mel_basis @ magnitude, min=_LOG_FLOOR))
+            if self.magnitude_floor:
+                real, imaginary = torch.view_as_real(spectrum).unbind(-1)  # twice as fast as summing over the last axis
+                magnitude = torch.sqrt(real.square() + imaginary.square() + self.magnitude_floor)
+            else:
+                magnitude = spectrum.abs()  # whose gradient at zero is zero
+            return torch.log(torch.clamp(self.mel_basis @ magnitude, min=self.floor))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
-from torch import Tensor
+import torchaudio
+from torch import Tensor, nn
 from torch.nn import functional
 
 # (n_fft, hop, window) in samples: Yamamoto et al., "Parallel WaveGAN" (2020), table 1; also BigVGAN's M-STFT.
 RESOLUTIONS: tuple[tuple[int, int, int], ...] = ((1024, 120, 600), (2048, 240, 1200), (512, 50, 240))
 _POWER_FLOOR = 1e-8
+_LEAST_MEL = 1e-5
 
 
 def stft_magnitude(x: Tensor, n_fft: int, hop_length: int, win_length: int) -> Tensor:
@@ -49,3 +53,62 @@ def multi_resolution_stft(prediction: Tensor, target: Tensor) -> Tensor:
         convergence = (error / torch.linalg.matrix_norm(wanted)).mean()  # the power floor keeps the denominator > 0
         terms.append(convergence + functional.l1_loss(found.log(), wanted.log()))
     return torch.stack(terms).mean()
+
+
+class MultiScaleMel(nn.Module):
+    """L1 distance of log10-mels at several resolutions, summed over them.
+
+    Args:
+        sample_rate: of the audio in Hz.
+        windows: sizes of the transforms in samples; a quarter of each is its hop.
+        bands: mel bands of each.
+        f_min: lower edge of the lowest band of each in Hz; one number for all.
+        f_max: upper edge of the highest band of each in Hz; None is half of the sample rate.
+        power: of the mel before its logarithm.
+        magnitude_weight: of a second L1 distance: of the log-mels again (BigVGAN), or of plain mels.
+        plain_magnitudes: take plain mels for it (DAC).
+
+    Source: DAC, section 3.4 (Kumar et al., 2023); BigVGAN v2.
+    """
+
+    def __init__(
+        self,
+        sample_rate: int,
+        windows: Sequence[int] = (32, 64, 128, 256, 512, 1024, 2048),
+        bands: Sequence[int] = (5, 10, 20, 40, 80, 160, 320),
+        f_min: Sequence[float] | float = 0.0,
+        f_max: Sequence[float | None] | float | None = None,
+        power: float = 1.0,
+        magnitude_weight: float = 0.0,
+        plain_magnitudes: bool = False,
+    ) -> None:
+        super().__init__()
+        lows = f_min if isinstance(f_min, Sequence) else [f_min] * len(windows)
+        highs = f_max if isinstance(f_max, Sequence) else [f_max] * len(windows)
+        self.sample_rate, self.windows, self.power = sample_rate, tuple(windows), power
+        self.magnitude_weight, self.plain_magnitudes = magnitude_weight, plain_magnitudes
+        for size, count, low, high in zip(windows, bands, lows, highs, strict=True):
+            basis = torchaudio.functional.melscale_fbanks(
+                size // 2 + 1, low, sample_rate / 2 if high is None else high, count, sample_rate, "slaney", "slaney"
+            )
+            self.register_buffer(f"basis_{size}", basis.T.contiguous(), persistent=False)
+            self.register_buffer(f"window_{size}", torch.hann_window(size), persistent=False)
+
+    def forward(self, prediction: Tensor, target: Tensor) -> Tensor:
+        """Distance of audio (B, 1, T) to audio of the same shape; computed in float32, also under autocast."""
+        total = prediction.new_zeros((), dtype=torch.float32)
+        with torch.autocast(prediction.device.type, enabled=False):
+            for size in self.windows:
+                found, wanted = (self._mel(audio, size) for audio in (prediction, target))
+                logs = [self.power * mel.clamp(min=_LEAST_MEL).log10() for mel in (found, wanted)]
+                total = total + functional.l1_loss(*logs)
+                if self.magnitude_weight:
+                    again = (found, wanted) if self.plain_magnitudes else logs
+                    total = total + self.magnitude_weight * functional.l1_loss(*again)
+        return total
+
+    def _mel(self, audio: Tensor, size: int) -> Tensor:
+        window, basis = self.get_buffer(f"window_{size}"), self.get_buffer(f"basis_{size}")
+        flat = audio.reshape(-1, audio.shape[-1]).to(torch.promote_types(window.dtype, torch.float32))
+        spectrum = torch.stft(flat, size, size // 4, window=window, return_complex=True)
+        return basis @ spectrum.abs()

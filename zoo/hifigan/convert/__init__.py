@@ -1,14 +1,62 @@
-"""Converters between our checkpoints and the original HiFi-GAN's `g_*` and `do_*` files."""
+"""Converters between our checkpoints and the files of HiFi-GAN, its descendants, BigVGAN and Vocos."""
 
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from zoo.convert.engine import Converter
 from zoo.hifigan.convert.converter import HifiganConverter
 from zoo.hifigan.convert.recipe import convert_config
+from zoo.hifigan.convert.vocos import VocosConverter
+from zoo.hifigan.nets.vocos import Vocos
+from zoo.runs.checkpoints import load_checkpoint
+from zoo.runs.folder import find_checkpoint
 
 __all__ = ["convert", "convert_config", "describe", "from_original", "is_original", "original_state", "to_original"]
 
-_converter = HifiganConverter()
-convert = _converter.convert
-describe = _converter.describe
-from_original = _converter.from_original
-is_original = _converter.is_original
-original_state = _converter.original_state
-to_original = _converter.to_original
+_hifigan, _vocos = HifiganConverter(), VocosConverter()
+from_original = _hifigan.from_original
+
+
+def is_original(path: Path | str) -> bool:
+    """Whether a path is a vocoder's file (or folder) of another project."""
+    return _hifigan.is_original(path) or _vocos.is_original(path)
+
+
+def describe(path: Path | str) -> dict[str, Any]:
+    """Say what a file of another project holds; see `Converter.describe`."""
+    return _of(path).describe(path)
+
+
+def original_state(path: Path | str) -> dict[str, Any]:
+    """Tensors of a file of another project under our task's names; see `Converter.original_state`."""
+    return _of(path).original_state(path)
+
+
+def convert(source: Path | str | nn.Module, target: Path | str) -> dict[str, Any]:
+    """Convert an original to ours, or ours to an original; see `Converter.convert`."""
+    return _of(source).convert(source, target)
+
+
+def to_original(module: nn.Module, path: Path | str, **options: Any) -> None:
+    """Write a generator as a file of its project; see `Converter.to_original`."""
+    _of(module).to_original(module, path, **options)
+
+
+def _of(source: Path | str | nn.Module) -> Converter[Any]:
+    """The converter of a foreign file, of our checkpoint or of a net; HiFi-GAN's says of the rest why it cannot."""
+    if isinstance(source, nn.Module):
+        return _vocos if isinstance(source, Vocos) else _hifigan
+    if _hifigan.is_original(source):
+        return _hifigan
+    if _vocos.is_original(source):
+        return _vocos
+    try:
+        specs = load_checkpoint(find_checkpoint(Path(source))).get("zoo") or {}
+    except (OSError, ValueError):
+        return _hifigan
+    generator = (specs.get("parts") or {}).get("generator") or {}
+    return _vocos if generator.get("class_path") == "zoo.hifigan.Vocos" else _hifigan

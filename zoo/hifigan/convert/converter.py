@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from zoo.convert.checkpoints import loop_state, read_ours, renumbered
 from zoo.convert.engine import NO_TRAINING, Converted, Converter, tally
 from zoo.convert.names import State, by_part
 from zoo.convert.settings import read_table
-from zoo.hifigan.convert.recipe import CONFIG_NAME, GENERATOR_KEYS, generator_spec, original_config, recipe_of
+from zoo.hifigan.convert import bigvgan
+from zoo.hifigan.convert.recipe import CONFIG_NAME, generator_spec, original_config, recipe_of
 from zoo.hifigan.convert.rules import (
     NAME,
     PARTS,
@@ -32,19 +34,23 @@ from zoo.hifigan.convert.rules import (
     to_legacy_keys,
     trainable_state,
 )
+from zoo.hifigan.nets.bigvgan import BigVGAN
 from zoo.hifigan.nets.generator import Generator
 from zoo.runs.folder import find_checkpoint
 
-ORIGINAL_ORDER = ("msd", "mpd")  # the original's discriminator optimizer numbers MSD's parameters first
-OUR_ORDER = ("mpd", "msd")  # order of the task's `discriminators`
+ORIGINAL_ORDER = ("msd", "mrd", "mpd")  # the original's discriminator optimizer numbers MPD's parameters last
+OUR_ORDER = ("mpd", "msd", "mrd")  # order of the task's `discriminators`
 BUFFER_LEAVES = ("_u", "_v", "running_mean", "running_var", "num_batches_tracked")
 
 
 class HifiganConverter(Converter[HifiganFile]):
-    """The original's `g_*` with the `do_*` of the same number beside it, and its descendants' files."""
+    """The original's `g_*` with the `do_*` of the same number beside it, and its descendants' and BigVGAN's files."""
 
     system, task, inference = "hifigan", "zoo.hifigan.HiFiGANTask", "zoo.hifigan.Vocoder"
-    formats = "known are the original's g_* and do_*, Coqui's, SpeechBrain's and the SSL vocoder's checkpoints"
+    formats = (
+        "known are the original's and BigVGAN's g_* and do_*, BigVGAN's files of the hub, Coqui's, SpeechBrain's "
+        "and the SSL vocoder's checkpoints"
+    )
 
     def is_original(self, path: Path | str) -> bool:
         """Whether a path is a HiFi-GAN file of another project, or a folder with a `g_*` file, by its name."""
@@ -58,9 +64,8 @@ class HifiganConverter(Converter[HifiganFile]):
         """Read a file of another project, together with its pair; see `Converter.read`."""
         first, *rest = [super(HifiganConverter, self).read(file) for file in pair(path)]
         for other in rest:
-            first = HifiganFile(
-                first.layout, {**first.state, **other.state}, training=other.training, reflect=first.reflect
-            )
+            state = {**first.state, **other.state}
+            first = replace(first, state=state, training=other.training)
         return first
 
     def _interpret(self, content: Mapping[str, Any], path: Path) -> HifiganFile:
@@ -83,7 +88,7 @@ class HifiganConverter(Converter[HifiganFile]):
         config = files[0].with_name(CONFIG_NAME)
         return facts | ({"config": read_table(config)} if config.is_file() else {})
 
-    def from_original(self, path: Path | str, config: Config = None) -> Generator:
+    def from_original(self, path: Path | str, config: Config = None) -> Generator | BigVGAN:
         """Build the generator of an original file.
 
         Args:
@@ -108,9 +113,10 @@ class HifiganConverter(Converter[HifiganFile]):
         generator = build_generator(original, settings, source)
         recipe, unmapped = recipe_of({"num_mels": generator.in_channels, **settings})
         arguments = recipe["model"]["init_args"]
-        if generator.conditioner is not None:
-            raise ValueError(f"{source} has a conditioner: convert it with `zoo convert miipher`")
-        arguments["generator"]["init_args"]["padding_mode"] = generator.padding_mode
+        if isinstance(generator, Generator):
+            if generator.conditioner is not None:
+                raise ValueError(f"{source} has a conditioner: convert it with `zoo convert miipher`")
+            arguments["generator"]["init_args"]["padding_mode"] = generator.padding_mode
         file = pair(source)[0]
         match = NAME.fullmatch(file.name)
         # the original counts from zero and saves after the step that it names
@@ -127,7 +133,7 @@ class HifiganConverter(Converter[HifiganFile]):
             converted.nets = {"generator": generator.fuse_(), "mel": build(arguments["mel"])}
             return converted
         state = converted.state = trainable_state(original.state)
-        arguments["discriminators"].update(discriminator_specs(state, source))
+        arguments["discriminators"].update(discriminator_specs(state, settings, source))
         converted.notes = [f"config: {key} has no counterpart" for key in unmapped]
         converted.epoch = original.training.get("epoch", 0)
         converted.training["loops"] = loop_state(batches, max(converted.epoch, 0))
@@ -147,9 +153,10 @@ class HifiganConverter(Converter[HifiganFile]):
         checkpoint, specs, *_ = read_ours(source, self.inference)
         state = checkpoint["state_dict"]
         spec = specs["parts"]["generator"]
-        if spec["class_path"] != public_name(Generator) or spec["init_args"].get("conditioner"):
+        classes = {public_name(each): each for each in (Generator, BigVGAN)}
+        if spec["class_path"] not in classes or spec["init_args"].get("conditioner"):
             raise ValueError(f"{source}: the original's format cannot hold the generator {spec}; use `zoo export`")
-        generator = Generator(**spec["init_args"])
+        generator = classes[spec["class_path"]](**spec["init_args"])
         refuse_variants(generator)  # before anything is written
         parts = by_part(state)
         generator.load_state_dict(parts["generator"])
@@ -161,12 +168,12 @@ class HifiganConverter(Converter[HifiganFile]):
         config = specs.get("original_config") or original_config(spec["init_args"], mel, _known_settings(checkpoint))
         _write_config(target / CONFIG_NAME, config)
         notes = []
-        if len(optimizers) == 2 and set(PARTS) <= set(parts):
-            # a run's task may have its discriminators in another order than the recipe's
-            order = [part for part in parts if part in OUR_ORDER]
+        # a run's task may have its discriminators in another order than the recipe's
+        order = [part for part in parts if part in OUR_ORDER]
+        wanted = ["mpd", "mrd" if isinstance(generator, BigVGAN) else "msd"]
+        if len(optimizers) == 2 and sorted(order) == wanted:
             content = {
-                "mpd": to_legacy_keys(parts["mpd"]),
-                "msd": to_legacy_keys(parts["msd"]),
+                **{name: to_legacy_keys(parts[name]) for name in order},
                 "optim_g": _reordered(optimizers[0], state, ["generator"], ["generator"]),
                 "optim_d": _reordered(optimizers[1], state, order, ORIGINAL_ORDER),
                 "steps": steps,
@@ -175,7 +182,7 @@ class HifiganConverter(Converter[HifiganFile]):
             written.append(target / f"do_{steps:08d}")
             write_atomic(written[-1], lambda file: torch.save(content, file))
         else:
-            notes.append("no do_ file: the checkpoint lacks mpd, msd or their optimizer")
+            notes.append(f"no do_ file: the checkpoint lacks {', '.join(wanted)} or their optimizer")
         self.to_original(generator, written[0])
         return {"target": written, "tensors": len(state), "steps": steps, "notes": notes}
 
@@ -190,16 +197,17 @@ class HifiganConverter(Converter[HifiganFile]):
             ValueError: when the original's format cannot hold it, or a config.json beside it says something else.
         """
         path = Path(path)
-        if not isinstance(module, Generator):
-            raise ValueError(f"expected a HiFi-GAN generator, found {type(module).__name__}")
-        if module.conditioner is not None or module.padding_mode != "zeros":
+        if not isinstance(module, Generator | BigVGAN):
+            raise ValueError(f"expected a generator of HiFi-GAN or BigVGAN, found {type(module).__name__}")
+        if isinstance(module, Generator) and (module.conditioner is not None or module.padding_mode != "zeros"):
             raise ValueError(
                 "the original's format holds no conditioner and pads with zeros only; use `zoo export`. This generator "
                 f"has conditioner {type(module.conditioner).__name__} and padding_mode {module.padding_mode!r}"
             )
         refuse_variants(module)
         _write_config(path.with_name(CONFIG_NAME), original_config(vars(module), None, {}))
-        content = {"generator": to_legacy_keys(module.state_dict())}
+        state = to_legacy_keys(module.state_dict())
+        content = {"generator": bigvgan.their_names(state, module) if isinstance(module, BigVGAN) else state}
         write_atomic(path, lambda file: torch.save(content, file))
 
     def _from_module(self, module: nn.Module, target: Path) -> dict[str, Any]:
@@ -212,7 +220,7 @@ def _write_config(path: Path, config: Mapping[str, Any]) -> None:
         write_atomic(path, lambda file: file.write(json.dumps(config, indent=2).encode()))
         return
     found, wanted = (json.loads(json.dumps(generator_spec(each)["init_args"])) for each in (read_table(path), config))
-    differing = [key for key, ours in GENERATOR_KEYS.items() if found[ours] != wanted[ours]]
+    differing = [key for key in wanted if found.get(key) != wanted[key]]
     if differing:
         raise ValueError(f"{path} describes another generator ({', '.join(differing)} differ); choose another folder")
 
@@ -221,7 +229,7 @@ def _reordered(optimizer: Mapping[str, Any], state: Mapping[str, Tensor], before
     """Renumber an optimizer's state for another order of the nets; a state dict has parameters in their order."""
     names = {
         part: [key for key in state if key.startswith(f"{part}.") and not key.endswith(BUFFER_LEAVES)]
-        for part in before
+        for part in {*before, *after}
     }
     return renumbered(optimizer, *([name for part in order for name in names[part]] for order in (before, after)))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from zoo.convert.settings import read_table
 from zoo.convert.sizes import part
+from zoo.hifigan.convert import bigvgan
 
 CONFIG_NAME = "config.json"
 
@@ -77,6 +78,8 @@ def generator_spec(config: Mapping[str, Any], in_channels: int | None = None) ->
     """
     given = {**({} if in_channels is None else {"num_mels": in_channels}), **config}
     arguments = _arguments(given, GENERATOR_KEYS)
+    if bigvgan.is_bigvgan(config):
+        return part("zoo.hifigan.BigVGAN", **arguments, **bigvgan.generator_arguments(config))
     arguments["resblock"] = str(arguments["resblock"])
     return part("zoo.hifigan.Generator", **arguments, conditioner=None, padding_mode="zeros", init="default")
 
@@ -138,6 +141,8 @@ def recipe_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         "loss_weights": dict(LOSS_WEIGHTS),
         "sample_rate": config["sampling_rate"],
     }
+    if bigvgan.is_bigvgan(config):
+        model |= bigvgan.model_arguments(config)
     data = {"root": "${oc.env:ZOO_DATA,data}", **{ours: settings[theirs] for theirs, ours in DATA_KEYS.items()}}
     recipe = {
         "seed_everything": settings["seed"],
@@ -146,6 +151,8 @@ def recipe_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         "data": part("zoo.hifigan.VocoderData", **data),
     }
     mapped = {*GENERATOR_KEYS, *MEL_KEYS, *DATA_KEYS, *OTHER_KEYS}
+    if bigvgan.is_bigvgan(config):
+        mapped |= {*bigvgan.GENERATOR_KEYS, *bigvgan.SETTINGS}
     return recipe, [key for key in config if key not in mapped]
 
 
@@ -160,6 +167,8 @@ def original_config(
         training: the original's keys whose values are known from the run.
     """
     config = {theirs: generator[ours] for theirs, ours in GENERATOR_KEYS.items()}
+    if "log_scale" in generator:
+        config |= bigvgan.original_settings(generator)
     if mel is None:
         return config
     return DEFAULTS | config | {theirs: mel[ours] for theirs, ours in MEL_KEYS.items()} | dict(training)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from zoo.common.build import build, check_whole
 from zoo.common.registry import public_name
@@ -17,7 +17,9 @@ from zoo.convert.engine import Original
 from zoo.convert.names import State, below, beneath, by_part, is_state
 from zoo.convert.settings import read_table
 from zoo.convert.sizes import count, filled, part, said, size
+from zoo.hifigan.convert import bigvgan
 from zoo.hifigan.convert.recipe import CONFIG_NAME, generator_spec
+from zoo.hifigan.nets.bigvgan import BigVGAN
 from zoo.hifigan.nets.conditioners import Conditioner
 from zoo.hifigan.nets.discriminators import PERIOD_CHANNELS, MultiPeriodDiscriminator, MultiScaleDiscriminator
 from zoo.hifigan.nets.generator import LAST_SLOPE, Generator
@@ -26,7 +28,7 @@ Value = TypeVar("Value")
 Config = Mapping[str, Any] | Path | str | None
 
 NAME = re.compile(r"(g|do)_(\d+)")
-PARTS = ("generator", "mpd", "msd")
+PARTS = ("generator", "mpd", "msd", "mrd")
 # leaves below `parametrizations.weight.`, and the legacy ones; weight_v means two things, so weight_orig decides
 WEIGHT_NORM = {"original0": "weight_g", "original1": "weight_v"}
 SPECTRAL_NORM = {"original": "weight_orig", "0._u": "weight_u", "0._v": "weight_v"}
@@ -84,9 +86,11 @@ class HifiganFile(Original):
 
     Attributes:
         reflect: whether convolutions pad by reflection.
+        filters: those that a BigVGAN brings, by the original's names.
     """
 
     reflect: bool = False
+    filters: State = field(default_factory=dict)
 
     @property
     def is_fused(self) -> bool:
@@ -150,18 +154,23 @@ def pair(path: Path) -> list[Path]:
     """The generator's file and the training file of the same number beside it, as far as they exist.
 
     Args:
-        path: a `g_*` or `do_*` file, a file of another name, or a folder (its highest number counts).
+        path: a `g_*` or `do_*` file, a file of another name, or a folder (its highest number counts, or BigVGAN's of
+            the hub).
 
     Raises:
         FileNotFoundError: when there is none.
     """
     if path.is_dir():
+        if (hub := path / bigvgan.HUB_FILES[0]).is_file():
+            return pair(hub)
         found = [file for file in path.glob("g_*") if NAME.fullmatch(file.name)]
         if not found:
             raise FileNotFoundError(f"no g_<number> file in {path}")
         path = max(found, key=lambda file: int(file.name[2:]))
     elif not path.is_file():
         raise FileNotFoundError(f"no file at {path}")
+    if path.name in bigvgan.HUB_FILES:
+        return [file for name in bigvgan.HUB_FILES if (file := path.with_name(name)).is_file()]
     match = NAME.fullmatch(path.name)
     if match is None:
         return [path]
@@ -172,10 +181,13 @@ def pair(path: Path) -> list[Path]:
 def layout_of(content: Mapping[str, Any]) -> HifiganFile | None:
     """Recognise the layout of a loaded file and rename its tensors; None when it is not known."""
     if is_state(content.get("generator")):
-        return renamed("hifi-gan", {"generator": content["generator"]})
-    if is_state(content.get("mpd")) and is_state(content.get("msd")):
-        training = {key: content[key] for key in ("optim_g", "optim_d", "steps", "epoch") if key in content}
-        return renamed("hifi-gan", {name: content[name] for name in ("mpd", "msd")}, training)
+        is_bigvgan = any(key.startswith("activation_post.") for key in content["generator"])
+        return renamed("bigvgan" if is_bigvgan else "hifi-gan", {"generator": content["generator"]})
+    for other in ("msd", "mrd"):
+        if is_state(content.get("mpd")) and is_state(content.get(other)):
+            training = {key: content[key] for key in ("optim_g", "optim_d", "steps", "epoch") if key in content}
+            layout = "hifi-gan" if other == "msd" else "bigvgan"
+            return renamed(layout, {name: content[name] for name in ("mpd", other)}, training)
     if is_state(model := content.get("model")):
         if any(key.startswith("model_g.") for key in model):
             return renamed("coqui", by_part(split_prefixes(model, PREFIXES["coqui"])))
@@ -205,9 +217,12 @@ def renamed(layout: str, parts: Mapping[str, Mapping[str, Tensor]], training: An
         if name == "generator":
             slot = ("", "conditioner.")
             tensors = {slot[key.startswith(CONDITIONER_MODULES)] + key: value for key, value in tensors.items()}
+        if layout == "bigvgan":
+            tensors = bigvgan.our_names(tensors)
         state |= beneath(to_our_keys(tensors), f"{name}.")
     reflect = any(_SPEECHBRAIN_LEVEL.match(key) for name in PARTS for key in parts.get(name, {}))
-    return HifiganFile(layout, state, training=training or {}, reflect=reflect)
+    filters = {key: value for key, value in parts.get("generator", {}).items() if key.endswith(".filter")}
+    return HifiganFile(layout, state, training=training or {}, reflect=reflect, filters=filters)
 
 
 def settings_of(path: Path, config: Config = None, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -235,7 +250,7 @@ def settings_of(path: Path, config: Config = None, known: Mapping[str, Any] | No
     return own | read_table(Path(config))
 
 
-def build_generator(original: HifiganFile, config: Mapping[str, Any], source: Path) -> Generator:
+def build_generator(original: HifiganFile, config: Mapping[str, Any], source: Path) -> Generator | BigVGAN:
     """Build the generator of a file and load its weights; fused when the file's weight norm was removed.
 
     Args:
@@ -257,7 +272,13 @@ def build_generator(original: HifiganFile, config: Mapping[str, Any], source: Pa
         arguments |= {"in_channels": conditioner.in_channels, "conditioner": conditioner}
     if original.reflect:
         arguments["padding_mode"] = "reflect"
-    generator = Generator(**arguments)
+    if bigvgan.is_bigvgan(config) != (original.layout == "bigvgan"):
+        raise ValueError(
+            f"{source} is {'no' if original.layout != 'bigvgan' else 'a'} BigVGAN, its config says otherwise"
+        )
+    generator = BigVGAN(**arguments) if original.layout == "bigvgan" else Generator(**arguments)
+    if not bigvgan.same_filters(original.filters, generator):
+        raise ValueError(f"{source} has filters other than those that BigVGAN's code makes")
     if original.is_fused and not any(_NORM in key for key in state):
         generator.fuse_()
     else:
@@ -267,12 +288,22 @@ def build_generator(original: HifiganFile, config: Mapping[str, Any], source: Pa
     return generator
 
 
-def discriminator_specs(state: Mapping[str, Tensor], source: Path) -> dict[str, dict[str, Any]]:
+def discriminator_specs(
+    state: Mapping[str, Tensor], config: Mapping[str, Any], source: Path
+) -> dict[str, dict[str, Any]]:
     """Describe the discriminators whose tensors a state holds, and check that they fit.
 
+    Args:
+        config: the original's settings; BigVGAN's say of what kind the discriminators are.
+
     Raises:
-        ValueError: when names or shapes are not those of a multi-period or multi-scale discriminator.
+        ValueError: when names or shapes are not those of the discriminators.
     """
+    if bigvgan.is_bigvgan(config):
+        described = {name: spec for name, spec in bigvgan.discriminators(config).items() if below(state, f"{name}.")}
+        for name, spec in described.items():
+            check_whole(build(spec), below(state, f"{name}."), str(source), f"the {name} of the config")
+        return described
     widest = {"mpd": (MultiPeriodDiscriminator, PERIOD_CHANNELS[0]), "msd": (MultiScaleDiscriminator, 128)}
     specs = {}
     for name, (cls, channels) in widest.items():
@@ -289,12 +320,14 @@ def discriminator_specs(state: Mapping[str, Tensor], source: Path) -> dict[str, 
     return specs
 
 
-def refuse_variants(generator: Generator) -> None:
+def refuse_variants(generator: nn.Module) -> None:
     """Refuse a generator whose weights the original's code, and every descendant of it, would run otherwise.
 
     Raises:
         ValueError: for another slope of the last activation, or a stage whose kernel minus rate is odd.
     """
+    if not isinstance(generator, Generator):  # a BigVGAN has no such variants
+        return
     stages = zip(generator.upsample_kernel_sizes, generator.upsample_rates, strict=True)
     odd = [f"{kernel} with rate {rate}" for kernel, rate in stages if (kernel - rate) % 2]
     if generator.last_slope != LAST_SLOPE or odd:

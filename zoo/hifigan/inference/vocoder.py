@@ -21,7 +21,7 @@ from zoo.audio.io import files
 from zoo.audio.io.chunking import Chunker, resampled
 from zoo.audio.io.resample import resample_array
 from zoo.common.atomic import replacing
-from zoo.hifigan.nets.generator import Generator
+from zoo.hifigan.nets.interface import WaveformGenerator
 from zoo.runs.export import AUDIO_USAGE, FEATURES_USAGE
 from zoo.runs.inference import Inference, as_audio
 from zoo.runs.interactive import Field
@@ -56,7 +56,7 @@ class Vocoder(Inference):
     input_suffixes: ClassVar[tuple[str, ...]] = (*files.AUDIO_SUFFIXES, *FEATURE_SUFFIXES)
     output_suffix: ClassVar[str] = ".wav"
 
-    def __init__(self, generator: Generator, mel: LogMel | None = None, sample_rate: int | None = None) -> None:
+    def __init__(self, generator: WaveformGenerator, mel: LogMel | None = None, sample_rate: int | None = None) -> None:
         if mel is not None and (mel.hop_length, mel.n_mels) != (generator.hop_length, generator.in_channels):
             raise ValueError(
                 f"the generator makes {generator.hop_length} samples from {generator.in_channels} channels per frame, "
@@ -114,7 +114,7 @@ class Vocoder(Inference):
             ValueError: when the generator's conditioner sees the whole input.
         """
         if self.generator.receptive_frames is None:
-            name = type(self.generator.conditioner).__name__
+            name = type(getattr(self.generator, "conditioner", self.generator)).__name__
             raise ValueError(f"{name} sees the whole input, so its generator cannot stream: use from_mel")
         for piece in self._synthesise(np.asarray(each, dtype=np.float32)[None] for each in frames):
             yield piece[0]
@@ -185,7 +185,7 @@ class Vocoder(Inference):
             given = max(given, 1)  # so little may resample to nothing
 
         def compute(audio: Tensor) -> Tensor:
-            return self.generator(mel(audio))[:, 0]
+            return self.generator(mel(audio))[:, 0, : audio.shape[-1]]  # a centred front end has a frame more
 
         frames = self.generator.receptive_frames
         context = None if frames is None else frames + math.ceil(mel.padding_samples / hop)
@@ -216,7 +216,7 @@ class Vocoder(Inference):
         yield from Chunker(window, overlap, hop, fades=False).follow(blocks, run)
 
 
-def export_onnx(generator: Generator, path: Path | str) -> float:
+def export_onnx(generator: WaveformGenerator, path: Path | str) -> float:
     """Write a generator with folded weight norm as an ONNX model with free batch size and length.
 
     Args:
@@ -253,7 +253,7 @@ def export_onnx(generator: Generator, path: Path | str) -> float:
     return difference
 
 
-def _onnx_difference(generator: Generator, path: Path) -> float:
+def _onnx_difference(generator: WaveformGenerator, path: Path) -> float:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])

@@ -64,59 +64,88 @@ class SpectralNorm(nn.Module):
             return weight / torch.dot(u, torch.mv(rows, v))
 
 
-def _spectral_norm(module: nn.Module) -> None:
+def spectral_norm(module: nn.Module) -> None:
+    """Give a layer's weight spectral norm."""
     parametrize.register_parametrization(module, "weight", SpectralNorm(module.weight), unsafe=True)  # type: ignore[arg-type]
 
 
-def _weight_norm(module: nn.Module) -> None:
+def weight_norm(module: nn.Module) -> None:
+    """Give a layer's weight weight norm."""
     parametrizations.weight_norm(module)
 
 
 class ConvolutionStack(nn.Module):
-    """Convolutions with leaky activations and a scoring one to one channel; keeps every activation."""
+    """Convolutions with leaky activations and a scoring one to one channel; keeps every activation.
 
-    def __init__(self, convs: Sequence[nn.Module], conv_post: nn.Module, norm: Callable[[nn.Module], None]) -> None:
+    Args:
+        conditions: number of conditions that the score may be told, which a projection of the last activation adds
+            (Vocos); None for none.
+    """
+
+    def __init__(
+        self,
+        convs: Sequence[nn.Module],
+        conv_post: nn.Conv1d | nn.Conv2d,
+        norm: Callable[[nn.Module], None],
+        conditions: int | None = None,
+    ) -> None:
         super().__init__()
         self.convs = nn.ModuleList(convs)
         self.conv_post = conv_post
         for conv in [*convs, conv_post]:
             norm(conv)
+        self.emb = nn.Embedding(conditions, conv_post.in_channels) if conditions else None
+        if self.emb is not None:
+            nn.init.zeros_(self.emb.weight)
 
-    def forward(self, x: Tensor) -> Output:
+    def forward(self, x: Tensor, condition: Tensor | None = None) -> Output:
         """Score (B, 1, ...); scores are flattened to (B, N), the last feature map is the score map."""
         maps = []
         for conv in self.convs:
             x = F.leaky_relu(conv(x), SLOPE)  # (B, C, ...)
             maps.append(x)
-        x = self.conv_post(x)  # (B, 1, ...)
-        return x.flatten(1), [*maps, x]
+        scores = self.conv_post(x)  # (B, 1, ...)
+        if self.emb is not None and condition is not None:
+            scores = scores + (self.emb(condition).view(1, -1, *[1] * (x.dim() - 2)) * x).sum(1, keepdim=True)
+        return scores.flatten(1), [*maps, scores]
 
 
 class PeriodDiscriminator(ConvolutionStack):
     """Scores a waveform folded into rows of one period.
 
     Args:
-        channel_mult: width relative to the paper's.
+        channel_mult: width relative to `channels`.
+        channels: of the five layers.
+        every_map: keep the first layer's map too; Vocos does not.
+        conditions: see `ConvolutionStack`.
 
     Source: HiFi-GAN, section 2.3 (Kong et al., 2020).
     """
 
-    def __init__(self, period: int, channel_mult: float = 1.0) -> None:
-        widths = [max(1, round(channels * channel_mult)) for channels in PERIOD_CHANNELS]
+    def __init__(
+        self,
+        period: int,
+        channel_mult: float = 1.0,
+        channels: Sequence[int] = PERIOD_CHANNELS,
+        every_map: bool = True,
+        conditions: int | None = None,
+    ) -> None:
+        widths = [max(1, round(width * channel_mult)) for width in channels]
         strides = [3, 3, 3, 3, 1]
         convs = [
             nn.Conv2d(before, after, (5, 1), (stride, 1), padding=(2, 0))
             for before, after, stride in zip([1, *widths], widths, strides, strict=False)
         ]
-        super().__init__(convs, nn.Conv2d(widths[-1], 1, (3, 1), padding=(1, 0)), _weight_norm)
-        self.period = period
+        super().__init__(convs, nn.Conv2d(widths[-1], 1, (3, 1), padding=(1, 0)), weight_norm, conditions)
+        self.period, self.every_map = period, every_map
 
-    def forward(self, x: Tensor) -> Output:
+    def forward(self, x: Tensor, condition: Tensor | None = None) -> Output:
         """Score waveforms (B, 1, T)."""
         surplus = x.shape[-1] % self.period
         if surplus:
             x = F.pad(x, (0, self.period - surplus), mode="reflect")
-        return super().forward(x.unflatten(2, (-1, self.period)))  # of (B, 1, T / period, period)
+        scores, maps = super().forward(x.unflatten(2, (-1, self.period)), condition)  # of (B, 1, T / period, period)
+        return scores, maps if self.every_map else maps[1:]
 
 
 class MultiPeriodDiscriminator(Discriminator):
@@ -124,21 +153,33 @@ class MultiPeriodDiscriminator(Discriminator):
 
     Args:
         periods: row length of each, in samples; primes overlap least.
-        channel_mult: width relative to the paper's.
+        channel_mult: width relative to `channels`, the paper's by default.
+        channels: of the five layers.
+        every_map: keep the first layer's map too; Vocos does not.
+        conditions: number of conditions that the scores may be told (Vocos for codecs); None for none.
 
     Source: HiFi-GAN, section 2.3 (Kong et al., 2020).
     """
 
-    def __init__(self, periods: Sequence[int] = (2, 3, 5, 7, 11), channel_mult: float = 1.0) -> None:
+    def __init__(
+        self,
+        periods: Sequence[int] = (2, 3, 5, 7, 11),
+        channel_mult: float = 1.0,
+        channels: Sequence[int] = PERIOD_CHANNELS,
+        every_map: bool = True,
+        conditions: int | None = None,
+    ) -> None:
         super().__init__()
         positive(channel_mult=channel_mult)
         if not periods or min(periods) < 1:
             raise ValueError(f"periods must be positive sample counts, not {list(periods)}")
-        self.discriminators = nn.ModuleList(PeriodDiscriminator(period, channel_mult) for period in periods)
+        self.discriminators = nn.ModuleList(
+            PeriodDiscriminator(period, channel_mult, channels, every_map, conditions) for period in periods
+        )
 
-    def forward(self, x: Tensor) -> list[Output]:
+    def forward(self, x: Tensor, condition: Tensor | None = None) -> list[Output]:
         """Score waveforms (B, 1, T); one score map per period, six feature maps each."""
-        return [discriminator(x) for discriminator in self.discriminators]
+        return [discriminator(x, condition) for discriminator in self.discriminators]
 
 
 class ScaleDiscriminator(ConvolutionStack):
@@ -161,7 +202,7 @@ class ScaleDiscriminator(ConvolutionStack):
             divisor = max(number for number in range(1, groups + 1) if common % number == 0)
             convs.append(nn.Conv1d(before, after, kernel, stride, padding=padding, groups=divisor))
             before = after
-        super().__init__(convs, nn.Conv1d(before, 1, 3, padding=1), _spectral_norm if spectral else _weight_norm)
+        super().__init__(convs, nn.Conv1d(before, 1, 3, padding=1), spectral_norm if spectral else weight_norm)
 
 
 class MultiScaleDiscriminator(Discriminator):

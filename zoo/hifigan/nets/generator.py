@@ -9,10 +9,11 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations, parametrize
+from torch.nn.utils import parametrizations
 
 from zoo.common.ranges import one_of
 from zoo.hifigan.nets.conditioners import Conditioner
+from zoo.hifigan.nets.interface import WaveformGenerator, upsampled_context
 
 SLOPE = 0.1
 LAST_SLOPE = 0.01  # the original's last activation omits the slope; its weights are trained with PyTorch's default
@@ -60,7 +61,7 @@ class ResidualBlock(nn.Module):
         return x
 
 
-class Generator(nn.Module):
+class Generator(WaveformGenerator):
     """Turns frames of a mel or of SSL features into a waveform.
 
     Args:
@@ -83,7 +84,6 @@ class Generator(nn.Module):
 
     Attributes:
         hop_length: samples per frame (of the conditioner's output frames where it changes their rate).
-        receptive_frames: input frames on each side that a frame's samples depend on; None means all.
 
     Source: HiFi-GAN, section 2.2 (Kong et al., 2020).
     """
@@ -104,8 +104,8 @@ class Generator(nn.Module):
         output_padding: Literal[0, 1] | None = None,
     ) -> None:
         super().__init__()
-        _check_upsampling(upsample_rates, upsample_kernel_sizes, initial_channels, output_padding)
-        _check_resblocks(resblock, resblock_kernel_sizes, resblock_dilation_sizes)
+        check_upsampling(upsample_rates, upsample_kernel_sizes, initial_channels, output_padding)
+        check_resblocks(resblock, resblock_kernel_sizes, resblock_dilation_sizes)
         one_of(("default", "normal"), init=init)
         if conditioner is not None and conditioner.in_channels != in_channels:
             raise ValueError(f"in_channels is {in_channels} and the conditioner takes {conditioner.in_channels}")
@@ -167,36 +167,21 @@ class Generator(nn.Module):
             if isinstance(module, nn.Conv1d | nn.ConvTranspose1d) and not name.startswith("conditioner.")
         ]
 
-    def fuse_(self) -> Generator:
-        """Fold weight norm into plain weights, in place: faster, but the module cannot be trained on as it was."""
-        for _, module in self.convolutions():
-            if parametrize.is_parametrized(module, "weight"):
-                weight = module.weight.detach().clone()
-                # torch's remove_parametrizations strips the generated class, which deep copies share
-                module.__class__ = type(module).__bases__[0]
-                del module.parametrizations
-                module.weight = nn.Parameter(weight)
-        return self
-
     def _receptive_frames(self) -> int | None:
-        """Follow the interval of inputs that the first and last sample of a frame need, from the output backwards."""
-        first, last = -(EDGE_KERNEL // 2), self.hop_length - 1 + EDGE_KERNEL // 2
         reach = max(
             sum((size - 1) * dilation // 2 + (size // 2 if self.resblock == "1" else 0) for dilation in dilations)
             for size, dilations in zip(self.resblock_kernel_sizes, self.resblock_dilation_sizes, strict=True)
         )
-        for rate, kernel in zip(reversed(self.upsample_rates), reversed(self.upsample_kernel_sizes), strict=True):
-            padding = (kernel - rate) // 2
-            first, last = first - reach, last + reach
-            first, last = math.ceil((first + padding - kernel + 1) / rate), (last + padding) // rate
-        frames = max(-first, last) + EDGE_KERNEL // 2
+        edge = EDGE_KERNEL // 2
+        frames = upsampled_context(self.upsample_rates, self.upsample_kernel_sizes, reach, edge, edge)
         if self.conditioner is None:
             return frames
         context = self.conditioner.receptive_frames
         return None if context is None else frames + context
 
 
-def _check_upsampling(rates: Sequence[int], kernels: Sequence[int], channels: int, output_padding: int | None) -> None:
+def check_upsampling(rates: Sequence[int], kernels: Sequence[int], channels: int, output_padding: int | None) -> None:
+    """Refuse stages that do not give whole frames; see `Generator`."""
     one_of((None, 0, 1), output_padding=output_padding)
     if not rates or len(rates) != len(kernels):
         raise ValueError(
@@ -213,7 +198,8 @@ def _check_upsampling(rates: Sequence[int], kernels: Sequence[int], channels: in
         raise ValueError(f"initial_channels {channels} leaves no channel after {len(rates)} halvings: take more")
 
 
-def _check_resblocks(kind: str, kernels: Sequence[int], dilations: Sequence[Sequence[int]]) -> None:
+def check_resblocks(kind: str, kernels: Sequence[int], dilations: Sequence[Sequence[int]]) -> None:
+    """Refuse residual blocks that cannot be; see `Generator`."""
     one_of(("1", "2"), resblock=kind)
     if not kernels or len(kernels) != len(dilations):
         raise ValueError(

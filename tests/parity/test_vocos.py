@@ -1,0 +1,160 @@
+"""Vocos' nets against what the original code computed."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from tests.conftest import SHARED
+from zoo.audio.analysis.mel import LogMel
+from zoo.hifigan.convert import convert, describe, is_original
+from zoo.hifigan.convert.rules import to_our_keys
+from zoo.hifigan.nets.vocos import InverseSTFT, Vocos, mdct_basis, overlap_add
+from zoo.runs.checkpoints import load_checkpoint
+from zoo.runs.load import load
+
+GOLDEN = SHARED / "golden" / "vocos"
+META = json.loads((GOLDEN / "meta.json").read_text())["cases"] if GOLDEN.is_dir() else {}
+pytestmark = pytest.mark.shared
+HEADS = {"ISTFTHead": "istft", "IMDCTSymExpHead": "mdct_symexp", "IMDCTCosHead": "mdct_cos"}
+
+
+def arrays(name):
+    return {key: torch.from_numpy(value) for key, value in np.load(GOLDEN / name).items()}
+
+
+def close(found, stored, name, case):
+    facts = META[case]["arrays"].get(f"{name}.f32", {})
+    scale = max(float(stored[f"{name}.f32"].abs().max()), 1e-3)
+    if found.dtype == torch.float64 and f"{name}.f64" in stored:
+        torch.testing.assert_close(found, stored[f"{name}.f64"], rtol=0, atol=4e-6 * scale)
+        return
+    bound = max(20 * facts.get("max_abs_diff_to_f64", 0.0), 1e-6 * scale)
+    torch.testing.assert_close(found.float(), stored[f"{name}.f32"], rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("case", ["mel_center", "mel_same", "resnet_imdct_cos", "imdct_symexp_same"])
+def test_generators(case, dtype):
+    config = yaml.safe_load((GOLDEN / case / "config.yaml").read_text())
+    mel, back, head = (config[key]["init_args"] for key in ("feature_extractor", "backbone", "head"))
+    kind = config["head"]["class_path"].rpartition(".")[2]
+    net = Vocos(
+        back["input_channels"], back["dim"], back.get("intermediate_dim", 1),
+        back.get("num_layers") or back["num_blocks"], mel["n_fft"], mel["hop_length"], head["padding"],
+        "resnet" if "ResNet" in config["backbone"]["class_path"] else "convnext", HEADS[kind],
+        back.get("layer_scale_init_value"),
+    )  # fmt: skip
+    front = LogMel(
+        mel["sample_rate"], mel["n_fft"], mel["hop_length"], mel["n_fft"], mel["n_mels"], 0, None, mel["padding"],
+        "htk", 0.0, 1e-7,
+    )  # fmt: skip
+    state = torch.load(GOLDEN / case / "pytorch_model.bin", weights_only=True)
+    ours = {
+        key: value
+        for key, value in state.items()
+        if not key.startswith(("feature_extractor.", "head.istft", "head.imdct"))
+    }
+    net.load_state_dict(to_our_keys(ours))
+    net.to(dtype), front.to(dtype)
+    stored = arrays(f"{case}/io.npz")
+    for index in range(3):
+        features = front(stored[f"wave{index}"].to(dtype))
+        close(features, stored, f"features{index}", case)
+        out = net(stored[f"features{index}.f{'64' if dtype == torch.float64 else '32'}"])[:, 0]
+        assert out.shape[-1] == features.shape[-1] * net.hop_length
+        close(out[:, : stored[f"out{index}.f32"].shape[-1]], stored, f"out{index}", case)
+
+
+def test_spectral_operations():
+    stored = arrays("spectral_ops.npz")
+    for index, (hop, window, padding) in enumerate(
+        [(16, 64, "same"), (16, 64, "center"), (20, 60, "same"), (16, 48, "center")]
+    ):
+        wanted = stored[f"istft{index}.out.f32"]
+        spectrum = torch.view_as_real(stored[f"istft{index}.spec"].transpose(1, 2))
+        found = InverseSTFT(2 * (spectrum.shape[2] - 1), hop, window, padding)(*spectrum.unbind(-1))
+        torch.testing.assert_close(found[:, : wanted.shape[-1]], wanted, rtol=0, atol=5e-6)
+    for index, padding in enumerate(("same", "center")):
+        basis = mdct_basis(16)
+        pad = 8 if padding == "same" else 16
+        frames = torch.nn.functional.pad(stored[f"mdct{index}.in"], (pad, pad)).unfold(-1, 32, 16)
+        torch.testing.assert_close(frames @ basis.T, stored[f"mdct{index}.coef.f32"], rtol=0, atol=5e-6)
+        back = overlap_add((stored[f"mdct{index}.coef.f32"] @ basis).transpose(1, 2), 16)[:, pad:-pad]
+        torch.testing.assert_close(back, stored[f"mdct{index}.back.f32"], rtol=0, atol=5e-6)
+
+
+@pytest.mark.parametrize("case", ["mel_center", "mel_same", "resnet_imdct_cos", "imdct_symexp_same"])
+def test_files_there_and_back(case, tmp_path):
+    assert is_original(GOLDEN / case) and describe(GOLDEN / case)["format"] == "vocos"
+    convert(GOLDEN / case, tmp_path / "ours.ckpt")
+    convert(tmp_path / "ours.ckpt", tmp_path / "back")
+    folders = (GOLDEN / case, tmp_path / "back")
+    before, after = (torch.load(each / "pytorch_model.bin", weights_only=True) for each in folders)
+    assert before.keys() == after.keys()
+    for key, value in before.items():
+        learned = not key.startswith(("head.i", "feature_extractor."))
+        torch.testing.assert_close(after[key], value, rtol=0, atol=0 if learned else 2e-7)
+    written, original = (yaml.safe_load((each / "config.yaml").read_text()) for each in folders[::-1])
+    assert written == original
+    convert(GOLDEN / case, tmp_path / "export")
+    stored = arrays(f"{case}/io.npz")
+    model = load(tmp_path / "export")
+    found = torch.from_numpy(model.from_mel(stored["features0.f32"].numpy()))
+    wanted = stored["out0.f32"]
+    torch.testing.assert_close(found[:, : wanted.shape[-1]], wanted, rtol=0, atol=2e-5 * float(wanted.abs().max()))
+    wave = stored["wave1"][0].numpy()
+    assert len(model(wave, model.sample_rate)) == len(wave)
+
+
+def test_norms_that_adapt():
+    """Frames from EnCodec's codebooks, and the bandwidth's id."""
+    options = META["encodec_like"]
+    back, head = options["backbone"], options["head"]
+    net = Vocos(
+        back["input_channels"], back["dim"], back["intermediate_dim"], back["num_layers"], head["n_fft"],
+        head["hop_length"], head["padding"], conditions=back["adanorm_num_embeddings"],
+    )  # fmt: skip
+    state = torch.load(GOLDEN / "encodec_like" / "pytorch_model.bin", weights_only=True)
+    rows = state.pop("feature_extractor.codebook_weights")
+    state.pop("head.istft.window")
+    net.load_state_dict(state)
+    stored = arrays("encodec_like/io.npz")
+    for name in (key for key in stored if key.startswith("out")):
+        number, condition = name.removesuffix(".f32")[3:].split("_bw")
+        if name.endswith("f64"):
+            continue
+        codes = stored[f"codes{number}"]
+        codes = codes[:, None] if codes.dim() == 2 else codes
+        offsets = options["bins"] * torch.arange(len(codes))[:, None, None]
+        features = rows[codes + offsets].sum(0).transpose(1, 2)
+        torch.testing.assert_close(features, stored[f"features{number}.f32"], rtol=0, atol=1e-6)
+        found = net(features, torch.tensor(int(condition)))
+        torch.testing.assert_close(found[:, 0], stored[name], rtol=0, atol=2e-5)
+    with pytest.raises(ValueError, match="expected a condition"):
+        net(features)
+
+
+def test_a_checkpoint_of_the_training(tmp_path):
+    layout = json.loads((GOLDEN / "lightning_layout.json").read_text())["state_dict"]
+    state = {key: torch.randn(shape) for key, shape in layout.items()}
+    torch.save({"state_dict": state, "global_step": 84, "epoch": 3}, tmp_path / "last.ckpt")
+    config = yaml.safe_load((GOLDEN / "mel_center" / "config.yaml").read_text())
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model": {"init_args": config | {"mrd_loss_coeff": 0.1}}}))
+    report = convert(tmp_path / "last.ckpt", tmp_path / "ours.ckpt")
+    ours = load_checkpoint(tmp_path / "ours.ckpt")
+    assert ours["global_step"] == 42 and ours["zoo"]["config"]["loss_weights"]["d/mrd"] == pytest.approx(0.1 / 3)
+    prefixes = {key.partition(".")[0] for key in ours["state_dict"]}
+    assert prefixes == {"generator", "mpd", "mrd"} and "no training state" in report["notes"][0]
+
+
+def test_what_is_not_known_is_refused(tmp_path):
+    shutil.copytree(GOLDEN / "mel_same", tmp_path / "x")
+    config = yaml.safe_load((tmp_path / "x" / "config.yaml").read_text())
+    config["head"]["class_path"] = "os.system"
+    (tmp_path / "x" / "config.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(ValueError, match=r"head 'system' is not known here; known: ISTFTHead"):
+        convert(tmp_path / "x", tmp_path / "ours.ckpt")

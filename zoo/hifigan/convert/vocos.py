@@ -1,0 +1,226 @@
+"""Vocos' files: config.yaml with pytorch_model.bin as on the hub, and the checkpoints of its training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor, nn
+
+from zoo.audio.analysis.mel import LogMel
+from zoo.common.atomic import write_atomic
+from zoo.common.build import build, build_whole
+from zoo.convert.checkpoints import Ours
+from zoo.convert.engine import NO_TRAINING, Converted, Converter, Original
+from zoo.convert.names import State, is_state
+from zoo.convert.settings import read_table
+from zoo.convert.sizes import part
+from zoo.hifigan.convert.rules import to_legacy_keys, to_our_keys
+from zoo.hifigan.nets.vocos import IMDCTHead, Vocos
+from zoo.runs.load import build_part
+
+CONFIG, WEIGHTS = "config.yaml", "pytorch_model.bin"
+SECTIONS = ("feature_extractor", "backbone", "head")
+# the last word of the original's class_path, ours
+BACKBONES = {"VocosBackbone": "convnext", "VocosResNetBackbone": "resnet"}
+HEADS = {"ISTFTHead": "istft", "IMDCTSymExpHead": "mdct_symexp", "IMDCTCosHead": "mdct_cos"}
+_DISCRIMINATORS = {"multiperioddisc.": "mpd.", "multiresddisc.": "mrd."}
+_DERIVED = ("head.istft.", "head.imdct.", "feature_extractor.", "melspec_loss.")
+
+
+class VocosConverter(Converter[Original]):
+    """Mel vocoders of Vocos; those of EnCodec's codes are refused, as they need the codec itself."""
+
+    system, task, inference = "hifigan", "zoo.hifigan.HiFiGANTask", "zoo.hifigan.Vocoder"
+    part = "generator"
+    formats = f"known are Vocos' {CONFIG} with {WEIGHTS}, and checkpoints of its training beside their {CONFIG}"
+
+    def read(self, path: Path, *args: Any, **options: Any) -> Original:
+        """Read weights and the settings beside them; see `Converter.read`."""
+        return super().read(path / WEIGHTS if path.is_dir() else path)
+
+    def _interpret(self, content: Mapping[str, Any], path: Path, *args: Any, **options: Any) -> Original:
+        trained = is_state(content.get("state_dict"))
+        tensors = content["state_dict"] if trained else content
+        if not is_state(tensors) or not any(key.startswith("backbone.embed.") for key in tensors):
+            raise self._unknown(path, content)
+        settings = read_table(path.with_name(CONFIG))
+        settings = settings.get("model", {}).get("init_args", settings)
+        missing = [name for name in SECTIONS if name not in settings]
+        if missing:
+            raise ValueError(f"{path.with_name(CONFIG)} lacks {', '.join(missing)}; {self.formats}")
+        state: State = {}
+        for key, value in to_our_keys(tensors).items():
+            known = next((prefix for prefix in _DISCRIMINATORS if key.startswith(prefix)), None)
+            if known is not None:
+                if ".spec_fn." not in key:
+                    state[_DISCRIMINATORS[known] + key.removeprefix(known)] = value
+            elif not key.startswith(_DERIVED):
+                state[f"generator.{key}"] = value
+        training = {"batches": content.get("global_step", 0), "epoch": content.get("epoch", 0)} if trained else {}
+        return Original("vocos training" if trained else "vocos", state, settings, training)
+
+    def _task_state(self, original: Original, path: Path) -> State:
+        return original.state
+
+    def _ours(self, original: Original, source: Path, is_checkpoint: bool, *args: Any, **options: Any) -> Converted:
+        arguments = task_arguments(original, source)
+        generator = build_whole(arguments["generator"], original.part("generator"), str(source))
+        batches = original.training.get("batches", 0) // 2  # Lightning counted the steps of both optimizers
+        converted = Converted(
+            parts={name: arguments[name] for name in ("generator", "mel")},
+            nets={"generator": generator.fuse_(), "mel": build(arguments["mel"])},
+            step=batches,
+            epoch=original.training.get("epoch", 0),
+            specs={"config": arguments},
+            name=source.name,
+        )
+        if is_checkpoint:
+            converted.state = original.state
+            converted.notes.append(NO_TRAINING)
+            for name, spec in arguments["discriminators"].items():
+                if tensors := original.part(name):
+                    build_whole(spec, tensors, str(source))
+        return converted
+
+    def _beside(self, ours: Ours, net: nn.Module, source: Path, notes: list[str]) -> dict[str, Any]:
+        if not isinstance(net, Vocos):
+            raise ValueError(f"{source} is no Vocos")
+        return {"mel": build_part(ours.specs, "mel"), "arguments": ours.specs["parts"]["generator"]["init_args"]}
+
+    def to_original(
+        self,
+        module: nn.Module,
+        path: Path | str,
+        *args: Any,
+        mel: LogMel | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Write a Vocos as a folder of the hub.
+
+        Args:
+            module: the generator.
+            path: the folder.
+            mel: its front end.
+            arguments: with which the generator was made.
+
+        Raises:
+            ValueError: when the original's format cannot hold it.
+        """
+        folder = Path(path)
+        if not isinstance(module, Vocos) or mel is None or arguments is None:
+            raise ValueError(f"expected a run or checkpoint of a Vocos, found {type(module).__name__}")
+        if mel.mel_scale != "htk" or mel.f_min or mel.f_max != mel.sample_rate / 2 or mel.win_length != mel.n_fft:
+            raise ValueError(
+                f"the format holds Vocos' own mel alone (htk, all frequencies): {mel.mel_scale} {mel.f_max}"
+            )
+        if module.conditions:
+            raise ValueError("the format holds conditions for EnCodec's codes alone, not for a mel")
+        folder.mkdir(parents=True, exist_ok=True)
+        config = yaml.safe_dump(original_config(arguments, mel), sort_keys=False)
+        write_atomic(folder / CONFIG, lambda file: file.write(config.encode()))
+        state = derived_buffers(module, mel) | to_legacy_keys(module.state_dict())
+        write_atomic(folder / WEIGHTS, lambda file: torch.save(state, file))
+
+
+def task_arguments(original: Original, source: Path) -> dict[str, Any]:
+    """Describe what a recipe's task says for the settings of a Vocos.
+
+    Raises:
+        ValueError: for a class that is none of Vocos', or a front end of codes.
+    """
+    classes = {name: str(original.settings[name].get("class_path", "")).rpartition(".")[2] for name in SECTIONS}
+    given = {name: original.settings[name].get("init_args", {}) for name in SECTIONS}
+    known = {"feature_extractor": {"MelSpectrogramFeatures": ""}, "backbone": BACKBONES, "head": HEADS}
+    for name in SECTIONS:
+        if classes[name] not in known[name]:
+            raise ValueError(f"{source}: {name} {classes[name]!r} is not known here; known: {', '.join(known[name])}")
+    features, backbone, head = (given[name] for name in SECTIONS)
+    rate, padding = features.get("sample_rate", 24000), features.get("padding", "center")
+    if head.get("padding", "same") != padding:
+        raise ValueError(f"{source}: the head pads as {head.get('padding', 'same')}, the features as {padding}")
+    n_fft, hop = features.get("n_fft", 1024), features.get("hop_length", 256)
+    generator = part(
+        "zoo.hifigan.Vocos",
+        in_channels=backbone["input_channels"],
+        dim=backbone["dim"],
+        intermediate_dim=backbone.get("intermediate_dim", 1),
+        layers=backbone.get("num_layers") or backbone["num_blocks"],
+        n_fft=head.get("n_fft", n_fft),
+        hop_length=head.get("hop_length") or head["mdct_frame_len"] // 2,
+        padding=padding,
+        backbone=BACKBONES[classes["backbone"]],
+        head=HEADS[classes["head"]],
+        scale=backbone.get("layer_scale_init_value") or None,
+        conditions=None,
+    )
+    mel = part(
+        "zoo.audio.LogMel", sample_rate=rate, n_fft=n_fft, hop_length=hop, win_length=n_fft, f_min=0.0, f_max=None,
+        n_mels=features.get("n_mels", 100), padding=padding, mel_scale="htk", magnitude_floor=0.0, floor=1e-7,
+    )  # fmt: skip
+    settings = original.settings
+    coefficient, mel_weight = settings.get("mrd_loss_coeff", 1.0), float(settings.get("mel_loss_coeff", 45))
+    optimizer = part("torch.optim.AdamW", lr=settings.get("initial_learning_rate", 5e-4), betas=[0.8, 0.9])
+    shares = {"mpd": 1 / 5, "mrd": coefficient / 3}  # the original takes means over sub-discriminators
+    weights = {f"{term}{name}": share for name, share in shares.items() for term in ("d/", "g/adv_", "g/fm_")}
+    return {
+        "generator": generator,
+        "mel": mel,
+        "loss_mel": mel,
+        "sample_rate": rate,
+        "adversarial": "hinge",
+        "discriminators": {
+            "mpd": part("zoo.hifigan.MultiPeriodDiscriminator", every_map=False),
+            "mrd": part("zoo.hifigan.MultiBandDiscriminator"),
+        },
+        "loss_weights": weights | {"g/mel": mel_weight},
+        "optimizer_g": optimizer,
+        "optimizer_d": optimizer,
+    }
+
+
+def original_config(generator: Mapping[str, Any], mel: LogMel) -> dict[str, Any]:
+    """What config.yaml holds; the inverse of `task_arguments`."""
+    backbones, heads = ({ours: theirs for theirs, ours in table.items()} for table in (BACKBONES, HEADS))
+    is_resnet, is_istft = generator["backbone"] == "resnet", generator["head"] == "istft"
+    layers = {"num_blocks": generator["layers"]} if is_resnet else {
+        "intermediate_dim": generator["intermediate_dim"], "num_layers": generator["layers"]
+    }  # fmt: skip
+    scale = {} if generator["scale"] is None else {"layer_scale_init_value": generator["scale"]}
+    head = {"n_fft": generator["n_fft"], "hop_length": generator["hop_length"]}
+    head = head if is_istft else {"mdct_frame_len": 2 * generator["hop_length"]}
+    rate = {"sample_rate": mel.sample_rate} if generator["head"] == "mdct_symexp" else {}
+    features = {name: getattr(mel, name) for name in ("sample_rate", "n_fft", "hop_length", "n_mels", "padding")}
+    dim = {"dim": generator["dim"]}
+    return {
+        "feature_extractor": part("vocos.feature_extractors.MelSpectrogramFeatures", **features),
+        "backbone": part(
+            f"vocos.models.{backbones[generator['backbone']]}",
+            **{"input_channels": generator["in_channels"], **dim, **layers, **scale},
+        ),
+        "head": part(f"vocos.heads.{heads[generator['head']]}", **dim, **head, padding=generator["padding"], **rate),
+    }
+
+
+def derived_buffers(net: Vocos, mel: LogMel) -> dict[str, Tensor]:
+    """What the original's files hold though the settings determine it."""
+    buffers = {
+        "feature_extractor.mel_spec.spectrogram.window": mel.window.clone(),
+        "feature_extractor.mel_spec.mel_scale.fb": mel.mel_basis.T.contiguous(),
+    }
+    if not isinstance(net.head, IMDCTHead):
+        return buffers | {"head.istft.window": torch.hann_window(net.head.istft.basis.shape[1])}
+    half, time = net.hop_length, torch.arange(2 * net.hop_length)
+    middle = (half + 1) / 2
+    twiddles = {  # in the order of the original's roundings
+        "pre_twiddle": torch.exp(1j * math.pi * middle * time / half),
+        "post_twiddle": torch.exp(1j * math.pi * (time + middle) / (2 * half)),
+    }
+    window = torch.sin(math.pi / (2 * half) * (time.double() + 0.5)).float()
+    buffers |= {"head.imdct.window": window}
+    return buffers | {f"head.imdct.{name}": torch.view_as_real(value) for name, value in twiddles.items()}

@@ -1,0 +1,145 @@
+"""BigVGAN generator: HiFi-GAN's stages with periodic activations that add no aliases."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+from zoo.common.ranges import one_of
+from zoo.hifigan.nets.antialiasing import AntiAliased, Snake
+from zoo.hifigan.nets.generator import EDGE_KERNEL, check_resblocks, check_upsampling
+from zoo.hifigan.nets.interface import WaveformGenerator, upsampled_context
+
+
+class PeriodicBlock(nn.Module):
+    """BigVGAN's AMP block: residual units of one kernel size, each convolution after an activation.
+
+    Args:
+        dilations: of each unit's first convolution; type "1" has a plain one behind it, "2" has not.
+        activation: made for so many channels.
+
+    Source: BigVGAN, section 3.3 (Lee et al., 2023).
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        kernel_size: int,
+        dilations: Sequence[int],
+        kind: str,
+        activation: Callable[[], AntiAliased],
+    ) -> None:
+        super().__init__()
+
+        def conv(dilation: int) -> nn.Conv1d:
+            padding = (kernel_size - 1) * dilation // 2
+            return nn.Conv1d(channels, channels, kernel_size, dilation=dilation, padding=padding)
+
+        self.kind = kind
+        dilated = nn.ModuleList(conv(dilation) for dilation in dilations)
+        if kind == "1":
+            self.convs1 = dilated
+            self.convs2 = nn.ModuleList(conv(1) for _ in dilations)
+        else:
+            self.convs = dilated
+        self.activations = nn.ModuleList(activation() for _ in range(len(dilations) * (2 if kind == "1" else 1)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Refine activations (B, C, T); the shape stays."""
+        if self.kind == "2":
+            for conv, act in zip(self.convs, self.activations, strict=True):
+                x = x + conv(act(x))
+            return x
+        acts = self.activations
+        for dilated, plain, before, between in zip(self.convs1, self.convs2, acts[::2], acts[1::2], strict=True):
+            x = x + plain(between(dilated(before(x))))
+        return x
+
+
+class BigVGAN(WaveformGenerator):
+    """Turns frames of a mel into a waveform.
+
+    Args:
+        in_channels: channels of the input frames.
+        initial_channels: width before the first up-sampling; every stage halves it, rounding down as the original.
+        upsample_rates: up-sampling factor of each stage; their product is the hop in samples.
+        upsample_kernel_sizes: kernel of each stage; kernel minus rate must be even and not negative.
+        resblock: residual block type, "1" or "2".
+        resblock_kernel_sizes: odd kernel sizes of the residual blocks run side by side in every stage.
+        resblock_dilation_sizes: dilations of each of these blocks.
+        activation: "snakebeta" or "snake".
+        log_scale: whether the activations' parameters are logarithms.
+        tanh: bounds the waveform by tanh (v1) or cuts it off at -1 and 1 (v2), where no gradient passes.
+        last_bias: of the last convolution (v1).
+
+    Source: BigVGAN (Lee et al., 2023).
+    """
+
+    def __init__(
+        self,
+        in_channels: int = 100,
+        initial_channels: int = 1536,
+        upsample_rates: Sequence[int] = (4, 4, 2, 2, 2, 2),
+        upsample_kernel_sizes: Sequence[int] = (8, 8, 4, 4, 4, 4),
+        resblock: Literal["1", "2"] = "1",
+        resblock_kernel_sizes: Sequence[int] = (3, 7, 11),
+        resblock_dilation_sizes: Sequence[Sequence[int]] = ((1, 3, 5), (1, 3, 5), (1, 3, 5)),
+        activation: Literal["snakebeta", "snake"] = "snakebeta",
+        log_scale: bool = True,
+        tanh: bool = False,
+        last_bias: bool = False,
+    ) -> None:
+        super().__init__()
+        check_upsampling(upsample_rates, upsample_kernel_sizes, initial_channels, None)
+        check_resblocks(resblock, resblock_kernel_sizes, resblock_dilation_sizes)
+        one_of(("snakebeta", "snake"), activation=activation)
+        self.in_channels = in_channels
+        self.initial_channels = initial_channels
+        self.upsample_rates = tuple(upsample_rates)
+        self.upsample_kernel_sizes = tuple(upsample_kernel_sizes)
+        self.resblock = resblock
+        self.resblock_kernel_sizes = tuple(resblock_kernel_sizes)
+        self.resblock_dilation_sizes = tuple(tuple(dilations) for dilations in resblock_dilation_sizes)
+        self.activation, self.log_scale, self.tanh, self.last_bias = activation, log_scale, tanh, last_bias
+        self.hop_length = math.prod(upsample_rates)
+
+        def periodic(channels: int) -> AntiAliased:
+            return AntiAliased(Snake(channels, activation == "snakebeta", log_scale))
+
+        self.conv_pre = nn.Conv1d(in_channels, initial_channels, EDGE_KERNEL, padding=EDGE_KERNEL // 2)
+        self.ups = nn.ModuleList()
+        self.resblocks = nn.ModuleList()
+        channels = initial_channels
+        for rate, kernel in zip(upsample_rates, upsample_kernel_sizes, strict=True):
+            self.ups.append(nn.ConvTranspose1d(channels, channels // 2, kernel, rate, (kernel - rate) // 2))
+            channels //= 2
+            for size, dilations in zip(resblock_kernel_sizes, resblock_dilation_sizes, strict=True):
+                self.resblocks.append(PeriodicBlock(channels, size, dilations, resblock, partial(periodic, channels)))
+        self.activation_post = periodic(channels)
+        self.conv_post = nn.Conv1d(channels, 1, EDGE_KERNEL, padding=EDGE_KERNEL // 2, bias=last_bias)
+        for module in [each for each in self.modules() if isinstance(each, nn.Conv1d | nn.ConvTranspose1d)]:
+            parametrizations.weight_norm(module)
+        reach, edge = self.activation_post.reach, EDGE_KERNEL // 2
+        units = 2 if resblock == "1" else 1
+        block = max(
+            sum((size - 1) * dilation // 2 + (units - 1) * (size // 2) + units * reach for dilation in dilations)
+            for size, dilations in zip(resblock_kernel_sizes, resblock_dilation_sizes, strict=True)
+        )
+        self.receptive_frames = upsampled_context(upsample_rates, upsample_kernel_sizes, block, edge, edge + reach)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Synthesise (B, 1, F * hop_length), -1 to 1, from log-mels (B, in_channels, F)."""
+        x = self.conv_pre(x)  # (B, initial_channels, F)
+        parallel = len(self.resblock_kernel_sizes)
+        for stage, upsample in enumerate(self.ups):
+            x = upsample(x)  # (B, C / 2, rate * T)
+            blocks = self.resblocks[stage * parallel : (stage + 1) * parallel]
+            x = sum(block(x) for block in blocks) / parallel
+        x = self.conv_post(self.activation_post(x))  # (B, 1, T)
+        return torch.tanh(x) if self.tanh else x.clamp(-1, 1)
