@@ -27,10 +27,11 @@ OF_SYSTEMS = re.compile(
 POSIX_ONLY = {"zoo/training/launcher.py": "main refuses to begin on Windows"}
 # What means something else on Windows, and where it stands all the same.
 ARGUMENTS = {"start_new_session", "preexec_fn", "pass_fds", "umask"}
-WITH_ARGUMENTS = {"zoo/training/launcher.py", "zoo/ui/jobs/groups.py"}
+WITH_ARGUMENTS = {"zoo/training/launcher.py", "zoo/tuning/study.py", "zoo/ui/jobs/groups.py"}
 KILLS = {
     "zoo/training/processes.py": "a rank that hangs; os.kill ends it on Windows, too",
     "zoo/training/launcher.py": POSIX_ONLY["zoo/training/launcher.py"],
+    "zoo/tuning/study.py": "a trial that is pruned or left; on Windows it ends without saving",
     "zoo/ui/jobs/groups.py": "the place for it",
     "zoo/ui/jobs/commands.py": "what does not end when asked to",
     "zoo/ui/jobs/trainings.py": "a training that never began",
@@ -40,6 +41,7 @@ FOLDERS = re.compile(r"/(proc|sys|dev|tmp|bin|usr|etc)/")
 WITH_FOLDERS = {
     "zoo/audio/io/shards.py": "of a memfd",
     "zoo/common/hardware.py": "looked for; the answer is 0 or the next way without it",
+    "zoo/tuning/batch_size.py": "Linux alone",
     "zoo/ui/jobs/records.py": "psutil answers without it",
     "zoo/ui/readings.py": "without it there are no cards of AMD",
 }

@@ -290,7 +290,7 @@ def _take_longest(data: Any) -> None:
 
 def limit_memory(count: int) -> None:
     """Let this process hold at most so many bytes, of which some are held now; without effect but on Linux."""
-    if not os.path.exists("/proc/self/status"):
+    if sys.platform != "linux":
         return
     import resource
 
