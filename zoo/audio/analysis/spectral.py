@@ -101,10 +101,10 @@ class MultiScaleMel(nn.Module):
             for size in self.windows:
                 found, wanted = (self._mel(audio, size) for audio in (prediction, target))
                 logs = [self.power * mel.clamp(min=_LEAST_MEL).log10() for mel in (found, wanted)]
-                total = total + functional.l1_loss(*logs)
+                total = total + (logs[0] - logs[1]).abs().mean()
                 if self.magnitude_weight:
-                    again = (found, wanted) if self.plain_magnitudes else logs
-                    total = total + self.magnitude_weight * functional.l1_loss(*again)
+                    again = [found, wanted] if self.plain_magnitudes else logs
+                    total = total + self.magnitude_weight * (again[0] - again[1]).abs().mean()
         return total
 
     def _mel(self, audio: Tensor, size: int) -> Tensor:

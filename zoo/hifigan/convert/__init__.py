@@ -55,8 +55,7 @@ def _of(source: Path | str | nn.Module) -> Converter[Any]:
     if _vocos.is_original(source):
         return _vocos
     try:
-        specs = load_checkpoint(find_checkpoint(Path(source))).get("zoo") or {}
-    except (OSError, ValueError):
+        generator = load_checkpoint(find_checkpoint(Path(source)))["zoo"]["parts"]["generator"]
+        return _vocos if generator["class_path"] == "zoo.hifigan.Vocos" else _hifigan
+    except (OSError, ValueError, LookupError, TypeError):
         return _hifigan
-    generator = (specs.get("parts") or {}).get("generator") or {}
-    return _vocos if generator.get("class_path") == "zoo.hifigan.Vocos" else _hifigan

@@ -133,7 +133,7 @@ class HifiganConverter(Converter[HifiganFile]):
             converted.nets = {"generator": generator.fuse_(), "mel": build(arguments["mel"])}
             return converted
         state = converted.state = trainable_state(original.state)
-        arguments["discriminators"].update(discriminator_specs(state, settings, source))
+        arguments["discriminators"].update(discriminator_specs(state, source, settings))
         converted.notes = [f"config: {key} has no counterpart" for key in unmapped]
         converted.epoch = original.training.get("epoch", 0)
         converted.training["loops"] = loop_state(batches, max(converted.epoch, 0))

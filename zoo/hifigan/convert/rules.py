@@ -289,7 +289,7 @@ def build_generator(original: HifiganFile, config: Mapping[str, Any], source: Pa
 
 
 def discriminator_specs(
-    state: Mapping[str, Tensor], config: Mapping[str, Any], source: Path
+    state: Mapping[str, Tensor], source: Path, config: Mapping[str, Any] | None = None
 ) -> dict[str, dict[str, Any]]:
     """Describe the discriminators whose tensors a state holds, and check that they fit.
 
@@ -299,7 +299,7 @@ def discriminator_specs(
     Raises:
         ValueError: when names or shapes are not those of the discriminators.
     """
-    if bigvgan.is_bigvgan(config):
+    if config is not None and bigvgan.is_bigvgan(config):
         described = {name: spec for name, spec in bigvgan.discriminators(config).items() if below(state, f"{name}.")}
         for name, spec in described.items():
             check_whole(build(spec), below(state, f"{name}."), str(source), f"the {name} of the config")

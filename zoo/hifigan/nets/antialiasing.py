@@ -33,9 +33,8 @@ class Snake(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Activate (B, C, T)."""
-        alpha, beta = self.alpha, self.alpha if self.beta is None else self.beta
-        if self.log_scale:
-            alpha, beta = alpha.exp(), beta.exp()
+        scales: tuple[Tensor, Tensor] = (self.alpha, self.alpha if self.beta is None else self.beta)
+        alpha, beta = (scale.exp() for scale in scales) if self.log_scale else scales
         return x + torch.sin(x * alpha[:, None]).square() / (beta[:, None] + _EPS)
 
 

@@ -41,8 +41,8 @@ class ResolutionDiscriminator(ConvolutionStack):
         super().__init__(convs, post, spectral_norm if spectral else weight_norm)
         self.resolution = resolution
 
-    def forward(self, x: Tensor) -> Output:
-        """Score waveforms (B, 1, T)."""
+    def forward(self, x: Tensor, condition: Tensor | None = None) -> Output:
+        """Score waveforms (B, 1, T); there are no conditions."""
         n_fft, hop, window = self.resolution
         with torch.autocast(x.device.type, enabled=False):
             padding = (n_fft - hop) // 2
@@ -142,7 +142,7 @@ class BandDiscriminator(nn.Module):
         spectrum, maps, ends = self.spectrum(x), [], []
         for low, high, convs in zip(self.edges, self.edges[1:], self.band_convs, strict=False):
             band = spectrum[..., low:high]
-            for index, conv in enumerate(convs):
+            for index, conv in enumerate(convs.children()):
                 band = F.leaky_relu(conv(band), SLOPE)  # (B, C, F, bins)
                 if index or self.every_map:
                     maps.append(band)

@@ -237,7 +237,8 @@ class Vocos(WaveformGenerator):
         one_of(("istft", "mdct_symexp", "mdct_cos"), head=head)
         if head == "istft" and (n_fft % 2 or n_fft < hop_length or (padding == "same" and (n_fft - hop_length) % 2)):
             raise ValueError(
-                f"n_fft must be even, at least hop_length, and differ from it by an even number: {n_fft}, {hop_length}"
+                f"n_fft {n_fft} must be even, at least hop_length {hop_length}, and with padding same differ by "
+                "an even number"
             )
         if conditions and backbone == "resnet":
             raise ValueError("the resnet backbone has no norms that adapt to conditions")
@@ -246,10 +247,11 @@ class Vocos(WaveformGenerator):
             self.backbone: nn.Module = ConvNeXtBackbone(in_channels, dim, intermediate_dim, layers, scale, conditions)
         else:
             self.backbone = ResNetBackbone(in_channels, dim, layers, scale)
-        kind = head.removeprefix("mdct_")
         self.head = (
-            ISTFTHead(dim, n_fft, hop_length, padding) if head == "istft" else IMDCTHead(dim, hop_length, padding, kind)
-        )  # type: ignore[arg-type]
+            ISTFTHead(dim, n_fft, hop_length, padding)
+            if head == "istft"
+            else IMDCTHead(dim, hop_length, padding, "symexp" if head == "mdct_symexp" else "cos")
+        )
         self.receptive_frames = self.backbone.reach + self.head.reach
 
     def forward(self, x: Tensor, condition: Tensor | None = None) -> Tensor:

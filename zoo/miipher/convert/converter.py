@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -321,7 +321,7 @@ def _generator(vocoder: Vocoder, source: Path, config: Config, ema: bool) -> Gen
     """The generator of a vocoder file, with the averaged parameters where wanted and there."""
     state = vocoder.state | (vocoder.ema if ema else {})
     nets = HifiganFile(vocoder.layout, state, reflect=vocoder.reflect)
-    return build_generator(nets, settings_of(source, config, vocoder.settings), source)
+    return cast(Generator, build_generator(nets, settings_of(source, config, vocoder.settings), source))
 
 
 def _described(generator: Generator) -> dict[str, Any]:
