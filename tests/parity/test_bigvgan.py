@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.conftest import SHARED
+from tests.parity.recorded import Recorded
 from zoo.audio.analysis.spectral import MultiScaleMel
 from zoo.common.build import build
 from zoo.hifigan.convert import convert, convert_config, describe, is_original
@@ -28,7 +29,8 @@ from zoo.runs.load import load
 from zoo.training.adversarial import adversarial_loss, discriminator_loss, feature_matching_loss
 
 GOLDEN = SHARED / "golden" / "bigvgan"
-META = json.loads((GOLDEN / "meta.json").read_text())["cases"] if GOLDEN.is_dir() else {}
+RECORDED = Recorded(GOLDEN, exact=1e-6)
+META, arrays, close = RECORDED.cases, RECORDED.arrays, RECORDED.close
 GENERATORS = [name for name in META if name.startswith("gen_")]
 pytestmark = pytest.mark.shared
 
@@ -40,21 +42,6 @@ def generator(folder):
         h["resblock_kernel_sizes"], h["resblock_dilation_sizes"], h["activation"], h["snake_logscale"],
         h.get("use_tanh_at_final", True), h.get("use_bias_at_final", True),
     )  # fmt: skip
-
-
-def arrays(name):
-    return {key: torch.from_numpy(value) for key, value in np.load(GOLDEN / name).items()}
-
-
-def close(found, stored, name, case):
-    """In float64 up to the rounding of float32 constants, in float32 within 20 times the recording's rounding."""
-    facts = META[case]["arrays"].get(f"{name}.f32", {})
-    scale = max(float(stored[f"{name}.f32"].abs().max()), 1e-3)
-    if found.dtype == torch.float64 and f"{name}.f64" in stored:
-        torch.testing.assert_close(found, stored[f"{name}.f64"], rtol=0, atol=1e-6 * scale)
-        return
-    bound = max(20 * facts.get("max_abs_diff_to_f64", 0.0), 1e-6 * scale)
-    torch.testing.assert_close(found.float(), stored[f"{name}.f32"], rtol=0, atol=bound)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -3,12 +3,12 @@
 import json
 import shutil
 
-import numpy as np
 import pytest
 import torch
 import yaml
 
 from tests.conftest import SHARED
+from tests.parity.recorded import Recorded
 from zoo.audio.analysis.mel import LogMel
 from zoo.hifigan.convert import convert, describe, is_original
 from zoo.hifigan.convert.rules import to_our_keys
@@ -17,23 +17,10 @@ from zoo.runs.checkpoints import load_checkpoint
 from zoo.runs.load import load
 
 GOLDEN = SHARED / "golden" / "vocos"
-META = json.loads((GOLDEN / "meta.json").read_text())["cases"] if GOLDEN.is_dir() else {}
+RECORDED = Recorded(GOLDEN, exact=4e-6)
+META, arrays, close = RECORDED.cases, RECORDED.arrays, RECORDED.close
 pytestmark = pytest.mark.shared
 HEADS = {"ISTFTHead": "istft", "IMDCTSymExpHead": "mdct_symexp", "IMDCTCosHead": "mdct_cos"}
-
-
-def arrays(name):
-    return {key: torch.from_numpy(value) for key, value in np.load(GOLDEN / name).items()}
-
-
-def close(found, stored, name, case):
-    facts = META[case]["arrays"].get(f"{name}.f32", {})
-    scale = max(float(stored[f"{name}.f32"].abs().max()), 1e-3)
-    if found.dtype == torch.float64 and f"{name}.f64" in stored:
-        torch.testing.assert_close(found, stored[f"{name}.f64"], rtol=0, atol=4e-6 * scale)
-        return
-    bound = max(20 * facts.get("max_abs_diff_to_f64", 0.0), 1e-6 * scale)
-    torch.testing.assert_close(found.float(), stored[f"{name}.f32"], rtol=0, atol=bound)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

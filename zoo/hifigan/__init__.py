@@ -1,4 +1,4 @@
-"""HiFi-GAN, BigVGAN, Vocos: GAN vocoders from mel or SSL features to waveform (Kong et al., 2020 and after)."""
+"""HiFi-GAN: GAN vocoders from mel or SSL features to waveform (Kong et al., 2020), with BigVGAN and Vocos."""
 
 from zoo.common.registry import public
 

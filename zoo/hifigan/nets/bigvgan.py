@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
@@ -13,8 +12,7 @@ from torch.nn.utils import parametrizations
 
 from zoo.common.ranges import one_of
 from zoo.hifigan.nets.antialiasing import AntiAliased, Snake
-from zoo.hifigan.nets.generator import EDGE_KERNEL, check_resblocks, check_upsampling
-from zoo.hifigan.nets.interface import WaveformGenerator, upsampled_context
+from zoo.hifigan.nets.interface import StagedGenerator
 
 
 class PeriodicBlock(nn.Module):
@@ -33,7 +31,7 @@ class PeriodicBlock(nn.Module):
         kernel_size: int,
         dilations: Sequence[int],
         kind: str,
-        activation: Callable[[], AntiAliased],
+        activation: Callable[[int], AntiAliased],
     ) -> None:
         super().__init__()
 
@@ -48,7 +46,9 @@ class PeriodicBlock(nn.Module):
             self.convs2 = nn.ModuleList(conv(1) for _ in dilations)
         else:
             self.convs = dilated
-        self.activations = nn.ModuleList(activation() for _ in range(len(dilations) * (2 if kind == "1" else 1)))
+        self.activations = nn.ModuleList(
+            activation(channels) for _ in range(len(dilations) * (2 if kind == "1" else 1))
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Refine activations (B, C, T); the shape stays."""
@@ -62,7 +62,7 @@ class PeriodicBlock(nn.Module):
         return x
 
 
-class BigVGAN(WaveformGenerator):
+class BigVGAN(StagedGenerator):
     """Turns frames of a mel into a waveform.
 
     Args:
@@ -95,51 +95,25 @@ class BigVGAN(WaveformGenerator):
         tanh: bool = False,
         last_bias: bool = False,
     ) -> None:
-        super().__init__()
-        check_upsampling(upsample_rates, upsample_kernel_sizes, initial_channels, None)
-        check_resblocks(resblock, resblock_kernel_sizes, resblock_dilation_sizes)
         one_of(("snakebeta", "snake"), activation=activation)
-        self.in_channels = in_channels
-        self.initial_channels = initial_channels
-        self.upsample_rates = tuple(upsample_rates)
-        self.upsample_kernel_sizes = tuple(upsample_kernel_sizes)
-        self.resblock = resblock
-        self.resblock_kernel_sizes = tuple(resblock_kernel_sizes)
-        self.resblock_dilation_sizes = tuple(tuple(dilations) for dilations in resblock_dilation_sizes)
-        self.activation, self.log_scale, self.tanh, self.last_bias = activation, log_scale, tanh, last_bias
-        self.hop_length = math.prod(upsample_rates)
 
         def periodic(channels: int) -> AntiAliased:
             return AntiAliased(Snake(channels, activation == "snakebeta", log_scale))
 
-        self.conv_pre = nn.Conv1d(in_channels, initial_channels, EDGE_KERNEL, padding=EDGE_KERNEL // 2)
-        self.ups = nn.ModuleList()
-        self.resblocks = nn.ModuleList()
-        channels = initial_channels
-        for rate, kernel in zip(upsample_rates, upsample_kernel_sizes, strict=True):
-            self.ups.append(nn.ConvTranspose1d(channels, channels // 2, kernel, rate, (kernel - rate) // 2))
-            channels //= 2
-            for size, dilations in zip(resblock_kernel_sizes, resblock_dilation_sizes, strict=True):
-                self.resblocks.append(PeriodicBlock(channels, size, dilations, resblock, partial(periodic, channels)))
-        self.activation_post = periodic(channels)
-        self.conv_post = nn.Conv1d(channels, 1, EDGE_KERNEL, padding=EDGE_KERNEL // 2, bias=last_bias)
+        super().__init__(
+            in_channels, initial_channels, upsample_rates, upsample_kernel_sizes, resblock, resblock_kernel_sizes,
+            resblock_dilation_sizes, partial(PeriodicBlock, kind=resblock, activation=periodic),
+        )  # fmt: skip
+        self.activation, self.log_scale, self.tanh, self.last_bias = activation, log_scale, tanh, last_bias
+        self.activation_post = periodic(self.last_channels)
+        self.conv_post = self.edge(self.last_channels, 1, bias=last_bias)
         for module in [each for each in self.modules() if isinstance(each, nn.Conv1d | nn.ConvTranspose1d)]:
             parametrizations.weight_norm(module)
-        reach, edge = self.activation_post.reach, EDGE_KERNEL // 2
-        units = 2 if resblock == "1" else 1
-        block = max(
-            sum((size - 1) * dilation // 2 + (units - 1) * (size // 2) + units * reach for dilation in dilations)
-            for size, dilations in zip(resblock_kernel_sizes, resblock_dilation_sizes, strict=True)
-        )
-        self.receptive_frames = upsampled_context(upsample_rates, upsample_kernel_sizes, block, edge, edge + reach)
+        own = self.activation_post.reach
+        self.receptive_frames = self.context(lambda size, dilation: (size - 1) * dilation // 2 + own, own)
 
     def forward(self, x: Tensor) -> Tensor:
         """Synthesise (B, 1, F * hop_length), -1 to 1, from log-mels (B, in_channels, F)."""
-        x = self.conv_pre(x)  # (B, initial_channels, F)
-        parallel = len(self.resblock_kernel_sizes)
-        for stage, upsample in enumerate(self.ups):
-            x = upsample(x)  # (B, C / 2, rate * T)
-            blocks = self.resblocks[stage * parallel : (stage + 1) * parallel]
-            x = sum(block(x) for block in blocks) / parallel
+        x = self.stages(self.conv_pre(x))
         x = self.conv_post(self.activation_post(x))  # (B, 1, T)
         return torch.tanh(x) if self.tanh else x.clamp(-1, 1)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import torch
@@ -13,13 +13,10 @@ from torch.nn.utils import parametrizations
 
 from zoo.common.ranges import one_of
 from zoo.hifigan.nets.conditioners import Conditioner
-from zoo.hifigan.nets.interface import WaveformGenerator, upsampled_context
+from zoo.hifigan.nets.interface import PaddingMode, StagedGenerator
 
 SLOPE = 0.1
 LAST_SLOPE = 0.01  # the original's last activation omits the slope; its weights are trained with PyTorch's default
-EDGE_KERNEL = 7
-
-PaddingMode = Literal["zeros", "reflect", "replicate"]
 
 
 class ResidualBlock(nn.Module):
@@ -61,7 +58,7 @@ class ResidualBlock(nn.Module):
         return x
 
 
-class Generator(WaveformGenerator):
+class Generator(StagedGenerator):
     """Turns frames of a mel or of SSL features into a waveform.
 
     Args:
@@ -103,59 +100,29 @@ class Generator(WaveformGenerator):
         last_slope: float = LAST_SLOPE,
         output_padding: Literal[0, 1] | None = None,
     ) -> None:
-        super().__init__()
-        check_upsampling(upsample_rates, upsample_kernel_sizes, initial_channels, output_padding)
-        check_resblocks(resblock, resblock_kernel_sizes, resblock_dilation_sizes)
         one_of(("default", "normal"), init=init)
         if conditioner is not None and conditioner.in_channels != in_channels:
             raise ValueError(f"in_channels is {in_channels} and the conditioner takes {conditioner.in_channels}")
-        self.in_channels = in_channels
-        self.initial_channels = initial_channels
-        self.upsample_rates = tuple(upsample_rates)
-        self.upsample_kernel_sizes = tuple(upsample_kernel_sizes)
-        self.resblock = resblock
-        self.resblock_kernel_sizes = tuple(resblock_kernel_sizes)
-        self.resblock_dilation_sizes = tuple(tuple(dilations) for dilations in resblock_dilation_sizes)
+        super().__init__(
+            in_channels, initial_channels, upsample_rates, upsample_kernel_sizes, resblock, resblock_kernel_sizes,
+            resblock_dilation_sizes, partial(ResidualBlock, kind=resblock, padding_mode=padding_mode), conditioner,
+            padding_mode, output_padding,
+        )  # fmt: skip
         self.padding_mode = padding_mode
         self.last_slope = last_slope
-        self.output_padding = output_padding
-        self.hop_length = math.prod(upsample_rates)
-        self.conditioner = conditioner
-
-        def edge(channels_in: int, channels_out: int) -> nn.Conv1d:
-            return nn.Conv1d(
-                channels_in, channels_out, EDGE_KERNEL, padding=EDGE_KERNEL // 2, padding_mode=padding_mode
-            )
-
-        self.conv_pre = edge(in_channels if conditioner is None else conditioner.out_channels, initial_channels)
-        self.ups = nn.ModuleList()
-        self.resblocks = nn.ModuleList()
-        channels = initial_channels
-        for rate, kernel in zip(upsample_rates, upsample_kernel_sizes, strict=True):
-            excess = kernel - rate
-            added = (output_padding or 0) * (excess % 2)
-            self.ups.append(nn.ConvTranspose1d(channels, channels // 2, kernel, rate, excess // 2, added))
-            channels //= 2
-            for size, dilations in zip(resblock_kernel_sizes, resblock_dilation_sizes, strict=True):
-                self.resblocks.append(ResidualBlock(channels, size, dilations, resblock, padding_mode))
-        self.conv_post = edge(channels, 1)
+        self.conv_post = self.edge(self.last_channels, 1, padding_mode)
         for name, module in self.convolutions():
             if init == "normal" and name != "conv_pre":
                 nn.init.normal_(module.weight, 0.0, 0.01)
             parametrizations.weight_norm(module)
-        self.receptive_frames = self._receptive_frames()
+        self.receptive_frames = self.context(lambda size, dilation: (size - 1) * dilation // 2)
 
     def forward(self, x: Tensor) -> Tensor:
         """Synthesise (B, 1, F * hop_length), -1 to 1, from log-mels or SSL features (B, in_channels, F)."""
         if self.conditioner is not None:
             x = self.conditioner(x)  # (B, conditioner.out_channels, F)
         samples = x.shape[-1] * self.hop_length
-        x = self.conv_pre(x)  # (B, initial_channels, F)
-        parallel = len(self.resblock_kernel_sizes)
-        for stage, upsample in enumerate(self.ups):
-            x = upsample(F.leaky_relu(x, SLOPE))  # (B, C / 2, rate * T)
-            blocks = self.resblocks[stage * parallel : (stage + 1) * parallel]
-            x = sum(block(x) for block in blocks) / parallel
+        x = self.stages(self.conv_pre(x), lambda x: F.leaky_relu(x, SLOPE))
         x = torch.tanh(self.conv_post(F.leaky_relu(x, self.last_slope)))  # (B, 1, T)
         return x if self.output_padding is None else x[..., :samples]
 
@@ -166,46 +133,3 @@ class Generator(WaveformGenerator):
             for name, module in self.named_modules()
             if isinstance(module, nn.Conv1d | nn.ConvTranspose1d) and not name.startswith("conditioner.")
         ]
-
-    def _receptive_frames(self) -> int | None:
-        reach = max(
-            sum((size - 1) * dilation // 2 + (size // 2 if self.resblock == "1" else 0) for dilation in dilations)
-            for size, dilations in zip(self.resblock_kernel_sizes, self.resblock_dilation_sizes, strict=True)
-        )
-        edge = EDGE_KERNEL // 2
-        frames = upsampled_context(self.upsample_rates, self.upsample_kernel_sizes, reach, edge, edge)
-        if self.conditioner is None:
-            return frames
-        context = self.conditioner.receptive_frames
-        return None if context is None else frames + context
-
-
-def check_upsampling(rates: Sequence[int], kernels: Sequence[int], channels: int, output_padding: int | None) -> None:
-    """Refuse stages that do not give whole frames; see `Generator`."""
-    one_of((None, 0, 1), output_padding=output_padding)
-    if not rates or len(rates) != len(kernels):
-        raise ValueError(
-            f"upsample_rates and upsample_kernel_sizes must have the same length, not {len(rates)} and {len(kernels)}"
-        )
-    for rate, kernel in zip(rates, kernels, strict=True):
-        if kernel < rate or ((kernel - rate) % 2 and output_padding is None):
-            raise ValueError(
-                f"upsample kernel {kernel} with rate {rate}: kernel - rate must be even and not negative, or a stage "
-                f"does not give exactly {rate} samples per frame; use kernel {2 * rate + rate % 2} or {rate}, or set "
-                "output_padding to 0 (AudioSR) or 1 (ProjectLily) for a vocoder trained with an odd difference"
-            )
-    if channels < 2 ** len(rates):
-        raise ValueError(f"initial_channels {channels} leaves no channel after {len(rates)} halvings: take more")
-
-
-def check_resblocks(kind: str, kernels: Sequence[int], dilations: Sequence[Sequence[int]]) -> None:
-    """Refuse residual blocks that cannot be; see `Generator`."""
-    one_of(("1", "2"), resblock=kind)
-    if not kernels or len(kernels) != len(dilations):
-        raise ValueError(
-            "resblock_kernel_sizes and resblock_dilation_sizes must have the same length, "
-            f"not {len(kernels)} and {len(dilations)}"
-        )
-    even = [kernel for kernel in kernels if kernel % 2 == 0]
-    if even:
-        raise ValueError(f"resblock_kernel_sizes must be odd, found {even}")
