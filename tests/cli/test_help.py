@@ -31,3 +31,10 @@ def test_a_former_name_still_answers_and_is_not_listed(capsys: pytest.CaptureFix
     assert main(["--help"]) == 0
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
     assert "compare-samplers" in names and "sweep" not in names and names.count("find-lr") == 1
+
+
+@pytest.mark.parametrize("command", ["--help", "list", "completion bash"])
+def test_who_reads_the_output_may_leave(command):
+    shell = f"{sys.executable} -m zoo {command} | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() in ("0", "141") and done.stderr == ""

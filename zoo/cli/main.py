@@ -39,8 +39,14 @@ FORMER_NAMES = {"sweep": "compare-samplers"}  # still answer, and are not listed
 
 
 def entry() -> None:
-    """Console script."""
-    sys.exit(main())
+    """Console script; who reads its output, such as `head`, may leave before the end."""
+    try:
+        code = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
+        code = 141
+    sys.exit(code)
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -81,7 +87,20 @@ def main(args: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted", code=130)
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and _reader_left():
+            raise
         return _report(error)
+
+
+def _reader_left() -> bool:
+    """Whether standard output is a pipe that nobody reads any more."""
+    if sys.platform == "win32":
+        return False
+    import select
+
+    watch = select.poll()
+    watch.register(sys.stdout.fileno(), 0)
+    return any(event & select.POLLERR for _, event in watch.poll(0))
 
 
 def _take_verbosity(arguments: list[str]) -> list[str]:
