@@ -16,6 +16,7 @@ from tests.cli.test_recipes import FRAGMENTS, RECIPES
 from tests.compressed_ad.test_losses import histories
 from tests.miipher.parts import backbone, cleaner
 from zoo.audio.analysis.mel import LogMel
+from zoo.audio.analysis.spectral import MultiScaleMel
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.losses import LossTerm
 from zoo.audiosr.nets.discriminator import PatchDiscriminator
@@ -28,8 +29,15 @@ from zoo.compressed_ad.nets.transformer import Transformer
 from zoo.flow.nets.mlp import ToyNet
 from zoo.flow.nets.unet import UNet
 from zoo.flow.sequence.net import Normaliser, SequenceNet
+from zoo.hifigan.nets.bigvgan import BigVGAN
 from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator, MultiScaleDiscriminator
 from zoo.hifigan.nets.generator import Generator
+from zoo.hifigan.nets.spectral_discriminators import (
+    MultiBandDiscriminator,
+    MultiOctaveDiscriminator,
+    MultiResolutionDiscriminator,
+)
+from zoo.hifigan.nets.vocos import Vocos
 
 Inputs = Callable[[int], tuple[Any, ...]]
 """Inputs by a size, so that two sizes show that nothing was specialised away."""
@@ -84,6 +92,23 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
     "Generator": lambda: (
         Generator(4, 8, (2, 2), (4, 4), resblock_kernel_sizes=(3,), resblock_dilation_sizes=((1,),)),
         lambda size: (noise(2, 4, size),),
+    ),
+    "BigVGAN": lambda: (
+        BigVGAN(4, 8, (2, 2), (4, 4), resblock_kernel_sizes=(3,), resblock_dilation_sizes=((1,),)),
+        lambda size: (noise(2, 4, size),),
+    ),
+    "Vocos": lambda: (Vocos(4, 8, 12, 2, 16, 4, "center"), lambda size: (noise(2, 4, size),)),
+    "MultiBandDiscriminator": lambda: (
+        MultiBandDiscriminator((64, 32), channels=2), lambda size: (noise(2, 1, 90 * size),)
+    ),
+    "MultiResolutionDiscriminator": lambda: (
+        MultiResolutionDiscriminator(((32, 8, 16),), 1 / 16), lambda size: (noise(2, 1, 90 * size),)
+    ),
+    "MultiOctaveDiscriminator": lambda: (
+        MultiOctaveDiscriminator(16000, (64,), (6,), (6,), 2, (1, 2)), lambda size: (noise(2, 1, 300 * size),)
+    ),
+    "MultiScaleMel": lambda: (
+        MultiScaleMel(16000, (32, 64), (4, 8)), lambda size: (noise(2, 1, 90 * size), noise(2, 1, 90 * size) / 2)
     ),
     "MultiPeriodDiscriminator": lambda: (
         MultiPeriodDiscriminator([2, 3], channel_mult=1 / 32), lambda size: (noise(2, 1, 90 * size),)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -110,6 +111,10 @@ class BandDiscriminator(nn.Module):
         super().__init__()
         bins = window // 2 + 1
         self.edges = [int(share * bins) for share in bands]
+        if any(low >= high for low, high in pairwise(self.edges)):
+            raise ValueError(
+                f"a transform of {window} samples has bands {self.edges}, one without bins: take a larger one"
+            )
         self.n_fft, self.match_stride, self.every_map = window, match_stride, every_map
 
         def stack() -> nn.ModuleList:
