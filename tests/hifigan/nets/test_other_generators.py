@@ -1,0 +1,84 @@
+"""BigVGAN and Vocos behind the vocoder's interface: context, streaming, export, precision, refusals."""
+
+import numpy as np
+import pytest
+import torch
+
+from zoo.audio.analysis.mel import LogMel
+from zoo.hifigan.inference.vocoder import Vocoder, export_onnx
+from zoo.hifigan.nets.bigvgan import BigVGAN
+from zoo.hifigan.nets.constant_q import ConstantQ
+from zoo.hifigan.nets.spectral_discriminators import MultiBandDiscriminator
+from zoo.hifigan.nets.vocos import Vocos
+
+GENERATORS = {
+    "bigvgan": lambda: BigVGAN(6, 12, (4, 3), (8, 7), "1", (3, 5), ((1, 3), (2,))),
+    "bigvgan_2": lambda: BigVGAN(6, 9, (5,), (11,), "2", (7,), ((1, 2, 4),), activation="snake", tanh=True),
+    "vocos": lambda: Vocos(6, 10, 14, 2, 24, 6, "same"),
+    "vocos_center": lambda: Vocos(6, 10, 14, 3, 20, 6, "center"),
+    "resnet": lambda: Vocos(6, 10, 1, 1, 24, 8, "same", "resnet", "mdct_cos"),
+}
+
+
+@pytest.fixture(params=GENERATORS)
+def generator(request):
+    torch.manual_seed(int(np.random.default_rng().integers(2**31)))
+    print(f"seed {torch.initial_seed()}")
+    return GENERATORS[request.param]().eval()
+
+
+def test_a_frame_depends_on_its_context_and_on_nothing_more(generator):
+    hop, reach = generator.hop_length, generator.receptive_frames
+    x = torch.randn(1, 6, 2 * reach + 21)
+    middle = x.shape[-1] // 2
+    changed = x.clone()
+    changed[..., middle] += 3.0
+    with torch.no_grad():
+        moved = (generator(x) - generator(changed)).abs()[0, 0].reshape(-1, hop).amax(1)
+    assert generator(x).shape == (1, 1, x.shape[-1] * hop)
+    assert moved[: middle - reach].max() <= 1e-6 and moved[middle + reach + 1 :].max() <= 1e-6
+    assert moved[middle] > 1e-6
+
+
+def test_streamed_is_the_whole(generator):
+    x = torch.randn(1, 6, 700)
+    with torch.inference_mode():
+        whole = generator(x)[0, 0].numpy()
+    steps = np.random.default_rng(0).integers(1, 60, 30).cumsum()
+    pieces = np.concatenate(list(Vocoder(generator, None, 8000).stream(np.split(x[0].numpy(), steps[steps < 700], 1))))
+    np.testing.assert_allclose(pieces, whole, atol=1e-6)
+
+
+def test_fused_exported_and_in_half_precision(generator, tmp_path):
+    x = torch.randn(2, 6, 30)
+    assert export_onnx(generator, tmp_path / "net.onnx") <= 1e-5
+    with torch.no_grad():
+        wanted = generator(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = generator(x).float()
+        fused = generator.fuse_()(x)
+    torch.testing.assert_close(fused, wanted, rtol=0, atol=1e-5)
+    assert (found - wanted).abs().max() <= 0.1 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("samples", [3, 63, 640, 1000])
+def test_copies_are_as_long_as_their_source(samples):
+    """A centred front end has a frame more than the audio has hops."""
+    mel = LogMel(8000, 64, 16, 64, 6, 0.0, None, "center", "htk", 0.0, 1e-7)
+    model = Vocoder(Vocos(6, 10, 14, 2, 64, 16, "center").eval(), mel)
+    audio = np.random.default_rng(0).normal(0, 0.1, (2, samples)).astype(np.float32)
+    assert model(audio, 8000).shape == (2, samples)
+
+
+def test_what_cannot_be_is_refused():
+    for make, message in (
+        (lambda: Vocos(padding="same", n_fft=1023), "even"),
+        (lambda: Vocos(backbone="resnet", conditions=4), "no norms that adapt"),
+        (lambda: BigVGAN(upsample_rates=(4,), upsample_kernel_sizes=(7,)), "kernel - rate must be even"),
+        (lambda: BigVGAN(activation="relu"), "activation"),
+        (lambda: ConstantQ(16000, 100, 6, 8), "cannot be halved 5 times"),
+        (lambda: ConstantQ(4000, 256, 8, 8), "above half"),
+        (lambda: MultiBandDiscriminator((16,)), "without bins"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make()
