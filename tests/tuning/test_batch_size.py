@@ -37,6 +37,7 @@ def test_doubling_and_halving_end_at_the_largest(largest, size, most):
 def test_the_largest_batch_is_found_though_a_try_runs_out_of_memory(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{TOY}:{REPOSITORY}")
+    monkeypatch.setenv("COLUMNS", "120")  # cells of a table are not broken
     monkeypatch.setattr("zoo.tuning.batch_size.free_memory_bytes", lambda: 1600 << 20)  # a process begins with 700
     settings = ["--target=1", "--data.batch_size=1", *callback("Hungry", megabytes=600)]
     assert main([*TOY_RECIPE, *settings]) == 0

@@ -575,7 +575,7 @@ def dry_run(config: Path) -> list[tuple[str, bool, str]]:
     """
     results: list[tuple[str, bool, str]] = []
     brought = config.parent if runs.has_config(config) and any(config.parent.glob("*.ckpt")) else None
-    with tempfile.TemporaryDirectory() as folder, quietly():
+    with tempfile.TemporaryDirectory(prefix="zoo-trial-") as folder, quietly():
         root = Path(folder) / "run"
         limits = ["--trainer.max_steps=1", "--trainer.limit_val_batches=1", "--trainer.num_sanity_val_steps=0"]
         stages = {
