@@ -33,6 +33,7 @@ from zoo.common.locks import locked
 from zoo.common.reading.text import safe_load
 from zoo.common.report import markdown_table, plain
 from zoo.common.systems import recipe_root
+from zoo.training.launcher import die_with_parent
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ROOT = Path("runs/evidence")
@@ -172,7 +173,7 @@ def reproduce(
         if not quick:
             check_data(demos)
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        with ProcessPoolExecutor(jobs, mp_context=context, initializer=die_with_parent) as pool:
             roots = [(demo.name, _root(output, demo.name, seed), seed) for demo in demos for seed in numbers]
             for done in as_completed([pool.submit(run_seed, *each, quick) for each in roots]):
                 done.result()
