@@ -84,7 +84,8 @@ def test_files_there_and_back(case, tmp_path):
     assert before.keys() == after.keys()
     for key, value in before.items():
         learned = not key.startswith(("head.i", "feature_extractor."))
-        torch.testing.assert_close(after[key], value, rtol=0, atol=0 if learned else 2e-7)
+        # a band's edges are differences of frequencies, whose float32 is 1e-3 Hz, over tens of Hz
+        torch.testing.assert_close(after[key], value, rtol=0, atol=0 if learned else 2e-5)
     written, original = (yaml.safe_load((each / "config.yaml").read_text()) for each in folders[::-1])
     assert written == original
     convert(GOLDEN / case, tmp_path / "export")
