@@ -245,7 +245,8 @@ def test_three_steps(trained):
         optimizers[0].step()
         for name, value in log.items():
             # AdamW's first step turns the rounding of a gradient near zero into a whole step of either sign
-            assert float(value) == pytest.approx(wanted[name], rel=1e-3 if step else 5e-5), (step, name)
+            later = 1e-2 if name.startswith("grad_norm") else 1e-3
+            assert float(value) == pytest.approx(wanted[name], rel=later if step else 5e-5), (step, name)
         for optimizer in optimizers:
             optimizer.param_groups[0]["lr"] *= 0.9
     end = torch.load(trained / "g_00000003", weights_only=True)["generator"]
