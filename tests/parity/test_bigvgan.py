@@ -252,7 +252,8 @@ def test_three_steps(trained):
     end = torch.load(trained / "g_00000003", weights_only=True)["generator"]
     for key, value in to_legacy_keys(net.state_dict()).items():
         wanted = end[re.sub(r"^(ups\.\d+)\.", r"\1.0.", key)]
-        assert (value - wanted).abs().mean() <= 2e-5 and (value - wanted).abs().max() <= 6e-3
+        # of three steps of 1e-3: a tenth on average, a whole one of the other sign at most
+        assert (value - wanted).abs().mean() <= 3e-4 and (value - wanted).abs().max() <= 6e-3
     assert set(unmapped) == {"num_gpus", "num_freq"}
 
 
