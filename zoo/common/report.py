@@ -6,6 +6,8 @@ import csv
 import io
 import json
 import math
+import os
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -157,6 +159,14 @@ def terminal_table(
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def show_table(table: Any) -> None:
+    """Print a table as wide as the terminal; wider where none cuts it."""
+    from rich.console import Console
+
+    wide = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    Console(width=200 if wide else None, highlight=False).print(table)
 
 
 def new_figure(width: float, height: float) -> Figure:

@@ -17,11 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from zoo.cli.commands.runs import show
 from zoo.common.hardware import free_memory_bytes
 from zoo.common.ranges import at_least, within
 from zoo.common.registry import admitted
-from zoo.common.report import terminal_table
+from zoo.common.report import show_table, terminal_table
 
 GIB = 2**30
 FAST = 0.95  # of the best throughput
@@ -197,7 +196,7 @@ def _tell(facts: Facts, tries: dict[int, Try], largest: int, best: float, most: 
         timed = [_gib(each.peak), *(f"{value:.4g}" for value in values)]
         rows.append((str(size), *([""] * 4 if each.error else timed), each.error))
     heads = [facts.key, "peak memory", f"s per {unit}", "s per step", f"{unit}s per s", ""]
-    show(terminal_table(heads, rows, left=[""]))
+    show_table(terminal_table(heads, rows, left=[""]))
     smallest = min(size for size, each in tries.items() if not each.error and each.rate >= FAST * best)
     whose = "the free memory" if facts.device == "cpu" else "the device's memory"
     why = "all items of the training set" if most == facts.items else "the most that was asked for"

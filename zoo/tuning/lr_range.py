@@ -21,12 +21,11 @@ from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 from torch import Tensor
 from torch.optim import Optimizer
 
-from zoo.cli.commands.runs import show
 from zoo.cli.names import near
 from zoo.cli.trials import ENDLESS, train, trial
 from zoo.common.locks import locked
 from zoo.common.ranges import at_least, positive
-from zoo.common.report import new_figure, terminal_table, write_report
+from zoo.common.report import new_figure, show_table, terminal_table, write_report
 from zoo.runs.folder import RUNS_ROOT
 from zoo.training.callbacks.ema import EMA
 from zoo.training.callbacks.guard import NORMAL, unscaled
@@ -389,7 +388,7 @@ def _tell(test: RangeTest, last: float, found: Suggestion | None, recipe: str, f
         (name, *(f"{rate:.2g}" for rate in (test.rates[name], found.steepest * ratio, found.careful * ratio)))
         for name, ratio in ratios.items()
     ]
-    show(terminal_table(["optimizer", "the recipe's", "steepest fall", "lowest / 10"], rows, left=["optimizer"]))
+    show_table(terminal_table(["optimizer", "the recipe's", "steepest fall", "lowest / 10"], rows, left=["optimizer"]))
     flags = [
         f"--model.init_args.{test.options[name]}.init_args.lr={found.steepest * ratio:.2g}"
         for name, ratio in ratios.items()

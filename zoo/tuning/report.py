@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from zoo.cli.commands.runs import show
 from zoo.common.atomic import write_atomic
 from zoo.common.options import verbosity
-from zoo.common.report import terminal_table, write_report
+from zoo.common.report import show_table, terminal_table, write_report
 from zoo.runs.details import duration
 from zoo.runs.listing import read_settings
 from zoo.tuning.search import Definition, Space, label, nested
@@ -156,7 +155,7 @@ def show_study(study: Study, definition: Definition, folder: Path) -> None:
         for row in rows[:SHOWN]
     ]  # fmt: skip
     if verbosity() != "quiet":
-        show(terminal_table(columns, cells, left=columns[:2], whole=columns[:3], box=None, pad_edge=False))
+        show_table(terminal_table(columns, cells, left=columns[:2], whole=columns[:3], box=None, pad_edge=False))
         more = f"{len(rows) - SHOWN} more in {TRIALS_NAME}; " if len(rows) > SHOWN else ""
         unfinished = sum(row["state"] == "open" for row in rows)
         if unfinished:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zoo.cli.commands.runs import show, steps
-from zoo.common.report import markdown_table, panels, terminal_table, write_report
+from zoo.cli.commands.runs import steps
+from zoo.common.report import markdown_table, panels, show_table, terminal_table, write_report
 from zoo.runs.comparison import Comparison, choose, compare, plots, rows_of, shown, values_of
 from zoo.runs.details import duration, record
 from zoo.runs.listing import find_run, trained_seconds
@@ -43,15 +43,15 @@ def main(*runs: str, root: Path = Path("runs"), metrics: str = "", output: Path 
     chosen = choose(comparison.shared, metrics, [run.monitor for run in comparison.runs if run.monitor is not None])
     facts, results = _facts(comparison), values_of(comparison, chosen)
     heads = ["", *comparison.names]
-    show(terminal_table(heads, facts, left=heads, box=None, pad_edge=False))
+    show_table(terminal_table(heads, facts, left=heads, box=None, pad_edge=False))
     print()
     config = [[key, *(_short(shown(value)) for value in values)] for key, values in comparison.config.items()]
     heads[0] = "config"
-    show(terminal_table(heads, config or [["no key differs"]], left=heads, box=None, pad_edge=False))
+    show_table(terminal_table(heads, config or [["no key differs"]], left=heads, box=None, pad_edge=False))
     print()
     heads[0] = "lowest ↓ or highest ↑ (last)"
     rows = [[metric, *values] for metric, values in results.items()]
-    show(terminal_table(heads, rows or [["no metric that all have"]], left=heads[:1], box=None, pad_edge=False))
+    show_table(terminal_table(heads, rows or [["no metric that all have"]], left=heads[:1], box=None, pad_edge=False))
     room = shutil.get_terminal_size().columns - max(map(len, comparison.names)) - 5
     lines = plots(comparison, chosen, min(max(room, 20), 60))
     print("\n".join(["", *lines] if lines else []))

@@ -7,10 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from zoo.cli.commands.runs import show
 from zoo.common.hardware import describe_device
 from zoo.common.ranges import at_least, positive
-from zoo.common.report import terminal_table
+from zoo.common.report import show_table, terminal_table
 from zoo.runs.details import duration
 from zoo.runs.listing import size_of
 
@@ -148,7 +147,9 @@ def _tell(plan: Mapping[str, Any]) -> None:
         rows.append(("price", *(f"{plan['price'][name]:,.2f}" for name in names)))
     count, kept = plan["devices"], plan["checkpoints"]["kept"]
     heads = names if count > 1 else ["one device"]
-    show(terminal_table([plan["recipe"], *heads], rows, None if count == 1 else f"{count} devices", [plan["recipe"]]))
+    show_table(
+        terminal_table([plan["recipe"], *heads], rows, None if count == 1 else f"{count} devices", [plan["recipe"]])
+    )
     size = plan["checkpoints"]["bytes"]
     print(f"disk: {kept} checkpoints of {_size(size)} are kept, {_size((kept + 1) * size)} while one is written")
     source = f"measured on {plan['measured_on']}" if plan["step_is_measured"] else "given"

@@ -6,7 +6,7 @@ import json as text
 from pathlib import Path
 from typing import Any
 
-from zoo.common.report import plain, terminal_table
+from zoo.common.report import plain, show_table, terminal_table
 from zoo.runs import listing
 from zoo.runs.details import ago, described, duration, record
 
@@ -49,7 +49,7 @@ def main(*run: str, root: Path = Path("runs"), last: int = 20, json: bool = Fals
     columns = ("recipe", "run", "state", "step", "best", "age")
     rows = [(r.recipe, r.short_name, r.state, steps(r), _best(r), ago(r.changed)) for r in shown]
     whole = ("run", "state", "step", "age")
-    show(terminal_table(columns, rows, left=columns[:5], whole=whole, box=None, pad_edge=False))
+    show_table(terminal_table(columns, rows, left=columns[:5], whole=whole, box=None, pad_edge=False))
     if len(shown) < len(runs):
         print(f"{len(runs) - len(shown)} older ones: --last 0 lists all")
     return 0
@@ -64,17 +64,6 @@ def steps(run: listing.Run) -> str:
 
 def _best(run: listing.Run) -> str:
     return "-" if run.best is None else f"{run.monitor} {run.best:.4g}"
-
-
-def show(table: Any) -> None:
-    """Print a table as wide as the terminal; wider where none cuts it."""
-    import os
-    import sys
-
-    from rich.console import Console
-
-    wide = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    Console(width=200 if wide else None, highlight=False).print(table)
 
 
 def _tell(facts: dict[str, Any]) -> None:

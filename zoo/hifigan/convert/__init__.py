@@ -12,8 +12,6 @@ from zoo.hifigan.convert.converter import HifiganConverter
 from zoo.hifigan.convert.recipe import convert_config
 from zoo.hifigan.convert.vocos import VocosConverter
 from zoo.hifigan.nets.vocos import Vocos
-from zoo.runs.checkpoints import load_checkpoint
-from zoo.runs.folder import find_checkpoint
 
 __all__ = ["convert", "convert_config", "describe", "from_original", "is_original", "original_state", "to_original"]
 
@@ -23,7 +21,7 @@ from_original = _hifigan.from_original
 
 def is_original(path: Path | str) -> bool:
     """Whether a path is a vocoder's file (or folder) of another project."""
-    return _hifigan.is_original(path) or _vocos.is_original(path)
+    return _vocos.is_original(path) or _hifigan.is_original(path)
 
 
 def describe(path: Path | str) -> dict[str, Any]:
@@ -47,15 +45,6 @@ def to_original(module: nn.Module, path: Path | str, **options: Any) -> None:
 
 
 def _of(source: Path | str | nn.Module) -> Converter[Any]:
-    """The converter of a foreign file, of our checkpoint or of a net; HiFi-GAN's says of the rest why it cannot."""
-    if isinstance(source, nn.Module):
-        return _vocos if isinstance(source, Vocos) else _hifigan
-    if _hifigan.is_original(source):
-        return _hifigan
-    if _vocos.is_original(source):
-        return _vocos
-    try:
-        generator = load_checkpoint(find_checkpoint(Path(source)))["zoo"]["parts"]["generator"]
-        return _vocos if generator["class_path"] == "zoo.hifigan.Vocos" else _hifigan
-    except (OSError, ValueError, LookupError, TypeError):
-        return _hifigan
+    """The converter of a foreign file or of a net; HiFi-GAN's takes our checkpoints, and says of the rest why not."""
+    is_vocos = isinstance(source, Vocos) if isinstance(source, nn.Module) else _vocos.is_original(source)
+    return _vocos if is_vocos else _hifigan

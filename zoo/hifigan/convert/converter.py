@@ -34,8 +34,10 @@ from zoo.hifigan.convert.rules import (
     to_legacy_keys,
     trainable_state,
 )
+from zoo.hifigan.convert.vocos import VocosConverter
 from zoo.hifigan.nets.bigvgan import BigVGAN
 from zoo.hifigan.nets.generator import Generator
+from zoo.hifigan.nets.vocos import Vocos
 from zoo.runs.folder import find_checkpoint
 
 ORIGINAL_ORDER = ("msd", "mrd", "mpd")  # the original's discriminator optimizer numbers MPD's parameters last
@@ -148,11 +150,13 @@ class HifiganConverter(Converter[HifiganFile]):
         return converted
 
     def _from_ours(self, source: Path, target: Path) -> dict[str, Any]:
-        """Write a checkpoint of ours as `g_%08d`, `do_%08d` and config.json into a folder."""
+        """Write a checkpoint of ours as `g_%08d`, `do_%08d` and config.json into a folder, or as its own project's."""
         source = find_checkpoint(source)
         checkpoint, specs, *_ = read_ours(source, self.inference)
         state = checkpoint["state_dict"]
         spec = specs["parts"]["generator"]
+        if spec["class_path"] == public_name(Vocos):
+            return VocosConverter()._from_ours(source, target)
         classes = {public_name(each): each for each in (Generator, BigVGAN)}
         if spec["class_path"] not in classes or spec["init_args"].get("conditioner"):
             raise ValueError(f"{source}: the original's format cannot hold the generator {spec}; use `zoo export`")

@@ -39,6 +39,15 @@ class VocosConverter(Converter[Original]):
     part = "generator"
     formats = f"known are Vocos' {CONFIG} with {WEIGHTS}, and checkpoints of its training beside their {CONFIG}"
 
+    def is_original(self, path: Path | str) -> bool:
+        """Whether a path is a file or folder of Vocos; weights are read only beside settings that are Vocos'."""
+        path = Path(path)
+        try:
+            settings = _settings(path / WEIGHTS if path.is_dir() else path)
+        except (ValueError, OSError):
+            return False
+        return settings.keys() >= set(SECTIONS) and super().is_original(path)
+
     def read(self, path: Path, *args: Any, **options: Any) -> Original:
         """Read weights and the settings beside them; see `Converter.read`."""
         return super().read(path / WEIGHTS if path.is_dir() else path)
@@ -48,8 +57,7 @@ class VocosConverter(Converter[Original]):
         tensors = content["state_dict"] if trained else content
         if not is_state(tensors) or not any(key.startswith("backbone.embed.") for key in tensors):
             raise self._unknown(path, content)
-        settings = read_table(path.with_name(CONFIG))
-        settings = settings.get("model", {}).get("init_args", settings)
+        settings = _settings(path)
         missing = [name for name in SECTIONS if name not in settings]
         if missing:
             raise ValueError(f"{path.with_name(CONFIG)} lacks {', '.join(missing)}; {self.formats}")
@@ -126,6 +134,14 @@ class VocosConverter(Converter[Original]):
         write_atomic(folder / CONFIG, lambda file: file.write(config.encode()))
         state = derived_buffers(module, mel) | to_legacy_keys(module.state_dict())
         write_atomic(folder / WEIGHTS, lambda file: torch.save(state, file))
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    """What config.yaml beside the weights says of the model, of a hub's folder or of a training."""
+    content = read_table(path.with_name(CONFIG))
+    model = content.get("model")
+    trained = model.get("init_args") if isinstance(model, dict) else None
+    return trained if isinstance(trained, dict) else content
 
 
 def task_arguments(original: Original, source: Path) -> dict[str, Any]:
