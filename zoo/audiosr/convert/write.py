@@ -122,6 +122,8 @@ def _unfit(vocoder: Generator, layout: str) -> str:
             f"{layout} computes with last_slope {slope} and output_padding {padding}, it was trained with "
             f"{vocoder.last_slope} and {vocoder.output_padding}"
         )
+    if vocoder.causal:
+        return f"{layout}'s vocoder is not causal, this one is"
     if vocoder.conditioner is not None or vocoder.padding_mode != "zeros":
         return f"{layout}'s has no conditioner and pads with zeros, this one with {vocoder.padding_mode}"
     return ""

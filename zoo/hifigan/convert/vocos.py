@@ -19,7 +19,7 @@ from zoo.convert.engine import NO_TRAINING, Converted, Converter, Original
 from zoo.convert.names import State, is_state
 from zoo.convert.settings import read_table
 from zoo.convert.sizes import part
-from zoo.hifigan.convert.rules import to_legacy_keys, to_our_keys
+from zoo.hifigan.convert.rules import refuse_causal, to_legacy_keys, to_our_keys
 from zoo.hifigan.nets.vocos import IMDCTHead, Vocos
 from zoo.runs.load import build_part
 
@@ -123,6 +123,7 @@ class VocosConverter(Converter[Original]):
         folder = Path(path)
         if not isinstance(module, Vocos) or mel is None or arguments is None:
             raise ValueError(f"expected a run or checkpoint of a Vocos, found {type(module).__name__}")
+        refuse_causal(module)
         if mel.mel_scale != "htk" or mel.f_min or mel.f_max != mel.sample_rate / 2 or mel.win_length != mel.n_fft:
             raise ValueError(
                 f"the format holds Vocos' own mel alone (htk, all frequencies): {mel.mel_scale} {mel.f_max}"

@@ -9,7 +9,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, overload
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from zoo.audio.io import files
 from zoo.audio.io.chunking import Chunker, resampled
 from zoo.audio.io.resample import resample_array
 from zoo.common.atomic import replacing
+from zoo.hifigan.inference.stream import VocoderStream, look_ahead
 from zoo.hifigan.nets.interface import WaveformGenerator
 from zoo.runs.export import AUDIO_USAGE, FEATURES_USAGE
 from zoo.runs.inference import Inference, as_audio
@@ -104,20 +105,31 @@ class Vocoder(Inference):
         result = np.concatenate(list(self._synthesise([batch])), axis=1)
         return result[0] if mel.ndim == 2 else result
 
-    def stream(self, frames: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-        """Vocode a mel that arrives in pieces (n_mels, n); delayed by the receptive field, in constant memory.
+    @overload
+    def stream(self) -> VocoderStream: ...
 
-        Yields:
-            Pieces (m,) float32 of the audio; joined they are `from_mel` of the joined input.
+    @overload
+    def stream(self, frames: Iterable[np.ndarray]) -> Iterator[np.ndarray]: ...
+
+    def stream(self, frames: Iterable[np.ndarray] | None = None) -> VocoderStream | Iterator[np.ndarray]:
+        """Vocode a mel that arrives in pieces (n_mels, n), in constant memory.
+
+        Args:
+            frames: the pieces. A causal generator answers each of them at once; others compute 256 frames at a time,
+                which costs least. None opens a stream that the caller pushes frames into, with the least delay.
+
+        Returns:
+            The stream, or pieces (m,) float32 of the audio; joined they are `from_mel` of the joined input.
 
         Raises:
             ValueError: when the generator's conditioner sees the whole input.
         """
-        if self.generator.receptive_frames is None:
-            name = type(getattr(self.generator, "conditioner", self.generator)).__name__
-            raise ValueError(f"{name} sees the whole input, so its generator cannot stream: use from_mel")
-        for piece in self._synthesise(np.asarray(each, dtype=np.float32)[None] for each in frames):
-            yield piece[0]
+        if frames is None:
+            return VocoderStream(self.generator, self.sample_rate)
+        if look_ahead(self.generator) == 0:
+            stream = VocoderStream(self.generator, self.sample_rate)
+            return (samples for piece in frames if len(samples := stream.push(piece)))
+        return (piece[0] for piece in self._synthesise(np.asarray(each, np.float32)[None] for each in frames))
 
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:
         """Vocode an audio file (copy synthesis) or a mel (`.npy` or `.pt`, (n_mels, F)) in constant memory.

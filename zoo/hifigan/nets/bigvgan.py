@@ -12,6 +12,7 @@ from torch.nn.utils import parametrizations
 
 from zoo.common.ranges import one_of
 from zoo.hifigan.nets.antialiasing import AntiAliased, Snake
+from zoo.hifigan.nets.causal import conv1d
 from zoo.hifigan.nets.interface import StagedGenerator
 
 
@@ -32,12 +33,12 @@ class PeriodicBlock(nn.Module):
         dilations: Sequence[int],
         kind: str,
         activation: Callable[[int], AntiAliased],
+        causal: bool = False,
     ) -> None:
         super().__init__()
 
         def conv(dilation: int) -> nn.Conv1d:
-            padding = (kernel_size - 1) * dilation // 2
-            return nn.Conv1d(channels, channels, kernel_size, dilation=dilation, padding=padding)
+            return conv1d(channels, channels, kernel_size, causal, dilation)
 
         self.kind = kind
         dilated = nn.ModuleList(conv(dilation) for dilation in dilations)
@@ -77,6 +78,8 @@ class BigVGAN(StagedGenerator):
         log_scale: whether the activations' parameters are logarithms.
         tanh: bounds the waveform by tanh (v1) or cuts it off at -1 and 1 (v2), where no gradient passes.
         last_bias: of the last convolution (v1).
+        causal: convolutions and filters look back only, so that a frame's samples depend on no later frame; any kernel
+            not below its rate is then allowed.
 
     Source: BigVGAN (Lee et al., 2023).
     """
@@ -94,23 +97,25 @@ class BigVGAN(StagedGenerator):
         log_scale: bool = True,
         tanh: bool = False,
         last_bias: bool = False,
+        causal: bool = False,
     ) -> None:
         one_of(("snakebeta", "snake"), activation=activation)
 
         def periodic(channels: int) -> AntiAliased:
-            return AntiAliased(Snake(channels, activation == "snakebeta", log_scale))
+            return AntiAliased(Snake(channels, activation == "snakebeta", log_scale), causal=causal)
 
         super().__init__(
             in_channels, initial_channels, upsample_rates, upsample_kernel_sizes, resblock, resblock_kernel_sizes,
-            resblock_dilation_sizes, partial(PeriodicBlock, kind=resblock, activation=periodic),
+            resblock_dilation_sizes, partial(PeriodicBlock, kind=resblock, activation=periodic, causal=causal),
+            causal=causal,
         )  # fmt: skip
         self.activation, self.log_scale, self.tanh, self.last_bias = activation, log_scale, tanh, last_bias
         self.activation_post = periodic(self.last_channels)
         self.conv_post = self.edge(self.last_channels, 1, bias=last_bias)
         for module in [each for each in self.modules() if isinstance(each, nn.Conv1d | nn.ConvTranspose1d)]:
             parametrizations.weight_norm(module)
-        own = self.activation_post.reach
-        self.receptive_frames = self.context(lambda size, dilation: (size - 1) * dilation // 2 + own, own)
+        own, sides = self.activation_post.reach, 1 if causal else 2
+        self.receptive_frames = self.context(lambda size, dilation: (size - 1) * dilation // sides + own, own)
 
     def forward(self, x: Tensor) -> Tensor:
         """Synthesise (B, 1, F * hop_length), -1 to 1, from log-mels (B, in_channels, F)."""

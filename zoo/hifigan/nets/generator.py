@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from zoo.common.ranges import one_of
+from zoo.hifigan.nets.causal import conv1d
 from zoo.hifigan.nets.conditioners import Conditioner
 from zoo.hifigan.nets.interface import PaddingMode, StagedGenerator
 
@@ -29,15 +30,19 @@ class ResidualBlock(nn.Module):
     """
 
     def __init__(
-        self, channels: int, kernel_size: int, dilations: Sequence[int], kind: str, padding_mode: PaddingMode = "zeros"
+        self,
+        channels: int,
+        kernel_size: int,
+        dilations: Sequence[int],
+        kind: str,
+        padding_mode: PaddingMode = "zeros",
+        causal: bool = False,
     ) -> None:
         super().__init__()
+        options = {} if causal else {"padding_mode": padding_mode}
 
         def conv(dilation: int) -> nn.Conv1d:
-            padding = (kernel_size - 1) * dilation // 2
-            return nn.Conv1d(
-                channels, channels, kernel_size, dilation=dilation, padding=padding, padding_mode=padding_mode
-            )
+            return conv1d(channels, channels, kernel_size, causal, dilation, **options)
 
         self.kind = kind
         dilated = nn.ModuleList(conv(dilation) for dilation in dilations)
@@ -78,6 +83,8 @@ class Generator(StagedGenerator):
         output_padding: of the stages whose kernel minus rate is odd: 0 (AudioSR) or 1 (ProjectLily). They give one or
             two samples too many at their end; later stages see these, and the waveform is cut to whole frames. None
             refuses such stages.
+        causal: all convolutions look back only, so that a frame's samples depend on no later frame; any kernel not
+            below its rate is then allowed.
 
     Attributes:
         hop_length: samples per frame (of the conditioner's output frames where it changes their rate).
@@ -99,14 +106,15 @@ class Generator(StagedGenerator):
         init: Literal["default", "normal"] = "default",
         last_slope: float = LAST_SLOPE,
         output_padding: Literal[0, 1] | None = None,
+        causal: bool = False,
     ) -> None:
         one_of(("default", "normal"), init=init)
         if conditioner is not None and conditioner.in_channels != in_channels:
             raise ValueError(f"in_channels is {in_channels} and the conditioner takes {conditioner.in_channels}")
         super().__init__(
             in_channels, initial_channels, upsample_rates, upsample_kernel_sizes, resblock, resblock_kernel_sizes,
-            resblock_dilation_sizes, partial(ResidualBlock, kind=resblock, padding_mode=padding_mode), conditioner,
-            padding_mode, output_padding,
+            resblock_dilation_sizes, partial(ResidualBlock, kind=resblock, padding_mode=padding_mode, causal=causal),
+            conditioner, padding_mode, output_padding, causal,
         )  # fmt: skip
         self.padding_mode = padding_mode
         self.last_slope = last_slope
@@ -115,7 +123,8 @@ class Generator(StagedGenerator):
             if init == "normal" and name != "conv_pre":
                 nn.init.normal_(module.weight, 0.0, 0.01)
             parametrizations.weight_norm(module)
-        self.receptive_frames = self.context(lambda size, dilation: (size - 1) * dilation // 2)
+        sides = 1 if causal else 2
+        self.receptive_frames = self.context(lambda size, dilation: (size - 1) * dilation // sides)
 
     def forward(self, x: Tensor) -> Tensor:
         """Synthesise (B, 1, F * hop_length), -1 to 1, from log-mels or SSL features (B, in_channels, F)."""

@@ -13,6 +13,7 @@ from torch.nn.utils import parametrizations
 
 from zoo.common.ranges import at_least, one_of
 from zoo.common.reading.unpickle import at_least_float32
+from zoo.hifigan.nets.causal import Overlap, conv1d
 from zoo.hifigan.nets.interface import WaveformGenerator
 
 EDGE_KERNEL = 7
@@ -46,9 +47,11 @@ class ConvNeXtBlock(nn.Module):
     Source: Vocos, section 3.2 (Siuzdak, 2023); ConvNeXt (Liu et al., 2022).
     """
 
-    def __init__(self, dim: int, intermediate_dim: int, scale: float, conditions: int | None) -> None:
+    def __init__(
+        self, dim: int, intermediate_dim: int, scale: float, conditions: int | None, causal: bool = False
+    ) -> None:
         super().__init__()
-        self.dwconv = nn.Conv1d(dim, dim, EDGE_KERNEL, padding=EDGE_KERNEL // 2, groups=dim)
+        self.dwconv = conv1d(dim, dim, EDGE_KERNEL, causal, groups=dim)
         self.norm = AdaptiveNorm(conditions, dim) if conditions else nn.LayerNorm(dim, eps=1e-6)
         self.pwconv1 = nn.Linear(dim, intermediate_dim)
         self.pwconv2 = nn.Linear(intermediate_dim, dim)
@@ -67,6 +70,7 @@ class ConvNeXtBackbone(nn.Module):
     Args:
         scale: start of the blocks' scales; None is 1 / layers.
         conditions: number of conditions that the norms adapt to; None for plain norms.
+        causal: look back only.
 
     Source: Vocos, section 3.2 (Siuzdak, 2023).
     """
@@ -79,15 +83,16 @@ class ConvNeXtBackbone(nn.Module):
         layers: int,
         scale: float | None,
         conditions: int | None,
+        causal: bool = False,
     ) -> None:
         super().__init__()
-        self.embed = nn.Conv1d(in_channels, dim, EDGE_KERNEL, padding=EDGE_KERNEL // 2)
+        self.embed = conv1d(in_channels, dim, EDGE_KERNEL, causal)
         self.norm = AdaptiveNorm(conditions, dim) if conditions else nn.LayerNorm(dim, eps=1e-6)
         self.convnext = nn.ModuleList(
-            ConvNeXtBlock(dim, intermediate_dim, scale or 1 / layers, conditions) for _ in range(layers)
+            ConvNeXtBlock(dim, intermediate_dim, scale or 1 / layers, conditions, causal) for _ in range(layers)
         )
         self.final_layer_norm = nn.LayerNorm(dim, eps=1e-6)
-        self.reach = (layers + 1) * (EDGE_KERNEL // 2)
+        self.reach = (layers + 1) * (EDGE_KERNEL - 1 if causal else EDGE_KERNEL // 2)
         for module in self.modules():
             if isinstance(module, nn.Conv1d | nn.Linear):
                 nn.init.trunc_normal_(module.weight, std=0.02)
@@ -107,16 +112,16 @@ class ScaledResidualBlock(nn.Module):
     Source: Vocos, section 4.4 (Siuzdak, 2023).
     """
 
-    def __init__(self, dim: int, scale: float, dilations: Sequence[int] = (1, 3, 5)) -> None:
+    def __init__(self, dim: int, scale: float, causal: bool = False, dilations: Sequence[int] = (1, 3, 5)) -> None:
         super().__init__()
 
         def conv(dilation: int) -> nn.Conv1d:
-            return parametrizations.weight_norm(nn.Conv1d(dim, dim, 3, dilation=dilation, padding=dilation))
+            return parametrizations.weight_norm(conv1d(dim, dim, 3, causal, dilation))
 
         self.convs1 = nn.ModuleList(conv(dilation) for dilation in dilations)
         self.convs2 = nn.ModuleList(conv(1) for _ in dilations)
         self.gamma = nn.ParameterList(torch.full((dim, 1), scale) for _ in dilations)
-        self.reach = sum(dilations) + len(dilations)
+        self.reach = (sum(dilations) + len(dilations)) * (2 if causal else 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Refine (B, dim, F)."""
@@ -131,11 +136,11 @@ class ResNetBackbone(nn.Module):
     Source: Vocos, section 4.4 (Siuzdak, 2023).
     """
 
-    def __init__(self, in_channels: int, dim: int, layers: int, scale: float | None) -> None:
+    def __init__(self, in_channels: int, dim: int, layers: int, scale: float | None, causal: bool = False) -> None:
         super().__init__()
-        self.embed = parametrizations.weight_norm(nn.Conv1d(in_channels, dim, 3, padding=1))
-        self.resnet = nn.Sequential(*(ScaledResidualBlock(dim, scale or 1 / layers / 3) for _ in range(layers)))
-        self.reach = 1 + sum(block.reach for block in self.resnet)  # type: ignore[misc]
+        self.embed = parametrizations.weight_norm(conv1d(in_channels, dim, 3, causal))
+        self.resnet = nn.Sequential(*(ScaledResidualBlock(dim, scale or 1 / layers / 3, causal) for _ in range(layers)))
+        self.reach = (2 if causal else 1) + sum(block.reach for block in self.resnet)  # type: ignore[misc]
 
     def forward(self, x: Tensor) -> Tensor:
         """Turn frames (B, in_channels, F) into (B, F, dim)."""
@@ -147,14 +152,15 @@ class ISTFTHead(nn.Module):
 
     Args:
         padding: "same" takes frame i for samples from i * hop_length on, as `LogMel`; "center" for those around it.
+        causal: the window of frame i begins with its samples; see `InverseSTFT`.
 
     Source: Vocos, section 3.3 (Siuzdak, 2023).
     """
 
-    def __init__(self, dim: int, n_fft: int, hop_length: int, padding: Padding) -> None:
+    def __init__(self, dim: int, n_fft: int, hop_length: int, padding: Padding, causal: bool = False) -> None:
         super().__init__()
         self.out = nn.Linear(dim, n_fft + 2)
-        self.istft = InverseSTFT(n_fft, hop_length, n_fft, padding)
+        self.istft = InverseSTFT(n_fft, hop_length, n_fft, padding, causal)
         self.reach = math.ceil(n_fft / hop_length)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -170,14 +176,18 @@ class IMDCTHead(nn.Module):
 
     Args:
         kind: "symexp" predicts a signed logarithm, "cos" magnitude and phase.
+        causal: the window of frame i begins with its samples, and only the frame before it overlaps them.
 
     Source: Vocos, section 4.4 (Siuzdak, 2023).
     """
 
     basis: Tensor
 
-    def __init__(self, dim: int, hop_length: int, padding: Padding, kind: Literal["symexp", "cos"]) -> None:
+    def __init__(
+        self, dim: int, hop_length: int, padding: Padding, kind: Literal["symexp", "cos"], causal: bool = False
+    ) -> None:
         super().__init__()
+        self.overlap = Overlap(hop_length) if causal else None
         self.hop_length, self.padding, self.kind = hop_length, padding, kind
         self.out = nn.Linear(dim, hop_length * (1 if kind == "symexp" else 2))
         self.register_buffer("basis", mdct_basis(hop_length), persistent=False)
@@ -193,6 +203,8 @@ class IMDCTHead(nn.Module):
                 magnitude, phase = x.chunk(2, 2)
                 coefficients = magnitude.exp().clamp(max=MOST_MAGNITUDE) * phase.cos()
             pieces = overlap_add((coefficients @ self.basis).transpose(1, 2), self.hop_length)
+            if self.overlap is not None:
+                return self.overlap(pieces)
             start = self.hop_length // 2 if self.padding == "same" else self.hop_length
             return _cut(pieces, start, x.shape[1] * self.hop_length)
 
@@ -212,6 +224,8 @@ class Vocos(WaveformGenerator):
         head: "istft", or "mdct_symexp" and "mdct_cos" of the ablation.
         scale: start of the blocks' scales; None is 1 / layers, a third of it for "resnet".
         conditions: number of conditions (bandwidths of a codec) that the norms adapt to; None for plain norms.
+        causal: a frame's samples depend on no later frame: convolutions look back, and the window of a frame's
+            spectrum begins with its samples. With padding "same" only.
 
     Source: Vocos (Siuzdak, 2023).
     """
@@ -229,28 +243,35 @@ class Vocos(WaveformGenerator):
         head: Literal["istft", "mdct_symexp", "mdct_cos"] = "istft",
         scale: float | None = None,
         conditions: int | None = None,
+        causal: bool = False,
     ) -> None:
         super().__init__()
         at_least(1, in_channels=in_channels, dim=dim, layers=layers, hop_length=hop_length)
         one_of(("same", "center"), padding=padding)
         one_of(("convnext", "resnet"), backbone=backbone)
         one_of(("istft", "mdct_symexp", "mdct_cos"), head=head)
-        if head == "istft" and (n_fft % 2 or n_fft < hop_length or (padding == "same" and (n_fft - hop_length) % 2)):
+        uneven = padding == "same" and not causal and (n_fft - hop_length) % 2
+        if head == "istft" and (n_fft % 2 or n_fft < hop_length or uneven):
             raise ValueError(
-                f"n_fft {n_fft} must be even, at least hop_length {hop_length}, and with padding same differ by "
-                "an even number"
+                f"n_fft {n_fft} must be even, at least hop_length {hop_length}, and with padding same (not causal) "
+                "differ by an even number"
             )
+        if causal and padding != "same":
+            raise ValueError("causal: padding must be same, with center a frame's samples begin before it")
         if conditions and backbone == "resnet":
             raise ValueError("the resnet backbone has no norms that adapt to conditions")
         self.in_channels, self.hop_length, self.conditions = in_channels, hop_length, conditions
+        self.causal = causal
         if backbone == "convnext":
-            self.backbone: nn.Module = ConvNeXtBackbone(in_channels, dim, intermediate_dim, layers, scale, conditions)
+            self.backbone: nn.Module = ConvNeXtBackbone(
+                in_channels, dim, intermediate_dim, layers, scale, conditions, causal
+            )
         else:
-            self.backbone = ResNetBackbone(in_channels, dim, layers, scale)
+            self.backbone = ResNetBackbone(in_channels, dim, layers, scale, causal)
         self.head = (
-            ISTFTHead(dim, n_fft, hop_length, padding)
+            ISTFTHead(dim, n_fft, hop_length, padding, causal)
             if head == "istft"
-            else IMDCTHead(dim, hop_length, padding, "symexp" if head == "mdct_symexp" else "cos")
+            else IMDCTHead(dim, hop_length, padding, "symexp" if head == "mdct_symexp" else "cos", causal)
         )
         self.receptive_frames = self.backbone.reach + self.head.reach
 
@@ -269,14 +290,17 @@ class InverseSTFT(nn.Module):
         win_length: of a periodic Hann window in the middle of the frame, in samples as n_fft and the hop.
         padding: "same" also inverts the ends of a transform whose signal was padded by (n_fft - hop_length) / 2;
             "center" is torch's, and has a last hop more, of which less of a window remains.
+        causal: frame i begins with sample i * hop_length instead, so that no sample needs a later frame; what lies
+            before the first one counts as silent frames, for whose windows the start is divided too.
     """
 
     basis: Tensor
     energy: Tensor
 
-    def __init__(self, n_fft: int, hop_length: int, win_length: int, padding: Padding) -> None:
+    def __init__(self, n_fft: int, hop_length: int, win_length: int, padding: Padding, causal: bool = False) -> None:
         super().__init__()
         self.hop_length = hop_length
+        self.overlap = Overlap(n_fft - hop_length) if causal else None
         self.start = (n_fft - hop_length) // 2 if padding == "same" else n_fft // 2
         left = (n_fft - win_length) // 2
         window = F.pad(torch.hann_window(win_length, dtype=torch.float64), (left, n_fft - win_length - left))
@@ -288,6 +312,10 @@ class InverseSTFT(nn.Module):
     def forward(self, real: Tensor, imaginary: Tensor) -> Tensor:
         """Turn the parts of the spectra (B, F, n_fft // 2 + 1) into (B, F * hop_length)."""
         frames = torch.cat([real, imaginary], 2) @ self.basis  # (B, F, n_fft)
+        if self.overlap is not None:
+            added = self.overlap(overlap_add(frames.transpose(1, 2), self.hop_length))
+            energy = F.pad(self.energy, (0, -len(self.energy) % self.hop_length)).reshape(-1, self.hop_length).sum(0)
+            return (added.unflatten(1, (-1, self.hop_length)) / energy.clamp(min=_LEAST_ENVELOPE)).flatten(1)
         energy = self.energy[None, None].expand(1, frames.shape[1], -1)
         added, envelope = (overlap_add(each.transpose(1, 2), self.hop_length) for each in (frames, energy))
         samples = frames.shape[1] * self.hop_length
