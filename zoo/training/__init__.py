@@ -5,7 +5,7 @@ from zoo.common.registry import public
 __getattr__, __all__ = public(
     __name__,
     {
-        "adversarial": "Discriminator",
+        "adversarial": "Discriminator LossBalancer",
         "callbacks.ema": "EMA",
         "callbacks.guard": "LossGuard RobustGuard",
         "callbacks.loss_monitor": "LossMonitor",

