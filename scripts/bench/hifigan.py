@@ -1,4 +1,4 @@
-"""Benchmarks of HiFi-GAN: python -m scripts.bench.hifigan overhead|order|loader|streaming|inference|all."""
+"""Benchmarks of HiFi-GAN: python -m scripts.bench.hifigan overhead|order|loader|streaming|stream|inference|all."""
 
 from __future__ import annotations
 
@@ -37,11 +37,22 @@ from zoo.audio.io import files
 from zoo.common.build import build
 from zoo.common.systems import recipe_root
 from zoo.hifigan.data import VocoderData
+from zoo.hifigan.inference.stream import VocoderStream
 from zoo.hifigan.inference.vocoder import Vocoder, export_onnx
 from zoo.hifigan.nets.generator import Generator
 
 SAMPLE_RATE = 22050
 HOP_SAMPLES = 256
+STREAMED_RATE = 24000
+# full size at 24 kHz, 100 bands: the recipe with the generator, and what is otherwise
+STREAMED: dict[str, tuple[str, dict[str, Any]]] = {
+    "HiFi-GAN V1": ("24k", {}),
+    "BigVGAN base": (
+        "universal_24k",
+        {"initial_channels": 512, "upsample_rates": [8, 8, 2, 2], "upsample_kernel_sizes": [16, 16, 4, 4]},
+    ),
+    "Vocos": ("vocos_24k", {"padding": "same"}),
+}
 VARIANTS = {"V1": "base", "V2": "v2", "V3": "v3"}  # the paper's generators and the recipes that hold them
 
 
@@ -97,6 +108,34 @@ def streaming(settings: Settings) -> list[Finding]:
     return [*findings, long_to_short(_vocode, settings.folder, settings.few(60, 3), SAMPLE_RATE)]
 
 
+def stream(settings: Settings) -> list[Finding]:
+    """A push of frames into a stream, causal generators and others of full size by turns, and what time they give."""
+    findings = []
+    streams = {f"{name}, {kind}": _stream(name, kind) for name in STREAMED for kind in ("causal", "with look-ahead")}
+    for frames in (1, 4, 16)[: settings.few(3, 1)]:
+        pushes = {name: partial(_push, each, frames) for name, each in streams.items()}
+        costs = interleave(pushes, settings.few(7, 2), warmup=settings.few(2, 1))
+        for name, each in costs.items():
+            cost, seconds = median(each), frames * HOP_SAMPLES / STREAMED_RATE
+            details = {
+                "processor time, ms": 1000 * cost.cpu,
+                "real-time factor": cost.wall / seconds,
+                "real-time factor by processor time": cost.cpu / seconds,
+                "look-ahead, frames": streams[name].look_ahead_frames,
+                "look-ahead, ms": 1000 * streams[name].look_ahead_seconds,
+                "pushes": len(each),
+            }
+            findings.append(Finding(f"push of {frames} frames, {name}", 1000 * cost.wall, "ms", details=details))
+        for name in STREAMED:
+            ours = {"ours": costs[f"{name}, causal"], "other": costs[f"{name}, with look-ahead"]}
+            findings.append(times_as_fast(f"push of {frames} frames, {name}: causal times as fast", ours, at_least=2.0))
+    early, late = _stream("Vocos", "causal"), _stream("Vocos", "causal", frames=settings.few(20000, 2000))
+    costs = interleave({"early": partial(_push, early, 4), "late": partial(_push, late, 4)}, settings.few(60, 10), 5)
+    ratio = ratios(costs["late"], costs["early"])
+    details = {"by wall time": ratio.wall, "frames before": settings.few(20000, 2000)}
+    return [*findings, Finding("a late push to an early one, Vocos, causal", ratio.cpu, "x", 1.3, details=details)]
+
+
 def inference(settings: Settings) -> list[Finding]:
     """Seconds of computation for a second of audio: V1, V2, V3 in torch (folded weights) and onnxruntime."""
     findings = []
@@ -113,7 +152,7 @@ def inference(settings: Settings) -> list[Finding]:
 
 
 BENCHMARKS: dict[str, Callable[[Settings], list[Finding]]] = {
-    each.__name__: each for each in (overhead, order, loader, streaming, inference)
+    each.__name__: each for each in (overhead, order, loader, streaming, stream, inference)
 }
 
 # every step is logged, which no recipe of full size asks for: the overhead is an upper bound
@@ -188,11 +227,24 @@ def _as_wavs(sources: list[Path], folder: Path) -> list[Path]:
     return targets
 
 
-def _generator(recipe: str) -> Generator:
-    """The generator of a recipe with fresh weights, folded."""
+def _stream(name: str, kind: str, frames: int = 40) -> VocoderStream:
+    """A stream that has taken frames already, so that its context is full."""
+    recipe, options = STREAMED[name]
+    opened = VocoderStream(_generator(recipe, **options, causal=kind == "causal"), STREAMED_RATE)
+    _push(opened, frames)
+    return opened
+
+
+def _push(stream: VocoderStream, frames: int) -> None:
+    stream.push(np.random.default_rng(0).normal(size=(100, frames)))
+
+
+def _generator(recipe: str, **options: Any) -> Any:
+    """The generator of a recipe with fresh weights, folded; `options` are set otherwise."""
     config = yaml.safe_load((recipe_root() / "hifigan" / f"{recipe}.yaml").read_text(encoding="utf-8"))
     torch.manual_seed(0)
-    return build(config["model"]["init_args"]["generator"]).eval().fuse_()
+    spec = config["model"]["init_args"]["generator"]
+    return build({**spec, "init_args": spec["init_args"] | options}).eval().fuse_()
 
 
 def _exactness(folder: Path, name: str, seconds: int) -> list[Finding]:
