@@ -112,9 +112,9 @@ def stream(settings: Settings) -> list[Finding]:
     """A push of frames into a stream, causal generators and others of full size by turns, and what time they give."""
     findings = []
     streams = {f"{name}, {kind}": _stream(name, kind) for name in STREAMED for kind in ("causal", "with look-ahead")}
-    for frames in (1, 4, 16)[: settings.few(3, 1)]:
+    for frames in (1, 8)[: settings.few(2, 1)]:
         pushes = {name: partial(_push, each, frames) for name, each in streams.items()}
-        costs = interleave(pushes, settings.few(7, 2), warmup=settings.few(2, 1))
+        costs = interleave(pushes, settings.few(5, 2))
         for name, each in costs.items():
             cost, seconds = median(each), frames * HOP_SAMPLES / STREAMED_RATE
             details = {
@@ -129,10 +129,10 @@ def stream(settings: Settings) -> list[Finding]:
         for name in STREAMED:
             ours = {"ours": costs[f"{name}, causal"], "other": costs[f"{name}, with look-ahead"]}
             findings.append(times_as_fast(f"push of {frames} frames, {name}: causal times as fast", ours, at_least=2.0))
-    early, late = _stream("Vocos", "causal"), _stream("Vocos", "causal", frames=settings.few(20000, 2000))
+    early, late = _stream("Vocos", "causal"), _stream("Vocos", "causal", frames=settings.few(8000, 2000))
     costs = interleave({"early": partial(_push, early, 4), "late": partial(_push, late, 4)}, settings.few(60, 10), 5)
     ratio = ratios(costs["late"], costs["early"])
-    details = {"by wall time": ratio.wall, "frames before": settings.few(20000, 2000)}
+    details = {"by wall time": ratio.wall, "frames before": settings.few(8000, 2000)}
     return [*findings, Finding("a late push to an early one, Vocos, causal", ratio.cpu, "x", 1.3, details=details)]
 
 

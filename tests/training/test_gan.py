@@ -389,10 +389,11 @@ def test_balanced_training_resumes_exactly(tmp_path):
     trainer = fit(first)
     trainer.save_checkpoint(tmp_path / "half.ckpt")
     state = torch.load(tmp_path / "half.ckpt", weights_only=True)["loss_balancer"]
-    assert state == first.balancer.averages and state.keys() == {key for key in WEIGHTS if key.startswith("g/")}
+    assert gap(state, first.balancer.averages) == 0
+    assert state.keys() == {key for key in WEIGHTS if key.startswith("g/")}
     fit(second, max_epochs=2, ckpt_path=tmp_path / "half.ckpt")
     assert all(torch.equal(value, weights(second)[name]) for name, value in weights(whole).items())
-    assert second.balancer.averages == whole.balancer.averages
+    assert gap(second.balancer.averages, whole.balancer.averages) == 0
 
 
 def test_what_cannot_be_balanced_is_refused():
@@ -408,6 +409,6 @@ def test_what_cannot_be_balanced_is_refused():
     with pytest.raises(ValueError, match="g/l1 does not depend on the generated audio"):
         fit(Apart(balancer=LossBalancer()))
     balancer = LossBalancer()
-    assert balancer.factors({"a": 2.0}, {"a": 3.0, "b": 1.0}) == {"a": pytest.approx(0.5)}
-    balancer.factors({"a": float("nan")}, {"a": 3.0})
-    assert balancer.averages == {"a": [2.0, 1.0]}  # a failed batch leaves no trace
+    assert float(balancer.factors({"a": torch.tensor(2.0)}, {"a": 3.0, "b": 1.0})["a"]) == pytest.approx(0.5)
+    balancer.factors({"a": torch.tensor(float("nan"))}, {"a": 3.0})
+    assert balancer.averages["a"].tolist() == [2, 1]  # a failed batch leaves no trace

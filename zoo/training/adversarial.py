@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -124,7 +123,7 @@ class LossBalancer:
         decay: of the moving averages, a batch, 0 to below 1.
 
     Attributes:
-        averages: of each loss the weighted sum of its norms and the sum of their weights.
+        averages: of each loss the weighted sum of its norms and the sum of their weights, (2,), on its device.
 
     Source: EnCodec, section 3.4 (Défossez et al., 2022).
     """
@@ -133,7 +132,7 @@ class LossBalancer:
         if not total_norm > 0 or not 0 <= decay < 1:
             raise ValueError(f"total_norm must be above 0 and decay 0 to below 1, found {total_norm} and {decay}")
         self.total_norm, self.decay = total_norm, decay
-        self.averages: dict[str, list[float]] = {}
+        self.averages: dict[str, Tensor] = {}
 
     def gradients(self, losses: Mapping[str, Tensor], audio: Tensor) -> dict[str, Tensor]:
         """Differentiate each loss, a mean over the batch, with respect to the audio (B, 1, T).
@@ -156,15 +155,14 @@ class LossBalancer:
         """Norm of an item's gradient of its own loss, the mean over the batch, (losses,) in their order."""
         return torch.stack([len(each) * each.flatten(1).norm(dim=1).mean() for each in gradients.values()])
 
-    def factors(self, norms: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
-        """Take a batch's norms into the averages; what each gradient is to be multiplied by."""
+    def factors(self, norms: Mapping[str, Tensor], weights: Mapping[str, float]) -> dict[str, Tensor]:
+        """Take a batch's norms () into the averages; what each gradient is to be multiplied by."""
         shares = sum(weights[key] for key in norms)
         factors = {}
         for key, norm in norms.items():
-            total, weight = self.averages.get(key, (0.0, 0.0))
-            if math.isfinite(norm):  # a batch that fails must not stay in the averages
-                total, weight = self.decay * total + norm, self.decay * weight + 1
-                self.averages[key] = [total, weight]
-            average = total / weight if weight else norm
-            factors[key] = self.total_norm * weights[key] / shares / (average + _LEAST_NORM)
+            before = self.averages[key].to(norm) if key in self.averages else norm.new_zeros(2)
+            after = self.decay * before + torch.stack([norm, torch.ones_like(norm)])
+            # a batch that fails must not stay in the averages
+            total, weight = self.averages[key] = torch.where(norm.isfinite(), after, before)
+            factors[key] = self.total_norm * weights[key] / shares / (total / weight + _LEAST_NORM)
         return factors

@@ -311,7 +311,7 @@ class GANTask(ZooTask):
         if self._scaler_d is not None:
             checkpoint[_SCALER_KEY] = self._scaler_d.state_dict()
         if self.balancer:
-            checkpoint[_BALANCER_KEY] = {key: list(each) for key, each in self.balancer.averages.items()}
+            checkpoint[_BALANCER_KEY] = dict(self.balancer.averages)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the second gradient scaler and the balancer's averages."""
@@ -382,7 +382,7 @@ class GANTask(ZooTask):
             found.append(({key: term.detach() for key, term in terms.items()}, gradients))
             norms.append(chunk.share * balancer.norms(gradients))
         mean = cast(Tensor, self.trainer.strategy.reduce(torch.stack(norms).sum(0), reduce_op="mean"))
-        factors = balancer.factors(dict(zip(found[0][0], mean.tolist(), strict=True)), self.loss_weights)
+        factors = balancer.factors(dict(zip(found[0][0], mean, strict=True)), self.loss_weights)
         losses = []
         for chunk, (terms, gradients) in zip(chunks, found, strict=True):
             wanted = torch.stack([factors[key] * gradient for key, gradient in gradients.items()]).sum(0)
