@@ -140,7 +140,7 @@ class ResNetBackbone(nn.Module):
         super().__init__()
         self.embed = parametrizations.weight_norm(conv1d(in_channels, dim, 3, causal))
         self.resnet = nn.Sequential(*(ScaledResidualBlock(dim, scale or 1 / layers / 3, causal) for _ in range(layers)))
-        self.reach = (2 if causal else 1) + sum(block.reach for block in self.resnet)  # type: ignore[misc]
+        self.reach = (2 if causal else 1) + sum(block.reach for block in self.resnet)  # type: ignore[misc, operator]
 
     def forward(self, x: Tensor) -> Tensor:
         """Turn frames (B, in_channels, F) into (B, F, dim)."""
