@@ -159,6 +159,16 @@ def test_a_stream_in_the_hands_of_its_user(monkeypatch):
         np.testing.assert_allclose(result, whole, atol=1e-6)
 
 
+@pytest.mark.parametrize("make", [Generator, BigVGAN, Vocos])
+def test_the_weights_are_those_of_the_usual_net(make):
+    with torch.device("meta"):
+        usual, causal = make(), make(causal=True)
+    assert {key: value.shape for key, value in usual.state_dict().items()} == {
+        key: value.shape for key, value in causal.state_dict().items()
+    }
+    assert causal.receptive_frames <= 2 * usual.receptive_frames
+
+
 def test_what_cannot_be_causal_is_refused(tmp_path):
     attention = ConformerConditioner(CHANNELS, 8, dim=8, heads=2, ffn_dim=8, kernel_size=3)
     for make, message in (
