@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -56,6 +58,19 @@ def as_audio(audio: Any, sample_rate: float) -> np.ndarray:
     if not np.isfinite(given).all():
         raise ValueError("expected finite audio, found NaN or infinite samples")
     return given.astype(np.float32)
+
+
+_pictured = ContextVar("pictured", default=True)
+
+
+@contextmanager
+def without_pictures() -> Iterator[None]:
+    """Within it answers hold what was computed, not what shows it to people: no input beside it, no spectrograms."""
+    before = _pictured.set(False)
+    try:
+        yield
+    finally:
+        _pictured.reset(before)
 
 
 MOST_SECONDS = 60.0  # of a recording that is answered at once; longer ones are for `zoo predict`
@@ -126,6 +141,8 @@ def _shown(source: Path | None, target: Path, cutoff_hz: float | None) -> list[P
     """A result, and what it was made of."""
     from zoo.audio.analysis.figures import compared_spectra, matrix_figure
 
+    if not _pictured.get():
+        return [Part("audio" if target.suffix in files.AUDIO_SUFFIXES else "file", "Result", target.name)]
     if target.suffix in files.AUDIO_SUFFIXES and source is not None:
         parts = [Part("audio", "Result", target.name, beside="listen"), input_part(source, target.parent)]
         rate = files.info(target).sample_rate

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 import uvicorn
@@ -168,13 +168,18 @@ def build(queue: Queue, keys: Keys, hosts: set[str], title: str) -> FastAPI:
     async def predict(request: Request) -> Response:
         fields = queue.let_in()
         end = asyncio.get_running_loop().time() + queue.limits.deadline
-        session, kept = new_session(), False
+        session, kept, uploads = new_session(), False, list[str]()
         queue.active += 1
         try:
-            values = await read_values(
-                request, fields, lambda name, file: queue.store.owned(session, queue.store.add(session, name, file))
-            )
+
+            def keep(name: str, file: IO[bytes]) -> Path:
+                uploads.append(queue.store.add(session, name, file))
+                return queue.store.owned(session, uploads[-1])
+
+            values = await read_values(request, fields, keep)
             job, answer = await queue.ask(session, values, request, end)
+            for upload in uploads:
+                queue.store.forget(session, upload)
             files = {part.name: _media_type(part.name) for part in answer.parts if part.kind in FILE_PARTS}
             wanted = _wanted(request.headers.get("accept", ""), files)
             if wanted:

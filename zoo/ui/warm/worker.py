@@ -3,8 +3,8 @@
 The first line in says what to load, `{"path", "temp", "allow_import"}`; then `{"fields"}` goes out, or `{"failed"}` and
 the process ends. Each further line in is a request, `{"values", "folder"}`; out go lines of `{"progress", "text"}` and
 one of `{"parts", "seconds"}` or `{"failed"}`. A line `{"together": [request, ...]}` is answered by one line
-`{"answers": [...]}` of the same, in which `refused` tells that a request itself was at fault. Whatever the libraries
-print goes to stderr.
+`{"answers": [...]}` of the same without pictures, in which `refused` tells that a request itself was at fault.
+Whatever the libraries print goes to stderr.
 """
 
 from __future__ import annotations
@@ -97,14 +97,14 @@ class Worker:
 
     def _answers(self, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """As `_answer` for several; a row for each."""
-        from zoo.runs.inference import attempt
+        from zoo.runs.inference import attempt, without_pictures
 
         started = time.perf_counter()
         found = [attempt(self._asked, request) for request in requests]
         asked = [number for number, each in enumerate(found) if not isinstance(each, Exception)]
-        for number, parts in zip(
-            asked, self.inference.answers([found[number] for number in asked], self._report), strict=True
-        ):
+        with without_pictures():
+            answers = self.inference.answers([found[number] for number in asked], self._report)
+        for number, parts in zip(asked, answers, strict=True):
             found[number] = parts
         seconds = round(time.perf_counter() - started, 6)
         rows: list[dict[str, Any]] = []
