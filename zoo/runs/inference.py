@@ -239,7 +239,9 @@ class Inference(ABC):
         """
         return answer_file(self, values["input"], folder, report)
 
-    def answers(self, asked: Sequence[tuple[Mapping[str, Any], Path]], report: Report) -> list[list[Part] | Exception]:
+    def answer_together(
+        self, asked: Sequence[tuple[Mapping[str, Any], Path]], report: Report
+    ) -> list[list[Part] | Exception]:
         """`answer` for several, each the values and a folder: parts, or the error of one that failed alone.
 
         One after the other; a system that computes them together defines this, with results that differ from those

@@ -192,6 +192,11 @@ class Queue:
             held -= size
             self.store.end(session)
 
+    async def forget(self, session: str) -> None:
+        """Delete the files of an answer."""
+        self._results.pop(session, None)
+        self.store.end(session)
+
     def kept(self, session: str, name: str) -> Path:
         """A file of an answer.
 

@@ -19,6 +19,7 @@ import uvicorn
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, JSONResponse, Response
 from starlette.background import BackgroundTask
+from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from zoo import __version__
 from zoo.runs.export import is_export
@@ -159,8 +160,8 @@ def build(queue: Queue, keys: Keys, hosts: set[str], title: str) -> FastAPI:
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.add_middleware(Gate, keys=keys, hosts=hosts, queue=queue)
 
-    @app.exception_handler(HTTPException)
-    async def refused(request: Request, error: HTTPException) -> JSONResponse:
+    @app.exception_handler(StarletteHTTPException)  # FastAPI's own is one of them
+    async def refused(request: Request, error: StarletteHTTPException) -> JSONResponse:
         said: Any = error.detail if isinstance(error.detail, dict) else {"error": error.detail}
         return JSONResponse(said, error.status_code, error.headers)
 
@@ -182,14 +183,13 @@ def build(queue: Queue, keys: Keys, hosts: set[str], title: str) -> FastAPI:
                 queue.store.forget(session, upload)
             files = {part.name: _media_type(part.name) for part in answer.parts if part.kind in FILE_PARTS}
             wanted = _wanted(request.headers.get("accept", ""), files)
-            if wanted:
-                kept = True  # until it is sent
-                path = queue.store.result(session, job, wanted)
-                gone = BackgroundTask(queue.store.end, session)
-                return FileResponse(path, media_type=files[wanted], filename=wanted, background=gone)
             if files:
                 queue.keep(session, job, answer)
                 kept = True
+            if wanted:
+                path = queue.kept(session, wanted)
+                sent = BackgroundTask(queue.forget, session)
+                return FileResponse(path, media_type=files[wanted], filename=wanted, background=sent)
             return JSONResponse({"parts": [_row(part, session) for part in answer.parts], "seconds": answer.seconds})
         finally:
             queue.active -= 1

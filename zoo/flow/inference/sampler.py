@@ -282,7 +282,9 @@ class Sampler(Inference):
         (found,) = self._drawn([values], report)
         return self._shown(values, folder, *found)
 
-    def answers(self, asked: Sequence[tuple[Mapping[str, Any], Path]], report: Report) -> list[list[Part] | Exception]:
+    def answer_together(
+        self, asked: Sequence[tuple[Mapping[str, Any], Path]], report: Report
+    ) -> list[list[Part] | Exception]:
         """Draw for several, those with one solver and guidance together; dopri5 suits its steps to what it gets."""
         groups: list[list[int]] = []
         begun: dict[Any, list[int]] = {}

@@ -144,7 +144,9 @@ class Vocoder(Inference):
                 found[number] = row
         return found
 
-    def answers(self, asked: Sequence[tuple[Mapping[str, Any], Path]], report: Report) -> list[list[Part] | Exception]:
+    def answer_together(
+        self, asked: Sequence[tuple[Mapping[str, Any], Path]], report: Report
+    ) -> list[list[Part] | Exception]:
         """Vocode several recordings or mels, those of one length together."""
         return answer_files(self, [(values["input"], folder) for values, folder in asked], report)
 

@@ -276,7 +276,7 @@ class Workers:
     def ask_together(
         self, run: str, checkpoint: str, asked: Sequence[tuple[Mapping[str, Any], Path]], token: str | None = None
     ) -> list[Finished | Failed]:
-        """Have several answers computed by one call, see `Inference.answers`.
+        """Have several answers computed by one call, see `Inference.answer_together`.
 
         Args:
             asked: values and folders, see `ask`.

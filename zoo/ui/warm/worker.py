@@ -72,7 +72,7 @@ class Worker:
         except Exception as error:
             self._say(failed=_one_line(error))
             raise SystemExit(1) from error
-        batches = type(self.inference).answers is not Inference.answers
+        batches = type(self.inference).answer_together is not Inference.answer_together
         self._say(fields=[to_row(field) for field in self.declared], batches=batches)
 
     def serve(self, requests: queue.SimpleQueue[Any]) -> None:
@@ -103,7 +103,7 @@ class Worker:
         found = [attempt(self._asked, request) for request in requests]
         asked = [number for number, each in enumerate(found) if not isinstance(each, Exception)]
         with without_pictures():
-            answers = self.inference.answers([found[number] for number in asked], self._report)
+            answers = self.inference.answer_together([found[number] for number in asked], self._report)
         for number, parts in zip(asked, answers, strict=True):
             found[number] = parts
         seconds = round(time.perf_counter() - started, 6)
