@@ -30,6 +30,7 @@ from zoo.serve.questions import openapi, read_values
 from zoo.serve.queue import Limits, Queue, new_session
 from zoo.ui.listening import bind, run_until_signal
 from zoo.ui.places import Places
+from zoo.ui.readings import MEDIA_TYPES
 from zoo.ui.security import HOSTS, Keys, Receive, Scope, Send, hardened, is_from_here
 from zoo.ui.store import MIB, Store
 from zoo.ui.warm.pool import NEWEST, Workers
@@ -243,7 +244,7 @@ def _row(part: Part, session: str) -> dict[str, Any]:
 
 
 def _media_type(name: str) -> str:
-    return mimetypes.guess_type(name)[0] or "application/octet-stream"
+    return MEDIA_TYPES.get(Path(name).suffix.lower()) or mimetypes.guess_type(name)[0] or "application/octet-stream"
 
 
 def _wanted(accept: str, files: dict[str, str]) -> str | None:
