@@ -214,4 +214,8 @@ def test_recordings_vocoded_together_are_those_vocoded_alone(tmp_path):
         assert sorted(path.name for path in folder.iterdir()) == ["result.wav"]
         drawn, one = (files.read(each / "result.wav")[0] for each in (folder, beside))
         assert np.abs(drawn - one).max() <= 2**-15  # a step of 16 bits, where rounding decides
+    vocoder = zoo.load(run_of("hifigan/smoke"))
+    several = np.concatenate([audio, -audio, 0.5 * audio])
+    apart = np.stack([vocoder(each, RATE) for each in several])
+    np.testing.assert_allclose(vocoder(several, RATE), apart, rtol=0, atol=1e-6)
     assert [str(number) for number, (parts, _) in enumerate(both[0]) if isinstance(parts, Exception)] == ["7", "8"]

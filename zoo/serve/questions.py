@@ -46,7 +46,7 @@ async def read_values(
         return _checked(fields, given)
     if kind != FORM:
         raise HTTPException(415, f"expected content of type {JSON} or {FORM}, found {kind[:60]!r}")
-    async with request.form(max_files=len(fields) + 1, max_fields=1000, max_part_size=OTHER_LIMIT) as form:
+    async with request.form(max_files=len(fields) + 1, max_fields=len(fields) + 64, max_part_size=OTHER_LIMIT) as form:
         given = {name: form.getlist(name) for name in form}
         _check_names(given, declared)
         said = {name: _said(declared[name], entries) for name, entries in given.items()}

@@ -20,6 +20,7 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, JSONResponse, Response
 from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.requests import ClientDisconnect
 
 from zoo import __version__
 from zoo.runs.export import is_export
@@ -95,7 +96,7 @@ def serve(
     host = f"[{address.host}]" if ":" in address.host else address.host
     with tempfile.TemporaryDirectory(prefix="zoo-serve-", ignore_cleanup_errors=True) as folder:
         places = Served(Path.cwd(), path.parent, Path(folder), path.parent, path)
-        memory = psutil.virtual_memory().total // MIB // 2
+        memory = psutil.virtual_memory().total // MIB * 3 // 8  # twice as much ends a computation
         secret = () if shown is None else (shown,)
         workers = Workers(places, secret, 1, memory, float("inf"), job_seconds=limits.deadline, device=device)
         store = Store(places.temp, 2**62)
@@ -157,6 +158,7 @@ def build(queue: Queue, keys: Keys, hosts: set[str], title: str) -> FastAPI:
         yield
         for task in tasks:
             task.cancel()
+        queue.workers.close()  # a thread that waits for an answer would keep the process
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.add_middleware(Gate, keys=keys, hosts=hosts, queue=queue)
@@ -294,6 +296,8 @@ class Gate:
             await refused(scope, receive, counted)
         else:
             await self._pass(scope, receive, counted)
+        if code == 499:  # it left before it was answered
+            self.queue.metrics.count(scope["path"], code, 0.0)
 
     def _refusal(self, scope: Scope, headers: dict[str, str]) -> JSONResponse | None:
         if scope["path"] == "/health":
@@ -333,7 +337,7 @@ class Gate:
             return message
 
         try:
-            with contextlib.suppress(ConnectionError):
+            with contextlib.suppress(ClientDisconnect):
                 await self.app(scope, checked, send)
         finally:
             self._coming -= seen
