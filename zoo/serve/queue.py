@@ -75,6 +75,7 @@ class Queue:
         self._arrived = asyncio.Event()
         self._results: OrderedDict[str, tuple[float, int, str]] = OrderedDict()  # session: end, bytes, job
         self._in_use: dict[str, asyncio.Future[Any]] = {}  # sessions that are computed though nobody waits any more
+        self._working: Sequence[Waiting] = ()
         self._batch_seconds = 1.0
         self._together = False
 
@@ -121,7 +122,8 @@ class Queue:
         gone = asyncio.ensure_future(_disconnected(request))
         try:
             left = max(mine.end - asyncio.get_running_loop().time(), 0.0)
-            await asyncio.wait({mine.answer, gone}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            waited: set[asyncio.Future[Any]] = {mine.answer, gone}
+            await asyncio.wait(waited, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if not mine.answer.done():
                 if gone.done():
                     self.metrics.dropped.inc()
@@ -136,7 +138,7 @@ class Queue:
             if not mine.answer.done():
                 self._in_use[session] = mine.answer
         if isinstance(answer, Failed):
-            raise HTTPException({"input": 422, "late": 504}.get(answer.cause, 500), answer.error)
+            raise HTTPException({"input": 422, "late": 504, "ended": 503}.get(answer.cause, 500), answer.error)
         return job, answer
 
     async def work(self) -> None:
@@ -159,6 +161,7 @@ class Queue:
 
     async def _compute(self, batch: Sequence[Waiting]) -> None:
         self.metrics.batch_size.observe(len(batch))
+        self._working = batch
         answers = await self._asked(batch)
         for each, answer in zip(batch, answers, strict=True):
             alone = len(batch) > 1 and isinstance(answer, Failed) and answer.cause == "lost"
@@ -167,7 +170,13 @@ class Queue:
             if not each.answer.done():
                 each.answer.set_result(answer)
 
-    async def _asked(self, batch: Sequence[Waiting]) -> list[Finished | Failed]:
+    def give_up(self) -> None:
+        """Tell everybody who still waits that there will be no answer."""
+        for each in (*self._line, *self._working):
+            if not each.answer.done():
+                each.answer.set_result(Failed("the server has ended", cause="ended"))
+
+    async def _asked(self, batch: Sequence[Waiting]) -> Sequence[Finished | Failed]:
         asked = [(each.values, each.folder) for each in batch]
         try:
             return await asyncio.to_thread(self.workers.ask_together, RUN, self.checkpoint, asked)

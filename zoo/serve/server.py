@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import mimetypes
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, MutableMapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,7 +133,8 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         if self.queue.ending:
-            super().handle_exit(sig, frame)
+            self._last = 0.0
+            return
         self.queue.ending, self._signal = True, (sig, frame)
         self._last = time.monotonic() + self.queue.limits.grace
 
@@ -140,6 +142,8 @@ class _Server(uvicorn.Server):
         """Called ten times a second."""
         if self._signal is not None and not self.should_exit:
             if not self.queue.active or time.monotonic() > self._last:
+                self.queue.give_up()
+                logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # of uploads that are cut off
                 super().handle_exit(*self._signal)
         self.should_exit = self.should_exit or bool(self.queue.failed)
         return await super().on_tick(counter)
@@ -284,12 +288,12 @@ class Gate:
         started, code = time.perf_counter(), 499
         send = hardened(send)
 
-        async def counted(message: dict[str, Any]) -> None:
+        async def counted(message: MutableMapping[str, Any]) -> None:
             nonlocal code
             if message["type"] == "http.response.start":
                 code = message["status"]
                 self.queue.metrics.count(scope["path"], code, time.perf_counter() - started)
-            await send(message)
+            await send(dict(message))
 
         refused = self._refusal(scope, headers)
         if refused is not None:

@@ -26,7 +26,7 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         bound.close()
         raise OSError(
-            f"port {port} cannot be used ({error.strerror}); choose another with --port, or 0 for any"
+            f"{host}, port {port} cannot be used ({error.strerror}); choose another with --port, or 0 for any"
         ) from error
     return bound
 

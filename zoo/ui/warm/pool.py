@@ -275,7 +275,7 @@ class Workers:
 
     def ask_together(
         self, run: str, checkpoint: str, asked: Sequence[tuple[Mapping[str, Any], Path]], token: str | None = None
-    ) -> list[Finished | Failed]:
+    ) -> Sequence[Finished | Failed]:
         """Have several answers computed by one call, see `Inference.answer_together`.
 
         Args:
@@ -462,7 +462,7 @@ class Workers:
 
     def _compute_together(
         self, request: _Request, asked: Sequence[tuple[Mapping[str, Any], Path]]
-    ) -> list[Finished | Failed]:
+    ) -> Sequence[Finished | Failed]:
         worker = request.worker
         assert worker is not None and worker.fields is not None
         found: list[Any] = [None] * len(asked)
