@@ -131,6 +131,8 @@ class Vocoder(Inference):
 
     def process_files(self, pairs: Sequence[tuple[Path, Path]]) -> list[dict[str, Any] | Exception]:
         """`process_file` for several: those of one length are computed together, as channels of one recording."""
+        if self.generator.receptive_frames is None:  # each is one window, of any length
+            return super().process_files(pairs)
         groups: dict[Any, list[int]] = defaultdict(list)
         for number, (source, _) in enumerate(pairs):
             groups[attempt(_length, source)].append(number)
