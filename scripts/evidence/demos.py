@@ -327,7 +327,7 @@ CLAIMS = (
 # shown beside them, without a threshold
 BESIDE: Mapping[str, tuple[str, ...]] = {
     "compressed_ad/demo": (f"{compressed_ad.SHUFFLED}: last episode to the first", "oracle actions", "random actions"),
-    "flow/digits": ("control real: Fréchet", "pooled 20: Fréchet", "pooled 5: Fréchet"),
+    "flow/digits": ("control real: Fréchet", "control copier: Fréchet", "pooled 20: Fréchet", "pooled 5: Fréchet"),
     "ci_llm/demo": ("ensemble", "best agent", "one LoRA", "without diversity"),
     "compressed_ad/demo_memory": ("latents, last episode", "none, last episode", "sliding window, last episode"),
     "hifigan/demo": ("m_stft, trained", "m_stft, untrained", "m_stft, griffin-lim"),

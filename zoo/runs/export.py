@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
 from zoo import __version__
-from zoo.common.atomic import replacing
+from zoo.common.atomic import replacing, write_atomic
 from zoo.common.reading.text import load_json
 from zoo.common.registry import current_name, renamed
 from zoo.runs import frozen
 from zoo.runs.descriptions import described
 
+ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 WEIGHTS_NAME = "model.safetensors"
 CONFIG_NAME = "config.json"
 
@@ -52,6 +57,99 @@ The licence of the weights is that of the data and checkpoints they come from; s
 """
 
 
+@dataclass(frozen=True)
+class Graph:
+    """A net to be written as ONNX.
+
+    Args:
+        net: in evaluation mode; takes tensors in the order of `inputs`, gives one or a tuple of them.
+        inputs: names of its inputs, each with its axes that are free: their names, or multiples such as `8 * Dim("n")`.
+        outputs: names of what it gives.
+        examples: inputs, the first to trace the net by, the others of other sizes to compare it with torch.
+        name: of the file, without its suffix.
+    """
+
+    net: nn.Module
+    inputs: Mapping[str, Mapping[int, Any]]
+    outputs: Sequence[str]
+    examples: Sequence[tuple[Tensor, ...]]
+    name: str = "model"
+
+
+@dataclass(frozen=True)
+class OnnxForm:
+    """What a system is in ONNX: its graphs, and contents of files to go beside them, by name."""
+
+    graphs: Sequence[Graph]
+    beside: Mapping[str, bytes] = field(default_factory=dict)
+
+    def write(self, folder: Path) -> dict[str, float]:
+        """Write all files; see `write_graph`.
+
+        Returns:
+            The largest difference from torch, by the graph's file.
+        """
+        check_onnx()
+        for name, content in self.beside.items():
+            write_atomic(folder / name, lambda file, content=content: file.write(content))  # type: ignore[misc]
+        return {f"{each.name}.onnx": write_graph(each, folder / f"{each.name}.onnx") for each in self.graphs}
+
+
+def check_onnx() -> None:
+    """Refuse to export without the packages for it.
+
+    Raises:
+        ImportError: naming what is missing and the extra that brings it.
+    """
+    missing = [name for name in ONNX_PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ImportError(f"ONNX export needs {', '.join(missing)}: pip install zoo[export]")
+
+
+def write_graph(graph: Graph, path: Path) -> float:
+    """Write a net as an ONNX file, which appears only when it has been compared with torch.
+
+    Returns:
+        Largest absolute difference between torch and onnxruntime over all examples.
+
+    Raises:
+        ImportError: as `check_onnx`.
+    """
+    check_onnx()
+    import onnxruntime
+
+    free = tuple({axis: _dim(size) for axis, size in axes.items()} for axes in graph.inputs.values())
+    with replacing(path) as temporary:
+        torch.onnx.export(
+            graph.net,
+            graph.examples[0],
+            temporary,
+            dynamo=True,
+            input_names=list(graph.inputs),
+            output_names=list(graph.outputs),
+            dynamic_shapes=free,
+            external_data=False,
+            verbose=False,
+        )
+        session = onnxruntime.InferenceSession(temporary, providers=["CPUExecutionProvider"])
+        return max(_difference(graph, session, example) for example in graph.examples)
+
+
+def _dim(size: Any) -> Any:
+    return torch.export.Dim(size) if isinstance(size, str) else size
+
+
+def _difference(graph: Graph, session: Any, example: tuple[Tensor, ...]) -> float:
+    with torch.inference_mode():
+        wanted = graph.net(*example)
+    given = {name: value.numpy() for name, value in zip(graph.inputs, example, strict=True)}
+    found = session.run(list(graph.outputs), given)
+    pairs = zip(
+        found, wanted if isinstance(wanted, Iterable) and not isinstance(wanted, Tensor) else [wanted], strict=True
+    )
+    return max(float((torch.from_numpy(ours) - theirs).abs().max()) for ours, theirs in pairs)
+
+
 def fuse(parts: dict[str, nn.Module]) -> list[str]:
     """Fold weight norm and the like of every part that can, in place; returns their names."""
     fused = [name for name, part in parts.items() if hasattr(part, "fuse_")]
@@ -67,7 +165,8 @@ def write_export(
     source: str,
     step: int | None = None,
     usage: str = AUDIO_USAGE,
-) -> None:
+    onnx: OnnxForm | None = None,
+) -> dict[str, float]:
     """Write an export; the folder appears only when it is complete.
 
     Weights of frozen modules that the hub has are left out, those of local ones go into `frozen/`.
@@ -80,9 +179,14 @@ def write_export(
         source: where the weights come from, for the card.
         step: batches trained, for the card.
         usage: Python lines, for the card.
+        onnx: to go into the folder as well.
+
+    Returns:
+        What `onnx` differs from torch, by file.
 
     Raises:
         ValueError: when the folder holds something else than an export.
+        ImportError: when packages for ONNX are missing.
     """
     if folder.exists() and not is_export(folder):
         raise ValueError(f"{folder} exists and is not an export; choose another folder")
@@ -132,6 +236,7 @@ def write_export(
         (aside / WEIGHTS_NAME).write_bytes(save(weights, metadata={"format": "pt"}))
         (aside / CONFIG_NAME).write_text(json.dumps(config, indent=2), encoding="utf-8")
         (aside / "README.md").write_text(card, encoding="utf-8")
+        return onnx.write(aside) if onnx else {}
 
 
 def self_contained(parts: dict[str, Any], recorded: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -15,7 +15,7 @@ from torch import nn
 
 from zoo.audio.io import files
 from zoo.common.report import plain, write_figure
-from zoo.runs.export import AUDIO_USAGE
+from zoo.runs.export import AUDIO_USAGE, OnnxForm
 from zoo.runs.interactive import Field, Part, Report
 
 _FULL_SCALE = {"int8": (0, 2**7), "uint8": (128, 2**7), "int16": (0, 2**15), "int32": (0, 2**31)}
@@ -272,11 +272,8 @@ class Inference(ABC):
         """Python lines for a model card that load it and call it once."""
         return AUDIO_USAGE
 
-    def export_onnx(self, path: Path) -> float:
-        """Write the net as ONNX.
-
-        Returns:
-            The largest difference between onnxruntime's and torch's output.
+    def onnx_form(self) -> OnnxForm:
+        """The nets as ONNX graphs.
 
         Raises:
             ValueError: when this system has no ONNX form.

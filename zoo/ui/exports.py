@@ -179,7 +179,7 @@ def offers_onnx(task: str) -> bool:
     if root != "zoo" or not system.isidentifier() or not importlib.util.find_spec("onnx"):
         return False
     folder = Path(zoo.__file__).parent / system / "inference"
-    return any(re.search(r"^    def export_onnx\(", path.read_text(), re.MULTILINE) for path in folder.rglob("*.py"))
+    return any(re.search(r"^    def onnx_form\(", path.read_text(), re.MULTILINE) for path in folder.rglob("*.py"))
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, str]]:

@@ -107,10 +107,16 @@ def unit_samples(net: Denoiser, autoencoder: FrozenAutoencoder, features: MelFea
 
 def copied_bands(features: MelFeatures, cutoffs_hz: np.ndarray) -> Tensor:
     """Bands (U, n_mels) bool that lie below frequencies (U,) in Hz with all that they cover; all of them for NaN."""
+    tops = band_tops(features)
+    limits = torch.stack([tops.new_full((), limit) for limit in np.nan_to_num(cutoffs_hz, nan=np.inf).tolist()])
+    return tops <= limits[:, None]
+
+
+def band_tops(features: MelFeatures) -> Tensor:
+    """Highest frequencies (n_mels,) in Hz that the bands of a front end cover."""
     basis = features.mel.mel_basis
     bins = torch.arange(basis.shape[1], device=basis.device) * (features.sample_rate / features.n_fft)
-    limits = torch.stack([bins.new_full((), limit) for limit in np.nan_to_num(cutoffs_hz, nan=np.inf).tolist()])
-    return (basis > 0).mul(bins).amax(dim=1) <= limits[:, None]
+    return (basis > 0).mul(bins).amax(dim=1)
 
 
 @torch.inference_mode()

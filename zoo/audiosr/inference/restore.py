@@ -24,12 +24,14 @@ from zoo.audiosr.data.simulate import top
 from zoo.audiosr.diffusion.samplers import DDIM, Sampler
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.inference.chunks import TAGS, Chunks, Settings, clip_mel, copied_bands, tagged, unit_samples, vocoded
+from zoo.audiosr.inference.onnx_form import onnx_form
 from zoo.audiosr.inference.postprocess import Segments, combined, crossover, lowpass_gains, match
 from zoo.audiosr.inference.report import Spectrogram, write_picture
 from zoo.audiosr.nets.denoiser import Denoiser
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.common.ranges import at_least, one_of, positive, within
+from zoo.runs.export import OnnxForm
 from zoo.runs.inference import MOST_SECONDS, Inference, answer_file, as_audio, recording_field
 from zoo.runs.interactive import Field, Part, Report
 
@@ -405,6 +407,13 @@ class Restorer(Inference):
             "match": run.match,
             "picture": None if picture is None else picture.name,
         }
+
+    def onnx_form(self) -> OnnxForm:
+        """Encoder, denoiser, decoder, vocoder and, if there is one, encoder of the clip; with a sampler in numpy."""
+        return onnx_form(
+            self.net, self.autoencoder, self.condition_autoencoder, self.vocoder, self.features, self.diffusion,
+            self.settings,
+        )  # fmt: skip
 
     def fields(self) -> tuple[Field, ...]:
         """A recording, where its band ends, and how to sample."""

@@ -12,15 +12,19 @@ def main(path: Path, output: Path, ema: bool = True, onnx: bool = False) -> None
         path: run folder or checkpoint.
         output: folder to write; appears only when complete.
         ema: export the averaged weights where the checkpoint holds them.
-        onnx: also write model.onnx and print its largest difference from torch (needs the extra `export`).
+        onnx: also as ONNX, compared with torch (needs the extra `export`): model.onnx of a vocoder, encoder.onnx,
+            denoiser.onnx and so on of AudioSR.
     """
-    from zoo.runs.export import write_export
+    from zoo.runs.export import check_onnx, write_export
     from zoo.runs.load import load, read_parts
 
+    if onnx:
+        check_onnx()
     specs, _, _ = read_parts(path, ema)
     model = load(path, ema=ema)
-    write_export(output, specs, model.parts(), specs.get("source") or path.name, specs.get("step"), model.usage)
+    form = model.onnx_form() if onnx else None  # refused before anything is written
+    source, step = specs.get("source") or path.name, specs.get("step")
+    differences = write_export(output, specs, model.parts(), source, step, model.usage, form)
     print(f"wrote {output}")
-    if onnx:
-        difference = model.export_onnx(output / "model.onnx")
-        print(f"wrote {output / 'model.onnx'}: largest difference from torch {difference:.1e}")
+    for name, difference in differences.items():
+        print(f"wrote {output / name}: largest difference from torch {difference:.1e}")

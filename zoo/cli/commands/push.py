@@ -27,7 +27,7 @@ def main(
         private: make it for yourself only.
         revision: branch; made when there is none.
         message: of the commit.
-        onnx: also push model.onnx (needs the extra `export`).
+        onnx: also as ONNX (needs the extra `export`); see `zoo export`.
         license: of the weights, as the hub calls it, e.g. mit or cc-by-4.0.
         evaluation: folder that `zoo evaluate` wrote, for the card; those in the run's folder are found.
         root: folder of the runs that names are looked for in.

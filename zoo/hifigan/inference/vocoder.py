@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
-import logging
 import math
 import sys
 from collections import defaultdict
@@ -22,17 +20,13 @@ from zoo.audio.analysis.mel import LogMel
 from zoo.audio.io import files
 from zoo.audio.io.chunking import Chunker, resampled
 from zoo.audio.io.resample import resample_array
-from zoo.common.atomic import replacing
 from zoo.hifigan.nets.interface import WaveformGenerator
-from zoo.runs.export import AUDIO_USAGE, FEATURES_USAGE
+from zoo.runs.export import AUDIO_USAGE, FEATURES_USAGE, Graph, OnnxForm, write_graph
 from zoo.runs.inference import Inference, answer_files, as_audio, attempt
 from zoo.runs.interactive import Field, Part, Report
 
-log = logging.getLogger(__name__)
-
 CHUNK_FRAMES = 256  # new frames per step (3 s at 22.05 kHz); the context adds 30 or so
-_ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-_ONNX_SHAPES = ((1, 37), (3, 20))  # (batch, frames) that the exporter has not seen
+_ONNX_SHAPES = ((2, 16), (1, 37), (3, 20))  # (batch, frames)
 
 
 class Vocoder(Inference):
@@ -191,9 +185,9 @@ class Vocoder(Inference):
         audio = self.from_mel(np.zeros((self.generator.in_channels, 8), np.float32))
         return f"8 frames to {len(audio)} samples at {self.sample_rate} Hz"
 
-    def export_onnx(self, path: Path) -> float:
-        """Write the generator as ONNX; see the function of this name."""
-        return export_onnx(self.generator, path)
+    def onnx_form(self) -> OnnxForm:
+        """The generator, from frames to audio."""
+        return OnnxForm([generator_graph(self.generator)])
 
     def _mel_blocks(self, source: Path) -> Iterator[np.ndarray]:
         """A mel file in pieces (1, n_mels, n)."""
@@ -268,53 +262,18 @@ def _stacked(streams: Sequence[Iterator[np.ndarray]]) -> Iterator[np.ndarray]:
         yield np.concatenate(blocks)
 
 
-def export_onnx(generator: WaveformGenerator, path: Path | str) -> float:
-    """Write a generator with folded weight norm as an ONNX model with free batch size and length.
+def generator_graph(generator: WaveformGenerator, name: str = "model") -> Graph:
+    """A generator with folded weight norm, `frames` (B, C, F) to `audio` (B, 1, T) of any batch size and length.
 
     Args:
-        generator: left as it is; a fused copy is exported.
-        path: the `.onnx` file, replaced only by a checked model. Input `frames` (B, in_channels, F), output `audio`
-            (B, 1, T), float32.
-
-    Returns:
-        Largest absolute difference between torch and onnxruntime on random input of several shapes.
-
-    Raises:
-        ImportError: when the extra `export` is not installed.
+        generator: left as it is; a fused copy is taken.
     """
-    missing = [name for name in _ONNX_PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ImportError(f"ONNX export needs {', '.join(missing)}: pip install zoo[export]")
-    path = Path(path)
     fused = copy.deepcopy(generator).cpu().float().eval().fuse_()
-    example = torch.zeros(2, fused.in_channels, 16)
-    with replacing(path) as temporary:
-        torch.onnx.export(
-            fused,
-            (example,),
-            temporary,
-            dynamo=True,
-            input_names=["frames"],
-            output_names=["audio"],
-            dynamic_shapes={"x": {0: torch.export.Dim("batch"), 2: torch.export.Dim("time")}},
-            external_data=False,
-            verbose=False,
-        )
-        difference = _onnx_difference(fused, temporary)
-    log.info("%s: largest difference to torch %.1e", path, difference)
-    return difference
-
-
-def _onnx_difference(generator: WaveformGenerator, path: Path) -> float:
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     random = torch.Generator().manual_seed(0)
-    largest = 0.0
-    for batch, frames in _ONNX_SHAPES:
-        x = torch.randn(batch, generator.in_channels, frames, generator=random)
-        with torch.inference_mode():
-            expected = generator(x)
-        found = torch.from_numpy(session.run(["audio"], {"frames": x.numpy()})[0])
-        largest = max(largest, float((found - expected).abs().max()))
-    return largest
+    examples = [(torch.randn(batch, fused.in_channels, frames, generator=random),) for batch, frames in _ONNX_SHAPES]
+    return Graph(fused, {"frames": {0: "batch", 2: "time"}}, ["audio"], examples, name)
+
+
+def export_onnx(generator: WaveformGenerator, path: Path | str) -> float:
+    """Write a generator as an ONNX file; see `generator_graph` and `zoo.runs.export.write_graph`."""
+    return write_graph(generator_graph(generator), Path(path))

@@ -181,7 +181,7 @@ class About:
     metrics: Sequence[Metric] = ()
     licence: str = UNKNOWN
     adapters: Sequence[str] = ()
-    onnx: bool = False
+    onnx: Sequence[str] = ()
 
     @property
     def system(self) -> str:
@@ -323,7 +323,7 @@ def _use(about: About) -> str:
         lines += [f'```python\nfrom peft import PeftModel\n\nmodel = PeftModel.from_pretrained(base, "{about.repo}", ']
         lines[-1] += f'subfolder="{first}")\n```'
     if about.onnx:
-        lines += ["", "`model.onnx` is the net for onnxruntime."]
+        lines += ["", f"For onnxruntime: {', '.join(f'`{name}`' for name in about.onnx)}."]
     return "\n".join(lines)
 
 

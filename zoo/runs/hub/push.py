@@ -35,7 +35,6 @@ log = logging.getLogger(__name__)
 MAIN = "main"
 SAMPLES = "samples"
 SETTINGS_NAME = "training.yaml"
-ONNX_NAME = "model.onnx"
 MOST_BYTES = 10_000_000  # of a sample
 MOST_SAMPLES = 8  # of one kind of file
 # What a push writes, and so what of an earlier one it deletes.
@@ -44,7 +43,7 @@ OURS = (
     "config.json",
     SETTINGS_NAME,
     card.CURVE_NAME,
-    "model.onnx*",
+    "*.onnx",
     "samples/*",
     "frozen/*",
     "peft/*",
@@ -132,7 +131,8 @@ def write_package(
     specs, _, _ = read_parts(path)
     model = load(path)
     usage = model.usage.replace("PATH_OF_THIS_FOLDER", str(name))
-    write_export(folder, specs, model.parts(), specs.get("source") or path.name, specs.get("step"), usage)
+    source, form = specs.get("source") or path.name, model.onnx_form() if onnx else None
+    graphs = write_export(folder, specs, model.parts(), source, specs.get("step"), usage, form)
     for key, value in listing.flatten(load_json((folder / CONFIG_NAME).read_text(encoding="utf-8"))).items():
         if isinstance(value, str) and shown_settings(value) != value:
             raise ValueError(f"{path}: its {key} is {value!r}, which only this machine has: nobody could load it")
@@ -153,7 +153,7 @@ def write_package(
         config=config,
         frozen=specs.get("frozen", {}),
         licence=licence,
-        onnx=onnx,
+        onnx=list(graphs),
     )
     if run is not None:
         recipe = f"# recipe: {about.recipe}\n" if about.recipe else ""
@@ -165,8 +165,6 @@ def write_package(
         beside = sorted({file.parent for kind in card.EVALUATIONS for file in run.glob(f"*/{kind}")})
         evaluations = [*evaluations, *beside]
     about.metrics = [*about.metrics, *(each for place in evaluations for each in card.evaluated(place))]
-    if onnx:
-        model.export_onnx(folder / ONNX_NAME)
     about.adapters = _publish(model, about.package, folder, name)
     card.write_card(folder, about)
     return about

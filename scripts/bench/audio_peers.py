@@ -1,0 +1,131 @@
+"""Vocoders against those of other packages at equal weights: python -m scripts.bench.audio_peers speed|start|all.
+
+The packages: vocos (`pip install --no-deps vocos encodec`) and transformers.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median as middle
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from scripts.bench.audio_peers_others import TransformersPackage, VocosPackage
+from scripts.bench.tools import Finding, Settings, command, in_folders, interleave, median, times_as_fast
+from zoo.common.build import build
+from zoo.common.reading.text import safe_load
+from zoo.common.systems import recipe_root
+from zoo.hifigan.convert.rules import to_our_keys
+
+RECIPES = {"vocos": "vocos_24k", "transformers": "24k"}  # whose generator has the peer's sizes, by package
+TOLERANCE = 1e-4
+
+
+def speed(settings: Settings) -> list[Finding]:
+    """Processor time of the same audio from the same frames, at equal weights, by turns."""
+    findings = []
+    for name, peer in PEERS.items():
+        spec = _spec(name)
+        ours, theirs = build(spec).fuse_(), peer(spec["init_args"])
+        share(ours, theirs)
+        for net in (ours, theirs):
+            net.eval().requires_grad_(False)
+        for seconds in (1, settings.few(10, 1)):
+            frames = torch.randn(1, ours.in_channels, seconds * 24000 // ours.hop_length)
+            with torch.inference_mode():
+                wanted, found = theirs(frames).flatten(), ours(frames).flatten()
+            length = min(len(wanted), len(found))
+            if (found[:length] - wanted[:length]).abs().max() > TOLERANCE * wanted.abs().max():
+                raise ValueError(f"{name} gives other audio from the same weights: they cannot be compared")
+            costs = interleave(
+                {"ours": partial(run, ours, frames), name: partial(run, theirs, frames)}, settings.few(9, 1)
+            )
+            more = {f"{each}, wall s a s of audio": median(cost).wall / seconds for each, cost in costs.items()}
+            title = f"{type(ours).__name__}, {seconds} s, to {name}: times as fast"
+            findings.append(times_as_fast(title, costs, at_least=1.0, **more))
+    return findings
+
+
+def start(settings: Settings) -> list[Finding]:
+    """Start-up to a second of audio, and peak memory after 30 s, in fresh processes that import one package (Linux)."""
+    findings = []
+    seconds = settings.few(30, 1)
+    for name, peer in PEERS.items():
+        spec = _spec(name)
+        makes = {
+            "ours": f"from zoo.common.build import build\nnet = build({spec!r}).fuse_()",
+            "theirs": f"from {peer.__module__} import {peer.__name__}\nnet = {peer.__name__}({spec['init_args']!r})",
+        }
+        rounds = [{who: _child(make, spec["init_args"]["in_channels"], seconds) for who, make in makes.items()}
+                  for _ in range(settings.few(5, 1))]  # fmt: skip
+        for place, title in enumerate(("wall s to the first second of audio", f"peak MiB, {seconds} s of audio")):
+            details = {who: middle(each[who][place] for each in rounds) for who in makes}
+            ratio = middle(each["ours"][place] / each["theirs"][place] for each in rounds)
+            findings.append(Finding(f"{title}, to {name}", ratio, "x", at_most=1.0, details=details))
+    return findings
+
+
+CHILD = """import time
+begun = time.perf_counter()
+import torch
+torch.set_num_threads(1)
+{make}
+net.eval()
+with torch.inference_mode():
+    net(torch.randn(1, {channels}, 94))
+    first = time.perf_counter() - begun
+    net(torch.randn(1, {channels}, 94 * {seconds}))
+peak = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(first, int(peak) / 1024)
+"""
+
+
+def _child(make: str, channels: int, seconds: int) -> tuple[float, float]:
+    code = CHILD.format(make=make, channels=channels, seconds=seconds)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    first, peak = done.stdout.split()[-2:]
+    return float(first), float(peak)
+
+
+def _spec(name: str) -> dict[str, Any]:
+    """Our generator of a peer's sizes."""
+    recipe = safe_load((recipe_root() / "hifigan" / f"{RECIPES[name]}.yaml").read_text(encoding="utf-8"))
+    return recipe["model"]["init_args"]["generator"]
+
+
+def share(ours: nn.Module, theirs: nn.Module) -> None:
+    """Give our generator the weights of a peer's."""
+    if isinstance(theirs, VocosPackage):
+        state = theirs.state_dict()
+        ours.load_state_dict(to_our_keys({key: value for key, value in state.items() if ".istft." not in key}))
+        return
+    left: dict[tuple[int, ...], list[Tensor]] = {}  # by shape, in the order in which both have them
+    for value in theirs.parameters():
+        left.setdefault(tuple(value.shape), []).append(value.detach())
+    ours.load_state_dict({key: left[tuple(value.shape)].pop(0) for key, value in ours.state_dict().items()})
+
+
+def run(net: Callable[[Tensor], Tensor], frames: Tensor) -> None:
+    """Make audio of frames."""
+    with torch.inference_mode():
+        net(frames)
+
+
+PEERS: dict[str, type[nn.Module]] = {"vocos": VocosPackage, "transformers": TransformersPackage}
+BENCHMARKS = {"speed": speed, "start": start}
+
+
+def no_fit(args: list[str]) -> Any:
+    """Nothing is trained here."""
+    raise NotImplementedError("no training")
+
+
+if __name__ == "__main__":
+    command("audio_peers", in_folders(BENCHMARKS, partial(Settings, no_fit)))
