@@ -10,7 +10,7 @@ from PIL import Image
 import zoo
 from tests.harness import REPOSITORY
 from zoo.audio.io import files
-from zoo.runs.inference import MOST_SECONDS
+from zoo.runs.inference import MOST_SECONDS, without_pictures
 from zoo.runs.interactive import FILE_PARTS, checked, field_of, part_of, to_row
 
 RUNS = sorted(path.parent for path in REPOSITORY.glob("tests/data/checkpoints_*/*/*/run/config.yaml"))
@@ -160,3 +160,62 @@ def test_agents_answer_beside_the_crowd(tmp_path):
     assert likelihood.data["columns"] == ["Answer of", "the mean", "Agent 1", "Agent 2"]
     assert all(value < 0 for row in likelihood.data["rows"] for value in row[1:])
     assert [part.data for part in ask(run_of("ci_llm/smoke"), tmp_path, **given)] == [part.data for part in parts]
+
+
+def together_and_alone(run: Path, folder: Path, asked):
+    """The answers to all at once, and to each alone, as (parts or error, folder)."""
+    inference = zoo.load(run)
+    found = {}
+    for way in ("together", "alone"):
+        folders = [folder / way / str(number) for number in range(len(asked))]
+        for each in folders:
+            each.mkdir(parents=True)
+        given = [(checked(inference.fields(), values), each) for values, each in zip(asked, folders, strict=True)]
+        calls = [given] if way == "together" else [[each] for each in given]
+        parts = [part for call in calls for part in inference.answer_together(call, lambda done, text: None)]
+        found[way] = list(zip(parts, folders, strict=True))
+    return found["together"], found["alone"]
+
+
+def test_samples_drawn_together_are_those_drawn_alone(tmp_path):
+    asked = [{"count": count, "seed": seed, "steps": 3, "animation": False}
+             for seed, count in enumerate((3, 5, 40, 40, 7, 100))]  # fmt: skip
+    asked += [{"count": 4, "method": "dopri5", "animation": False, "seed": seed} for seed in (0, 1)]
+    for both in zip(*together_and_alone(run_of("flow/points"), tmp_path, asked), strict=True):
+        (parts, folder), (alone, beside) = both
+        assert parts == alone
+        drawn, one = (np.load(each / "samples.npy") for each in (folder, beside))
+        np.testing.assert_allclose(drawn, one, rtol=0, atol=1e-6)
+    together, alone = together_and_alone(
+        run_of("flow/smoke"), tmp_path / "images", [{"count": 2, "steps": 2, "seed": seed} for seed in range(3)]
+    )
+    for (parts, folder), (_, beside) in zip(together, alone, strict=True):
+        assert [part.name for part in parts[:2]] == ["samples.png", "way.gif"]
+        pixels = [np.asarray(Image.open(each / "samples.png"), int) for each in (folder, beside)]
+        assert np.abs(pixels[0] - pixels[1]).max() <= 1  # of 255: where rounding decides
+        assert Image.open(folder / "way.gif").n_frames == Image.open(beside / "way.gif").n_frames
+
+
+def test_recordings_vocoded_together_are_those_vocoded_alone(tmp_path):
+    """Lengths below and beyond the window, equal and not; stereo; one that is torn fails alone."""
+    seconds = (0.5, 0.5, 0.3, 5.0, 5.0, 6.2)
+    sources = [tone(tmp_path / f"{number}.wav", each) for number, each in enumerate(seconds)]
+    audio, _ = files.read(sources[0])
+    files.write(tmp_path / "stereo.wav", np.concatenate([audio, -audio]), RATE)
+    (tmp_path / "torn.wav").write_bytes(b"RIFF nothing")
+    sources += [tmp_path / "stereo.wav", tmp_path / "torn.wav", tone(tmp_path / "long.wav", MOST_SECONDS + 1)]
+    with without_pictures():
+        both = together_and_alone(run_of("hifigan/smoke"), tmp_path, [{"input": source} for source in sources])
+    for (parts, folder), (alone, beside) in zip(*both, strict=True):
+        if isinstance(alone, Exception):
+            assert str(parts) == str(alone)
+            continue
+        assert parts == alone and [part.kind for part in parts] == ["audio", "table"]
+        assert sorted(path.name for path in folder.iterdir()) == ["result.wav"]
+        drawn, one = (files.read(each / "result.wav")[0] for each in (folder, beside))
+        assert np.abs(drawn - one).max() <= 2**-15  # a step of 16 bits, where rounding decides
+    vocoder = zoo.load(run_of("hifigan/smoke"))
+    several = np.concatenate([audio, -audio, 0.5 * audio])
+    apart = np.stack([vocoder(each, RATE) for each in several])
+    np.testing.assert_allclose(vocoder(several, RATE), apart, rtol=0, atol=1e-6)
+    assert [str(number) for number, (parts, _) in enumerate(both[0]) if isinstance(parts, Exception)] == ["7", "8"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -58,6 +60,19 @@ def as_audio(audio: Any, sample_rate: float) -> np.ndarray:
     return given.astype(np.float32)
 
 
+_pictured = ContextVar("pictured", default=True)
+
+
+@contextmanager
+def without_pictures() -> Iterator[None]:
+    """Within it answers hold what was computed, not what shows it to people: no input beside it, no spectrograms."""
+    before = _pictured.set(False)
+    try:
+        yield
+    finally:
+        _pictured.reset(before)
+
+
 MOST_SECONDS = 60.0  # of a recording that is answered at once; longer ones are for `zoo predict`
 
 
@@ -65,6 +80,16 @@ def recording_field() -> Field:
     """The field of a system that takes one recording."""
     told = f"at most {MOST_SECONDS:g} seconds; zoo predict takes files of any length and whole folders"
     return Field("input", "Recording", "audio", suffixes=files.AUDIO_SUFFIXES, help=told)
+
+
+def attempt(function: Callable[..., Any], *args: Any) -> Any:
+    """What a call returns, or the error of what it was given; a lost device and the end of its memory are raised."""
+    try:
+        return function(*args)
+    except (torch.AcceleratorError, torch.OutOfMemoryError):
+        raise
+    except (ValueError, OSError, RuntimeError) as error:
+        return error
 
 
 def answer_file(
@@ -75,17 +100,40 @@ def answer_file(
     Args:
         facts_shown: which of the facts are; all when there are none.
     """
+    (found,) = answer_files(inference, [(source, folder)], report, facts_shown)
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def answer_files(
+    inference: Inference, asked: Sequence[tuple[Path, Path]], report: Report, facts_shown: Sequence[str] = ()
+) -> list[list[Part] | Exception]:
+    """Answer several with what `process_files` makes of them; the pairs are a file and the folder of its answer."""
+    targets = [folder / f"result{inference.output_suffix}" for _, folder in asked]
+    found: list[Any] = [attempt(_check_length, source) for source, _ in asked]
+    fit = [number for number, error in enumerate(found) if error is None]
+    report(0.0, "computing")
+    made = inference.process_files([(asked[number][0], targets[number]) for number in fit])
+    report(0.9, "drawing")
+    for number, facts in zip(fit, made, strict=True):
+        shown = (asked[number][0], targets[number], facts, facts_shown)
+        found[number] = facts if isinstance(facts, Exception) else attempt(_shown_facts, *shown)
+    return found
+
+
+def _check_length(source: Path) -> None:
     audio_in = source.suffix.lower() in files.AUDIO_SUFFIXES
     if audio_in and (seconds := files.info(source).seconds) > MOST_SECONDS:
         raise ValueError(
             f"the recording has {seconds:.0f} seconds, at most {MOST_SECONDS:g} are answered at once: cut it, or use "
             "zoo predict"
         )
-    report(0.0, "computing")
-    target = folder / f"result{inference.output_suffix}"
-    facts = inference.process_file(source, target)
-    report(0.9, "drawing")
+
+
+def _shown_facts(source: Path, target: Path, facts: Mapping[str, Any], facts_shown: Sequence[str]) -> list[Part]:
     facts = {name: facts[name] for name in facts_shown or facts if name in facts}
+    audio_in = source.suffix.lower() in files.AUDIO_SUFFIXES
     return [*_shown(source if audio_in else None, target, facts.get("cutoff_hz")), facts_table(facts)]
 
 
@@ -93,6 +141,8 @@ def _shown(source: Path | None, target: Path, cutoff_hz: float | None) -> list[P
     """A result, and what it was made of."""
     from zoo.audio.analysis.figures import compared_spectra, matrix_figure
 
+    if not _pictured.get():
+        return [Part("audio" if target.suffix in files.AUDIO_SUFFIXES else "file", "Result", target.name)]
     if target.suffix in files.AUDIO_SUFFIXES and source is not None:
         parts = [Part("audio", "Result", target.name, beside="listen"), input_part(source, target.parent)]
         rate = files.info(target).sample_rate
@@ -159,6 +209,13 @@ class Inference(ABC):
             OSError: when it cannot be read or the result cannot be written.
         """
 
+    def process_files(self, pairs: Sequence[tuple[Path, Path]]) -> list[dict[str, Any] | Exception]:
+        """`process_file` for several, each a source and its target: facts, or the error of one that failed alone.
+
+        One after the other, unless a system computes some of them together with the same results.
+        """
+        return [attempt(self.process_file, source, target) for source, target in pairs]
+
     def fields(self) -> tuple[Field, ...]:
         """What a person may give for one answer: a file of those it reads, unless a system says more."""
         if set(files.AUDIO_SUFFIXES) <= set(self.input_suffixes):
@@ -181,6 +238,16 @@ class Inference(ABC):
             OSError: when a file cannot be read or written.
         """
         return answer_file(self, values["input"], folder, report)
+
+    def answer_together(
+        self, asked: Sequence[tuple[Mapping[str, Any], Path]], report: Report
+    ) -> list[list[Part] | Exception]:
+        """`answer` for several, each the values and a folder: parts, or the error of one that failed alone.
+
+        One after the other; a system that computes them together defines this, with results that differ from those
+        of one by one by rounding only.
+        """
+        return [attempt(self.answer, values, folder, report) for values, folder in asked]
 
     def dry_run(self) -> str:
         """Predict once on a made-up input, for `zoo doctor --config`; returns a word on the result."""

@@ -45,7 +45,7 @@ MEMORY_KEYS = (
 EXTRAS = {
     "metrics": ("pesq", "pystoi"),
     "images": ("datasets", "torchvision"),
-    "ui": ("fastapi", "uvicorn", "nicegui", "psutil"),
+    "ui": ("fastapi", "uvicorn", "nicegui", "prometheus_client", "psutil"),
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "rl": ("gymnasium", "h5py"),
     "llm": ("bitsandbytes", "tokenizers", "pyarrow"),

@@ -10,7 +10,7 @@ import json
 import re
 import secrets
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from html import escape
 from http.cookies import CookieError, SimpleCookie
@@ -141,8 +141,8 @@ class Gate:
             await self.app(scope, receive, send)
             return
         headers = {key.decode("latin-1").lower(): value.decode("latin-1") for key, value in scope["headers"]}
-        send = _hardened(send)
-        if not _is_from_here(scope, headers):
+        send = hardened(send)
+        if not is_from_here(scope, headers):
             await _refuse(scope, send, 403, "This page answers only to itself, under 127.0.0.1 or localhost.")
             return
         if scope["type"] == "http" and await self._enter(scope, headers, receive, send):
@@ -271,12 +271,12 @@ def _speaks_for(message: dict[str, Any], client: str) -> bool:
     return all(isinstance(each, dict) and each.get("client_id", client) == client for each in arguments)
 
 
-def _is_from_here(scope: Scope, headers: dict[str, str]) -> bool:
-    """Whether Host is this machine's loopback (no DNS rebinding) and Origin, if any, is the page itself."""
+def is_from_here(scope: Scope, headers: Mapping[str, str], hosts: Collection[str] = HOSTS) -> bool:
+    """Whether Host is one of ours, by default loopback (no DNS rebinding), and Origin, if any, is the page itself."""
     host = headers.get("host", "")
     try:
         parsed = urlsplit(f"//{host}")
-        named = parsed.hostname in HOSTS and "@" not in host and (parsed.port is None or parsed.port > 0)
+        named = parsed.hostname in hosts and "@" not in host and (parsed.port is None or parsed.port > 0)
     except ValueError:
         return False
     origin = headers.get("origin")
@@ -285,7 +285,9 @@ def _is_from_here(scope: Scope, headers: dict[str, str]) -> bool:
     return named and origin in (f"http://{host}", f"https://{host}")
 
 
-def _hardened(send: Send) -> Send:
+def hardened(send: Send) -> Send:
+    """The same with headers that keep a browser from other hosts, frames and guesses."""
+
     async def sender(message: dict[str, Any]) -> None:
         if message["type"] == "http.response.start":
             ours = {key.encode(): value.encode() for key, value in _HEADERS.items()}

@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
-import socket
-import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import FastAPI, HTTPException, Query, Request
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
@@ -25,6 +22,7 @@ from zoo.ui.board import Board
 from zoo.ui.curves import chosen_columns
 from zoo.ui.exports import Exports
 from zoo.ui.jobs.trainings import Queue, Trainings
+from zoo.ui.listening import bind, run_until_signal
 from zoo.ui.places import Places, check_name
 from zoo.ui.readings import MEDIA_TYPES, is_media
 from zoo.ui.security import OTHER_LIMIT, UPLOAD_PATH, Gate, Keys
@@ -75,7 +73,7 @@ def serve(
     """
     import uvicorn
 
-    bound = _bind(port)
+    bound = bind(HOST, port)
     port = bound.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="zoo-ui-", ignore_cleanup_errors=True) as folder:
         places = Places(Path.cwd(), runs.absolute(), Path(folder), data.absolute())
@@ -95,11 +93,8 @@ def serve(
             ws_max_size=OTHER_LIMIT,
         )
         logging.getLogger("uvicorn.error").addFilter(_is_worth_saying)
-        for name in ("SIGTERM", "SIGBREAK"):  # uvicorn repeats a signal when it has shut down; the default would kill
-            if hasattr(signal, name):
-                signal.signal(getattr(signal, name), _leave)
         try:
-            uvicorn.Server(settings).run(sockets=[bound])
+            run_until_signal(uvicorn.Server(settings), bound)
         finally:
             workers.close()
             trainings.close()
@@ -108,24 +103,6 @@ def serve(
 def _is_worth_saying(record: logging.LogRecord) -> bool:
     """Not that a browser went on before it had what it asked for, which Starlette reports as an error of the server."""
     return "No response returned." not in str(record.exc_info and record.exc_info[1])
-
-
-def _leave(number: int, frame: Any) -> None:
-    raise SystemExit(128 + number)
-
-
-def _bind(port: int) -> socket.socket:
-    bound = socket.socket()
-    if sys.platform != "win32":  # there it would let two servers share a port
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind((HOST, port))
-    except OSError as error:
-        bound.close()
-        raise OSError(
-            f"port {port} cannot be used ({error.strerror}); choose another with --port, or 0 for any"
-        ) from error
-    return bound
 
 
 def build(places: Places, trainings: Trainings, keys: Keys, limits: Limits, workers: Workers) -> FastAPI:

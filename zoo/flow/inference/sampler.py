@@ -22,7 +22,7 @@ from zoo.flow.process.paths import AffinePath, Prediction
 from zoo.flow.process.sampling import SAMPLES, noise
 from zoo.flow.process.solvers import METHODS, Solution, Solver
 from zoo.runs.export import CALL_USAGE
-from zoo.runs.inference import Inference, facts_table
+from zoo.runs.inference import Inference, attempt, facts_table
 from zoo.runs.interactive import Field, Part, Report
 from zoo.training.data import item_seed
 
@@ -279,35 +279,87 @@ class Sampler(Inference):
 
     def answer(self, values: Mapping[str, Any], folder: Path, report: Report) -> list[Part]:
         """Draw samples, and their way from the noise."""
-        image, animated, labels = rendering.is_image(self.net.sample_shape), values["animation"], None
+        (found,) = self._drawn([values], report)
+        return self._shown(values, folder, *found)
+
+    def answer_together(
+        self, asked: Sequence[tuple[Mapping[str, Any], Path]], report: Report
+    ) -> list[list[Part] | Exception]:
+        """Draw for several, those with one solver and guidance together; dopri5 suits its steps to what it gets."""
+        groups: list[list[int]] = []
+        begun: dict[Any, list[int]] = {}
+        for number, (values, _) in enumerate(asked):
+            alike = [values.get(name) for name in ("method", "steps", "guidance", "animation")]
+            key = (*alike, number if values["method"] == "dopri5" else None)
+            count = sum(asked[each][0]["count"] for each in begun.get(key, ())) + values["count"]
+            if key not in begun or count > self.chunk:
+                begun[key] = []
+                groups.append(begun[key])
+            begun[key].append(number)
+        found: list[Any] = [None] * len(asked)
+        for group in groups:
+            drawn = attempt(self._drawn, [asked[number][0] for number in group], report)
+            for place, number in enumerate(group):
+                if isinstance(drawn, Exception):
+                    found[number] = attempt(self.answer, *asked[number], report)
+                else:
+                    found[number] = attempt(self._shown, *asked[number], *drawn[place])
+        return found
+
+    def _drawn(
+        self, asked: Sequence[Mapping[str, Any]], report: Report
+    ) -> list[tuple[Tensor, list[int] | None, Tensor | None, int]]:
+        """Samples, labels, the states of those to animate, and evaluations of the net, for values with one solver."""
+        image, animated, values = rendering.is_image(self.net.sample_shape), asked[0]["animation"], asked[0]
         sampler = self.using(self.solver.using(values["method"], values["steps"]), self.guidance)
-        if self.net.num_classes:
-            if self.guidance is not None or values["guidance"] != 1:
-                sampler.guidance = copy.copy(self.guidance or Guidance())
-                sampler.guidance.scale = values["guidance"]
-            names = self.classes or [str(number + 1) for number in range(self.net.num_classes)]
-            chosen = [names.index(name) + 1 for name in values["classes"] or names]
-            labels = [chosen[number % len(chosen)] for number in range(values["count"])]
-        seeds = [item_seed(values["seed"], SAMPLES, number) for number in range(values["count"])]
-        record = (min(len(seeds), ANIMATED_IMAGES) if image else len(seeds)) if animated else 0
-        solutions = list(sampler.solutions(labels, seeds, record, lambda done: report(0.9 * done, "sampling")))
+        if self.net.num_classes and (self.guidance is not None or values["guidance"] != 1):
+            sampler.guidance = copy.copy(self.guidance or Guidance())
+            sampler.guidance.scale = values["guidance"]
+        labels = [label for each in asked for label in self._asked_labels(each)]
+        seeds = [item_seed(each["seed"], SAMPLES, number) for each in asked for number in range(each["count"])]
+        record = (min(len(seeds), ANIMATED_IMAGES) if image and len(asked) == 1 else len(seeds)) if animated else 0
+        solutions = list(sampler.solutions(labels or None, seeds, record, lambda done: report(0.9 * done, "sampling")))
         report(0.9, "drawing")
-        samples, classes = torch.cat([solution.x for solution in solutions]), self.class_names(labels)
+        samples, nfe = torch.cat([solution.x for solution in solutions]), max(solution.nfe for solution in solutions)
+        states = _joined([each for each in solutions if each.trajectory]) if record else None
+        found, first = [], 0
+        for each in asked:
+            rows = slice(first, first + each["count"])
+            shown = slice(first, first + min(each["count"], ANIMATED_IMAGES if image else MOST_POINTS))
+            found.append((samples[rows], labels[rows] or None, None if states is None else states[:, shown], nfe))
+            first += each["count"]
+        return found
+
+    def _asked_labels(self, values: Mapping[str, Any]) -> list[int]:
+        if not self.net.num_classes:
+            return []
+        names = self.classes or [str(number + 1) for number in range(self.net.num_classes)]
+        chosen = [names.index(name) + 1 for name in values["classes"] or names]
+        return [chosen[number % len(chosen)] for number in range(values["count"])]
+
+    def _shown(
+        self,
+        values: Mapping[str, Any],
+        folder: Path,
+        samples: Tensor,
+        labels: list[int] | None,
+        states: Tensor | None,
+        nfe: int,
+    ) -> list[Part]:
+        image, classes = rendering.is_image(self.net.sample_shape), self.class_names(labels)
         if not image:
             write_atomic(folder / "samples.npy", lambda file: np.save(file, samples.numpy()))
         parts = [] if image else [Part("file", "Samples as numbers", "samples.npy")]
         if image or samples.shape[1:] == (2,):
-            if animated:
-                states = _joined([each for each in solutions if each.trajectory])[:, :record]
+            if states is not None:
                 shown = np.linspace(0, len(states) - 1, min(len(states), MOST_FRAMES)).round().astype(int)
                 drawn = rendering.frames(states[shown], labels, names=classes)
                 rendering.write_animation(folder / "way.gif", drawn, min(FRAMES_PER_SECOND, len(drawn)))
                 parts.insert(0, Part("animation", "From noise to samples", "way.gif"))
             rendering.write_png(folder / "samples.png", rendering.picture(samples, labels, names=classes))
             parts.insert(0, Part("image", "Samples", "samples.png"))
-        nfe = max(solution.nfe for solution in solutions)
         counted = {} if classes is None else dict(Counter(classes))
-        return [*parts, facts_table({"samples": len(seeds), **counted, "evaluations of the net": nfe})]
+        return [*parts, facts_table({"samples": len(samples), **counted, "evaluations of the net": nfe})]
 
     @property
     def usage(self) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar, overload
 
@@ -21,8 +23,8 @@ from zoo.audio.io.resample import resample_array
 from zoo.hifigan.inference.stream import VocoderStream, look_ahead
 from zoo.hifigan.nets.interface import WaveformGenerator
 from zoo.runs.export import AUDIO_USAGE, FEATURES_USAGE, Graph, OnnxForm, write_graph
-from zoo.runs.inference import Inference, as_audio
-from zoo.runs.interactive import Field
+from zoo.runs.inference import Inference, answer_files, as_audio, attempt
+from zoo.runs.interactive import Field, Part, Report
 
 CHUNK_FRAMES = 256  # new frames per step (3 s at 22.05 kHz); the context adds 30 or so
 _ONNX_SHAPES = ((2, 16), (1, 37), (3, 20))  # (batch, frames)
@@ -131,18 +133,54 @@ class Vocoder(Inference):
         Returns:
             `audio_seconds`, `sample_rate`, `channels`.
         """
-        if source.suffix.lower() in FEATURE_SUFFIXES:
-            channels, pieces = 1, self._synthesise(self._mel_blocks(source))
+        return self._vocode([(source, target)])[0]
+
+    def process_files(self, pairs: Sequence[tuple[Path, Path]]) -> list[dict[str, Any] | Exception]:
+        """`process_file` for several: those of one length are computed together, as channels of one recording."""
+        if self.generator.receptive_frames is None:  # each is one window, of any length
+            return super().process_files(pairs)
+        groups: dict[Any, list[int]] = defaultdict(list)
+        for number, (source, _) in enumerate(pairs):
+            groups[attempt(_length, source)].append(number)
+        found: list[Any] = [None] * len(pairs)
+        for numbers in groups.values():
+            together = [pairs[number] for number in numbers]
+            facts = attempt(self._vocode, together) if len(numbers) > 1 else None
+            if not isinstance(facts, list):
+                facts = [attempt(self.process_file, *pair) for pair in together]
+            for number, row in zip(numbers, facts, strict=True):
+                found[number] = row
+        return found
+
+    def answer_together(
+        self, asked: Sequence[tuple[Mapping[str, Any], Path]], report: Report
+    ) -> list[list[Part] | Exception]:
+        """Vocode several recordings or mels, those of one length together."""
+        return answer_files(self, [(values["input"], folder) for values, folder in asked], report)
+
+    def _vocode(self, pairs: Sequence[tuple[Path, Path]]) -> list[dict[str, Any]]:
+        """Vocode files of one kind, rate and length."""
+        sources = [source for source, _ in pairs]
+        if sources[0].suffix.lower() in FEATURE_SUFFIXES:
+            channels = [1] * len(sources)
+            pieces = self._synthesise(_stacked([self._mel_blocks(source) for source in sources]))
         else:
-            header = files.info(source)
-            blocks = files.blocks(source, CHUNK_FRAMES * self.generator.hop_length)
-            channels, pieces = header.channels, self._copy(resampled(blocks, header.sample_rate, self.sample_rate))
-        samples = 0
-        with files.Writer(target, self.sample_rate, channels) as writer:
+            headers, block = [files.info(source) for source in sources], CHUNK_FRAMES * self.generator.hop_length
+            channels = [header.channels for header in headers]
+            blocks = _stacked([files.blocks(source, block) for source in sources])
+            pieces = self._copy(resampled(blocks, headers[0].sample_rate, self.sample_rate))
+        samples, ends = 0, np.cumsum(channels)[:-1]
+        with ExitStack() as stack:
+            writers = [
+                stack.enter_context(files.Writer(target, self.sample_rate, count))
+                for (_, target), count in zip(pairs, channels, strict=True)
+            ]
             for piece in pieces:
-                writer.write(piece)
+                for writer, rows in zip(writers, np.split(piece, ends), strict=True):
+                    writer.write(rows)
                 samples += piece.shape[1]
-        return {"audio_seconds": samples / self.sample_rate, "sample_rate": self.sample_rate, "channels": channels}
+        facts = {"audio_seconds": samples / self.sample_rate, "sample_rate": self.sample_rate}
+        return [{**facts, "channels": count} for count in channels]
 
     def fields(self) -> tuple[Field, ...]:
         """A recording where there is a mel front end, else features."""
@@ -220,6 +258,20 @@ class Vocoder(Inference):
         overlap = 0 if context is None else 2 * context
         window = sys.maxsize if context is None else CHUNK_FRAMES + overlap
         yield from Chunker(window, overlap, hop, fades=False).follow(blocks, run)
+
+
+def _length(source: Path) -> tuple[int, ...]:
+    """What files have in common that can be computed together."""
+    if source.suffix.lower() in FEATURE_SUFFIXES:
+        return tuple(open_features(source).shape)
+    header = files.info(source)
+    return header.sample_rate, header.samples, -1
+
+
+def _stacked(streams: Sequence[Iterator[np.ndarray]]) -> Iterator[np.ndarray]:
+    """Blocks of several streams of one length, one above the other."""
+    for blocks in zip(*streams, strict=True):
+        yield np.concatenate(blocks)
 
 
 def generator_graph(generator: WaveformGenerator, name: str = "model") -> Graph:

@@ -77,10 +77,16 @@ class Finished:
 
 @dataclass(frozen=True)
 class Failed:
-    """Why there is no answer, in one line."""
+    """Why there is no answer, in one line.
+
+    Args:
+        cause: "input" when the request itself is at fault, as far as that is known; "late" when it took too long;
+            "lost" when the process ended; else "".
+    """
 
     error: str
     cancelled: bool = False
+    cause: str = ""
 
 
 @dataclass(frozen=True)
@@ -110,9 +116,10 @@ _Stamp = tuple[str, int, int, int]
 class _RefusedError(Exception):
     """Ends a request with a line for its owner."""
 
-    def __init__(self, text: str, cancelled: bool = False) -> None:
+    def __init__(self, text: str, cancelled: bool = False, cause: str = "lost") -> None:
         super().__init__(text)
         self.cancelled = cancelled
+        self.cause = cause
 
 
 @dataclass(eq=False)
@@ -133,6 +140,7 @@ class _Worker:
     errors: IO[bytes]
     lines: queue.SimpleQueue[bytes | None] = field(default_factory=queue.SimpleQueue)
     fields: tuple[Field, ...] | None = None
+    batches: bool = False  # computes several answers together
     request: _Request | None = None
     used: float = field(default_factory=time.monotonic)
 
@@ -191,6 +199,7 @@ class Workers:
         memory_mib: a worker that holds more ends after its request; one that holds twice as much is ended at once.
         idle_seconds: after so many without a request a worker ends.
         program: the command line of a worker.
+        device: where they compute; a GPU if there is one.
         job_seconds: that a request may take.
     """
 
@@ -203,12 +212,14 @@ class Workers:
         idle_seconds: float = 300.0,
         program: Sequence[str] = PROGRAM,
         job_seconds: float = JOB_SECONDS,
+        device: str | None = None,
     ) -> None:
         self.places = places
         self.limit = limit
         self.memory_mib = memory_mib
         self.idle_seconds = idle_seconds
         self.job_seconds = job_seconds
+        self.device = device
         self._program = list(program)
         self._environment = child_environment(secrets)
         self._workers: list[_Worker] = []
@@ -261,6 +272,33 @@ class Workers:
             yield Failed(str(error), error.cancelled)
         finally:
             self._leave(request)
+
+    def ask_together(
+        self, run: str, checkpoint: str, asked: Sequence[tuple[Mapping[str, Any], Path]], token: str | None = None
+    ) -> Sequence[Finished | Failed]:
+        """Have several answers computed by one call, see `Inference.answer_together`.
+
+        Args:
+            asked: values and folders, see `ask`.
+            token: a name for `cancel`.
+
+        Returns:
+            For each its answer, or why there is none; that of all when the process is lost or takes too long.
+        """
+        request = _Request((run, checkpoint), "", token or secrets.token_hex(8))
+        try:
+            for _ in self._turn(request):
+                pass
+            return self._compute_together(request, asked)
+        except _RefusedError as error:
+            return [Failed(str(error), error.cancelled, error.cause)] * len(asked)
+        finally:
+            self._leave(request)
+
+    def computes_together(self) -> bool:
+        """Whether the system that was loaded last gains by `ask_together`."""
+        with self._changed:
+            return bool(self._workers) and self._workers[-1].batches
 
     def cancel(self, token: str) -> bool:
         """End a request, whether it waits or is being computed; False when there is none of that name."""
@@ -384,7 +422,8 @@ class Workers:
         worker = _Worker(key, stamp, child, errors)
         threading.Thread(target=worker.read, daemon=True).start()
         with contextlib.suppress(OSError):  # it ended already; what it said is read later
-            worker.tell({"path": str(path), "temp": str(self.places.temp), "allow_import": admitted()})
+            order = {"path": str(path), "temp": str(self.places.temp), "allow_import": admitted()}
+            worker.tell({**order, "device": self.device})
         return worker
 
     def _load(self, request: _Request, worker: _Worker) -> None:
@@ -393,6 +432,7 @@ class Workers:
             raise _RefusedError(str(line["failed"]))
         with _understanding():
             worker.fields = tuple(field_of(row) for row in line["fields"])
+            worker.batches = line.get("batches") is True
         with self._changed:
             if len(self._fields) >= _KEPT_FIELDS:
                 self._fields.clear()
@@ -420,6 +460,34 @@ class Workers:
             if request.whole:
                 return
 
+    def _compute_together(
+        self, request: _Request, asked: Sequence[tuple[Mapping[str, Any], Path]]
+    ) -> Sequence[Finished | Failed]:
+        worker = request.worker
+        assert worker is not None and worker.fields is not None
+        found: list[Any] = [None] * len(asked)
+        lines = {}
+        for number, (values, folder) in enumerate(asked):
+            try:
+                lines[number] = {"values": self._sent(worker.fields, values), "folder": str(self._own(folder))}
+            except ValueError as error:
+                found[number] = Failed(str(error), cause="input")
+        if not lines:
+            return found
+        request.whole = False
+        with contextlib.suppress(OSError, ValueError):
+            worker.errors.truncate(0)
+            worker.tell({"together": list(lines.values())})
+        for line in self._lines(request, worker, self.job_seconds):
+            with _understanding():
+                if "progress" in line:
+                    continue
+                for number, row in zip(lines, line["answers"], strict=True):
+                    found[number] = _event(row, request.token, asked[number][1])
+                request.whole = True
+                break
+        return found
+
     def _sent(self, declared: Sequence[Field], values: Mapping[str, Any]) -> dict[str, Any]:
         """The values as JSON holds them."""
         result = checked(declared, values)
@@ -445,7 +513,8 @@ class Workers:
                 raise _RefusedError(worker.ended())
             if time.monotonic() > end:
                 raise _RefusedError(
-                    f"it took longer than {seconds:.0f} s and was ended; ask for less, or use zoo predict"
+                    f"it took longer than {seconds:.0f} s and was ended; ask for less, or use zoo predict",
+                    cause="late",
                 )
             if worker.memory() > 2 * self.memory_mib * MIB:
                 raise _RefusedError(f"it took more than {2 * self.memory_mib} MiB and was ended: ask for less")
@@ -504,7 +573,7 @@ def _event(line: Mapping[str, Any], token: str, folder: Path) -> Event:
     if "progress" in line:
         return Progress(float(line["progress"]), str(line["text"]), token)
     if "failed" in line:
-        return Failed(str(line["failed"]))
+        return Failed(str(line["failed"]), cause="input" if line.get("refused") else "")
     parts = tuple(part_of(row) for row in line["parts"])
     return Finished(tuple(part for part in parts if _is_there(part, folder)), float(line["seconds"]))
 

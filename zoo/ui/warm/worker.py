@@ -2,7 +2,9 @@
 
 The first line in says what to load, `{"path", "temp", "allow_import"}`; then `{"fields"}` goes out, or `{"failed"}` and
 the process ends. Each further line in is a request, `{"values", "folder"}`; out go lines of `{"progress", "text"}` and
-one of `{"parts", "seconds"}` or `{"failed"}`. Whatever the libraries print goes to stderr.
+one of `{"parts", "seconds"}` or `{"failed"}`. A line `{"together": [request, ...]}` is answered by one line
+`{"answers": [...]}` of the same without pictures, in which `refused` tells that a request itself was at fault.
+Whatever the libraries print goes to stderr.
 """
 
 from __future__ import annotations
@@ -61,21 +63,26 @@ class Worker:
         try:
             import torch
 
+            from zoo.runs.inference import Inference
             from zoo.runs.load import load
 
-            device = "cuda" if torch.cuda.is_available() else "cpu"
+            device = order.get("device") or ("cuda" if torch.cuda.is_available() else "cpu")
             self.inference = load(order["path"], device, allow_import=order.get("allow_import", ()))
             self.declared = self.inference.fields()
         except Exception as error:
             self._say(failed=_one_line(error))
             raise SystemExit(1) from error
-        self._say(fields=[to_row(field) for field in self.declared])
+        batches = type(self.inference).answer_together is not Inference.answer_together
+        self._say(fields=[to_row(field) for field in self.declared], batches=batches)
 
     def serve(self, requests: queue.SimpleQueue[Any]) -> None:
         """Answer one request after the other; the reader of stdin ends the process."""
         while True:
             request = requests.get()
             started = time.perf_counter()
+            if "together" in request:
+                self._say(answers=self._answers(request["together"]))
+                continue
             try:
                 parts = self._answer(request)
             except (ValueError, OSError, RuntimeError) as error:
@@ -86,14 +93,38 @@ class Worker:
                 self._say(parts=parts, seconds=round(time.perf_counter() - started, 6))
 
     def _answer(self, request: dict[str, Any]) -> list[dict[str, Any]]:
+        return [to_row(part) for part in self.inference.answer(*self._asked(request), self._report)]
+
+    def _answers(self, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """As `_answer` for several; a row for each."""
+        from zoo.runs.inference import attempt, without_pictures
+
+        started = time.perf_counter()
+        found = [attempt(self._asked, request) for request in requests]
+        asked = [number for number, each in enumerate(found) if not isinstance(each, Exception)]
+        with without_pictures():
+            answers = self.inference.answer_together([found[number] for number in asked], self._report)
+        for number, parts in zip(asked, answers, strict=True):
+            found[number] = parts
+        seconds = round(time.perf_counter() - started, 6)
+        rows: list[dict[str, Any]] = []
+        for request, each in zip(requests, found, strict=True):
+            if isinstance(each, Exception):
+                text = _without_paths(_one_line(each), request, self.temp)
+                rows.append({"failed": text, "refused": isinstance(each, ValueError)})
+            else:
+                rows.append({"parts": [to_row(part) for part in each], "seconds": seconds})
+        return rows
+
+    def _asked(self, request: dict[str, Any]) -> tuple[dict[str, Any], Path]:
+        """The values and the folder of a request, checked."""
         values, folder = checked(self.declared, request["values"]), Path(request["folder"])
         for field in self.declared:
             if field.kind in FILES and values[field.name] is not None:
                 values[field.name] = self._inside(values[field.name])
                 if not values[field.name].is_file():
                     raise ValueError(f"{field.label}: the file is there no more; give it again")
-        parts = self.inference.answer(values, self._inside(folder), self._report)
-        return [to_row(part) for part in parts]
+        return values, self._inside(folder)
 
     def _inside(self, path: Path) -> Path:
         """The path itself when it lies in the server's temporary folder, links followed."""

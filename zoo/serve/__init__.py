@@ -1,0 +1,1 @@
+"""A trained system behind an HTTP endpoint: `zoo serve`."""
