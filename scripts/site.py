@@ -45,6 +45,7 @@ QUESTIONS = {
     "How do I train on several devices or machines?": "cluster.md",
     "How do I choose a learning rate, or search over a recipe?": "tuning.md",
     "How do I publish or fetch weights?": "hub.md",
+    "How do other programs ask a trained system?": "serve.md",
     "How do I add a system of my own?": "add_a_system.md",
     "What do results sound and look like?": "gallery.md",
     "How fast is it?": "benchmarks.md",
