@@ -16,6 +16,7 @@ from zoo.hifigan.nets.generator import Generator
 from zoo.miipher.losses import feature_loss
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.task import AdapterTask, BackboneTask, VocoderTask
+from zoo.runs.init_from import init_from
 
 WEIGHTS = {"mae": 1.0, "mse": 1.0, "sc": 1.0}
 SGD = partial(torch.optim.SGD, lr=0.1)
@@ -133,6 +134,32 @@ def test_only_generator_and_discriminators_train():
     task = vocoder_task(cleaner())
     trained = {name.split(".")[0] for name, p in task.named_parameters() if p.requires_grad}
     assert trained == {"generator", "mpd"}
+
+
+def test_the_vocoder_takes_the_sum_that_the_cleaner_learned(tmp_path):
+    adapter = AdapterTask(cleaner(layers=[1, 2]), SGD, WEIGHTS)
+    run = trainer(tmp_path, max_steps=2)
+    run.fit(adapter, loader([batch(2), batch(2)]), loader([batch(1)]))
+    learned = adapter.encoder.backbone.mixture()
+    assert not torch.equal(learned, torch.full((2,), 0.5))
+    assert run.callback_metrics["val/layer_weight_2"].item() == pytest.approx(learned[1].item())
+    run.save_checkpoint(tmp_path / "adapter.ckpt")
+    pretrain = vocoder_task(backbone(layers=[1, 2]))
+    with pytest.raises(ValueError, match="no tensor matches"):
+        init_from(vocoder_task(backbone()), tmp_path / "adapter.ckpt")
+    init_from(pretrain, tmp_path / "adapter.ckpt")
+    assert pretrain.encoder.same_sum(adapter.encoder.backbone)
+    assert not pretrain.encoder.layer_weights.requires_grad
+    for name, weights in (("pretrain", pretrain.encoder.layer_weights), ("other", torch.tensor([1.0, 0.0]))):
+        pretrain.encoder.layer_weights.data = weights.clone()
+        run = trainer(tmp_path, max_steps=1)
+        run.fit(pretrain, loader([{**batch(2, 6400), "audio": torch.zeros(2, 8820)}]))
+        run.save_checkpoint(tmp_path / f"{name}.ckpt")
+    finetune = vocoder_task(cleaner(layers=[1, 2]))
+    init_from(finetune, [tmp_path / "adapter.ckpt", tmp_path / "pretrain.ckpt"])
+    assert finetune.encoder.backbone.same_sum(adapter.encoder.backbone)
+    with pytest.raises(ValueError, match="layer_weights differs from that of an earlier path"):
+        init_from(finetune, [tmp_path / "adapter.ckpt", tmp_path / "other.ckpt"])
 
 
 def test_clean_items_of_a_mixed_batch_pass_the_adapters_by():

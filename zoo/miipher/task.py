@@ -13,7 +13,7 @@ from zoo.audio.analysis.griffin_lim import griffin_lim
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.io.resample import resample
 from zoo.common.atomic import replacing
-from zoo.hifigan.nets.generator import Generator
+from zoo.hifigan.nets.interface import WaveformGenerator
 from zoo.hifigan.task import HiFiGANTask
 from zoo.miipher.losses import TERMS, Reduction, feature_loss, weighted
 from zoo.miipher.nets.backbone import Backbone
@@ -84,7 +84,14 @@ class AdapterTask(SingleOptimizerTask):
         identity = {f"identity_{key}": value for key, value in self._compare(plain, target, lengths).items()}
         if self.shows(stage, batch_idx):
             self.show(lambda: self._log_media(f"clip{batch_idx}", batch, target[0], plain[0], cleaned[0]))
-        return {**self._compare(cleaned, target, lengths), **identity}, len(lengths)
+        return {**self._compare(cleaned, target, lengths), **identity, **self._mixture()}, len(lengths)
+
+    def _mixture(self) -> dict[str, Tensor]:
+        """The weight of each block where the feature is a sum."""
+        backbone = self.encoder.backbone
+        if backbone.layers is None:
+            return {}
+        return {f"layer_weight_{n}": w for n, w in zip(backbone.layers, backbone.mixture(), strict=True)}
 
     def _log_media(self, name: str, batch: Batch, *features: Tensor) -> None:
         """Show the first clip of a batch; features (F, C) of its clean and degraded versions, and the cleaned ones."""
@@ -128,7 +135,7 @@ class VocoderTask(HiFiGANTask):
     def __init__(
         self,
         encoder: Backbone | Cleaner,
-        generator: Generator,
+        generator: WaveformGenerator,
         discriminators: dict[str, Discriminator],
         optimizer_g: OptimizerCallable,
         optimizer_d: OptimizerCallable,

@@ -359,7 +359,10 @@ def _write(
         content = vocoder_file(module, others or {}, sample_rate, step)
         suffix = ".pt" if isinstance(module.conditioner, PrenetConditioner) else ".ckpt"
     else:
-        raise ValueError(f"expected a Cleaner or a Generator, found {type(module).__name__}")
+        raise ValueError(
+            f"Miipher-2's files hold a Cleaner or a HiFi-GAN (zoo.hifigan.Generator), no {type(module).__name__}; use "
+            "`zoo export`"
+        )
     if path.suffix != suffix:
         raise ValueError(f"{path}: the originals keep a {type(module).__name__} of this kind in a {suffix} file")
     write_atomic(path, lambda file: torch.save(content, file))
@@ -395,6 +398,10 @@ def _cleaner_content(
     cleaner: Cleaner, backbone: Path | str | None, step: int, training: Mapping[str, Any]
 ) -> tuple[dict[str, Any], str]:
     style = cleaner.adapters
+    if cleaner.backbone.layers is not None:
+        raise ValueError(
+            f"the originals take one layer, not a sum of {list(cleaner.backbone.layers)}; use `zoo export`"
+        )
     if isinstance(style, OpenMiipherAdapters):
         own = style.state_dict().items()
         kept = {key: value for key, value in own if style.learnable_scale or not key.startswith("scales.")}

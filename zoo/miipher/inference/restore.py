@@ -18,7 +18,7 @@ from zoo.audio.analysis.loudness import LoudnessMeter
 from zoo.audio.io import files
 from zoo.audio.io.chunking import Chunker, finite, fit, mono, resampled
 from zoo.common.ranges import one_of
-from zoo.hifigan.nets.generator import Generator
+from zoo.hifigan.nets.interface import WaveformGenerator
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner, Encoder, check_fit
 from zoo.runs.export import write_export
@@ -99,7 +99,7 @@ class Restorer(_Encoding):
     def __init__(
         self,
         encoder: Encoder,
-        generator: Generator,
+        generator: WaveformGenerator,
         sample_rate: int,
         output_sample_rate: int | None = None,
         stereo: Stereo = "channels",
@@ -316,6 +316,11 @@ def assemble(cleaner: Path, vocoder: Path, output: Path) -> None:
     there = restorer.encoder if isinstance(restorer.encoder, Backbone) else restorer.encoder.backbone
     if there.fingerprint() != encoder.backbone.fingerprint():
         raise ValueError(f"{cleaner} and {vocoder} have different backbones: the vocoder would not know its features")
+    if not there.same_sum(encoder.backbone):
+        raise ValueError(
+            f"{cleaner} and {vocoder} have different layers or layer_weights: train the vocoder with "
+            f"--init_from {cleaner}"
+        )
     check_fit(encoder, restorer.generator, restorer.sample_rate)
     specs, _, _ = read_parts(vocoder)
     specs["parts"] = {**specs["parts"], "encoder": read_parts(cleaner)[0]["parts"]["encoder"]}
