@@ -125,6 +125,7 @@ class VocoderTask(HiFiGANTask):
         chunk_seconds: long files are restored in pieces of this length.
         overlap_seconds: of neighbouring pieces.
         chunk_batch: pieces restored at once.
+        flag_above: of restored files, list seconds whose features are further from the input's: cosine distance 0 to 2.
         speaker: frozen; the term `g/speaker` of `loss_weights` is the cosine distance of its embeddings of generated
             and real audio (0 to 2). Null: no such term.
         kwargs: of HiFiGANTask. The term `g/ssl` of `loss_weights` is the mean absolute difference of the plain
@@ -153,6 +154,7 @@ class VocoderTask(HiFiGANTask):
         chunk_seconds: float = 20.0,
         overlap_seconds: float = 2.0,
         chunk_batch: int = 4,
+        flag_above: float | None = None,
         speaker: SpeakerEncoder | None = None,
         **kwargs: Any,
     ) -> None:

@@ -15,12 +15,17 @@ from zoo.audio.evaluation.judges import (
     _SIG,
     ASR,
     DNSMOS,
+    InputDisagreement,
     MOSPredictor,
     SpeakerSimilarity,
     _mel,
     _windows,
+    by_segments,
+    cosine_distances,
     parts_of,
 )
+from zoo.audio.evaluation.run import evaluate_folders
+from zoo.audio.io import files
 
 RATE = 16000
 VOICE = SpeechLike(RATE, seconds=(1.0, 1.0)).utterance(0)
@@ -76,6 +81,54 @@ def asr_model(tmp_path_factory):
     torch.nn.init.normal_(model.lm_head.weight, std=2.0)
     model.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def ssl_model(tmp_path_factory):
+    from transformers import HubertConfig, HubertModel, Wav2Vec2FeatureExtractor
+
+    folder = tmp_path_factory.mktemp("ssl")
+    torch.manual_seed(0)
+    HubertModel(HubertConfig(**SIZES)).save_pretrained(folder)
+    Wav2Vec2FeatureExtractor(do_normalize=True).save_pretrained(folder)
+    return folder
+
+
+def test_distances_and_segments():
+    found, wanted = np.array([[1.0, 0], [0, 0], [0, 2], [0, 0]]), np.array([[1.0, 0], [1, 0], [0, -1], [0, 0]])
+    np.testing.assert_allclose(cosine_distances(found, wanted), [0, 1, 2, 0])
+    assert by_segments(np.arange(10.0), 4).tolist() == [1.5, 5.5, 8.5]
+    assert by_segments(np.arange(9.0), 4).tolist() == [1.5, 6.0]  # a short rest joins the segment before
+    assert by_segments(np.arange(1.0), 4).tolist() == [0.0]
+
+
+def test_segments_far_from_the_input_are_flagged(ssl_model, tmp_path, capsys):
+    """A second of another voice in one of three files: the threshold is that of the clean files."""
+    voices = SpeechLike(RATE, seconds=(3.0, 3.0))
+    rng = np.random.default_rng(0)
+    for index in range(3):
+        clean = voices.utterance(index)
+        restored = clean.copy()
+        if index == 1:
+            restored[RATE : 2 * RATE] = 0.3 * rng.standard_normal(RATE)
+        for tree, audio in (("clean", clean), ("degraded", clean + 1e-4), ("restored", restored)):
+            files.write(tmp_path / tree / f"{index}.wav", audio, RATE)
+    trees = [tmp_path / tree for tree in ("clean", "restored", "out", "degraded")]
+    assert evaluate_folders(*trees, metrics=["lsd"], sample_rate=RATE, ssl_model=str(ssl_model), ssl_layer=1) == 0
+    report = capsys.readouterr().out
+    assert "possible hallucinations" in report and "- restored 1 at 1 s" in report
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())["flags"]
+    assert summary["segments"] == {"clean": 9, "restored": 9} and summary["flagged"]["clean"] <= 1
+    flagged = (tmp_path / "out" / "flagged.csv").read_text().splitlines()
+    assert flagged[0] == "system,name,start_seconds,disagreement" and flagged[1].startswith("restored,1,1,")
+    options = {"metrics": ["lsd"], "sample_rate": RATE, "ssl_model": str(ssl_model)}
+    assert evaluate_folders(*trees, **options, flag_above=2.0) == 0
+    assert (tmp_path / "out" / "flagged.csv").read_text().splitlines() == flagged[:1]
+    assert "(as given)" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="--degraded"):
+        evaluate_folders(*trees[:3], **options)
+    with pytest.raises(OSError, match="blocks 1 to 1, not 4"):
+        InputDisagreement(str(ssl_model), 4).load()
 
 
 def test_speaker_similarity(speaker_model):
