@@ -8,7 +8,13 @@ from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from zoo.training.adversarial import Discriminator, adversarial_loss, discriminator_loss, feature_matching_loss
+from zoo.training.adversarial import (
+    Discriminator,
+    adversarial_loss,
+    discriminator_loss,
+    feature_matching_loss,
+    r1_penalty,
+)
 from zoo.training.gan import GANTask
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1)
@@ -339,3 +345,28 @@ def test_resume_is_exact_at_the_end_of_an_epoch(tmp_path):
 
 def test_a_task_can_be_copied():
     assert gap(weights(Task()), weights(copy.deepcopy(Task()))) == 0
+
+
+def test_r1_penalty_is_half_the_squared_gradient_on_real_audio():
+    class Linear(Discriminator):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.tensor([3.0, 4.0]))
+
+        def forward(self, x):
+            return [((x * self.weight).flatten(1), []), (2 * x[..., :1].flatten(1), [])]
+
+    net = Linear()
+    penalty = r1_penalty(net, torch.randn(5, 1, 2))
+    assert penalty.item() == pytest.approx(0.5 * ((3 + 2) ** 2 + 4**2))
+    penalty.backward()
+    torch.testing.assert_close(net.weight.grad, torch.tensor([5.0, 4.0]))
+    task, plain = (Task(loss_weights=WEIGHTS | more, accumulate=2) for more in ({"d/r1_one": 0.5}, {}))
+    for each in (task, plain):
+        fit(each, max_steps=1)
+    real = torch.stack([item["y"] for item in items()[:4]])
+    assert task.logs[0]["d/r1_one"] == pytest.approx(r1_penalty(Task().one, real).item(), rel=1e-5)
+    assert not torch.equal(task.one.conv.weight, plain.one.conv.weight)
+    assert "d/r1_one" not in plain.logs[0] and torch.equal(task.two.conv.weight, plain.two.conv.weight)
+    with pytest.raises(ValueError, match="unknown term 'd/r1_three'"):
+        Task(loss_weights=WEIGHTS | {"d/r1_three": 1.0})
