@@ -1,6 +1,7 @@
 import json
 import math
 import pickle
+import shutil
 
 import numpy as np
 import onnx
@@ -185,6 +186,46 @@ def test_error_rates(asr_model):
     unspaced = judge(VOICE, None, "世界。")
     assert "wer" not in unspaced and unspaced["characters"] == 2
     assert judge(VOICE, None, None) == judge(VOICE, None, "...") == {}
+
+
+def test_error_rates_of_a_sequence_to_sequence_model(tmp_path):
+    from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperTokenizer
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    special = ["<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|notimestamps|>"]
+    vocabulary = {token: index for index, token in enumerate([*bytes_to_unicode().values(), *special])}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    WhisperTokenizer(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt")).save_pretrained(tmp_path)
+    WhisperFeatureExtractor(feature_size=8).save_pretrained(tmp_path)
+    end, sides = vocabulary[special[0]], ("encoder", "decoder")
+    sizes = {f"{side}_{what}": 1 for side in sides for what in ("layers", "attention_heads")}
+    tokens = {f"{name}_token_id": end for name in ("pad", "bos", "eos")} | {"decoder_start_token_id": end + 1}
+    sizes |= {"encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "d_model": 16, "num_mel_bins": 8, **tokens}
+    torch.manual_seed(0)
+    model = WhisperForConditionalGeneration(WhisperConfig(vocab_size=len(vocabulary), max_target_positions=32, **sizes))
+    model.generation_config.max_length = 12
+    model.save_pretrained(tmp_path)
+    judge = ASR(str(tmp_path))
+    heard = judge.transcribe(VOICE)
+    assert heard.strip() and "<|" not in heard
+    assert judge(VOICE, None, "hello there")["words"] == 2 and judge(VOICE, None, heard + "x")["cer"] > 0
+
+
+def test_programs_in_a_models_folder_are_not_run(asr_model, speaker_model, ssl_model, tmp_path):
+    for name, (source, kind, judge) in {
+        "asr": (asr_model, "AutoModelForCTC", ASR),
+        "speaker": (speaker_model, "AutoModelForAudioXVector", SpeakerSimilarity),
+        "ssl": (ssl_model, "AutoModel", InputDisagreement),
+    }.items():
+        folder = tmp_path / name
+        shutil.copytree(source, folder)
+        (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\n")
+        config = json.loads((folder / "config.json").read_text())
+        config["auto_map"] = {"AutoConfig": "evil.Evil", kind: "evil.Evil"}
+        (folder / "config.json").write_text(json.dumps(config))
+        judge(str(folder)).load()
+        assert not (tmp_path / "ran").exists()
 
 
 def test_long_audio_is_heard_in_parts(asr_model):

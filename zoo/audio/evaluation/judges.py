@@ -301,8 +301,8 @@ class ASR(Judge):
     def _model(self) -> Any:
         from transformers import pipeline
 
-        task = "automatic-speech-recognition"
-        return pipeline(task, self.model, revision=self.revision, device=self.device, trust_remote_code=False)
+        settings: Any = {"revision": self.revision, "device": self.device, "trust_remote_code": False}
+        return pipeline("automatic-speech-recognition", self.model, **settings)
 
     def transcribe(self, audio: np.ndarray) -> str:
         """The transcript of audio (T,) float32 at 16 kHz."""

@@ -254,7 +254,7 @@ def _write(output: Path, evaluation: Evaluation, settings: Settings) -> None:
     if evaluation.flags:
         columns = ["system", "name", "start_seconds", "disagreement"]
         written["flagged.csv"] = (columns, evaluation.flagged)
-        written["summary.json"]["flags"] = evaluation.flags  # type: ignore[call-overload,index]
+        written["summary.json"]["flags"] = evaluation.flags  # type: ignore[index]
     write_report(output, written, indent=2)
 
 

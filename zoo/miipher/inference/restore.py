@@ -93,8 +93,8 @@ class Restorer(_Encoding):
         overlap_seconds: shared by neighbouring chunks, at most half a chunk.
         chunk_batch: chunks computed together, >= 1.
         flag_above: cosine distance, 0 to 2, of the plain encoder's features of input and restored file; seconds above
-            it are listed as `flagged_seconds`, possible hallucinations. `zoo evaluate` finds one from data. The encoder
-            runs twice more. None: no such comparison.
+            it are listed as `flagged_seconds`, possible hallucinations. `zoo evaluate miipher --ssl_model BACKBONE
+            --ssl_layer N` finds one from data. The encoder runs twice more. None: no such comparison.
 
     Source: Miipher-2 (arXiv 2505.04457), section 3; chunks and loudness are ours.
     """
