@@ -155,7 +155,7 @@ def test_torchscript_is_refused(tmp_path):
 
 
 def test_speaker_similarity_of_a_missing_model(tmp_path):
-    with pytest.raises(OSError, match="nowhere"):
+    with pytest.raises(FileNotFoundError, match="nowhere: no such folder"):
         SpeakerSimilarity(str(tmp_path / "nowhere")).load()
 
 

@@ -104,8 +104,8 @@ class SpeakerSimilarity(Judge):
             return onnx_session(Path(self.model))
         from transformers import AutoFeatureExtractor, AutoModelForAudioXVector
 
-        extractor = AutoFeatureExtractor.from_pretrained(self.model, revision=self.revision)
-        network = AutoModelForAudioXVector.from_pretrained(self.model, revision=self.revision)
+        extractor = AutoFeatureExtractor.from_pretrained(source(self.model), revision=self.revision)
+        network = AutoModelForAudioXVector.from_pretrained(source(self.model), revision=self.revision)
         return extractor, network.eval().to(self.device)
 
     def __call__(self, restored: np.ndarray, clean: np.ndarray | None, text: str | None) -> dict[str, float]:
@@ -166,8 +166,8 @@ class InputDisagreement(Judge):
     def _model(self) -> Any:
         from transformers import AutoFeatureExtractor, AutoModel
 
-        extractor = AutoFeatureExtractor.from_pretrained(self.model, revision=self.revision)
-        network = AutoModel.from_pretrained(self.model, revision=self.revision)
+        extractor = AutoFeatureExtractor.from_pretrained(source(self.model), revision=self.revision)
+        network = AutoModel.from_pretrained(source(self.model), revision=self.revision)
         depth = network.config.num_hidden_layers
         if self.layer is not None and not 1 <= self.layer <= depth:
             raise OSError(f"{self.model} has blocks 1 to {depth}, not {self.layer}")
@@ -199,6 +199,13 @@ class InputDisagreement(Judge):
             with torch.inference_mode():
                 features.append(network(**inputs, output_hidden_states=True).hidden_states[layer][0].float().cpu())
         return torch.cat(features).numpy()
+
+
+def source(model: str) -> str:
+    """The model's hub id or folder; a FileNotFoundError for a path at which there is no folder."""
+    if model.startswith(("/", ".", "~")) and not Path(model).is_dir():
+        raise FileNotFoundError(f"{model}: no such folder of a transformers model")
+    return model
 
 
 def cosine_distances(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
@@ -302,7 +309,7 @@ class ASR(Judge):
         from transformers import pipeline
 
         settings: Any = {"revision": self.revision, "device": self.device, "trust_remote_code": False}
-        return pipeline("automatic-speech-recognition", self.model, **settings)
+        return pipeline("automatic-speech-recognition", source(self.model), **settings)
 
     def transcribe(self, audio: np.ndarray) -> str:
         """The transcript of audio (T,) float32 at 16 kHz."""
