@@ -29,6 +29,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
+SPEAKER: dict[str, Any] = {
+    "model_type": "wavlm", **SMALL, "num_hidden_layers": 1, "tdnn_dim": [8, 8], "tdnn_kernel": [3, 1],
+    "tdnn_dilation": [1, 1], "xvector_output_dim": 6,
+}  # fmt: skip
+
 
 def backbone(name: str = "hubert", layer: int = 2, **arguments: Any) -> Backbone:
     return Backbone(layer=layer, config=dict(CONFIGS[name]), **arguments)

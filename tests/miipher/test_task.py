@@ -9,13 +9,15 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from tests.miipher.parts import backbone, cleaner
+from tests.miipher.parts import SPEAKER, backbone, cleaner
 from zoo.audio.analysis.mel import LogMel
 from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator
 from zoo.hifigan.nets.generator import Generator
 from zoo.miipher.losses import feature_loss
 from zoo.miipher.nets.backbone import Backbone
+from zoo.miipher.nets.speaker import SpeakerEncoder
 from zoo.miipher.task import AdapterTask, BackboneTask, VocoderTask
+from zoo.runs.init_from import init_from
 
 WEIGHTS = {"mae": 1.0, "mse": 1.0, "sc": 1.0}
 SGD = partial(torch.optim.SGD, lr=0.1)
@@ -42,7 +44,8 @@ def vocoder_task(encoder, **arguments) -> VocoderTask:
     return VocoderTask(
         encoder=encoder, generator=arguments.pop("generator", generator()),
         discriminators={"mpd": MultiPeriodDiscriminator(periods=(2,), channel_mult=1 / 32)}, optimizer_g=SGD,
-        optimizer_d=SGD, loss_mel=LogMel(22050, 1024, 256, 1024, 40, 0.0, None), loss_weights=weights, **arguments,
+        optimizer_d=SGD, loss_mel=LogMel(22050, 1024, 256, 1024, 40, 0.0, None), 
+        **{"loss_weights": weights, **arguments},
     )  # fmt: skip
 
 
@@ -133,6 +136,76 @@ def test_only_generator_and_discriminators_train():
     task = vocoder_task(cleaner())
     trained = {name.split(".")[0] for name, p in task.named_parameters() if p.requires_grad}
     assert trained == {"generator", "mpd"}
+
+
+def test_the_vocoder_takes_the_sum_that_the_cleaner_learned(tmp_path):
+    adapter = AdapterTask(cleaner(layers=[1, 2]), SGD, WEIGHTS)
+    run = trainer(tmp_path, max_steps=2)
+    run.fit(adapter, loader([batch(2), batch(2)]), loader([batch(1)]))
+    learned = adapter.encoder.backbone.mixture()
+    assert not torch.equal(learned, torch.full((2,), 0.5))
+    assert run.callback_metrics["val/layer_weight_2"].item() == pytest.approx(learned[1].item())
+    run.save_checkpoint(tmp_path / "adapter.ckpt")
+    pretrain = vocoder_task(backbone(layers=[1, 2]))
+    with pytest.raises(ValueError, match="no tensor matches"):
+        init_from(vocoder_task(backbone()), tmp_path / "adapter.ckpt")
+    init_from(pretrain, tmp_path / "adapter.ckpt")
+    assert pretrain.encoder.same_sum(adapter.encoder.backbone)
+    assert not pretrain.encoder.layer_weights.requires_grad
+    for name, weights in (("pretrain", pretrain.encoder.layer_weights), ("other", torch.tensor([1.0, 0.0]))):
+        pretrain.encoder.layer_weights.data = weights.clone()
+        run = trainer(tmp_path, max_steps=1)
+        run.fit(pretrain, loader([{**batch(2, 6400), "audio": torch.zeros(2, 8820)}]))
+        run.save_checkpoint(tmp_path / f"{name}.ckpt")
+    finetune = vocoder_task(cleaner(layers=[1, 2]))
+    init_from(finetune, [tmp_path / "adapter.ckpt", tmp_path / "pretrain.ckpt"])
+    assert finetune.encoder.backbone.same_sum(adapter.encoder.backbone)
+    with pytest.raises(ValueError, match="layer_weights differs from that of an earlier path"):
+        init_from(finetune, [tmp_path / "adapter.ckpt", tmp_path / "other.ckpt"])
+
+
+def test_frozen_nets_judge_the_vocoders_output():
+    """Gradients of the feature and speaker terms reach the generator; none reaches, or changes, the frozen nets."""
+    weights = {"d/mpd": 1.0, "g/adv_mpd": 1.0, "g/fm_mpd": 2.0, "g/mel": 45.0, "g/ssl": 1.0, "g/speaker": 1.0}
+    speaker = SpeakerEncoder(config=SPEAKER, normalize=True)
+    task = vocoder_task(cleaner(), loss_weights=weights, speaker=speaker)
+    real = 0.1 * torch.randn(2, 1, 8820)
+    same = task.reconstruction(real, real, {})
+    assert same["g/ssl"] == 0 and same["g/speaker"].abs() < 1e-6
+    for key in ("g/ssl", "g/speaker"):
+        fake = (0.1 * torch.randn(2, 1, 8820)).requires_grad_()
+        term = task.reconstruction(fake, real, {})[key]
+        term.backward()
+        assert term > 0 and fake.grad.abs().amax(dim=2).min() > 0
+    assert all(p.grad is None for p in (*task.encoder.parameters(), *speaker.parameters()))
+    task.train()
+    assert not any(module.training for module in speaker.modules())
+    assert set(vocoder_task(cleaner()).reconstruction(real, real, {})) == {"g/mel"}
+
+
+def test_frozen_judges_that_cannot_judge_are_refused():
+    speaker = SpeakerEncoder(config=SPEAKER)
+    with pytest.raises(ValueError, match="belong together"):
+        vocoder_task(cleaner(), speaker=speaker)
+    with pytest.raises(ValueError, match=r"clips have 0\.04 s: raise"):
+        speaker(torch.zeros(1, 700))
+    with pytest.raises(ValueError, match="found wav2vec2-bert"):
+        SpeakerEncoder(config={"model_type": "wav2vec2-bert"})
+    with pytest.raises(ValueError, match="give source"):
+        SpeakerEncoder()
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        SpeakerEncoder("runs/nowhere")
+    weights = {"d/mpd": 1.0, "g/adv_mpd": 1.0, "g/fm_mpd": 2.0, "g/ssl": 1.0}
+    with pytest.raises(ValueError, match="no gradient passes"):
+        vocoder_task(backbone("wav2vec2-bert"), loss_weights=weights)
+
+
+def test_a_speaker_encoder_is_saved_and_read_again(tmp_path):
+    first = SpeakerEncoder(config=SPEAKER, seed=3)
+    first.save_source(tmp_path)
+    again = SpeakerEncoder(str(tmp_path))
+    assert again.fingerprint() == first.fingerprint() != SpeakerEncoder(config=SPEAKER, seed=4).fingerprint()
+    torch.testing.assert_close(again(batch(1)["clean"]), first(batch(1)["clean"]))
 
 
 def test_clean_items_of_a_mixed_batch_pass_the_adapters_by():

@@ -14,6 +14,7 @@ from zoo.training.adversarial import (
     adversarial_loss,
     discriminator_loss,
     feature_matching_loss,
+    r1_penalty,
 )
 from zoo.training.gan import GANTask
 
@@ -412,3 +413,28 @@ def test_what_cannot_be_balanced_is_refused():
     assert float(balancer.factors({"a": torch.tensor(2.0)}, {"a": 3.0, "b": 1.0})["a"]) == pytest.approx(0.5)
     balancer.factors({"a": torch.tensor(float("nan"))}, {"a": 3.0})
     assert balancer.averages["a"].tolist() == [2, 1]  # a failed batch leaves no trace
+
+
+def test_r1_penalty_is_half_the_squared_gradient_on_real_audio():
+    class Linear(Discriminator):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.tensor([3.0, 4.0]))
+
+        def forward(self, x):
+            return [((x * self.weight).flatten(1), []), (2 * x[..., :1].flatten(1), [])]
+
+    net = Linear()
+    penalty = r1_penalty(net, torch.randn(5, 1, 2))
+    assert penalty.item() == pytest.approx(0.5 * ((3 + 2) ** 2 + 4**2))
+    penalty.backward()
+    torch.testing.assert_close(net.weight.grad, torch.tensor([5.0, 4.0]))
+    task, plain = (Task(loss_weights=WEIGHTS | more, accumulate=2) for more in ({"d/r1_one": 0.5}, {}))
+    for each in (task, plain):
+        fit(each, max_steps=1)
+    real = torch.stack([item["y"] for item in items()[:4]])
+    assert task.logs[0]["d/r1_one"] == pytest.approx(r1_penalty(Task().one, real).item(), rel=1e-5)
+    assert not torch.equal(task.one.conv.weight, plain.one.conv.weight)
+    assert "d/r1_one" not in plain.logs[0] and torch.equal(task.two.conv.weight, plain.two.conv.weight)
+    with pytest.raises(ValueError, match="unknown term 'd/r1_three'"):
+        Task(loss_weights=WEIGHTS | {"d/r1_three": 1.0})

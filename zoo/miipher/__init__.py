@@ -10,6 +10,7 @@ __getattr__, __all__ = public(
         "nets.adapters": "AdapterStyle LoraAdapters OpenMiipherAdapters ParallelAdapters",
         "nets.backbone": "Backbone",
         "nets.cleaner": "Cleaner",
+        "nets.speaker": "SpeakerEncoder",
         "task": "AdapterTask BackboneTask VocoderTask",
     },
 )

@@ -11,14 +11,15 @@ from torch import Tensor, nn
 from zoo.audio.analysis.figures import spectra_figure
 from zoo.audio.analysis.griffin_lim import griffin_lim
 from zoo.audio.analysis.mel import LogMel
-from zoo.audio.io.resample import resample
+from zoo.audio.io.resample import resample, resampler
 from zoo.common.atomic import replacing
-from zoo.hifigan.nets.generator import Generator
+from zoo.hifigan.nets.interface import WaveformGenerator
 from zoo.hifigan.task import HiFiGANTask
-from zoo.miipher.losses import TERMS, Reduction, feature_loss, weighted
+from zoo.miipher.losses import TERMS, Reduction, cosine_distance, feature_loss, mean_absolute, weighted
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner, check_fit
-from zoo.miipher.nets.families import valid
+from zoo.miipher.nets.families import WaveformFamily, valid
+from zoo.miipher.nets.speaker import SpeakerEncoder
 from zoo.miipher.rendering import features_figure, mels_figure
 from zoo.runs.folder import run_folder
 from zoo.training.adversarial import Discriminator
@@ -84,7 +85,14 @@ class AdapterTask(SingleOptimizerTask):
         identity = {f"identity_{key}": value for key, value in self._compare(plain, target, lengths).items()}
         if self.shows(stage, batch_idx):
             self.show(lambda: self._log_media(f"clip{batch_idx}", batch, target[0], plain[0], cleaned[0]))
-        return {**self._compare(cleaned, target, lengths), **identity}, len(lengths)
+        return {**self._compare(cleaned, target, lengths), **identity, **self._mixture()}, len(lengths)
+
+    def _mixture(self) -> dict[str, Tensor]:
+        """The weight of each block where the feature is a sum."""
+        backbone = self.encoder.backbone
+        if backbone.layers is None:
+            return {}
+        return {f"layer_weight_{n}": w for n, w in zip(backbone.layers, backbone.mixture(), strict=True)}
 
     def _log_media(self, name: str, batch: Batch, *features: Tensor) -> None:
         """Show the first clip of a batch; features (F, C) of its clean and degraded versions, and the cleaned ones."""
@@ -100,7 +108,7 @@ class AdapterTask(SingleOptimizerTask):
 
 
 class VocoderTask(HiFiGANTask):
-    """Stages 2 and 3: a HiFi-GAN on frozen features of clean speech (pre-training) or of restored speech (fine-tuning).
+    """Stages 2 and 3: a vocoder on frozen features of clean speech (pre-training) or of restored speech (fine-tuning).
 
     With a `Backbone` as encoder the input is clean speech; with a `Cleaner` it is degraded speech, except in the items
     that the data marks as clean, whose features are the plain backbone's.
@@ -117,9 +125,13 @@ class VocoderTask(HiFiGANTask):
         chunk_seconds: long files are restored in pieces of this length.
         overlap_seconds: of neighbouring pieces.
         chunk_batch: pieces restored at once.
-        kwargs: of HiFiGANTask.
+        flag_above: of restored files, list seconds whose features are further from the input's: cosine distance 0 to 2.
+        speaker: frozen; the term `g/speaker` of `loss_weights` is the cosine distance of its embeddings of generated
+            and real audio (0 to 2). Null: no such term.
+        kwargs: of HiFiGANTask. The term `g/ssl` of `loss_weights` is the mean absolute difference of the plain
+            backbone's features of generated and real audio; the gradient passes through it.
 
-    Source: Miipher-2, section 3.3, with HiFi-GAN in place of WaveFit as in its reproduction.
+    Source: Miipher-2, section 3.3, with HiFi-GAN in place of WaveFit as in its reproduction, or Vocos.
     """
 
     inference_class = "zoo.miipher.Restorer"
@@ -128,7 +140,7 @@ class VocoderTask(HiFiGANTask):
     def __init__(
         self,
         encoder: Backbone | Cleaner,
-        generator: Generator,
+        generator: WaveformGenerator,
         discriminators: dict[str, Discriminator],
         optimizer_g: OptimizerCallable,
         optimizer_d: OptimizerCallable,
@@ -142,6 +154,8 @@ class VocoderTask(HiFiGANTask):
         chunk_seconds: float = 20.0,
         overlap_seconds: float = 2.0,
         chunk_batch: int = 4,
+        flag_above: float | None = None,
+        speaker: SpeakerEncoder | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -150,6 +164,13 @@ class VocoderTask(HiFiGANTask):
         )  # fmt: skip
         check_fit(encoder, generator, sample_rate)
         self.encoder = encoder.requires_grad_(False).eval()
+        if (speaker is None) == bool(self.loss_weights.get("g/speaker")):
+            raise ValueError("speaker and the weight g/speaker of loss_weights belong together: give both or neither")
+        self.speaker = speaker
+        self.to_encoder = resampler(sample_rate, encoder.sample_rate)
+        front = (encoder.backbone if isinstance(encoder, Cleaner) else encoder).front
+        if self.loss_weights.get("g/ssl") and not isinstance(front, WaveformFamily):
+            raise ValueError("loss_weights: g/ssl needs an encoder of waveforms; no gradient passes its filter banks")
         self._input: Tensor | None = None  # of the clip that is being evaluated
         self.keep_options(locals())
 
@@ -181,6 +202,18 @@ class VocoderTask(HiFiGANTask):
             wanted = batch["first"][:, None] + torch.arange(batch["frames"][0], device=features.device)
             features = features.gather(1, wanted[..., None].expand(-1, -1, features.shape[2]))
         return features.transpose(1, 2)
+
+    def reconstruction(self, fake: Tensor, real: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Those of HiFi-GAN, and of the distances of features and of speakers those that have a weight."""
+        terms = super().reconstruction(fake, real, batch)
+        plain = self.encoder.target if isinstance(self.encoder, Cleaner) else self.encoder
+        frozen = {"g/ssl": (plain, mean_absolute), "g/speaker": (self.speaker, cosine_distance)}
+        for key, (net, distance) in frozen.items():
+            if self.loss_weights.get(key) and net is not None:
+                with torch.no_grad():
+                    wanted = net(self.to_encoder(real[:, 0]))
+                terms[key] = distance(net(self.to_encoder(fake[:, 0])), wanted)
+        return terms
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         """One step of the GAN; features are computed once, however many chunks the batch is cut into."""

@@ -56,10 +56,16 @@ def init_from(
             raise FileNotFoundError(f"init_from: nothing at {path}")
         weights, recorded = read_weights(place, type(model))
         weights = _with_weight_norm(weights, own)
-        _compare_backbones(path, recorded, backbones)
-        weights = _without_sourced(path, weights, backbones)
+        places = _compare_backbones(path, recorded, backbones)
+        weights = _without_sourced(path, _at_our_places(weights, places), backbones)
         if not any(key in own and own[key].shape == value.shape for key, value in weights.items()):
             raise ValueError(f"init_from {path}: no tensor matches; {_mismatch(weights, own)}")
+        for key in given.keys() & weights.keys():
+            beside_frozen = any(key.startswith(f"{place}.") for place in places.values())
+            if beside_frozen and not torch.equal(given[key], weights[key].to(given[key])):
+                raise ValueError(
+                    f"init_from {path}: its {key} differs from that of an earlier path; train one from the other"
+                )
         given |= weights
     expected = {key: value for key, value in own.items() if key in given or key not in frozen.frozen_keys(backbones)}
     report, matching = _match(given, expected)
@@ -112,19 +118,36 @@ def _match(given: dict[str, Tensor], own: dict[str, Tensor]) -> tuple[dict[str, 
     return report, matching
 
 
-def _compare_backbones(path: Path, recorded: Records, backbones: dict[str, frozen.FrozenModule]) -> None:
+def _compare_backbones(path: Path, recorded: Records, backbones: dict[str, frozen.FrozenModule]) -> dict[str, str]:
     """Refuse weights that were trained on another backbone.
 
     A backbone may stand at another place in this task: alone as `encoder`, or as `encoder.backbone`. Those of the same
-    last name belong together, and so do the only one there and the only one here.
+    last name belong together, those of which one path leads to the other, and the only one there and the only one here.
+
+    Returns:
+        The place of each here by its place there.
     """
     ours = {name: module for name, module in backbones.items() if module.is_frozen}
+    places = {}
     for there, record in recorded.items():
         same = [name for name in ours if name.rpartition(".")[2] == there.rpartition(".")[2]]
+        same = same or [name for name in ours if f"{name}.".startswith(f"{there}.") or there.startswith(f"{name}.")]
         if not same and len(ours) == len(recorded) == 1:
             same = list(ours)
         for name in same:
             frozen.compare(ours[name], record, f"init_from {path} belongs to {there}", name)
+        if len(same) == 1:
+            places[there] = same[0]
+    return places
+
+
+def _at_our_places(weights: dict[str, Tensor], places: Mapping[str, str]) -> dict[str, Tensor]:
+    """The same, with what was trained within a frozen module (`layer_weights`) where that module stands here."""
+    moved = {}
+    for key, value in weights.items():
+        there = next((place for place in places if key.startswith(f"{place}.")), None)
+        moved[key if there is None else places[there] + key.removeprefix(there)] = value
+    return moved
 
 
 def _without_sourced(

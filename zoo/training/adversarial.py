@@ -103,6 +103,21 @@ def hinge_adversarial_loss(fake: Sequence[Output]) -> Tensor:
     return torch.stack([(1 - at_least_float32(scores)).clamp(min=0).mean() for scores, _ in fake]).sum()
 
 
+def r1_penalty(discriminator: Discriminator, real: Tensor) -> Tensor:
+    """Half the squared norm of the gradient of the scores' sum in real waveforms (B, 1, T), mean over items.
+
+    In float32 also under autocast: the squares of a half-precision gradient overflow.
+
+    Source: Mescheder et al., "Which Training Methods for GANs do actually Converge?" (2018), equation 9; the weight is
+        its gamma.
+    """
+    with torch.autocast(real.device.type, enabled=False):
+        real = at_least_float32(real.detach()).requires_grad_()
+        total = torch.stack([scores.sum() for scores, _ in discriminator(real)]).sum()
+        (gradient,) = torch.autograd.grad(total, real, create_graph=True)
+    return 0.5 * gradient.square().flatten(1).sum(1).mean()
+
+
 LOSSES = {
     "least_squares": (discriminator_loss, adversarial_loss),
     "hinge": (hinge_discriminator_loss, hinge_adversarial_loss),

@@ -20,7 +20,14 @@ from torch.utils.checkpoint import checkpoint
 
 from zoo.common.ranges import at_least, one_of
 from zoo.common.reading.unpickle import at_least_float32
-from zoo.training.adversarial import LOSSES, Discriminator, LossBalancer, Output, feature_matching_loss
+from zoo.training.adversarial import (
+    LOSSES,
+    Discriminator,
+    LossBalancer,
+    Output,
+    feature_matching_loss,
+    r1_penalty,
+)
 from zoo.training.strategies.shards import clip_gradients, gradient_norm
 from zoo.training.task import OptimizerCallable, SchedulerCallable, ZooTask
 
@@ -29,7 +36,8 @@ def check_loss_weights(weights: Mapping[str, float], names: Sequence[str], discr
     """Check the weights that the discriminators need.
 
     Args:
-        names: of the discriminators; each needs `d/<name>`, `g/adv_<name>` and `g/fm_<name>`.
+        names: of the discriminators; each needs `d/<name>`, `g/adv_<name>` and `g/fm_<name>`, and may have
+            `d/r1_<name>`.
         discriminator_start: number of batches trained without adversarial terms.
 
     Returns:
@@ -42,7 +50,7 @@ def check_loss_weights(weights: Mapping[str, float], names: Sequence[str], discr
     for key in known:
         if key not in weights:
             raise ValueError(f"loss_weights lacks {key!r}; give 0 to leave the term out")
-    others = [key for key in weights if key not in known]
+    others = [key for key in weights if key not in known and key not in [f"d/r1_{name}" for name in names]]
     for key in others:
         if key.startswith(("g/adv_", "g/fm_")) or not key.startswith("g/"):
             raise ValueError(f"loss_weights: unknown term {key!r}; the discriminators are {list(names)}")
@@ -136,7 +144,8 @@ class GANTask(ZooTask):
         optimizer_g: builds the generator's optimizer from its parameters.
         optimizer_d: builds the discriminators' optimizer.
         loss_weights: a weight for each term: `d/<name>`, `g/adv_<name>` and `g/fm_<name>` of every discriminator and
-            each key that `reconstruction` returns, such as `g/mel`. Weight 0 skips the computation.
+            each key that `reconstruction` returns, such as `g/mel`. Weight 0 skips the computation. A `d/r1_<name>`
+            adds the R1 gradient penalty of a discriminator.
         scheduler_g: builds the schedule of the generator's learning rate.
         scheduler_d: builds the schedule of the discriminators' learning rate.
         scheduler_interval: "epoch" steps the schedules at the last batch of an epoch, "step" at every batch.
@@ -395,6 +404,8 @@ class GANTask(ZooTask):
             if self.loss_weights[f"d/{name}"]:
                 real, fake = self._judge(self._discriminator(name), chunk.real, chunk.fake.detach())
                 terms[f"d/{name}"] = LOSSES[self.adversarial][0](real, fake)
+            if self.loss_weights.get(f"d/r1_{name}"):
+                terms[f"d/r1_{name}"] = r1_penalty(self._discriminator(name), chunk.real)
         return terms
 
     def _judge(self, discriminator: Discriminator, real: Tensor, fake: Tensor) -> tuple[list[Output], list[Output]]:

@@ -1,6 +1,7 @@
 import json
 import math
 import pickle
+import shutil
 
 import numpy as np
 import onnx
@@ -15,12 +16,17 @@ from zoo.audio.evaluation.judges import (
     _SIG,
     ASR,
     DNSMOS,
+    InputDisagreement,
     MOSPredictor,
     SpeakerSimilarity,
     _mel,
     _windows,
+    by_segments,
+    cosine_distances,
     parts_of,
 )
+from zoo.audio.evaluation.run import evaluate_folders
+from zoo.audio.io import files
 
 RATE = 16000
 VOICE = SpeechLike(RATE, seconds=(1.0, 1.0)).utterance(0)
@@ -78,6 +84,54 @@ def asr_model(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def ssl_model(tmp_path_factory):
+    from transformers import HubertConfig, HubertModel, Wav2Vec2FeatureExtractor
+
+    folder = tmp_path_factory.mktemp("ssl")
+    torch.manual_seed(0)
+    HubertModel(HubertConfig(**SIZES)).save_pretrained(folder)
+    Wav2Vec2FeatureExtractor(do_normalize=True).save_pretrained(folder)
+    return folder
+
+
+def test_distances_and_segments():
+    found, wanted = np.array([[1.0, 0], [0, 0], [0, 2], [0, 0]]), np.array([[1.0, 0], [1, 0], [0, -1], [0, 0]])
+    np.testing.assert_allclose(cosine_distances(found, wanted), [0, 1, 2, 0])
+    assert by_segments(np.arange(10.0), 4).tolist() == [1.5, 5.5, 8.5]
+    assert by_segments(np.arange(9.0), 4).tolist() == [1.5, 6.0]  # a short rest joins the segment before
+    assert by_segments(np.arange(1.0), 4).tolist() == [0.0]
+
+
+def test_segments_far_from_the_input_are_flagged(ssl_model, tmp_path, capsys):
+    """A second of another voice in one of three files: the threshold is that of the clean files."""
+    voices = SpeechLike(RATE, seconds=(3.0, 3.0))
+    rng = np.random.default_rng(0)
+    for index in range(3):
+        clean = voices.utterance(index)
+        restored = clean.copy()
+        if index == 1:
+            restored[RATE : 2 * RATE] = 0.3 * rng.standard_normal(RATE)
+        for tree, audio in (("clean", clean), ("degraded", clean + 1e-4), ("restored", restored)):
+            files.write(tmp_path / tree / f"{index}.wav", audio, RATE)
+    trees = [tmp_path / tree for tree in ("clean", "restored", "out", "degraded")]
+    assert evaluate_folders(*trees, metrics=["lsd"], sample_rate=RATE, ssl_model=str(ssl_model), ssl_layer=1) == 0
+    report = capsys.readouterr().out
+    assert "possible hallucinations" in report and "- restored 1 at 1 s" in report
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())["flags"]
+    assert summary["segments"] == {"clean": 9, "restored": 9} and summary["flagged"]["clean"] <= 1
+    flagged = (tmp_path / "out" / "flagged.csv").read_text().splitlines()
+    assert flagged[0] == "system,name,start_seconds,disagreement" and flagged[1].startswith("restored,1,1,")
+    options = {"metrics": ["lsd"], "sample_rate": RATE, "ssl_model": str(ssl_model)}
+    assert evaluate_folders(*trees, **options, flag_above=2.0) == 0
+    assert (tmp_path / "out" / "flagged.csv").read_text().splitlines() == flagged[:1]
+    assert "(as given)" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="--degraded"):
+        evaluate_folders(*trees[:3], **options)
+    with pytest.raises(OSError, match="blocks 1 to 1, not 4"):
+        InputDisagreement(str(ssl_model), 4).load()
+
+
 def test_speaker_similarity(speaker_model):
     judge = SpeakerSimilarity(str(speaker_model))
     judge.load()
@@ -101,7 +155,7 @@ def test_torchscript_is_refused(tmp_path):
 
 
 def test_speaker_similarity_of_a_missing_model(tmp_path):
-    with pytest.raises(OSError, match="nowhere"):
+    with pytest.raises(FileNotFoundError, match="nowhere: no such folder"):
         SpeakerSimilarity(str(tmp_path / "nowhere")).load()
 
 
@@ -132,6 +186,46 @@ def test_error_rates(asr_model):
     unspaced = judge(VOICE, None, "世界。")
     assert "wer" not in unspaced and unspaced["characters"] == 2
     assert judge(VOICE, None, None) == judge(VOICE, None, "...") == {}
+
+
+def test_error_rates_of_a_sequence_to_sequence_model(tmp_path):
+    from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperTokenizer
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    special = ["<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|notimestamps|>"]
+    vocabulary = {token: index for index, token in enumerate([*bytes_to_unicode().values(), *special])}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    WhisperTokenizer(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt")).save_pretrained(tmp_path)
+    WhisperFeatureExtractor(feature_size=8).save_pretrained(tmp_path)
+    end, sides = vocabulary[special[0]], ("encoder", "decoder")
+    sizes = {f"{side}_{what}": 1 for side in sides for what in ("layers", "attention_heads")}
+    tokens = {f"{name}_token_id": end for name in ("pad", "bos", "eos")} | {"decoder_start_token_id": end + 1}
+    sizes |= {"encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "d_model": 16, "num_mel_bins": 8, **tokens}
+    torch.manual_seed(0)
+    model = WhisperForConditionalGeneration(WhisperConfig(vocab_size=len(vocabulary), max_target_positions=32, **sizes))
+    model.generation_config.max_length = 12
+    model.save_pretrained(tmp_path)
+    judge = ASR(str(tmp_path))
+    heard = judge.transcribe(VOICE)
+    assert heard.strip() and "<|" not in heard
+    assert judge(VOICE, None, "hello there")["words"] == 2 and judge(VOICE, None, heard + "x")["cer"] > 0
+
+
+def test_programs_in_a_models_folder_are_not_run(asr_model, speaker_model, ssl_model, tmp_path):
+    for name, (source, kind, judge) in {
+        "asr": (asr_model, "AutoModelForCTC", ASR),
+        "speaker": (speaker_model, "AutoModelForAudioXVector", SpeakerSimilarity),
+        "ssl": (ssl_model, "AutoModel", InputDisagreement),
+    }.items():
+        folder = tmp_path / name
+        shutil.copytree(source, folder)
+        (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\n")
+        config = json.loads((folder / "config.json").read_text())
+        config["auto_map"] = {"AutoConfig": "evil.Evil", kind: "evil.Evil"}
+        (folder / "config.json").write_text(json.dumps(config))
+        judge(str(folder)).load()
+        assert not (tmp_path / "ran").exists()
 
 
 def test_long_audio_is_heard_in_parts(asr_model):

@@ -19,6 +19,7 @@ from zoo.hifigan.convert.rules import to_legacy_keys
 from zoo.hifigan.nets.conditioners import ConformerConditioner, PrenetConditioner
 from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator, MultiScaleDiscriminator
 from zoo.hifigan.nets.generator import Generator
+from zoo.hifigan.nets.vocos import Vocos
 from zoo.miipher.convert import (
     convert,
     convert_config,
@@ -460,6 +461,12 @@ def test_what_the_originals_cannot_hold(folder: Path, state: State, tmp_path: Pa
         to_original(generator(), tmp_path / "vocoder.pt")
     with pytest.raises(ValueError, match="expected a Cleaner or a Generator"):
         to_original(nn.Linear(1, 1), tmp_path / "x.pt")
+    with pytest.raises(ValueError, match=r"found Vocos.*`zoo export`"):
+        to_original(Vocos(4, 8, 12, 2, 16, 4), tmp_path / "x.ckpt")
+    with pytest.raises(ValueError, match=r"not a sum of \[1, 2\]"):
+        to_original(
+            Cleaner(Backbone(layer=2, source=str(folder), layers=[1, 2]), cleaner().adapters), tmp_path / "x.pt"
+        )
     convert(bare(state, tmp_path), tmp_path / "ours.ckpt", backbone=folder)
     with pytest.raises(ValueError, match=r"a vocoder into a \.ckpt"):
         convert(tmp_path / "ours.ckpt", tmp_path / "x.ckpt")

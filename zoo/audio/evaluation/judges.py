@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from torchaudio.functional import edit_distance
@@ -30,6 +30,7 @@ _SIG = (-0.08397278, 1.22083953, 0.0052439)
 _BAK = (-0.13166888, 1.60915514, -0.39604546)
 _OVR = (-0.06766283, 1.11546468, 0.04602535)
 _WITHOUT_SPACES = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN")
+FLAG_QUANTILE = 0.99  # of the clean recordings' segments: as far as a perfect restoration goes, once in a hundred
 _APOSTROPHES = "'\u2019\u02bc"  # join what they stand between, where other punctuation separates
 
 
@@ -39,9 +40,11 @@ class Judge(ABC):
 
     Attributes:
         sample_rate: of the audio it takes, in Hz.
+        reference: which counterpart it compares a recording with.
     """
 
     sample_rate: ClassVar[int] = 16000
+    reference: ClassVar[Literal["clean", "degraded"]] = "clean"  # what `clean` of a call is
     measures: ClassVar[tuple[Measure, ...]]
 
     @cached_property
@@ -59,7 +62,7 @@ class Judge(ABC):
         _ = self._model
 
     @abstractmethod
-    def __call__(self, restored: np.ndarray, clean: np.ndarray | None, text: str | None) -> dict[str, float]:
+    def __call__(self, restored: np.ndarray, clean: np.ndarray | None, text: str | None) -> dict[str, Any]:
         """Score one recording.
 
         Args:
@@ -101,8 +104,8 @@ class SpeakerSimilarity(Judge):
             return onnx_session(Path(self.model))
         from transformers import AutoFeatureExtractor, AutoModelForAudioXVector
 
-        extractor = AutoFeatureExtractor.from_pretrained(self.model, revision=self.revision)
-        network = AutoModelForAudioXVector.from_pretrained(self.model, revision=self.revision)
+        extractor = AutoFeatureExtractor.from_pretrained(source(self.model), revision=self.revision)
+        network = AutoModelForAudioXVector.from_pretrained(source(self.model), revision=self.revision)
         return extractor, network.eval().to(self.device)
 
     def __call__(self, restored: np.ndarray, clean: np.ndarray | None, text: str | None) -> dict[str, float]:
@@ -129,6 +132,93 @@ class SpeakerSimilarity(Judge):
     def _embed_onnx(self, audio: np.ndarray) -> np.ndarray:
         takes_filterbanks = len(self._model.get_inputs()[0].shape) == 3
         return run_onnx(self._model, (_filterbank(audio, self.sample_rate) if takes_filterbanks else audio)[None])
+
+
+@dataclass(frozen=True)
+class InputDisagreement(Judge):
+    """Cosine distance of the SSL features of a recording and of the degraded input it was made from, by segments.
+
+    A restoration that invents what the input does not hold is far from it; so is one that removes much noise, which is
+    why the report compares with the clean recordings' own distances.
+
+    Args:
+        model: hub id or folder of a transformers encoder of waveforms (HuBERT, WavLM, wav2vec 2.0).
+        layer: block whose output is compared, from 1; None is the one at two thirds of the depth, where what is said
+            counts more than how it sounds.
+        flag_above: distance (0 to 2) above which a segment is flagged as a possible hallucination; None is the
+            `FLAG_QUANTILE` of the clean recordings' segments.
+        segment_seconds: length of a segment.
+    """
+
+    reference = "degraded"
+    measures: ClassVar[tuple[Measure, ...]] = (
+        Measure("disagreement", False),
+        Measure("disagreement_worst", False),
+    )
+    model: str
+    layer: int | None = None
+    flag_above: float | None = None
+    revision: str | None = None
+    device: str = "cpu"
+    segment_seconds: float = 1.0
+
+    @cached_property
+    def _model(self) -> Any:
+        from transformers import AutoFeatureExtractor, AutoModel
+
+        extractor = AutoFeatureExtractor.from_pretrained(source(self.model), revision=self.revision)
+        network = AutoModel.from_pretrained(source(self.model), revision=self.revision)
+        depth = network.config.num_hidden_layers
+        if self.layer is not None and not 1 <= self.layer <= depth:
+            raise OSError(f"{self.model} has blocks 1 to {depth}, not {self.layer}")
+        return extractor, network.eval().to(self.device)
+
+    def __call__(self, restored: np.ndarray, clean: np.ndarray | None, text: str | None) -> dict[str, Any]:
+        """See `Judge.__call__`, with the degraded input as `clean`; `segments` has each segment's distance as text."""
+        if clean is None:
+            return {}
+        samples = max(min(len(restored), len(clean)), self.sample_rate // 10)
+        pair = [np.pad(audio[:samples], (0, max(0, samples - len(audio)))) for audio in (restored, clean)]
+        found, wanted = (self._features(audio) for audio in pair)
+        frames = max(1, round(self.segment_seconds * self.sample_rate * len(found) / samples))
+        segments = by_segments(cosine_distances(found, wanted), frames)
+        return {
+            "disagreement": float(segments.mean()),
+            "disagreement_worst": float(segments.max()),
+            "segments": " ".join(f"{value:.5f}" for value in segments),
+        }
+
+    def _features(self, audio: np.ndarray) -> np.ndarray:
+        import torch
+
+        extractor, network = self._model
+        layer = self.layer or max(1, round(network.config.num_hidden_layers * 2 / 3))
+        features = []
+        for part in parts_of(audio, self.sample_rate):
+            inputs = extractor(part, sampling_rate=self.sample_rate, return_tensors="pt").to(self.device)
+            with torch.inference_mode():
+                features.append(network(**inputs, output_hidden_states=True).hidden_states[layer][0].float().cpu())
+        return torch.cat(features).numpy()
+
+
+def source(model: str) -> str:
+    """The model's hub id or folder; a FileNotFoundError for a path at which there is no folder."""
+    if model.startswith(("/", ".", "~")) and not Path(model).is_dir():
+        raise FileNotFoundError(f"{model}: no such folder of a transformers model")
+    return model
+
+
+def cosine_distances(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """1 - cosine (F,) of features (F, C), frame by frame; 0 where both are zero, 1 where one is."""
+    scale = np.linalg.norm(found, axis=1) * np.linalg.norm(wanted, axis=1)
+    silent = ~(found.any(1) | wanted.any(1))
+    return 1.0 - np.where(silent, 1.0, (found * wanted).sum(1) / np.maximum(scale, 1e-12))
+
+
+def by_segments(values: np.ndarray, frames: int) -> np.ndarray:
+    """Means of so many values (F,) each; a last segment shorter than half one joins the segment before."""
+    count = max(1, math.floor(len(values) / frames + 0.5))
+    return np.array([part.mean() for part in np.split(values, [frames * i for i in range(1, count)])])
 
 
 @dataclass(frozen=True)
@@ -218,7 +308,8 @@ class ASR(Judge):
     def _model(self) -> Any:
         from transformers import pipeline
 
-        return pipeline("automatic-speech-recognition", self.model, revision=self.revision, device=self.device)
+        settings: Any = {"revision": self.revision, "device": self.device, "trust_remote_code": False}
+        return pipeline("automatic-speech-recognition", source(self.model), **settings)
 
     def transcribe(self, audio: np.ndarray) -> str:
         """The transcript of audio (T,) float32 at 16 kHz."""

@@ -6,16 +6,24 @@ import hashlib
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.progress import track
 
 import zoo
-from zoo.audio.evaluation.judges import ASR, DNSMOS, Judge, MOSPredictor, SpeakerSimilarity
+from zoo.audio.evaluation.judges import (
+    ASR,
+    DNSMOS,
+    FLAG_QUANTILE,
+    InputDisagreement,
+    Judge,
+    MOSPredictor,
+    SpeakerSimilarity,
+)
 from zoo.audio.evaluation.measures import METRICS, Pair, check_names, compare, installed
 from zoo.audio.io import files
 from zoo.audio.io.resample import resample_array
@@ -68,6 +76,16 @@ class Settings:
         return own | {measure.name: judge.sample_rate for judge in self.judges for measure in judge.measures}
 
     @property
+    def flagging(self) -> InputDisagreement | None:
+        """The judge whose segments are flagged, if there is one."""
+        return next((judge for judge in self.judges if isinstance(judge, InputDisagreement)), None)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The columns of the per-file table that hold text."""
+        return (*_TEXTS, "segments") if self.flagging else _TEXTS
+
+    @property
     def numbers(self) -> list[str]:
         """The numeric columns of the per-file table."""
         weights = dict.fromkeys(measure.weight for measure in self.measures if measure.weight)
@@ -83,6 +101,7 @@ class Job(NamedTuple):
     found: Path | None
     text: str | None
     key: str
+    degraded: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -93,11 +112,15 @@ class Evaluation:
         rows: per file and system, as in per_file.csv.
         summary: per system and measure, as in summary.csv; see `zoo.common.statistics.summarise`.
         unpaired: number of clean files that nothing was compared with.
+        flagged: segments that are far from what the degraded file holds, as in flagged.csv.
+        flags: how many they are; see `flag`.
     """
 
     rows: list[Row]
     summary: list[Row]
     unpaired: int
+    flagged: list[Row] = field(default_factory=list)
+    flags: dict[str, Any] = field(default_factory=dict)
 
     @property
     def failed(self) -> list[Row]:
@@ -141,8 +164,10 @@ def evaluate(
     if not restored or {CLEAN, DEGRADED} & restored.keys():
         raise ValueError(f"restored: expected named folders, none called {CLEAN} or {DEGRADED}, got {list(restored)}")
     systems = {**({DEGRADED: degraded} if degraded is not None else {}), **restored}
+    if settings.flagging and degraded is None:
+        raise ValueError("--ssl_model compares with what was restored: name that folder with --degraded")
     jobs, unpaired = _plan(clean, systems, settings, texts or {})
-    table = Table(output / PER_FILE, _TEXTS, settings.numbers)
+    table = Table(output / PER_FILE, settings.texts, settings.numbers)
     done = table.begin({job.key for job in jobs})
     missing = [job for job in jobs if job.key not in done]
     log.info("%d of %d rows are computed already", len(done), len(jobs))
@@ -154,9 +179,56 @@ def evaluate(
     summary = summarise(
         [row for row in rows if row["status"] == "done"], names, settings.measures, DEGRADED if degraded else None
     )
-    evaluation = Evaluation(rows, summary, unpaired)
+    flagged = flag(rows, settings.flagging) if settings.flagging else ([], {})
+    evaluation = Evaluation(rows, summary, unpaired, *flagged)
     _write(output, evaluation, settings)
     return evaluation
+
+
+def flag(rows: Sequence[Row], judge: InputDisagreement) -> tuple[list[Row], dict[str, Any]]:
+    """Find segments whose features are further from the degraded input's than they may be.
+
+    Returns:
+        A row for each: `system`, `name`, `start_seconds`, `disagreement`; and `threshold`, `quantile` (None for a
+        given threshold), and `segments` and `flagged` by system.
+    """
+    found = [(row, np.array([float(value) for value in str(row.get("segments") or "").split()])) for row in rows]
+    found = [(row, values) for row, values in found if len(values)]
+    clean = np.concatenate([np.zeros(0), *(values for row, values in found if row["system"] == CLEAN)])
+    threshold, quantile = judge.flag_above, None
+    if threshold is None:
+        threshold, quantile = float(np.quantile(clean, FLAG_QUANTILE)) if len(clean) else math.inf, FLAG_QUANTILE
+    flagged: list[Row] = []
+    counts: dict[str, dict[str, int]] = {"segments": {}, "flagged": {}}
+    for row, values in found:
+        system, over = row["system"], np.flatnonzero(values > threshold)
+        counts["segments"][system] = counts["segments"].get(system, 0) + len(values)
+        counts["flagged"][system] = counts["flagged"].get(system, 0) + len(over)
+        flagged += [
+            {
+                "system": system,
+                "name": row["name"],
+                "start_seconds": int(index) * judge.segment_seconds,
+                "disagreement": float(values[index]),
+            }
+            for index in over
+        ]
+    flagged.sort(key=lambda row: -row["disagreement"])
+    return flagged, {"threshold": threshold, "quantile": quantile, **counts}
+
+
+def _flag_lines(evaluation: Evaluation) -> list[str]:
+    """How many segments of each system are flagged, and the furthest ones."""
+    flags = evaluation.flags
+    origin = f"the {flags['quantile']} quantile of the clean files'" if flags["quantile"] else "as given"
+    lines = [f"Segments further from the degraded file's features than {flags['threshold']:.4f} ({origin}), "]
+    lines[0] += "possible hallucinations:"
+    lines += ["", "| system | segments | flagged | share |", "|---|---|---|---|"]
+    for system, count in flags["segments"].items():
+        lines.append(f"| {system} | {count} | {flags['flagged'][system]} | {flags['flagged'][system] / count:.1%} |")
+    shown = [row for row in evaluation.flagged if row["system"] != CLEAN][:_SHOWN]
+    worst = [f"- {r['system']} {r['name']} at {r['start_seconds']:g} s: {r['disagreement']:.4f}" for r in shown]
+    return [*lines, "", *worst, *([""] if worst else [])]
 
 
 def _write(output: Path, evaluation: Evaluation, settings: Settings) -> None:
@@ -179,6 +251,10 @@ def _write(output: Path, evaluation: Evaluation, settings: Settings) -> None:
         "report.md": _markdown(evaluation, settings),
         "boxplots.png": box_plots(good, systems, settings.measures),
     }
+    if evaluation.flags:
+        columns = ["system", "name", "start_seconds", "disagreement"]
+        written["flagged.csv"] = (columns, evaluation.flagged)
+        written["summary.json"]["flags"] = evaluation.flags  # type: ignore[index]
     write_report(output, written, indent=2)
 
 
@@ -189,6 +265,8 @@ def _markdown(evaluation: Evaluation, settings: Settings) -> str:
     if any(math.isfinite(row["gain"]) for row in evaluation.summary):
         lines += ["Gains over the degraded files, paired, positive is better:", ""]
         lines += [summary_table(evaluation.summary, "gain"), ""]
+    if evaluation.flags:
+        lines += _flag_lines(evaluation)
     rates = ", ".join(f"{name} {rate} Hz" for name, rate in settings.rates.items())
     lines += [f"Taken at: {rates}.{' Levels matched for lsd and m_stft.' if settings.match_level else ''}", ""]
     lines += failure_lines(evaluation.failed, len(evaluation.rows), rest=PER_FILE)
@@ -244,7 +322,9 @@ def _plan(
         for name in used if system == CLEAN else names:
             text = texts.get(name, texts.get(Path(name).name))
             pair = originals.get(name), tree.get(name)
-            jobs.append(Job(name, system, *pair, text, _key(name, system, pair, text, settings)))
+            source = trees[DEGRADED].get(name) if settings.flagging else None
+            paths = (*pair, source) if settings.flagging else pair
+            jobs.append(Job(name, system, *pair, text, _key(name, system, paths, text, settings), source))
     if len(used) < len(originals):
         log.warning("%d files of %s have no counterpart and are left out", len(originals) - len(used), clean)
     return jobs, len(originals) - len(used)
@@ -270,6 +350,7 @@ def measure(job: Job, settings: Settings) -> Row:
     for judge in settings.judges:
         judge.load()
     row: Row = {"name": job.name, "system": job.system, "status": "done", "reason": "", "key": job.key}
+    row |= dict.fromkeys(settings.texts[len(_TEXTS) :], "")
     try:
         return row | _values(job, settings)
     except (ValueError, OSError, RuntimeError) as error:
@@ -297,7 +378,11 @@ def _values(job: Job, settings: Settings) -> Row:
         row |= compare(pair, settings.metrics, settings.sample_rate, settings.match_level)
     for judge in settings.judges:
         resampled = resample_array(found, found_rate, judge.sample_rate)
-        reference = None if job.system == CLEAN else resample_array(clean, clean_rate, judge.sample_rate)
+        reference = None
+        if judge.reference == DEGRADED and job.degraded is not None and job.system != DEGRADED:
+            reference = resample_array(*_mono(job.degraded), judge.sample_rate)
+        elif judge.reference == CLEAN and job.system != CLEAN:
+            reference = resample_array(clean, clean_rate, judge.sample_rate)
         row |= judge(resampled, reference, job.text)
     return row
 
@@ -322,6 +407,9 @@ def evaluate_folders(
     speaker_model: str | None = None,
     dnsmos: Path | None = None,
     mos_model: Path | None = None,
+    ssl_model: str | None = None,
+    ssl_layer: int | None = None,
+    flag_above: float | None = None,
     device: str = "cpu",
     workers: int = 0,
 ) -> int:
@@ -344,6 +432,11 @@ def evaluate_folders(
         speaker_model: hub id or folder of a transformers x-vector model, or an ONNX file, for speaker similarity.
         dnsmos: folder with Microsoft's sig_bak_ovr.onnx and model_v8.onnx.
         mos_model: ONNX file from waveform to predicted opinion score (UTMOS and the like).
+        ssl_model: hub id or folder of a transformers speech encoder, which flags segments that are far from what the
+            degraded file holds (flagged.csv): possible hallucinations.
+        ssl_layer: its block, from 1; the one at two thirds of its depth when not given.
+        flag_above: cosine distance, 0 to 2, above which a segment is flagged; the 0.99 quantile of the clean files'
+            segments when not given.
         device: torch device of the transformers models.
         workers: processes; 0 computes in this one.
 
@@ -360,6 +453,7 @@ def evaluate_folders(
         SpeakerSimilarity(speaker_model, device=device) if speaker_model else None,
         DNSMOS(dnsmos) if dnsmos else None,
         MOSPredictor(mos_model) if mos_model else None,
+        InputDisagreement(ssl_model, ssl_layer, flag_above, device=device) if ssl_model else None,
         ASR(asr_model, language=asr_language, device=device) if asr_model else None,
     ]
     settings = Settings(

@@ -17,18 +17,29 @@ from zoo.common.ranges import positive
 _ZERO_CROSSINGS, _ROLLOFF, _BETA = 64, 0.9475937167399596, 14.769656459379492
 
 
-@lru_cache(maxsize=64)
-def _resampler(source_rate: int, target_rate: int, device: torch.device) -> nn.Module:
+def resampler(source_rate: int, target_rate: int) -> nn.Module:
+    """What `resample` computes on (..., T) float32, as a module whose filter moves with it and is in no checkpoint."""
     # A kernel born in inference mode (validation) could never be used in training again.
     with torch.inference_mode(False), torch.no_grad():
-        return torchaudio.transforms.Resample(
+        module = torchaudio.transforms.Resample(
             source_rate,
             target_rate,
             resampling_method="sinc_interp_kaiser",
             lowpass_filter_width=_ZERO_CROSSINGS,
             rolloff=_ROLLOFF,
             beta=_BETA,
-        ).to(device)
+        )
+    if source_rate != target_rate:
+        kernel = module.kernel
+        del module.kernel
+        module.register_buffer("kernel", kernel, persistent=False)
+    return module
+
+
+@lru_cache(maxsize=64)
+def _resampler(source_rate: int, target_rate: int, device: torch.device) -> nn.Module:
+    with torch.inference_mode(False), torch.no_grad():
+        return resampler(source_rate, target_rate).to(device)
 
 
 def resample(x: Tensor, source_rate: int, target_rate: int) -> Tensor:

@@ -232,13 +232,13 @@ class MiipherConverter(Converter[MiipherFile]):
         encoder, generator = parts.get("encoder"), parts.get("generator")
         step = int(specs.get("step") or 0)
         rate = int(parts.get("sample_rate", SAMPLE_RATE))
+        nets = {"adapter": encoder if isinstance(encoder, Cleaner) else None, "vocoder": generator}
+        jobs = _jobs({name: net for name, net in nets.items() if net is not None}, target, step)
         training: dict[str, Any] = {}
         if isinstance(encoder, Cleaner) and isinstance(encoder.adapters, ParallelAdapters) and not is_export(source):
             training = their_training(load_checkpoint(find_checkpoint(source)), len(encoder.adapters.blocks))
             if "original_config" in specs:
                 training["config"] = specs["original_config"]
-        nets = {"adapter": encoder if isinstance(encoder, Cleaner) else None, "vocoder": generator}
-        jobs = _jobs({name: net for name, net in nets.items() if net is not None}, target, step)
         others = {key: value for key, value in state.items() if key.startswith(("mpd.", "msd."))}
 
         def write(folder: Path) -> list[Path]:
@@ -343,6 +343,18 @@ def _folder_beside(source: Path) -> Path | None:
     return found[0] if len(found) == 1 else None
 
 
+def _check_representable(module: nn.Module) -> None:
+    """Refuse nets that no file of the originals can hold."""
+    if not isinstance(module, Cleaner | Generator):
+        raise ValueError(
+            f"expected a Cleaner or a Generator (HiFi-GAN), found {type(module).__name__}: Miipher-2's files hold no "
+            "other nets; use `zoo export`"
+        )
+    if isinstance(module, Cleaner) and module.backbone.layers is not None:
+        summed = list(module.backbone.layers)
+        raise ValueError(f"Miipher-2's files know features of one layer, not a sum of {summed}; use `zoo export`")
+
+
 def _write(
     module: nn.Module,
     path: Path,
@@ -353,13 +365,13 @@ def _write(
     training: Mapping[str, Any] | None = None,
 ) -> list[Path]:
     """Write a net, see `to_original`, with a generator's discriminators or an adapter's training; returns the files."""
+    _check_representable(module)
     if isinstance(module, Cleaner):
         content, suffix = _cleaner_content(module, backbone, step, training or {})
-    elif isinstance(module, Generator):
+    else:
+        module = cast(Generator, module)
         content = vocoder_file(module, others or {}, sample_rate, step)
         suffix = ".pt" if isinstance(module.conditioner, PrenetConditioner) else ".ckpt"
-    else:
-        raise ValueError(f"expected a Cleaner or a Generator, found {type(module).__name__}")
     if path.suffix != suffix:
         raise ValueError(f"{path}: the originals keep a {type(module).__name__} of this kind in a {suffix} file")
     write_atomic(path, lambda file: torch.save(content, file))
@@ -422,6 +434,8 @@ def _cleaner_content(
 
 def _jobs(nets: Mapping[str, Any], target: Path, step: int) -> dict[str, tuple[Any, str]]:
     """Which net goes into which file of the target's folder."""
+    for net in nets.values():
+        _check_representable(net)
     if not nets:
         raise ValueError("neither adapters nor a generator: nothing that an original's file could hold")
     if not target.suffix:

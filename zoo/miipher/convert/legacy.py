@@ -90,6 +90,7 @@ RENAMED_IN: dict[Stage, Mapping[str, tuple[str, ...]]] = {
     "pretrain": _VOCODER,
     "finetune": {**_VOCODER, **_ADAPTERS},
 }
+_R1 = f"the original's scale is not known; here {WEIGHTS} may have d/r1_mpd and d/r1_msd, gamma of the R1 penalty"
 # a key, or the beginning of keys that ends in a dot
 WITHOUT_COUNTERPART = {
     "dataset.val_path_pattern": "validation is taken out of the corpus: data.init_args.val_speakers, val_items",
@@ -108,8 +109,8 @@ WITHOUT_COUNTERPART = {
     "lambda_stft": "the original read it nowhere",
     "lambda_mpd": "the original read it nowhere; here model.init_args.loss_weights has g/adv_mpd",
     "lambda_msd": "the original read it nowhere; here model.init_args.loss_weights has g/adv_msd",
-    "r1_lambda": "no R1 penalty here",
-    "optim.r1_lambda": "no R1 penalty here",
+    "r1_lambda": _R1,
+    "optim.r1_lambda": _R1,
 }
 SCHEDULES = {
     "constant": None,

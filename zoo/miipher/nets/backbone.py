@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -41,13 +42,18 @@ class Backbone(FrozenModule):
         final_norm: where `layer` is the last block of a pre-LN model, apply the encoder's closing norm.
         seed: of random weights.
         gradient_checkpointing: recompute the blocks' activations in the backward pass.
+        layers: the feature is the sum of these blocks' outputs, weighted by the softmax of `layer_weights`, which
+            start equal; `layer` must be the last of them. Stage 1 trains the weights, checkpoints and exports hold
+            them, and later stages take them over by `init_from`. None: the output of `layer` alone.
 
     Raises:
         FileNotFoundError: when a folder of runs holds no backbone.
-        ValueError: when layer, family or configuration contradict each other.
+        ValueError: when layer, layers, family or configuration contradict each other.
 
-    Source: Miipher-2 (arXiv 2505.04457), section 3.1.
+    Source: Miipher-2 (arXiv 2505.04457), section 3.1; the weighted sum is SUPERB's (Yang et al., 2021, section 2).
     """
+
+    layer_weights: nn.Parameter  # logits (layers,); with `layers` only
 
     def __init__(
         self,
@@ -61,6 +67,7 @@ class Backbone(FrozenModule):
         final_norm: bool = False,
         seed: int = 0,
         gradient_checkpointing: bool = False,
+        layers: list[int] | None = None,
     ) -> None:
         import transformers
 
@@ -77,12 +84,17 @@ class Backbone(FrozenModule):
             raise ValueError(f"backbone: final_norm belongs to the last block {count}, layer is {layer}")
         if not pad and kind is not WaveformFamily:
             raise ValueError(f"backbone: pad: false is for encoders of waveforms, not {self.family}")
+        if layers is not None and not (layers and sorted(set(layers)) == sorted(layers) and 1 <= min(layers)):
+            raise ValueError(f"backbone: layers must be different blocks from 1 on, found {layers}")
+        if layers is not None and max(layers) != layer:
+            raise ValueError(f"backbone: layer {layer} must be the last of layers {layers}: later blocks are not built")
         kind.truncate(settings, layer)
         if family == "wavlm_as_hubert":
             values = settings.to_dict().items()
             settings = transformers.HubertConfig(**{key: value for key, value in values if key != "model_type"})
             self.family, model_name = "hubert", "HubertModel"
         self.layer = layer
+        self.layers = None if layers is None else tuple(sorted(layers))
         self.pad = pad
         self.front: Family = kind(settings, pad, normalize)
         self.sample_rate, self.hop_samples = SAMPLE_RATE, self.front.hop_samples
@@ -95,7 +107,35 @@ class Backbone(FrozenModule):
         if gradient_checkpointing:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
         self.requires_grad_(False)
+        if self.layers is not None:
+            self.layer_weights = nn.Parameter(torch.zeros(len(self.layers)))
+            self._kept: dict[int, Tensor] | None = None  # what enters a block is the former one's whole output
+            for number in self.layers[:-1]:
+                self.blocks[number].register_forward_pre_hook(partial(self._keep, number))
         self.eval()
+
+    def _keep(self, number: int, block: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if self._kept is not None:  # not while a checkpointed block is recomputed
+            self._kept[number] = inputs[0]
+
+    def _encode(self, prepared: Tensor, ends: Tensor | None) -> Tensor:
+        """The last block's output, or the weighted sum."""
+        if self.layers is None:
+            return self.front.encode(self.model, prepared, ends)
+        self._kept = {}
+        last = self.front.encode(self.model, prepared, ends)
+        kept, self._kept = {**self._kept, self.layer: last}, None
+        return torch.stack([w * kept[n] for w, n in zip(self.mixture(), self.layers, strict=True)]).sum(0)
+
+    def mixture(self) -> Tensor:
+        """The weights (layers,) of the blocks' outputs; they add up to 1."""
+        return self.layer_weights.softmax(0)
+
+    def same_sum(self, other: Backbone) -> bool:
+        """Whether both give the same sum of the same blocks."""
+        if self.layers is None or other.layers is None or self.layers != other.layers:
+            return self.layers == other.layers
+        return torch.equal(self.layer_weights.cpu(), other.layer_weights.cpu())
 
     @property
     def blocks(self) -> nn.ModuleList:
@@ -117,7 +157,7 @@ class Backbone(FrozenModule):
             ValueError: when a clip is too short for one frame without padding.
         """
         prepared, ends = self.front.prepare(waveform, lengths)
-        x = self.front.encode(self.model, prepared, ends)[:, : self.frames(waveform.shape[1])]
+        x = self._encode(prepared, ends)[:, : self.frames(waveform.shape[1])]
         if lengths is None:
             return x
         return x * valid(self.frames(lengths), x.shape[1])[..., None]
@@ -140,23 +180,28 @@ class Backbone(FrozenModule):
     @property
     def is_frozen(self) -> bool:
         """Whether its own weights are not trained."""
-        return not any(p.requires_grad for name, p in self.named_parameters() if "lora_" not in name)
+        return not any(p.requires_grad for name, p in self.named_parameters() if _from_source(name))
 
     def frozen_state(self) -> dict[str, Tensor]:
         """The tensors that come from the source, none while they train themselves."""
         if not self.is_frozen:
             return {}
-        return {name: tensor for name, tensor in self.state_dict().items() if "lora_" not in name}
+        return {name: tensor for name, tensor in self.state_dict().items() if _from_source(name)}
 
     def save_source(self, folder: Path) -> None:
         """Write configuration and weights in transformers' layout."""
         state = {
             name.removeprefix("model.").replace(".base_layer.", "."): tensor
             for name, tensor in self.state_dict().items()
-            if "lora_" not in name
+            if _from_source(name)
         }
         with quiet_loading():
             self.model.save_pretrained(folder, state_dict=state)
+
+
+def _from_source(name: str) -> bool:
+    """Whether a tensor comes from the source; the others train on it."""
+    return "lora_" not in name and name != "layer_weights"
 
 
 def _configuration(source: str | None, revision: str | None, config: dict[str, Any] | None) -> Any:

@@ -59,7 +59,7 @@ class Family(ABC):
         if lengths is not None:
             waveform = waveform * valid(lengths, waveform.shape[1])
         if self.normalize:
-            waveform = _standardise(waveform, lengths)
+            waveform = standardise(waveform, lengths)
         if not self.pad:
             if waveform.shape[1] < self.hop_samples + self.context_samples:
                 raise ValueError(
@@ -190,7 +190,7 @@ def _clips(waveform: Tensor, lengths: Tensor | None) -> list[Any]:
     return [clip[:end].float().cpu().numpy() for clip, end in zip(waveform, ends, strict=True)]
 
 
-def _standardise(waveform: Tensor, lengths: Tensor | None) -> Tensor:
+def standardise(waveform: Tensor, lengths: Tensor | None) -> Tensor:
     """Zero mean, unit variance over the valid samples, as transformers' extractors do (their epsilon)."""
     if lengths is None:
         mean, variance = waveform.mean(1, keepdim=True), waveform.var(1, keepdim=True, correction=0)
