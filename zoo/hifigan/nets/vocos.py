@@ -284,7 +284,7 @@ class Vocos(WaveformGenerator):
 
 
 class InverseSTFT(nn.Module):
-    """Inverts a short-time Fourier transform, by a matrix, which every device, precision and export knows.
+    """Inverts a short-time Fourier transform; in exports by a matrix, which every runtime knows.
 
     Args:
         win_length: of a periodic Hann window in the middle of the frame, in samples as n_fft and the hop.
@@ -296,6 +296,7 @@ class InverseSTFT(nn.Module):
 
     basis: Tensor
     energy: Tensor
+    window: Tensor
 
     def __init__(self, n_fft: int, hop_length: int, win_length: int, padding: Padding, causal: bool = False) -> None:
         super().__init__()
@@ -308,10 +309,14 @@ class InverseSTFT(nn.Module):
         basis = torch.cat([torch.fft.irfft(unit, n_fft), torch.fft.irfft(1j * unit, n_fft)]) * window
         self.register_buffer("basis", basis.float(), persistent=False)  # (n_fft + 2, n_fft)
         self.register_buffer("energy", window.square().float(), persistent=False)
+        self.register_buffer("window", window.float(), persistent=False)
 
     def forward(self, real: Tensor, imaginary: Tensor) -> Tensor:
         """Turn the parts of the spectra (B, F, n_fft // 2 + 1) into (B, F * hop_length)."""
-        frames = torch.cat([real, imaginary], 2) @ self.basis  # (B, F, n_fft)
+        if torch.compiler.is_exporting():
+            frames = torch.cat([real, imaginary], 2) @ self.basis  # (B, F, n_fft)
+        else:
+            frames = torch.fft.irfft(torch.complex(real, imaginary), len(self.window)) * self.window
         if self.overlap is not None:
             added = self.overlap(overlap_add(frames.transpose(1, 2), self.hop_length))
             energy = F.pad(self.energy, (0, -len(self.energy) % self.hop_length)).reshape(-1, self.hop_length).sum(0)
