@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,11 +18,10 @@ class VocosPackage(nn.Module):
 
     def __init__(self, sizes: Mapping[str, Any]) -> None:
         super().__init__()
-        from vocos.heads import ISTFTHead
-        from vocos.models import VocosBackbone
-
-        self.backbone = VocosBackbone(*(sizes[key] for key in ("in_channels", "dim", "intermediate_dim", "layers")))
-        self.head = ISTFTHead(*(sizes[key] for key in ("dim", "n_fft", "hop_length", "padding")))
+        models, heads = (import_module(f"vocos.{name}") for name in ("models", "heads"))  # nothing here depends on it
+        names = ("in_channels", "dim", "intermediate_dim", "layers")
+        self.backbone = models.VocosBackbone(*(sizes[key] for key in names))
+        self.head = heads.ISTFTHead(*(sizes[key] for key in ("dim", "n_fft", "hop_length", "padding")))
 
     def forward(self, frames: Tensor) -> Tensor:
         """Audio (B, T) of frames (B, in_channels, F)."""

@@ -7,11 +7,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.harness import TOY_ARGS, TOY_FIT, environment, good, newest, zoo
 from zoo.cli.main import main
+from zoo.cli.trainer import settle
 from zoo.common.locks import LOCK_NAME, is_rank_zero, locked
 from zoo.runs.load import load
 
@@ -92,6 +94,17 @@ def test_a_second_fit_in_a_run_folder_is_refused_and_the_first_goes_on(tmp_path:
     reached = int(newest(run).stem.removeprefix("step_"))
     good(zoo("fit", *TOY_ARGS, f"--ckpt_path={run}", f"--trainer.max_steps={reached + 20}", cwd=tmp_path))
     assert not list(run.glob(".*"))
+
+
+def test_a_checkpoint_that_is_replaced_meanwhile_is_its_runs_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest = tmp_path / "step_00000002.ckpt"
+    newest.touch()
+    found = iter([tmp_path / "step_00000001.ckpt", newest])
+    monkeypatch.setattr("zoo.runs.folder.find_checkpoint", lambda path: next(found))
+    config: Any = {"trainer.default_root_dir": None, "ckpt_path": str(tmp_path)}
+    assert settle("fit", config, "toy/smoke") == (newest, tmp_path)
 
 
 TOOLS = [

@@ -149,8 +149,10 @@ def settle(command: str, config: Namespace, recipe: str) -> tuple[Path | None, P
     if command != "fit":
         folder = Path(chosen) if chosen else checkpoint.parent if checkpoint else runs.RUNS_ROOT / command
         return checkpoint, folder
-    if checkpoint is not None and checkpoint == runs.find_checkpoint(checkpoint.parent):
-        return checkpoint, checkpoint.parent
+    if checkpoint is not None:
+        newest = runs.find_checkpoint(checkpoint.parent)
+        if checkpoint == newest or not checkpoint.exists():  # a run that is being trained replaced it meanwhile
+            return newest, checkpoint.parent
     folder = Path(chosen) if chosen else runs.new_run_folder(recipe)
     if next(folder.glob("*.ckpt"), None) is not None:
         raise ValueError(
