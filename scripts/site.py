@@ -48,6 +48,7 @@ QUESTIONS = {
     "How do other programs ask a trained system?": "serve.md",
     "How do I add a system of my own?": "add_a_system.md",
     "What do results sound and look like?": "gallery.md",
+    "Do the demos learn what is claimed, on seeds that nobody chose?": "evidence.md",
     "How fast is it?": "benchmarks.md",
 }
 
