@@ -53,9 +53,9 @@ def speed(settings: Settings) -> list[Finding]:
 
 
 def start(settings: Settings) -> list[Finding]:
-    """Start-up to a second of audio, and peak memory after 30 s, in fresh processes that import one package (Linux)."""
+    """Start-up to a second of audio, and peak memory after 10 s, in fresh processes that import one package (Linux)."""
     findings = []
-    seconds = settings.few(30, 1)
+    seconds = settings.few(10, 1)
     for name, peer in PEERS.items():
         spec = _spec(name)
         makes = {
@@ -63,7 +63,7 @@ def start(settings: Settings) -> list[Finding]:
             "theirs": f"from {peer.__module__} import {peer.__name__}\nnet = {peer.__name__}({spec['init_args']!r})",
         }
         rounds = [{who: _child(make, spec["init_args"]["in_channels"], seconds) for who, make in makes.items()}
-                  for _ in range(settings.few(5, 1))]  # fmt: skip
+                  for _ in range(settings.few(3, 1))]  # fmt: skip
         for place, title in enumerate(("wall s to the first second of audio", f"peak MiB, {seconds} s of audio")):
             details = {who: middle(each[who][place] for each in rounds) for who in makes}
             ratio = middle(each["ours"][place] / each["theirs"][place] for each in rounds)
