@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from scripts.bench.audio_peers_others import TransformersPackage, VocosPackage
-from scripts.bench.tools import Finding, Settings, command, in_folders, interleave, median, times_as_fast
+from scripts.bench.tools import Finding, command, interleave, median, times_as_fast
 from zoo.common.build import build
 from zoo.common.reading.text import safe_load
 from zoo.common.systems import recipe_root
@@ -27,7 +27,7 @@ RECIPES = {"vocos": "vocos_24k", "transformers": "24k"}  # whose generator has t
 TOLERANCE = 1e-4
 
 
-def speed(settings: Settings) -> list[Finding]:
+def speed(quick: bool) -> list[Finding]:
     """Processor time of the same audio from the same frames, at equal weights, by turns."""
     findings = []
     for name, peer in PEERS.items():
@@ -36,26 +36,25 @@ def speed(settings: Settings) -> list[Finding]:
         share(ours, theirs)
         for net in (ours, theirs):
             net.eval().requires_grad_(False)
-        for seconds in (1, settings.few(10, 1)):
+        for seconds in (1, 1 if quick else 10):
             frames = torch.randn(1, ours.in_channels, seconds * 24000 // ours.hop_length)
             with torch.inference_mode():
                 wanted, found = theirs(frames).flatten(), ours(frames).flatten()
             length = min(len(wanted), len(found))
             if (found[:length] - wanted[:length]).abs().max() > TOLERANCE * wanted.abs().max():
                 raise ValueError(f"{name} gives other audio from the same weights: they cannot be compared")
-            costs = interleave(
-                {"ours": partial(run, ours, frames), name: partial(run, theirs, frames)}, settings.few(9, 1)
-            )
+            nets = {"ours": partial(run, ours, frames), name: partial(run, theirs, frames)}
+            costs = interleave(nets, 1 if quick else 9)
             more = {f"{each}, wall s a s of audio": median(cost).wall / seconds for each, cost in costs.items()}
             title = f"{type(ours).__name__}, {seconds} s, to {name}: times as fast"
             findings.append(times_as_fast(title, costs, at_least=1.0, **more))
     return findings
 
 
-def start(settings: Settings) -> list[Finding]:
+def start(quick: bool) -> list[Finding]:
     """Start-up to a second of audio, and peak memory after 10 s, in fresh processes that import one package (Linux)."""
     findings = []
-    seconds = settings.few(10, 1)
+    seconds = 1 if quick else 10
     for name, peer in PEERS.items():
         spec = _spec(name)
         makes = {
@@ -63,7 +62,7 @@ def start(settings: Settings) -> list[Finding]:
             "theirs": f"from {peer.__module__} import {peer.__name__}\nnet = {peer.__name__}({spec['init_args']!r})",
         }
         rounds = [{who: _child(make, spec["init_args"]["in_channels"], seconds) for who, make in makes.items()}
-                  for _ in range(settings.few(3, 1))]  # fmt: skip
+                  for _ in range(1 if quick else 3)]  # fmt: skip
         for place, title in enumerate(("wall s to the first second of audio", f"peak MiB, {seconds} s of audio")):
             details = {who: middle(each[who][place] for each in rounds) for who in makes}
             ratio = middle(each["ours"][place] / each["theirs"][place] for each in rounds)
@@ -122,10 +121,5 @@ PEERS: dict[str, type[nn.Module]] = {"vocos": VocosPackage, "transformers": Tran
 BENCHMARKS = {"speed": speed, "start": start}
 
 
-def no_fit(args: list[str]) -> Any:
-    """Nothing is trained here."""
-    raise NotImplementedError("no training")
-
-
 if __name__ == "__main__":
-    command("audio_peers", in_folders(BENCHMARKS, partial(Settings, no_fit)))
+    command("audio_peers", BENCHMARKS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from zoo import __version__
-from zoo.common.atomic import replacing, write_atomic
+from zoo.common.atomic import replacing
 from zoo.common.reading.text import load_json
 from zoo.common.registry import current_name, renamed
 from zoo.runs import frozen
@@ -78,7 +78,7 @@ class Graph:
 
 @dataclass(frozen=True)
 class OnnxForm:
-    """What a system is in ONNX: its graphs, and contents of files to go beside them, by name."""
+    """What a system is in ONNX: its graphs, and contents of files to go beside them, by names that begin with onnx_."""
 
     graphs: Sequence[Graph]
     beside: Mapping[str, bytes] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class OnnxForm:
         """
         check_onnx()
         for name, content in self.beside.items():
-            write_atomic(folder / name, lambda file, content=content: file.write(content))  # type: ignore[misc]
+            (folder / name).write_bytes(content)
         return {f"{each.name}.onnx": write_graph(each, folder / f"{each.name}.onnx") for each in self.graphs}
 
 
@@ -144,9 +144,7 @@ def _difference(graph: Graph, session: Any, example: tuple[Tensor, ...]) -> floa
         wanted = graph.net(*example)
     given = {name: value.numpy() for name, value in zip(graph.inputs, example, strict=True)}
     found = session.run(list(graph.outputs), given)
-    pairs = zip(
-        found, wanted if isinstance(wanted, Iterable) and not isinstance(wanted, Tensor) else [wanted], strict=True
-    )
+    pairs = zip(found, wanted if isinstance(wanted, tuple) else (wanted,), strict=True)
     return max(float((torch.from_numpy(ours) - theirs).abs().max()) for ours, theirs in pairs)
 
 

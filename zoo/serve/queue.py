@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import secrets
 from collections import OrderedDict, deque
@@ -21,6 +22,7 @@ from zoo.ui.warm.pool import Failed, Finished, Workers
 
 RESULTS_BYTES = 2**30  # that files of answers may have together; the oldest go first
 LONGEST_RETRY = 60
+log = logging.getLogger(__name__)
 RUN = "run"  # what the workers call the only one there is
 
 
@@ -180,8 +182,9 @@ class Queue:
         asked = [(each.values, each.folder) for each in batch]
         try:
             return await asyncio.to_thread(self.workers.ask_together, RUN, self.checkpoint, asked)
-        except Exception as error:  # what nobody expects must not end the line
-            return [Failed(f"{type(error).__name__}: {error}")] * len(batch)
+        except Exception:  # what nobody expects must not end the line
+            log.exception("a batch of %d failed", len(batch))
+            return [Failed("the server could not do it; what it printed says why")] * len(batch)
 
     def keep(self, session: str, job: str, answer: Finished) -> None:
         """Keep the files of an answer for a while, the oldest no longer than there is room."""

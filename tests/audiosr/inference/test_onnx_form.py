@@ -73,9 +73,9 @@ def test_numpy_generates_what_torch_does(fusion, kind, prediction, rescale, tmp_
     differences = model.onnx_form().write(tmp_path)
     graphs = ["encoder", "decoder", "vocoder", "denoiser", *(["clip_encoder"] if fusion == "film" else [])]
     assert set(differences) == {f"{name}.onnx" for name in graphs} and max(differences.values()) <= 1e-4
-    assert {path.name for path in tmp_path.iterdir()} == {*differences, "audiosr.npz", "audiosr.py"}
+    assert {path.name for path in tmp_path.iterdir()} == {*differences, "onnx_audiosr.npz", "onnx_audiosr.py"}
     torch.testing.assert_close(model.net.state_dict(), before, rtol=0, atol=0)
-    spec = importlib.util.spec_from_file_location("audiosr", tmp_path / "audiosr.py")
+    spec = importlib.util.spec_from_file_location("onnx_audiosr", tmp_path / "onnx_audiosr.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     alone = module.AudioSR(tmp_path)

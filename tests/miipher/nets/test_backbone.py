@@ -74,7 +74,10 @@ def test_truncation_gives_the_hidden_state_of_the_whole(name):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_sum_of_layers(name):
     """Equal weights give the mean of what the blocks give one by one, with adapters and masks as without."""
-    adapted = lambda **arguments: Cleaner(backbone(name, **arguments), ParallelAdapters(24, 1.0))  # noqa: E731
+
+    def adapted(**arguments):
+        return Cleaner(backbone(name, **arguments), ParallelAdapters(24, 1.0))
+
     whole = adapted(layer=3, layers=[3, 1])
     x, lengths = noise(2, 3200), torch.tensor([3200, 2000])
     single = []

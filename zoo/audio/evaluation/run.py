@@ -247,6 +247,7 @@ def _write(output: Path, evaluation: Evaluation, settings: Settings) -> None:
             "clean_files_left_out": evaluation.unpaired,
             "failed": [{key: row[key] for key in ("system", "name", "reason")} for row in evaluation.failed],
             "summary": summary,
+            **({"flags": evaluation.flags} if evaluation.flags else {}),
         },
         "report.md": _markdown(evaluation, settings),
         "boxplots.png": box_plots(good, systems, settings.measures),
@@ -254,7 +255,6 @@ def _write(output: Path, evaluation: Evaluation, settings: Settings) -> None:
     if evaluation.flags:
         columns = ["system", "name", "start_seconds", "disagreement"]
         written["flagged.csv"] = (columns, evaluation.flagged)
-        written["summary.json"]["flags"] = evaluation.flags  # type: ignore[index]
     write_report(output, written, indent=2)
 
 

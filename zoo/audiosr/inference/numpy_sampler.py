@@ -1,6 +1,6 @@
 """AudioSR from its ONNX parts, with numpy and onnxruntime alone: `zoo export --onnx` puts this file beside them.
 
-    from audiosr import AudioSR
+    from onnx_audiosr import AudioSR
     generated = AudioSR("FOLDER")(audio, cutoff_hz=4000)  # (T,) float32 at its sample rate, peak about 0.95
 
 It makes one clip of about the length that the nets were trained on, and gives what they generate: the band below the
@@ -22,14 +22,14 @@ class AudioSR:
     """The parts in a folder, and the process that they were trained on.
 
     Args:
-        folder: of the `.onnx` files and `audiosr.npz`.
+        folder: of the `.onnx` files and `onnx_audiosr.npz`.
         providers: of onnxruntime.
     """
 
     def __init__(self, folder: str | Path, providers: tuple[str, ...] = ("CPUExecutionProvider",)) -> None:
         import onnxruntime
 
-        with np.load(Path(folder) / "audiosr.npz") as tables:
+        with np.load(Path(folder) / "onnx_audiosr.npz") as tables:
             self.tables = {name: tables[name] for name in tables.files}
         self.sample_rate, self.hop, self.unit = (int(self.tables[name]) for name in ("sample_rate", "hop", "unit"))
         files = {name: Path(folder) / f"{name}.onnx" for name in GRAPHS}

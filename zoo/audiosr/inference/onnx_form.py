@@ -72,7 +72,7 @@ def onnx_form(
     diffusion: CosineDiffusion,
     settings: Settings,
 ) -> OnnxForm:
-    """The parts of a restorer: see `numpy_sampler.AudioSR`, which is written beside them as `audiosr.py`.
+    """The parts of a restorer: see `numpy_sampler.AudioSR`, which is written beside them as `onnx_audiosr.py`.
 
     A clip's frames are a multiple of those of the UNet's coarsest image, and at most as many as the global encoder has
     positions.
@@ -146,4 +146,5 @@ def onnx_form(
     }
     file = io.BytesIO()
     np.savez(file, **{name: np.asarray(value) for name, value in tables.items()})  # type: ignore[arg-type]
-    return OnnxForm(graphs, {"audiosr.npz": file.getvalue(), "audiosr.py": Path(numpy_sampler.__file__).read_bytes()})
+    runtime = Path(numpy_sampler.__file__).read_bytes()
+    return OnnxForm(graphs, {"onnx_audiosr.npz": file.getvalue(), "onnx_audiosr.py": runtime})

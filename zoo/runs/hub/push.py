@@ -44,6 +44,7 @@ OURS = (
     SETTINGS_NAME,
     card.CURVE_NAME,
     "*.onnx",
+    "onnx_*",
     "samples/*",
     "frozen/*",
     "peft/*",
