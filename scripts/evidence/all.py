@@ -1,7 +1,8 @@
 """Every figure of the README's table over fresh seeds: python scripts/evidence/all.py --help.
 
 A training that is finished is not run again, one that was killed goes on from its last checkpoint: start the same
-command again. What is finished so far is in docs/evidence.md and in evidence.json below the output.
+command again. What is finished so far is in docs/evidence.md and in evidence.json beside it and below the output. A
+finished seed of the same recipes that stands beside the page is not trained again in another checkout.
 """
 
 from __future__ import annotations
@@ -90,11 +91,12 @@ def run_seed(name: str, root: Path, seed: int, quick: bool = False) -> None:
     demo = DEMOS[name]
     with locked(root, f"evidence {name}", patience_seconds=30 * 86400):
         plan = list(demo.plan(root, seed, quick))
-        known = {name: unit["digest"] for name, unit in _read(root / UNITS).items()}
-        same = all(known.get(unit.name) == _digest(unit, root, quick) for unit in plan)
-        if same and _result(root, quick).get("figures"):
+        digests = {unit.name: _digest(unit, root, quick) for unit in plan}
+        found = _result(root, quick)
+        if found.get("figures") and found["digests"] == digests:
             return
-        kept: dict[str, Any] = {"demo": name, "seed": seed, "quick": quick, "figures": {}, "error": None}
+        kept: dict[str, Any] = {"demo": name, "seed": seed, "quick": quick, "digests": digests}
+        kept |= {"figures": {}, "error": None}
         gathered = 0.0
         try:
             for unit in plan:
@@ -155,7 +157,7 @@ def reproduce(
         systems: names of systems or demos; all without any.
         seeds: number of them.
         jobs: processes.
-        document: page to write; None for none.
+        document: page to write, with a .json of its name beside it; None for none.
         quick: two steps of each training; the figures are no evidence.
         only_report: train and gather nothing.
 
@@ -169,6 +171,8 @@ def reproduce(
     time.strptime(date, "%Y-%m-%d")
     output = Path(output or ROOT / date).absolute()
     demos, numbers = chosen(systems), seeds_of(date, seeds)
+    if document is not None and not quick:
+        _adopt(document.with_suffix(".json"), output, numbers)
     if not only_report:
         if not quick:
             check_data(demos)
@@ -182,7 +186,7 @@ def reproduce(
 
 
 def report(date: str, output: Path, seeds: Sequence[int], document: Path | None, quick: bool = False) -> dict[str, Any]:
-    """Judge what is finished, and write `evidence.json` and the page."""
+    """Judge what is finished, and write `evidence.json`, the page, and the same file beside it."""
     results = {name: {seed: _result(_root(output, name, seed), quick) for seed in seeds} for name in DEMOS}
     content = {
         "date": date,
@@ -195,9 +199,23 @@ def report(date: str, output: Path, seeds: Sequence[int], document: Path | None,
     }
     _write(output / REPORT, content)
     if document is not None:
+        if not quick:
+            _write(document.with_suffix(".json"), content)
         text = page(content)
         write_atomic(document, lambda file: file.write(text.encode()))
     return content
+
+
+def _adopt(kept: Path, output: Path, seeds: Sequence[int]) -> None:
+    """Take the seeds that stand beside the page, were made by today's recipes, and are not in the folder."""
+    results = _read(kept).get("results", {})
+    for demo in DEMOS.values():
+        for seed in seeds:
+            found, root = results.get(demo.name, {}).get(str(seed), {}), _root(output, demo.name, seed)
+            if found.get("figures") and not found["quick"] and not (root / RESULT).exists():
+                plan = demo.plan(root, seed, False)
+                if found["digests"] == {unit.name: _digest(unit, root, False) for unit in plan}:
+                    _write(root / RESULT, found)
 
 
 def judge(claim: Claim, results: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
@@ -349,7 +367,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=SEEDS, help="how many, made of the date")
     parser.add_argument("--date", default=time.strftime("%Y-%m-%d"), help="YYYY-MM-DD; to go on, that of the beginning")
     parser.add_argument("--output", type=Path, help=f"folder of the runs; {ROOT}/DATE when not given")
-    parser.add_argument("--document", type=Path, default=DOCUMENT, help="page to write")
+    parser.add_argument("--document", type=Path, default=DOCUMENT, help="page to write, and its .json")
     parser.add_argument("--jobs", type=int, default=1, help="processes; each of one thread")
     parser.add_argument("--quick", action="store_true", help="see that it runs; the figures are no evidence")
     parser.add_argument("--report", action="store_true", help="train nothing; write the page from what is there")

@@ -25,7 +25,14 @@ MACHINE = {"python": "3", "torch": "2", "lightning": "2", "processor": "P"}
 
 def finished(figures: dict[str, float], error: str | None = None) -> dict[str, Any]:
     """What a seed of a demo leaves."""
-    facts = {"quick": False, "cpu_seconds": 90.0, "resumed": False, "date": "2026-01-02", "machine": MACHINE}
+    facts = {
+        "quick": False,
+        "digests": {},
+        "cpu_seconds": 90.0,
+        "resumed": False,
+        "date": "2026-01-02",
+        "machine": MACHINE,
+    }
     return {**facts, "figures": figures, "error": error}
 
 
@@ -140,6 +147,36 @@ def test_a_killed_training_goes_on_and_a_finished_one_is_left_alone(
     assert "trained by another recipe" in json.loads((tmp_path / "7" / evidence.RESULT).read_text())["error"]
 
 
+def test_a_seed_that_stands_beside_the_page_is_not_trained_again_in_another_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Path] = []
+
+    def plan(root: Path, seed: int, quick: bool) -> list[Unit]:
+        return [Unit("a", ["convert", str(root), f"--seed={seed}", *more])]
+
+    def figures(root: Path, quick: bool) -> dict[str, float]:
+        made.append(root)
+        return {"steps": 1.5}
+
+    more: list[str] = []
+    monkeypatch.setattr(evidence, "DEMOS", {"toy/demo": Demo("toy/demo", "", plan, figures)})
+    monkeypatch.setattr(evidence, "CLAIMS", [Claim("toy/demo", "steps", "steps", EACH, at_least=1.0)])
+    monkeypatch.setattr(evidence, "_run_unit", lambda *_: None)
+    (seed,) = evidence.seeds_of("2026-01-02", 1)
+    evidence.run_seed("toy/demo", tmp_path / "first" / "toy/demo" / str(seed), seed)
+    page = tmp_path / "page.md"
+    evidence.reproduce("2026-01-02", tmp_path / "first", seeds=1, document=page, only_report=True)
+    kept = page.with_suffix(".json").read_bytes()
+    content = evidence.reproduce("2026-01-02", tmp_path / "second", seeds=1, document=page, only_report=True)
+    assert content["claims"][0]["verdict"] == evidence.MET and page.with_suffix(".json").read_bytes() == kept
+    evidence.run_seed("toy/demo", tmp_path / "second" / "toy/demo" / str(seed), seed)
+    assert len(made) == 1
+    more.append("--other")  # another recipe: its figures are not taken
+    content = evidence.reproduce("2026-01-02", tmp_path / "third", seeds=1, document=page, only_report=True)
+    assert content["claims"][0]["verdict"] == evidence.OPEN
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_quick_goes_through_every_demo(tmp_path: Path) -> None:
@@ -162,9 +199,9 @@ def _only(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def report() -> dict[str, Any]:
-    """The report of ZOO_EVIDENCE, else of the newest run; where there is none, one of today is made, in hours."""
+    """The report of ZOO_EVIDENCE, else of the newest run, else the page's; without any, one is made, in hours."""
     known = sorted((REPOSITORY / evidence.ROOT).glob(f"*/{evidence.REPORT}"))
-    folder = Path(os.environ.get("ZOO_EVIDENCE") or (known[-1].parent if known else ""))
+    folder = Path(os.environ.get("ZOO_EVIDENCE") or (known[-1].parent if known else evidence.DOCUMENT.parent))
     if (folder / evidence.REPORT).is_file():
         return json.loads((folder / evidence.REPORT).read_text(encoding="utf-8"))
     if os.environ.get("ZOO_EVIDENCE"):
