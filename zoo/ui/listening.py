@@ -32,12 +32,13 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def run_until_signal(server: Any, bound: socket.socket) -> None:
-    """Run a server of uvicorn; a signal that ended it gives the process's exit code."""
-    for name in ("SIGTERM", "SIGBREAK"):  # uvicorn repeats a signal when it has shut down; the default would kill
+    """Run a server of uvicorn; the signal that ended it gives the exit code, and further ones change nothing."""
+    for name in ("SIGINT", "SIGTERM", "SIGBREAK"):  # uvicorn repeats a signal when it has shut down
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), _leave)
     server.run(sockets=[bound])
 
 
 def _leave(number: int, frame: Any) -> None:
+    signal.signal(number, signal.SIG_IGN)  # the second would break off what the first has begun to close
     raise SystemExit(128 + number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -84,7 +85,10 @@ class Visit:
 
 async def aside(function: Callable[..., Result], *arguments: Any) -> Result:
     """Call what reads or computes in a thread, so that other pages are served meanwhile."""
-    return await run.io_bound(function, *arguments)  # type: ignore[return-value]
+    found = await run.io_bound(lambda: (function(*arguments),))
+    if found is None:  # the server ends
+        raise asyncio.CancelledError
+    return found[0]
 
 
 async def one_line(work: Awaitable[Result]) -> Result | None:
