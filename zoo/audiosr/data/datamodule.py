@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import lightning as L
 import numpy as np
@@ -33,8 +35,9 @@ VAL_CUTOFFS_HZ = (2000.0, 4000.0, 8000.0, 12000.0, 16000.0)  # those that the sa
 class SuperResolutionData(ZooDataModule):
     """Batches `high` and `low` (B, 1, T), equally long and aligned, and `cutoff_hz` (B,) float32.
 
-    Crops, filters and all else are drawn anew in every epoch and depend on (seed, epoch, item) alone. Validation is the
-    same in every run: each clip at each cut-off, with a filter type that follows from the item's number.
+    Crops, filters and all else are drawn anew in every epoch, unless `variants` limits them, and depend on (seed,
+    epoch, item) alone. Validation is the same in every run: each clip at each cut-off, with a filter type that follows
+    from the item's number.
 
     What takes the place of the original's "fastboot" (training on the files loaded so far): the first run, or `zoo
     cache` before it, decodes each file once into a cache that is taken up again after a kill; `cache_mode: none` starts
@@ -65,6 +68,8 @@ class SuperResolutionData(ZooDataModule):
         blank_threshold: RMS of full scale below which a hop is silent.
         cache_mode: `memmap` reads a 16-bit cache on disk, `ram` loads it into memory (once per rank), `none` decodes
             files over and over; equal up to 16-bit rounding.
+        variants: draws of each clip, which then come again, epoch after epoch; null for new ones in every epoch. What
+            `latent_cache` of the task needs.
         cache: folder of the corpus caches.
         max_bad_share: share of unreadable files above which the run stops; below it they are named and left out.
         embedded_if_missing: use the embedded corpus, with a message, when `root` does not exist.
@@ -98,6 +103,7 @@ class SuperResolutionData(ZooDataModule):
         blank_hop_seconds: float = 1.0,
         blank_threshold: float = 1e-4,
         cache_mode: Literal["memmap", "ram", "none"] = "memmap",
+        variants: int | None = None,
         cache: str = CACHES,
         max_bad_share: float = 0.1,
         embedded_if_missing: bool = False,
@@ -123,6 +129,7 @@ class SuperResolutionData(ZooDataModule):
         self.normalize = normalize
         self.silence = Silence(blank_ratio_max, max(1, round(blank_hop_seconds * sample_rate)), blank_threshold)
         self.cache_mode = cache_mode
+        self.variants = variants
         self.cache = Path(cache)
         self.max_bad_share = max_bad_share
         self.embedded_utterances = embedded_utterances
@@ -156,13 +163,43 @@ class SuperResolutionData(ZooDataModule):
             val_clips = valid.usable
         noises = open_noises(self.noise, self.cache, self.sample_rate, training=True) if self.needs_noise else None
         self.train_set: Crops = Crops(
-            train, train_clips, self.sample_rate, self.segment_samples, self.silence, self.simulation, noises, self.seed
-        )
+            train, train_clips, self.sample_rate, self.segment_samples, self.silence, self.simulation, noises,
+            self.seed, self.variants,
+        )  # fmt: skip
         self.contents = (part_of(train.high.lengths, train_clips),)
         self.val_set: Grid = Grid(
             valid, val_clips[: self.val_items], self.sample_rate, self.val_samples, self.silence, self.simulation,
             self.val_cutoffs_hz,
         )  # fmt: skip
+
+    def decided_by(self) -> dict[str, Any]:
+        """All that the training items depend on, as plain values; known after setup.
+
+        Raises:
+            ValueError: they never come again, or nothing tells whether the files are the same.
+        """
+        if self.variants is None:
+            raise ValueError(
+                "crops and degradations are drawn anew in every epoch, so nothing computed from them can be kept: set "
+                "data.init_args.variants to the number of draws of each clip"
+            )
+        if self.root is not None and self.cache_mode == "none":
+            raise ValueError("data.init_args.cache_mode is none, and only a cache tells whether files changed: memmap")
+        folders = [] if self.root is None else [folder for _, folder in self._corpora(self._parts()[0])]
+        folders += [] if self.noise is None else [cache_folder(self.cache, self.noise, self.sample_rate)]
+        clips = hashlib.sha256(np.asarray(self.train_set.indices, np.int64).tobytes()).hexdigest()
+        return {
+            "corpora": [CorpusCache(folder).key for folder in folders],
+            "embedded": self.embedded_utterances if self.root is None else None,
+            "clips": clips,
+            "sample_rate": self.sample_rate,
+            "segment_samples": self.segment_samples,
+            "normalize": self.normalize,
+            "silence": asdict(self.silence),
+            "simulation": self.simulation.settings if self.mode == "simulate" else None,
+            "variants": self.variants,
+            "seed": self.seed,
+        }
 
     def _parts(self) -> list[Part]:
         assert self.root is not None
@@ -216,7 +253,7 @@ class SuperResolutionData(ZooDataModule):
         elif self.root is None:
             raise ValueError("data.init_args.mode paired needs a root with the folders high and low")
         within(0, 1, val_ratio=self.val_ratio or 0.0, blank_ratio_max=self.silence.ratio_max)
-        at_least(1, segment_samples=self.segment_samples, val_samples=self.val_samples)
+        at_least(1, segment_samples=self.segment_samples, val_samples=self.val_samples, variants=self.variants or 1)
 
 
 def default_cutoffs(sample_rate: int) -> tuple[float, ...]:

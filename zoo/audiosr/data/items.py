@@ -78,12 +78,14 @@ class Crops(Dataset[Item]):
     simulation: Simulation  # makes the counterparts where the data has none
     noises: Corpus | None
     seed: int
+    variants: int | None = None  # epochs that differ; None for all
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def __getitem__(self, key: Key) -> Item:
         epoch, item = key
+        epoch = epoch if self.variants is None else epoch % self.variants
         rng = np.random.default_rng(item_seed(self.seed, epoch, item))
         candidates = self._candidates(int(self.indices[item]), rng)
         high, low = choose(self.recordings, candidates, self.segment_samples, self.silence)
