@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import lightning as L
 import numpy as np
@@ -16,19 +17,21 @@ from zoo.audio.augment.rooms import open_noises
 from zoo.audio.corpora.cache import CorpusCache, build
 from zoo.audio.corpora.corpus import CACHES, Corpus, EmbeddedCorpus, cache_folder, part_of
 from zoo.audio.corpora.index import LARGE
-from zoo.audio.io.files import walk
+from zoo.audio.io import files
+from zoo.audio.io.files import AudioFileError, Channels, walk
 from zoo.audiosr.data.items import Clips, Crops, Grid, Silence
 from zoo.audiosr.data.simulate import Simulation, top
-from zoo.audiosr.data.sources import FileCorpus, Part, RamCorpus, Recordings, find_parts, pair
+from zoo.audiosr.data.sources import ChannelCorpus, FileCorpus, Part, RamCorpus, Recordings, find_parts, pair
 from zoo.common.build import build as make
 from zoo.common.folders import data_folder
-from zoo.common.ranges import at_least, within
+from zoo.common.ranges import at_least, one_of, within
 from zoo.common.reading.configs import read_config
 from zoo.training.data import ZooDataModule
 
 log = logging.getLogger(__name__)
 
 SEGMENT_SAMPLES = 491_520  # 10.24 s at 48 kHz: 1024 frames of 480 samples
+_LOOKED_AT = 32  # files
 VAL_CUTOFFS_HZ = (2000.0, 4000.0, 8000.0, 12000.0, 16000.0)  # those that the sample rate can hold
 
 
@@ -66,6 +69,9 @@ class SuperResolutionData(ZooDataModule):
             silent is taken.
         blank_hop_seconds: length of a hop.
         blank_threshold: RMS of full scale below which a hop is silent.
+        channels: what becomes of a stereo file: `mono` mixes it down, `each` makes left and right an item each,
+            `mid_side` their mean and half of their difference. Items of one file have crop, cut-off, filter and gain
+            in common; files are split and counted (`val_items`) as a whole. Needs a cache of the corpus.
         cache_mode: `memmap` reads a 16-bit cache on disk, `ram` loads it into memory (once per rank), `none` decodes
             files over and over; equal up to 16-bit rounding.
         variants: draws of each clip, which then come again, epoch after epoch; null for new ones in every epoch. What
@@ -102,6 +108,7 @@ class SuperResolutionData(ZooDataModule):
         blank_ratio_max: float = 0.3,
         blank_hop_seconds: float = 1.0,
         blank_threshold: float = 1e-4,
+        channels: Channels = "mono",
         cache_mode: Literal["memmap", "ram", "none"] = "memmap",
         variants: int | None = None,
         cache: str = CACHES,
@@ -128,6 +135,7 @@ class SuperResolutionData(ZooDataModule):
         self.noise = data_folder("noise", noise, embedded_if_missing) if self.needs_noise else None
         self.normalize = normalize
         self.silence = Silence(blank_ratio_max, max(1, round(blank_hop_seconds * sample_rate)), blank_threshold)
+        self.channels: Channels = channels
         self.cache_mode = cache_mode
         self.variants = variants
         self.cache = Path(cache)
@@ -145,7 +153,9 @@ class SuperResolutionData(ZooDataModule):
             return
         for part in self._parts():
             for paths, folder in self._corpora(part):
-                build(paths, folder, self.sample_rate, max_bad_share=self.max_bad_share)
+                build(paths, folder, self.sample_rate, max_bad_share=self.max_bad_share, channels=self.channels)
+                if self.channels == "mono":
+                    _tell_of_stereo(paths)
 
     def setup(self, stage: str) -> None:
         """Open the corpora and split them."""
@@ -161,6 +171,7 @@ class SuperResolutionData(ZooDataModule):
             train_clips, val_clips = self._split(train_clips)
         else:
             val_clips = valid.usable
+        train_clips, val_clips = train.with_channels(train_clips), valid.with_channels(val_clips[: self.val_items])
         noises = open_noises(self.noise, self.cache, self.sample_rate, training=True) if self.needs_noise else None
         self.train_set: Crops = Crops(
             train, train_clips, self.sample_rate, self.segment_samples, self.silence, self.simulation, noises,
@@ -168,7 +179,7 @@ class SuperResolutionData(ZooDataModule):
         )  # fmt: skip
         self.contents = (part_of(train.high.lengths, train_clips),)
         self.val_set: Grid = Grid(
-            valid, val_clips[: self.val_items], self.sample_rate, self.val_samples, self.silence, self.simulation,
+            valid, val_clips, self.sample_rate, self.val_samples, self.silence, self.simulation,
             self.val_cutoffs_hz,
         )  # fmt: skip
 
@@ -209,7 +220,10 @@ class SuperResolutionData(ZooDataModule):
     def _corpora(self, part: Part) -> list[tuple[Sequence[Path], Path]]:
         """Files and cache folder of a part's high and, in paired data, low clips."""
         both = [(part.high, part.folder), (part.low, part.low_folder)]
-        return [(paths, cache_folder(self.cache, root, self.sample_rate, part.lists)) for paths, root in both if paths]
+        found = [(paths, cache_folder(self.cache, root, self.sample_rate, part.lists)) for paths, root in both if paths]
+        if self.channels == "mono":
+            return found
+        return [(paths, folder.with_name(f"{folder.name}-{self.channels}")) for paths, folder in found]
 
     def _recordings(self, part: Part) -> Recordings:
         high, *low = (self._open(paths, folder) for paths, folder in self._corpora(part))
@@ -221,7 +235,8 @@ class SuperResolutionData(ZooDataModule):
         if self.cache_mode == "none":
             return FileCorpus(paths, self.sample_rate, self.max_bad_share)
         cache = CorpusCache(folder)
-        return RamCorpus(cache) if self.cache_mode == "ram" else cache
+        corpus = RamCorpus(cache) if self.cache_mode == "ram" else cache
+        return corpus if self.channels == "mono" else ChannelCorpus(corpus)
 
     def _split(self, clips: Clips) -> tuple[Clips, Clips]:
         """Clips for training and for validation; those of validation in the order drawn, if they are."""
@@ -252,8 +267,26 @@ class SuperResolutionData(ZooDataModule):
             self.simulation.band(self.sample_rate)
         elif self.root is None:
             raise ValueError("data.init_args.mode paired needs a root with the folders high and low")
+        one_of(get_args(Channels), channels=self.channels)
+        if self.channels != "mono" and self.cache_mode == "none":
+            raise ValueError(f"data.init_args.channels {self.channels} needs a cache: set cache_mode memmap or ram")
         within(0, 1, val_ratio=self.val_ratio or 0.0, blank_ratio_max=self.silence.ratio_max)
         at_least(1, segment_samples=self.segment_samples, val_samples=self.val_samples, variants=self.variants or 1)
+
+
+def _tell_of_stereo(paths: Sequence[Path]) -> None:
+    """Say so where files lose their channels; a sample of them is looked at."""
+    chosen = [paths[number] for number in np.unique(np.linspace(0, len(paths) - 1, _LOOKED_AT).astype(int)).tolist()]
+    stereo = 0
+    for path in chosen:
+        with contextlib.suppress(AudioFileError):
+            stereo += files.info(path).channels > 1
+    if stereo:
+        log.warning(
+            "%d of %d files that were looked at have several channels, which are mixed down; data.init_args.channels: "
+            "each or mid_side trains on those of stereo files",
+            stereo, len(chosen),
+        )  # fmt: skip
 
 
 def default_cutoffs(sample_rate: int) -> tuple[float, ...]:
