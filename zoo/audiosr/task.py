@@ -344,7 +344,7 @@ class DiffusionTask(SingleOptimizerTask):
     def _objective(self) -> Objective:
         return Objective(self.net, self.diffusion, self.losses, self.autoencoder, self.features, self.vocoder)
 
-    def _latent_shape(self, batch: Batch) -> tuple[int, int, int]:
+    def _latent_shape(self, batch: Batch) -> Sequence[int]:
         """Shape of an item's latents."""
         if TARGET in batch:
             return split(batch[TARGET])[0].shape[1:]
@@ -405,7 +405,7 @@ class DiffusionTask(SingleOptimizerTask):
             cached.fill(encode, self.trainer.global_rank, self.trainer.world_size)
             self.trainer.strategy.barrier()
             cached.fill(encode, 0, 1)  # of a machine that does not share the folder
-        data.train_set = cached
+        data.train_set = cached  # type: ignore[assignment]
 
     def _full_audio(self, high: Tensor, low: Tensor) -> Tensor | None:
         """What the global encoder gets."""

@@ -107,7 +107,8 @@ def grid_turns(diffusion: CosineDiffusion, teacher_steps: int, steps: int) -> tu
     if times[::length] != time_grid(steps, "trailing", diffusion.steps):
         raise ValueError(f"teacher_steps {teacher_steps} of {diffusion.steps} do not hold the student's {steps} steps")
     ends = (np.arange(teacher_steps) // length + 1) * length
-    angles = np.array([np.arctan2(*reversed(diffusion.levels(t))) for t in times])
+    signals, sigmas = np.array([diffusion.levels(t) for t in times]).T
+    angles = np.arctan2(sigmas, signals)
     here, following, end = angles[:-1], angles[1:], angles[ends]
     turned = np.stack([here - following, following - end, here - end], axis=1)
     return torch.tensor(times), torch.from_numpy(np.stack([np.cos(turned), np.sin(turned)], axis=2)).float()

@@ -317,7 +317,7 @@ def pair(part: Part, high: Corpus, low: Corpus, sample_rate: int, normalize: boo
     """Bring counterparts together; pairs of which one is broken are left out, uneven ones are named."""
     low_names = dict(zip(relative_names(part.high), relative_names(part.low), strict=True))
     numbers = {place: number for number, place in enumerate(_places(low))}
-    counterparts = np.array([numbers.get((low_names[name], *place), -1) for name, *place in _places(high)])
+    counterparts = np.array([numbers.get((low_names[name], place), -1) for name, place in _places(high)])
     if isinstance(high, ChannelCorpus) and isinstance(low, ChannelCorpus):
         of_low = dict(zip(low.file_names, np.bincount(low.files).tolist(), strict=True))
         of_high = zip(high.file_names, np.bincount(high.files).tolist(), strict=True)
