@@ -3,11 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
 
-from tests.audiosr.task_parts import Data, denoiser, task, trainer
+from tests.audiosr.task_parts import Data, Save, denoiser, task, trainer
 from zoo.audiosr.task import train_only
 from zoo.runs.checkpoints import load_checkpoint
 from zoo.training.callbacks.ema import EMA
@@ -80,16 +79,6 @@ def test_counts_of_weights() -> None:
 
 
 UNFREEZE = {"global_encoder": 2, "middle_block": 3}
-
-
-class Save(L.Callback):
-    """A checkpoint after every step."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
-        trainer.save_checkpoint(self.folder / f"{trainer.global_step}.ckpt", weights_only=False)
 
 
 def fit(folder: Path, resumed: Path | None = None) -> dict[int, dict[str, Any]]:

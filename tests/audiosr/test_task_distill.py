@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.audiosr.task_parts import AUTOENCODER, Data, denoiser, features, trainer
+from tests.audiosr.task_parts import AUTOENCODER, Data, Save, denoiser, features, trainer
 from zoo.audiosr.diffusion.samplers import DDIM, DPMSolver, time_grid
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.inference.onnx_form import default_steps
@@ -16,6 +16,9 @@ from zoo.audiosr.nets.denoiser import UNCONDITIONAL, Denoiser, concat
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenDenoiser
 from zoo.audiosr.task_distill import DistillationTask, grid_turns
 from zoo.blocks import mix
+from zoo.runs.checkpoints import load_checkpoint
+from zoo.training.callbacks.ema import EMA
+from zoo.training.callbacks.rng import RNGState
 
 UNET: dict[str, Any] = {
     "in_channels": 4, "out_channels": 2, "channels": 8, "multipliers": [1, 2], "blocks": 1, "attention_factors": [2],
@@ -133,6 +136,20 @@ def test_student_begins_as_the_teacher_and_brings_its_sampler(tmp_path: Path) ->
     assert task.specs["options"]["sampler"] == {"class_path": "zoo.audiosr.DDIM", "init_args": {"steps": 2}}
     assert task.sampler.steps == task.restore_sampler.steps == default_steps(task.sampler) == 2
     assert default_steps(DDIM()) == default_steps(DPMSolver(4)) == default_steps(DDIM(4, eta=1.0)) == 50
+
+
+def test_resume_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    found = []
+    for name, resumed in (("whole", None), ("resumed", str(tmp_path / "whole" / "2.ckpt"))):
+        (tmp_path / name).mkdir()
+        callbacks = [EMA(["net"], 0.9), RNGState(), Save(tmp_path / name)]
+        task = student(denoiser("film"), teacher=teacher(FILM), teacher_guidance=2.0)
+        run = trainer(tmp_path / name, max_steps=4, callbacks=callbacks)
+        run.fit(task, datamodule=Data(), ckpt_path=resumed)
+        found.append(load_checkpoint(tmp_path / name / "4.ckpt"))
+    assert not any(key.startswith("teacher.") for key in found[0]["state_dict"]) and "teacher" in found[0]["frozen"]
+    for key in ("state_dict", "optimizer_states", "ema"):
+        torch.testing.assert_close(found[1][key], found[0][key], rtol=0, atol=0)
 
 
 def test_copy_of_a_teacher_knows_the_autoencoder(tmp_path: Path) -> None:
