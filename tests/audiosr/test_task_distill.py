@@ -133,6 +133,7 @@ def test_student_begins_as_the_teacher_and_brings_its_sampler(tmp_path: Path) ->
     assert all(torch.equal(value, before[name]) for name, value in task.teacher.state_dict().items())
     assert any(not torch.equal(value, before[f"net.{name}"]) for name, value in task.net.state_dict().items())
     assert float(task.net.latent_scale) == pytest.approx(0.7)  # not measured anew
+    assert set(task._means.compute()) == {"loss", "latent", "teacher_mse"}
     assert task.specs["options"]["sampler"] == {"class_path": "zoo.audiosr.DDIM", "init_args": {"steps": 2}}
     assert task.sampler.steps == task.restore_sampler.steps == default_steps(task.sampler) == 2
     assert default_steps(DDIM()) == default_steps(DPMSolver(4)) == default_steps(DDIM(4, eta=1.0)) == 50

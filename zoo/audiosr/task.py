@@ -405,6 +405,7 @@ class DiffusionTask(SingleOptimizerTask):
             cached.fill(encode, self.trainer.global_rank, self.trainer.world_size)
             self.trainer.strategy.barrier()
             cached.fill(encode, 0, 1)  # of a machine that does not share the folder
+        log.info("latents of %d items: %s", len(crops) * (data.variants or 1), cached.folder)
         data.train_set = cached  # type: ignore[assignment]
 
     def _full_audio(self, high: Tensor, low: Tensor) -> Tensor | None:

@@ -127,9 +127,9 @@ class DistillationTask(DiffusionTask):
     needs one evaluation per step where the guided teacher needs two. `steps` steps of DDIM are its sampler, in
     validation and inference alike; more or fewer are not what it was trained for.
 
-    Validation is that of `DiffusionTask` with the terms of this loss; where clips are restored, `teacher_mse` is the
-    mean squared distance of the student's latents to those of the teacher's `teacher_steps` steps from the same noise,
-    in units of the net's latents.
+    Validation is that of `DiffusionTask` with the terms of this loss. For the clips that are restored, at least one,
+    `teacher_mse` is the mean squared distance of the student's latents to those of the teacher's `teacher_steps` steps
+    from the same noise, in units of the net's latents.
 
     Args:
         net: the student, built like the teacher's net.
@@ -207,13 +207,15 @@ class DistillationTask(DiffusionTask):
     def evaluate(self, batch: Batch, batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
         """The terms at fixed diffusion steps, what restoring gives, and the distance to the teacher's result."""
         values, count = super().evaluate(batch, batch_idx, stage)
-        if self.vocoder is None or batch_idx >= self.restore_items:
+        if batch_idx >= max(self.restore_items, 1):
             return values, count
         high, low = self._mels(batch)
         scale, (guidance, rescale) = self.net.latent_scale, self.guidance
         condition = split(self._moments(low, self.condition_autoencoder))[0] * scale
         clip = self._full_audio(high, low)
-        noise = batch["noise"].to(condition.device)
+        first = (batch_idx * self.trainer.world_size + self.trainer.global_rank) * count
+        noise = batch["noise"] if "noise" in batch else self._validation_noise(batch, range(first, first + count))
+        noise = noise.to(condition.device)
         found = []
         for net, sampler, strength in (
             (self.net, self.restore_sampler, (1.0, 0.0)),

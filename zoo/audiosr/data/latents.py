@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,8 +17,6 @@ from torch.utils.data import Dataset
 from zoo.common.folders import begin_output
 from zoo.common.work import Share, write_part
 from zoo.training.data import Key
-
-log = logging.getLogger(__name__)
 
 Encode = Callable[[Sequence[Key]], Mapping[str, Tensor]]
 """What is kept of items by their keys: tensors (B, ...) by name, float32."""
@@ -100,7 +97,6 @@ class LatentCache(Dataset[dict[str, Tensor]]):
                 for name, values in kept.items():
                     rows[name][begin : begin + len(keys)] = values[: len(keys)].float().cpu().numpy()
             write_part(self._path(start // self.rows_per_shard), partial(np.save, arr=rows))
-        log.info("latents: %s, %.1f MB", self.folder, total * self.row.itemsize / 1e6)
 
     def _path(self, number: int) -> Path:
         return self.folder / f"latents-{number:05d}.npy"
