@@ -37,12 +37,12 @@ FLOORS = {
 ROOMS = {
     **dict.fromkeys("nets losses process diffusion envs aggregation rendering rollout".split(), 0),
     "data": 1,
-    **dict.fromkeys("task task_vae pretrain inference sequence collecting".split(), 2),
+    **dict.fromkeys("task task_vae task_distill pretrain inference sequence collecting".split(), 2),
     "evaluation": 3,
     "convert": 4,
     "commands": 5,
 }
-TRAINS = ("task", "task_vae", "pretrain")
+TRAINS = ("task", "task_vae", "task_distill", "pretrain")
 NOT_TRAINED = ("inference", "evaluation", "convert", "commands")
 
 

@@ -1,4 +1,4 @@
-"""Benchmarks of AudioSR: audiosr.py step|shared|samplers|restore|all."""
+"""Benchmarks of AudioSR: audiosr.py step|latents|shared|samplers|restore|all."""
 
 from __future__ import annotations
 
@@ -87,6 +87,36 @@ def step(settings: Settings) -> list[Finding]:
     return [*findings, times_as_fast("average of everything to average of what trains", costs, weights=weights)]
 
 
+def latents(settings: Settings) -> list[Finding]:
+    """A training step and its peak memory, latents kept to computed; both train on the same two draws of each clip."""
+    costs, peaks = {}, {}
+    for name, folder in {"kept": settings.folder / "latents", "computed": None}.items():
+        arguments = _arguments(settings, True, f"latents-{name}")
+        arguments += [
+            "--data.init_args.variants=2",
+            *([] if folder is None else [f"--model.init_args.latent_cache={folder}"]),
+        ]
+        fit = settings.build_fit(arguments)
+        costs[name] = interleave_with_trainer(fit, _nothing, settings.few(7, 1), warmup=2)["trainer"]
+        idle, peaks[name] = peak_memory(
+            take_steps, [*arguments, f"--trainer.default_root_dir={settings.folder / name}"]
+        )
+    details = {**{f"MiB, {name}": peak for name, peak in peaks.items()}, "MiB of the imports alone": idle}
+    return [
+        times_as_fast("training step, latents kept to computed: times as fast", costs),
+        Finding("peak memory, latents kept to computed", peaks["kept"] / peaks["computed"], "x", details=details),
+    ]
+
+
+def take_steps(arguments: list[str]) -> None:
+    """Some steps of a training; in a fresh process."""
+    interleave_with_trainer(ZooCLI("fit", arguments), _nothing, 1, warmup=2)
+
+
+def _nothing() -> None:
+    """In the place of another loop."""
+
+
 def shared(settings: Settings) -> list[Finding]:
     """Memory of the frozen parts of a training, small autoencoder: one shared by target and condition, and two."""
     size = "tiny" if settings.quick else "small"
@@ -153,7 +183,7 @@ def middle_parts() -> dict[str, Any]:
 
 
 BENCHMARKS: dict[str, Callable[[Settings], list[Finding]]] = {
-    each.__name__: each for each in (step, shared, samplers, restore)
+    each.__name__: each for each in (step, latents, shared, samplers, restore)
 }
 
 
@@ -169,20 +199,22 @@ def _parts(config: Any) -> dict[str, Any]:
 
 def _fit(settings: Settings, checkpointing: bool) -> Any:
     """A training of the middle size, without spectral losses, as the command line builds it."""
+    return settings.build_fit(_arguments(settings, checkpointing, f"run-{checkpointing}"))
+
+
+def _arguments(settings: Settings, checkpointing: bool, name: str) -> list[str]:
     path = settings.folder / "middle.yaml"
     OmegaConf.save(OmegaConf.create({}) if settings.quick else MIDDLE, path)
     switch = "--model.init_args.net.init_args.unet.init_args.checkpointing"
-    return settings.build_fit(
-        [
-            f"--config={recipe_root() / 'audiosr' / 'smoke.yaml'}",
-            f"--config={path}",
-            f"--trainer.default_root_dir={settings.folder / f'run-{checkpointing}'}",
-            *ENDLESS,
-            "--model.init_args.losses.mel.init_args.weight=0",
-            "--model.init_args.losses.stft.init_args.weight=0",
-            f"{switch}={str(checkpointing).lower()}",
-        ]
-    )
+    return [
+        f"--config={recipe_root() / 'audiosr' / 'smoke.yaml'}",
+        f"--config={path}",
+        f"--trainer.default_root_dir={settings.folder / name}",
+        *ENDLESS,
+        "--model.init_args.losses.mel.init_args.weight=0",
+        "--model.init_args.losses.stft.init_args.weight=0",
+        f"{switch}={str(checkpointing).lower()}",
+    ]
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from statistics import fmean, median
 from typing import Any, NamedTuple, cast
 
 from scripts.bench.tools import Finding
-from scripts.evidence import audiosr, ci_llm, compressed_ad, flow, hifigan, miipher
+from scripts.evidence import audiosr, audiosr_distill, ci_llm, compressed_ad, flow, hifigan, miipher
 from zoo.audio.io import files
 from zoo.common.build import build
 from zoo.common.reading.text import safe_load
@@ -248,11 +248,13 @@ def _restorer(root: Path, quick: bool) -> Figures:
 
 
 def _plan_bandwidth(root: Path, seed: int, quick: bool) -> list[Unit]:
-    return [Unit(folder.name, arguments) for folder, arguments in audiosr.plan(root, seed)]
+    return [Unit(folder.name, arguments) for folder, arguments in audiosr_distill.plan(root, seed)]
 
 
 def _bandwidth(root: Path, quick: bool) -> Figures:
-    return _named(audiosr.gather(root / audiosr.STAGES[-1], quick))
+    teacher = root / audiosr.STAGES[-1]
+    few = audiosr_distill.gather(root / audiosr_distill.STAGE, teacher, quick)
+    return _named([*audiosr.gather(teacher, quick), *few])
 
 
 # in the order in which they are run: the cheap ones first
@@ -323,6 +325,10 @@ CLAIMS = (
           at_least=30.0),
     Claim("audiosr/demo", "LSD, 15 steps of DPM-Solver++ to 100 of DDIM",
           "LSD of 15 steps of DPM-Solver++ to 100 of DDIM", EACH, 1.05),
+    Claim("audiosr/demo", "LSD, distilled into few steps, to 50 of the teacher",
+          f"LSD distilled to {audiosr_distill.TEACHER_STEPS} steps of the teacher", EACH, audiosr_distill.MOST),
+    Claim("audiosr/demo", "distance to the teacher's latents, distilled to undistilled in as few steps",
+          "distance to the teacher's latents, distilled to undistilled in as few steps", EACH, 1.0),
 )  # fmt: skip
 # shown beside them, without a threshold
 BESIDE: Mapping[str, tuple[str, ...]] = {

@@ -79,6 +79,16 @@ class Data(ZooDataModule):
         self.train_set, self.val_set = Clips(self.size, self.samples), Clips(2, self.samples)
 
 
+class Save(L.Callback):
+    """A checkpoint after every step."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        trainer.save_checkpoint(self.folder / f"{trainer.global_step}.ckpt", weights_only=False)
+
+
 def trainer(folder: Path, **settings: Any) -> L.Trainer:
     settings = {"devices": 1, "max_steps": 3, "limit_val_batches": 0, "num_sanity_val_steps": 0, **settings}
     return L.Trainer(

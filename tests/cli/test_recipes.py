@@ -58,6 +58,9 @@ def without_downloads(recipe: dict[str, Any]) -> dict[str, Any]:
             config = {"in_channels": mel["init_args"]["n_mels"], "initial_channels": 2, "upsample_rates": [hop]}
             config |= {"upsample_kernel_sizes": [hop], "resblock_kernel_sizes": [3], "resblock_dilation_sizes": [[1]]}
             return {"init_args": {"source": None, "config": config}}
+        if path == "zoo.audiosr.FrozenDenoiser" and arguments.get("source"):
+            unet = net["init_args"]["unet"]["init_args"]
+            return {"init_args": {"source": None, "config": {"unet": {**unet, "channels": min(unet["channels"], 32)}}}}
         if path in ("zoo.audiosr.UNet", "zoo.audiosr.Autoencoder") and arguments["channels"] > 64:
             return {"init_args": {"channels": 32}}  # the original's sizes take seconds to build
         found = {key: small(each) for key, each in value.items()}

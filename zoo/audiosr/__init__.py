@@ -17,11 +17,12 @@ __getattr__, __all__ = public(
         "nets.denoiser": "Denoiser",
         "nets.discriminator": "PatchDiscriminator",
         "nets.features": "MelFeatures",
-        "nets.frozen": "FrozenAutoencoder FrozenVocoder",
+        "nets.frozen": "FrozenAutoencoder FrozenDenoiser FrozenVocoder",
         "nets.global_encoder": "GlobalEncoder",
         "nets.unet": "UNet",
         "nets.vae": "Autoencoder",
         "task": "DiffusionTask",
+        "task_distill": "DistillationTask",
         "task_vae": "AdversarialAutoencoderTask AutoencoderTask",
     },
 )

@@ -291,7 +291,19 @@ class Objective(nn.Module):
         """
         noisy = self.diffusion.noised(latent, noise, t)
         output = self.net(concat(noisy, condition), t, full_audio).float()
-        target = self.diffusion.target(latent, noise, t)
+        return self.compared(output, self.diffusion.target(latent, noise, t), noisy, latent, t, place, known)
+
+    def compared(
+        self,
+        output: Tensor,
+        target: Tensor,
+        noisy: Tensor,
+        latent: Tensor,
+        t: Tensor,
+        place: Tensor,
+        known: Known | None,
+    ) -> dict[str, Tensor]:
+        """Sums over the items of each term, (1,); arguments as in `Step`."""
         step = Step(
             output, target, noisy, latent, t, place, self.diffusion, self.net.latent_scale,
             self.autoencoder, self.features, self.vocoder, known,

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
 
+from zoo import __version__
 from zoo.audio.analysis.figures import mel_figure, spectra_figure
 from zoo.audiosr.data.cutoff import CONFIDENCE
+from zoo.audiosr.data.datamodule import SuperResolutionData
+from zoo.audiosr.data.latents import LatentCache
 from zoo.audiosr.diffusion.samplers import DPMSolver, Sampler, conditioned, row_noise
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.losses import DiffusionTerm, Known, Objective, check_parts, checked, draws, replicated, weighted_sum
@@ -19,11 +23,12 @@ from zoo.audiosr.nets.features import MelFeatures, whole_mel
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.audiosr.nets.vae import sample_latents, split
 from zoo.common.ranges import one_of, within
+from zoo.runs.frozen import state_digest
 from zoo.training.callbacks.media import log_audio, log_figure
 from zoo.training.compiling import Mode as CompileMode
 from zoo.training.compiling import compile_in_place
-from zoo.training.data import ZooDataModule, item_seed
-from zoo.training.freezing import freeze
+from zoo.training.data import Key, ZooDataModule, item_seed
+from zoo.training.freezing import Unfreezing, freeze
 from zoo.training.strategies.shards import whole_weights
 from zoo.training.task import OptimizerCallable, SingleOptimizerTask, WeightedMeans
 
@@ -64,6 +69,7 @@ def train_only(net: Denoiser, trains: Mode | Sequence[str]) -> dict[str, int]:
 log = logging.getLogger(__name__)
 
 Batch = dict[str, Any]
+TARGET = "target"  # moments of the targets, in batches that bring latents
 
 VALIDATION_TIMES = 8
 VALIDATION_STEPS = 8  # of the sampler, where the recipe names none
@@ -97,6 +103,7 @@ class DiffusionTask(SingleOptimizerTask):
         condition_dropout: probability that an item is trained without its condition, for guidance.
         global_input: what the global encoder takes: "lowres", as in inference, or, as the original, the "target".
         trains: which parts train, see `zoo.audiosr.task.train_only`.
+        unfreeze: optimizer steps before which groups that train rest, by the names of `Denoiser.groups`; null for none.
         parallel: "dp" spreads the loss over all GPUs of this process by `nn.DataParallel`, for machines without a
             collective back end; "none" leaves parallel work to the Trainer's strategy.
         restore_items: validation clips that are restored.
@@ -113,6 +120,8 @@ class DiffusionTask(SingleOptimizerTask):
         cutoff_rule: how the cut-off is found: the steepest fall ("edge"), or the original's rule ("share").
         cutoff_confidence: of an edge that counts, 0 to 1.
         seed: of the noise, in training as in inference.
+        latent_cache: folder in which the latents of the training items are kept, computed before the first step; null
+            computes them in every step. The losses are the same, bit for bit. Needs `data.init_args.variants`.
         condition_autoencoder: frozen; encodes the conditions where they were trained with another one than the
             targets, as in some of ProjectLily's files; null takes `autoencoder`.
         compile_mode: of torch.compile, with `compile`; where that fails the reason is logged and training goes on
@@ -144,6 +153,7 @@ class DiffusionTask(SingleOptimizerTask):
         condition_dropout: float = 0.1,
         global_input: Literal["lowres", "target"] = "lowres",
         trains: Mode | list[str] = "full",
+        unfreeze: dict[str, int] | None = None,
         parallel: Literal["none", "dp"] = "none",
         restore_items: int = 3,
         restore_sampler: Sampler | None = None,
@@ -160,6 +170,7 @@ class DiffusionTask(SingleOptimizerTask):
         condition_autoencoder: FrozenAutoencoder | None = None,
         cutoff_rule: Literal["edge", "share"] = "edge",
         cutoff_confidence: float = CONFIDENCE,
+        latent_cache: str | None = None,
         compile_mode: CompileMode = "default",
         compile_fullgraph: bool = False,
         **kwargs: Any,
@@ -182,27 +193,42 @@ class DiffusionTask(SingleOptimizerTask):
         self.global_input = global_input
         self.parallel = parallel
         self.restore_items = restore_items
+        self.latent_cache = latent_cache
         self.restore_sampler = restore_sampler or DPMSolver(VALIDATION_STEPS)
         self.keep_options(locals())
         self.compile_options = (compile_mode, compile_fullgraph)
         for group, size in train_only(net, trains).items():
             log.info("trains: %s (%d weights)", group, size)
+        self._unfreezing = Unfreezing(net, net.groups(), unfreeze or {})
         self._frozen_modules = [module for module in net.modules() if not module.training]
         self._replicas: list[nn.Module] = []  # a list keeps it out of the state dict
 
     def train(self, mode: bool = True) -> Self:
         """Change the mode; frozen parts of the net stay in evaluation mode."""
         super().train(mode)
-        for module in self._frozen_modules if mode else ():
-            module.training = False
+        if mode:
+            for module in self._frozen_modules:
+                module.training = False
+            self._unfreezing.set_modes(self.global_step)
         return self
 
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        """Let groups train whose step has come."""
+        self._unfreezing.set_modes(self.global_step)
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Compute the gradients, but for groups whose step has not come."""
+        super().backward(loss, *args, **kwargs)
+        self._unfreezing.discard(self.global_step)
+
     def on_fit_start(self) -> None:
-        """Take the scale of the latents, unless weights brought one; replicate; compile."""
+        """Take the scale of the latents, unless weights brought one; keep the latents; replicate; compile."""
         if self.latent_scale == "auto" and float(self.net.latent_scale) == 1.0:
             with whole_weights(self.trainer):
                 self.net.latent_scale.copy_(self._measured_scale())
             log.info("latent_scale: %.5f", float(self.net.latent_scale))
+        if self.latent_cache is not None:
+            self._keep_latents(Path(self.latent_cache))
         if self.parallel == "dp":
             self._replicas = [replicated(self._objective(), self.device)]
         if self.compile_parts and any(isinstance(each, nn.DataParallel) for each in self._replicas):
@@ -219,7 +245,8 @@ class DiffusionTask(SingleOptimizerTask):
         progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress
         number = progress.total.processed  # of the batches before this one, also while it is on its way to the device
         rank, world = self.trainer.global_rank, self.trainer.world_size
-        seeds = [item_seed(self.seed, number, row * world + rank) for row in range(len(batch["high"]))]
+        rows = len(batch[TARGET] if TARGET in batch else batch["high"])
+        seeds = [item_seed(self.seed, number, row * world + rank) for row in range(rows)]
         drawn = draws(seeds, self._latent_shape(batch), self.diffusion.steps, self.condition_dropout)
         return {**batch, "draws": drawn, "known": list(zip(drawn.t.tolist(), drawn.place.tolist(), strict=True))}
 
@@ -228,18 +255,20 @@ class DiffusionTask(SingleOptimizerTask):
         return {**batch, "noise": self._validation_noise(batch, batch["item"].tolist())} if "item" in batch else batch
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """The loss of `high` and `low` (B, 1, T) at one diffusion step per item, some conditions dropped."""
+        """The loss of `high` and `low` (B, 1, T) at one diffusion step per item, some conditions dropped.
+
+        A batch may bring what `_encoded` makes of them in their place.
+        """
         batch = self.drawn(batch)
         drawn = batch["draws"]
-        high, low = self._mels(batch)
-        target, condition = self._moments(high), self._moments(low, self.condition_autoencoder)
-        scale = self.net.latent_scale
-        condition = torch.where(drawn.kept[:, None, None, None], split(condition)[0], UNCONDITIONAL) * scale
+        encoded = batch if TARGET in batch else self._encoded(batch)
+        target, scale = encoded[TARGET], self.net.latent_scale
+        condition = torch.where(drawn.kept[:, None, None, None], encoded["condition"], UNCONDITIONAL) * scale
         terms = self._compare(
             sample_latents(target, drawn.posterior) * scale, condition, drawn.t, drawn.noise, drawn.place,
-            self._full_audio(high, low), known=batch["known"],
+            encoded.get("clip"), known=batch["known"],
         )  # fmt: skip
-        self.log_terms("train", terms, batch_size=len(high))
+        self.log_terms("train", terms, batch_size=len(target))
         return terms["loss"]
 
     def evaluate(self, batch: Batch, batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
@@ -315,8 +344,10 @@ class DiffusionTask(SingleOptimizerTask):
     def _objective(self) -> Objective:
         return Objective(self.net, self.diffusion, self.losses, self.autoencoder, self.features, self.vocoder)
 
-    def _latent_shape(self, batch: Batch) -> tuple[int, int, int]:
+    def _latent_shape(self, batch: Batch) -> Sequence[int]:
         """Shape of an item's latents."""
+        if TARGET in batch:
+            return split(batch[TARGET])[0].shape[1:]
         multiple, factor = self.autoencoder.factor * self.net.unet.factor, self.autoencoder.factor
         frames = self.features.frames(batch["high"].shape[-1]) // multiple * multiple
         return self.autoencoder.latent_channels, frames // factor, self.features.n_mels // factor
@@ -334,6 +365,48 @@ class DiffusionTask(SingleOptimizerTask):
     @torch.no_grad()
     def _moments(self, mel: Tensor, autoencoder: FrozenAutoencoder | None = None) -> Tensor:
         return (autoencoder or self.autoencoder).encode(mel).float()
+
+    def _encoded(self, batch: Batch) -> dict[str, Tensor]:
+        """Moments of the targets, latents of the conditions and, for a global encoder, its log-mels."""
+        high, low = self._mels(batch)
+        condition = split(self._moments(low, self.condition_autoencoder))[0]
+        encoded = {TARGET: self._moments(high), "condition": condition}
+        clip = self._full_audio(high, low)
+        return encoded if clip is None else {**encoded, "clip": clip}
+
+    def _keep_latents(self, folder: Path) -> None:
+        """Let training read latents instead of sound; compute those that are missing."""
+        data: Any = getattr(self.trainer, "datamodule", None)
+        if not isinstance(data, SuperResolutionData):
+            raise ValueError("latent_cache needs data of zoo.audiosr.SuperResolutionData; set it to null")
+        crops = data.train_set
+
+        def encode(keys: Sequence[Key]) -> dict[str, Tensor]:
+            batch = data.collate([crops[key] for key in keys])
+            with self.trainer.precision_plugin.train_step_context():
+                return self._encoded({name: value.to(self.device) for name, value in batch.items()})
+
+        decided = {
+            **data.decided_by(),
+            "features": [
+                self.features.kind,
+                self.features.hop_length,
+                state_digest(dict(self.features.named_buffers())),
+            ],
+            "autoencoders": [
+                each.fingerprint() for each in (self.autoencoder, self.condition_autoencoder) if each is not None
+            ],
+            "clip": None if self.net.global_encoder is None else self.global_input,
+            "made_by": [__version__, torch.__version__, self.device.type, str(self.trainer.precision)],
+        }
+        with whole_weights(self.trainer):
+            shapes = {name: value.shape[1:] for name, value in encode([(0, 0)]).items()}
+            cached = LatentCache(folder, decided, shapes, len(crops), data.variants or 1, data.batch_size)
+            cached.fill(encode, self.trainer.global_rank, self.trainer.world_size)
+            self.trainer.strategy.barrier()
+            cached.fill(encode, 0, 1)  # of a machine that does not share the folder
+        log.info("latents of %d items: %s", len(crops) * (data.variants or 1), cached.folder)
+        data.train_set = cached  # type: ignore[assignment]
 
     def _full_audio(self, high: Tensor, low: Tensor) -> Tensor | None:
         """What the global encoder gets."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,14 @@ from tests.audiosr.task_parts import AUTOENCODER, RATE, VOCODER, denoiser, featu
 from zoo.audio.corpora.synthetic import SpeechLike
 from zoo.audio.io import files
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
-from zoo.audiosr.evaluation.evaluate import Settings, evaluate, evaluate_run, level_factor, low_band_si_sdr
+from zoo.audiosr.evaluation.evaluate import (
+    Settings,
+    evaluate,
+    evaluate_run,
+    level_factor,
+    low_band_si_sdr,
+    wide_band_pesq,
+)
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.runs.export import write_export
 
@@ -104,3 +112,14 @@ def test_the_low_band_alone_is_compared():
     worse = low_band_si_sdr(low + 0.1 * rng.standard_normal(8000), low, RATE, 1000.0)
     assert worse == pytest.approx(10 * np.log10(0.5 / 0.01 * 8), abs=1.5)
     assert level_factor(low + high, 3 * low) == pytest.approx(3, rel=1e-3)
+
+
+def test_pesq_where_the_band_allows() -> None:
+    pytest.importorskip("pesq")
+    high = SpeechLike(16000).utterance(1)[:32000]
+    noisy = high + 0.02 * np.random.default_rng(0).standard_normal(len(high)).astype(np.float32)
+    same, worse = (wide_band_pesq(each, high, 16000, 4000.0) for each in (high, noisy))
+    assert same > 4.5 > worse > 1
+    assert math.isnan(wide_band_pesq(high, high, 16000, 8000.0))
+    assert math.isnan(wide_band_pesq(high, high, 8000, 2000.0))
+    assert math.isnan(wide_band_pesq(high * 0, high, 16000, 4000.0))

@@ -82,7 +82,7 @@ def test_numpy_generates_what_torch_does(fusion, kind, prediction, rescale, tmp_
     for samples in (640, 1280, 1500, 2001, 2560):
         audio = (0.3 * np.random.default_rng(samples).standard_normal(samples)).astype(np.float32)
         wanted, noise = of_torch(model, audio)
-        found = alone(audio, CUTOFF_HZ, STEPS, noise=noise)
+        found = alone(audio, CUTOFF_HZ, noise=noise)  # in the exported sampler's steps
         assert found.shape == audio.shape and np.abs(wanted).max() > 1e-3
         np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4 * np.abs(wanted).max())
         assert np.abs(alone(audio, CUTOFF_HZ, STEPS) - wanted).max() > 0  # of other noise

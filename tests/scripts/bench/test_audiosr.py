@@ -18,7 +18,7 @@ from scripts.bench.tools import Cost, Settings, cost_of
 from zoo.audio.io import files
 from zoo.cli.trainer import ZooCLI
 
-COUNTS = {"step": 3, "shared": 1, "samplers": 1, "restore": 3}
+COUNTS = {"step": 3, "latents": 2, "shared": 1, "samplers": 1, "restore": 3}
 
 
 def no_processes(function: Callable[..., object], *args: Any) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from filelock import FileLock
 from rich.progress import track
 
 from zoo.audio.corpora.index import LARGE, Column, FileIndex, Names, write_names
-from zoo.audio.io.files import AudioFileError, read_mono
+from zoo.audio.io.files import AudioFileError, Channels, read_channels, read_mono
 from zoo.common.atomic import BINARY, read_at, write_atomic
 from zoo.common.reading.bad_share import check_bad_share
 from zoo.common.work import Journal
@@ -40,6 +40,8 @@ class CorpusCache:
         lengths: samples per file (N,) int64.
         peaks: largest absolute sample per file (N,) float32, in [0, 1].
         names: names of the files, relative to their common folder.
+        channels: per file (N,) int64, where they were kept apart: a file's `lengths` counts all of them, one after the
+            other. None where files were mixed down.
         bad: cause by name of the files that were left out.
         index: digest of the `FileIndex` that it was last found to agree with; None without one.
 
@@ -75,6 +77,8 @@ class CorpusCache:
         self.lengths = np.load(self.folder / "lengths.npy", mmap_mode="r")
         self.peaks = np.load(self.folder / "peaks.npy", mmap_mode="r")
         self.names = Names(self.folder)
+        kept = self.folder / "channels.npy"
+        self.channels = np.load(kept, mmap_mode="r") if kept.is_file() else None
         # read and not mapped: every page touched would count as this process' memory
         self._audio = os.open(self.folder / "audio.i16", os.O_RDONLY | BINARY)
 
@@ -83,7 +87,7 @@ class CorpusCache:
             os.close(self._audio)
 
     def __getstate__(self) -> dict[str, Any]:
-        mapped = ("offsets", "lengths", "peaks", "names", "_audio")
+        mapped = ("offsets", "lengths", "peaks", "names", "channels", "_audio")
         return {key: value for key, value in self.__dict__.items() if key not in mapped}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -148,6 +152,7 @@ def build(
     sample_rate: int,
     progress: bool = True,
     max_bad_share: float = 0.1,
+    channels: Channels = "mono",
 ) -> CorpusCache:
     """Decode, mix down and resample audio files into one cache, unless the same cache stands there already.
 
@@ -158,6 +163,7 @@ def build(
         files: audio files; the order is kept. A `FileIndex` that the cache agreed with before is not looked through.
         folder: target folder; appears only when the cache is complete.
         max_bad_share: share of unreadable files in [0, 1] above which the build is given up.
+        channels: see `zoo.audio.io.files.read_channels`.
 
     Returns:
         The opened cache; the unreadable files are logged and listed in its `bad`.
@@ -174,7 +180,7 @@ def build(
         return _checked(cache, len(files), max_bad_share)
     paths = files if isinstance(files, FileIndex) else [Path(os.path.abspath(file)) for file in files]
     names = relative_names(paths)
-    key = _key(paths, names, sample_rate)
+    key = _key(paths, names, sample_rate, channels)
     if folder.exists() and not (folder / "meta.json").is_file() and any(folder.iterdir()):
         raise ValueError(f"{folder}: exists and is not a corpus cache; give an empty or a new folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -186,8 +192,8 @@ def build(
             return _checked(cache, len(names), max_bad_share)
         partial = folder.with_name(f".{folder.name}.partial")
         try:
-            known = _fill(paths, partial, key, sample_rate, progress, max_bad_share)
-            _finish(names, known, partial, {"key": key, "sample_rate": sample_rate, "index": index})
+            known = _fill(paths, partial, key, sample_rate, progress, max_bad_share, channels)
+            _finish(names, known, partial, channels, {"key": key, "sample_rate": sample_rate, "index": index})
         except (OSError, ValueError) as error:
             shutil.rmtree(partial, ignore_errors=True)
             if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
@@ -206,8 +212,9 @@ def relative_names(files: Sequence[str | os.PathLike[str]]) -> Sequence[str]:
     return [path.relative_to(root).as_posix() for path in paths]
 
 
-def _key(paths: Iterable[Path], names: Iterable[str], sample_rate: int) -> str:
-    digest = hashlib.sha256(f"{VERSION} {sample_rate}\n".encode())
+def _key(paths: Iterable[Path], names: Iterable[str], sample_rate: int, channels: Channels) -> str:
+    kept = "" if channels == "mono" else f" {channels}"
+    digest = hashlib.sha256(f"{VERSION} {sample_rate}{kept}\n".encode())
     for path, name in zip(paths, names, strict=True):
         facts = path.stat()
         digest.update(f"{name}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
@@ -241,6 +248,7 @@ class _Files:
     def __init__(self, partial: Path, key: str) -> None:
         self.lengths = array("q")
         self.peaks = array("f")
+        self.channels = array("q")
         self.bad: dict[int, str] = {}
         head = f"{key}\n".encode()
         self._journal = Journal(partial / JOURNAL_NAME, head=head, ascii=True)
@@ -261,6 +269,7 @@ class _Files:
             facts = [0, 0.0]
         self.lengths.append(int(facts[0]))
         self.peaks.append(float(facts[1]))
+        self.channels.append(int(facts[2]) if len(facts) > 2 else 1)
 
     @property
     def samples(self) -> int:
@@ -279,30 +288,40 @@ class _Files:
 
 
 def _fill(
-    paths: Sequence[Path], partial: Path, key: str, sample_rate: int, progress: bool, max_bad_share: float
+    paths: Sequence[Path],
+    partial: Path,
+    key: str,
+    sample_rate: int,
+    progress: bool,
+    max_bad_share: float,
+    channels: Channels,
 ) -> _Files:
-    audio = partial / "audio.i16"
+    path = partial / "audio.i16"
     known = _Files(partial, key)
-    if not audio.is_file() or not len(known.lengths) or audio.stat().st_size < 2 * known.samples:
+    if not path.is_file() or not len(known.lengths) or path.stat().st_size < 2 * known.samples:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
-        audio.touch()
+        path.touch()
         known = _Files(partial, key)
     known.restart()
-    with audio.open("r+b", buffering=0) as handle:
+    with path.open("r+b", buffering=0) as handle:
         handle.truncate(2 * known.samples)
         handle.seek(0, os.SEEK_END)
         todo = range(len(known.lengths), len(paths))
         for index in track(todo, description="corpus cache", disable=not progress):
             try:
-                samples, peak = to_int16(read_mono(paths[index], sample_rate))
+                if channels == "mono":
+                    audio = read_mono(paths[index], sample_rate)[None]
+                else:
+                    audio = read_channels(paths[index], sample_rate, channels)
+                samples, peak = to_int16(audio.reshape(-1))
             except AudioFileError as error:
                 _LOG.warning("left out of the corpus cache: %s", error)
                 known.add([str(error)])
                 check_bad_share(known.bad.values(), len(paths), max_bad_share)
                 continue
             _write_all(handle.fileno(), samples.tobytes())
-            known.add([len(samples), peak])
+            known.add([len(samples), peak, *([] if channels == "mono" else [len(audio)])])
         os.fsync(handle.fileno())
     if len(known.bad) == len(paths):
         raise ValueError(f"none of {len(paths)} files is sound audio, the first: {known.bad[0]}")
@@ -323,9 +342,11 @@ def _write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def _finish(names: Sequence[str], known: _Files, partial: Path, meta: dict[str, object]) -> None:
+def _finish(names: Sequence[str], known: _Files, partial: Path, channels: Channels, meta: dict[str, object]) -> None:
     lengths = np.frombuffer(known.lengths, dtype=np.int64)
     good = lengths > 0
+    if channels != "mono":
+        np.save(partial / "channels.npy", np.frombuffer(known.channels, dtype=np.int64)[good])
     write_index(
         partial,
         compress(names, good),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import numpy as np
 import soundfile
@@ -109,6 +109,28 @@ def read_mono(path: str | os.PathLike[str], sample_rate: int | None = None) -> n
     from zoo.audio.io.resample import resample_array  # imports torch, which header checks and writers do not need
 
     return resample_array(mono, rate, sample_rate)
+
+
+Channels = Literal["mono", "each", "mid_side"]
+
+
+def read_channels(path: str | os.PathLike[str], sample_rate: int, channels: Channels) -> np.ndarray:
+    """Read a whole file (C, T) float32, resampled.
+
+    Args:
+        channels: "mono": the mean of its channels. "each": left and right of a stereo file. "mid_side": their mean and
+            half of their difference. A file that is not stereo is one channel, the mean of those that it has.
+    """
+    if channels == "mono" or info(path).channels != 2:
+        return read_mono(path, sample_rate)[None]
+    audio, rate = read(path)
+    if channels == "mid_side":
+        audio = np.stack([audio[0] + audio[1], audio[0] - audio[1]]) / np.float32(2)
+    if rate == sample_rate:
+        return audio
+    from zoo.audio.io.resample import resample_array
+
+    return np.stack([resample_array(each, rate, sample_rate) for each in audio])
 
 
 def blocks(path: str | os.PathLike[str], block_samples: int) -> Iterator[np.ndarray]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import logging
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import lightning as L
 import numpy as np
@@ -14,27 +17,30 @@ from zoo.audio.augment.rooms import open_noises
 from zoo.audio.corpora.cache import CorpusCache, build
 from zoo.audio.corpora.corpus import CACHES, Corpus, EmbeddedCorpus, cache_folder, part_of
 from zoo.audio.corpora.index import LARGE
-from zoo.audio.io.files import walk
+from zoo.audio.io import files
+from zoo.audio.io.files import AudioFileError, Channels, walk
 from zoo.audiosr.data.items import Clips, Crops, Grid, Silence
 from zoo.audiosr.data.simulate import Simulation, top
-from zoo.audiosr.data.sources import FileCorpus, Part, RamCorpus, Recordings, find_parts, pair
+from zoo.audiosr.data.sources import ChannelCorpus, FileCorpus, Part, RamCorpus, Recordings, find_parts, pair
 from zoo.common.build import build as make
 from zoo.common.folders import data_folder
-from zoo.common.ranges import at_least, within
+from zoo.common.ranges import at_least, one_of, within
 from zoo.common.reading.configs import read_config
 from zoo.training.data import ZooDataModule
 
 log = logging.getLogger(__name__)
 
 SEGMENT_SAMPLES = 491_520  # 10.24 s at 48 kHz: 1024 frames of 480 samples
+_LOOKED_AT = 32  # files
 VAL_CUTOFFS_HZ = (2000.0, 4000.0, 8000.0, 12000.0, 16000.0)  # those that the sample rate can hold
 
 
 class SuperResolutionData(ZooDataModule):
     """Batches `high` and `low` (B, 1, T), equally long and aligned, and `cutoff_hz` (B,) float32.
 
-    Crops, filters and all else are drawn anew in every epoch and depend on (seed, epoch, item) alone. Validation is the
-    same in every run: each clip at each cut-off, with a filter type that follows from the item's number.
+    Crops, filters and all else are drawn anew in every epoch, unless `variants` limits them, and depend on (seed,
+    epoch, item) alone. Validation is the same in every run: each clip at each cut-off, with a filter type that follows
+    from the item's number.
 
     What takes the place of the original's "fastboot" (training on the files loaded so far): the first run, or `zoo
     cache` before it, decodes each file once into a cache that is taken up again after a kill; `cache_mode: none` starts
@@ -63,8 +69,13 @@ class SuperResolutionData(ZooDataModule):
             silent is taken.
         blank_hop_seconds: length of a hop.
         blank_threshold: RMS of full scale below which a hop is silent.
+        channels: what becomes of a stereo file: `mono` mixes it down, `each` makes left and right an item each,
+            `mid_side` their mean and half of their difference. Items of one file have crop, cut-off, filter and gain
+            in common; files are split and counted (`val_items`) as a whole. Needs a cache of the corpus.
         cache_mode: `memmap` reads a 16-bit cache on disk, `ram` loads it into memory (once per rank), `none` decodes
             files over and over; equal up to 16-bit rounding.
+        variants: draws of each clip, which then come again, epoch after epoch; null for new ones in every epoch. What
+            `latent_cache` of the task needs.
         cache: folder of the corpus caches.
         max_bad_share: share of unreadable files above which the run stops; below it they are named and left out.
         embedded_if_missing: use the embedded corpus, with a message, when `root` does not exist.
@@ -97,7 +108,9 @@ class SuperResolutionData(ZooDataModule):
         blank_ratio_max: float = 0.3,
         blank_hop_seconds: float = 1.0,
         blank_threshold: float = 1e-4,
+        channels: Channels = "mono",
         cache_mode: Literal["memmap", "ram", "none"] = "memmap",
+        variants: int | None = None,
         cache: str = CACHES,
         max_bad_share: float = 0.1,
         embedded_if_missing: bool = False,
@@ -122,7 +135,9 @@ class SuperResolutionData(ZooDataModule):
         self.noise = data_folder("noise", noise, embedded_if_missing) if self.needs_noise else None
         self.normalize = normalize
         self.silence = Silence(blank_ratio_max, max(1, round(blank_hop_seconds * sample_rate)), blank_threshold)
+        self.channels: Channels = channels
         self.cache_mode = cache_mode
+        self.variants = variants
         self.cache = Path(cache)
         self.max_bad_share = max_bad_share
         self.embedded_utterances = embedded_utterances
@@ -138,7 +153,9 @@ class SuperResolutionData(ZooDataModule):
             return
         for part in self._parts():
             for paths, folder in self._corpora(part):
-                build(paths, folder, self.sample_rate, max_bad_share=self.max_bad_share)
+                build(paths, folder, self.sample_rate, max_bad_share=self.max_bad_share, channels=self.channels)
+                if self.channels == "mono":
+                    _tell_of_stereo(paths)
 
     def setup(self, stage: str) -> None:
         """Open the corpora and split them."""
@@ -154,15 +171,46 @@ class SuperResolutionData(ZooDataModule):
             train_clips, val_clips = self._split(train_clips)
         else:
             val_clips = valid.usable
+        train_clips, val_clips = train.with_channels(train_clips), valid.with_channels(val_clips[: self.val_items])
         noises = open_noises(self.noise, self.cache, self.sample_rate, training=True) if self.needs_noise else None
         self.train_set: Crops = Crops(
-            train, train_clips, self.sample_rate, self.segment_samples, self.silence, self.simulation, noises, self.seed
-        )
+            train, train_clips, self.sample_rate, self.segment_samples, self.silence, self.simulation, noises,
+            self.seed, self.variants,
+        )  # fmt: skip
         self.contents = (part_of(train.high.lengths, train_clips),)
         self.val_set: Grid = Grid(
-            valid, val_clips[: self.val_items], self.sample_rate, self.val_samples, self.silence, self.simulation,
+            valid, val_clips, self.sample_rate, self.val_samples, self.silence, self.simulation,
             self.val_cutoffs_hz,
         )  # fmt: skip
+
+    def decided_by(self) -> dict[str, Any]:
+        """All that the training items depend on, as plain values; known after setup.
+
+        Raises:
+            ValueError: they never come again, or nothing tells whether the files are the same.
+        """
+        if self.variants is None:
+            raise ValueError(
+                "crops and degradations are drawn anew in every epoch, so nothing computed from them can be kept: set "
+                "data.init_args.variants to the number of draws of each clip"
+            )
+        if self.root is not None and self.cache_mode == "none":
+            raise ValueError("data.init_args.cache_mode is none, and only a cache tells whether files changed: memmap")
+        folders = [] if self.root is None else [folder for _, folder in self._corpora(self._parts()[0])]
+        folders += [] if self.noise is None else [cache_folder(self.cache, self.noise, self.sample_rate)]
+        clips = hashlib.sha256(np.asarray(self.train_set.indices, np.int64).tobytes()).hexdigest()
+        return {
+            "corpora": [CorpusCache(folder).key for folder in folders],
+            "embedded": self.embedded_utterances if self.root is None else None,
+            "clips": clips,
+            "sample_rate": self.sample_rate,
+            "segment_samples": self.segment_samples,
+            "normalize": self.normalize,
+            "silence": asdict(self.silence),
+            "simulation": self.simulation.settings if self.mode == "simulate" else None,
+            "variants": self.variants,
+            "seed": self.seed,
+        }
 
     def _parts(self) -> list[Part]:
         assert self.root is not None
@@ -172,7 +220,10 @@ class SuperResolutionData(ZooDataModule):
     def _corpora(self, part: Part) -> list[tuple[Sequence[Path], Path]]:
         """Files and cache folder of a part's high and, in paired data, low clips."""
         both = [(part.high, part.folder), (part.low, part.low_folder)]
-        return [(paths, cache_folder(self.cache, root, self.sample_rate, part.lists)) for paths, root in both if paths]
+        found = [(paths, cache_folder(self.cache, root, self.sample_rate, part.lists)) for paths, root in both if paths]
+        if self.channels == "mono":
+            return found
+        return [(paths, folder.with_name(f"{folder.name}-{self.channels}")) for paths, folder in found]
 
     def _recordings(self, part: Part) -> Recordings:
         high, *low = (self._open(paths, folder) for paths, folder in self._corpora(part))
@@ -184,7 +235,8 @@ class SuperResolutionData(ZooDataModule):
         if self.cache_mode == "none":
             return FileCorpus(paths, self.sample_rate, self.max_bad_share)
         cache = CorpusCache(folder)
-        return RamCorpus(cache) if self.cache_mode == "ram" else cache
+        corpus = RamCorpus(cache) if self.cache_mode == "ram" else cache
+        return corpus if self.channels == "mono" else ChannelCorpus(corpus)
 
     def _split(self, clips: Clips) -> tuple[Clips, Clips]:
         """Clips for training and for validation; those of validation in the order drawn, if they are."""
@@ -215,8 +267,26 @@ class SuperResolutionData(ZooDataModule):
             self.simulation.band(self.sample_rate)
         elif self.root is None:
             raise ValueError("data.init_args.mode paired needs a root with the folders high and low")
+        one_of(get_args(Channels), channels=self.channels)
+        if self.channels != "mono" and self.cache_mode == "none":
+            raise ValueError(f"data.init_args.channels {self.channels} needs a cache: set cache_mode memmap or ram")
         within(0, 1, val_ratio=self.val_ratio or 0.0, blank_ratio_max=self.silence.ratio_max)
-        at_least(1, segment_samples=self.segment_samples, val_samples=self.val_samples)
+        at_least(1, segment_samples=self.segment_samples, val_samples=self.val_samples, variants=self.variants or 1)
+
+
+def _tell_of_stereo(paths: Sequence[Path]) -> None:
+    """Say so where files lose their channels; a sample of them is looked at."""
+    chosen = [paths[number] for number in np.unique(np.linspace(0, len(paths) - 1, _LOOKED_AT).astype(int)).tolist()]
+    stereo = 0
+    for path in chosen:
+        with contextlib.suppress(AudioFileError):
+            stereo += files.info(path).channels > 1
+    if stereo:
+        log.warning(
+            "%d of %d files that were looked at have several channels, which are mixed down; data.init_args.channels: "
+            "each or mid_side trains on those of stereo files",
+            stereo, len(chosen),
+        )  # fmt: skip
 
 
 def default_cutoffs(sample_rate: int) -> tuple[float, ...]:

@@ -55,7 +55,7 @@ def choose(recordings: Recordings, candidates: Iterable[tuple[int, int]], sample
         except AudioFileError as error:
             failure = error
             continue
-        share = silence.share(high)
+        share = silence.share(recordings.loudness(index, start, high))
         if share < least:
             least, best = share, (high, low)
         if share <= silence.ratio_max:
@@ -78,14 +78,18 @@ class Crops(Dataset[Item]):
     simulation: Simulation  # makes the counterparts where the data has none
     noises: Corpus | None
     seed: int
+    variants: int | None = None  # epochs that differ; None for all
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def __getitem__(self, key: Key) -> Item:
         epoch, item = key
-        rng = np.random.default_rng(item_seed(self.seed, epoch, item))
-        candidates = self._candidates(int(self.indices[item]), rng)
+        epoch = epoch if self.variants is None else epoch % self.variants
+        own = int(self.indices[item])
+        # all channels of a file draw what its first one draws
+        rng = np.random.default_rng(item_seed(self.seed, epoch, item - self.recordings.channel(own)))
+        candidates = self._candidates(own, rng)
         high, low = choose(self.recordings, candidates, self.segment_samples, self.silence)
         if low is not None:
             return as_item(high, low, band_end(low, self.sample_rate))
@@ -93,7 +97,10 @@ class Crops(Dataset[Item]):
 
     def _candidates(self, own: int, rng: np.random.Generator) -> Iterator[tuple[int, int]]:
         for attempt in range(OWN_TRIES + OTHER_TRIES):
-            index = own if attempt < OWN_TRIES else int(self.indices[int(rng.integers(len(self.indices)))])
+            index = own
+            if attempt >= OWN_TRIES:
+                other = int(self.indices[int(rng.integers(len(self.indices)))])
+                index = self.recordings.sibling(other, self.recordings.channel(own))
             room = max(self.recordings.length(index) - self.segment_samples, 0)
             if 0 < attempt < OWN_TRIES and room == 0:
                 continue

@@ -96,6 +96,9 @@ class Simulation:
         codec: share of the items that go through a codec, 0 to 1.
         codecs: settings by codec, see `zoo.audio.augment.codecs.roundtrip`; MP3 and Opus at common bit rates when null.
 
+    Attributes:
+        settings: the arguments.
+
     Raises:
         ValueError: an argument outside its range, or a codec that this machine has not.
 
@@ -120,6 +123,10 @@ class Simulation:
         self.noise = noise
         self.codec = codec
         self._check()
+        self.settings = {
+            "cutoff_hz": self.cutoff_hz, "filter_types": self.filter_types, "order": self.order,
+            "resampling": resampling, "noise": noise, "snr_db": tuple(snr_db), "codec": codec, "codecs": codecs,
+        }  # fmt: skip
         noisy: dict[str, Any] = {"probabilities": {"noise": noise}, "snr_db": (float(snr_db[0]), float(snr_db[1]))}
         coded: dict[str, Any] = {"probabilities": {"codec": codec}, "codecs": _CODECS if codecs is None else codecs}
         self._before = Degrader(steps=("noise",), **noisy) if noise else None

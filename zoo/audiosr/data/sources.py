@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
@@ -112,6 +112,7 @@ class RamCorpus:
 
     def __init__(self, cache: CorpusCache) -> None:
         self.names = list(cache.names)
+        self.channels = None if cache.channels is None else np.array(cache.channels)
         self.lengths = np.array(cache.lengths)
         self.peaks = np.array(cache.peaks)
         self._starts = np.array(cache.offsets)
@@ -124,6 +125,37 @@ class RamCorpus:
         first = int(self._starts[index]) + start
         block = self._audio[first : first + (room if samples < 0 else min(samples, room))]
         return block.numpy().astype(np.float32) / np.float32(32768)
+
+
+class ChannelCorpus:
+    """The channels of a cache's files as clips of their own, those of a file side by side.
+
+    Attributes:
+        files: number of the file of each clip (N,).
+        places: which of its channels a clip is (N,), from 0.
+        counts: channels of the file of each clip (N,).
+    """
+
+    def __init__(self, cache: CorpusCache | RamCorpus) -> None:
+        channels = np.asarray(cache.channels)
+        self._cache = cache
+        self.files = np.repeat(np.arange(len(channels)), channels)
+        self.places = np.arange(len(self.files)) - (np.cumsum(channels) - channels)[self.files]
+        self.counts = channels[self.files]
+        self.lengths = np.asarray(cache.lengths)[self.files] // self.counts
+        self.peaks = np.asarray(cache.peaks)[self.files]
+        self.file_names = cache.names
+        self.names = [
+            cache.names[file] if count == 1 else f"{cache.names[file]}#{place + 1}"
+            for file, place, count in zip(self.files.tolist(), self.places.tolist(), self.counts.tolist(), strict=True)
+        ]
+
+    def read(self, index: int, start: int = 0, samples: int = -1) -> np.ndarray:
+        """Samples (T,) float32."""
+        length = int(self.lengths[index])
+        room = max(length - start, 0)
+        wanted = room if samples < 0 else min(samples, room)
+        return self._cache.read(int(self.files[index]), int(self.places[index]) * length + start, wanted)
 
 
 class FileCorpus:
@@ -220,8 +252,40 @@ class Recordings:
 
     @property
     def usable(self) -> Sequence[int] | np.ndarray:
-        """Numbers of the clips that can be used."""
-        return range(len(self.high.lengths)) if self.counterparts is None else np.flatnonzero(self.counterparts >= 0)
+        """Numbers of the clips that can be used, of a file's channels the first."""
+        usable = range(len(self.high.lengths)) if self.counterparts is None else np.flatnonzero(self.counterparts >= 0)
+        if not isinstance(self.high, ChannelCorpus):
+            return usable
+        clips = np.asarray(usable, np.int64)
+        return clips[self.high.places[clips] == 0]
+
+    def with_channels(self, clips: Sequence[int] | np.ndarray) -> Sequence[int] | np.ndarray:
+        """Clips of first channels with the other channels of their files, side by side."""
+        if not isinstance(self.high, ChannelCorpus) or not len(clips):
+            return clips
+        return np.concatenate([np.arange(clip, clip + self.high.counts[clip]) for clip in np.asarray(clips)])
+
+    def channel(self, index: int) -> int:
+        """Which channel of its file a clip is, from 0."""
+        return int(self.high.places[index]) if isinstance(self.high, ChannelCorpus) else 0
+
+    def sibling(self, index: int, channel: int) -> int:
+        """The clip of the same file that is this channel, or its last one."""
+        if not isinstance(self.high, ChannelCorpus):
+            return index
+        return index - self.channel(index) + min(channel, int(self.high.counts[index]) - 1)
+
+    def loudness(self, index: int, start: int, high: np.ndarray) -> np.ndarray:
+        """What tells whether a piece (T,) is silent: itself, or the RMS over the channels of its file."""
+        if not isinstance(self.high, ChannelCorpus) or self.high.counts[index] == 1:
+            return high
+        first = index - self.channel(index)
+        pieces = [self.high.read(first + place, start, len(high)) for place in range(int(self.high.counts[index]))]
+        return np.sqrt(np.mean(np.square(pieces, dtype=np.float64), axis=0)) * self._gain(index)
+
+    def _gain(self, index: int) -> np.float32:
+        peak = float(self.high.peaks[index]) if self.normalize else 0.0
+        return np.float32(PEAK / peak if peak > 0 else 1.0)
 
     def length(self, index: int) -> int:
         """Samples of a clip; of a pair, those that both have."""
@@ -233,19 +297,36 @@ class Recordings:
     def read(self, index: int, start: int, samples: int) -> tuple[np.ndarray, np.ndarray | None]:
         """A piece (T,) float32 of a clip and of its counterpart; T is less than `samples` at the clip's end."""
         samples = min(samples, self.length(index) - start)
-        peak = float(self.high.peaks[index]) if self.normalize else 0.0
-        gain = np.float32(PEAK / peak if peak > 0 else 1.0)
+        gain = self._gain(index)
         high = self.high.read(index, start, samples) * gain
         if self.low is None or self.counterparts is None:
             return high, None
         return high, self.low.read(int(self.counterparts[index]), start, samples) * gain
 
 
+def _places(corpus: Corpus) -> list[tuple[str, int]]:
+    """File and channel of each clip."""
+    if isinstance(corpus, ChannelCorpus):
+        return [
+            (corpus.file_names[file], place) for file, place in zip(corpus.files, corpus.places.tolist(), strict=True)
+        ]
+    return [(name, 0) for name in corpus.names]
+
+
 def pair(part: Part, high: Corpus, low: Corpus, sample_rate: int, normalize: bool) -> Recordings:
     """Bring counterparts together; pairs of which one is broken are left out, uneven ones are named."""
     low_names = dict(zip(relative_names(part.high), relative_names(part.low), strict=True))
-    numbers: Mapping[str, int] = {name: number for number, name in enumerate(low.names)}
-    counterparts = np.array([numbers.get(low_names[name], -1) for name in high.names])
+    numbers = {place: number for number, place in enumerate(_places(low))}
+    counterparts = np.array([numbers.get((low_names[name], place), -1) for name, place in _places(high)])
+    if isinstance(high, ChannelCorpus) and isinstance(low, ChannelCorpus):
+        of_low = dict(zip(low.file_names, np.bincount(low.files).tolist(), strict=True))
+        of_high = zip(high.file_names, np.bincount(high.files).tolist(), strict=True)
+        other = [name for name, count in of_high if of_low.get(low_names[name], count) != count]
+        if other:
+            raise ValueError(
+                f"data.init_args.channels: {len(other)} pairs below {part.folder} are stereo in one file and mono in "
+                f"the other: {', '.join(other[:_SHOWN])}; take channels: mono"
+            )
     recordings = Recordings(high, low, counterparts, normalize)
     uneven = [
         high.names[index]

@@ -18,7 +18,7 @@ import torch
 from rich.progress import track
 
 import zoo
-from zoo.audio.evaluation import metrics
+from zoo.audio.evaluation import measures, metrics
 from zoo.audio.io import files
 from zoo.audio.io.files import AudioFileError
 from zoo.audiosr.data.datamodule import SuperResolutionData, default_cutoffs, read_data
@@ -51,6 +51,7 @@ MEASURES = (
     Measure("lsd_lf", False),
     Measure("si_sdr_low", True, "dB"),
     Measure("mel_l1", False),
+    Measure("pesq_wb", True),
     Measure("real_time_factor", False),
 )
 PER_ITEM = "per_item.csv"
@@ -356,6 +357,7 @@ class _Bench:
             **band_distances(ours, wanted, rate, cutoff_hz),
             "si_sdr_low": low_band_si_sdr(found, low, rate, cutoff_hz),
             "mel_l1": float((mels[0] - mels[1]).abs().mean()),
+            "pesq_wb": wide_band_pesq(found, high, rate, cutoff_hz),
         }
 
     def _keep(self, name: str, results: Mapping[str, np.ndarray], cutoff_hz: float, high: np.ndarray) -> None:
@@ -383,6 +385,19 @@ def low_band_si_sdr(found: np.ndarray, low: np.ndarray, sample_rate: int, cutoff
     scale = max(float(np.sqrt(np.mean(signals[1] ** 2))), 1e-12)  # the metric's floor is an absolute one
     ours, wanted = (torch.from_numpy(signal / scale).float() for signal in signals)
     return float(metrics.si_sdr(ours, wanted))
+
+
+def wide_band_pesq(found: np.ndarray, high: np.ndarray, sample_rate: int, cutoff_hz: float) -> float:
+    """PESQ of speech at 16 kHz (ITU-T P.862.2).
+
+    NaN where that says nothing: a band that begins above its 8 kHz, audio that does not reach them, clips without
+    speech; and where the package `pesq` is not installed.
+    """
+    rate = measures.METRICS["pesq"].sample_rate or sample_rate
+    if sample_rate < rate or cutoff_hz >= rate / 2 or "pesq" not in measures.installed():
+        return math.nan
+    pair = measures.Pair(np.asarray(found, np.float32), sample_rate, high, sample_rate)
+    return measures.compare(pair, ["pesq"], sample_rate)["pesq_wb"]
 
 
 def level_factor(found: np.ndarray, high: np.ndarray) -> np.float32:

@@ -43,7 +43,7 @@ class AudioSR:
         self,
         audio: np.ndarray,
         cutoff_hz: float,
-        steps: int = 50,
+        steps: int | None = None,
         guidance_scale: float | None = None,
         noise: np.ndarray | None = None,
         seed: int = 0,
@@ -52,7 +52,7 @@ class AudioSR:
 
         Args:
             audio: (T,) at `sample_rate`, -1 to 1, whose band ends at the cut-off.
-            steps: of DDIM.
+            steps: of DDIM; those of the exported run, at most 50, when None.
             guidance_scale: the exported run's when None; 1 takes half as long.
             noise: what to start from, of the latents' shape (1, C, H, W); drawn by the seed when None.
 
@@ -74,7 +74,7 @@ class AudioSR:
         if noise is None:
             noise = np.random.default_rng(seed).standard_normal(condition.shape).astype(np.float32)
         scale = float(self.tables["guidance_scale"]) if guidance_scale is None else guidance_scale
-        latents = self.ddim(noise, condition, encoded, steps, scale)
+        latents = self.ddim(noise, condition, encoded, steps or int(self.tables["steps"]), scale)
         (decoded,) = self.graphs["decoder"].run(None, {"latents": latents})
         known = self.tables["band_tops_hz"] <= cutoff_hz
         (wave,) = self.graphs["vocoder"].run(None, {"frames": np.where(known, mel, decoded)[:, 0].swapaxes(1, 2)})

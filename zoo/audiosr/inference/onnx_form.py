@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
+from zoo.audiosr.diffusion.samplers import DDIM, Sampler
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.inference import numpy_sampler
 from zoo.audiosr.inference.chunks import Settings, band_tops, unit_samples
@@ -21,6 +22,7 @@ from zoo.audiosr.nets.vae import split
 from zoo.hifigan.inference.vocoder import generator_graph
 from zoo.runs.export import Graph, OnnxForm
 
+MOST_STEPS = 50  # that the numpy sampler takes by itself
 POWER_FLOOR = 1e-8  # of `stft_magnitude`, squared
 SIZES = ((2, 2), (1, 3))  # (batch, units) of the examples
 
@@ -61,6 +63,12 @@ class _Step(nn.Module):
         self, x: Tensor, t: Tensor, condition: Tensor, context: Tensor | None = None, sequence: Tensor | None = None
     ) -> Tensor:
         return self.unet(concat(x, condition), t, context, sequence)
+
+
+def default_steps(sampler: Sampler) -> int:
+    """Steps of the numpy sampler where its caller names none: those of a sampler that it is, at most 50."""
+    same = isinstance(sampler, DDIM) and sampler.grid == "trailing" and not sampler.eta
+    return min(sampler.steps, MOST_STEPS) if same else MOST_STEPS
 
 
 def onnx_form(
@@ -141,6 +149,7 @@ def onnx_form(
         "sigma": [diffusion.levels(t)[1] for t in range(diffusion.steps)],
         "predicts_noise": diffusion.prediction == "noise",
         "unconditional": np.float32(UNCONDITIONAL * float(scale)),
+        "steps": default_steps(settings.sampler),
         "guidance_scale": settings.guidance_scale,
         "guidance_rescale": settings.guidance_rescale,
     }

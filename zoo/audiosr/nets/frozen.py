@@ -1,4 +1,4 @@
-"""Trained nets that later stages use and do not train: the autoencoder, the vocoder."""
+"""Trained nets that later stages use and do not train: the autoencoder, the vocoder, a teacher."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from zoo import __version__
+from zoo.audiosr.nets.denoiser import Denoiser
+from zoo.audiosr.nets.global_encoder import GlobalEncoder
+from zoo.audiosr.nets.unet import UNet
 from zoo.audiosr.nets.vae import Autoencoder
 from zoo.common.build import build
 from zoo.common.registry import public_name
@@ -58,11 +61,12 @@ class _FrozenNet(FrozenModule):
             )
         state: dict[str, Tensor] | None = None
         fused = False
+        self.recorded: dict[str, Any] = {}  # frozen parts that it was trained with, see `zoo.runs.frozen.records`
         if config is not None and "resblock" in config:
             config = {**config, "resblock": str(config["resblock"])}  # recipes' parser makes "1" a number in free dicts
-        self.spec: dict[str, Any] = {"class_path": class_path, "init_args": dict(config or {})}
+        self.spec: dict[str, Any] = {"class_path": class_path, "init_args": self.arguments(config or {})}
         if source is not None:
-            self.spec, state, fused = _read(Path(source), class_path)
+            self.spec, state, fused, self.recorded = _read(Path(source), class_path)
         with torch.random.fork_rng(devices=[]):  # its random weights depend on the seed alone
             torch.manual_seed(seed)
             net: nn.Module = build(self.spec)
@@ -78,6 +82,11 @@ class _FrozenNet(FrozenModule):
         self.requires_grad_(False)
         self.eval()
 
+    @staticmethod
+    def arguments(config: Mapping[str, Any]) -> dict[str, Any]:
+        """The net's arguments, of plain values, that a `config` means."""
+        return dict(config)
+
     @property
     def is_local(self) -> bool:
         """Always: no hub has these weights, so runs and exports keep a copy."""
@@ -91,12 +100,14 @@ class _FrozenNet(FrozenModule):
         """Write weights and description in the layout of an export."""
         weights = {f"{_PART}.{key}": value.contiguous() for key, value in self.net.state_dict().items()}
         save_file(weights, folder / WEIGHTS_NAME)
-        config = {
+        config: dict[str, Any] = {
             "zoo": __version__,
             "inference": self.inference,
             "parts": {_PART: self.spec},
             "fused": [_PART] if self.is_fused else [],
         }
+        if self.recorded:
+            config["frozen"] = self.recorded
         (folder / CONFIG_NAME).write_text(json.dumps(config, indent=2), encoding="utf-8")
 
 
@@ -146,8 +157,35 @@ class FrozenVocoder(_FrozenNet):
         return self.net(mel[:, 0].transpose(1, 2))
 
 
-def _read(source: Path, class_path: str) -> tuple[dict[str, Any], dict[str, Tensor], bool]:
-    """Description and tensors of the only net of a class in a run, checkpoint or export; whether norms are folded."""
+class FrozenDenoiser(_FrozenNet):
+    """A trained denoiser, averaged weights where its run has them: the teacher of a distillation.
+
+    `config` has the arguments of the UNet as `unet` and, if there is one, those of the encoder as `global_encoder`.
+    """
+
+    net_class = Denoiser
+    inference = "zoo.audiosr.Restorer"
+
+    @staticmethod
+    def arguments(config: Mapping[str, Any]) -> dict[str, Any]:
+        """Descriptions of the parts."""
+        classes = {"unet": UNet, "global_encoder": GlobalEncoder}
+        return {
+            name: {"class_path": public_name(classes[name]), "init_args": dict(given)} for name, given in config.items()
+        }
+
+    @property
+    def trained_on(self) -> str | None:
+        """sha256 of the autoencoder whose latents it was trained on; None where its source does not tell."""
+        return self.recorded.get("autoencoder", {}).get("sha256")
+
+
+def _read(source: Path, class_path: str) -> tuple[dict[str, Any], dict[str, Tensor], bool, dict[str, Any]]:
+    """Description and tensors of the only net of a class in a run, checkpoint or export.
+
+    Returns:
+        Also whether norms are folded, and the records of the frozen parts beside the net.
+    """
     path = source
     if source.is_dir() and not is_export(source) and not any(source.glob("*.ckpt")):
         path = newest_run(source) or source
@@ -158,4 +196,4 @@ def _read(source: Path, class_path: str) -> tuple[dict[str, Any], dict[str, Tens
     names = [name for name, spec in parts.items() if isinstance(spec, Mapping) and spec.get("class_path") == class_path]
     if len(names) != 1:
         raise ValueError(f"{path}: expected one part of class {class_path}, found {len(names)} among {list(parts)}")
-    return dict(parts[names[0]]), parts_state(state, names[0]), names[0] in fused
+    return dict(parts[names[0]]), parts_state(state, names[0]), names[0] in fused, dict(specs.get("frozen", {}))

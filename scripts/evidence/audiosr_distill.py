@@ -1,0 +1,125 @@
+"""What a distilled diffusion restores in few steps: python -m scripts.evidence.audiosr_distill train|gather --help."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scripts.bench.tools import Finding, evidence, save, train_once
+from scripts.evidence import audiosr
+from zoo.audiosr.data.items import Grid
+from zoo.audiosr.diffusion.samplers import DDIM, Sampler, conditioned, row_noise
+from zoo.audiosr.evaluation.evaluate import RESTORED, Evaluation, Settings, evaluate, make_grid, recipe_data
+from zoo.audiosr.inference.restore import Restorer
+from zoo.audiosr.nets.features import whole_mel
+from zoo.audiosr.nets.vae import split
+from zoo.common.systems import recipe_root
+from zoo.runs.load import load
+
+STAGE, TEACHER = "demo_distill", audiosr.STAGES[-1]
+TEACHER_STEPS = 50
+MOST = 1.05
+
+
+def plan(root: Path, seed: int | None = None) -> Iterator[tuple[Path, list[str]]]:
+    """The demo's trainings and the student's, one after the other; see `audiosr.plan`."""
+    for run, arguments in audiosr.plan(root, seed):
+        yield run, arguments
+    old = f"--config={recipe_root() / 'audiosr' / TEACHER}.yaml"
+    changed = {old: old.replace(TEACHER, STAGE), f"--trainer.default_root_dir={run}": None}
+    arguments = [changed.get(each, each) or f"--trainer.default_root_dir={root / STAGE}" for each in arguments]
+    yield root / STAGE, [*arguments, f"--model.init_args.teacher.init_args.source={run}"]
+
+
+def train(root: Path = Path("runs/evidence/audiosr"), seed: int | None = None, quick: bool = False) -> list[Finding]:
+    """Train each stage that is not trained yet, then gather.
+
+    Args:
+        root: folder of the runs.
+        seed: of all stages; the recipes' own when not given.
+    """
+    for run, arguments in plan(root, seed):
+        train_once(run, arguments, quick)
+    return gather(run, root / TEACHER, quick)
+
+
+def gather(run: Path, teacher: Path, quick: bool = False) -> list[Finding]:
+    """Compare a student's few steps with many of its teacher, and with as few of its teacher.
+
+    Args:
+        run: run folder of the student.
+        teacher: that of its teacher.
+        quick: one clip, few steps.
+
+    Returns:
+        The figures.
+    """
+    student, steps = _restorer(run), _restorer(run).settings.sampler.steps
+    many = 4 if quick else TEACHER_STEPS
+    most = 1 if quick else None
+    found = {}
+    for name, folder, count in (("student", run, steps), ("teacher", teacher, many), ("undistilled", teacher, steps)):
+        sampler = {"class_path": "zoo.audiosr.DDIM", "init_args": {"steps": count}}
+        settings = Settings(max_items=most, keep=0, options={"sampler": sampler})
+        found[name] = _lsd(evaluate(folder, run / audiosr.FOLDER / name, settings))
+    recipe = recipe_data(run, Settings())
+    grid = make_grid(recipe, Settings(max_items=most), student.sample_rate)
+    way = {name: _distances(each, _restorer(teacher), grid, DDIM(many)) for name, each in
+           (("student", student), ("undistilled", _restorer(teacher, steps)))}  # fmt: skip
+    means = {name: fmean(each) for name, each in way.items()}
+    findings = [
+        Finding(f"LSD distilled to {TEACHER_STEPS} steps of the teacher", found["student"] / found["teacher"], "x",
+                at_most=MOST, details={**found, "steps": float(steps)}),
+        Finding("distance to the teacher's latents, distilled to undistilled in as few steps",
+                means["student"] / means["undistilled"], "x", at_most=1.0, details=means),
+    ]  # fmt: skip
+    save(run / audiosr.FOLDER / audiosr.NAME, findings, evidence="distill")
+    return findings
+
+
+def _restorer(run: Path, steps: int | None = None) -> Restorer:
+    """A run of the diffusion, with its own sampler or so many steps of DDIM."""
+    options: dict[str, Any] = {} if steps is None else {"sampler": DDIM(steps)}
+    model = load(run, **options)
+    if not isinstance(model, Restorer):
+        raise ValueError(f"{run} is a {type(model).__name__}: name a run of the diffusion stage")
+    return model
+
+
+def _lsd(evaluation: Evaluation) -> float:
+    rows = [row for row in evaluation.rows if row["status"] == "done" and row["system"] == RESTORED]
+    return fmean(float(row["lsd"]) for row in rows)
+
+
+def _distances(model: Restorer, teacher: Restorer, grid: Grid, sampler: Sampler) -> list[float]:
+    """RMS distances of a model's latents to those of a teacher's sampler from the same noise, an item each."""
+    found = []
+    for number in range(len(grid)):
+        low = grid[number]["low"][None]
+        ours, wanted = _latents(model, low, model.settings.sampler, number), _latents(teacher, low, sampler, number)
+        found.append(math.sqrt(float((ours - wanted).square().mean())))
+    return found
+
+
+@torch.inference_mode()
+def _latents(model: Restorer, low: Tensor, sampler: Sampler, seed: int) -> Tensor:
+    """What a model makes of a clip (1, 1, T) in the scale of the net, (1, C, H, W)."""
+    mel = whole_mel(model.features(low), model.autoencoder.factor * model.net.unet.factor)
+    encoder = model.condition_autoencoder or model.autoencoder
+    condition = split(encoder.encode(mel))[0] * model.net.latent_scale
+    settings = model.settings
+    predict = conditioned(
+        model.net, condition, model.net.encode_clip(mel), settings.guidance_scale, settings.guidance_rescale
+    )
+    noises = row_noise([seed], condition.shape[1:])
+    return sampler.sample(predict, next(noises), model.diffusion, noises)
+
+
+if __name__ == "__main__":
+    evidence({"train": train, "gather": gather})

@@ -1,0 +1,193 @@
+"""Distillation: its target by two other ways, what a student takes over, what does not fit."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.audiosr.task_parts import AUTOENCODER, Data, Save, denoiser, features, trainer
+from zoo.audiosr.diffusion.samplers import DDIM, DPMSolver, time_grid
+from zoo.audiosr.diffusion.schedule import CosineDiffusion
+from zoo.audiosr.inference.onnx_form import default_steps
+from zoo.audiosr.losses import DiffusionTerm, Latent, Step
+from zoo.audiosr.nets.denoiser import UNCONDITIONAL, Denoiser, concat
+from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenDenoiser
+from zoo.audiosr.task_distill import DistillationTask, grid_turns
+from zoo.blocks import mix
+from zoo.runs.checkpoints import load_checkpoint
+from zoo.training.callbacks.ema import EMA
+from zoo.training.callbacks.rng import RNGState
+
+UNET: dict[str, Any] = {
+    "in_channels": 4, "out_channels": 2, "channels": 8, "multipliers": [1, 2], "blocks": 1, "attention_factors": [2],
+    "head_channels": 8, "norm_groups": 4,
+}  # fmt: skip
+ENCODER = {"n_mels": 32, "channels": 8, "heads": 2, "layers": 1, "context_channels": 8, "positions": 16}
+FILM = {"unet": {**UNET, "fusion": "film", "context_channels": 8}, "global_encoder": ENCODER}
+
+
+def teacher(config: Any = None, seed: int = 5) -> FrozenDenoiser:
+    made = FrozenDenoiser(config=config or {"unet": UNET})
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in made.parameters():  # the last layers begin at zero
+        parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
+    made.net.latent_scale.fill_(0.7)
+    return made
+
+
+def student(net: Denoiser | None = None, **settings: Any) -> DistillationTask:
+    settings = {
+        "autoencoder": FrozenAutoencoder(config=AUTOENCODER),
+        "features": features(),
+        "diffusion": CosineDiffusion(),
+        "losses": {"latent": Latent()},
+        "optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
+        "teacher": teacher(),
+        "steps": 2,
+        "teacher_steps": 8,
+        "restore_items": 0,
+        **settings,
+    }
+    return DistillationTask(net or denoiser(), **settings)
+
+
+class Kept(DiffusionTerm):
+    """Keeps the step."""
+
+    def forward(self, step: Step) -> Tensor:
+        self.step = step
+        return step.output.sum() * 0
+
+
+def drawn(task: DistillationTask, rows: int) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(1)
+    latent, condition, noise = torch.randn(3, rows, 2, 8, 16, generator=generator)
+    t = torch.arange(rows) * task.diffusion.steps // rows
+    return latent, condition, t, noise, torch.zeros(rows)
+
+
+@pytest.mark.parametrize("config", [None, FILM], ids=["plain", "film"])
+def test_target_is_what_steps_of_ddim_lead_to(config: Any) -> None:
+    kept = Kept()
+    task = student(
+        denoiser("film" if config else "none"), teacher=teacher(config), losses={"kept": kept}, teacher_guidance=2.5
+    ).eval()
+    torch.nn.init.normal_(task.net.unet.out[-1].weight)  # no longer the teacher
+    latent, condition, t, noise, place = drawn(task, 8)
+    mel = None if config is None else torch.randn(8, 1, 16, 32)
+    task._objective()(latent, condition, t, noise, place, mel)
+    grid, diffusion = time_grid(8, "trailing", 1000), task.diffusion
+    assert kept.step.t.tolist() == grid[:-1][::-1]
+    for row, index in enumerate(reversed(range(8))):
+        one = slice(row, row + 1)
+        clip = None if mel is None else mel[one]
+        now, following = torch.tensor([grid[index]]), grid[index + 1]
+        end = grid[4 if index < 4 else 8]
+        x = diffusion.noised(latent[one], noise[one], now)
+        nothing = torch.full_like(condition[one], UNCONDITIONAL * 0.7)
+        with torch.no_grad():
+            guided = mix(*(task.teacher.net(concat(x, each), now, clip) for each in (condition[one], nothing)), 2.5, 0)
+            signal, sigma = diffusion.levels(following)
+            y = signal * diffusion.to_x0(x, guided, now) + sigma * diffusion.to_noise(x, guided, now)
+            if following != end:
+                there = torch.tensor([following])
+                output = task.net(concat(y, condition[one]), there, clip)
+                signal, sigma = diffusion.levels(end)
+                y = signal * diffusion.to_x0(y, output, there) + sigma * diffusion.to_noise(y, output, there)
+        signal, sigma = diffusion.levels(end)
+        own_signal, own_sigma = diffusion.levels(grid[index])
+        ratio = sigma / own_sigma
+        aim = (y - ratio * x) / (signal - ratio * own_signal)  # Salimans and Ho, appendix G
+        torch.testing.assert_close(kept.step.latent[one], aim, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(kept.step.target[one], (own_signal * x - aim) / own_sigma, rtol=1e-3, atol=1e-3)
+
+
+def test_exact_denoiser_of_one_point_is_its_own_student() -> None:
+    """All of whose paths are straight: every number of steps leads to the point."""
+    point = torch.randn(2, 8, 16)
+    task = student(steps=1)
+
+    class Exact(torch.nn.Module):
+        def forward(self, x: Tensor, t: Tensor, *context: Tensor | None) -> Tensor:
+            signal, sigma = (table[t][:, None, None, None] for table in (task.diffusion.signal, task.diffusion.sigma))
+            return (signal * x[:, :2] - point) / sigma
+
+    task.net.unet = task.teacher.net.unet = Exact()
+    _, condition, t, noise, place = drawn(task, 16)
+    loss = task._objective()(point.repeat(16, 1, 1, 1), condition, t, noise, place, None)["latent"]
+    assert float(loss) < 1e-5
+
+
+def test_student_begins_as_the_teacher_and_brings_its_sampler(tmp_path: Path) -> None:
+    made = teacher()
+    task = student(teacher=made)
+    task.specs = {"parts": {}, "options": {"sampler": None}}
+    for name, value in made.net.state_dict().items():
+        assert torch.equal(task.net.state_dict()[name], value), name
+    assert float(task.net.latent_scale) == pytest.approx(0.7)
+    before = {name: value.clone() for name, value in task.teacher.state_dict().items()}
+    run = trainer(tmp_path, max_steps=2, limit_val_batches=1.0)
+    run.fit(task, datamodule=Data())
+    assert all(torch.equal(value, before[name]) for name, value in task.teacher.state_dict().items())
+    assert any(not torch.equal(value, before[f"net.{name}"]) for name, value in task.net.state_dict().items())
+    assert float(task.net.latent_scale) == pytest.approx(0.7)  # not measured anew
+    assert set(task._means.compute()) == {"loss", "latent", "teacher_mse"}
+    assert task.specs["options"]["sampler"] == {"class_path": "zoo.audiosr.DDIM", "init_args": {"steps": 2}}
+    assert task.sampler.steps == task.restore_sampler.steps == default_steps(task.sampler) == 2
+    assert default_steps(DDIM()) == default_steps(DPMSolver(4)) == default_steps(DDIM(4, eta=1.0)) == 50
+
+
+def test_resume_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    found = []
+    for name, resumed in (("whole", None), ("resumed", str(tmp_path / "whole" / "2.ckpt"))):
+        (tmp_path / name).mkdir()
+        callbacks = [EMA(["net"], 0.9), RNGState(), Save(tmp_path / name)]
+        task = student(denoiser("film"), teacher=teacher(FILM), teacher_guidance=2.0)
+        run = trainer(tmp_path / name, max_steps=4, callbacks=callbacks)
+        run.fit(task, datamodule=Data(), ckpt_path=resumed)
+        found.append(load_checkpoint(tmp_path / name / "4.ckpt"))
+    assert not any(key.startswith("teacher.") for key in found[0]["state_dict"]) and "teacher" in found[0]["frozen"]
+    for key in ("state_dict", "optimizer_states", "ema"):
+        torch.testing.assert_close(found[1][key], found[0][key], rtol=0, atol=0)
+
+
+def test_copy_of_a_teacher_knows_the_autoencoder(tmp_path: Path) -> None:
+    made, autoencoder = teacher(), FrozenAutoencoder(config=AUTOENCODER)
+    made.recorded = {"autoencoder": {"sha256": autoencoder.fingerprint()}}
+    made.save_source(tmp_path)
+    copied = FrozenDenoiser(str(tmp_path))
+    assert copied.fingerprint() == made.fingerprint()
+    assert student(teacher=copied, autoencoder=autoencoder).teacher is copied
+    with pytest.raises(ValueError, match="on the latents of another autoencoder"):
+        student(teacher=copied, autoencoder=FrozenAutoencoder(config=AUTOENCODER, seed=1))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"diffusion": CosineDiffusion(prediction="noise")}, "needs diffusion.prediction v"),
+        ({"guidance_scale": 2.0}, "guidance_scale is 2: a student has its guidance in the weights"),
+        ({"teacher_steps": 7}, "teacher_steps 7 is no multiple of steps 2"),
+        ({"teacher_steps": 1002}, "teacher_steps"),
+        ({"steps": 0}, "steps"),
+        ({"net": denoiser("film")}, "built otherwise than its teacher"),
+        ({"condition_dropout": 0.1}, "condition_dropout"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_named(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        student(**settings)
+
+
+@pytest.mark.parametrize(("teacher_steps", "steps"), [(60, 4), (50, 1), (12, 3), (1000, 2), (7, 7)])
+def test_turns_add_up(teacher_steps: int, steps: int) -> None:
+    times, turns = grid_turns(CosineDiffusion(), teacher_steps, steps)
+    assert times[-1] == -1 and len(times) == teacher_steps + 1
+    assert times[:: teacher_steps // steps].tolist() == time_grid(steps, "trailing", 1000)
+    angles = torch.atan2(turns[..., 1].double(), turns[..., 0].double())
+    torch.testing.assert_close(angles[:, 0] + angles[:, 1], angles[:, 2], rtol=0, atol=1e-6)
+    first = angles[:: teacher_steps // steps, 2].sum()
+    assert float(first) == pytest.approx(torch.pi / 2, abs=1e-5)  # from pure noise to clean data

@@ -1,0 +1,66 @@
+"""Evidence of a distillation: what is trained, and what is compared with what; trainings are stood in for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from scripts.evidence import audiosr, audiosr_distill
+from tests.audiosr.task_parts import AUTOENCODER, RATE, VOCODER, denoiser, features
+from zoo.audiosr.data.datamodule import SuperResolutionData
+from zoo.audiosr.diffusion.samplers import DDIM
+from zoo.audiosr.diffusion.schedule import CosineDiffusion
+from zoo.audiosr.inference.restore import Restorer
+from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
+
+
+def test_student_is_trained_after_its_teacher_on_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stages(root: Path, seed: int | None) -> Any:
+        for stage in audiosr.STAGES:
+            config = audiosr.recipe_root() / "audiosr" / f"{stage}.yaml"
+            yield (
+                root / stage,
+                ["fit", f"--config={config}", f"--trainer.default_root_dir={root / stage}", f"--s={seed}"],
+            )
+
+    monkeypatch.setattr(audiosr, "plan", stages)
+    found = dict(audiosr_distill.plan(tmp_path, 3))
+    assert [folder.name for folder in found] == [*audiosr.STAGES, "demo_distill"]
+    arguments = found[tmp_path / "demo_distill"]
+    assert Path(arguments[1].removeprefix("--config=")).name == "demo_distill.yaml"
+    assert arguments[2:] == [
+        f"--trainer.default_root_dir={tmp_path / 'demo_distill'}", "--s=3",
+        f"--model.init_args.teacher.init_args.source={tmp_path / 'demo'}",
+    ]  # fmt: skip
+
+
+def test_a_student_is_compared_with_many_and_with_as_few_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, tuple[str, int]] = {}
+    parts = FrozenAutoencoder(config=AUTOENCODER), FrozenVocoder(config=VOCODER), features(), CosineDiffusion()
+    net = denoiser()
+    torch.nn.init.normal_(net.unet.out[-1].weight, std=0.1)
+
+    def restorer(run: Path, sampler: DDIM | None = None) -> Restorer:
+        settings: Any = {"guidance_scale": 1.0, "chunk_seconds": 0.16, "overlap_seconds": 0.04}
+        return Restorer(net, *parts, sampler or DDIM(2 if run.name == "student" else 9), **settings).eval()
+
+    def evaluate(run: Path, output: Path, settings: Any) -> Any:
+        asked[output.name] = (run.name, settings.options["sampler"]["init_args"]["steps"])
+        lsd = {"student": 1.2, "teacher": 1.5, "undistilled": 1.4}[output.name]
+        return SimpleNamespace(rows=[{"status": "done", "system": audiosr_distill.RESTORED, "lsd": lsd}])
+
+    data = SuperResolutionData(
+        sample_rate=RATE, segment_samples=2560, embedded_utterances=4, val_items=1, val_cutoffs_hz=[2000.0, 4000.0]
+    )
+    data.setup("fit")
+    monkeypatch.setattr(audiosr_distill, "load", restorer)
+    monkeypatch.setattr(audiosr_distill, "evaluate", evaluate)
+    monkeypatch.setattr(audiosr_distill, "recipe_data", lambda *_: data)
+    lsd, way = audiosr_distill.gather(tmp_path / "student", tmp_path / "demo", quick=True)
+    assert asked == {"student": ("student", 2), "teacher": ("demo", 4), "undistilled": ("demo", 2)}
+    assert lsd.value == pytest.approx(0.8) and lsd.passed
+    assert way.value == pytest.approx(1.0) and way.details["student"] > 0  # the nets are the same, the noise too
