@@ -31,6 +31,7 @@ def generate(
     sampling: Sampling | None = None,
     pad: int | None = None,
     seeds: Sequence[int] | None = None,
+    ended: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Continue prompts.
 
@@ -45,6 +46,7 @@ def generate(
         sampling: how tokens are chosen; the likeliest by default.
         pad: follows behind an EOS; the first of `eos` by default.
         seeds: one per row, 0 to 2**64 - 1; from the global generator by default.
+        ended: tells by the new tokens (..., L) which texts (...) end here, beside those with an EOS.
 
     Returns:
         Prompts and continuations (B, T + new), int64; (K, B, T + new) where each agent writes its own.
@@ -77,6 +79,8 @@ def generate(
             chosen = sampling.choose(joined, choices[number]).reshape(done.shape).masked_fill(done, filler)
             texts = torch.cat([texts, chosen[..., None]], dim=-1)
             done = done | torch.isin(chosen, ends)
+            if ended is not None:
+                done = done | ended(texts[..., input_ids.shape[1] :]).to(done.device)
             if number + 1 == max_new_tokens or done.all():
                 break
             if learned:
@@ -144,6 +148,12 @@ def _check(crowd: Crowd, input_ids: Tensor, attention_mask: Tensor, max_new_toke
         )
 
 
+def ends_of(crowd: Crowd, tokenizer: Tokenizer) -> list[int]:
+    """The tokens that end a text: the tokenizer's EOS, and those of a backbone whose generation config has several."""
+    also = crowd.backbone.model.generation_config.eos_token_id
+    return list(dict.fromkeys([tokenizer.eos_id, *(also if isinstance(also, list) else ())]))
+
+
 def write_answers(
     crowd: Crowd,
     tokenizer: Tokenizer,
@@ -152,16 +162,44 @@ def write_answers(
     max_new_tokens: int,
     sampling: Sampling | None = None,
     seeds: Sequence[int] | None = None,
+    stop: Sequence[str] = (),
 ) -> list[list[str]]:
     """The text behind each prompt (numbers of its tokens), up to EOS; one per agent where each writes its own.
 
     Arguments and errors as those of `generate`.
+
+    Args:
+        stop: texts before the first of which an answer ends, wherever they lie among the tokens.
     """
     ids, mask = (each.to(crowd.device) for each in left_padded(prompts, tokenizer.pad_id))
-    end = tokenizer.eos_id
-    found = generate(crowd, ids, mask, aggregator, max_new_tokens, end, sampling, tokenizer.pad_id, seeds)
+    ends = ends_of(crowd, tokenizer)
+    ended = _stopping(tokenizer, stop) if stop else None
+    found = generate(crowd, ids, mask, aggregator, max_new_tokens, ends, sampling, tokenizer.pad_id, seeds, ended)
     new = found.view(-1, len(ids), found.shape[-1])[..., ids.shape[1] :].transpose(0, 1)  # (B, K or 1, new)
-    return [
-        [tokenizer.decode(row[: row.index(end)] if end in row else row) for row in of_prompt]
-        for of_prompt in new.tolist()
-    ]
+    return [[cut(tokenizer.decode(before(row, ends)), stop) for row in of_prompt] for of_prompt in new.tolist()]
+
+
+def before(row: list[int], ends: Sequence[int]) -> list[int]:
+    """Tokens up to the first that ends a text."""
+    return row[: next((place for place, token in enumerate(row) if token in ends), len(row))]
+
+
+def cut(text: str, stop: Sequence[str]) -> str:
+    """A text up to the first stop string in it."""
+    for each in stop:
+        text = text.partition(each)[0]
+    return text
+
+
+def _stopping(tokenizer: Tokenizer, stop: Sequence[str]) -> Callable[[Tensor], Tensor]:
+    """Which texts hold a stop string: looked for behind the last tokens, since each token has a byte or more."""
+    if not all(stop):
+        raise ValueError("stop strings are not empty")
+    reach = 4 * max(map(len, stop)) + 4
+
+    def ended(new: Tensor) -> Tensor:
+        rows = new[..., -reach:].reshape(-1, min(reach, new.shape[-1])).tolist()
+        found = [any(each in tokenizer.decode(row) for each in stop) for row in rows]
+        return torch.tensor(found).view(new.shape[:-1])
+
+    return ended
