@@ -3,4 +3,5 @@
 COMMANDS = {
     "evaluate": "zoo.ci_llm.evaluation.evaluate:evaluate",
     "benchmark": "zoo.ci_llm.evaluation.benchmark:benchmark",
+    "merge": "zoo.ci_llm.convert.merge:merge",
 }
