@@ -175,11 +175,17 @@ class Benchmark:
         prompts = [
             context_ids(self.tokenizer, self.prompting.context(self.tokenizer, item.prompt), chat) for item in items
         ]
+        if (context := self.crowd.backbone.context_tokens) is not None:
+            if context <= self.max_new_tokens:
+                raise ValueError(
+                    f"max_new_tokens is {self.max_new_tokens}, and the backbone's context {context}: lower it"
+                )
+            prompts = [ids[-(context - self.max_new_tokens) :] for ids in prompts]  # as lm-eval does
 
         def write(rule: Aggregator) -> list[list[str]]:
             seeds = list(range(len(prompts)))
             return write_answers(
-                self.crowd, self.tokenizer, prompts, rule, self.max_new_tokens, None, seeds, self.task.stop
+                self.crowd, self.tokenizer, prompts, rule, self.max_new_tokens, None, seeds, self.task.stop, True
             )
 
         texts: dict[str, list[str]] = {}
