@@ -56,14 +56,16 @@ class Ask:
         return self.voice, self.max_tokens, self.temperature, self.top_p
 
 
-def read_ask(said: str, folder: Path, crowd: Crowd, tokenizer: Tokenizer, template: Template, most: int) -> Ask:
+def read_ask(
+    said: str, folder: Path, crowd: Crowd, tokenizer: Tokenizer, template: Template, most: int, known: Sequence[str]
+) -> Ask:
     """Check a request: JSON with `messages`, maybe `model`, `max_tokens`, `temperature`, `top_p`, `stop`, `seed`.
 
     Raises:
         ValueError: when there is no such voice, or the chat does not fit into the backbone's context.
     """
     given: dict[str, Any] = json.loads(said)
-    voice, known = given.get("model", CROWD), voices(crowd.agents.count)
+    voice = given.get("model", known[0])
     if voice not in known:
         raise ValueError(f"there is no model {str(voice)[:60]!r}; there are {', '.join(known)}")
     ids = prompt_ids(tokenizer, given["messages"], template)
@@ -163,7 +165,7 @@ def converse(crowd: Crowd, tokenizer: Tokenizer, rule: Aggregator, asks: Sequenc
             ends,
             sampling,
             tokenizer.pad_id,
-            [ask.seed for ask in asks],
+            seeds,
             ended,
         )
     return [each.finish(row) for each, row in zip(growing, found[:, ids.shape[1] :].tolist(), strict=True)]

@@ -17,7 +17,7 @@ from zoo.ci_llm.aggregation.answers import flexible_answer
 from zoo.ci_llm.data.text_data import Template, json_rows
 from zoo.ci_llm.data.tokenizers import Tokenizer
 from zoo.ci_llm.data.tokens import left_padded
-from zoo.ci_llm.inference.chat import Ask, converse, read_ask, together, voices
+from zoo.ci_llm.inference.chat import BASE, Ask, converse, read_ask, together, voices
 from zoo.ci_llm.inference.generate import write_answers
 from zoo.ci_llm.losses.distances import pairwise_divergences
 from zoo.ci_llm.losses.metrics import taken
@@ -139,7 +139,7 @@ class Writer(Inference):
             Field("temperature", "Temperature", "float", temperature, 0, 2, help="0 takes the likeliest token"),
             Field("seed", "Seed", "int", self.answer_seed, 0, 2**31, help="of tokens that are drawn"),
             Field(
-                CHAT, "Chat", "text", high=2**20, choices=voices(self.crowd.agents.count), optional=True, advanced=True,
+                CHAT, "Chat", "text", high=2**20, choices=self.voices, optional=True, advanced=True,
                 help="a request of the endpoint's /v1/chat/completions, as JSON, in the place of all else",
             ),
         )  # fmt: skip
@@ -181,11 +181,18 @@ class Writer(Inference):
             found[number] = [Part("text", "Answer", data=json.dumps(each))]
         return found
 
+    @property
+    def voices(self) -> tuple[str, ...]:
+        """Names of those who can be asked."""
+        return voices(self.crowd.agents.count)
+
     def _answered(self, values: Mapping[str, Any], folder: Path) -> list[Part]:
         return self.answer(values, folder, lambda share, text: None)
 
     def _ask(self, values: Mapping[str, Any], folder: Path) -> Ask:
-        return read_ask(values[CHAT], folder, self.crowd, self.tokenizer, self.template, self.max_new_tokens)
+        return read_ask(
+            values[CHAT], folder, self.crowd, self.tokenizer, self.template, self.max_new_tokens, self.voices
+        )
 
     def _converse(self, asks: Sequence[Ask]) -> list[dict[str, Any]]:
         rule = self.aggregator if self.aggregator.joint else Mean()
@@ -300,6 +307,11 @@ class Speaker(Writer):
         self.backbone = backbone
         crowd = Crowd(backbone, Agents(1, rank=1, targets=tuple(targets))).to(next(backbone.parameters()).device)
         super().__init__(crowd, tokenizer, template, max_new_tokens=max_new_tokens)
+
+    @property
+    def voices(self) -> tuple[str, ...]:
+        """The backbone alone."""
+        return (BASE,)
 
     def written(self, rows: Sequence[Sequence[int]], aggregator: Aggregator) -> list[list[str]]:
         """The backbone's own answer to each prompt."""
