@@ -13,14 +13,22 @@ import torch
 from torch import Tensor
 
 from zoo.ci_llm.convert.ours import build_crowd, read_checkpoint
-from zoo.ci_llm.convert.read import PEFT_LAYOUT, Adapters, Weights, is_original_folder, is_peft_folder, layer_of, read
+from zoo.ci_llm.convert.read import (
+    PEFT_LAYOUT,
+    Adapters,
+    Weights,
+    agent_name,
+    is_original_folder,
+    is_peft_folder,
+    layer_of,
+    read,
+)
 from zoo.ci_llm.convert.write import write_peft
 from zoo.ci_llm.data.tokenizers import PretrainedTokenizer
 from zoo.ci_llm.nets.agents import PEFT_PREFIX, Agents
 from zoo.ci_llm.nets.backbone import Backbone
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.common.atomic import replacing
-from zoo.common.locks import writes_into
 from zoo.common.ranges import at_least, within
 from zoo.runs.folder import find_checkpoint
 
@@ -165,7 +173,6 @@ def add_to_base(crowd: Crowd, shares: Sequence[float]) -> None:
         layer.weight.copy_(whole if isinstance(layer, torch.nn.Linear) else whole.T)
 
 
-@writes_into("output")
 def merge(
     source: Path,
     output: Path,
@@ -173,7 +180,7 @@ def merge(
     weights: list[float] | None = None,
     density: float | None = None,
     sign: Sign = "total",
-    rank: int | None = None,
+    svd_rank: int | None = None,
     seed: int = 0,
     into_base: bool = False,
     backbone: str | None = None,
@@ -188,7 +195,7 @@ def merge(
         weights: of the agents; equal by default.
         density: part of the entries that is kept, 0 to 1, of those that prune.
         sign: how TIES elects signs: by their sum or by their number.
-        rank: of `svd`; the largest of the agents' by default.
+        svd_rank: of `svd`; the largest of the agents' by default.
         seed: of the entries that DARE drops.
         into_base: write the backbone with the adapters in its weights.
         backbone: its transformers folder or hub id; by default the one that the files name.
@@ -209,13 +216,16 @@ def merge(
         adapters, _ = read_checkpoint(find_checkpoint(source), backbone)
     facts = {"output": str(output), "method": method, "agents": len(adapters.weights)}
     if not into_base:
-        one = merged(adapters, method, weights, density, sign, rank, seed)
+        one = merged(adapters, method, weights, density, sign, svd_rank, seed)
         write_peft(output, replace(one, progress={}))
+        print(f"{len(adapters.weights)} agents, {method}: an adapter of rank {one.rank} in {output / agent_name(0)}")
         return facts | {"rank": one.rank}
     shares = _shares(adapters, method, weights, density)
     if method != "average":
-        adapters, shares = merged(adapters, method, weights, density, sign, rank, seed), [1.0]
-    return facts | {"layers": _write_base(adapters, source, output, backbone, shares)}
+        adapters, shares = merged(adapters, method, weights, density, sign, svd_rank, seed), [1.0]
+    layers = _write_base(adapters, source, output, backbone, shares)
+    print(f"{facts['agents']} agents, {method}: in the weights of {layers} layers of {output}")
+    return facts | {"layers": layers}
 
 
 def _write_base(adapters: Adapters, source: Path, output: Path, backbone: str | None, shares: Sequence[float]) -> int:
