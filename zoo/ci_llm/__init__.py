@@ -5,7 +5,8 @@ from zoo.common.registry import public
 __getattr__, __all__ = public(
     __name__,
     {
-        "aggregation.aggregator": "Aggregator BayesianAverage Dirichlet Fitted Geometric Mean SampleMember Vote",
+        "aggregation.aggregator": "Aggregator BayesianAverage Contrastive Dirichlet Fitted Geometric Mean Product "
+        "Routed SampleMember Vote",
         "convert.adapter_folders": "AdapterFolders",
         "data.arithmetic": "Arithmetic",
         "data.datamodule": "TextData",

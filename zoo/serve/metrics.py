@@ -7,7 +7,7 @@ from collections.abc import Callable
 import psutil
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-PATHS = ("/predict", "/health", "/metrics", "/openapi.json", "/results")
+PATHS = ("/predict", "/health", "/metrics", "/openapi.json", "/results", "/v1/chat/completions", "/v1/models")
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
@@ -37,7 +37,7 @@ class Metrics:
         """Note a request that has been answered."""
         known = next((each for each in PATHS if path == each or path.startswith(f"{each}/")), "other")
         self.requests.labels(known, str(code)).inc()
-        if path == "/predict" and code == 200:
+        if path in ("/predict", "/v1/chat/completions") and code == 200:
             self.seconds.observe(seconds)
 
     def text(self) -> bytes:

@@ -38,7 +38,7 @@ async def read_values(
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     declared = {field.name: field for field in fields}
     if kind == JSON:
-        given = await _read_json(request)
+        given = await read_json(request)
         for name in given.keys() & {field.name for field in fields if field.kind in FILES}:
             if given[name] is not None:
                 raise Wrong(f"{declared[name].label}: a file; send the request as {FORM}", name)
@@ -58,7 +58,8 @@ async def read_values(
         return _checked(fields, said)
 
 
-async def _read_json(request: Request) -> dict[str, Any]:
+async def read_json(request: Request) -> dict[str, Any]:
+    """The object that a request holds."""
     body = b""
     async for block in request.stream():
         body += block

@@ -8,7 +8,7 @@ import logging
 import math
 import secrets
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,8 +109,18 @@ class Queue:
         batches = len(self._line) / (self.limits.batch if self._together else 1)
         return str(min(max(math.ceil(batches * self._batch_seconds), 1), LONGEST_RETRY))
 
-    async def ask(self, session: str, values: Mapping[str, Any], request: Request, end: float) -> tuple[str, Finished]:
+    async def ask(
+        self,
+        session: str,
+        values: Mapping[str, Any],
+        request: Request,
+        end: float,
+        begin: Callable[[Path], None] | None = None,
+    ) -> tuple[str, Finished]:
         """Wait for an answer; the folder's name and what it holds.
+
+        Args:
+            begin: told the folder before the computation begins.
 
         Raises:
             HTTPException: the answer's failure, 429 when the line is full by now, 504 when `end` (of the loop) comes
@@ -118,6 +128,8 @@ class Queue:
         """
         self.let_in()
         job, folder = self.store.new_job(session)
+        if begin is not None:
+            begin(folder)
         mine = Waiting(session, values, job, folder, end)
         self._line.append(mine)
         self._arrived.set()

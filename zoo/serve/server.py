@@ -28,6 +28,7 @@ from zoo.runs.export import is_export
 from zoo.runs.folder import find_checkpoint
 from zoo.runs.hub.names import local
 from zoo.runs.interactive import FILE_PARTS, Part
+from zoo.serve.chat import PREFIX, add_chat, error_body
 from zoo.serve.questions import openapi, read_values
 from zoo.serve.queue import Limits, Queue, new_session
 from zoo.ui.listening import bind, run_until_signal
@@ -170,6 +171,8 @@ def build(queue: Queue, keys: Keys, hosts: set[str], title: str) -> FastAPI:
     @app.exception_handler(StarletteHTTPException)  # FastAPI's own is one of them
     async def refused(request: Request, error: StarletteHTTPException) -> JSONResponse:
         said: Any = error.detail if isinstance(error.detail, dict) else {"error": error.detail}
+        if request.url.path.startswith(PREFIX):
+            said = error_body(said, error.status_code)
         return JSONResponse(said, error.status_code, error.headers)
 
     @app.post("/predict")
@@ -202,6 +205,8 @@ def build(queue: Queue, keys: Keys, hosts: set[str], title: str) -> FastAPI:
             queue.active -= 1
             if not kept:
                 queue.end(session)
+
+    add_chat(app, queue)
 
     @app.get("/results/{session}/{name}")
     async def result(session: str, name: str) -> FileResponse:

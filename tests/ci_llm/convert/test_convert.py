@@ -5,7 +5,10 @@ import json
 import pytest
 import torch
 import yaml
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
 
+from tests.ci_llm import crowd_parts
 from tests.ci_llm.convert.test_read import change, same
 from zoo.ci_llm.convert import (
     convert,
@@ -20,7 +23,7 @@ from zoo.ci_llm.convert import (
 from zoo.ci_llm.convert.ours import original_order
 from zoo.ci_llm.convert.read import META, read_original, read_peft
 from zoo.ci_llm.nets.agents import Agents
-from zoo.ci_llm.nets.backbone import Backbone
+from zoo.ci_llm.nets.backbone import Backbone, positions
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.cli.main import main
 from zoo.runs.checkpoints import load_checkpoint
@@ -248,3 +251,28 @@ def test_configuration_that_cannot_be(tmp_path):
     path.write_text("a: 1")
     with pytest.raises(ValueError, match="no configuration of CI-LLM"):
         convert_config(path)
+
+
+def test_folders_that_peft_wrote(tmp_path):
+    net = crowd_parts.crowd("gpt2")
+    net.backbone.save_source(tmp_path / "backbone")
+    ids, mask, _ = crowd_parts.batch()
+    expected = []
+    for agent, rank in enumerate((2, 5)):
+        config = LoraConfig(
+            r=rank, lora_alpha=3, target_modules=r".*h\.1\..*c_(attn|fc)", use_dora=True, use_rslora=agent > 1,
+            fan_in_fan_out=True, init_lora_weights=False, rank_pattern={"c_fc": 1}, task_type="CAUSAL_LM",
+        )  # fmt: skip
+        torch.manual_seed(agent)
+        model = get_peft_model(AutoModelForCausalLM.from_pretrained(tmp_path / "backbone"), config).eval()
+        with torch.no_grad():
+            expected.append(model(ids, attention_mask=mask, position_ids=positions(mask)).logits)
+        model.save_pretrained(tmp_path / f"peft/agent{agent}")
+    found = from_original(tmp_path / "peft", backbone=tmp_path / "backbone")
+    assert found.agents.rank == [2, 5] and found.agents.dora and len(found.agents.names) == 2
+    ours = found(ids, mask)
+    for agent, theirs in enumerate(expected):
+        torch.testing.assert_close(ours[agent][mask == 1], theirs[mask == 1], atol=1e-5, rtol=1e-5)
+    convert(found, tmp_path / "peft_again")
+    again = from_original(tmp_path / "peft_again", backbone=tmp_path / "backbone")
+    torch.testing.assert_close(again(ids, mask), ours)

@@ -20,6 +20,7 @@ from zoo.ci_llm.convert.read import (
 )
 from zoo.ci_llm.convert.write import write_original, write_peft
 from zoo.ci_llm.data.tokenizers import ByteTokenizer
+from zoo.ci_llm.nets.agents import Agents
 
 LAYERS = ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.up_proj")
 
@@ -182,14 +183,15 @@ def test_names_of_other_adapters():
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"r": 3}, "r is 3, agent0 has 2"),
-        ({"lora_alpha": 5}, "lora_alpha is 5, agent0 has 4"),
-        ({"use_dora": True}, "use_dora: True is not supported"),
-        ({"use_rslora": True}, "use_rslora: True is not supported"),
+        ({"r": 3}, "agent 1 has rank 2, the configuration says 3"),
+        ({"use_dora": True}, "use_dora is True, agent0 has False"),
+        ({"use_rslora": True}, "use_rslora is True, agent0 has False"),
+        ({"future_option": 1}, "future_option: 1 is not supported"),
+        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights: pissa_niter_4"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"lora_bias": True}, "lora_bias"),
         ({"bias": "all"}, "bias: all"),
-        ({"rank_pattern": {"q_proj": 8}}, "rank_pattern"),
+        ({"rank_pattern": {"q_proj": 8}}, "agent 1 has rank 2, the configuration says 8"),
         ({"peft_type": "IA3"}, "peft_type is 'IA3'"),
     ],
 )
@@ -221,3 +223,45 @@ def test_a_failed_write_leaves_the_old_folder(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         write_original(folder, crowd(2))
     assert len(read_original(folder).weights) == 1 and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("name", [".lora_magnitude_vector", ".lora_magnitude_vector.weight"])
+def test_unequal_adapters_and_back(tmp_path, name):
+    kinds = {"rank_pattern": {"q_proj": [1, 3]}, "alpha_pattern": {"up_proj": 7}, "rslora": True, "dora": True}
+    weights = [{**adapter(0, LAYERS[:1], 1), **adapter(0, LAYERS[1:], 2)},
+               {**adapter(1, LAYERS[:1], 3), **adapter(1, LAYERS[1:], 4)}]  # fmt: skip
+    for each in weights:
+        each.update({f"base_model.model.{layer}.lora_magnitude_vector": torch.rand(6) for layer in LAYERS})
+    made = Adapters(weights=weights, rank=[2, 4], alpha=[4, 5.5], dropout=0.0, targets=["q_proj", "up_proj"], **kinds)
+    write_peft(tmp_path / "peft", made)
+    if name.endswith("weight"):  # as other releases of peft
+        for number, each in enumerate(weights):
+            named = {key.replace(".lora_magnitude_vector", name): value for key, value in each.items()}
+            save_file(named, tmp_path / f"peft/agent{number}/adapter_model.safetensors")
+    read = read_peft(tmp_path / "peft")
+    same(read.weights, weights)
+    assert {key: getattr(read, key) for key in kinds} == kinds and (read.rank, read.alpha) == ([2, 4], [4, 5.5])
+    write_peft(tmp_path / "again", read)
+    config = "agent1/adapter_config.json"
+    assert (tmp_path / "again" / config).read_bytes() == (tmp_path / "peft" / config).read_bytes()
+    same(from_ours(to_ours(weights), Agents(**made.form())), weights)
+    with pytest.raises(ValueError, match="one rank and alpha for all agents"):
+        write_original(tmp_path / "checkpoint_step_1", made)
+
+
+def test_patterns_of_other_names_are_told_by_layer(tmp_path):
+    write_peft(tmp_path / "peft", crowd(2))
+    change(tmp_path / "peft/agent1/adapter_config.json", alpha_pattern={"k_proj": 3, "up_proj": 9})
+    read = read_peft(tmp_path / "peft")
+    assert read.alpha_pattern == {LAYERS[1]: [4, 9]} and read.alpha == 4
+    change(tmp_path / "peft/agent0/adapter_config.json", alpha_pattern={"k_proj": 3, "up_proj": 8})
+    assert read_peft(tmp_path / "peft").alpha_pattern == {"up_proj": [8, 9]}
+
+
+def test_targets_that_are_an_expression_are_spelled_out(tmp_path):
+    write_peft(tmp_path / "peft", crowd(1))
+    change(tmp_path / "peft/agent0/adapter_config.json", target_modules=r".*\.(0\.self_attn\.q|1\.mlp\.up)_proj")
+    read = read_peft(tmp_path / "peft")
+    assert read.targets == list(LAYERS)
+    write_peft(tmp_path / "again", read)
+    assert json.loads((tmp_path / "again/agent0/adapter_config.json").read_text())["layers_to_transform"] is None

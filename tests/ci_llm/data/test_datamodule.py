@@ -116,7 +116,7 @@ def test_tables(tmp_path, kind):
             sink.write_table(table)
     files = split_files(tmp_path, "train")
     assert [(e.prompt, e.answer, e.line) for e in read_examples(files, "p", "q")] == [("a", "c", 1), ("b", "d", 2)]
-    with pytest.raises(ValueError, match="its columns are p, q, other; expected question and answer"):
+    with pytest.raises(ValueError, match="its columns are p, q, other; expected question, answer"):
         read_examples(files, *FIELDS)
     path.write_bytes(b"nothing of the kind")
     with pytest.raises(ValueError, match="no readable"):

@@ -35,7 +35,8 @@ class AdapterFolders(L.Callback):
     that are no longer kept are deleted when the next batch begins or the training ends; after an interruption that is
     in the resumed run. A run does not resume from them: that is what the checkpoints are for.
 
-    Under a strategy that shards weights nothing is written: convert a checkpoint instead.
+    Agents of unequal ranks or alphas, with patterns, rsLoRA or DoRA have no place in the original's layout: of them
+    there are PEFT folders alone. Under a strategy that shards weights nothing is written: convert a checkpoint instead.
 
     Args:
         peft: write PEFT folders too.
@@ -102,10 +103,11 @@ class AdapterFolders(L.Callback):
             **({"completed": True} if completed else {}),
         }
         adapters = adapters_of(crowd, progress, pl_module.tokenizer)
-        write_original(folder / name, adapters)
+        if adapters.alike:
+            write_original(folder / name, adapters)
         if self.peft:
             write_peft(folder / peft_name, replace(adapters, progress={}, tokenizer=None))
-        log.info("adapters of %d agents: %s", crowd.agents.count, folder / name)
+        log.info("adapters of %d agents: %s", crowd.agents.count, folder / (name if adapters.alike else peft_name))
 
     def _sweep(self, trainer: L.Trainer) -> None:
         """Delete folders of steps whose checkpoints are gone."""

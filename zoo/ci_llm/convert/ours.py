@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from zoo.ci_llm.convert.read import OURS, PART, Adapters, check_pairs, from_ours
+from zoo.ci_llm.convert.read import OURS, PART, Adapters, check_pairs, from_ours, layer_of, written_targets
 from zoo.ci_llm.data.tokenizers import PretrainedTokenizer
 from zoo.ci_llm.nets.agents import Agents
 from zoo.ci_llm.nets.backbone import Backbone
@@ -122,13 +122,13 @@ def build_crowd(adapters: Adapters, path: Path, backbone: Path | str | None) -> 
             "the former with backbone"
         )
     arguments: dict[str, Any] = {
-        "count": len(adapters.weights),
-        "rank": adapters.rank,
-        "alpha": adapters.alpha,
+        **adapters.form(),
         "targets": list(adapters.targets),
-        "dropout": adapters.dropout,
         "top_layers": None if adapters.blocks is None else len(base.blocks) - adapters.blocks[0],
     }
+    layers = list(dict.fromkeys(map(layer_of, adapters.weights[0])))
+    if set(layers) < set(base.targets(adapters.targets, arguments["top_layers"])):
+        arguments |= {"targets": layers, "top_layers": None}
     crowd = Crowd(base, Agents(**arguments))
     for number, weights in enumerate(adapters.weights):
         try:
@@ -180,7 +180,7 @@ def read_checkpoint(source: Path, backbone: Path | str | None) -> tuple[Adapters
     checkpoint, specs, state, averaged = read_ours(source, INFERENCE)
     described = specs["parts"][PART]["init_args"]
     agents = Agents(**described["agents"]["init_args"])
-    weights = from_ours(state)
+    weights = from_ours(state, agents)
     if not weights:
         raise ValueError(f"{source} holds no adapters ({OURS}*); is it a checkpoint of CrowdTask?")
     check_pairs(weights[0], str(source))
@@ -199,7 +199,11 @@ def read_checkpoint(source: Path, backbone: Path | str | None) -> tuple[Adapters
         rank=agents.rank,
         alpha=agents.alpha,
         dropout=agents.dropout,
-        targets=list(agents.targets),
+        targets=written_targets(agents, dict.fromkeys(map(layer_of, weights[0]))),
+        rank_pattern=agents.rank_pattern,
+        alpha_pattern=agents.alpha_pattern,
+        rslora=agents.rslora,
+        dora=agents.dora,
         mode=known.get("parallel_mode", "sequential"),
         base=known.get("base", arguments.get("source")),
         backbone=None if record is None else {"sha256": record["sha256"], **form},

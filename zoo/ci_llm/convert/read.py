@@ -14,7 +14,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from zoo.ci_llm.data.tokenizers import Tokenizer
-from zoo.ci_llm.nets.agents import LINEAR_LAYERS, PEFT_PREFIX
+from zoo.ci_llm.nets.agents import LINEAR_LAYERS, PEFT_PREFIX, Agents, fits, matching
+from zoo.ci_llm.nets.backbone import ALL_LINEAR
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.common.reading.foreign import load_foreign
 from zoo.common.reading.text import load_json
@@ -29,9 +30,11 @@ PART = "crowd"  # name of the net in the task, and so prefix of its tensors
 #   base_model.model.{layer}.lora_A.weight
 #   base_model.model.{layer}.lora_A.agent1.weight, {layer}.lora_A1.weight; base_model.{layer}.lora_A.agent1.weight
 #   crowd.agents.adapters.{layer}.lora_A, stacked over agents
+# and, with DoRA, {layer}.lora_magnitude_vector without `.weight`.
 OURS = f"{PART}.agents.adapters."
 STATE_PREFIX = "base_model."  # of the whole module in accelerate's state; the backbone's other registration is dropped
-_PEFT = re.compile(rf"{re.escape(PEFT_PREFIX)}(?P<layer>.+)\.lora_(?P<side>[AB])\.weight")
+_PEFT = re.compile(rf"{re.escape(PEFT_PREFIX)}(?P<layer>.+)\.lora_((?P<side>[AB])\.weight|magnitude_vector)")
+MAGNITUDE = ".lora_magnitude_vector"
 _NAMED = re.compile(r"(?P<layer>.+)\.lora_(?P<side>[AB])(?P<rest>\d*)(?:\.(?P<agent>[^.]+))?\.weight")
 
 # Files of CI-LLM's folders; META marks one.
@@ -46,13 +49,16 @@ _WEIGHTS = re.compile(r"agent(\d+)_weights\.pth")
 CONFIG = "adapter_config.json"
 PEFT_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _FOLDER = re.compile(r"agent(\d+)")
-# What changes the function that A and B stand for, and which our agents do not compute.
-REFUSED = (
-    "use_dora", "use_rslora", "modules_to_save", "lora_bias", "rank_pattern", "alpha_pattern", "use_qalora",
-    "use_bdlora", "trainable_token_indices", "target_parameters", "layer_replication", "alora_invocation_tokens",
-    "arrow_config",
-)  # fmt: skip
-EQUAL = ("r", "lora_alpha", "target_modules", "lora_dropout")  # in all agents of a crowd
+# Keys of adapter_config.json that are heeded or change nothing; whatever else is set is refused.
+HEEDED = frozenset({
+    "peft_type", "task_type", "base_model_name_or_path", "revision", "auto_mapping", "inference_mode", "peft_version",
+    "r", "lora_alpha", "lora_dropout", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern",
+    "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "fan_in_fan_out", "bias", "init_lora_weights",
+    "runtime_config", "megatron_config", "megatron_core", "qalora_group_size", "eva_config",
+})  # fmt: skip
+BASE_CHANGING = ("pissa", "olora", "corda", "lora_ga", "loftq")  # first weights that also change the backbone
+_SPECIAL = ("rank_pattern", "alpha_pattern", "rslora", "dora")
+EQUAL = ("target_modules", "lora_dropout", "use_rslora", "use_dora")  # in all agents of a crowd
 
 ORIGINAL_LAYOUT, PEFT_LAYOUT = "checkpoint of CI-LLM", "PEFT folders"
 FORMATS = (
@@ -67,8 +73,10 @@ class Adapters(Original):
 
     Attributes:
         weights: of each agent, by peft's names.
-        alpha: the scale is alpha / rank.
-        targets: last parts of the names of the adapted layers.
+        rank: of all agents, or of each.
+        alpha: the scale is alpha / rank; of all agents, or of each.
+        targets: last parts of the names of the adapted layers, or their full names.
+        rank_pattern: see `zoo.ci_llm.Agents`, as `alpha_pattern`, `rslora` and `dora`.
         mode: the original's `parallel_mode`, which nobody reads.
         base: name of the backbone, where known.
         backbone: `sha256`, `dtype` and `quantization` of the one that they were trained on, where known.
@@ -79,10 +87,14 @@ class Adapters(Original):
 
     layout: str = ORIGINAL_LAYOUT
     weights: list[Weights]
-    rank: int
-    alpha: int
+    rank: int | list[int]
+    alpha: int | float | list[float]
     dropout: float
     targets: list[str]
+    rank_pattern: dict[str, Any] = field(default_factory=dict)
+    alpha_pattern: dict[str, Any] = field(default_factory=dict)
+    rslora: bool = False
+    dora: bool = False
     task_type: str = "CAUSAL_LM"
     mode: str = "sequential"
     base: str | None = None
@@ -90,6 +102,16 @@ class Adapters(Original):
     progress: dict[str, Any] = field(default_factory=dict)
     tokenizer: Path | Tokenizer | None = None
     optimizer: Path | dict[str, Any] | None = None
+
+    def form(self) -> dict[str, Any]:
+        """What shapes the agents: arguments of `Agents`, without those at their default that the original lacks."""
+        shared = {"count": len(self.weights), "rank": self.rank, "alpha": self.alpha, "dropout": self.dropout}
+        return shared | {name: getattr(self, name) for name in _SPECIAL if getattr(self, name)}
+
+    @property
+    def alike(self) -> bool:
+        """Whether all agents have one rank and one alpha, and plain LoRA."""
+        return not (isinstance(self.rank, list) or isinstance(self.alpha, list) or self.form().keys() & set(_SPECIAL))
 
     @property
     def blocks(self) -> list[int] | None:
@@ -115,12 +137,25 @@ def adapters_of(
         rank=agents.rank,
         alpha=agents.alpha,
         dropout=agents.dropout,
-        targets=list(agents.targets),
+        targets=written_targets(agents, agents.names),
+        rank_pattern=agents.rank_pattern,
+        alpha_pattern=agents.alpha_pattern,
+        rslora=agents.rslora,
+        dora=agents.dora,
         base=backbone.source,
         backbone={"sha256": backbone.fingerprint(), "dtype": dtype, "quantization": backbone.quantization},
         progress=dict(progress or {}),
         tokenizer=tokenizer,
     )
+
+
+def written_targets(agents: Agents, names: Iterable[str]) -> list[str]:
+    """The targets of agents as a list: as they were given, or else spelled out from the adapted layers' full names."""
+    if isinstance(agents.targets, str) or agents.exclude:
+        if agents.targets != ALL_LINEAR or agents.exclude:
+            return list(names)
+        return list(dict.fromkeys(name.rpartition(".")[2] for name in names))
+    return list(agents.targets)
 
 
 def agent_name(number: int) -> str:
@@ -141,6 +176,8 @@ def adapter_weights(content: Mapping[str, Tensor], name: str, where: str) -> Wei
             weights[key] = value
         elif found and not found["rest"] and found["agent"] == name:
             weights[f"{found['layer']}.lora_{found['side']}.weight"] = value
+        elif key.removesuffix(".weight").removesuffix(f".{name}").endswith(MAGNITUDE):
+            weights[key.removesuffix(".weight").removesuffix(f".{name}")] = value
         elif found and key.startswith(PEFT_PREFIX):
             others.append(key)
         else:
@@ -159,6 +196,8 @@ def check_pairs(weights: Mapping[str, Tensor], where: str) -> None:
     if not weights:
         raise ValueError(f"{where} holds no LoRA weights")
     for key, value in weights.items():
+        if key.endswith(MAGNITUDE):
+            continue
         partner = key.replace(".lora_A.", ".lora_B.") if ".lora_A." in key else key.replace(".lora_B.", ".lora_A.")
         if partner not in weights:
             raise ValueError(f"{where}: {key} is there, {partner} is missing; is the file complete?")
@@ -169,20 +208,31 @@ def check_pairs(weights: Mapping[str, Tensor], where: str) -> None:
             )
 
 
-def check_alike(weights: Sequence[Weights], rank: int, where: Path) -> None:
-    """See that all agents adapt the same layers with the rank that the configuration says."""
+def check_alike(adapters: Adapters, where: Path) -> None:
+    """See that all agents adapt the same layers, with the ranks that the configuration says."""
+    form, weights = Agents(**adapters.form()), adapters.weights
     for number, each in enumerate(weights):
-        if (ranks := {value.shape[0] for key, value in each.items() if ".lora_A." in key}) != {rank}:
-            raise ValueError(f"{where}: agent {number} has rank {sorted(ranks)}, the configuration says {rank}")
+        for key, value in each.items():
+            if ".lora_A." in key and value.shape[0] != (said := form.ranks(layer_of(key))[number]):
+                raise ValueError(f"{where}: agent {number} has rank {value.shape[0]}, the configuration says {said}")
         odd = each.keys() ^ weights[0].keys()
         if odd:
             raise ValueError(f"{where}: agents 0 and {number} adapt different layers: {sorted(odd)[0]} is in one only")
         for key, value in each.items():
-            if value.shape != weights[0][key].shape:
+            ranked = 0 if ".lora_A." in key else 1  # where the rank stands in the shape
+            shapes = [list(of.shape) for of in (value, weights[0][key])]
+            if not key.endswith(MAGNITUDE):
+                shapes = [shape[:ranked] + shape[ranked + 1 :] for shape in shapes]
+            if shapes[0] != shapes[1]:
                 raise ValueError(
                     f"{where}: {key} is {tuple(value.shape)} in agent {number}, but "
                     f"{tuple(weights[0][key].shape)} in agent 0"
                 )
+
+
+def layer_of(key: str) -> str:
+    """The full name of the layer of a tensor with peft's name."""
+    return key.removeprefix(PEFT_PREFIX).rpartition(".lora_")[0]
 
 
 def split_state(keys: Iterable[str]) -> dict[str, dict[str, str]]:
@@ -198,20 +248,38 @@ def split_state(keys: Iterable[str]) -> dict[str, dict[str, str]]:
 
 
 def to_ours(agents: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Stack the adapters of all agents under our task's names: (K, r, in) and (K, out, r)."""
-    return {
-        f"{OURS}{key.removeprefix(PEFT_PREFIX).removesuffix('.weight')}": torch.stack([each[key] for each in agents])
-        for key in agents[0]
-    }
+    """Stack the adapters of all agents under our task's names: (K, r, in) and (K, out, r), r the largest rank."""
+    stacked = {}
+    for key in agents[0]:
+        values = [each[key] for each in agents]
+        shape = [max(sizes) for sizes in zip(*(value.shape for value in values), strict=True)]
+        filled = [value.new_zeros(shape) for value in values]
+        for whole, value in zip(filled, values, strict=True):
+            whole[tuple(map(slice, value.shape))] = value
+        stacked[f"{OURS}{key.removeprefix(PEFT_PREFIX).removesuffix('.weight')}"] = torch.stack(filled)
+    return stacked
 
 
-def from_ours(state: Mapping[str, Tensor]) -> list[Weights]:
-    """The adapters of each agent in a state of our task, under peft's names; other tensors are passed over."""
+def from_ours(state: Mapping[str, Tensor], form: Agents | None = None) -> list[Weights]:
+    """The adapters of each agent in a state of our task, under peft's names; other tensors are passed over.
+
+    Args:
+        form: tells the ranks; by default those of the stacked tensors.
+    """
     stacked = {
-        f"{PEFT_PREFIX}{key.removeprefix(OURS)}.weight": value for key, value in state.items() if key.startswith(OURS)
+        f"{PEFT_PREFIX}{key.removeprefix(OURS)}{'' if key.endswith(MAGNITUDE) else '.weight'}": value
+        for key, value in state.items()
+        if key.startswith(OURS)
     }
     count = len(next(iter(stacked.values()), ()))
-    return [{key: value[agent].contiguous().clone() for key, value in stacked.items()} for agent in range(count)]
+
+    def own(key: str, value: Tensor, agent: int) -> Tensor:
+        if form is not None and not key.endswith(MAGNITUDE):
+            rank = form.ranks(layer_of(key))[agent]
+            value = value[:, :rank] if ".lora_A." in key else value[..., :rank]
+        return value[agent].contiguous().clone()
+
+    return [{key: own(key, value, agent) for key, value in stacked.items()} for agent in range(count)]
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -246,10 +314,9 @@ def read_original(folder: Path, allow_partial: bool = False) -> Adapters:
     if wrong or meta["K_agents"] < 1:
         raise ValueError(f"{folder / META}: {', '.join(wrong) or 'K_agents'} is missing or cannot be so")
     weights = _read_agents(folder, meta["K_agents"], allow_partial)
-    check_alike(weights, meta["r"], folder)
     beside = _beside(folder)
     config = beside["progress"].get("config")
-    return Adapters(
+    found = Adapters(
         weights=weights,
         rank=meta["r"],
         alpha=meta["lora_alpha"],
@@ -262,6 +329,8 @@ def read_original(folder: Path, allow_partial: bool = False) -> Adapters:
         optimizer=folder / OPTIMIZER if (folder / OPTIMIZER).is_file() else None,
         **beside,
     )
+    check_alike(found, folder)
+    return found
 
 
 def _beside(folder: Path) -> dict[str, Any]:
@@ -354,18 +423,40 @@ def read_peft(folder: Path, allow_partial: bool = False) -> Adapters:
                     f"{path / CONFIG}: {key} is {config[key]}, {folders[0].name} has {configs[0][key]}; the agents of "
                     "a crowd have the same"
                 )
-    first = configs[0]
-    check_alike(weights, first["r"], folder)
-    return Adapters(
+    first, layers = configs[0], list(dict.fromkeys(map(layer_of, weights[0])))
+    found = Adapters(
         layout=PEFT_LAYOUT,
         weights=weights,
-        rank=first["r"],
-        alpha=first["lora_alpha"],
+        rank=_joined([config["r"] for config in configs]),
+        alpha=_joined([config["lora_alpha"] for config in configs]),
         dropout=first["lora_dropout"],
         targets=first["target_modules"],
+        rank_pattern=_patterns(configs, "rank_pattern", "r", layers),
+        alpha_pattern=_patterns(configs, "alpha_pattern", "lora_alpha", layers),
+        rslora=first["use_rslora"],
+        dora=first["use_dora"],
         base=first.get("base_model_name_or_path"),
         **_beside(folder),
     )
+    check_alike(found, folder)
+    return found
+
+
+def _joined(values: list[Any]) -> Any:
+    """One value where all agents have the same, else that of each."""
+    return values[0] if values.count(values[0]) == len(values) else values
+
+
+def _patterns(configs: Sequence[dict[str, Any]], key: str, otherwise: str, layers: Sequence[str]) -> dict[str, Any]:
+    """The patterns of all agents in one; where their keys differ, spelled out by layer."""
+    every = [config.get(key) or {} for config in configs]
+    if all(list(each) == list(every[0]) for each in every):
+        used = [name for name in every[0] if any(fits(name, layer) for layer in layers)]
+        return {name: _joined([each[name] for each in every]) for name in used}
+    found = {layer: [matching(each, layer, config[otherwise]) for each, config in zip(every, configs, strict=True)]
+             for layer in layers}  # fmt: skip
+    plain = [config[otherwise] for config in configs]
+    return {layer: _joined(values) for layer, values in found.items() if values != plain}
 
 
 def _folders(path: Path) -> list[Path]:
@@ -394,9 +485,11 @@ def _checked(config: dict[str, Any], folder: Path, weights: Weights) -> dict[str
     where = folder / CONFIG
     if config.get("peft_type") != "LORA":
         raise ValueError(f"{where}: peft_type is {config.get('peft_type')!r}, only LORA is supported")
-    refused = [key for key in REFUSED if config.get(key)]
+    refused = [key for key, value in config.items() if value and key not in HEEDED]
     if config.get("bias", "none") != "none":
         refused.append("bias")
+    if str(config.get("init_lora_weights")).lower().startswith(BASE_CHANGING):
+        refused.append("init_lora_weights")  # the adapter belongs to a backbone that it changed
     if refused:
         said = ", ".join(f"{key}: {config[key]}" for key in refused)
         raise ValueError(f"{where}: {said} is not supported; train or merge the adapter without it")
@@ -404,9 +497,15 @@ def _checked(config: dict[str, Any], folder: Path, weights: Weights) -> dict[str
     if absent:
         raise ValueError(f"{where}: {', '.join(absent)} is missing or no number")
     order = {name: place for place, name in enumerate(LINEAR_LAYERS)}  # peft keeps a set
-    layers = dict.fromkeys(key.rpartition(".lora_")[0].rpartition(".")[2] for key in weights)
-    targets = sorted(layers, key=lambda name: order.get(name, len(order)))
-    return {**config, "target_modules": targets, "lora_dropout": config.get("lora_dropout", 0.0)}
+    layers = list(dict.fromkeys(map(layer_of, weights)))
+    chosen = isinstance(config.get("target_modules"), str) and config["target_modules"] != ALL_LINEAR
+    if chosen or config.get("exclude_modules") or 0 in (config.get("layers_to_transform") or ()):
+        targets = layers
+    else:
+        last = dict.fromkeys(name.rpartition(".")[2] for name in layers)
+        targets = sorted(last, key=lambda name: order.get(name, len(order)))
+    switches = {key: bool(config.get(key)) for key in ("use_rslora", "use_dora")}
+    return {**config, "target_modules": targets, "lora_dropout": config.get("lora_dropout", 0.0), **switches}
 
 
 def read(path: Path, allow_partial: bool = False) -> Adapters:

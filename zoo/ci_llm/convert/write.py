@@ -21,6 +21,7 @@ from zoo.ci_llm.convert.read import (
     Adapters,
     agent_name,
 )  # fmt: skip
+from zoo.ci_llm.nets.agents import Agents
 from zoo.common.atomic import replacing
 
 
@@ -32,7 +33,13 @@ def write_original(folder: Path, adapters: Adapters) -> None:
 
     Raises:
         OSError: when the disk is full or the folder is not writable; what was there is untouched.
+        ValueError: when the agents are of a kind that the original does not know.
     """
+    if not adapters.alike:
+        raise ValueError(
+            f"{folder}: a checkpoint folder of CI-LLM has one rank and alpha for all agents, no patterns, no rsLoRA "
+            "and no DoRA; write PEFT folders (a name that begins with peft)"
+        )
     meta: dict[str, Any] = {
         "r": adapters.rank,
         "lora_alpha": adapters.alpha,
@@ -59,20 +66,20 @@ def write_original(folder: Path, adapters: Adapters) -> None:
 
 def write_peft(folder: Path, adapters: Adapters) -> None:
     """Write a folder `agent{i}/` for each agent; arguments and errors as those of `write_original`."""
+    form = Agents(**adapters.form())
+    spelled = any("." in target for target in adapters.targets)
     config = {
         "peft_type": "LORA",
         "task_type": adapters.task_type,
         "base_model_name_or_path": adapters.base,
         "revision": None,
-        "r": adapters.rank,
-        "lora_alpha": adapters.alpha,
         "lora_dropout": adapters.dropout,
         "target_modules": adapters.targets,
-        "layers_to_transform": adapters.blocks,
+        "layers_to_transform": None if spelled else adapters.blocks,
         "bias": "none",
         "init_lora_weights": True,
-        "use_dora": False,
-        "use_rslora": False,
+        "use_dora": adapters.dora,
+        "use_rslora": adapters.rslora,
         "lora_bias": False,
         "modules_to_save": None,
         "inference_mode": True,
@@ -84,7 +91,8 @@ def write_peft(folder: Path, adapters: Adapters) -> None:
             place.mkdir()
             tensors = {key: value.contiguous() for key, value in weights.items()}
             save_file(tensors, place / PEFT_WEIGHTS[0], metadata={"format": "pt"})
-            (place / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
+            said = {**config, **form.peft_form(number)}
+            (place / CONFIG).write_text(json.dumps(said, indent=2, sort_keys=True), encoding="utf-8")
         _write_beside(aside, adapters)
 
 

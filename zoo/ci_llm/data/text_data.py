@@ -87,7 +87,7 @@ def read_examples(files: Sequence[Path], prompt_field: str, answer_field: str) -
     for path in files:
         if not path.is_file():
             raise FileNotFoundError(f"no file of texts at {path}")
-        rows = _table_rows(path, (prompt_field, answer_field)) if path.suffix in TABLES else json_rows(path)
+        rows = table_rows(path, (prompt_field, answer_field)) if path.suffix in TABLES else json_rows(path)
         for line, row in rows:
             prompt, answer = (_text(row, field, f"{path}, line {line}") for field in (prompt_field, answer_field))
             examples.append(Example(prompt, answer, str(path), line))
@@ -119,7 +119,8 @@ def json_rows(path: Path) -> Iterator[tuple[int, Any]]:
             raise ValueError(f"{path}, line {number}: not JSON ({error}); expected one object per line") from error
 
 
-def _table_rows(path: Path, fields: tuple[str, str]) -> Iterator[tuple[int, Any]]:
+def table_rows(path: Path, fields: Sequence[str]) -> Iterator[tuple[int, Any]]:
+    """Row numbers, from 1, and these columns of a Parquet or Arrow file."""
     try:
         import pyarrow as pa
         from pyarrow import ipc, parquet
@@ -139,5 +140,5 @@ def _table_rows(path: Path, fields: tuple[str, str]) -> Iterator[tuple[int, Any]
         raise ValueError(f"{path}: no readable {path.suffix[1:]} file ({error})") from error
     columns = [name for name in fields if name in table.column_names]
     if len(columns) < len(fields):
-        raise ValueError(f"{path}: its columns are {', '.join(table.column_names)}; expected {' and '.join(fields)}")
+        raise ValueError(f"{path}: its columns are {', '.join(table.column_names)}; expected {', '.join(fields)}")
     yield from enumerate(table.select(columns).to_pylist(), 1)

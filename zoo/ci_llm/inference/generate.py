@@ -31,6 +31,8 @@ def generate(
     sampling: Sampling | None = None,
     pad: int | None = None,
     seeds: Sequence[int] | None = None,
+    ended: Callable[[Tensor], Tensor] | None = None,
+    share_prefix: bool = False,
 ) -> Tensor:
     """Continue prompts.
 
@@ -45,6 +47,10 @@ def generate(
         sampling: how tokens are chosen; the likeliest by default.
         pad: follows behind an EOS; the first of `eos` by default.
         seeds: one per row, 0 to 2**64 - 1; from the global generator by default.
+        ended: tells by the new tokens (..., L) which texts (...) end here, beside those with an EOS.
+        share_prefix: read what all prompts begin with (examples, a system prompt) once for each agent, not for each
+            prompt; blocks below the agents' first read it once for all. Same texts, up to the rounding of floats. A
+            rule that learns along the text, and sliding windows that texts outgrow, read prompts whole.
 
     Returns:
         Prompts and continuations (B, T + new), int64; (K, B, T + new) where each agent writes its own.
@@ -53,7 +59,7 @@ def generate(
         ValueError: when shapes differ, a prompt is empty or padded on the right, or a text would not fit into the
             backbone's context.
     """
-    _check(crowd, input_ids, attention_mask, max_new_tokens)
+    check_prompts(crowd, input_ids, attention_mask, max_new_tokens)
     sampling = sampling or Sampling()
     ends = torch.tensor([eos] if isinstance(eos, int) else list(eos), dtype=torch.long, device=input_ids.device)
     filler = pad if pad is not None else int(ends[0]) if len(ends) else 0
@@ -64,9 +70,13 @@ def generate(
     learned = aggregator.learns and aggregator.joint
     log_weights = aggregator.start(count, rows, start[:, :rows]).to(input_ids.device)
     texts = input_ids if aggregator.joint else input_ids.expand(count, -1, -1)
-    read = _reader(crowd, attention_mask if aggregator.joint else attention_mask.expand(count, -1, -1))
-    with _evaluating(crowd):
-        log_probs = read(texts, 0 if learned else 1)
+    mask = attention_mask if aggregator.joint else attention_mask.expand(count, -1, -1)
+    read = Reader(crowd, mask)
+    with evaluating(crowd):
+        if share_prefix and not learned and (shared := common_prefix(crowd, input_ids, attention_mask, max_new_tokens)):
+            log_probs = read.behind_prefix(texts, shared)
+        else:
+            log_probs = read(texts, 0 if learned else 1)
         if learned:
             given = taken(log_probs[:, :, :-1], input_ids[:, 1:])
             log_weights = aggregator.along(log_weights, given, attention_mask[:, :-1])[-1]
@@ -77,6 +87,8 @@ def generate(
             chosen = sampling.choose(joined, choices[number]).reshape(done.shape).masked_fill(done, filler)
             texts = torch.cat([texts, chosen[..., None]], dim=-1)
             done = done | torch.isin(chosen, ends)
+            if ended is not None:
+                done = done | ended(texts[..., input_ids.shape[1] :]).to(done.device)
             if number + 1 == max_new_tokens or done.all():
                 break
             if learned:
@@ -85,28 +97,66 @@ def generate(
     return texts
 
 
-def _reader(crowd: Crowd, attention_mask: Tensor) -> Callable[[Tensor, int], Tensor]:
-    """A function that appends tokens (..., L) to all texts and gives the log-probabilities (K, B, kept, V) behind them.
+class Reader:
+    """Appends tokens to all texts and keeps their keys and values.
 
-    Keys and values of what was read are kept; the first call is given the prompts.
+    Args:
+        attention_mask: of the prompts, (B, T), or (K, B, T) where each agent has texts of its own.
     """
-    from transformers import DynamicCache
 
-    cache = DynamicCache(config=crowd.backbone.model.config)
-    mask = attention_mask
+    def __init__(self, crowd: Crowd, attention_mask: Tensor) -> None:
+        from transformers import DynamicCache
 
-    def read(tokens: Tensor, keep: int) -> Tensor:
-        nonlocal mask
-        if cache.get_seq_length():
-            mask = F.pad(mask, (0, tokens.shape[-1]), value=1)
-        output = crowd.outputs(tokens, mask, cache=cache, logits_to_keep=keep)
+        self.crowd = crowd
+        self.cache = DynamicCache(config=crowd.backbone.model.config)
+        self.mask = attention_mask
+
+    def __call__(self, tokens: Tensor, keep: int) -> Tensor:
+        """Log-probabilities (K, B, kept, V) behind tokens (..., L); the first call is given the prompts."""
+        beyond = self.cache.get_seq_length() + tokens.shape[-1] - self.mask.shape[-1]
+        self.mask = F.pad(self.mask, (0, beyond), value=1)
+        return self._passed(tokens, self.mask, keep)
+
+    def behind_prefix(self, prompts: Tensor, shared: int) -> Tensor:
+        """Log-probabilities (K, B, 1, V) behind prompts that begin with the same tokens, so many."""
+        rows, width = prompts.shape[-2:]
+        lengths = self.mask.sum(-1)
+        first = prompts[..., :1, width - int(lengths.flatten()[0]) :][..., :shared]  # (..., 1, shared)
+        self._passed(first, torch.ones_like(first), 1)
+        self.cache.batch_repeat_interleave(rows)
+        rest = int(lengths.max()) - shared
+        own = (torch.arange(width, device=prompts.device) >= width - lengths[..., None] + shared)[..., width - rest :]
+        self.mask = torch.cat([torch.ones_like(prompts[..., :shared]), own.to(prompts.dtype)], -1)
+        return self._passed(prompts[..., width - rest :], self.mask, 1)
+
+    def _passed(self, tokens: Tensor, mask: Tensor, keep: int) -> Tensor:
+        output = self.crowd.outputs(tokens, mask, cache=self.cache, logits_to_keep=keep)
         return output.logits.float().log_softmax(-1)
 
-    return read
+    def forget(self, tokens: int) -> None:
+        """Take back the last so many tokens of every text; not with sliding windows."""
+        if tokens:
+            self.cache.crop(-tokens)
+            self.mask = self.mask[..., :-tokens]
+
+
+def windowed(crowd: Crowd, length: int) -> bool:
+    """Whether a text of so many tokens outgrows a sliding window of the backbone."""
+    window = getattr(crowd.backbone.settings, "sliding_window", None)
+    return window is not None and length > window
+
+
+def common_prefix(crowd: Crowd, input_ids: Tensor, attention_mask: Tensor, new: int) -> int:
+    """How many tokens all prompts (B, T), padded on the left, begin with, but for each one's last; 0 for one prompt."""
+    if len(input_ids) < 2 or windowed(crowd, 2 * input_ids.shape[1] + new):
+        return 0
+    texts = [ids[mask.bool()].tolist() for ids, mask in zip(input_ids, attention_mask, strict=True)]
+    most = min(map(len, texts)) - 1
+    return next((at for at in range(most) if len({text[at] for text in texts}) > 1), most)
 
 
 @contextmanager
-def _evaluating(crowd: Crowd) -> Iterator[None]:
+def evaluating(crowd: Crowd) -> Iterator[None]:
     """Turn dropout and DropConnect off for a while."""
     training = crowd.agents.training
     crowd.agents.eval()
@@ -127,7 +177,8 @@ def _uniforms(seeds: Sequence[int] | None, count: int, rows: int, steps: int, jo
     return seeded_uniforms(seeds, count + 2 * steps)
 
 
-def _check(crowd: Crowd, input_ids: Tensor, attention_mask: Tensor, max_new_tokens: int) -> None:
+def check_prompts(crowd: Crowd, input_ids: Tensor, attention_mask: Tensor, max_new_tokens: int) -> None:
+    """Refuse prompts that are empty, padded on the right, or leave too little room in the backbone's context."""
     if input_ids.dim() != 2 or input_ids.shape != attention_mask.shape:
         raise ValueError(
             "generation needs input_ids and attention_mask of one shape (B, T), "
@@ -144,6 +195,12 @@ def _check(crowd: Crowd, input_ids: Tensor, attention_mask: Tensor, max_new_toke
         )
 
 
+def ends_of(crowd: Crowd, tokenizer: Tokenizer) -> list[int]:
+    """The tokens that end a text: the tokenizer's EOS, and those of a backbone whose generation config has several."""
+    also = crowd.backbone.model.generation_config.eos_token_id
+    return list(dict.fromkeys([tokenizer.eos_id, *(also if isinstance(also, list) else ())]))
+
+
 def write_answers(
     crowd: Crowd,
     tokenizer: Tokenizer,
@@ -152,16 +209,47 @@ def write_answers(
     max_new_tokens: int,
     sampling: Sampling | None = None,
     seeds: Sequence[int] | None = None,
+    stop: Sequence[str] = (),
+    share_prefix: bool = False,
 ) -> list[list[str]]:
     """The text behind each prompt (numbers of its tokens), up to EOS; one per agent where each writes its own.
 
     Arguments and errors as those of `generate`.
+
+    Args:
+        stop: texts before the first of which an answer ends, wherever they lie among the tokens.
     """
     ids, mask = (each.to(crowd.device) for each in left_padded(prompts, tokenizer.pad_id))
-    end = tokenizer.eos_id
-    found = generate(crowd, ids, mask, aggregator, max_new_tokens, end, sampling, tokenizer.pad_id, seeds)
+    ends = ends_of(crowd, tokenizer)
+    ended = _stopping(tokenizer, stop) if stop else None
+    found = generate(
+        crowd, ids, mask, aggregator, max_new_tokens, ends, sampling, tokenizer.pad_id, seeds, ended, share_prefix
+    )
     new = found.view(-1, len(ids), found.shape[-1])[..., ids.shape[1] :].transpose(0, 1)  # (B, K or 1, new)
-    return [
-        [tokenizer.decode(row[: row.index(end)] if end in row else row) for row in of_prompt]
-        for of_prompt in new.tolist()
-    ]
+    return [[cut(tokenizer.decode(before(row, ends)), stop) for row in of_prompt] for of_prompt in new.tolist()]
+
+
+def before(row: list[int], ends: Sequence[int]) -> list[int]:
+    """Tokens up to the first that ends a text."""
+    return row[: next((place for place, token in enumerate(row) if token in ends), len(row))]
+
+
+def cut(text: str, stop: Sequence[str]) -> str:
+    """A text up to the first stop string in it."""
+    for each in stop:
+        text = text.partition(each)[0]
+    return text
+
+
+def _stopping(tokenizer: Tokenizer, stop: Sequence[str]) -> Callable[[Tensor], Tensor]:
+    """Which texts hold a stop string: looked for behind the last tokens, since each token has a byte or more."""
+    if not all(stop):
+        raise ValueError("stop strings are not empty")
+    reach = 4 * max(map(len, stop)) + 4
+
+    def ended(new: Tensor) -> Tensor:
+        rows = new[..., -reach:].reshape(-1, min(reach, new.shape[-1])).tolist()
+        found = [any(each in tokenizer.decode(row) for each in stop) for row in rows]
+        return torch.tensor(found).view(new.shape[:-1])
+
+    return ended

@@ -17,6 +17,7 @@ from zoo.ci_llm.aggregation.answers import flexible_answer
 from zoo.ci_llm.data.text_data import Template, json_rows
 from zoo.ci_llm.data.tokenizers import Tokenizer
 from zoo.ci_llm.data.tokens import left_padded
+from zoo.ci_llm.inference.chat import BASE, Ask, converse, read_ask, together, voices
 from zoo.ci_llm.inference.generate import write_answers
 from zoo.ci_llm.losses.distances import pairwise_divergences
 from zoo.ci_llm.losses.metrics import taken
@@ -27,8 +28,8 @@ from zoo.ci_llm.nets.sampling import Sampling
 from zoo.common.atomic import write_atomic
 from zoo.common.ranges import at_least
 from zoo.runs.export import CALL_USAGE
-from zoo.runs.inference import Inference
-from zoo.runs.interactive import Field, Part, Report
+from zoo.runs.inference import Inference, attempt
+from zoo.runs.interactive import CHAT, Field, Part, Report
 from zoo.training.data import item_seed
 
 MOST_TOKENS, MOST_CHARACTERS = 256, 4000  # of one answer, of a question
@@ -137,10 +138,17 @@ class Writer(Inference):
             Field("max_new_tokens", "Tokens", "int", min(self.max_new_tokens, 64), 1, MOST_TOKENS, help="at most"),
             Field("temperature", "Temperature", "float", temperature, 0, 2, help="0 takes the likeliest token"),
             Field("seed", "Seed", "int", self.answer_seed, 0, 2**31, help="of tokens that are drawn"),
-        )
+            Field(
+                CHAT, "Chat", "text", high=2**20, choices=self.voices, optional=True, advanced=True,
+                help="a request of the endpoint's /v1/chat/completions, as JSON, in the place of all else",
+            ),
+        )  # fmt: skip
 
     def answer(self, values: Mapping[str, Any], folder: Path, report: Report) -> list[Part]:
         """Let the crowd answer, and each agent beside it; tell how far they agree and how likely they find it."""
+        if values.get(CHAT) is not None:
+            (found,) = self._converse([self._ask(values, folder)])
+            return [Part("text", "Answer", data=json.dumps(found))]
         writer = copy.copy(self)
         writer.max_new_tokens, writer.answer_seed = values["max_new_tokens"], values["seed"]
         writer.sampling = copy.copy(self.sampling or Sampling())
@@ -159,6 +167,37 @@ class Writer(Inference):
         parts = [Part("text", title, data=text, beside="answers") for title, text in texts.items()]
         agreement = [self._agreement(prompt, texts)] if several else []
         return [*parts, *agreement, self._likelihoods(row, texts)]
+
+    def answer_together(
+        self, asked: Sequence[tuple[Mapping[str, Any], Path]], report: Report
+    ) -> list[list[Part] | Exception]:
+        """Answer several: chats of one model and one way to choose tokens in one pass, questions one by one."""
+        found: list[Any] = [
+            attempt(self._ask if values[CHAT] is not None else self._answered, values, folder)
+            for values, folder in asked
+        ]
+        chats = [number for number, each in enumerate(found) if isinstance(each, Ask)]
+        for number, each in zip(chats, self._converse([found[number] for number in chats]), strict=True):
+            found[number] = [Part("text", "Answer", data=json.dumps(each))]
+        return found
+
+    @property
+    def voices(self) -> tuple[str, ...]:
+        """Names of those who can be asked."""
+        return voices(self.crowd.agents.count)
+
+    def _answered(self, values: Mapping[str, Any], folder: Path) -> list[Part]:
+        return self.answer(values, folder, lambda share, text: None)
+
+    def _ask(self, values: Mapping[str, Any], folder: Path) -> Ask:
+        return read_ask(
+            values[CHAT], folder, self.crowd, self.tokenizer, self.template, self.max_new_tokens, self.voices
+        )
+
+    def _converse(self, asks: Sequence[Ask]) -> list[dict[str, Any]]:
+        rule = self.aggregator if self.aggregator.joint else Mean()
+        with self._answering():
+            return together(asks, lambda group: converse(self.crowd, self.tokenizer, rule, group))
 
     def _speaking(self) -> list[str]:
         """Names of the agents that answer."""
@@ -268,6 +307,11 @@ class Speaker(Writer):
         self.backbone = backbone
         crowd = Crowd(backbone, Agents(1, rank=1, targets=tuple(targets))).to(next(backbone.parameters()).device)
         super().__init__(crowd, tokenizer, template, max_new_tokens=max_new_tokens)
+
+    @property
+    def voices(self) -> tuple[str, ...]:
+        """The backbone alone."""
+        return (BASE,)
 
     def written(self, rows: Sequence[Sequence[int]], aggregator: Aggregator) -> list[list[str]]:
         """The backbone's own answer to each prompt."""

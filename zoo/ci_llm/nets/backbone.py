@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -17,6 +18,7 @@ from zoo.runs.frozen import FrozenModule, newest_backbone, quiet_loading
 from zoo.training.attention import keep_masks_on_the_device
 
 Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
+ALL_LINEAR = "all-linear"  # every linear layer but the output layer
 _QUANTIZED = ("weight.absmax", "weight.quant_map", "weight.nested_", "weight.quant_state.")  # beside packed weights
 
 
@@ -31,7 +33,7 @@ class Backbone(FrozenModule):
         seed: of random weights.
         dtype: of the weights; with nf4, of those that are not quantised (norms, embeddings).
         quantization: "nf4" keeps linear layers in 4 bits (double quantisation, bfloat16 compute; needs `zoo[llm]`).
-        attention: transformers' implementation.
+        attention: transformers' implementation; models that cap attention logits (Gemma 2) have "eager" alone.
         gradient_checkpointing: recompute the blocks' activations in the backward pass.
 
     Attributes:
@@ -98,31 +100,62 @@ class Backbone(FrozenModule):
         """The transformer's blocks, lowest first."""
         return self.model.get_submodule(self._blocks_name())
 
-    def targets(self, names: Sequence[str], top_layers: int | None = None) -> dict[str, nn.Module]:
+    def targets(
+        self, names: Sequence[str] | str, top_layers: int | None = None, exclude: Sequence[str] | str = ()
+    ) -> dict[str, nn.Module]:
         """Linear layers within the blocks, by their full names within `model`, lowest block first.
 
         Args:
-            names: last parts of their names (`q_proj`).
+            names: last parts of their names (`q_proj`, `attn.c_proj`), a regular expression that full names match as a
+                whole, or "all-linear".
             top_layers: look in the last so many blocks only; None for all.
+            exclude: what to leave out, told in the same two ways.
+
+        Raises:
+            ValueError: when a name or the expression finds nothing, or what cannot be adapted.
         """
         prefix, depth = self._blocks_name(), len(self.blocks)
         top = depth if top_layers is None else top_layers
         if not 1 <= top <= depth:
             raise ValueError(f"agents.top_layers is {top_layers}, the backbone has {depth} blocks")
+        every = names == ALL_LINEAR
+        output = self.model.get_output_embeddings()
         found = {
-            f"{prefix}.{block}.{name}": module
-            for block in range(depth - top, depth)
-            for name, module in self.blocks[block].named_modules()
-            if name.rpartition(".")[2] in names and _is_linear(module)
+            name: module
+            for name, module in self.model.named_modules()
+            if (_is_linear(module) and module is not output if every else _named(name, names))
+            and not _named(name, exclude)
         }
-        absent = [name for name in names if not any(key.endswith(f".{name}") for key in found)]
+        self._check_targets(names, found)
+        return {
+            name: module
+            for name, module in found.items()
+            if (name.startswith(f"{prefix}.") and self.block_of(name) >= depth - top)
+        }
+
+    def _check_targets(self, names: Sequence[str] | str, found: dict[str, nn.Module]) -> None:
+        """Refuse targets that nothing has, that lie outside the blocks, or that are no linear layers."""
+        inside = f"{self._blocks_name()}."
+        for name, module in found.items():
+            if not name.startswith(inside):
+                reason = " (and is tied: a merge would change its twin)" if self.settings.tie_word_embeddings else ""
+                raise ValueError(
+                    f"agents.targets: {name} lies outside the blocks{reason}; agents adapt linear layers inside them"
+                )
+            if not _is_linear(module):
+                raise ValueError(f"agents.targets: {name} is a {type(module).__name__}, no linear layer")
+        wanted = [names] if isinstance(names, str) else names
+        absent = [each for each in wanted if not any(isinstance(names, str) or _named(name, [each]) for name in found)]
         if absent:
-            linear = {name.rpartition(".")[2] for name, m in self.blocks[-1].named_modules() if _is_linear(m)}
+            block = self.blocks[-1]
+            linear = {name.rpartition(".")[2] for name, module in block.named_modules() if _is_linear(module)}
+            weights = {name.rpartition(".")[2] for name, _ in block.named_parameters()} - {"weight", "bias"}
+            stacked = sorted(weights & set(absent))
             raise ValueError(
                 f"agents.targets: the blocks of this {self.settings.model_type} have no {', '.join(absent)}; "
                 f"their linear layers are {', '.join(sorted(linear))}"
+                + (f" ({', '.join(stacked)} is one tensor of all experts, which no agent can adapt)" if stacked else "")
             )
-        return found
 
     def block_of(self, name: str) -> int:
         """Index of the block that holds the layer of this full name."""
@@ -134,6 +167,16 @@ class Backbone(FrozenModule):
         if isinstance(layer, nn.Linear):
             return layer.in_features, layer.out_features
         return layer.nx, layer.nf  # type: ignore[return-value]  # GPT-2's Conv1D
+
+    @staticmethod
+    def weight(layer: nn.Module) -> Tensor:
+        """The weight (out, in) of a linear layer, float32; out of 4 bits where it is kept in them."""
+        weight: Any = layer.weight
+        if hasattr(weight, "quant_state"):
+            from bitsandbytes.functional import dequantize_4bit
+
+            weight = dequantize_4bit(weight.data, weight.quant_state)
+        return (weight if isinstance(layer, nn.Linear) else weight.T).float()
 
     def forward(self, logits_at: Tensor | None = None, **inputs: Any) -> Any:
         """Run transformers' model.
@@ -192,6 +235,13 @@ class _Recomputed:
             preserve_rng_state=False,
             context_fn=self.backbone.recompute_contexts,
         )
+
+
+def _named(name: str, wanted: Sequence[str] | str) -> bool:
+    """Whether a full name is meant by last parts of names, or by a regular expression."""
+    if isinstance(wanted, str):
+        return re.fullmatch(wanted, name) is not None
+    return any(name == each or name.endswith(f".{each}") for each in wanted)
 
 
 def _is_linear(module: nn.Module) -> bool:

@@ -1,0 +1,193 @@
+"""/v1/chat/completions and /v1/models: a real tiny crowd behind the real endpoint, its worker in a thread."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="needs the extra `ui`")
+pytest.importorskip("prometheus_client", reason="needs the extra `ui`")
+
+import httpx
+
+from tests.ci_llm.crowd_parts import CONFIGS, crowd
+from tests.serve.test_serve import TOKEN, Stub, running
+from zoo.ci_llm.aggregation.aggregator import Mean
+from zoo.ci_llm.data.tokenizers import ByteTokenizer
+from zoo.ci_llm.inference.chat import prompt_ids, shown
+from zoo.ci_llm.inference.generate import write_answers
+from zoo.ci_llm.inference.writer import Writer
+from zoo.runs.interactive import CHAT, CHAT_GONE, checked
+from zoo.ui.warm.pool import Failed, Finished
+
+ASK = {"role": "user", "content": "How much?"}
+HEADERS = {"Authorization": f"Bearer {TOKEN}"}
+
+
+class Real(Stub):
+    """Answers by a real crowd in the server's own process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        config = {**CONFIGS["llama"], "vocab_size": 259, "max_position_embeddings": 128}
+        net = crowd(count=2, std=0.4, backbone={"config": config}).eval()
+        self.writer = Writer(net, ByteTokenizer(), max_new_tokens=8)
+        self.folders: list[Any] = []
+
+    def fields(self, run: str, checkpoint: str) -> Any:
+        return self.writer.fields()
+
+    def ask_together(self, run: str, checkpoint: str, asked: Any) -> Any:
+        self.go.wait(20)
+        self.batches.append([values[CHAT] for values, _ in asked])
+        self.folders += [folder for _, folder in asked]
+        told = [(checked(self.writer.fields(), values), folder) for values, folder in asked]
+        found = self.writer.answer_together(told, lambda *_: None)
+        return [
+            Failed(str(each), cause="input") if isinstance(each, Exception) else Finished(tuple(each), 0.1)
+            for each in found
+        ]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    workers = Real()
+    with running(workers, tmp_path_factory.mktemp("served")) as (address, queue):
+        yield workers, address, queue
+
+
+def post(address: str, **body: Any) -> httpx.Response:
+    said = {"model": "crowd", "messages": [ASK], **body}
+    return httpx.post(f"{address}/v1/chat/completions", json=said, headers=HEADERS, timeout=30)
+
+
+def alone(workers: Real, only: int | None = None, new: int = 8, stop: Any = ()) -> str:
+    """The text that the crowd, or one agent, writes by itself."""
+    net, tokenizer = workers.writer.crowd, workers.writer.tokenizer
+    ids = prompt_ids(tokenizer, [ASK], workers.writer.template)
+    if only is None:
+        return write_answers(net, tokenizer, [ids], Mean(), new, stop=stop)[0][0]
+    with net.only(only):
+        return write_answers(net, tokenizer, [ids], Mean(), new, stop=stop)[0][0]
+
+
+def events(text: str) -> list[Any]:
+    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def test_models_are_the_crowd_its_agents_and_the_backbone(served):
+    _, address, _ = served
+    found = httpx.get(f"{address}/v1/models", headers=HEADERS).json()
+    assert [each["id"] for each in found["data"]] == ["crowd", "agent-0", "agent-1", "base"]
+    assert httpx.get(f"{address}/v1/models").status_code == 401
+
+
+def test_a_completion_is_what_the_crowd_writes(served):
+    workers, address, _ = served
+    found = post(address).json()
+    (choice,) = found["choices"]
+    assert found["object"] == "chat.completion" and found["model"] == "crowd" and found["id"].startswith("chatcmpl-")
+    assert choice["message"] == {"role": "assistant", "content": alone(workers)}
+    prompt = len(prompt_ids(workers.writer.tokenizer, [ASK], workers.writer.template))
+    assert found["usage"] == {"prompt_tokens": prompt, "completion_tokens": 8, "total_tokens": prompt + 8}
+    assert choice["finish_reason"] == "length"
+    for number in (0, 1):
+        text = post(address, model=f"agent-{number}", max_tokens=4).json()["choices"][0]["message"]["content"]
+        assert text == alone(workers, number, 4)
+    whole = alone(workers)
+    stopped = post(address, stop=whole[2:4]).json()["choices"][0]
+    assert stopped["message"]["content"] == whole.partition(whole[2:4])[0] and stopped["finish_reason"] == "stop"
+
+
+def test_a_stream_says_the_same_in_pieces(served):
+    workers, address, _ = served
+    reply = post(address, stream=True, stream_options={"include_usage": True})
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    first, *middle, last, usage = events(reply.text)
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert "".join(each["choices"][0]["delta"]["content"] for each in middle) == alone(workers)
+    assert last["choices"][0]["delta"] == {} and last["choices"][0]["finish_reason"] == "length"
+    assert usage["choices"] == [] and usage["usage"]["completion_tokens"] == 8
+    assert {each["object"] for each in (first, *middle, last)} == {"chat.completion.chunk"}
+    assert len({each["id"] for each in (first, *middle, last, usage)}) == 1
+    assert events(post(address, stream=True).text)[-1]["choices"][0]["finish_reason"] == "length"  # no usage asked for
+
+
+def test_requests_that_wait_are_computed_together(served):
+    workers, address, _ = served
+    workers.go.clear()
+    workers.batches.clear()
+    with ThreadPoolExecutor(5) as pool:
+        first = pool.submit(post, address)
+        time.sleep(0.3)
+        others = [pool.submit(post, address, model=model) for model in ("crowd", "crowd", "agent-1", "crowd")]
+        time.sleep(0.3)
+        workers.go.set()
+        texts = [each.result().json()["choices"][0]["message"]["content"] for each in (first, *others)]
+    assert max(map(len, workers.batches)) >= 3
+    assert texts == [alone(workers, 1 if number == 3 else None) for number in range(5)]
+
+
+def test_whoever_leaves_frees_its_rows(served):
+    workers, address, queue = served
+    workers.go.clear()
+    before = len(workers.folders)
+    threading.Timer(1.0, workers.go.set).start()
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{address}/v1/chat/completions", json={"model": "crowd", "messages": [ASK]}, headers=HEADERS,
+                   timeout=0.3)  # fmt: skip
+    deadline = time.monotonic() + 10
+    while queue.active and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert queue.active == 0
+    workers.go.wait(5)
+    time.sleep(0.3)
+    for folder in workers.folders[before:]:
+        assert not folder.exists() or (folder / CHAT_GONE).exists()
+
+
+BAD = {
+    "model": ({"model": "agent-7"}, 404),
+    "messages": ({"messages": []}, 400),
+    "temperature": ({"temperature": 3}, 400),
+    "top_p": ({"top_p": 0}, 400),
+    "max_tokens": ({"max_tokens": 0}, 400),
+    "stop": ({"stop": ["a"] * 5}, 400),
+    "n": ({"n": 2}, 400),
+    "logprobs": ({"logprobs": True}, 400),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_requests_get_one_line(served, name):
+    body, code = BAD[name]
+    reply = post(served[1], **body)
+    error = reply.json()["error"]
+    assert reply.status_code == code and error["param"] == name and error["type"] == "invalid_request_error"
+    assert error["message"] and "\n" not in error["message"]
+
+
+def test_what_does_not_fit_is_told_before_the_stream(served):
+    long = {"role": "user", "content": "x" * 200}
+    for stream in (False, True):
+        reply = post(served[1], messages=[long], stream=stream)
+        assert reply.status_code == 422 and "leaves no room" in reply.json()["error"]["message"]
+
+
+def test_other_systems_have_no_chats(tmp_path):
+    with running(Stub(), tmp_path) as (address, _):
+        reply = httpx.get(f"{address}/v1/models", headers=HEADERS)
+        assert reply.status_code == 404 and "no language model" in reply.json()["error"]["message"]
+
+
+def test_letters_and_stop_strings_are_held_back_until_they_are_whole():
+    assert shown("caf\ufffd", (), False) == "caf" and shown("caf\ufffd", (), True) == "caf\ufffd"
+    assert shown("some st", ("stop",), False) == "some " and shown("some st", ("stop",), True) == "some st"
+    assert shown("some stop, more", ("stop",), False) == "some "
