@@ -106,16 +106,16 @@ def _read(recipe: str) -> dict[str, Any]:
 
 def restore(quick: bool) -> list[Finding]:
     """Processor time for a second of audio, by turns; start-up and peak memory in fresh processes (Linux)."""
-    seconds, nets = 1 if quick else 5, {}
+    seconds, nets = 1 if quick else 4, {}
     waveform = 0.1 * torch.randn(1, seconds * 16000)
     contestants = restorers(quick)
     for name, (kind, arguments) in contestants.items():
         nets[name] = kind(*arguments).eval().requires_grad_(False)
-    costs = interleave({name: partial(run, net, waveform) for name, net in nets.items()}, 1 if quick else 5)
+    costs = interleave({name: partial(run, net, waveform) for name, net in nets.items()}, 1 if quick else 3)
     findings = []
     for name, (kind, arguments) in contestants.items():
         make = f"from {kind.__module__} import {kind.__name__}\nnet = {kind.__name__}(*{arguments!r})"
-        children = [_child(make, "1, 16000", f"1, {waveform.shape[1]}") for _ in range(1 if quick else 3)]
+        children = [_child(make, "1, 16000", f"1, {waveform.shape[1]}") for _ in range(1 if quick else 2)]
         cost = median(costs[name])
         details = {
             "by wall time": cost.wall / seconds,

@@ -287,7 +287,7 @@ def onnx(size: Size) -> list[Finding]:
         "onnxruntime": partial(session.run, None, {"waveform": waveform.numpy()}),
         "torch": torch.inference_mode()(partial(form.graphs[0].net, waveform)),
     }
-    costs = interleave(runs, size.rounds(5))
+    costs = interleave(runs, size.rounds(3))
     findings = [_real_time(f"restore {seconds} s, {name}", each, seconds) for name, each in costs.items()]
     return [*findings, times_as_fast("onnxruntime to torch", costs, **{"largest difference": difference})]
 
