@@ -1,6 +1,7 @@
-"""Vocoders against those of other packages at equal weights: python -m scripts.bench.audio_peers speed|start|all.
+"""Vocoders and restorers beside others: python -m scripts.bench.audio_peers speed|start|restore|all.
 
-The packages: vocos (`pip install --no-deps vocos encodec`) and transformers.
+Vocoders against those of the packages vocos (`pip install --no-deps vocos encodec`) and transformers, at equal weights;
+Miipher-2's restorer against denoisers on spectra, written here.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scripts.bench.audio_peers_others import TransformersPackage, VocosPackage
+from scripts.bench.audio_peers_others import MaskNet, OurRestorer, SpectralGate, TransformersPackage, VocosPackage
 from scripts.bench.tools import Finding, command, interleave, median, times_as_fast
 from zoo.common.build import build
 from zoo.common.reading.text import safe_load
@@ -61,8 +62,8 @@ def start(quick: bool) -> list[Finding]:
             "ours": f"from zoo.common.build import build\nnet = build({spec!r}).fuse_()",
             "theirs": f"from {peer.__module__} import {peer.__name__}\nnet = {peer.__name__}({spec['init_args']!r})",
         }
-        rounds = [{who: _child(make, spec["init_args"]["in_channels"], seconds) for who, make in makes.items()}
-                  for _ in range(1 if quick else 3)]  # fmt: skip
+        inputs = [f"1, {spec['init_args']['in_channels']}, {94 * length}" for length in (1, seconds)]
+        rounds = [{who: _child(make, *inputs) for who, make in makes.items()} for _ in range(1 if quick else 3)]
         for place, title in enumerate(("wall s to the first second of audio", f"peak MiB, {seconds} s of audio")):
             details = {who: middle(each[who][place] for each in rounds) for who in makes}
             ratio = middle(each["ours"][place] / each["theirs"][place] for each in rounds)
@@ -77,16 +78,17 @@ torch.set_num_threads(1)
 {make}
 net.eval()
 with torch.inference_mode():
-    net(torch.randn(1, {channels}, 94))
+    net(torch.randn({first}))
     first = time.perf_counter() - begun
-    net(torch.randn(1, {channels}, 94 * {seconds}))
+    net(torch.randn({whole}))
 peak = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(first, int(peak) / 1024)
 """
 
 
-def _child(make: str, channels: int, seconds: int) -> tuple[float, float]:
-    code = CHILD.format(make=make, channels=channels, seconds=seconds)
+def _child(make: str, first: str, whole: str) -> tuple[float, float]:
+    """Wall seconds until a net has computed a first input of a shape, and peak MiB after another one's."""
+    code = CHILD.format(make=make, first=first, whole=whole)
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path(__file__).parents[2])
     first, peak = done.stdout.split()[-2:]
@@ -95,8 +97,52 @@ def _child(make: str, channels: int, seconds: int) -> tuple[float, float]:
 
 def _spec(name: str) -> dict[str, Any]:
     """Our generator of a peer's sizes."""
-    recipe = safe_load((recipe_root() / "hifigan" / f"{RECIPES[name]}.yaml").read_text(encoding="utf-8"))
-    return recipe["model"]["init_args"]["generator"]
+    return _read(f"hifigan/{RECIPES[name]}")["generator"]
+
+
+def _read(recipe: str) -> dict[str, Any]:
+    return safe_load((recipe_root() / f"{recipe}.yaml").read_text(encoding="utf-8"))["model"]["init_args"]
+
+
+def restore(quick: bool) -> list[Finding]:
+    """Processor time for a second of audio, by turns; start-up and peak memory in fresh processes (Linux)."""
+    seconds, nets = 1 if quick else 4, {}
+    waveform = 0.1 * torch.randn(1, seconds * 16000)
+    contestants = restorers(quick)
+    for name, (kind, arguments) in contestants.items():
+        nets[name] = kind(*arguments).eval().requires_grad_(False)
+    costs = interleave({name: partial(run, net, waveform) for name, net in nets.items()}, 1 if quick else 3)
+    findings = []
+    for name, (kind, arguments) in contestants.items():
+        make = f"from {kind.__module__} import {kind.__name__}\nnet = {kind.__name__}(*{arguments!r})"
+        children = [_child(make, "1, 16000", f"1, {waveform.shape[1]}") for _ in range(1 if quick else 2)]
+        cost = median(costs[name])
+        details = {
+            "by wall time": cost.wall / seconds,
+            "million weights": sum(each.numel() for each in nets[name].parameters()) / 1e6,
+            "wall s to the first second of audio": middle(first for first, _ in children),
+            f"peak MiB, {seconds} s of audio": middle(peak for _, peak in children),
+        }
+        findings.append(Finding(f"restore, {name}", cost.cpu / seconds, "s a s", details=details))
+    return findings
+
+
+def restorers(quick: bool) -> dict[str, tuple[type[nn.Module], tuple[Any, ...]]]:
+    """What restores, by name: a class of `audio_peers_others` and its arguments; random weights, tiny ones when quick.
+
+    Ours are six blocks of HuBERT-base with adapters, as `adapter_layer_6` has them, and each vocoder of the recipes;
+    the mask net has as many weights.
+    """
+    names = ("smoke_adapter", "smoke_finetune", "smoke_vocos") if quick else (
+        "adapter_layer_6", "hifigan_pretrain_layer_6", "vocos_pretrain_24k",
+    )  # fmt: skip
+    adapter, *vocoders = (_read(f"miipher/{name}") for name in names)
+    encoder = adapter["encoder"]
+    if not quick:
+        encoder["init_args"]["backbone"]["init_args"] |= {"source": None, "config": {"model_type": "hubert"}}
+    generators = [each["generator"] for each in vocoders]
+    ours = {f"ours, {each['class_path'].split('.')[-1]}": (OurRestorer, (encoder, each)) for each in generators}
+    return {**ours, "mask net": (MaskNet, (2 if quick else 96,)), "spectral gate": (SpectralGate, ())}
 
 
 def share(ours: nn.Module, theirs: nn.Module) -> None:
@@ -118,7 +164,7 @@ def run(net: Callable[[Tensor], Tensor], frames: Tensor) -> None:
 
 
 PEERS: dict[str, type[nn.Module]] = {"vocos": VocosPackage, "transformers": TransformersPackage}
-BENCHMARKS = {"speed": speed, "start": start}
+BENCHMARKS = {"speed": speed, "start": start, "restore": restore}
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Benchmarks of Miipher-2: miipher.py step|blocks|original|buckets|features|checkpointing|restore|all."""
+"""Benchmarks of Miipher-2: miipher.py step|blocks|original|buckets|features|checkpointing|restore|onnx|all."""
 
 from __future__ import annotations
 
 import math
 import os
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, update_wrapper
@@ -270,8 +271,29 @@ def restore(size: Size) -> list[Finding]:
     return findings
 
 
+def onnx(size: Size) -> list[Finding]:
+    """Restoring by the exported graph in onnxruntime and by torch, one thread each, no resampling and no chunks."""
+    import onnxruntime
+
+    restorer, seconds = _restorer(size), max(1, size.seconds[2] // 4)
+    form, waveform = restorer.onnx_form(), 0.1 * torch.randn(1, seconds * SAMPLE_RATE)
+    with tempfile.TemporaryDirectory() as folder:
+        (difference,) = form.write(Path(folder)).values()
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        providers = ["CPUExecutionProvider"]
+        session = onnxruntime.InferenceSession(Path(folder) / "model.onnx", options, providers=providers)
+    runs: dict[str, Callable[[], object]] = {
+        "onnxruntime": partial(session.run, None, {"waveform": waveform.numpy()}),
+        "torch": torch.inference_mode()(partial(form.graphs[0].net, waveform)),
+    }
+    costs = interleave(runs, size.rounds(3))
+    findings = [_real_time(f"restore {seconds} s, {name}", each, seconds) for name, each in costs.items()]
+    return [*findings, times_as_fast("onnxruntime to torch", costs, **{"largest difference": difference})]
+
+
 BENCHMARKS: dict[str, Callable[[Size], list[Finding]]] = {
-    each.__name__: each for each in (step, blocks, original, buckets, features, checkpointing, restore)
+    each.__name__: each for each in (step, blocks, original, buckets, features, checkpointing, restore, onnx)
 }
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
+import torch
 
 from scripts.bench.tools import Finding, evidence, save
-from zoo.audio.evaluation.run import Evaluation, Settings, evaluate
+from zoo.audio.evaluation.judges import Judge
+from zoo.audio.evaluation.metrics import mel_cepstra
+from zoo.audio.evaluation.run import CLEAN, Evaluation, Settings, evaluate
 from zoo.audio.io import files
 from zoo.common.atomic import replacing
 from zoo.common.build import build
 from zoo.common.reading.text import safe_load
+from zoo.common.statistics import Measure
 from zoo.miipher.data.clips import Pairs
 from zoo.miipher.data.datamodule import VocoderSegments
 from zoo.miipher.inference.restore import Restorer
@@ -23,8 +28,36 @@ from zoo.runs.load import load
 from zoo.training.data import item_seed
 
 FOLDER = "evidence"
-METRICS = ("lsd", "m_stft")
+METRICS = ("lsd", "m_stft", "pesq", "stoi", "estoi")
 RESTORED, CEILING = "restored", "clean_features"
+SPEECH_DB = 40.0  # frames of the clean recording further below its loudest are pauses
+
+
+@dataclass(frozen=True)
+class Timbre(Judge):
+    """Cosine of the long-term cepstra of a recording and its clean counterpart, a small stand-in for a speaker encoder.
+
+    Mean and deviation of 13 mel cepstra over the frames in which the clean recording speaks: of the vocal tract, as the
+    first systems of speaker verification had it (Furui, 1981), but of noise, room and band as well. It tells whether a
+    restoration has the recording's average colour. It knows no identities: whether listeners, or an encoder trained on
+    thousands of speakers, take both for one person it cannot say.
+    """
+
+    measures: ClassVar[tuple[Measure, ...]] = (Measure("timbre", True),)
+
+    def load(self) -> None:
+        """It has no model."""
+
+    def __call__(self, restored: np.ndarray, clean: np.ndarray | None, text: str | None) -> dict[str, float]:
+        """See `Judge.__call__`; undefined without a clean recording."""
+        if clean is None:
+            return {}
+        cepstra = [mel_cepstra(torch.from_numpy(x)[None], self.sample_rate)[0] for x in (restored, clean)]  # (13, F)
+        frames = min(each.shape[1] for each in cepstra)
+        power = torch.from_numpy(clean)[: len(clean) // frames * frames].reshape(frames, -1).square().mean(1)
+        speaks = power >= power.max() * 10 ** (-SPEECH_DB / 10)
+        found, wanted = (torch.cat([x.mean(1), x.std(1)]) for x in (each[:, :frames][:, speaks] for each in cepstra))
+        return {"timbre": float(torch.cosine_similarity(found, wanted, 0))}
 
 
 def gather(adapter: Path, pretrain: Path, finetune: Path, draws: int = 4, quick: bool = False) -> list[Finding]:
@@ -39,8 +72,8 @@ def gather(adapter: Path, pretrain: Path, finetune: Path, draws: int = 4, quick:
 
     Returns:
         Validation loss of the adapted net to the identity's, fall of val/mel_l1 in both trainings of the vocoder, and
-        means with intervals per system and measure at 16 kHz, levels matched; `clean_features` is the pre-trained
-        vocoder on features of the clean clips, the ceiling of any cleaner with it.
+        means with intervals per system and measure: LSD and M-STFT at 16 kHz, levels matched, PESQ, STOI, `Timbre`.
+        `clean_features` is the pre-trained vocoder on features of the clean clips, the ceiling of any cleaner with it.
 
     Raises:
         FileNotFoundError: when a run lacks its config or checkpoint.
@@ -52,7 +85,7 @@ def gather(adapter: Path, pretrain: Path, finetune: Path, draws: int = 4, quick:
     trees = folder / "trees"
     found: Evaluation = evaluate(
         trees / "clean", {name: trees / name for name in (RESTORED, CEILING)}, folder, trees / "degraded",
-        Settings(METRICS, SAMPLE_RATE, match_level=True), progress=False,
+        Settings(METRICS, SAMPLE_RATE, match_level=True, judges=(Timbre(),)), progress=False,
     )  # fmt: skip
     rows = read_metrics(adapter)
     identity, adapted = (curve_of(rows, f"val/{key}").last for key in ("identity_loss", "loss"))
@@ -65,7 +98,7 @@ def gather(adapter: Path, pretrain: Path, finetune: Path, draws: int = 4, quick:
     for name, curve in curves.items():
         ends = {"first": curve.first, "last": curve.last}
         findings.append(Finding(f"{name}: val/mel_l1 less than at first", 100 * curve.fall, "%", details=ends))
-    for row in found.summary:
+    for row in (row for row in found.summary if row["system"] != CLEAN):  # which is compared with nothing
         interval = {key: row[key] for key in ("low", "high", "files")}
         findings.append(Finding(f"{row['system']}, {row['measure']}", row["mean"], "", details=interval))
     kept = {name: asdict(curve) for name, curve in curves.items()}

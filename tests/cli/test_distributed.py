@@ -71,6 +71,7 @@ def test_two_processes_equal_one_with_the_joined_batch(tmp_path: Path) -> None:
     [
         ("adapter", {"optimizer": 0.01}, "val/loss"),
         ("finetune", {"optimizer_g": 1e-4, "optimizer_d": 1e-4}, "val/mel_l1"),
+        pytest.param("vocos", {"optimizer_g": 1e-4, "optimizer_d": 1e-4}, "val/mel_l1", marks=pytest.mark.slow),
     ],
 )
 def test_two_processes_equal_one_for_miipher(stage: str, rates: dict[str, float], metric: str, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import lightning as L
 import pytest
+import torch
 import yaml
 
 from tests.harness import REPOSITORY, TOY_ARGS, TOY_RECIPE, newest
@@ -109,6 +110,26 @@ def test_smoke_recipe_runs_through_all_stages(
     assert (rows[source.name]["status"], rows[broken.name]["status"]) == ("done", "failed")
     assert (tmp_path / "out" / rows[source.name]["target"]).stat().st_size > 64  # more than a header
     assert main(["inspect", str(run)]) == 0
+
+
+NEWER = ("hifigan/smoke_bigvgan", "hifigan/smoke_causal", "hifigan/smoke_vocos", "miipher/smoke_vocos")
+
+
+@pytest.mark.parametrize("recipe", NEWER)
+def test_generators_and_losses_take_bf16_and_become_exports(recipe: str, tmp_path: Path) -> None:
+    few = ("--trainer.max_steps=2", "--trainer.val_check_interval=2", "--trainer.limit_val_batches=1")
+    run = tmp_path / "run"
+    precision = ("--trainer.precision=bf16-mixed", "--trainer.num_sanity_val_steps=0", "--samples.enabled=false")
+    assert main(["fit", recipe, *few, *precision, f"--trainer.default_root_dir={run}"]) == 0
+    assert main(["export", str(run), str(tmp_path / "export")]) == 0
+    ours, exported = load(run), load(tmp_path / "export")
+    assert all(value.isfinite().all() for part in exported.parts().values() for value in part.state_dict().values())
+    for model in (ours, exported):
+        model.generator.eval()
+    frames = torch.randn(1, ours.generator.in_channels, 40, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        torch.testing.assert_close(exported.generator(frames), ours.generator(frames), rtol=0, atol=1e-5)
+    assert exported.dry_run()
 
 
 # file in media/ -> where TensorBoard has it, how W&B calls it

@@ -67,6 +67,51 @@ def test_every_system_goes_and_comes_back(recipe: str, online: Hub, tmp_path: Pa
         adapters_load_in_peft(theirs, tmp_path / "whole")
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("recipe", "graphs", "beside"),
+    [
+        ("miipher/smoke_vocos", ("model",), ()),
+        (
+            "audiosr/smoke",
+            ("clip_encoder", "encoder", "denoiser", "decoder", "vocoder"),
+            ("onnx_audiosr.npz", "onnx_audiosr.py"),
+        ),
+    ],
+)
+def test_onnx_goes_comes_back_and_goes_again(
+    recipe: str, graphs: tuple[str, ...], beside: tuple[str, ...], online: Hub, tmp_path: Path
+) -> None:
+    pytest.importorskip("onnxscript")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    from huggingface_hub import snapshot_download
+
+    folder = fit(recipe, tmp_path / "run", "--trainer.val_check_interval=1")
+    parts = {*(f"{name}.onnx" for name in graphs), *beside}
+    assert main(["push", str(folder), "me/model", "--onnx"]) == 0
+    sent = online.files("me/model")
+    assert {path for path in sent if "onnx" in path} == parts
+    assert all(f"`{name}.onnx`" in sent["README.md"].decode() for name in graphs)
+    snapshot_download("me/model", local_dir=tmp_path / "whole")
+    assert all((tmp_path / "whole" / name).read_bytes() == sent[name] for name in parts)
+    assert main(["pull", "me/model", "--output", str(tmp_path / "pulled")]) == 0  # leaves them where they are
+    assert not parts & {path.name for path in (tmp_path / "pulled").iterdir()}
+    sessions = {
+        name: onnxruntime.InferenceSession(tmp_path / "whole" / f"{name}.onnx", providers=["CPUExecutionProvider"])
+        for name in graphs
+    }
+    if "model" in sessions:
+        audio = 0.1 * torch.randn(1, 30 * 320).numpy()
+        (found,) = sessions["model"].run(None, {"waveform": audio})
+        wanted = load(tmp_path / "pulled").compute(audio, [audio.shape[1]])
+        assert abs(found - wanted).max() <= 1e-4 * abs(wanted).max()
+    assert main(["push", str(folder), "me/model"]) == 0
+    after = online.files("me/model")
+    assert after.keys() == sent.keys() - parts
+    assert {path for path in after if sent[path] != after[path]} == {"README.md"}
+
+
 def adapters_load_in_peft(ours: object, folder: Path) -> None:
     """In plain peft, on the base that their configuration names; they compute what our agents do."""
     from huggingface_hub import snapshot_download
@@ -106,7 +151,8 @@ def test_card_says_what_the_run_does(run: Path, online: Hub, capsys: pytest.Capt
     assert main(named) == 0  # the same again
     assert len(commits) == 2 and "nothing new" in capsys.readouterr().out
     sent = list(online.bodies)
-    online.put("me/digits", {**files, "samples/old.png": b"old", "LICENSE": b"mine"})
+    parts = dict.fromkeys(("encoder.onnx", "onnx_audiosr.npz", "onnx_audiosr.py"), b"of a push with --onnx")
+    online.put("me/digits", {**files, **parts, "samples/old.png": b"old", "LICENSE": b"mine"})
     assert main([*named, "--license", "mit"]) == 0
     after = online.files("me/digits")
     assert after.keys() == {*files, "LICENSE"} and online.bodies == sent

@@ -23,6 +23,7 @@ DETAILS = {
     "features": {"by wall time", "by wall time, x", "rounds"},
     "checkpointing": {"checkpointed, cpu ms", "plain, cpu ms", "MiB, checkpointed", "MiB, plain"},
     "restore": {"by wall time", "MiB of the weights", "MiB of the imports alone"},
+    "onnx": {"onnxruntime, cpu ms", "torch, cpu ms", "by wall time, x", "largest difference"},
 }
 TARGETS = {"step": [1.15], "blocks": [1.6, 1.6]}
 
@@ -34,7 +35,10 @@ def in_this_process(monkeypatch):
     monkeypatch.delenv("ZOO_DATA", raising=False)
 
 
-@pytest.mark.parametrize("name", benchmark.BENCHMARKS)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "onnx" else ()) for name in benchmark.BENCHMARKS]
+)
 def test_reports_figures_and_circumstances(name):
     findings = benchmark.BENCHMARKS[name](SMALL)
     assert all(np.isfinite(each.value) for each in findings)

@@ -40,4 +40,7 @@ def test_quick_restores_one_degradation_of_one_clip(
     assert values["adapter: validation loss to that without adapters"] == 0.5
     assert values["pretrain: val/mel_l1 less than at first"] == 75
     assert values["clean_features, lsd"] == pytest.approx(0, abs=1e-3)
+    assert values["clean_features, timbre"] == pytest.approx(1, abs=1e-3)
+    assert values["degraded, timbre"] < values["restored, timbre"] < values["clean_features, timbre"]
+    assert {"restored, pesq_wb", "restored, stoi", "restored, estoi"} < values.keys()
     assert "finetune: val/mel_l1" in capsys.readouterr().out

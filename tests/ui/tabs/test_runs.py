@@ -395,7 +395,7 @@ def test_exports_stay_in_the_run(exports: Exports, places: Places, tmp_path: Pat
 
 def test_onnx_is_offered_where_the_system_has_it() -> None:
     pytest.importorskip("onnx")
-    assert offers_onnx("zoo.hifigan.HiFiGANTask")
+    assert offers_onnx("zoo.hifigan.HiFiGANTask") and offers_onnx("zoo.miipher.VocoderTask")
     for task in ("zoo.flow.FlowTask", "", "zoo", "zoo.../../x.y", "os.path.join", "zoo.nothing.Task"):
         assert not offers_onnx(task)
 

@@ -12,8 +12,8 @@ def main(path: Path, output: Path, ema: bool = True, onnx: bool = False) -> None
         path: run folder or checkpoint.
         output: folder to write; appears only when complete.
         ema: export the averaged weights where the checkpoint holds them.
-        onnx: also as ONNX, compared with torch (needs the extra `export`): model.onnx of a vocoder, encoder.onnx,
-            denoiser.onnx and so on of AudioSR.
+        onnx: also as ONNX, compared with torch (needs the extra `export`): model.onnx of a vocoder or of Miipher-2,
+            encoder.onnx, denoiser.onnx and so on of AudioSR.
     """
     from zoo.runs.export import check_onnx, write_export
     from zoo.runs.load import load, read_parts

@@ -21,9 +21,10 @@ from zoo.audio.io import files
 from zoo.audio.io.chunking import Chunker, finite, fit, mono, resampled
 from zoo.common.ranges import one_of, within
 from zoo.hifigan.nets.interface import WaveformGenerator
+from zoo.miipher.inference.onnx_form import onnx_form
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner, Encoder, check_fit
-from zoo.runs.export import write_export
+from zoo.runs.export import OnnxForm, write_export
 from zoo.runs.inference import MOST_SECONDS, Inference, answer_file, as_audio, recording_field
 from zoo.runs.interactive import Field, Part, Report
 from zoo.runs.load import load, read_parts
@@ -206,6 +207,10 @@ class Restorer(_Encoding):
         disabled = self.encoder.adapters.disabled() if isinstance(self.encoder, Cleaner) else nullcontext()
         with disabled:
             return self.features(chunks, valid).float().cpu().numpy()
+
+    def onnx_form(self) -> OnnxForm:
+        """Encoder and vocoder as one graph; see `zoo.miipher.inference.onnx_form`."""
+        return onnx_form(self.encoder, self.generator)
 
     def fields(self) -> tuple[Field, ...]:
         """A recording, and what becomes of its channels and its level."""

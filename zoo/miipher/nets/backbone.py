@@ -157,7 +157,9 @@ class Backbone(FrozenModule):
             ValueError: when a clip is too short for one frame without padding.
         """
         prepared, ends = self.front.prepare(waveform, lengths)
-        x = self._encode(prepared, ends)[:, : self.frames(waveform.shape[1])]
+        x, frames = self._encode(prepared, ends), self.frames(waveform.shape[1])
+        if x.shape[1] != frames:  # a slice of all would make the number of frames unknown to torch.export
+            x = x[:, :frames]
         if lengths is None:
             return x
         return x * valid(self.frames(lengths), x.shape[1])[..., None]

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from tests.miipher.parts import backbone, cleaner
+from zoo.hifigan.nets.generator import Generator
+from zoo.hifigan.nets.vocos import Vocos
+from zoo.miipher.inference.onnx_form import SHAPES
+from zoo.miipher.inference.restore import Restorer
+from zoo.miipher.nets.adapters import LoraAdapters
+from zoo.miipher.nets.cleaner import Cleaner, Encoder
+
+
+def hifigan() -> Generator:
+    return Generator(
+        32, 16, (7, 7, 3, 3), (15, 15, 7, 7), resblock_kernel_sizes=(3,), resblock_dilation_sizes=((1, 3),)
+    )
+
+
+def vocos(**changes: Any) -> Vocos:
+    return Vocos(32, 16, 24, 1, 960, 480, **changes)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("encoder", "generator", "rate"),
+    [
+        pytest.param(cleaner, hifigan, 22050, id="hubert-hifigan"),
+        *(
+            pytest.param(*each, id=name, marks=pytest.mark.slow)
+            for name, each in {
+                "wavlm-layers-vocos": (lambda: cleaner("wavlm", layers=[1, 2]), vocos, 24000),
+                "preln-causal": (lambda: cleaner("hubert_preln", normalize=True), lambda: vocos(causal=True), 24000),
+                "wav2vec2-lora": (lambda: Cleaner(backbone("wav2vec2"), LoraAdapters(4)), vocos, 24000),
+                "plain": (backbone, vocos, 24000),
+            }.items()
+        ),
+    ],
+)
+def test_one_graph_restores_as_torch_at_five_lengths(encoder, generator, rate, tmp_path):
+    pytest.importorskip("onnxscript")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    model = Restorer(encoder(), generator(), rate).eval()
+    for part in model.parts().values():  # what starts at zero would hide a missing term, small gains the encoder
+        for name, parameter in part.named_parameters():
+            if "original0" in name:
+                parameter.data *= 2
+            elif parameter.dim() == 1 or "lora" in name:
+                parameter.data += 0.1 * torch.randn_like(parameter)
+    before = copy.deepcopy(model.generator.state_dict())
+    (graph,) = (form := model.onnx_form()).graphs
+    assert len({frames for _, frames in SHAPES}) == 5
+    with torch.inference_mode():
+        peak = min(float(graph.net(*example).abs().max()) for example in graph.examples)
+    assert form.write(tmp_path)["model.onnx"] <= 1e-4 * peak
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+    assert list(model.generator.state_dict()) == list(before)
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    audio = 0.1 * torch.randn(1, 320 * 43)
+    (found,) = session.run(None, {"waveform": audio.numpy()})
+    wanted = model.compute(audio.numpy(), [audio.shape[1]])  # as `predict` computes a chunk
+    torch.testing.assert_close(found, wanted, atol=1e-4 * peak, rtol=0)
+    (other,) = session.run(None, {"waveform": audio.flip(1).numpy()})
+    assert abs(other - found).max() > 1e-2 * peak  # the vocoder hears the encoder
+
+
+@pytest.mark.parametrize("name", ["wav2vec2-bert", "gemma3n_audio"])
+def test_encoders_of_filter_banks_are_refused(name):
+    encoder: Encoder = backbone(name)
+    generator = Vocos(32, 16, 24, 1, 1920, encoder.hop_samples)
+    with pytest.raises(ValueError, match=f"no ONNX form: {name} takes filter banks"):
+        Restorer(encoder, generator, 16000).onnx_form()

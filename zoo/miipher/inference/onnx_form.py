@@ -1,0 +1,48 @@
+"""A restorer as one ONNX graph: speech at 16 kHz in, restored speech at the vocoder's rate out."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from zoo.hifigan.nets.interface import WaveformGenerator
+from zoo.miipher.nets.cleaner import Cleaner, Encoder
+from zoo.miipher.nets.families import WaveformFamily
+from zoo.runs.export import Graph, OnnxForm
+
+SHAPES = ((2, 24), (1, 16), (3, 20), (1, 37), (1, 101))  # (batch, frames) of the examples
+
+
+class _Restoration(nn.Module):
+    def __init__(self, encoder: Encoder, generator: WaveformGenerator) -> None:
+        super().__init__()
+        self.encoder, self.generator = encoder, generator
+
+    def forward(self, waveform: Tensor) -> Tensor:
+        features = self.encoder(waveform)  # (B, F, C)
+        return self.generator(features.transpose(1, 2))[:, 0]  # (B, F * hop)
+
+
+def onnx_form(encoder: Encoder, generator: WaveformGenerator) -> OnnxForm:
+    """`model.onnx`: `waveform` (B, F * hop) at the encoder's rate to `audio` (B, F * hop') at the vocoder's.
+
+    Clips of a batch are equally long, whole frames; fewer than 16 give another result than a `Restorer`, which then
+    computes as if silence followed. Chunks, resampling and loudness stay outside.
+
+    Args:
+        encoder: left as it is, like the generator; copies are taken.
+
+    Raises:
+        ValueError: when the encoder takes filter banks, which transformers makes in numpy.
+    """
+    backbone = encoder.backbone if isinstance(encoder, Cleaner) else encoder
+    if not isinstance(backbone.front, WaveformFamily):
+        raise ValueError(f"no ONNX form: {backbone.family} takes filter banks that transformers computes in numpy")
+    net = copy.deepcopy(_Restoration(encoder, generator)).cpu().float().eval().requires_grad_(False)
+    net.generator.fuse_()
+    random, hop = torch.Generator().manual_seed(0), encoder.hop_samples
+    examples = [(0.1 * torch.randn(batch, frames * hop, generator=random),) for batch, frames in SHAPES]
+    return OnnxForm([Graph(net, {"waveform": {0: "batch", 1: hop * Dim("frames")}}, ["audio"], examples)])
