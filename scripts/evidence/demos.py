@@ -271,7 +271,7 @@ DEMOS = {
         ),
         Demo("compressed_ad/demo_9x9", "from 0.37 to 8.32 in 16 episodes (one seed)", _plan_large_rooms, _large_rooms),
         Demo(
-            "audiosr/demo", "a quarter of it: LSD above the cut-off 1.88, shaped noise 1.68; of noise 1.78, 1.46",
+            "audiosr/demo", "a quarter of it: LSD above the cut-off 1.91, shaped noise 1.68; of noise 1.80, 1.46",
             _plan_bandwidth, _bandwidth, ("ljspeech", "noise"),
         ),
     )
