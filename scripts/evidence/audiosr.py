@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 from scripts.bench.tools import Finding, evidence, save, train_once
+from zoo.audio.io import files
 from zoo.audiosr.evaluation.evaluate import (
     CEILING,
+    HF_BANDS,
     LINEAR,
     MEASURES,
     NOISE,
@@ -22,18 +28,82 @@ from zoo.audiosr.evaluation.evaluate import (
 )
 from zoo.common.systems import recipe_root
 
-FOLDER, NAME = "evidence", "evidence.json"
+FOLDER, NAME, DATA = "evidence", "evidence.json", "data"
 STAGES = ("demo_vae", "demo_vocoder", "demo")
 PARTS = "model.init_args.autoencoder.init_args.source", "model.init_args.vocoder.init_args.source"
 LEAST_SI_SDR_DB = 30.0
+KINDS = SPEECH, OTHER = "speech", "noise"  # of clips; their names begin with it
+BANDS = ("lsd_lf", *HF_BANDS)
+SPEECH_FOLDER, NOISE_FOLDER = "ljspeech/wavs", "noise"
+SAMPLE_RATE = 16000  # Hz
+HELD_OUT = 3  # recordings of speech
+HELD_OUT_SHARE = 0.3  # of a recording of noise
+TRAIN_SECONDS, VALID_SECONDS = 4.0, 1.5
 SAMPLERS: dict[str, dict[str, Any]] = {
     "ddim": {"class_path": "zoo.audiosr.DDIM", "init_args": {"steps": 100}},
     "dpm": {"class_path": "zoo.audiosr.DPMSolver", "init_args": {"steps": 15}},
 }
 
 
+def lay_out(output: Path, data: Path | None = None) -> Path:
+    """Cut speech and noise into clips for training and for validation: `{train,valid}/high` and `valid.txt`.
+
+    Held out are the last three recordings of speech and the last 30 % of each recording of noise. Pieces of 4 s train,
+    the first two pieces of 1.5 s of what is held out are validated on. What is there already stays.
+
+    Args:
+        output: folder to write; moved there when it is whole.
+        data: folder with `ljspeech/wavs` and `noise`; ZOO_DATA, or `data`, when not given.
+
+    Returns:
+        The folder.
+
+    Raises:
+        FileNotFoundError: a folder of recordings is missing.
+    """
+    if output.is_dir():
+        return output
+    data = data or Path(os.environ.get("ZOO_DATA", "data"))
+    speech, noise = (files.walk(data / name) for name in (SPEECH_FOLDER, NOISE_FOLDER))
+    held = set(speech[-HELD_OUT:])
+    building = output.with_name(f"{output.name}.part")
+    shutil.rmtree(building, ignore_errors=True)
+    names = []
+    for kind, paths in ((SPEECH, speech), (OTHER, noise)):
+        for path in paths:
+            audio = files.read_mono(path, SAMPLE_RATE)
+            whole = len(audio) if path in held else 0
+            split = len(audio) - (whole if kind == SPEECH else round(HELD_OUT_SHARE * len(audio)))
+            _cut(audio[:split], TRAIN_SECONDS, building / "train" / "high" / f"{kind}_{path.stem}")
+            names += _cut(audio[split:], VALID_SECONDS, building / "valid" / "high" / f"{kind}_{path.stem}", most=2)
+    (building / "valid.txt").write_text("".join(f"valid/high/{name}\n" for name in names), encoding="utf-8")
+    building.rename(output)
+    return output
+
+
+def _cut(audio: np.ndarray, seconds: float, stem: Path, most: int | None = None) -> list[str]:
+    """Write whole pieces of a recording (T,), a recording shorter than one as it is; their names."""
+    size = round(seconds * SAMPLE_RATE)
+    pieces = [audio[start : start + size] for start in range(0, max(len(audio) - size + 1, min(len(audio), 1)), size)]
+    names = []
+    for number, piece in enumerate(pieces[:most]):
+        names.append(f"{stem.name}_{number}.wav")
+        files.write(stem.with_name(names[-1]), piece, SAMPLE_RATE)
+    return names
+
+
+def clips(output: Path = Path("runs/audiosr/mixed")) -> list[Finding]:
+    """Lay out the clips that the recipes of the demo read; see `lay_out`.
+
+    Args:
+        output: folder to write, which ZOO_MIXED names where it is another one.
+    """
+    counts = {part: len(files.walk(lay_out(output) / part / "high")) for part in ("train", "valid")}
+    return [Finding(part, count, "clips") for part, count in counts.items()]
+
+
 def plan(root: Path, seed: int | None = None) -> Iterator[tuple[Path, list[str]]]:
-    """The three trainings, one after the other.
+    """Lay the clips out in `data/` first; then the three trainings, one after the other.
 
     Args:
         root: folder of the runs.
@@ -42,10 +112,11 @@ def plan(root: Path, seed: int | None = None) -> Iterator[tuple[Path, list[str]]
     Yields:
         The run folder and the arguments of `zoo`.
     """
+    data = lay_out(root / DATA)
     for stage in STAGES:
         folder = root / stage
         arguments = ["fit", f"--config={recipe_root() / 'audiosr' / stage}.yaml"]
-        arguments += [f"--trainer.default_root_dir={folder}"]
+        arguments += [f"--trainer.default_root_dir={folder}", f"--data.init_args.root={data}"]
         if seed is not None:
             arguments += [f"--seed_everything={seed}", f"--data.init_args.seed={seed}"]
         if stage == STAGES[-1]:
@@ -82,31 +153,39 @@ def gather(run: Path, quick: bool = False) -> list[Finding]:
     found = {}
     for name, sampler in SAMPLERS.items():
         chosen = {**sampler, "init_args": {"steps": 2}} if quick else sampler
-        settings = Settings(
-            max_items=1 if quick else None, keep=2 if name == "ddim" else 0, options={"sampler": chosen}
-        )
+        settings = Settings(keep=2 if name == "ddim" else 0, options={"sampler": chosen})
         found[name] = evaluate(run, run / FOLDER / name, settings)
-    means = {name: _means(each) for name, each in found.items()}
+    means = {name: _means(each.rows) for name, each in found.items()}
     slow, fast = means["ddim"], means["dpm"]
-    distances = {system: values["lsd_hf"] for system, values in slow.items()}
-    ours = distances[RESTORED]
-    findings = [
-        Finding("LSD-HF to linear interpolation", ours / distances[LINEAR], "x", at_most=1.0, details=distances),
-        Finding("LSD-HF to shaped noise", ours / distances[NOISE], "x", at_most=1.0),
-        Finding("LSD-HF to unprocessed", ours / distances[UNPROCESSED], "x", at_most=1.0),
-        Finding("LSD-HF to the ceiling", ours / distances[CEILING], "x"),
+    kinds = {kind: _means(row for row in found["ddim"].rows if row["name"].startswith(kind)) for kind in KINDS}
+    findings = [finding for kind, values in kinds.items() if values for finding in _compared(kind, values)]
+    findings += [
+        Finding("LSD-HF to unprocessed", slow[RESTORED]["lsd_hf"] / slow[UNPROCESSED]["lsd_hf"], "x", at_most=1.0),
         Finding("SI-SDR of the low band, least", _least(found["ddim"]), "dB", at_least=LEAST_SI_SDR_DB),
         Finding("LSD of 15 steps of DPM-Solver++ to 100 of DDIM", fast[RESTORED]["lsd"] / slow[RESTORED]["lsd"], "x",
                 at_most=1.05),
     ]  # fmt: skip
-    save(run / FOLDER / NAME, findings, evidence="demo", means=means)
+    save(run / FOLDER / NAME, findings, evidence="demo", means={**means, **kinds})
     return findings
 
 
-def _means(evaluation: Evaluation) -> dict[str, dict[str, float]]:
+def _compared(kind: str, means: Mapping[str, Mapping[str, float]]) -> list[Finding]:
+    """What is claimed of one kind of clips, of their means by system and measure."""
+    ours, details = means[RESTORED], {system: values["lsd_hf"] for system, values in means.items()}
+    return [
+        Finding(f"{kind}: LSD-HF to shaped noise", ours["lsd_hf"] / means[NOISE]["lsd_hf"], "x", at_most=1.0,
+                details=details),
+        Finding(f"{kind}: LSD to linear interpolation, worst band", max(
+            ours[band] / means[LINEAR][band] for band in BANDS), "x", at_most=1.0),
+        Finding(f"{kind}: LSD-HF", ours["lsd_hf"], ""),
+        Finding(f"{kind}: LSD-HF of the ceiling", means[CEILING]["lsd_hf"], ""),
+    ]  # fmt: skip
+
+
+def _means(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     """Means by system and measure, where they are defined."""
     values: dict[str, dict[str, list[float]]] = {}
-    for row in evaluation.rows:
+    for row in rows:
         if row["status"] == "done":
             for measure in MEASURES:
                 value = row.get(measure.name, math.nan)
@@ -121,4 +200,4 @@ def _least(evaluation: Evaluation) -> float:
 
 
 if __name__ == "__main__":
-    evidence({"train": train, "gather": gather})
+    evidence({"clips": clips, "train": train, "gather": gather})

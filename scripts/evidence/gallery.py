@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from scripts.bench.tools import Finding, evidence, train_once
+from scripts.evidence.audiosr import lay_out
 from zoo.audio.analysis.figures import spectra_figure
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.io import files
@@ -47,6 +48,7 @@ BETWEEN = {
     "ZOO_BACKBONE": "miipher_backbone",
     "ZOO_AUTOENCODER": "audiosr_vae",
     "ZOO_VOCODER": "audiosr_vocoder",
+    "ZOO_MIXED": "audiosr_clips",
 }
 
 
@@ -73,6 +75,7 @@ def train(root: Path = Path("runs/gallery")) -> list[Finding]:
         root: folder of the runs.
     """
     os.environ |= {variable: str(root / run) for variable, run in BETWEEN.items()}
+    lay_out(Path(os.environ["ZOO_MIXED"]))
     for folder, arguments in plan(root).items():
         train_once(folder, arguments)
     return [Finding(name, TRAININGS[name].batches, "batches") for name in TRAININGS]

@@ -11,6 +11,7 @@ from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.losses import (
     KL,
     AutoencoderStep,
+    CleanLatent,
     Latent,
     MelL1,
     MultiResolutionSTFT,
@@ -50,6 +51,12 @@ def test_latent_distances() -> None:
     assert Latent("l1")(made).item() == pytest.approx(0.5, abs=1e-6)
     with pytest.raises(ValueError, match="one of l1, l2"):
         Latent("huber")  # type: ignore[arg-type]
+
+
+def test_clean_latents_count_v_by_the_share_of_noise() -> None:
+    made = step([3, 500, 900], error=0.5)
+    shares = [made.diffusion.levels(t)[1] ** 2 for t in (3, 500, 900)]
+    assert CleanLatent()(made).item() == pytest.approx(0.25 * sum(shares) / 3, rel=1e-4)
 
 
 def test_perfect_prediction_costs_nothing_as_sound() -> None:

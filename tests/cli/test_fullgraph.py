@@ -37,6 +37,7 @@ from zoo.hifigan.nets.spectral_discriminators import (
     MultiOctaveDiscriminator,
     MultiResolutionDiscriminator,
 )
+from zoo.hifigan.nets.stochastic import StochasticVocos
 from zoo.hifigan.nets.vocos import Vocos
 from zoo.miipher.nets.speaker import SpeakerEncoder
 
@@ -103,6 +104,9 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
         lambda size: (noise(2, 4, size),),
     ),
     "Vocos-causal": lambda: (Vocos(4, 8, 12, 1, 16, 4, causal=True), lambda size: (noise(2, 4, size),)),
+    "StochasticVocos": lambda: (
+        StochasticVocos(LogMel(8000, 64, 16, 64, 4, 0.0, None), 8, 12, 1), lambda size: (noise(2, 4, size),)
+    ),
     "Vocos": lambda: (Vocos(4, 8, 12, 2, 16, 4, "center"), lambda size: (noise(2, 4, size),)),
     "MultiBandDiscriminator": lambda: (
         MultiBandDiscriminator((64, 32), channels=2), lambda size: (noise(2, 1, 90 * size),)

@@ -13,7 +13,10 @@ __getattr__, __all__ = public(
         "diffusion.schedule": "CosineDiffusion",
         "inference.reconstruct": "Reconstructor",
         "inference.restore": "Restorer",
-        "losses": "AutoencoderTerm DiffusionTerm KL Latent LossTerm MelL1 MultiResolutionSTFT Reconstruction Spectral",
+        "losses": (
+            "AutoencoderTerm CleanLatent DiffusionTerm KL Latent LossTerm MelL1 MultiResolutionSTFT Reconstruction "
+            "Spectral"
+        ),
         "nets.denoiser": "Denoiser",
         "nets.discriminator": "PatchDiscriminator",
         "nets.features": "MelFeatures",

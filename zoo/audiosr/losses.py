@@ -139,6 +139,21 @@ class Latent(DiffusionTerm):
         return self.distance(step.output, step.target)
 
 
+class CleanLatent(DiffusionTerm):
+    """Mean squared error of the clean latents that the net's output means.
+
+    Where the net predicts v it is `Latent` weighted by the share of noise in the power of what the net sees, so that a
+    short training is not spent on telling a little noise from fine detail. Not for nets that predict noise: at the last
+    step of the process the weight would be infinite.
+
+    Source: Salimans and Ho, "Progressive Distillation" (2022), section 4, the error of x.
+    """
+
+    def forward(self, step: Step) -> Tensor:
+        """Mean over all elements."""
+        return functional.mse_loss(step.predicted_latent, step.latent)
+
+
 class Spectral(DiffusionTerm):
     """Base of the terms on waveforms, decoded from crops of the items with little noise.
 

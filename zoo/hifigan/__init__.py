@@ -12,6 +12,7 @@ __getattr__, __all__ = public(
         "nets.bigvgan": "BigVGAN",
         "nets.generator": "Generator",
         "nets.spectral_discriminators": "MultiBandDiscriminator MultiOctaveDiscriminator MultiResolutionDiscriminator",
+        "nets.stochastic": "StochasticVocos",
         "nets.vocos": "Vocos",
         "task": "HiFiGANTask",
     },

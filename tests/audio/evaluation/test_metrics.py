@@ -28,6 +28,10 @@ def test_lsd_bands_see_only_their_band():
     louder = torch.fft.irfft(torch.where(frequency > 6000, 10 * spectrum, spectrum), n=x.shape[-1])
     low, high = metrics.lsd_bands(louder, x, RATE, 6000.0)
     assert low < 0.1 and abs(high - 2.0) < 0.1
+    edges = (0.0, 3000.0, 3000.0, 6000.0, RATE / 2)
+    lowest, empty, second, upper = metrics.lsd_between(louder, x, RATE, edges)
+    assert max(lowest, second) < 0.15 and empty.isnan() and upper == high
+    assert metrics.lsd_between(louder, x, RATE, (0.0, RATE / 2)) == [metrics.lsd(louder, x)]
     for split in (0.0, 12000.0):
         with pytest.raises(ValueError, match="split_hz"):
             metrics.lsd_bands(x, x, RATE, split)

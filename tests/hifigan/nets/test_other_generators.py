@@ -9,6 +9,7 @@ from zoo.hifigan.inference.vocoder import Vocoder, export_onnx
 from zoo.hifigan.nets.bigvgan import BigVGAN
 from zoo.hifigan.nets.constant_q import ConstantQ
 from zoo.hifigan.nets.spectral_discriminators import MultiBandDiscriminator
+from zoo.hifigan.nets.stochastic import StochasticVocos, envelope_of
 from zoo.hifigan.nets.vocos import Vocos
 
 GENERATORS = {
@@ -16,6 +17,7 @@ GENERATORS = {
     "bigvgan_2": lambda: BigVGAN(6, 9, (5,), (11,), "2", (7,), ((1, 2, 4),), activation="snake", tanh=True),
     "vocos": lambda: Vocos(6, 10, 14, 2, 24, 6, "same"),
     "vocos_center": lambda: Vocos(6, 10, 14, 3, 20, 6, "center"),
+    "stochastic": lambda: StochasticVocos(LogMel(8000, 64, 16, 64, 6, 0.0, None), 10, 14, 2),
     "resnet": lambda: Vocos(6, 10, 1, 1, 24, 8, "same", "resnet", "mdct_cos"),
 }
 
@@ -82,3 +84,27 @@ def test_what_cannot_be_is_refused():
     ):
         with pytest.raises(ValueError, match=message):
             make()
+
+
+def test_an_untrained_stochastic_vocos_gives_noise_back_as_noise_of_its_level():
+    mel = LogMel(16000, 512, 128, 512, 40, 0.0, None)
+    net = StochasticVocos(mel, 8, 8, 1).eval()
+    with torch.no_grad():
+        net.out.bias[: mel.n_fft // 2 + 1] = -20.0  # no deterministic part
+        audio = 0.1 * torch.randn(1, 32000, generator=torch.Generator().manual_seed(1))
+        found = net(mel(audio))[:, 0]
+    assert found.shape == audio.shape
+    levels = [mel(each).mean((0, 2)) for each in (found, audio)]
+    assert (levels[0] - levels[1]).std() < 0.2  # the shape of the spectrum; the level is learned
+    spectra = [
+        torch.stft(each, 2048, return_complex=True, window=torch.hann_window(2048)).abs() for each in (found, audio)
+    ]
+    spreads = [each[0, 100:900].log().std(1).mean() for each in spectra]  # over time, in each bin
+    assert 0.8 < spreads[0] / spreads[1] < 1.2
+
+
+def test_an_envelope_is_flat_where_the_mel_is():
+    weights = envelope_of(LogMel(16000, 512, 128, 512, 40, 300.0, 7000.0))
+    assert weights.shape == (40, 257) and (weights >= 0).all()
+    torch.testing.assert_close(weights.sum(0), torch.ones(257))
+    assert (weights[0, :5] == weights[0, 0]).all() and weights[0, 0] > 0.5

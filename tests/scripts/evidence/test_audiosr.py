@@ -8,10 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from scripts.bench.tools import evidence
 from scripts.evidence import audiosr
+from zoo.audio.io import files
 
 
 def test_quick_trains_every_stage_and_restores_one_clip(
@@ -28,26 +30,51 @@ def test_quick_trains_every_stage_and_restores_one_clip(
         evaluated[output.name] = settings
         names = (audiosr.RESTORED, audiosr.LINEAR, audiosr.NOISE, audiosr.UNPROCESSED, audiosr.CEILING)
         rows = [
-            {"system": name, "status": "done", "lsd_hf": float(place), "lsd": 1.0, "si_sdr_low": 31.0}
+            {
+                "name": f"{kind}_a_0.wav@2000", "system": name, "status": "done", "lsd": 1.0, "si_sdr_low": 31.0,
+                **dict.fromkeys(("lsd_hf", *audiosr.BANDS), place + (kind == "noise")), "lsd_hf_3": 3.0,
+            }
+            for kind in audiosr.KINDS
             for place, name in enumerate(names, 1)
-        ]
+        ]  # fmt: skip
         return SimpleNamespace(rows=rows)
 
     monkeypatch.setattr(audiosr, "train_once", train)
+    monkeypatch.setattr(audiosr, "lay_out", lambda folder: folder)
     monkeypatch.setattr(audiosr, "evaluate", evaluate)
     monkeypatch.setattr(sys, "argv", ["audiosr.py", "train", "--root", str(tmp_path), "--seed", "3", "--quick"])
     evidence({"train": audiosr.train, "gather": audiosr.gather})
     assert trained == [(stage, True) for stage in audiosr.STAGES]
     assert evaluated.keys() == audiosr.SAMPLERS.keys()
-    assert {settings.max_items for settings in evaluated.values()} == {1}
+    assert {settings.options["sampler"]["init_args"]["steps"] for settings in evaluated.values()} == {2}
     kept = json.loads((tmp_path / "demo" / "evidence" / "evidence.json").read_text())
     values = {each["name"]: (each["value"], each["passed"]) for each in kept["findings"]}
-    assert values["LSD-HF to linear interpolation"] == (0.5, True)
+    assert values["speech: LSD-HF to shaped noise"] == (pytest.approx(1 / 3), True)
+    assert values["noise: LSD-HF to shaped noise"] == (0.5, True)
+    assert values["speech: LSD to linear interpolation, worst band"] == (1.0, True)
     assert values["SI-SDR of the low band, least"] == (31.0, True)
-    assert "LSD-HF to the ceiling" in capsys.readouterr().out
+    assert values["noise: LSD-HF of the ceiling"][0] == 6.0 and "LSD-HF" in capsys.readouterr().out
 
 
 def test_a_training_that_fails_ends_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["audiosr.py", "gather", str(tmp_path / "nothing")])
     with pytest.raises(SystemExit, match=r"^error: .*nothing"):
         evidence({"train": audiosr.train, "gather": audiosr.gather})
+
+
+def test_clips_are_cut_by_recording_and_by_time(tmp_path: Path) -> None:
+    rate = audiosr.SAMPLE_RATE
+    for name, seconds in [(f"ljspeech/wavs/a{number}", 5.0) for number in range(5)] + [("noise/b", 15.0)]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        time = np.arange(round(seconds * rate), dtype=np.float32) / 32768 / 8
+        files.write(tmp_path / f"{name}.wav", time, rate)
+    output = audiosr.lay_out(tmp_path / "mixed", tmp_path)
+    train = sorted(path.name for path in (output / "train/high").iterdir())
+    assert train == ["noise_b_0.wav", "noise_b_1.wav", "speech_a0_0.wav", "speech_a1_0.wav"]
+    valid = sorted(f"valid/high/{path.name}" for path in (output / "valid/high").iterdir())
+    assert len(valid) == 8 and valid == sorted((output / "valid.txt").read_text().split())
+    first = files.read_mono(output / "valid/high/noise_b_0.wav", rate)
+    assert len(first) == 1.5 * rate and first[0] == pytest.approx(10.5 * rate / 32768 / 8, abs=1e-4)
+    assert audiosr.lay_out(output) == output
+    with pytest.raises(FileNotFoundError, match="wavs"):
+        audiosr.lay_out(tmp_path / "other", tmp_path / "nothing")

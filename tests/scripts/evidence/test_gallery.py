@@ -68,8 +68,10 @@ def test_trainings_are_of_recipes_and_use_one_another(tmp_path: Path, monkeypatc
     trained: dict[str, list[str]] = {}
     monkeypatch.setattr(gallery, "train_once", lambda folder, arguments: trained.update({folder.name: arguments}))
     monkeypatch.setattr(gallery.os, "environ", {})
+    monkeypatch.setattr(gallery, "lay_out", lambda folder: trained.update({folder.name: []}))
     gallery.train(tmp_path)
-    assert list(trained) == list(gallery.TRAININGS)
+    assert list(trained) == ["audiosr_clips", *gallery.TRAININGS]
+    assert not trained.pop("audiosr_clips")
     for arguments in trained.values():
         assert Path(arguments[1].removeprefix("--config=")).is_file()
     assert f"--init_from=[{tmp_path / 'miipher_adapter'},{tmp_path / 'miipher_pretrain'}]" in trained["miipher"]

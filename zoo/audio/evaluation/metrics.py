@@ -6,7 +6,9 @@ Pitch is compared as two tracks of one shape. Results are scalars, float32. Othe
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -56,8 +58,20 @@ def lsd_bands(prediction: Tensor, target: Tensor, sample_rate: int, split_hz: fl
     first = math.ceil(split_hz * _LSD_FFT / sample_rate)
     if not 0 < first <= _LSD_FFT // 2:
         raise ValueError(f"split_hz must lie in (0, {sample_rate / 2}) Hz, got {split_hz}")
+    below, above = lsd_between(prediction, target, sample_rate, (0.0, split_hz, sample_rate / 2))
+    return below, above
+
+
+def lsd_between(prediction: Tensor, target: Tensor, sample_rate: int, edges_hz: Sequence[float]) -> list[Tensor]:
+    """The log-spectral distance of the bins of each band between two neighbouring edges; NaN of a band without a bin.
+
+    Args:
+        edges_hz: rising, 0 to sample_rate / 2; a bin on an edge belongs to the band above it, on the last one below.
+    """
     squares = _log_power_difference(prediction, target).square()
-    return squares[..., :first, :].mean(-2).sqrt().mean(), squares[..., first:, :].mean(-2).sqrt().mean()
+    places = [math.ceil(edge * _LSD_FFT / sample_rate) for edge in edges_hz]
+    places[-1] = math.floor(edges_hz[-1] * _LSD_FFT / sample_rate) + 1
+    return [squares[..., low:high, :].mean(-2).sqrt().mean() for low, high in pairwise(places)]
 
 
 @lru_cache(maxsize=8)

@@ -41,6 +41,7 @@ from zoo.common.atomic import write_atomic
 from zoo.convert.checkpoints import read_ours
 from zoo.convert.names import below, beneath
 from zoo.hifigan.nets.generator import Generator
+from zoo.hifigan.nets.interface import WaveformGenerator
 from zoo.runs.checkpoints import find_checkpoints, step_of
 from zoo.runs.export import WEIGHTS_NAME, export_config, is_export
 from zoo.runs.folder import find_checkpoint
@@ -64,7 +65,7 @@ class Nets:
 
     vae: nn.Module
     net: Denoiser
-    vocoder: Generator | None
+    vocoder: WaveformGenerator | None
     averaged: State = field(default_factory=dict)  # parameters of the denoiser by name; empty without
     diffusion: CosineDiffusion = field(default_factory=CosineDiffusion)
     features: MelFeatures | None = None  # None where they are not known
@@ -114,8 +115,10 @@ def layout_of(net: Denoiser, vae: nn.Module, suffix: str) -> str:
     return layout
 
 
-def _unfit(vocoder: Generator, layout: str) -> str:
+def _unfit(vocoder: WaveformGenerator, layout: str) -> str:
     """Why a layout cannot hold a vocoder; empty where it can."""
+    if not isinstance(vocoder, Generator):
+        return f"{layout}'s is HiFi-GAN's generator, this one is a {type(vocoder).__name__}"
     slope, padding = LAYOUTS[layout].last_slope, LAYOUTS[layout].output_padding
     if vocoder.last_slope != slope or vocoder.output_padding not in (None, padding):
         return (

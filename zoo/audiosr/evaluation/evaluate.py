@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import torch
 from rich.progress import track
+from torch import Tensor
 
 import zoo
 from zoo.audio.evaluation import measures, metrics
@@ -45,9 +46,11 @@ log = logging.getLogger(__name__)
 UNPROCESSED, LINEAR, NOISE, CEILING, RESTORED = SYSTEMS = (
     "unprocessed", "linear", "shaped_noise", "ceiling", "restored",
 )  # fmt: skip
+HF_BANDS = ("lsd_hf_1", "lsd_hf_2", "lsd_hf_3", "lsd_hf_4")  # equal bands above the cut-off, from the lowest
 MEASURES = (
     Measure("lsd", False),
     Measure("lsd_hf", False),
+    *(Measure(name, False) for name in HF_BANDS),
     Measure("lsd_lf", False),
     Measure("si_sdr_low", True, "dB"),
     Measure("mel_l1", False),
@@ -355,6 +358,7 @@ class _Bench:
         mels = [self.restorer.features(audio[None, None].to(self.restorer.device)) for audio in (ours, wanted)]
         return {
             **band_distances(ours, wanted, rate, cutoff_hz),
+            **upper_bands(ours, wanted, rate, cutoff_hz),
             "si_sdr_low": low_band_si_sdr(found, low, rate, cutoff_hz),
             "mel_l1": float((mels[0] - mels[1]).abs().mean()),
             "pesq_wb": wide_band_pesq(found, high, rate, cutoff_hz),
@@ -369,6 +373,12 @@ class _Bench:
         for image, system in ((before, UNPROCESSED), (after, RESTORED)):
             list(image.observe([results[system][None]]))
         write_picture(folder / f"{stem}.png", before, after, rate, len(high), [(0.0, cutoff_hz)], name)
+
+
+def upper_bands(found: Tensor, high: Tensor, sample_rate: int, cutoff_hz: float) -> dict[str, float]:
+    """Log-spectral distances of signals (T,) in equal bands above a cut-off, from the lowest: `lsd_hf_1` and so on."""
+    edges = np.linspace(cutoff_hz, sample_rate / 2, len(HF_BANDS) + 1).tolist()
+    return dict(zip(HF_BANDS, map(float, metrics.lsd_between(found, high, sample_rate, edges)), strict=True))
 
 
 def low_band_si_sdr(found: np.ndarray, low: np.ndarray, sample_rate: int, cutoff_hz: float) -> float:

@@ -17,8 +17,9 @@ from zoo.audiosr.nets.global_encoder import GlobalEncoder
 from zoo.audiosr.nets.unet import UNet
 from zoo.audiosr.nets.vae import Autoencoder
 from zoo.common.build import build
-from zoo.common.registry import public_name
+from zoo.common.registry import find, public_name
 from zoo.hifigan.nets.generator import Generator
+from zoo.hifigan.nets.interface import WaveformGenerator
 from zoo.runs.export import CONFIG_NAME, WEIGHTS_NAME, is_export, parts_state
 from zoo.runs.folder import newest_run
 from zoo.runs.frozen import FrozenModule
@@ -42,7 +43,8 @@ class _FrozenNet(FrozenModule):
         ValueError: when the source holds no such net, or neither source nor config is given.
     """
 
-    net_class: ClassVar[type[nn.Module]]
+    net_class: ClassVar[type[nn.Module]]  # of random weights
+    net_base: ClassVar[type[nn.Module]]  # of those that a source may hold
     inference = ""  # of the stage that trains such nets
 
     def __init__(
@@ -66,7 +68,7 @@ class _FrozenNet(FrozenModule):
             config = {**config, "resblock": str(config["resblock"])}  # recipes' parser makes "1" a number in free dicts
         self.spec: dict[str, Any] = {"class_path": class_path, "init_args": self.arguments(config or {})}
         if source is not None:
-            self.spec, state, fused, self.recorded = _read(Path(source), class_path)
+            self.spec, state, fused, self.recorded = _read(Path(source), self.net_base, class_path)
         with torch.random.fork_rng(devices=[]):  # its random weights depend on the seed alone
             torch.manual_seed(seed)
             net: nn.Module = build(self.spec)
@@ -114,7 +116,7 @@ class _FrozenNet(FrozenModule):
 class FrozenAutoencoder(_FrozenNet):
     """A trained autoencoder; one instance encodes targets and conditions."""
 
-    net_class = Autoencoder
+    net_class = net_base = Autoencoder
     inference = "zoo.audiosr.Reconstructor"
 
     @property
@@ -137,9 +139,10 @@ class FrozenAutoencoder(_FrozenNet):
 
 
 class FrozenVocoder(_FrozenNet):
-    """A trained HiFi-GAN generator, its weight norm folded."""
+    """A trained generator of any kind, its weight norm folded; HiFi-GAN's where it is built with random weights."""
 
     net_class = Generator
+    net_base = WaveformGenerator
     inference = "zoo.hifigan.Vocoder"
 
     @property
@@ -163,7 +166,7 @@ class FrozenDenoiser(_FrozenNet):
     `config` has the arguments of the UNet as `unet` and, if there is one, those of the encoder as `global_encoder`.
     """
 
-    net_class = Denoiser
+    net_class = net_base = Denoiser
     inference = "zoo.audiosr.Restorer"
 
     @staticmethod
@@ -180,8 +183,10 @@ class FrozenDenoiser(_FrozenNet):
         return self.recorded.get("autoencoder", {}).get("sha256")
 
 
-def _read(source: Path, class_path: str) -> tuple[dict[str, Any], dict[str, Tensor], bool, dict[str, Any]]:
-    """Description and tensors of the only net of a class in a run, checkpoint or export.
+def _read(
+    source: Path, base: type[nn.Module], class_path: str
+) -> tuple[dict[str, Any], dict[str, Tensor], bool, dict[str, Any]]:
+    """Description and tensors of the only net of a base class in a run, checkpoint or export.
 
     Returns:
         Also whether norms are folded, and the records of the frozen parts beside the net.
@@ -193,7 +198,10 @@ def _read(source: Path, class_path: str) -> tuple[dict[str, Any], dict[str, Tens
         raise FileNotFoundError(f"no run, checkpoint or export at {source}: train that stage first, or name its source")
     specs, state, fused = read_parts(path)
     parts = specs["parts"]
-    names = [name for name, spec in parts.items() if isinstance(spec, Mapping) and spec.get("class_path") == class_path]
+    built = {name: spec for name, spec in parts.items() if isinstance(spec, Mapping) and "class_path" in spec}
+    names = [name for name, spec in built.items() if issubclass(find(spec["class_path"]), base)]
     if len(names) != 1:
-        raise ValueError(f"{path}: expected one part of class {class_path}, found {len(names)} among {list(parts)}")
+        raise ValueError(
+            f"{path}: expected one part of class {class_path} or its like, found {len(names)} among {list(parts)}"
+        )
     return dict(parts[names[0]]), parts_state(state, names[0]), names[0] in fused, dict(specs.get("frozen", {}))
