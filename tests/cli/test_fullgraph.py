@@ -32,6 +32,7 @@ from zoo.flow.sequence.net import Normaliser, SequenceNet
 from zoo.hifigan.nets.bigvgan import BigVGAN
 from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator, MultiScaleDiscriminator
 from zoo.hifigan.nets.generator import Generator
+from zoo.hifigan.nets.griffin_lim import GriffinLimVocos
 from zoo.hifigan.nets.spectral_discriminators import (
     MultiBandDiscriminator,
     MultiOctaveDiscriminator,
@@ -103,6 +104,9 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
         lambda size: (noise(2, 4, size),),
     ),
     "Vocos-causal": lambda: (Vocos(4, 8, 12, 1, 16, 4, causal=True), lambda size: (noise(2, 4, size),)),
+    "GriffinLimVocos": lambda: (
+        GriffinLimVocos(LogMel(8000, 32, 8, 32, 4, 0.0, None), 8, 12, 1, 2, 2), lambda size: (noise(2, 4, size),)
+    ),
     "Vocos": lambda: (Vocos(4, 8, 12, 2, 16, 4, "center"), lambda size: (noise(2, 4, size),)),
     "MultiBandDiscriminator": lambda: (
         MultiBandDiscriminator((64, 32), channels=2), lambda size: (noise(2, 1, 90 * size),)

@@ -11,6 +11,7 @@ __getattr__, __all__ = public(
         "nets.discriminators": "MultiPeriodDiscriminator MultiScaleDiscriminator",
         "nets.bigvgan": "BigVGAN",
         "nets.generator": "Generator",
+        "nets.griffin_lim": "GriffinLimVocos",
         "nets.spectral_discriminators": "MultiBandDiscriminator MultiOctaveDiscriminator MultiResolutionDiscriminator",
         "nets.vocos": "Vocos",
         "task": "HiFiGANTask",
