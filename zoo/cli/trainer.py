@@ -333,6 +333,9 @@ class ZooCLI(LightningCLI):
             parser.add_argument(
                 "--fanout", type=int | None, default=None, help="spread results where a folder would hold more"
             )
+            parser.add_argument(
+                "--files_together", type=PositiveInt, default=1, help="files under way, whose chunks share batches"
+            )
             parser.add_argument("--tar", type=int | None, default=None, help="write tar shards of so many results")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -534,7 +537,13 @@ def predict(cli: ZooCLI) -> int:
         if on_ray:
             return predict_on_ray(cli, source, target, model)
         shard = None if cli.config["shard"] is None else Shard.parse(cli.config["shard"])
-        options = (cli.config["overwrite"], shard, cli.config["fanout"], cli.config["tar"])
+        options = (
+            cli.config["overwrite"],
+            shard,
+            cli.config["fanout"],
+            cli.config["tar"],
+            cli.config["files_together"],
+        )
         data = BulkData(source, target, model.input_suffixes, model.output_suffix, *options)
     checkpoint = None if cli.checkpoint is None else str(cli.checkpoint)
     with writing(data.output, "predict", data.shard) if isinstance(data, BulkData) else contextlib.nullcontext():
@@ -550,6 +559,8 @@ def predict_on_ray(cli: ZooCLI, source: Path, output: Path, inference: Inference
     for option in ("shard", "tar"):
         if config[option] is not None:
             raise ValueError(f"--{option} is for --engine ranks: Ray's actors share one list and write files")
+    if config["files_together"] > 1:
+        raise ValueError("--files_together is for --engine ranks: Ray's actors compute one file after the other")
     if isinstance(described, Loaded):
         path, options, ema = Path(config["model.path"]), config["model.options"] or {}, True
     else:
