@@ -140,7 +140,8 @@ class GANTask(ZooTask):
 
     Args:
         generator: the net; the optimizer gets those of its parameters that train.
-        discriminators: by name; the names are their prefixes in checkpoints, the order is the optimizer's order.
+        discriminators: by name; the names are their prefixes in checkpoints, the order is the optimizer's order. None:
+            the reconstruction terms alone train the generator, and `optimizer_d` is not built.
         optimizer_g: builds the generator's optimizer from its parameters.
         optimizer_d: builds the discriminators' optimizer.
         loss_weights: a weight for each term: `d/<name>`, `g/adv_<name>` and `g/fm_<name>` of every discriminator and
@@ -267,6 +268,8 @@ class GANTask(ZooTask):
             "d": ([self._discriminator(n) for n in self.discriminator_names], self.optimizer_d, self.scheduler_d),
         }
         optimizers, schedules = [], []
+        if not self.discriminator_names:
+            del sides["d"]
         for side, (modules, build, schedule) in sides.items():
             optimizer = build([p for module in modules for p in module.parameters() if p.requires_grad])
             fused = getattr(optimizer, "_step_supports_amp_scaling", False)
@@ -289,13 +292,16 @@ class GANTask(ZooTask):
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """One step of the discriminators and one of the generator."""
-        opt_g, opt_d = cast(list[LightningOptimizer], self.optimizers())
-        # Lightning would count both steps; it sets these hooks anew for every batch
-        opt_d._on_before_step = opt_d._on_after_step = do_nothing_closure
-        adversarial = self.batches_done >= self.discriminator_start
+        found = self.optimizers()
+        opt_g, *others = cast(list[LightningOptimizer], found if isinstance(found, list) else [found])
+        adversarial = bool(others) and self.batches_done >= self.discriminator_start
         chunks = self._chunks(batch)
         logs: dict[str, Tensor] = {}
-        if adversarial and any(self.loss_weights[f"d/{name}"] for name in self.discriminator_names):
+        for opt_d in others:
+            # Lightning would count both steps; it sets these hooks anew for every batch
+            opt_d._on_before_step = opt_d._on_after_step = do_nothing_closure
+            if not adversarial or not any(self.loss_weights[f"d/{name}"] for name in self.discriminator_names):
+                continue
             with self._discriminator_scaler():
                 logs |= self._optimize(opt_d, chunks, self._discriminator_terms)
             logs["grad_norm_d"] = self._grad_norms["d"]
@@ -308,7 +314,7 @@ class GANTask(ZooTask):
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Measure and clip the gradients; they are unscaled here, which they are not right after the backward."""
-        side = "d" if optimizer is self.trainer.optimizers[1] else "g"
+        side = "g" if optimizer is self.trainer.optimizers[0] else "d"
         norm = self._grad_norms[side] = gradient_norm(self.trainer, optimizer)
         limit = self.clip[side]
         if limit is not None:
