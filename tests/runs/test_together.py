@@ -6,10 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from tests.hifigan.inference.test_vocoder import build
+from tests.miipher.parts import backbone
 from zoo.audio.io import files
 from zoo.audio.io.chunking import Chunker
+from zoo.hifigan.nets.generator import Generator
+from zoo.miipher.inference.restore import Restorer
 from zoo.runs.bulk import BulkRun, plan
 from zoo.runs.jobs.together import own_seconds, together
 
@@ -62,6 +66,31 @@ def test_what_ends_the_run_ends_the_others():
     assert together([], 2) == [] and own_seconds() > 0
     with pytest.raises(ValueError, match="most"):
         together([], 0)
+
+
+def test_recordings_of_different_lengths_are_restored_as_alone(tmp_path: Path):
+    """An encoder that takes lengths gets them padded; the generator hears no padding."""
+    random, sizes = np.random.default_rng(1), []
+    torch.manual_seed(3)
+    generator = Generator(32, 16, (8, 5, 4, 2), (16, 11, 8, 4), "1", (3,), ((1, 3),)).eval()
+    restorer = Restorer(backbone().eval(), generator, 16000, overlap_seconds=4.0)
+    forward = restorer.encoder.forward
+    restorer.encoder.forward = lambda audio, *rest: (sizes.append(len(audio)), forward(audio, *rest))[1]  # type: ignore[method-assign]
+    for number, seconds in enumerate((1.0, 1.11, 0.93, 2.5, 0.1)):
+        files.write(tmp_path / f"{number}.wav", random.normal(0, 0.1, (1, int(16000 * seconds))), 16000)
+    found = {}
+    for name, most in (("alone", 1), ("together", 4)):
+        sizes.clear()
+        (tmp_path / name).mkdir()
+        calls = [
+            partial(restorer.process_file, path, tmp_path / name / path.name) for path in sorted(tmp_path.glob("*.wav"))
+        ]
+        together(calls, most)
+        found[name] = list(sizes)
+    assert found == {"alone": [1] * 5, "together": [3, 1, 1]}
+    for path in tmp_path.glob("*.wav"):
+        one, other = (files.read(tmp_path / name / path.name)[0] for name in found)
+        assert one.shape == other.shape and np.abs(one - other).max() <= 1e-4
 
 
 @pytest.mark.parametrize("tar", [None, 3])

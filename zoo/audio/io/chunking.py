@@ -31,6 +31,12 @@ def gathering(gather: Gather) -> Iterator[None]:
         _gather.reset(before)
 
 
+def pads(compute: Compute) -> Compute:
+    """Mark a function whose result for a row is the same when zeros follow its valid samples, and then more units."""
+    compute.pads = True  # type: ignore[attr-defined]
+    return compute
+
+
 def _call(compute: Callable[..., np.ndarray], rows: np.ndarray, valid: Sequence[int] | None = None) -> np.ndarray:
     gather = _gather.get()
     if gather is not None:

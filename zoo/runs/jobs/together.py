@@ -15,6 +15,8 @@ import torch
 from zoo.audio.io.chunking import gathering
 from zoo.common.ranges import at_least
 
+_LEAST_SHARE = 0.75  # of the longest row of a batch that each must have: zeros are computed too
+
 _turn: contextvars.ContextVar[_Turn | None] = contextvars.ContextVar("turn", default=None)
 
 
@@ -33,7 +35,8 @@ def together(calls: Iterable[Callable[[], Any]], most: int) -> list[Any]:
 
     One of them runs at a time and runs until it needs a chunk computed (`Chunker`) or ends. When all wait, chunks of
     one size for one net are computed as one batch, in the calling thread; then they go on. So a batch depends on the
-    calls alone, not on time, and results are those of one by one up to the rounding of another batch size.
+    calls alone, not on time, and results are those of one by one up to the rounding of another batch size. Where the
+    net takes the lengths of padded rows (`zoo.audio.io.chunking.pads`), sizes may differ, by at most a quarter.
 
     Args:
         calls: each in a thread of its own, with the caller's context variables.
@@ -134,11 +137,13 @@ def _answer(turns: Sequence[_Turn], most: int) -> None:
     for turn in turns:
         assert turn.asked is not None
         compute, rows, valid = turn.asked
-        groups[compute, rows.shape[1:], valid is None].append(turn)
+        sizes = rows.shape[1:-1] if getattr(compute, "pads", False) else rows.shape[1:]
+        groups[compute, sizes, valid is None].append(turn)
     for group in groups.values():
         batch: list[_Turn] = []
-        for turn in group:
-            if batch and sum(_rows(each) for each in (*batch, turn)) > most:
+        for turn in sorted(group, key=_length):
+            padded = batch and _length(batch[0]) < _LEAST_SHARE * _length(turn)
+            if batch and (padded or sum(_rows(each) for each in (*batch, turn)) > most):
                 _compute(batch)
                 batch = []
             batch.append(turn)
@@ -152,12 +157,22 @@ def _rows(turn: _Turn) -> int:
     return len(turn.asked[1])
 
 
+def _length(turn: _Turn) -> int:
+    assert turn.asked is not None
+    return turn.asked[1].shape[-1]
+
+
+def _padded(rows: np.ndarray, longest: int) -> np.ndarray:
+    return np.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, longest - rows.shape[-1])])
+
+
 def _compute(turns: Sequence[_Turn]) -> None:
     asked = [turn.asked for turn in turns if turn.asked is not None]
     began = time.perf_counter()
     compute, first, lengths = asked[0]
     try:
-        rows = first if len(asked) == 1 else np.concatenate([rows for _, rows, _ in asked])
+        longest = _length(turns[-1])
+        rows = first if len(asked) == 1 else np.concatenate([_padded(rows, longest) for _, rows, _ in asked])
         valid = None if lengths is None else [each for _, _, some in asked for each in some or ()]
         found = compute(rows) if valid is None else compute(rows, valid)
     except torch.AcceleratorError:
@@ -173,7 +188,7 @@ def _compute(turns: Sequence[_Turn]) -> None:
     else:
         ends = np.cumsum([_rows(turn) for turn in turns])
         for turn, part in zip(turns, np.split(found, ends[:-1]), strict=True):
-            turn.answer = part
+            turn.answer = part[..., : part.shape[-1] * _length(turn) // longest]
     took = time.perf_counter() - began
     for turn in turns:
         turn.seconds += took * _rows(turn) / sum(map(_rows, turns))
