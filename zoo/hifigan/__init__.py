@@ -10,6 +10,7 @@ __getattr__, __all__ = public(
         "nets.conditioners": "Conditioner ConformerConditioner LinearConditioner PrenetConditioner",
         "nets.discriminators": "MultiPeriodDiscriminator MultiScaleDiscriminator",
         "nets.bigvgan": "BigVGAN",
+        "nets.encodec": "EncodecFeatures",
         "nets.generator": "Generator",
         "nets.griffin_lim": "GriffinLimVocos",
         "nets.spectral_discriminators": "MultiBandDiscriminator MultiOctaveDiscriminator MultiResolutionDiscriminator",

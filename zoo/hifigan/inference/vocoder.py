@@ -20,8 +20,9 @@ from zoo.audio.io import files
 from zoo.audio.io.chunking import Chunker, resampled
 from zoo.audio.io.resample import resample_array
 from zoo.hifigan.inference.stream import VocoderStream, look_ahead
+from zoo.hifigan.nets.encodec import EncodecFeatures
 from zoo.hifigan.nets.griffin_lim import GriffinLimVocos
-from zoo.hifigan.nets.interface import WaveformGenerator
+from zoo.hifigan.nets.interface import Conditioned, WaveformGenerator
 from zoo.runs.export import AUDIO_USAGE, FEATURES_USAGE, Graph, OnnxForm, write_graph
 from zoo.runs.inference import Inference, answer_files, as_audio, attempt
 from zoo.runs.interactive import Field, Part, Report
@@ -46,6 +47,7 @@ class Vocoder(Inference):
         mel: waveform to mel; its hop and bands must be the generator's. None for a generator of other features, which
             takes them through `from_mel`, `stream` and feature files, not audio.
         sample_rate: of the output in Hz; the mel's when None.
+        bandwidth: with EnCodec's codes: which of the front end's bandwidths, in kbit/s; the largest when None.
 
     Raises:
         ValueError: when hop, bands or sample rate differ, or the sample rate is not given at all.
@@ -54,7 +56,13 @@ class Vocoder(Inference):
     input_suffixes: ClassVar[tuple[str, ...]] = (*files.AUDIO_SUFFIXES, *FEATURE_SUFFIXES)
     output_suffix: ClassVar[str] = ".wav"
 
-    def __init__(self, generator: WaveformGenerator, mel: LogMel | None = None, sample_rate: int | None = None) -> None:
+    def __init__(
+        self,
+        generator: WaveformGenerator,
+        mel: LogMel | EncodecFeatures | None = None,
+        sample_rate: int | None = None,
+        bandwidth: float | None = None,
+    ) -> None:
         if mel is not None and (mel.hop_length, mel.n_mels) != (generator.hop_length, generator.in_channels):
             raise ValueError(
                 f"the generator makes {generator.hop_length} samples from {generator.in_channels} channels per frame, "
@@ -66,9 +74,25 @@ class Vocoder(Inference):
         self.generator = generator
         self.mel = mel
         self.sample_rate = rates.pop()
+        known = mel.bandwidths if isinstance(mel, EncodecFeatures) else ()
+        if (generator.conditions or 0) != len(known) and mel is not None:
+            raise ValueError(
+                f"the generator has {generator.conditions} conditions, the front end {len(known)} bandwidths"
+            )
+        if bandwidth is not None and bandwidth not in known:
+            raise ValueError(
+                f"bandwidth {bandwidth} kbit/s: {f'expected one of {known}' if known else 'takes no codes'}"
+            )
+        self.bandwidth = bandwidth
+        self._number = known.index(max(known) if bandwidth is None else bandwidth) if known else 0
 
     @property
-    def front_end(self) -> LogMel:
+    def _synthesiser(self) -> WaveformGenerator:
+        """The generator at its bandwidth."""
+        return Conditioned(self.generator, self._number) if self.generator.conditions else self.generator
+
+    @property
+    def front_end(self) -> LogMel | EncodecFeatures:
         """The mel front end; refused where the generator takes other features."""
         if self.mel is None:
             raise ValueError("this vocoder takes features, not audio (it has no mel front end): use from_mel or stream")
@@ -122,9 +146,9 @@ class Vocoder(Inference):
             ValueError: when the generator's conditioner sees the whole input.
         """
         if frames is None:
-            return VocoderStream(self.generator, self.sample_rate)
+            return VocoderStream(self._synthesiser, self.sample_rate)
         if look_ahead(self.generator) == 0:
-            stream = VocoderStream(self.generator, self.sample_rate)
+            stream = VocoderStream(self._synthesiser, self.sample_rate)
             return (samples for piece in frames if len(samples := stream.push(piece)))
         return (piece[0] for piece in self._synthesise(np.asarray(each, np.float32)[None] for each in frames))
 
@@ -174,7 +198,7 @@ class Vocoder(Inference):
 
     def onnx_form(self) -> OnnxForm:
         """The generator, from frames to audio."""
-        return OnnxForm([generator_graph(self.generator)])
+        return OnnxForm([generator_graph(self._synthesiser)])
 
     def _mel_blocks(self, source: Path) -> Iterator[np.ndarray]:
         """A mel file in pieces (1, n_mels, n)."""
@@ -204,7 +228,8 @@ class Vocoder(Inference):
             given = max(given, 1)  # so little may resample to nothing
 
         frames = self.generator.receptive_frames
-        context = None if frames is None else frames + math.ceil(mel.padding_samples / hop)
+        reach = mel.padding_samples
+        context = None if frames is None or reach is None else frames + math.ceil(reach / hop)
         for piece in self._windows(whole_frames(), hop, context, self._from_audio):
             # samples beyond the input exist in its last frame only, when all of the input has been given
             length = min(piece.shape[1], max(given - made, 0))
@@ -215,13 +240,15 @@ class Vocoder(Inference):
     @torch.inference_mode()
     def _from_frames(self, window: np.ndarray) -> np.ndarray:
         """Frames (B, C, F) to audio (B, F * hop)."""
-        return self.generator(self._tensor(window))[:, 0].float().cpu().numpy()
+        return self._synthesiser(self._tensor(window))[:, 0].float().cpu().numpy()
 
     @torch.inference_mode()
     def _from_audio(self, window: np.ndarray) -> np.ndarray:
         """Audio (B, T) of whole frames to as much vocoded audio."""
         audio = self._tensor(window)
-        made = self.generator(self.front_end(audio))[:, 0, : audio.shape[-1]]  # a centred front end has a frame more
+        front_end = self.front_end
+        frames = front_end(audio, self._number) if isinstance(front_end, EncodecFeatures) else front_end(audio)
+        made = self._synthesiser(frames)[:, 0, : audio.shape[-1]]  # a centred front end has a frame more
         return made.float().cpu().numpy()
 
     def _tensor(self, window: np.ndarray) -> Tensor:
