@@ -133,7 +133,7 @@ def test_norms_that_adapt():
 
 
 def test_a_vocoder_of_codes_there_and_back(tmp_path, monkeypatch):
-    """As charactr/vocos-encodec-24khz: the codec itself comes from elsewhere, here a tiny one with the same codebooks."""
+    """As charactr/vocos-encodec-24khz: the codec comes from elsewhere, here a tiny one with the same codebooks."""
     options, weights = META["encodec_like"], GOLDEN / "encodec_like" / "pytorch_model.bin"
     rows = torch.load(weights, weights_only=True)["feature_extractor.codebook_weights"]
     codec = EncodecFeatures(config=TINY, bandwidths=[2.5])
