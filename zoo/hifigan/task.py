@@ -73,7 +73,8 @@ class HiFiGANTask(GANTask):
         Returns:
             Generated and real audio, each (B, 1, T) trimmed to the shorter.
         """
-        audio, condition = batch["audio"], ()
+        audio = batch["audio"]
+        condition: tuple[Tensor, ...] = ()
         if "features" in batch:
             features = batch["features"]
         elif isinstance(self.mel, EncodecFeatures):

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import groupby, islice
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from zoo.audio.io.resample import StreamResampler
 from zoo.common.ranges import at_least, within
 
 Compute = Callable[[np.ndarray, Sequence[int]], np.ndarray]
+Function = TypeVar("Function", bound=Callable[..., np.ndarray])
 Span = tuple[int, int]
 Gather = Callable[[Callable[..., np.ndarray], np.ndarray, Sequence[int] | None], np.ndarray]
 """Has a function compute rows, with the valid samples of each where the function takes them."""
@@ -31,7 +33,7 @@ def gathering(gather: Gather) -> Iterator[None]:
         _gather.reset(before)
 
 
-def pads(compute: Compute) -> Compute:
+def pads(compute: Function) -> Function:
     """Mark a function whose result for a row is the same when zeros follow its valid samples, and then more units."""
     compute.pads = True  # type: ignore[attr-defined]
     return compute

@@ -34,6 +34,8 @@ class EncodecFeatures(FrozenModule):
     Source: Défossez et al., "High Fidelity Neural Audio Compression" (2022); as a front end: Vocos, section 4.3.
     """
 
+    model: Any  # transformers' EncodecModel
+
     def __init__(
         self,
         source: str | None = None,

@@ -83,7 +83,9 @@ class _Turn:
         self.asked: tuple[Callable[..., np.ndarray], np.ndarray, Sequence[int] | None] | None = None
         self.answer: np.ndarray | BaseException | None = None
         self.seconds, self.since = 0.0, 0.0
-        self._call, self._returned, self._error = call, None, None
+        self._call = call
+        self._returned: Any = None
+        self._error: BaseException | None = None
         self._mine, self._callers = threading.Semaphore(0), threading.Semaphore(0)
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=context.run, args=(self._run,), daemon=True)
