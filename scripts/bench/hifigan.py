@@ -1,9 +1,10 @@
-"""Benchmarks of HiFi-GAN: python -m scripts.bench.hifigan overhead|order|loader|streaming|stream|inference|all."""
+"""Benchmarks of vocoders: python -m scripts.bench.hifigan --help, one of its functions or `all`."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ from zoo.hifigan.data import VocoderData
 from zoo.hifigan.inference.stream import VocoderStream
 from zoo.hifigan.inference.vocoder import Vocoder, export_onnx
 from zoo.hifigan.nets.generator import Generator
+from zoo.runs.bulk import BulkRun, plan
+from zoo.runs.jobs.together import together as compute_together
 
 SAMPLE_RATE = 22050
 HOP_SAMPLES = 256
@@ -151,8 +154,61 @@ def inference(settings: Settings) -> list[Finding]:
     return findings
 
 
+def onnx(settings: Settings) -> list[Finding]:
+    """The ONNX file of each vocoder against torch, both on one thread, folded weights, by turns."""
+    vocoders = {name: _generator(recipe) for name, recipe in VARIANTS.items()}
+    vocoders |= {
+        name: _generator(recipe, **options) for name, (recipe, options) in STREAMED.items() if name != "HiFi-GAN V1"
+    }
+    findings = []
+    for name, generator in vocoders.items():
+        frames = settings.few(4 if name in ("V1", "BigVGAN base") else 10, 1) * SAMPLE_RATE // HOP_SAMPLES
+        runners = _runners(generator, settings.folder / f"{name}.onnx", frames, threads=(1,))
+        costs = interleave(
+            dict(zip(("onnxruntime", "torch"), reversed(runners.values()), strict=True)), settings.few(7, 1)
+        )
+        seconds = frames * HOP_SAMPLES / SAMPLE_RATE
+        factors = {f"real-time factor, {runner}": median(each).wall / seconds for runner, each in costs.items()}
+        findings.append(times_as_fast(f"{name}: onnxruntime times as fast as torch", costs, **factors))
+    return findings
+
+
+def together(settings: Settings) -> list[Finding]:
+    """A folder of clips of 1 to 8 s vocoded with several files under way, against one by one, by turns."""
+    findings, random = [], np.random.default_rng(0)
+    inputs = settings.folder / "in"
+    for number in range(settings.few(24, 4)):
+        seconds = float(random.uniform(1, 8))
+        files.write(
+            inputs / f"{number}.wav", SpeechLike(SAMPLE_RATE, seconds=(seconds, seconds)).utterance(number), SAMPLE_RATE
+        )
+    for name, recipe in {"V3": "v3", "Vocos": "vocos_24k"}.items():
+        generator = _generator(recipe, **({"in_channels": 80} if name == "Vocos" else {}))
+        vocoder = Vocoder(generator, LogMel(SAMPLE_RATE, padding="center" if name == "Vocos" else "same"))
+        contestants = {
+            f"{most} together": partial(_folder, vocoder, inputs, settings.folder / "out", most) for most in (8, 1)
+        }
+        costs = interleave(contestants, settings.few(3, 1))
+        findings.append(times_as_fast(f"{name}: 8 files together times as fast as one by one", costs))
+    return findings
+
+
+def _folder(vocoder: Vocoder, inputs: Path, output: Path, most: int) -> None:
+    shutil.rmtree(output, ignore_errors=True)
+    jobs = plan(inputs, output, vocoder.input_suffixes, vocoder.output_suffix)
+    run = BulkRun(output)
+    run.begin(jobs)
+    if most == 1:
+        for job in jobs:
+            run.process(vocoder, job)
+    else:
+        compute_together([partial(run.process, vocoder, job) for job in jobs], most)
+    if run.finish()["done"] != len(jobs):
+        raise ValueError(f"{output}: files failed, see its manifest")
+
+
 BENCHMARKS: dict[str, Callable[[Settings], list[Finding]]] = {
-    each.__name__: each for each in (overhead, order, loader, streaming, stream, inference)
+    each.__name__: each for each in (overhead, order, loader, streaming, stream, inference, onnx, together)
 }
 
 # every step is logged, which no recipe of full size asks for: the overhead is an upper bound
@@ -276,8 +332,10 @@ def _vocode(source: Path, target: Path) -> None:
     Vocoder(_generator("smoke"), LogMel(**spec)).process_file(source, target)
 
 
-def _runners(generator: Generator, path: Path, frames: int) -> dict[str, Callable[[], object]]:
-    """Torch and onnxruntime on one and two threads, on the same random mel."""
+def _runners(
+    generator: Generator, path: Path, frames: int, threads: Sequence[int] = (1, 2)
+) -> dict[str, Callable[[], object]]:
+    """Torch and onnxruntime on each number of threads, on the same random mel."""
     import onnxruntime
 
     export_onnx(generator, path)
@@ -299,9 +357,9 @@ def _runners(generator: Generator, path: Path, frames: int) -> dict[str, Callabl
         return lambda: opened.run(["audio"], {"frames": mel.numpy()})
 
     runners: dict[str, Callable[[], object]] = {}
-    for threads in (1, 2):
-        runners[f"torch, {threads} thread(s)"] = partial(in_torch, threads)
-        runners[f"onnxruntime, {threads} thread(s)"] = session(threads)
+    for count in threads:
+        runners[f"torch, {count} thread(s)"] = partial(in_torch, count)
+        runners[f"onnxruntime, {count} thread(s)"] = session(count)
     return runners
 
 

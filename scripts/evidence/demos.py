@@ -230,6 +230,23 @@ def _vocoder(root: Path, quick: bool) -> Figures:
     return {**_named(found), f"{hifigan.METRIC}: at the end": found[0].details["at the end"]}
 
 
+def _plan_magnitudes(root: Path, seed: int, quick: bool) -> list[Unit]:
+    """The demo of Vocos' backbone, and that of HiFi-GAN in at least as much processor time."""
+    seeded = {"data__init_args__seed": seed}
+    steps = 2 if quick else 220
+    cut = {"trainer__max_steps": steps, "trainer__val_check_interval": steps, "checkpoints__every_n_batches": steps}
+    return [
+        _fit(root, "run", "hifigan/demo_vocos", seed, **seeded),
+        _fit(root, "hifigan", "hifigan/demo", seed, **seeded, **cut),
+    ]
+
+
+def _magnitudes(root: Path, quick: bool) -> Figures:
+    units = json.loads((root / "units.json").read_text(encoding="utf-8"))
+    seconds = {f"CPU seconds, {name}": units[name]["cpu_seconds"] for name in ("run", "hifigan")}
+    return {**_named(hifigan.gather_held_out(root / "run", root / "hifigan", quick=quick)), **seconds}
+
+
 def _plan_restorer(root: Path, seed: int, quick: bool) -> list[Unit]:
     seeded = {"data__init_args__seed": seed}
     encoder = "model__init_args__encoder__init_args"
@@ -267,6 +284,7 @@ DEMOS = {
         Demo("ci_llm/demo", "NLL: ensemble 0.393, best agent 0.405, one LoRA of its size 0.422", _plan_crowd, _crowd),
         Demo("compressed_ad/demo_memory", "latents to none: 2.8 times, after the gap 3.4 times", _plan_memory, _memory),
         Demo("hifigan/demo", "val/mel_l1 from 2.13 to 0.56, 74 % less", _plan_vocoder, _vocoder, ("ljspeech",)),
+        Demo("hifigan/demo_vocos", "not measured", _plan_magnitudes, _magnitudes, ("ljspeech",)),
         Demo(
             "miipher/demo", "seed 0: features 45 % nearer, LSD 1.53 restored, 2.04 degraded, ceiling 1.28",
             _plan_restorer, _restorer, ("ljspeech", "noise", "rir"),
@@ -310,6 +328,19 @@ CLAIMS = (
     Claim("hifigan/demo", "val/mel_l1 at the end", "val/mel_l1: at the end", EACH, 0.60),
     Claim("hifigan/demo", "M-STFT of a held-out clip, to the untrained net's", "m_stft, trained", EACH, 1.0,
           to="m_stft, untrained"),
+    Claim("hifigan/demo_vocos", "M-STFT, to Griffin-Lim's", "trained: m_stft", EACH, 1.0, to="griffin-lim: m_stft"),
+    Claim("hifigan/demo_vocos", "MCD, to Griffin-Lim's", "trained: mcd", EACH, 1.0, to="griffin-lim: mcd"),
+    Claim("hifigan/demo_vocos", "PESQ, to Griffin-Lim's", "trained: pesq", EACH, at_least=1.0, to="griffin-lim: pesq"),
+    Claim("hifigan/demo_vocos", "M-STFT, to the HiFi-GAN demo's in equal time", "trained: m_stft", EACH, 1.0,
+          to="other: m_stft"),
+    Claim("hifigan/demo_vocos", "MCD, to the HiFi-GAN demo's in equal time", "trained: mcd", EACH, 1.0,
+          to="other: mcd"),
+    Claim("hifigan/demo_vocos", "PESQ, to the HiFi-GAN demo's in equal time", "trained: pesq", EACH, at_least=1.0,
+          to="other: pesq"),
+    Claim("hifigan/demo_vocos", "M-STFT, to the untrained net's", "trained: m_stft", EACH, 1.0,
+          to="untrained: m_stft"),
+    Claim("hifigan/demo_vocos", "processor time of its training, to the HiFi-GAN demo's", "CPU seconds, run", EACH,
+          1.0, to="CPU seconds, hifigan"),
     Claim("miipher/demo", "adapter: feature error to that without adapters",
           "adapter: validation loss to that without adapters", EACH, 0.7),
     Claim("miipher/demo", "pretrain: val/mel_l1 less than at first, %", "pretrain: val/mel_l1 less than at first", EACH,
@@ -347,6 +378,15 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
     "ci_llm/demo": ("ensemble", "best agent", "one LoRA", "without diversity"),
     "compressed_ad/demo_memory": ("latents, last episode", "none, last episode", "sliding window, last episode"),
     "hifigan/demo": ("m_stft, trained", "m_stft, untrained", "m_stft, griffin-lim"),
+    "hifigan/demo_vocos": (
+        *(
+            f"{name}: {measure}"
+            for measure in hifigan.HELD_OUT
+            for name in ("trained", "griffin-lim", "other", "untrained")
+        ),
+        "CPU seconds, run",
+        "CPU seconds, hifigan",
+    ),
     "miipher/demo": tuple(
         f"{system}, {measure}"
         for measure in ("lsd", "pesq_wb", "stoi", "estoi", "timbre")

@@ -32,6 +32,7 @@ from zoo.flow.sequence.net import Normaliser, SequenceNet
 from zoo.hifigan.nets.bigvgan import BigVGAN
 from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator, MultiScaleDiscriminator
 from zoo.hifigan.nets.generator import Generator
+from zoo.hifigan.nets.griffin_lim import GriffinLimVocos
 from zoo.hifigan.nets.spectral_discriminators import (
     MultiBandDiscriminator,
     MultiOctaveDiscriminator,
@@ -107,6 +108,12 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
     "StochasticVocos": lambda: (
         StochasticVocos(LogMel(8000, 64, 16, 64, 4, 0.0, None), 8, 12, 1), lambda size: (noise(2, 4, size),)
     ),
+    "GriffinLimVocos": lambda: (
+        GriffinLimVocos(LogMel(8000, 32, 8, 32, 4, 0.0, None), 8, 12, 1, 2, 2), lambda size: (noise(2, 4, size),)
+    ),
+    "Vocos-codes": lambda: (
+        Vocos(4, 8, 12, 1, 16, 4, conditions=2), lambda size: (noise(2, 4, size), torch.tensor(1))
+    ),
     "Vocos": lambda: (Vocos(4, 8, 12, 2, 16, 4, "center"), lambda size: (noise(2, 4, size),)),
     "MultiBandDiscriminator": lambda: (
         MultiBandDiscriminator((64, 32), channels=2), lambda size: (noise(2, 1, 90 * size),)
@@ -167,6 +174,7 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
     "FieldDecoder": lambda: (FieldDecoder(16, 5, heads=2), lambda size: (noise(2, 3, 16), torch.arange(size))),
 }  # fmt: skip
 PARTS_OF = {
+    "EncodecFeatures": "Vocos-codes",  # transformers' own, frozen
     "Autoencoder": "FrozenAutoencoder", "UNet": "Denoiser-none", "GlobalEncoder": "Denoiser-film",
     "Agents": "Crowd-llama", "ParallelAdapters": "Cleaner",
     "FactoredEmbedding": "InContextPolicy", "Transformer": "InContextPolicy", "QueryCompressor": "InContextPolicy",

@@ -3,15 +3,19 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 import yaml
 
 from tests.conftest import SHARED
+from tests.hifigan.nets.test_encodec import TINY
 from tests.parity.recorded import Recorded
 from zoo.audio.analysis.mel import LogMel
 from zoo.hifigan.convert import convert, describe, is_original
 from zoo.hifigan.convert.rules import to_our_keys
+from zoo.hifigan.convert.vocos import SOURCES
+from zoo.hifigan.nets.encodec import EncodecFeatures
 from zoo.hifigan.nets.vocos import InverseSTFT, Vocos, mdct_basis, overlap_add
 from zoo.runs.checkpoints import load_checkpoint
 from zoo.runs.load import load
@@ -126,6 +130,50 @@ def test_norms_that_adapt():
         torch.testing.assert_close(found[:, 0], stored[name], rtol=0, atol=2e-5)
     with pytest.raises(ValueError, match="expected a condition"):
         net(features)
+
+
+def test_a_vocoder_of_codes_there_and_back(tmp_path, monkeypatch):
+    """As charactr/vocos-encodec-24khz: the codec comes from elsewhere, here a tiny one with the same codebooks."""
+    options, weights = META["encodec_like"], GOLDEN / "encodec_like" / "pytorch_model.bin"
+    rows = torch.load(weights, weights_only=True)["feature_extractor.codebook_weights"]
+    codec = EncodecFeatures(config=TINY, bandwidths=[2.5])
+    for layer, entries in zip(codec.model.quantizer.layers, rows.split(options["bins"]), strict=False):
+        layer.codebook.embed.copy_(entries)
+    codec.save_source(tmp_path / "codec")
+    monkeypatch.setitem(SOURCES, "encodec_24khz", str(tmp_path / "codec"))
+    bandwidths = TINY["target_bandwidths"][:4]
+    settings = {
+        "feature_extractor": {
+            "class_path": "vocos.feature_extractors.EncodecFeatures",
+            "init_args": {"encodec_model": "encodec_24khz", "bandwidths": bandwidths},
+        },
+        "backbone": {"class_path": "vocos.models.VocosBackbone", "init_args": options["backbone"]},
+        "head": {"class_path": "vocos.heads.ISTFTHead", "init_args": options["head"]},
+    }
+    source = tmp_path / "original"
+    source.mkdir()
+    (source / "config.yaml").write_text(yaml.safe_dump(settings))
+    (source / "pytorch_model.bin").write_bytes(weights.read_bytes())
+    convert(source, tmp_path / "ours.ckpt")
+    convert(tmp_path / "ours.ckpt", tmp_path / "back")
+    before, after = (torch.load(each / "pytorch_model.bin", weights_only=True) for each in (source, tmp_path / "back"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(value, after[key]) for key, value in before.items() if key != "head.istft.window")
+    assert yaml.safe_load((tmp_path / "back" / "config.yaml").read_text()) == settings
+    convert(source, tmp_path / "export")
+    stored = arrays("encodec_like/io.npz")
+    for number, name in ((0, "out0_bw0.f32"), (3, "out0_bw3.f32")):
+        model = load(tmp_path / "export", bandwidth=bandwidths[number])
+        features = model.mel.embed(stored["codes0"])
+        torch.testing.assert_close(features, stored["features0.f32"], rtol=0, atol=1e-6)
+        found = torch.from_numpy(model.from_mel(features.numpy()))
+        torch.testing.assert_close(found, stored[name], rtol=0, atol=2e-5)
+    audio = np.random.default_rng(0).normal(0, 0.1, 1001).astype(np.float32)
+    assert len(model(audio, 24000)) == 1001
+    state = dict(before, **{"feature_extractor.codebook_weights": rows + 1})
+    torch.save(state, source / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="another codec"):
+        convert(source, tmp_path / "wrong.ckpt")
 
 
 def test_a_checkpoint_of_the_training(tmp_path):

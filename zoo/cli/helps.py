@@ -37,6 +37,7 @@ OPTIONS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("--engine ray", "on a Ray cluster: --ray_address HOST:PORT or auto, --ray_workers N"),
         ("--shard I/N", "the I-th of N parts, from 1/N to N/N: for processes that talk to no other"),
         ("--fanout N", "or --tar N: subfolders where one would hold more results, or tar shards of N results"),
+        ("--files_together N", "N files under way, whose chunks of one length are computed as one batch"),
         *_SHARED[:2],
         ("--model.KEY VALUE", "any option of the system's inference, e.g. a chunk length"),
     ),

@@ -333,6 +333,12 @@ class ZooCLI(LightningCLI):
             parser.add_argument(
                 "--fanout", type=int | None, default=None, help="spread results where a folder would hold more"
             )
+            parser.add_argument(
+                "--files_together",
+                type=PositiveInt | None,
+                default=None,
+                help="files under way, whose chunks share batches",
+            )
             parser.add_argument("--tar", type=int | None, default=None, help="write tar shards of so many results")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -535,7 +541,8 @@ def predict(cli: ZooCLI) -> int:
             return predict_on_ray(cli, source, target, model)
         shard = None if cli.config["shard"] is None else Shard.parse(cli.config["shard"])
         options = (cli.config["overwrite"], shard, cli.config["fanout"], cli.config["tar"])
-        data = BulkData(source, target, model.input_suffixes, model.output_suffix, *options)
+        several = cli.config["files_together"] or 1
+        data = BulkData(source, target, model.input_suffixes, model.output_suffix, *options, files_together=several)
     checkpoint = None if cli.checkpoint is None else str(cli.checkpoint)
     with writing(data.output, "predict", data.shard) if isinstance(data, BulkData) else contextlib.nullcontext():
         cli.trainer.predict(cli.model, data, ckpt_path=checkpoint, weights_only=True, return_predictions=False)
@@ -547,9 +554,9 @@ def predict_on_ray(cli: ZooCLI, source: Path, output: Path, inference: Inference
     from zoo.runs import ray_engine
 
     config, described = cli.config, cli.model
-    for option in ("shard", "tar"):
+    for option in ("shard", "tar", "files_together"):
         if config[option] is not None:
-            raise ValueError(f"--{option} is for --engine ranks: Ray's actors share one list and write files")
+            raise ValueError(f"--{option} is for --engine ranks: Ray's actors share one list and write single files")
     if isinstance(described, Loaded):
         path, options, ema = Path(config["model.path"]), config["model.options"] or {}, True
     else:

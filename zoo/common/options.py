@@ -10,7 +10,18 @@ from typing import Literal, get_args
 Verbosity = Literal["quiet", "normal", "verbose"]
 VERBOSITY_VARIABLE = "ZOO_VERBOSITY"
 CONFIG_OPTIONS = ("--config", "-c")
-PREDICT_KEYS = ("input", "output", "overwrite", "engine", "ray_address", "ray_workers", "shard", "fanout", "tar")
+PREDICT_KEYS = (
+    "input",
+    "output",
+    "overwrite",
+    "engine",
+    "ray_address",
+    "ray_workers",
+    "shard",
+    "fanout",
+    "tar",
+    "files_together",
+)
 SETTINGS_SUFFIXES = (".yaml", ".yml", ".json")
 
 

@@ -14,6 +14,7 @@ from zoo.audio.analysis.mel import LogMel
 from zoo.audio.analysis.spectral import MultiScaleMel, multi_resolution_stft
 from zoo.audio.evaluation import metrics
 from zoo.common.reading.unpickle import at_least_float32
+from zoo.hifigan.nets.encodec import EncodecFeatures
 from zoo.hifigan.nets.interface import WaveformGenerator
 from zoo.training.adversarial import Discriminator
 from zoo.training.callbacks.media import log_audio, log_figure
@@ -31,7 +32,8 @@ class HiFiGANTask(GANTask):
         discriminators: by name (`mpd`, `msd`, `mrd`), any of them together.
         optimizer_d: of all discriminators together, in their order.
         loss_mel: front end of the reconstruction loss (f_max null in the paper).
-        mel: front end of the conditioning, part of inference; null when the data brings the features.
+        mel: front end of the conditioning, part of inference; null when the data brings the features. With
+            `EncodecFeatures` every training batch has a random one of the bandwidths, and validation the largest.
         sample_rate: of the audio in Hz.
         media_items: validation clips shown as audio and mel figure; see `samples`.
         multi_mel: another reconstruction loss, of weight `g/multi_mel`.
@@ -51,7 +53,7 @@ class HiFiGANTask(GANTask):
         optimizer_d: OptimizerCallable,
         loss_mel: LogMel,
         *,
-        mel: LogMel | None = None,
+        mel: LogMel | EncodecFeatures | None = None,
         sample_rate: int = 22050,
         media_items: int = 3,
         multi_mel: MultiScaleMel | None = None,
@@ -72,15 +74,25 @@ class HiFiGANTask(GANTask):
             Generated and real audio, each (B, 1, T) trimmed to the shorter.
         """
         audio = batch["audio"]
+        condition: tuple[Tensor, ...] = ()
         if "features" in batch:
             features = batch["features"]
+        elif isinstance(self.mel, EncodecFeatures):
+            number = self._bandwidth(self.mel)
+            features, condition = self.mel(audio, number), (torch.tensor(number, device=audio.device),)
         elif self.mel is not None:
             features = self.mel(audio)
         else:
             raise ValueError("model.init_args.mel is null and the data brings no features: set data.init_args.features")
-        fake = self.generator(features)
+        fake = self.generator(features, *condition)
         samples = min(fake.shape[-1], audio.shape[-1])
         return fake[..., :samples], audio[:, None, :samples]
+
+    def _bandwidth(self, codec: EncodecFeatures) -> int:
+        """Number of the bandwidth of a batch."""
+        if self.training:
+            return int(torch.randint(len(codec.bandwidths), ()))
+        return codec.bandwidths.index(max(codec.bandwidths))
 
     def reconstruction(self, fake: Tensor, real: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Of the distances of log-mels, of mels at several scales and of spectra, those that have a weight."""
@@ -95,7 +107,7 @@ class HiFiGANTask(GANTask):
         fake, real = self.generate(batch)
         fake = at_least_float32(fake)
         values: dict[str, Tensor | float] = {
-            "mel_l1": mel_l1(self.mel or self.loss_mel, fake, real),
+            "mel_l1": mel_l1(self._shown_mel, fake, real),
             "mel_l1_full": mel_l1(self.loss_mel, fake, real),
             **compare(fake[0, 0], real[0, 0], self.sample_rate),
         }
@@ -103,8 +115,12 @@ class HiFiGANTask(GANTask):
             self.show(lambda: self._log_clip(f"clip{batch_idx}", fake[0, 0], real[0, 0]))
         return values, fake.shape[0]
 
+    @property
+    def _shown_mel(self) -> LogMel:
+        return self.mel if isinstance(self.mel, LogMel) else self.loss_mel
+
     def _log_clip(self, name: str, fake: Tensor, real: Tensor) -> None:
-        mel = self.mel or self.loss_mel
+        mel = self._shown_mel
         log_audio(self, f"{name}_generated", fake, self.sample_rate)
         log_audio(self, f"{name}_target", real, self.sample_rate)
         log_figure(self, f"{name}_mel", mel_figure(mel(real[None])[0], mel(fake[None])[0]))
@@ -128,7 +144,9 @@ def compare(fake: Tensor, real: Tensor, sample_rate: int) -> dict[str, float]:
     return {key: float(value) for key, value in values.items() if torch.isfinite(value)}
 
 
-def _check(generator: WaveformGenerator, loss_mel: LogMel, mel: LogMel | None, sample_rate: int) -> None:
+def _check(
+    generator: WaveformGenerator, loss_mel: LogMel, mel: LogMel | EncodecFeatures | None, sample_rate: int
+) -> None:
     for name, front_end in (("mel", mel), ("loss_mel", loss_mel)):
         if front_end is not None and front_end.sample_rate != sample_rate:
             raise ValueError(f"model.{name}.sample_rate is {front_end.sample_rate}, the audio's is {sample_rate}")
@@ -141,3 +159,6 @@ def _check(generator: WaveformGenerator, loss_mel: LogMel, mel: LogMel | None, s
         )
     if mel.n_mels != generator.in_channels:
         raise ValueError(f"model.generator.in_channels is {generator.in_channels}, model.mel.n_mels is {mel.n_mels}")
+    bandwidths = len(mel.bandwidths) if isinstance(mel, EncodecFeatures) else 0
+    if (generator.conditions or 0) != bandwidths:
+        raise ValueError(f"model.generator.conditions is {generator.conditions}, model.mel has {bandwidths} bandwidths")

@@ -11,8 +11,9 @@ import os
 import re
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ import torch
 from zoo.common.atomic import sweep_temporaries, write_atomic
 from zoo.common.hardware import peak_memory_bytes
 from zoo.common.locks import LOCK_NAME, is_held, is_rank_zero, locked
+from zoo.common.ranges import at_least
 from zoo.common.report import Row, write_report
 from zoo.runs.inference import Inference
 from zoo.runs.jobs import manifest
@@ -29,6 +31,7 @@ from zoo.runs.jobs.manifest import MANIFEST_NAME, RANK_MANIFESTS, SUMMARY_NAME, 
 from zoo.runs.jobs.order import Digests
 from zoo.runs.jobs.plan import Job, Plan, ShardFiles, plan
 from zoo.runs.jobs.tars import TAR_FOLDERS, TarOutput, done_keys, extension_of, key_of, row_files, sweep_tars
+from zoo.runs.jobs.together import own_seconds, together
 
 __all__ = ["BulkData", "BulkRun", "Job", "Plan", "Shard", "plan", "read_manifest", "writing"]
 
@@ -39,6 +42,7 @@ _LEAST_FREE_BYTES = 2**20  # below this a failed write is taken for a full disk
 _LOCKS = f"{LOCK_NAME}s"  # folder of the shards' locks, and itself locked while one begins or ends
 _PATIENCE_SECONDS = 600.0  # the last shard merges the rows of all
 _ROWS_AT_ONCE = 1000
+_ROUNDS = 16  # files for each place, between which the progress bar moves and the last ones run alone
 
 
 class Shard(NamedTuple):
@@ -223,14 +227,14 @@ class BulkRun:
         Returns:
             The manifest's row: `source` (absolute; a shard's recording as if the shard were a folder), `target`
             (relative to the output folder, likewise), `status` ("done", "failed" or "skipped"), `error` (None unless
-            failed), `seconds`, and the facts of `process_file`.
+            failed), `seconds` (of what is computed together a share), and the facts of `process_file`.
 
         Raises:
             OSError: when the disk is full: the next files would fare no better.
             MemoryError: when the machine's memory is exhausted.
         """
         self._device = inference.device
-        started = time.perf_counter()
+        started = own_seconds()
         status, error = "done", None
         facts, results = Row(), dict[str, bytes]()
         target = job.target.relative_to(self.output).as_posix()
@@ -253,7 +257,7 @@ class BulkRun:
             "target": None if status == "skipped" and self._tar else target,
             "status": status,
             "error": error,
-            "seconds": round(time.perf_counter() - started, 6),
+            "seconds": round(own_seconds() - started, 6),
         }
         row = record | facts | record  # in this order, and no fact hides what the record says
         if status == "done" and self._tar is not None:
@@ -353,6 +357,7 @@ class BulkData(L.LightningDataModule):
         output_suffix: of the files to write, usually `Inference.output_suffix`.
         overwrite, shard, tar: see `BulkRun`.
         fanout: see `plan`.
+        files_together: under way at once, their chunks of one length in one batch; see `together`. 1 is one by one.
 
     Raises:
         FileNotFoundError: when there is no such input.
@@ -361,7 +366,7 @@ class BulkData(L.LightningDataModule):
 
     def __init__(
         self, input: Path, output: Path, suffixes: Sequence[str], output_suffix: str, overwrite: bool = False,
-        shard: Shard | None = None, fanout: int | None = None, tar: int | None = None,
+        shard: Shard | None = None, fanout: int | None = None, tar: int | None = None, files_together: int = 1,
     ) -> None:  # fmt: skip
         super().__init__()
         self.allow_zero_length_dataloader_with_multiple_devices = True  # more ranks than files
@@ -369,6 +374,8 @@ class BulkData(L.LightningDataModule):
         self.jobs = whole if shard is None else whole[shard.number - 1 :: shard.total]
         self.output = Path(output)
         self.overwrite, self.shard, self.tar = overwrite, shard, tar
+        at_least(1, files_together=files_together)
+        self.files_together = files_together
         self.summary: Row = {}
 
     @property
@@ -392,13 +399,16 @@ class BulkData(L.LightningDataModule):
         trainer.strategy.barrier("bulk begins")
 
     def predict_dataloader(self) -> _Slice:
-        """This rank's jobs without result, one by one."""
+        """This rank's jobs without result, one by one or as many at a time as make some rounds together."""
         trainer = self._attached()
-        return _Slice(self._run.owed(self.jobs[trainer.global_rank :: trainer.world_size]))
+        several = self.files_together * _ROUNDS if self.files_together > 1 else 1
+        return _Slice(self._run.owed(self.jobs[trainer.global_rank :: trainer.world_size]), several)
 
-    def process(self, inference: Inference, job: Job) -> Row:
-        """Compute one job and record it; see `BulkRun.process`."""
-        return self._run.process(inference, job)
+    def process(self, inference: Inference, jobs: Sequence[Job]) -> list[Row]:
+        """Compute jobs and record them; see `BulkRun.process`."""
+        if self.files_together == 1:
+            return [self._run.process(inference, job) for job in jobs]
+        return together([partial(self._run.process, inference, job) for job in jobs], self.files_together)
 
     def teardown(self, stage: str) -> None:
         """Merge the record when all ranks are done, and tell every rank the summary."""
@@ -415,13 +425,15 @@ class BulkData(L.LightningDataModule):
 
 
 class _Slice:
-    """A loader of plain objects: Lightning would give a DataLoader a sampler of its own and slice it again."""
+    """A loader of plain lists: Lightning would give a DataLoader a sampler of its own and slice it again."""
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
-        self._jobs = jobs
+    def __init__(self, jobs: Sequence[Job], several: int) -> None:
+        self._jobs, self._several = jobs, several
 
     def __len__(self) -> int:
-        return len(self._jobs)
+        return -(-len(self._jobs) // self._several)
 
-    def __iter__(self) -> Iterator[Job]:
-        return iter(self._jobs)
+    def __iter__(self) -> Iterator[list[Job]]:
+        jobs = iter(self._jobs)
+        while some := list(islice(jobs, self._several)):
+            yield some

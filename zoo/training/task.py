@@ -355,8 +355,8 @@ class ZooTask(L.LightningModule):
             self._inference = made
         return self._inference
 
-    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-        """Run one job of `zoo predict` and return its manifest row."""
+    def predict_step(self, batch: Any, batch_idx: int) -> list[dict[str, Any]]:
+        """Run jobs of `zoo predict` and return their manifest rows."""
         return self.trainer.datamodule.process(self.inference(), batch)  # type: ignore[attr-defined]
 
 

@@ -30,6 +30,26 @@ def invert_mel(mel_magnitude: Tensor, mel: LogMel) -> Tensor:
     return magnitude
 
 
+def invert_mel_kl(mel_magnitude: Tensor, mel: LogMel, updates: int = 10) -> Tensor:
+    """Like `invert_mel`, nearest in the generalised Kullback-Leibler divergence, which quiet bands count in.
+
+    Args:
+        mel_magnitude: (B, n_mels, F), not negative; its gradient is followed.
+        updates: multiplicative ones; ten are as good as a hundred of the Euclidean distance's.
+
+    Returns:
+        Linear magnitudes (B, n_fft // 2 + 1, F), not negative; 0 outside [f_min, f_max].
+
+    Source: Lee and Seung, "Algorithms for Non-negative Matrix Factorization" (2000), equation 5, with fixed basis.
+    """
+    basis = mel.mel_basis
+    sums = basis.sum(0)[:, None].clamp(min=_TINY)
+    magnitude = basis.T @ mel_magnitude / (basis.T @ basis.sum(1, keepdim=True) + _TINY)
+    for _ in range(updates):
+        magnitude = magnitude / sums * (basis.T @ (mel_magnitude / (basis @ magnitude + _TINY)))
+    return magnitude
+
+
 def _overlap_add(spectrum: Tensor, mel: LogMel) -> Tensor:
     """Inverse of the uncentred STFT; torch.istft refuses it because the first Hann sample is zero."""
     edge = (mel.n_fft - mel.win_length) // 2
@@ -53,6 +73,22 @@ def griffin_lim(log_mel: Tensor, mel: LogMel, iterations: int = 60, seed: int = 
     generator = torch.Generator().manual_seed(seed)
     angles = torch.rand(magnitude.shape, generator=generator).to(magnitude.device) * (2 * torch.pi)
     phase = torch.polar(torch.ones_like(angles), angles)
+    return synthesise(magnitude * find_phase(magnitude, phase, mel, iterations), mel)
+
+
+def find_phase(magnitude: Tensor, phase: Tensor, mel: LogMel, iterations: int) -> Tensor:
+    """Find phases that make magnitudes those of a signal: iterations of the fast Griffin-Lim algorithm.
+
+    Args:
+        magnitude: (B, n_fft // 2 + 1, F) of a transform with the mel's window and hop.
+        phase: to start from, complex of modulus 1, the same shape.
+
+    Returns:
+        Phases, complex of modulus 1 (less where the signal is silent). Those of frame i depend on the frames that
+        are at most iterations * (ceil(n_fft / hop_length) - 1) away.
+
+    Source: Perraudin et al. (2013), algorithm 2.
+    """
     previous = torch.zeros_like(phase)
     for _ in range(iterations):
         audio = _overlap_add(magnitude * phase, mel)
@@ -62,5 +98,10 @@ def griffin_lim(log_mel: Tensor, mel: LogMel, iterations: int = 60, seed: int = 
         ahead = rebuilt + _MOMENTUM * (rebuilt - previous)
         previous = rebuilt
         phase = ahead / ahead.abs().clamp(min=_TINY)
+    return phase
+
+
+def synthesise(spectrum: Tensor, mel: LogMel) -> Tensor:
+    """Invert spectra (B, n_fft // 2 + 1, F) to the audio (B, F * hop_length) whose mel has these frames."""
     start = mel.padding_samples
-    return _overlap_add(magnitude * phase, mel)[:, start : start + log_mel.shape[-1] * mel.hop_length]
+    return _overlap_add(spectrum, mel)[:, start : start + spectrum.shape[-1] * mel.hop_length]

@@ -20,10 +20,15 @@ from zoo.convert.names import State, is_state
 from zoo.convert.settings import read_table
 from zoo.convert.sizes import part
 from zoo.hifigan.convert.rules import refuse_causal, to_legacy_keys, to_our_keys
+from zoo.hifigan.nets.encodec import EncodecFeatures
 from zoo.hifigan.nets.vocos import IMDCTHead, Vocos
 from zoo.runs.load import build_part
 
 CONFIG, WEIGHTS = "config.yaml", "pytorch_model.bin"
+CODEBOOKS = "feature_extractor.codebook_weights"
+SOURCES = {"encodec_24khz": "facebook/encodec_24khz"}
+"""The original's codecs that the zoo takes, and their hub ids in transformers' layout."""
+_BANDWIDTHS = (1.5, 3.0, 6.0, 12.0)
 SECTIONS = ("feature_extractor", "backbone", "head")
 # the last word of the original's class_path, ours
 BACKBONES = {"VocosBackbone": "convnext", "VocosResNetBackbone": "resnet"}
@@ -33,7 +38,10 @@ _DERIVED = ("head.istft.", "head.imdct.", "feature_extractor.", "melspec_loss.")
 
 
 class VocosConverter(Converter[Original]):
-    """Mel vocoders of Vocos; those of EnCodec's codes are refused, as they need the codec itself."""
+    """Vocoders of Vocos, of mels and of EnCodec's codes; these need the codec, which transformers has from the hub.
+
+    A file's codec weights are not read: its codebooks must be those of the hub's codec.
+    """
 
     system, task, inference = "hifigan", "zoo.hifigan.HiFiGANTask", "zoo.hifigan.Vocoder"
     part = "generator"
@@ -70,6 +78,8 @@ class VocosConverter(Converter[Original]):
             elif not key.startswith(_DERIVED):
                 state[f"generator.{key}"] = value
         training = {"batches": content.get("global_step", 0), "epoch": content.get("epoch", 0)} if trained else {}
+        if CODEBOOKS in tensors:
+            training["codebooks"] = tensors[CODEBOOKS]
         return Original("vocos training" if trained else "vocos", state, settings, training)
 
     def _task_state(self, original: Original, path: Path) -> State:
@@ -78,10 +88,13 @@ class VocosConverter(Converter[Original]):
     def _ours(self, original: Original, source: Path, is_checkpoint: bool, *args: Any, **options: Any) -> Converted:
         arguments = task_arguments(original, source)
         generator = build_whole(arguments["generator"], original.part("generator"), str(source))
+        mel = build(arguments["mel"])
+        if isinstance(mel, EncodecFeatures):
+            _check_codebooks(original.training.get("codebooks"), mel, source)
         batches = original.training.get("batches", 0) // 2  # Lightning counted the steps of both optimizers
         converted = Converted(
             parts={name: arguments[name] for name in ("generator", "mel")},
-            nets={"generator": generator.fuse_(), "mel": build(arguments["mel"])},
+            nets={"generator": generator.fuse_(), "mel": mel},
             step=batches,
             epoch=original.training.get("epoch", 0),
             specs={"config": arguments},
@@ -105,7 +118,7 @@ class VocosConverter(Converter[Original]):
         module: nn.Module,
         path: Path | str,
         *args: Any,
-        mel: LogMel | None = None,
+        mel: LogMel | EncodecFeatures | None = None,
         arguments: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -124,12 +137,14 @@ class VocosConverter(Converter[Original]):
         if not isinstance(module, Vocos) or mel is None or arguments is None:
             raise ValueError(f"expected a run or checkpoint of a Vocos, found {type(module).__name__}")
         refuse_causal(module)
-        if mel.mel_scale != "htk" or mel.f_min or mel.f_max != mel.sample_rate / 2 or mel.win_length != mel.n_fft:
+        if isinstance(mel, LogMel) and (
+            mel.mel_scale != "htk" or mel.f_min or mel.f_max != mel.sample_rate / 2 or mel.win_length != mel.n_fft
+        ):
             raise ValueError(
                 f"the format holds Vocos' own mel alone (htk, all frequencies): {mel.mel_scale} {mel.f_max}"
             )
-        if module.conditions:
-            raise ValueError("the format holds conditions for EnCodec's codes alone, not for a mel")
+        if isinstance(mel, EncodecFeatures) and mel.source not in SOURCES.values():
+            raise ValueError(f"the format knows {', '.join(SOURCES)} alone, not the codec {mel.source}")
         folder.mkdir(parents=True, exist_ok=True)
         config = yaml.safe_dump(original_config(arguments, mel), sort_keys=False)
         write_atomic(folder / CONFIG, lambda file: file.write(config.encode()))
@@ -153,14 +168,25 @@ def task_arguments(original: Original, source: Path) -> dict[str, Any]:
     """
     classes = {name: str(original.settings[name].get("class_path", "")).rpartition(".")[2] for name in SECTIONS}
     given = {name: original.settings[name].get("init_args", {}) for name in SECTIONS}
-    known = {"feature_extractor": {"MelSpectrogramFeatures": ""}, "backbone": BACKBONES, "head": HEADS}
+    known = {
+        "feature_extractor": {"MelSpectrogramFeatures": "", "EncodecFeatures": ""},
+        "backbone": BACKBONES,
+        "head": HEADS,
+    }
     for name in SECTIONS:
         if classes[name] not in known[name]:
             raise ValueError(f"{source}: {name} {classes[name]!r} is not known here; known: {', '.join(known[name])}")
     features, backbone, head = (given[name] for name in SECTIONS)
+    of_codes, conditions = classes["feature_extractor"] == "EncodecFeatures", backbone.get("adanorm_num_embeddings")
     rate, padding = features.get("sample_rate", 24000), features.get("padding", "center")
+    if of_codes:
+        padding = head.get("padding", "same")
     if head.get("padding", "same") != padding:
         raise ValueError(f"{source}: the head pads as {head.get('padding', 'same')}, the features as {padding}")
+    if of_codes != bool(conditions):
+        raise ValueError(
+            f"{source}: {conditions} conditions of the backbone do not go with {classes['feature_extractor']}"
+        )
     n_fft, hop = features.get("n_fft", 1024), features.get("hop_length", 256)
     generator = part(
         "zoo.hifigan.Vocos",
@@ -174,12 +200,19 @@ def task_arguments(original: Original, source: Path) -> dict[str, Any]:
         backbone=BACKBONES[classes["backbone"]],
         head=HEADS[classes["head"]],
         scale=backbone.get("layer_scale_init_value") or None,
-        conditions=None,
+        conditions=conditions,
     )
-    mel = part(
+    loss_mel = mel = part(
         "zoo.audio.LogMel", sample_rate=rate, n_fft=n_fft, hop_length=hop, win_length=n_fft, f_min=0.0, f_max=None,
-        n_mels=features.get("n_mels", 100), padding=padding, mel_scale="htk", magnitude_floor=0.0, floor=1e-7,
+        n_mels=features.get("n_mels", 100), padding="center" if of_codes else padding, mel_scale="htk",
+        magnitude_floor=0.0, floor=1e-7,
     )  # fmt: skip
+    if of_codes:
+        name = features.get("encodec_model", "encodec_24khz")
+        if name not in SOURCES:
+            raise ValueError(f"{source}: codec {name!r} is not known here; known: {', '.join(SOURCES)}")
+        bandwidths = [float(each) for each in features.get("bandwidths", _BANDWIDTHS)]
+        mel = part("zoo.hifigan.EncodecFeatures", source=SOURCES[name], bandwidths=bandwidths)
     settings = original.settings
     coefficient, mel_weight = settings.get("mrd_loss_coeff", 1.0), float(settings.get("mel_loss_coeff", 45))
     optimizer = part("torch.optim.AdamW", lr=settings.get("initial_learning_rate", 5e-4), betas=[0.8, 0.9])
@@ -188,7 +221,7 @@ def task_arguments(original: Original, source: Path) -> dict[str, Any]:
     return {
         "generator": generator,
         "mel": mel,
-        "loss_mel": mel,
+        "loss_mel": loss_mel,
         "sample_rate": rate,
         "adversarial": "hinge",
         "discriminators": {
@@ -201,7 +234,12 @@ def task_arguments(original: Original, source: Path) -> dict[str, Any]:
     }
 
 
-def original_config(generator: Mapping[str, Any], mel: LogMel) -> dict[str, Any]:
+def _check_codebooks(found: Tensor | None, codec: EncodecFeatures, source: Path) -> None:
+    if found is not None and not torch.equal(found.float(), codec.codebooks):
+        raise ValueError(f"{source}: its codebooks {tuple(found.shape)} are not those of {codec.source}: another codec")
+
+
+def original_config(generator: Mapping[str, Any], mel: LogMel | EncodecFeatures) -> dict[str, Any]:
     """What config.yaml holds; the inverse of `task_arguments`."""
     backbones, heads = ({ours: theirs for theirs, ours in table.items()} for table in (BACKBONES, HEADS))
     is_resnet, is_istft = generator["backbone"] == "resnet", generator["head"] == "istft"
@@ -212,24 +250,35 @@ def original_config(generator: Mapping[str, Any], mel: LogMel) -> dict[str, Any]
     head = {"n_fft": generator["n_fft"], "hop_length": generator["hop_length"]}
     head = head if is_istft else {"mdct_frame_len": 2 * generator["hop_length"]}
     rate = {"sample_rate": mel.sample_rate} if generator["head"] == "mdct_symexp" else {}
-    features = {name: getattr(mel, name) for name in ("sample_rate", "n_fft", "hop_length", "n_mels", "padding")}
+    conditions = {"adanorm_num_embeddings": generator["conditions"]} if generator.get("conditions") else {}
+    if isinstance(mel, EncodecFeatures):
+        (name,) = (theirs for theirs, ours in SOURCES.items() if ours == mel.source)
+        front_end = {"encodec_model": name, "bandwidths": list(mel.bandwidths)}
+    else:
+        names = ("sample_rate", "n_fft", "hop_length", "n_mels", "padding")
+        front_end = {each: getattr(mel, each) for each in names}
+    kind = "EncodecFeatures" if isinstance(mel, EncodecFeatures) else "MelSpectrogramFeatures"
     dim = {"dim": generator["dim"]}
     return {
-        "feature_extractor": part("vocos.feature_extractors.MelSpectrogramFeatures", **features),
+        "feature_extractor": part(f"vocos.feature_extractors.{kind}", **front_end),
         "backbone": part(
             f"vocos.models.{backbones[generator['backbone']]}",
-            **{"input_channels": generator["in_channels"], **dim, **layers, **scale},
+            **{"input_channels": generator["in_channels"], **dim, **layers, **scale, **conditions},
         ),
         "head": part(f"vocos.heads.{heads[generator['head']]}", **dim, **head, padding=generator["padding"], **rate),
     }
 
 
-def derived_buffers(net: Vocos, mel: LogMel) -> dict[str, Tensor]:
+def derived_buffers(net: Vocos, mel: LogMel | EncodecFeatures) -> dict[str, Tensor]:
     """What the original's files hold though the settings determine it."""
-    buffers = {
-        "feature_extractor.mel_spec.spectrogram.window": mel.window.clone(),
-        "feature_extractor.mel_spec.mel_scale.fb": mel.mel_basis.T.contiguous(),
-    }
+    buffers = (
+        {CODEBOOKS: mel.codebooks}
+        if isinstance(mel, EncodecFeatures)
+        else {
+            "feature_extractor.mel_spec.spectrogram.window": mel.window.clone(),
+            "feature_extractor.mel_spec.mel_scale.fb": mel.mel_basis.T.contiguous(),
+        }
+    )
     if not isinstance(net.head, IMDCTHead):
         return buffers | {"head.istft.window": torch.hann_window(net.head.istft.basis.shape[1])}
     half, time = net.hop_length, torch.arange(2 * net.hop_length)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, overload
 
@@ -21,10 +20,13 @@ from zoo.audio.io import files
 from zoo.audio.io.chunking import Chunker, resampled
 from zoo.audio.io.resample import resample_array
 from zoo.hifigan.inference.stream import VocoderStream, look_ahead
-from zoo.hifigan.nets.interface import WaveformGenerator
+from zoo.hifigan.nets.encodec import EncodecFeatures
+from zoo.hifigan.nets.griffin_lim import GriffinLimVocos
+from zoo.hifigan.nets.interface import Conditioned, WaveformGenerator
 from zoo.runs.export import AUDIO_USAGE, FEATURES_USAGE, Graph, OnnxForm, write_graph
 from zoo.runs.inference import Inference, answer_files, as_audio, attempt
 from zoo.runs.interactive import Field, Part, Report
+from zoo.runs.jobs.together import together
 
 CHUNK_FRAMES = 256  # new frames per step (3 s at 22.05 kHz); the context adds 30 or so
 _ONNX_SHAPES = ((2, 16), (1, 37), (3, 20))  # (batch, frames)
@@ -45,6 +47,7 @@ class Vocoder(Inference):
         mel: waveform to mel; its hop and bands must be the generator's. None for a generator of other features, which
             takes them through `from_mel`, `stream` and feature files, not audio.
         sample_rate: of the output in Hz; the mel's when None.
+        bandwidth: with EnCodec's codes: which of the front end's bandwidths, in kbit/s; the largest when None.
 
     Raises:
         ValueError: when hop, bands or sample rate differ, or the sample rate is not given at all.
@@ -53,7 +56,13 @@ class Vocoder(Inference):
     input_suffixes: ClassVar[tuple[str, ...]] = (*files.AUDIO_SUFFIXES, *FEATURE_SUFFIXES)
     output_suffix: ClassVar[str] = ".wav"
 
-    def __init__(self, generator: WaveformGenerator, mel: LogMel | None = None, sample_rate: int | None = None) -> None:
+    def __init__(
+        self,
+        generator: WaveformGenerator,
+        mel: LogMel | EncodecFeatures | None = None,
+        sample_rate: int | None = None,
+        bandwidth: float | None = None,
+    ) -> None:
         if mel is not None and (mel.hop_length, mel.n_mels) != (generator.hop_length, generator.in_channels):
             raise ValueError(
                 f"the generator makes {generator.hop_length} samples from {generator.in_channels} channels per frame, "
@@ -65,9 +74,25 @@ class Vocoder(Inference):
         self.generator = generator
         self.mel = mel
         self.sample_rate = rates.pop()
+        known = mel.bandwidths if isinstance(mel, EncodecFeatures) else ()
+        if (generator.conditions or 0) != len(known) and mel is not None:
+            raise ValueError(
+                f"the generator has {generator.conditions} conditions, the front end {len(known)} bandwidths"
+            )
+        if bandwidth is not None and bandwidth not in known:
+            raise ValueError(
+                f"bandwidth {bandwidth} kbit/s: {f'expected one of {known}' if known else 'takes no codes'}"
+            )
+        self.bandwidth = bandwidth
+        self._number = known.index(max(known) if bandwidth is None else bandwidth) if known else 0
 
     @property
-    def front_end(self) -> LogMel:
+    def _synthesiser(self) -> WaveformGenerator:
+        """The generator at its bandwidth."""
+        return Conditioned(self.generator, self._number) if self.generator.conditions else self.generator
+
+    @property
+    def front_end(self) -> LogMel | EncodecFeatures:
         """The mel front end; refused where the generator takes other features."""
         if self.mel is None:
             raise ValueError("this vocoder takes features, not audio (it has no mel front end): use from_mel or stream")
@@ -121,9 +146,9 @@ class Vocoder(Inference):
             ValueError: when the generator's conditioner sees the whole input.
         """
         if frames is None:
-            return VocoderStream(self.generator, self.sample_rate)
+            return VocoderStream(self._synthesiser, self.sample_rate)
         if look_ahead(self.generator) == 0:
-            stream = VocoderStream(self.generator, self.sample_rate)
+            stream = VocoderStream(self._synthesiser, self.sample_rate)
             return (samples for piece in frames if len(samples := stream.push(piece)))
         return (piece[0] for piece in self._synthesise(np.asarray(each, np.float32)[None] for each in frames))
 
@@ -133,54 +158,28 @@ class Vocoder(Inference):
         Returns:
             `audio_seconds`, `sample_rate`, `channels`.
         """
-        return self._vocode([(source, target)])[0]
+        if source.suffix.lower() in FEATURE_SUFFIXES:
+            channels, pieces = 1, self._synthesise(self._mel_blocks(source))
+        else:
+            header = files.info(source)
+            channels, blocks = header.channels, files.blocks(source, CHUNK_FRAMES * self.generator.hop_length)
+            pieces = self._copy(resampled(blocks, header.sample_rate, self.sample_rate))
+        samples = 0
+        with files.Writer(target, self.sample_rate, channels) as writer:
+            for piece in pieces:
+                writer.write(piece)
+                samples += piece.shape[1]
+        return {"audio_seconds": samples / self.sample_rate, "sample_rate": self.sample_rate, "channels": channels}
 
     def process_files(self, pairs: Sequence[tuple[Path, Path]]) -> list[dict[str, Any] | Exception]:
-        """`process_file` for several: those of one length are computed together, as channels of one recording."""
-        if self.generator.receptive_frames is None:  # each is one window, of any length
-            return super().process_files(pairs)
-        groups: dict[Any, list[int]] = defaultdict(list)
-        for number, (source, _) in enumerate(pairs):
-            groups[attempt(_length, source)].append(number)
-        found: list[Any] = [None] * len(pairs)
-        for numbers in groups.values():
-            together = [pairs[number] for number in numbers]
-            facts = attempt(self._vocode, together) if len(numbers) > 1 else None
-            if not isinstance(facts, list):
-                facts = [attempt(self.process_file, *pair) for pair in together]
-            for number, row in zip(numbers, facts, strict=True):
-                found[number] = row
-        return found
+        """`process_file` for several, whose windows of one length are computed together."""
+        return together([partial(attempt, self.process_file, *pair) for pair in pairs], max(len(pairs), 1))
 
     def answer_together(
         self, asked: Sequence[tuple[Mapping[str, Any], Path]], report: Report
     ) -> list[list[Part] | Exception]:
-        """Vocode several recordings or mels, those of one length together."""
+        """Vocode several recordings or mels, windows of one length together."""
         return answer_files(self, [(values["input"], folder) for values, folder in asked], report)
-
-    def _vocode(self, pairs: Sequence[tuple[Path, Path]]) -> list[dict[str, Any]]:
-        """Vocode files of one kind, rate and length."""
-        sources = [source for source, _ in pairs]
-        if sources[0].suffix.lower() in FEATURE_SUFFIXES:
-            channels = [1] * len(sources)
-            pieces = self._synthesise(_stacked([self._mel_blocks(source) for source in sources]))
-        else:
-            headers, block = [files.info(source) for source in sources], CHUNK_FRAMES * self.generator.hop_length
-            channels = [header.channels for header in headers]
-            blocks = _stacked([files.blocks(source, block) for source in sources])
-            pieces = self._copy(resampled(blocks, headers[0].sample_rate, self.sample_rate))
-        samples, ends = 0, np.cumsum(channels)[:-1]
-        with ExitStack() as stack:
-            writers = [
-                stack.enter_context(files.Writer(target, self.sample_rate, count))
-                for (_, target), count in zip(pairs, channels, strict=True)
-            ]
-            for piece in pieces:
-                for writer, rows in zip(writers, np.split(piece, ends), strict=True):
-                    writer.write(rows)
-                samples += piece.shape[1]
-        facts = {"audio_seconds": samples / self.sample_rate, "sample_rate": self.sample_rate}
-        return [{**facts, "channels": count} for count in channels]
 
     def fields(self) -> tuple[Field, ...]:
         """A recording where there is a mel front end, else features."""
@@ -199,7 +198,7 @@ class Vocoder(Inference):
 
     def onnx_form(self) -> OnnxForm:
         """The generator, from frames to audio."""
-        return OnnxForm([generator_graph(self.generator)])
+        return OnnxForm([generator_graph(self._synthesiser)])
 
     def _mel_blocks(self, source: Path) -> Iterator[np.ndarray]:
         """A mel file in pieces (1, n_mels, n)."""
@@ -212,7 +211,7 @@ class Vocoder(Inference):
 
     def _synthesise(self, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
         """Mel pieces (B, n_mels, n) to audio pieces (B, m)."""
-        yield from self._windows(blocks, 1, self.generator.receptive_frames, lambda mel: self.generator(mel)[:, 0])
+        yield from self._windows(blocks, 1, self.generator.receptive_frames, self._from_frames)
 
     def _copy(self, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
         """Audio pieces (C, n) at the model's rate to vocoded pieces (C, m) of the same total length."""
@@ -228,12 +227,10 @@ class Vocoder(Inference):
             yield np.zeros((len(block), wanted - given), np.float32)
             given = max(given, 1)  # so little may resample to nothing
 
-        def compute(audio: Tensor) -> Tensor:
-            return self.generator(mel(audio))[:, 0, : audio.shape[-1]]  # a centred front end has a frame more
-
         frames = self.generator.receptive_frames
-        context = None if frames is None else frames + math.ceil(mel.padding_samples / hop)
-        for piece in self._windows(whole_frames(), hop, context, compute):
+        reach = mel.padding_samples
+        context = None if frames is None or reach is None else frames + math.ceil(reach / hop)
+        for piece in self._windows(whole_frames(), hop, context, self._from_audio):
             # samples beyond the input exist in its last frame only, when all of the input has been given
             length = min(piece.shape[1], max(given - made, 0))
             made += length
@@ -241,8 +238,28 @@ class Vocoder(Inference):
                 yield piece[:, :length]
 
     @torch.inference_mode()
+    def _from_frames(self, window: np.ndarray) -> np.ndarray:
+        """Frames (B, C, F) to audio (B, F * hop)."""
+        return self._synthesiser(self._tensor(window))[:, 0].float().cpu().numpy()
+
+    @torch.inference_mode()
+    def _from_audio(self, window: np.ndarray) -> np.ndarray:
+        """Audio (B, T) of whole frames to as much vocoded audio."""
+        audio = self._tensor(window)
+        front_end = self.front_end
+        frames = front_end(audio, self._number) if isinstance(front_end, EncodecFeatures) else front_end(audio)
+        made = self._synthesiser(frames)[:, 0, : audio.shape[-1]]  # a centred front end has a frame more
+        return made.float().cpu().numpy()
+
+    def _tensor(self, window: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(window)).to(self.device)
+
     def _windows(
-        self, blocks: Iterable[np.ndarray], hop: int, context: int | None, compute: Callable[[Tensor], Tensor]
+        self,
+        blocks: Iterable[np.ndarray],
+        hop: int,
+        context: int | None,
+        compute: Callable[[np.ndarray], np.ndarray],
     ) -> Iterator[np.ndarray]:
         """Compute on windows of equal size whose inner edges lie in the overlap; see `Chunker.follow`.
 
@@ -251,27 +268,9 @@ class Vocoder(Inference):
             context: frames on each side that a frame's output depends on; None computes everything in one window.
             compute: window (..., n * hop) to audio (B, n * generator hop).
         """
-
-        def run(window: np.ndarray) -> np.ndarray:
-            return compute(torch.from_numpy(np.ascontiguousarray(window)).to(self.device)).float().cpu().numpy()
-
         overlap = 0 if context is None else 2 * context
         window = sys.maxsize if context is None else CHUNK_FRAMES + overlap
-        yield from Chunker(window, overlap, hop, fades=False).follow(blocks, run)
-
-
-def _length(source: Path) -> tuple[int, ...]:
-    """What files have in common that can be computed together."""
-    if source.suffix.lower() in FEATURE_SUFFIXES:
-        return tuple(open_features(source).shape)
-    header = files.info(source)
-    return header.sample_rate, header.samples, -1
-
-
-def _stacked(streams: Sequence[Iterator[np.ndarray]]) -> Iterator[np.ndarray]:
-    """Blocks of several streams of one length, one above the other."""
-    for blocks in zip(*streams, strict=True):
-        yield np.concatenate(blocks)
+        yield from Chunker(window, overlap, hop, fades=False).follow(blocks, compute)
 
 
 def generator_graph(generator: WaveformGenerator, name: str = "model") -> Graph:
@@ -279,7 +278,12 @@ def generator_graph(generator: WaveformGenerator, name: str = "model") -> Graph:
 
     Args:
         generator: left as it is; a fused copy is taken.
+
+    Raises:
+        ValueError: when the generator has no ONNX form.
     """
+    if isinstance(generator, GriffinLimVocos):
+        raise ValueError("GriffinLimVocos has no ONNX form: Griffin-Lim computes on complex numbers, ONNX has none")
     fused = copy.deepcopy(generator).cpu().float().eval().fuse_()
     random = torch.Generator().manual_seed(0)
     examples = [(torch.randn(batch, fused.in_channels, frames, generator=random),) for batch, frames in _ONNX_SHAPES]

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Literal, Self
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from zoo.common.ranges import one_of
+from zoo.common.ranges import one_of, within
 from zoo.hifigan.nets.causal import CausalConvTranspose1d, Overlap, Past, conv1d
 from zoo.hifigan.nets.conditioners import Conditioner
 
@@ -29,12 +30,14 @@ class WaveformGenerator(nn.Module):
         receptive_frames: input frames on each side that a frame's samples depend on; None means all. Of a causal
             generator, those before it.
         causal: whether a frame's samples depend on no later frame.
+        conditions: number of conditions, one of which it takes beside the frames; None for none.
     """
 
     in_channels: int
     hop_length: int
     receptive_frames: int | None
     causal: bool = False
+    conditions: int | None = None
 
     @property
     def look_ahead_frames(self) -> int | None:
@@ -64,6 +67,30 @@ class WaveformGenerator(nn.Module):
             if isinstance(module, Past | Overlap):
                 module.keeps = True
         return twin
+
+
+class Conditioned(WaveformGenerator):
+    """A generator with its condition set.
+
+    Args:
+        generator: that takes one.
+        condition: its number, from 0.
+    """
+
+    number: Tensor
+
+    def __init__(self, generator: WaveformGenerator, condition: int) -> None:
+        super().__init__()
+        within(0, (generator.conditions or 1) - 1, condition=condition)
+        self.generator = generator
+        self.in_channels, self.hop_length = generator.in_channels, generator.hop_length
+        self.receptive_frames, self.causal = generator.receptive_frames, generator.causal
+        device = next(generator.parameters()).device
+        self.register_buffer("number", torch.tensor(condition, device=device), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Synthesise (B, 1, F * hop_length) from frames (B, in_channels, F)."""
+        return self.generator(x, self.number)
 
 
 class StagedGenerator(WaveformGenerator):

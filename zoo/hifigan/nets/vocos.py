@@ -260,7 +260,7 @@ class Vocos(WaveformGenerator):
             raise ValueError("causal: padding must be same, with center a frame's samples begin before it")
         if conditions and backbone == "resnet":
             raise ValueError("the resnet backbone has no norms that adapt to conditions")
-        self.in_channels, self.hop_length, self.conditions = in_channels, hop_length, conditions
+        self.in_channels, self.hop_length, self.conditions = in_channels, hop_length, conditions or None
         self.causal = causal
         if backbone == "convnext":
             self.backbone: nn.Module = ConvNeXtBackbone(

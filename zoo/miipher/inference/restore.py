@@ -18,7 +18,7 @@ from zoo.audio.analysis.features import write_features
 from zoo.audio.analysis.loudness import LoudnessMeter
 from zoo.audio.evaluation.judges import by_segments, cosine_distances
 from zoo.audio.io import files
-from zoo.audio.io.chunking import Chunker, finite, fit, mono, resampled
+from zoo.audio.io.chunking import Chunker, finite, fit, mono, pads, resampled
 from zoo.common.ranges import one_of, within
 from zoo.hifigan.nets.interface import WaveformGenerator
 from zoo.miipher.inference.onnx_form import onnx_form
@@ -234,10 +234,24 @@ class Restorer(_Encoding):
         )  # fmt: skip
         return answer_file(changed, values["input"], folder, report)
 
+    @pads
     @torch.inference_mode()
     def compute(self, chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
         """Chunks (N, T) of whole frames at the encoder's rate to waveforms (N, T') at the vocoder's."""
-        return finite(self.generator(self.features(chunks, valid))[:, 0].float().cpu().numpy())
+        features = self.features(chunks, valid)
+        frames = np.array([-(-samples // self.encoder.hop_samples) for samples in valid])
+        made: np.ndarray | None = None
+        for count in sorted(set(frames.tolist()), reverse=True):  # the generator would hear zeros behind a clip's end
+            alike = np.flatnonzero(frames == count)
+            rows = features if len(alike) == len(frames) else features[alike.tolist()]
+            found = finite(self.generator(rows[..., :count])[:, 0].float().cpu().numpy())
+            if len(alike) == len(frames):
+                return found
+            if made is None:
+                made = np.zeros((len(chunks), found.shape[1]), np.float32)
+            made[alike, : found.shape[1]] = found
+        assert made is not None
+        return made
 
 
 class _Run:
@@ -334,6 +348,7 @@ class FeatureExtractor(_Encoding):
         features = self.chunker.run(stream, wanted, self._compute)
         yield from fit((piece[0] for piece in features), self._frames(samples, sample_rate))
 
+    @pads
     @torch.inference_mode()
     def _compute(self, chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
         return finite(self.features(chunks, valid).float().cpu().numpy())

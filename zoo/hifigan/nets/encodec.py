@@ -1,0 +1,112 @@
+"""EnCodec as a front end: the embedded codes of a recording, at one of several bitrates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zoo.common.ranges import within
+from zoo.runs.frozen import FrozenModule, quiet_loading
+
+
+class EncodecFeatures(FrozenModule):
+    """A frozen EnCodec, of which encoder and codebooks are used: audio to embedded codes.
+
+    In a Vocoder's and a task's place of a mel. The norms of `Vocos(conditions=...)` adapt to the bandwidth's number.
+    Loading from the hub was not run here.
+
+    Args:
+        source: hub id (facebook/encodec_24khz) or a folder in transformers' layout; null for random weights.
+        revision: commit of the hub repository.
+        config: for random weights: what transformers' EncodecConfig takes.
+        bandwidths: in kbit/s, of those that the codec knows; their order numbers the conditions.
+        seed: of random weights.
+
+    Raises:
+        FileNotFoundError: when the source cannot be had.
+        ValueError: when neither source nor config is given, a bandwidth is none of the codec's, or the codec is one of
+            several channels or of normalised chunks (48 kHz).
+
+    Source: Défossez et al., "High Fidelity Neural Audio Compression" (2022); as a front end: Vocos, section 4.3.
+    """
+
+    model: Any  # transformers' EncodecModel
+
+    def __init__(
+        self,
+        source: str | None = None,
+        revision: str | None = None,
+        config: dict[str, Any] | None = None,
+        bandwidths: Sequence[float] = (1.5, 3.0, 6.0, 12.0),
+        seed: int = 0,
+    ) -> None:
+        from transformers import EncodecConfig, EncodecModel
+
+        super().__init__(source, revision)
+        if source is None and config is None:
+            raise ValueError("EncodecFeatures: give source (pretrained) or config (random weights)")
+        if source is not None:
+            with quiet_loading(source):
+                self.model = EncodecModel.from_pretrained(source, revision=revision, dtype=torch.float32)
+        else:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                self.model = EncodecModel(EncodecConfig(**(config or {})))
+                for layer in self.model.quantizer.layers:  # transformers leaves them zero, and all codes equal
+                    layer.codebook.embed.normal_()
+        settings = self.model.config
+        if settings.audio_channels != 1 or settings.normalize or settings.chunk_length_s:
+            raise ValueError(
+                f"EncodecFeatures: expected a codec of one channel without chunks (24 kHz), found {source}"
+            )
+        if unknown := [each for each in bandwidths if each not in settings.target_bandwidths] or not bandwidths:
+            raise ValueError(f"bandwidths: {unknown or 'none'}; the codec has {settings.target_bandwidths} kbit/s")
+        self.bandwidths = tuple(bandwidths)
+        self.sample_rate, self.hop_length = settings.sampling_rate, settings.hop_length
+        self.n_mels = settings.codebook_dim  # channels of a frame, by the name that LogMel has for them
+        self.padding_samples = None  # its recurrent layers see all that was before
+        self.min_samples = self.hop_length * 4  # its convolutions reflect the ends
+        self.requires_grad_(False)
+        self.eval()
+
+    def frozen_state(self) -> dict[str, Tensor]:
+        """Everything."""
+        return self.state_dict()
+
+    def save_source(self, folder: Path) -> None:
+        """Write the codec in transformers' layout."""
+        with quiet_loading():
+            self.model.save_pretrained(folder)
+
+    @property
+    def codebooks(self) -> Tensor:
+        """Entries of the codebooks that the largest bandwidth uses, one below the other (K * size, dim)."""
+        count = self.model.quantizer.get_num_quantizers_for_bandwidth(max(self.bandwidths))
+        return torch.cat([layer.codebook.embed for layer in self.model.quantizer.layers[:count]])
+
+    def frames(self, samples: int) -> int:
+        """Frames of a waveform of so many samples."""
+        return -(-max(samples, self.min_samples) // self.hop_length)
+
+    def codes(self, waveform: Tensor, bandwidth: int) -> Tensor:
+        """Codes (K, B, F) int64 of audio (B, T) at the bandwidth of a number; K grows with it."""
+        within(0, len(self.bandwidths) - 1, bandwidth=bandwidth)
+        short = self.min_samples - waveform.shape[-1]
+        with torch.no_grad(), torch.autocast(waveform.device.type, enabled=False):
+            padded = torch.nn.functional.pad(waveform.float(), (0, max(short, 0)))
+            return self.model.quantizer.encode(self.model.encoder(padded[:, None]), self.bandwidths[bandwidth])
+
+    def embed(self, codes: Tensor) -> Tensor:
+        """Features (B, dim, F) of codes (K, B, F) or (K, F), K at most that of the largest bandwidth."""
+        codes = codes[:, None] if codes.dim() == 2 else codes
+        size = self.model.config.codebook_size
+        offsets = size * torch.arange(len(codes), device=codes.device)[:, None, None]
+        return self.codebooks[codes + offsets].sum(0).transpose(1, 2)
+
+    def forward(self, waveform: Tensor, bandwidth: int = 0) -> Tensor:
+        """Features (B, dim, F) of audio (B, T), F = ceil(T / hop_length), at the bandwidth of a number."""
+        return self.embed(self.codes(waveform, bandwidth))
