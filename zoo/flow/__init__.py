@@ -9,6 +9,7 @@ __getattr__, __all__ = public(
         "data.pair_data": "PairData",
         "evaluation.feature_metrics": "FeatureMetrics",
         "inference.sampler": "Sampler",
+        "nets.dit": "DiT",
         "nets.mlp": "ToyNet",
         "nets.unet": "UNet",
         "nets.velocity": "VelocityNet",
