@@ -175,7 +175,7 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
 }  # fmt: skip
 PARTS_OF = {
     "Autoencoder": "FrozenAutoencoder", "UNet": "Denoiser-none", "GlobalEncoder": "Denoiser-film",
-    "Agents": "Crowd-llama", "ParallelAdapters": "Cleaner",
+    "FrozenNet": "DiT-sincos", "Agents": "Crowd-llama", "ParallelAdapters": "Cleaner",
     "FactoredEmbedding": "InContextPolicy", "Transformer": "InContextPolicy", "QueryCompressor": "InContextPolicy",
     "LinearEmbedding": "EncoderCompressor",
 }  # fmt: skip

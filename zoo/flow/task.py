@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.common.ranges import one_of, within
+from zoo.common.ranges import at_least, one_of, within
 from zoo.flow import rendering
+from zoo.flow.nets.frozen import FrozenNet
 from zoo.flow.nets.velocity import VelocityNet
 from zoo.flow.process.coupling import Coupling
 from zoo.flow.process.guidance import Guidance
@@ -20,6 +21,7 @@ from zoo.flow.process.quality import SampleMetrics
 from zoo.flow.process.sampling import SAMPLES
 from zoo.flow.process.solvers import Solver
 from zoo.flow.process.time_samplers import TimeSampler, at_evaluation_times, seeded_draws
+from zoo.flow.process.weights import LossWeight
 from zoo.flow.rendering import Animation
 from zoo.training.callbacks.media import log_animation, log_image
 from zoo.training.data import item_seed
@@ -53,6 +55,10 @@ class FlowTask(SingleOptimizerTask):
         images: `zoo predict` writes each image as a file, too.
         trajectory: animation of the way from noise to data that `zoo predict` writes.
         classes: their names; those of the data when null.
+        weight: of the training loss by its time, e.g. `zoo.flow.MinSnr`; null for 1 everywhere. Validation has none.
+        huber: h of the training loss sqrt(e + h^2) - h in the place of an item's mean squared error e, which outliers
+            then move less; 0 for e itself. Song and Dhariwal (2023) take 0.00054.
+        guide: a weaker net, for `zoo.flow.Autoguidance` in sampling; not trained.
         sample_metrics: figures of samples at validations, e.g. `zoo.flow.FeatureMetrics` for `val/frechet`.
         kwargs: of SingleOptimizerTask.
 
@@ -60,7 +66,7 @@ class FlowTask(SingleOptimizerTask):
     """
 
     inference_class = "zoo.flow.Sampler"
-    inference_parts = ("net", "path", "prediction")
+    inference_parts = ("net", "path", "prediction", "guide")
     classes: list[str] | None
     guidance: Guidance | None
 
@@ -81,12 +87,16 @@ class FlowTask(SingleOptimizerTask):
         trajectory: Animation = "none",
         classes: list[str] | None = None,
         sample_metrics: SampleMetrics | None = None,
+        weight: LossWeight | None = None,
+        huber: float = 0.0,
+        guide: FrozenNet | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(optimizer, **kwargs)
         within(0, 1, label_drop=label_drop)
+        at_least(0, huber=huber)
         one_of(PREDICTIONS, prediction=prediction)
-        if not net.num_classes and (label_drop or guidance is not None):
+        if not net.num_classes and (label_drop or (guidance is not None and guidance.needs_labels)):
             raise ValueError(
                 "model.net.num_classes is 0: such a net takes no label_drop "
                 f"({label_drop}) and no guidance ({'null' if guidance is None else 'set'})"
@@ -97,6 +107,9 @@ class FlowTask(SingleOptimizerTask):
         self.label_drop = label_drop
         self.prediction: Prediction = prediction
         self.coupling = coupling
+        self.weight = weight
+        self.huber = huber
+        self.guide = guide
         self.sample_metrics = sample_metrics
         self._validations = 0
         self._real: Tensor | None = None
@@ -144,6 +157,18 @@ class FlowTask(SingleOptimizerTask):
         output = self.net(x, t, label)
         return (output - self.path.target(x0, x1, t, self.prediction)).float().square().mean()
 
+    def training_loss(self, x1: Tensor, x0: Tensor, t: Tensor, label: Tensor | None) -> Tensor:
+        """The same, robust and weighted by time where it is asked for."""
+        if self.weight is None and not self.huber:
+            return self.loss(x1, x0, t, label)
+        output = self.net(self.path.sample(x0, x1, t), t, label)
+        error = (output - self.path.target(x0, x1, t, self.prediction)).float().square().flatten(1).mean(dim=1)
+        if self.huber:
+            error = (error + self.huber**2).sqrt() - self.huber
+        if self.weight is not None:
+            error = error * self.weight(t, self.path, self.prediction)
+        return error.mean()
+
     def drawn(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Pair noise and data; add times `t` (B,) and `kept` (B,), 0 where the label is dropped."""
         if "t" in batch:
@@ -158,7 +183,7 @@ class FlowTask(SingleOptimizerTask):
         """The loss at one time per item, some labels dropped."""
         batch = self.drawn(batch)
         x1 = batch["x1"]
-        loss = self.loss(x1, batch["x0"], batch["t"].to(x1), batch["label"] * batch["kept"])
+        loss = self.training_loss(x1, batch["x0"], batch["t"].to(x1), batch["label"] * batch["kept"])
         self.log_terms("train", {"loss": loss}, batch_size=len(x1))
         return loss
 

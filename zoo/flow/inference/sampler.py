@@ -16,6 +16,7 @@ from torch import Tensor
 from zoo.common.atomic import write_atomic
 from zoo.common.ranges import at_least, one_of
 from zoo.flow import rendering
+from zoo.flow.nets.frozen import FrozenNet
 from zoo.flow.nets.velocity import VectorField, VelocityNet
 from zoo.flow.process.guidance import Guidance, check_labels, velocity_field
 from zoo.flow.process.paths import AffinePath, Prediction
@@ -102,6 +103,7 @@ class Sampler(Inference):
         trajectory: animate the way of a request's samples (64 images, all points) as `<stem>.gif` or `<stem>.mp4`.
         classes: names of the classes 1 to K; null where they have none. They may stand in the place of numbers, and
             stand in results.
+        guide: a weaker net, for `zoo.flow.Autoguidance`.
     """
 
     input_suffixes = (".jsonl",)
@@ -118,6 +120,7 @@ class Sampler(Inference):
         images: bool = False,
         trajectory: rendering.Animation = "none",
         classes: Sequence[str] | None = None,
+        guide: FrozenNet | None = None,
     ) -> None:
         at_least(1, chunk=chunk)
         one_of(rendering.ANIMATIONS, trajectory=trajectory)
@@ -135,6 +138,7 @@ class Sampler(Inference):
         self.images = images
         self.animation = trajectory
         self.classes = None if classes is None else list(classes)
+        self.guide = guide
 
     def using(self, solver: Solver, guidance: Guidance | None) -> Self:
         """The same parts with another solver and guidance."""
@@ -166,7 +170,7 @@ class Sampler(Inference):
         if labels is not None and self.net.num_classes:
             check_labels(labels, self.net.num_classes)
             label = torch.tensor(list(labels), dtype=torch.int64, device=self.device)
-        return velocity_field(self.net, self.path, label, self.guidance, self.prediction)
+        return velocity_field(self.net, self.path, label, self.guidance, self.prediction, guide=self.guide)
 
     def solutions(
         self,
