@@ -26,6 +26,7 @@ from zoo.compressed_ad.nets.compression import EncoderCompressor, FieldDecoder, 
 from zoo.compressed_ad.nets.embedding import FactoredEmbedding, LinearEmbedding
 from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.nets.transformer import Transformer
+from zoo.flow.nets.autoencoder import AutoencoderKL
 from zoo.flow.nets.dit import DiT
 from zoo.flow.nets.mlp import ToyNet
 from zoo.flow.nets.unet import UNet
@@ -131,6 +132,13 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
         lambda size: (noise(2, 1, 4 * size, 32),),
     ),
     "FrozenVocoder": lambda: (FrozenVocoder(config=audiosr.VOCODER), lambda size: (noise(2, 1, size, 32),)),
+    "AutoencoderKL": lambda: (
+        Call(
+            lambda net, x: net.decode(net.encode(x)[:, :2]),
+            net=AutoencoderKL(1, 1, [4, 8], layers_per_block=1, latent_channels=2, norm_num_groups=2),
+        ),
+        lambda size: (noise(2, 1, 4 * size, 32),),
+    ),
     "PatchDiscriminator": lambda: (PatchDiscriminator(4, 2), lambda size: (noise(2, 1, 8 * size, 32),)),
     "UNet": lambda: (
         UNet(8, 1, 8, channel_mult=[1, 2], attention_levels=[1], res_blocks=1, num_classes=3),
@@ -175,7 +183,7 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
 }  # fmt: skip
 PARTS_OF = {
     "Autoencoder": "FrozenAutoencoder", "UNet": "Denoiser-none", "GlobalEncoder": "Denoiser-film",
-    "FrozenNet": "DiT-sincos", "Agents": "Crowd-llama", "ParallelAdapters": "Cleaner",
+    "FrozenNet": "DiT-sincos", "LatentSpace": "AutoencoderKL", "Agents": "Crowd-llama", "ParallelAdapters": "Cleaner",
     "FactoredEmbedding": "InContextPolicy", "Transformer": "InContextPolicy", "QueryCompressor": "InContextPolicy",
     "LinearEmbedding": "EncoderCompressor",
 }  # fmt: skip

@@ -6,9 +6,11 @@ __getattr__, __all__ = public(
     __name__,
     {
         "data.datamodule": "FlowData ImageData PointData",
+        "data.latents": "LatentData",
         "data.pair_data": "PairData",
         "evaluation.feature_metrics": "FeatureMetrics",
         "inference.sampler": "Sampler",
+        "nets.autoencoder": "AutoencoderKL FrozenAutoencoder LatentSpace",
         "nets.dit": "DiT",
         "nets.frozen": "FrozenNet",
         "nets.mlp": "ToyNet",

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from zoo.common.ranges import at_least, one_of, within
 from zoo.flow import rendering
+from zoo.flow.nets.autoencoder import LatentSpace
 from zoo.flow.nets.frozen import FrozenNet
 from zoo.flow.nets.velocity import VelocityNet
 from zoo.flow.process.coupling import Coupling
@@ -59,6 +60,7 @@ class FlowTask(SingleOptimizerTask):
         huber: h of the training loss sqrt(e + h^2) - h in the place of an item's mean squared error e, which outliers
             then move less; 0 for e itself. Song and Dhariwal (2023) take 0.00054.
         guide: a weaker net, for `zoo.flow.Autoguidance` in sampling; not trained.
+        latents: the autoencoder in whose latents the flow runs, for `zoo.flow.LatentData`; null for the data itself.
         sample_metrics: figures of samples at validations, e.g. `zoo.flow.FeatureMetrics` for `val/frechet`.
         kwargs: of SingleOptimizerTask.
 
@@ -66,7 +68,7 @@ class FlowTask(SingleOptimizerTask):
     """
 
     inference_class = "zoo.flow.Sampler"
-    inference_parts = ("net", "path", "prediction", "guide")
+    inference_parts = ("net", "path", "prediction", "guide", "latents")
     classes: list[str] | None
     guidance: Guidance | None
 
@@ -90,6 +92,7 @@ class FlowTask(SingleOptimizerTask):
         weight: LossWeight | None = None,
         huber: float = 0.0,
         guide: FrozenNet | None = None,
+        latents: LatentSpace | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(optimizer, **kwargs)
@@ -110,6 +113,7 @@ class FlowTask(SingleOptimizerTask):
         self.weight = weight
         self.huber = huber
         self.guide = guide
+        self.latents = latents
         self.sample_metrics = sample_metrics
         self._validations = 0
         self._real: Tensor | None = None
@@ -130,6 +134,12 @@ class FlowTask(SingleOptimizerTask):
             raise ValueError("model.coupling and data.pooled would pair twice: set one of them to null")
         self._name_classes(classes)
         super().setup(stage)
+
+    def on_fit_start(self) -> None:
+        """Take the scale of the latents from the training set, unless autoencoder or checkpoint brought one."""
+        super().on_fit_start()
+        if self.latents is not None and not bool(self.latents.is_fitted):
+            self.latents.fit(*self.trainer.datamodule.statistics())  # type: ignore[attr-defined]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take the names of the classes, too, where no data tell them."""
@@ -182,14 +192,18 @@ class FlowTask(SingleOptimizerTask):
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """The loss at one time per item, some labels dropped."""
         batch = self.drawn(batch)
-        x1 = batch["x1"]
+        x1 = self._data(batch)
         loss = self.training_loss(x1, batch["x0"], batch["t"].to(x1), batch["label"] * batch["kept"])
         self.log_terms("train", {"loss": loss}, batch_size=len(x1))
         return loss
 
+    def _data(self, batch: dict[str, Any]) -> Tensor:
+        """A batch's data as the net sees it."""
+        return batch["x1"] if self.latents is None else self.latents.normalise(batch["x1"])
+
     def evaluate(self, batch: dict[str, Any], batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
         """The loss at ten times from 0.05 to 0.95, of each item's own noise; nothing is random."""
-        x1, x0, label, t = at_evaluation_times(batch["x1"], batch["x0"], batch["label"])
+        x1, x0, label, t = at_evaluation_times(self._data(batch), batch["x0"], batch["label"])
         return {"loss": self.loss(x1, x0, t, label)}, len(batch["x1"])
 
     def on_validation_epoch_end(self) -> None:
@@ -230,9 +244,10 @@ class FlowTask(SingleOptimizerTask):
         noise is that of `zoo sample` with the same seed.
         """
         with self.trainer.precision_plugin.val_step_context():
-            if rendering.is_image(self.net.sample_shape):
+            sampler: Any = self.inference()
+            if rendering.is_image(sampler.sample_shape):
                 self._draw_images(last)
-            elif tuple(self.net.sample_shape) == (2,):
+            elif tuple(sampler.sample_shape) == (2,):
                 self._draw_points(last)
 
     def _shown(self, count: int) -> tuple[list[int] | None, list[int], list[str] | None]:

@@ -71,6 +71,7 @@ def sampler_settings(sampler: Sampler) -> dict[str, Any]:
     """What decides samples besides their labels and seeds, for JSON: the weights as a hash, path, solver, guidance."""
     return {
         **({} if sampler.guide is None else {"guide": sampler.guide.fingerprint()}),
+        **({} if sampler.latents is None else {"latents": state_digest(sampler.latents.state_dict())}),
         "weights": state_digest(sampler.net.state_dict()),
         "prediction": sampler.prediction,
         "path": _described(sampler.path),

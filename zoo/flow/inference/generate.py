@@ -64,7 +64,7 @@ def generate(
     output = Path(output).resolve()
     chosen = sampler.label_numbers(labels)
     drawn = requests(count, seed, sampler.net.num_classes, chosen)
-    shape = tuple(sampler.net.sample_shape)
+    shape = sampler.sample_shape
     suffix = ".png" if rendering.is_image(shape) else ".npy"
     if grid or trajectory != "none":
         rendering.check_drawable(shape)
