@@ -9,7 +9,7 @@ __getattr__, __all__ = public(
         "data.latents": "LatentData",
         "data.pair_data": "PairData",
         "evaluation.feature_metrics": "FeatureMetrics",
-        "inference.sampler": "Sampler",
+        "inference.sampler": "MeanFlowSampler Sampler",
         "nets.autoencoder": "AutoencoderKL FrozenAutoencoder LatentSpace",
         "nets.dit": "DiT",
         "nets.frozen": "FrozenNet",
@@ -28,6 +28,6 @@ __getattr__, __all__ = public(
         "sequence.net": "Conditioned Normaliser SequenceNet",
         "sequence.restore": "SequenceRestorer",
         "sequence.task": "SequenceTask",
-        "task": "FlowTask",
+        "task": "FlowTask MeanFlowTask",
     },
 )

@@ -6,6 +6,7 @@ import copy
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,6 +21,7 @@ from zoo.flow.nets.autoencoder import LatentSpace
 from zoo.flow.nets.frozen import FrozenNet
 from zoo.flow.nets.velocity import VectorField, VelocityNet
 from zoo.flow.process.guidance import Guidance, check_labels, velocity_field
+from zoo.flow.process.mean_flow import average_field
 from zoo.flow.process.paths import AffinePath, Prediction
 from zoo.flow.process.sampling import SAMPLES, noise
 from zoo.flow.process.solvers import METHODS, Solution, Solver
@@ -411,6 +413,58 @@ class Sampler(Inference):
         wrong = [label for label in labels or () if classes and not 0 <= label <= classes]
         if wrong:
             raise ValueError(f"labels lie between 0 and {classes}, found {wrong[0]}")
+
+
+class MeanFlowSampler(Sampler):
+    """Draws samples by average velocities: Euler steps, one as a rule, each over a whole interval of the grid.
+
+    The arguments are those of `Sampler`; the solver, one step by default, is "euler".
+    """
+
+    def __init__(
+        self,
+        net: VelocityNet,
+        path: AffinePath,
+        solver: Solver | None = None,
+        guidance: Guidance | None = None,
+        prediction: Prediction = "velocity",
+        chunk: int = 64,
+        images: bool = False,
+        trajectory: rendering.Animation = "none",
+        classes: Sequence[str] | None = None,
+        guide: FrozenNet | None = None,
+        latents: LatentSpace | None = None,
+    ) -> None:
+        solver = solver or Solver("euler", 1)
+        super().__init__(net, path, solver, guidance, prediction, chunk, images, trajectory, classes, guide, latents)
+        if guide is not None:
+            raise ValueError("a net of average velocities is not guided by another: guide is null")
+        _check_euler(solver)
+
+    def using(self, solver: Solver, guidance: Guidance | None) -> Self:
+        """The same parts with another solver and guidance."""
+        _check_euler(solver)
+        return super().using(solver, guidance)
+
+    def field(self, labels: Sequence[int] | None = None) -> VectorField:
+        """The average velocity from a time of the solver's grid to the next; see `Sampler.field`."""
+        label = None
+        if labels is not None and self.net.num_classes:
+            check_labels(labels, self.net.num_classes)
+            label = torch.tensor(list(labels), dtype=torch.int64, device=self.device)
+        return average_field(self.net, self.solver.times(), label, self.guidance)
+
+    def fields(self) -> tuple[Field, ...]:
+        """Those of `Sampler`, without a choice of the solver."""
+        return tuple(
+            replace(field, choices=("euler",), default="euler") if field.name == "method" else field
+            for field in super().fields()
+        )
+
+
+def _check_euler(solver: Solver) -> None:
+    if solver.method != "euler":
+        raise ValueError(f"average velocities are followed by Euler steps: solver.method is euler, not {solver.method}")
 
 
 def _watched(field: VectorField, told: Callable[[float], object], done: float, share: float) -> VectorField:

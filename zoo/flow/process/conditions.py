@@ -30,7 +30,7 @@ class Conditions:
     def kept(self, kinds: Collection[str]) -> dict[str, Tensor]:
         """All of them, those that belong to other kinds than these ("text", "image") replaced by their nulls."""
         return {
-            name: value if _kind(name) in kinds else self.null[name].to(value).expand_as(value)
+            name: value if _kind(name) in ("", *kinds) else self.null[name].to(value).expand_as(value)
             for name, value in self.given.items()
         }
 
@@ -38,8 +38,10 @@ class Conditions:
         """All of them, each row of a kind replaced where its number (B,) is 0."""
         found = {}
         for name, value in self.given.items():
-            rows = kept[_kind(name)].reshape(-1, *(1,) * (value.dim() - 1))
-            found[name] = torch.where(rows > 0, value, self.null[name].to(value))
+            if kind := _kind(name):
+                rows = kept[kind].reshape(-1, *(1,) * (value.dim() - 1))
+                value = torch.where(rows > 0, value, self.null[name].to(value))
+            found[name] = value
         return found
 
     def rows(self, part: slice) -> Conditions:
@@ -48,7 +50,8 @@ class Conditions:
 
 
 def _kind(name: str) -> str:
-    return next(kind for kind, names in GROUPS.items() if name in names)
+    """The kind that a name belongs to; none for "span", which is never dropped."""
+    return next((kind for kind, names in GROUPS.items() if name in names), "")
 
 
 def predict(
