@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +30,7 @@ def doubled(x: Tensor) -> Tensor:
     return F.interpolate(x, scale_factor=2.0, mode="nearest")  # (B, C, 2H, 2W)
 
 
-def maybe_checkpointed(checkpointing: bool, block: Callable[..., Tensor], *inputs: Tensor | None) -> Tensor:
+def maybe_checkpointed(checkpointing: bool, block: Callable[..., Tensor], *inputs: Any) -> Tensor:
     """Run a block; its activations are computed anew in the backward pass where `checkpointing` asks for it."""
     if checkpointing and torch.is_grad_enabled():
         return checkpoint(block, *inputs, use_reentrant=False)

@@ -26,6 +26,8 @@ from zoo.compressed_ad.nets.compression import EncoderCompressor, FieldDecoder, 
 from zoo.compressed_ad.nets.embedding import FactoredEmbedding, LinearEmbedding
 from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.nets.transformer import Transformer
+from zoo.flow.nets.autoencoder import AutoencoderKL
+from zoo.flow.nets.dit import DiT
 from zoo.flow.nets.mlp import ToyNet
 from zoo.flow.nets.unet import UNet
 from zoo.flow.sequence.net import Normaliser, SequenceNet
@@ -141,11 +143,28 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
         lambda size: (noise(2, 1, 4 * size, 32),),
     ),
     "FrozenVocoder": lambda: (FrozenVocoder(config=audiosr.VOCODER), lambda size: (noise(2, 1, size, 32),)),
+    "AutoencoderKL": lambda: (
+        Call(
+            lambda net, x: net.decode(net.encode(x)[:, :2]),
+            net=AutoencoderKL(1, 1, [4, 8], layers_per_block=1, latent_channels=2, norm_num_groups=2),
+        ),
+        lambda size: (noise(2, 1, 4 * size, 32),),
+    ),
     "PatchDiscriminator": lambda: (PatchDiscriminator(4, 2), lambda size: (noise(2, 1, 8 * size, 32),)),
     "UNet": lambda: (
         UNet(8, 1, 8, channel_mult=[1, 2], attention_levels=[1], res_blocks=1, num_classes=3),
         lambda size: (noise(size, 1, 8, 8), torch.linspace(0, 1, size), ones(size)),
     ),
+    **{
+        f"DiT-{positions}": lambda positions=positions: (
+            DiT(8, 1, depth=2, dim=16, heads=2, num_classes=3, positions=positions, context_dim=4, interpolate=True),
+            lambda size: (
+                noise(3, 1, 8, 2 * size), torch.linspace(0, 1, 3), ones(3),
+                {"tokens": noise(3, size, 4), "mask": ones(3, size)},
+            ),
+        )
+        for positions in ("sincos", "rope")
+    },
     "ToyNet": lambda: (ToyNet(), lambda size: (noise(size, 2), torch.linspace(0, 1, size))),
     "Normaliser": lambda: (
         Call(lambda net, x: net.restore(net.normalise(x)), net=Normaliser(4, 4)), lambda size: (noise(2, 4, size),)
@@ -176,7 +195,7 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
 PARTS_OF = {
     "EncodecFeatures": "Vocos-codes",  # transformers' own, frozen
     "Autoencoder": "FrozenAutoencoder", "UNet": "Denoiser-none", "GlobalEncoder": "Denoiser-film",
-    "Agents": "Crowd-llama", "ParallelAdapters": "Cleaner",
+    "FrozenNet": "DiT-sincos", "LatentSpace": "AutoencoderKL", "Agents": "Crowd-llama", "ParallelAdapters": "Cleaner",
     "FactoredEmbedding": "InContextPolicy", "Transformer": "InContextPolicy", "QueryCompressor": "InContextPolicy",
     "LinearEmbedding": "EncoderCompressor",
 }  # fmt: skip

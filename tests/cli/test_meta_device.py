@@ -86,6 +86,8 @@ def built(recipe: Path, folder: Path) -> tuple[ZooTask, L.LightningDataModule]:
     options = ["--trainer.accelerator=cpu", f"--trainer.default_root_dir={folder}/run"]
     if "root" in given:
         options.append("--data.init_args.embedded_if_missing=true")
+    if "root" in given.get("images", {}).get("init_args", {}):
+        options.append("--data.init_args.images.init_args.embedded_if_missing=true")
     limit_names()
     with weightless():
         cli = ZooCLI("fit", ["--config", str(recipe), "--config", str(folder / "small.yaml"), *options])
@@ -95,6 +97,9 @@ def built(recipe: Path, folder: Path) -> tuple[ZooTask, L.LightningDataModule]:
     given = spec["init_args"]
     given.pop("real", None), given.pop("real_share", None)
     given |= small
+    if kind == "LatentData":  # latents made in code: the autoencoder has no weights
+        spec["class_path"], kind = "zoo.flow.PairData", "PairData"
+        spec["init_args"] = given = small | {"root": str(folder / "none"), "embedded_if_missing": True}
     if kind == "PairData":
         given |= {"embedded_shape": list(model.net.sample_shape), "embedded_classes": model.net.num_classes}
     if kind == "ImageData" and given["root"] is not None:

@@ -54,6 +54,11 @@ def without_downloads(recipe: dict[str, Any]) -> dict[str, Any]:
             latents = net["init_args"]["unet"]["init_args"]["out_channels"]
             config = {"channels": 4, "multipliers": [1, 1], "blocks": 1, "latent_channels": latents, "norm_groups": 2}
             return {"init_args": {"source": None, "config": config}}
+        if path == "zoo.flow.FrozenAutoencoder" and arguments.get("source"):
+            config = {"block_out_channels": [2, 2, 2, 2], "layers_per_block": 1, "norm_num_groups": 1}
+            return {
+                "init_args": {"source": None, "config": {**config, "latent_channels": net["init_args"]["in_channels"]}}
+            }
         if path == "zoo.audiosr.FrozenVocoder" and arguments.get("source"):
             hop = mel["init_args"]["hop_length"]
             config = {"in_channels": mel["init_args"]["n_mels"], "initial_channels": 2, "upsample_rates": [hop]}

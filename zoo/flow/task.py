@@ -10,16 +10,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.common.ranges import one_of, within
+from zoo.common.ranges import at_least, one_of, within
 from zoo.flow import rendering
+from zoo.flow.nets.autoencoder import LatentSpace
+from zoo.flow.nets.frozen import FrozenNet
 from zoo.flow.nets.velocity import VelocityNet
 from zoo.flow.process.coupling import Coupling
 from zoo.flow.process.guidance import Guidance
+from zoo.flow.process.mean_flow import drawn_intervals, mean_flow_target
 from zoo.flow.process.paths import PREDICTIONS, AffinePath, Prediction
 from zoo.flow.process.quality import SampleMetrics
 from zoo.flow.process.sampling import SAMPLES
 from zoo.flow.process.solvers import Solver
 from zoo.flow.process.time_samplers import TimeSampler, at_evaluation_times, seeded_draws
+from zoo.flow.process.weights import LossWeight
 from zoo.flow.rendering import Animation
 from zoo.training.callbacks.media import log_animation, log_image
 from zoo.training.data import item_seed
@@ -32,6 +36,7 @@ REAL_ITEMS = 512  # of the training set, among which the nearest to a sample is 
 STRIP_STATES, ANIMATED_STATES = 8, 30  # of a trajectory
 EXAGGERATED = 2.0  # scale of guidance that is shown where the recipe has none
 ANIMATION_FPS = 8
+LEAST_ERROR = 1e-3  # in the weight of MeanFlow's loss
 
 
 class FlowTask(SingleOptimizerTask):
@@ -53,6 +58,11 @@ class FlowTask(SingleOptimizerTask):
         images: `zoo predict` writes each image as a file, too.
         trajectory: animation of the way from noise to data that `zoo predict` writes.
         classes: their names; those of the data when null.
+        weight: of the training loss by its time, e.g. `zoo.flow.MinSnr`; null for 1 everywhere. Validation has none.
+        huber: h of the training loss sqrt(e + h^2) - h in the place of an item's mean squared error e, which outliers
+            then move less; 0 for e itself. Song and Dhariwal (2023) take 0.00054.
+        guide: a weaker net, for `zoo.flow.Autoguidance` in sampling; not trained.
+        latents: the autoencoder in whose latents the flow runs, for `zoo.flow.LatentData`; null for the data itself.
         sample_metrics: figures of samples at validations, e.g. `zoo.flow.FeatureMetrics` for `val/frechet`.
         kwargs: of SingleOptimizerTask.
 
@@ -60,7 +70,7 @@ class FlowTask(SingleOptimizerTask):
     """
 
     inference_class = "zoo.flow.Sampler"
-    inference_parts = ("net", "path", "prediction")
+    inference_parts = ("net", "path", "prediction", "guide", "latents")
     classes: list[str] | None
     guidance: Guidance | None
 
@@ -81,12 +91,17 @@ class FlowTask(SingleOptimizerTask):
         trajectory: Animation = "none",
         classes: list[str] | None = None,
         sample_metrics: SampleMetrics | None = None,
+        weight: LossWeight | None = None,
+        huber: float = 0.0,
+        guide: FrozenNet | None = None,
+        latents: LatentSpace | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(optimizer, **kwargs)
         within(0, 1, label_drop=label_drop)
+        at_least(0, huber=huber)
         one_of(PREDICTIONS, prediction=prediction)
-        if not net.num_classes and (label_drop or guidance is not None):
+        if not net.num_classes and (label_drop or (guidance is not None and guidance.needs_labels)):
             raise ValueError(
                 "model.net.num_classes is 0: such a net takes no label_drop "
                 f"({label_drop}) and no guidance ({'null' if guidance is None else 'set'})"
@@ -97,6 +112,10 @@ class FlowTask(SingleOptimizerTask):
         self.label_drop = label_drop
         self.prediction: Prediction = prediction
         self.coupling = coupling
+        self.weight = weight
+        self.huber = huber
+        self.guide = guide
+        self.latents = latents
         self.sample_metrics = sample_metrics
         self._validations = 0
         self._real: Tensor | None = None
@@ -117,6 +136,12 @@ class FlowTask(SingleOptimizerTask):
             raise ValueError("model.coupling and data.pooled would pair twice: set one of them to null")
         self._name_classes(classes)
         super().setup(stage)
+
+    def on_fit_start(self) -> None:
+        """Take the scale of the latents from the training set, unless autoencoder or checkpoint brought one."""
+        super().on_fit_start()
+        if self.latents is not None and not bool(self.latents.is_fitted):
+            self.latents.fit(*self.trainer.datamodule.statistics())  # type: ignore[attr-defined]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take the names of the classes, too, where no data tell them."""
@@ -141,8 +166,24 @@ class FlowTask(SingleOptimizerTask):
     def loss(self, x1: Tensor, x0: Tensor, t: Tensor, label: Tensor | None) -> Tensor:
         """Mean squared error over all elements, for data and noise (B, ...), times (B,) and classes (B,)."""
         x = self.path.sample(x0, x1, t)
-        output = self.net(x, t, label)
+        output = self.predicted(x, t, label)
         return (output - self.path.target(x0, x1, t, self.prediction)).float().square().mean()
+
+    def predicted(self, x: Tensor, t: Tensor, label: Tensor | None) -> Tensor:
+        """What the net predicts at points (B, ...)."""
+        return self.net(x, t, label)
+
+    def training_loss(self, x1: Tensor, x0: Tensor, t: Tensor, label: Tensor | None) -> Tensor:
+        """The same, robust and weighted by time where it is asked for."""
+        if self.weight is None and not self.huber:
+            return self.loss(x1, x0, t, label)
+        output = self.predicted(self.path.sample(x0, x1, t), t, label)
+        error = (output - self.path.target(x0, x1, t, self.prediction)).float().square().flatten(1).mean(dim=1)
+        if self.huber:
+            error = (error + self.huber**2).sqrt() - self.huber
+        if self.weight is not None:
+            error = error * self.weight(t, self.path, self.prediction)
+        return error.mean()
 
     def drawn(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Pair noise and data; add times `t` (B,) and `kept` (B,), 0 where the label is dropped."""
@@ -157,14 +198,18 @@ class FlowTask(SingleOptimizerTask):
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """The loss at one time per item, some labels dropped."""
         batch = self.drawn(batch)
-        x1 = batch["x1"]
-        loss = self.loss(x1, batch["x0"], batch["t"].to(x1), batch["label"] * batch["kept"])
+        x1 = self._data(batch)
+        loss = self.training_loss(x1, batch["x0"], batch["t"].to(x1), batch["label"] * batch["kept"])
         self.log_terms("train", {"loss": loss}, batch_size=len(x1))
         return loss
 
+    def _data(self, batch: dict[str, Any]) -> Tensor:
+        """A batch's data as the net sees it."""
+        return batch["x1"] if self.latents is None else self.latents.normalise(batch["x1"])
+
     def evaluate(self, batch: dict[str, Any], batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
         """The loss at ten times from 0.05 to 0.95, of each item's own noise; nothing is random."""
-        x1, x0, label, t = at_evaluation_times(batch["x1"], batch["x0"], batch["label"])
+        x1, x0, label, t = at_evaluation_times(self._data(batch), batch["x0"], batch["label"])
         return {"loss": self.loss(x1, x0, t, label)}, len(batch["x1"])
 
     def on_validation_epoch_end(self) -> None:
@@ -205,9 +250,10 @@ class FlowTask(SingleOptimizerTask):
         noise is that of `zoo sample` with the same seed.
         """
         with self.trainer.precision_plugin.val_step_context():
-            if rendering.is_image(self.net.sample_shape):
+            sampler: Any = self.inference()
+            if rendering.is_image(sampler.sample_shape):
                 self._draw_images(last)
-            elif tuple(self.net.sample_shape) == (2,):
+            elif tuple(sampler.sample_shape) == (2,):
                 self._draw_points(last)
 
     def _shown(self, count: int) -> tuple[list[int] | None, list[int], list[str] | None]:
@@ -260,6 +306,77 @@ class FlowTask(SingleOptimizerTask):
         if self._real is None and hasattr(data, "examples"):
             self._real = data.examples(_evenly(len(data), count))[0]
         return self._real
+
+
+class MeanFlowTask(FlowTask):
+    """Flow matching whose net also learns average velocities, by which one Euler step, or a few, generate.
+
+    The net takes the length of an interval besides the time (`zoo.flow.DiT` with `spans: true`). Validation has the
+    loss of flow matching, at spans of 0. Guidance is that of sampling; the paper's, baked into training, is not here.
+
+    Args:
+        net: with `spans`.
+        share: of the items, 0 to 1, whose interval has a length; both of its times are drawn from `times`.
+        power: p of the weight 1 / (e + 0.001)^p of an item's squared error e, summed over its elements.
+        kwargs: of FlowTask; `prediction` is "velocity", `solver` "euler".
+
+    Source: Geng et al., "Mean Flows for One-step Generative Modeling" (2025); share and power: 0.25 and 1 on ImageNet,
+    0.75 and 0.75 on CIFAR-10.
+    """
+
+    inference_class = "zoo.flow.MeanFlowSampler"
+
+    def __init__(
+        self,
+        net: VelocityNet,
+        path: AffinePath,
+        times: TimeSampler,
+        optimizer: OptimizerCallable,
+        *,
+        share: float = 0.25,
+        power: float = 1.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(net, path, times, optimizer, **kwargs)
+        within(0, 1, share=share)
+        at_least(0, power=power)
+        if set(net.condition_shapes) != {"span"}:
+            raise ValueError("MeanFlowTask needs a net that takes spans and nothing else: model.net.spans true")
+        if self.prediction != "velocity" or self.weight is not None or self.huber:
+            raise ValueError("MeanFlowTask learns velocities, with a weight of its own: no prediction, weight, huber")
+        self.share = share
+        self.power = power
+        self.inference()  # refuses a solver that takes no such steps
+
+    def predicted(self, x: Tensor, t: Tensor, label: Tensor | None) -> Tensor:
+        """The velocity itself: over a span of 0."""
+        return self.net(x, t, label, {"span": torch.zeros_like(t)})
+
+    def drawn(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Add times `t`, spans `span` and `kept`, (B,) each; see `FlowTask.drawn`."""
+        if "t" in batch:
+            return batch
+        t, span, kept = drawn_intervals(self.times, self.label_drop, self.share, batch["seeds"])
+        return {**super().drawn(batch), "t": t, "span": span, "kept": kept}
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+        """The error of the average velocity over one interval per item, some labels dropped."""
+        batch = self.drawn(batch)
+        x1, label = self._data(batch), batch["label"] * batch["kept"]
+        t, span = batch["t"].to(x1), batch["span"].to(x1)
+        x = self.path.sample(batch["x0"], x1, t)
+        velocity = self.path.target(batch["x0"], x1, t)
+
+        def average(x: Tensor, t: Tensor, span: Tensor) -> Tensor:
+            return self.net(x, t, label, {"span": span})
+
+        devices = [x.device] if x.is_cuda else []
+        with torch.random.fork_rng(devices=devices):  # dropout then drops the same below
+            target, _ = mean_flow_target(average, x, t, span, velocity)
+        error = (average(x, t, span) - target).float().square().flatten(1).sum(dim=1)
+        loss = (error / (error.detach() + LEAST_ERROR) ** self.power).mean()
+        self.log_terms("train", {"loss": loss, "error": error.mean() / x[0].numel()}, batch_size=len(x1))
+        return loss
 
 
 def _evenly(size: int, count: int) -> list[int]:

@@ -11,6 +11,7 @@ from torch import nn
 
 from zoo.common.build import build
 from zoo.flow.convert import convert, convert_config, describe, from_original, is_original, original_state, to_original
+from zoo.flow.nets.dit import DiT, sine_table
 from zoo.flow.nets.mlp import ToyNet
 from zoo.flow.nets.unet import UNet
 from zoo.runs.checkpoints import load_checkpoint
@@ -232,3 +233,46 @@ def test_other_configurations_are_refused(tmp_path, content, message):
         convert_config(tmp_path / "config.yaml")
     with pytest.raises(FileNotFoundError):
         convert_config(tmp_path / "absent.yaml")
+
+
+def sit_state(net: DiT) -> dict[str, torch.Tensor]:
+    """A net's weights as SiT names and orders them, with variances that it discards."""
+    ours, side = net.state_dict(), net.sample_shape[1] // net.patch
+    table = ours["class_embedding.weight"]
+    state = {"pos_embed": sine_table(side, side, net.dim)[None]}
+    state["y_embedder.embedding_table.weight"] = torch.cat([table[1:], table[:1]])
+    for kind in ("weight", "bias"):
+        state[f"x_embedder.proj.{kind}"] = ours[f"patches.{kind}"]
+        state[f"final_layer.adaLN_modulation.1.{kind}"] = ours[f"norm.linear.{kind}"]
+        pixels = ours[f"tail.{kind}"].unflatten(0, (net.patch**2, -1))
+        state[f"final_layer.linear.{kind}"] = torch.cat([pixels, torch.randn_like(pixels)], dim=1).flatten(0, 1)
+        for layer in (0, 2):
+            state[f"t_embedder.mlp.{layer}.{kind}"] = ours[f"time_embedding.mlp.{layer}.{kind}"]
+        for block in range(len(net.blocks)):
+            for theirs, name in (
+                ("attn.qkv", "qkv"),
+                ("attn.proj", "out"),
+                ("mlp.fc1", "feed_forward.0"),
+                ("mlp.fc2", "feed_forward.2"),
+                ("adaLN_modulation.1", "modulation.linear"),
+            ):
+                state[f"blocks.{block}.{theirs}.{kind}"] = ours[f"blocks.{block}.{name}.{kind}"]
+    return state
+
+
+def test_sit_is_read(tmp_path):
+    torch.manual_seed(0)
+    net = DiT(8, 4, depth=2, dim=64, heads=1, num_classes=5, time_scale=1.0).eval()
+    for weight in net.parameters():
+        nn.init.normal_(weight, std=0.1)
+    for name, content in (("flat.pt", sit_state(net)), ("run.pt", {"model": {}, "ema": sit_state(net), "opt": {}})):
+        torch.save(content, tmp_path / name)
+        again = from_original(tmp_path / name)
+        assert same(net, again) and again.sample_shape == (4, 8, 8) and not again.interpolate
+        x, t, label = torch.randn(2, 4, 8, 8), torch.rand(2), torch.tensor([0, 5])
+        assert torch.equal(net(x, t, label), again(x, t, label))
+    report = convert(tmp_path / "run.pt", tmp_path / "ours.ckpt")
+    assert "read as SiT" in report["notes"][0] and describe(tmp_path / "flat.pt")["format"] == "SiT"
+    torch.save(sit_state(net) | {"pos_embed": torch.zeros(1, 16, 64)}, tmp_path / "other.pt")
+    with pytest.raises(ValueError, match="pos_embed is not the table of sines of 4 x 4 patches"):
+        describe(tmp_path / "other.pt")

@@ -163,3 +163,24 @@ def test_what_the_hub_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, {"train": Rows([0, -1], ClassLabel())})
     with pytest.raises(ValueError, match="images without class"):
         image_sets.hub("user/name")
+
+
+def test_cifar10_in_its_binary_version(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, 256, (12, 3073), dtype=np.uint8)
+    rows[:, 0] = np.arange(12) % 2
+    for number, part in enumerate([*(f"data_batch_{each}" for each in range(1, 6)), "test_batch"]):
+        rows[2 * number : 2 * number + 2].tofile(tmp_path / f"{part}.bin")
+    (tmp_path / "batches.meta.txt").write_text("airplane\nautomobile\n\n")
+    train, test = image_sets.cifar10(tmp_path)
+    assert (len(train.labels), len(test.labels)) == (10, 2) and train.classes == ["airplane", "automobile"]
+    assert train.labels[:3] == [1, 2, 1]
+    pixels = np.asarray(train.source.open(3))
+    assert pixels.shape == (32, 32, 3) and pixels[1, 2, 0] == rows[3, 1 + 32 + 2] and pixels[1, 2, 2] == rows[3, 2083]
+    assert [len(each.labels) for each in image_sets.cifar10(tmp_path, 1)] == [2, 2]
+    (tmp_path / "data_batch_2.bin").write_bytes(b"123")
+    with pytest.raises(ValueError, match=r"data_batch_2.bin: 3 bytes, no multiple of 3073"):
+        image_sets.cifar10(tmp_path)
+    (tmp_path / "data_batch_2.bin").unlink()
+    with pytest.raises(FileNotFoundError, match=r"no data_batch_2\.bin"):
+        image_sets.cifar10(tmp_path)

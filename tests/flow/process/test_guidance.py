@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from zoo.flow.nets.velocity import VelocityNet
-from zoo.flow.process.guidance import Guidance, velocity_field
+from zoo.flow.process.conditions import Conditions
+from zoo.flow.process.guidance import Autoguidance, Guidance, NestedGuidance, velocity_field
 from zoo.flow.process.paths import ConditionalOT, Cosine
 
 
@@ -72,6 +73,71 @@ def test_other_predictions_become_velocities():
 
 def test_one_label_serves_all_rows():
     assert run(Guidance(1), label=torch.tensor([3]))[0] == [30, 30]
+
+
+class Weak(Table):
+    def forward(self, x, t, label=None):
+        return super().forward(x, t, label) / 2
+
+
+def test_autoguidance_needs_no_classes():
+    def run(guidance: Guidance, guide: VelocityNet | None, label: torch.Tensor | None = LABEL) -> list[float]:
+        field = velocity_field(Table(), ConditionalOT(), label, guidance, guide=guide)
+        return field(0.5, X)[:, 0].tolist()
+
+    assert run(Autoguidance(2.5), Weak()) == [5 + 2.5 * 5, 10 + 2.5 * 10]
+    assert run(Autoguidance(1), Weak()) == [10, 20]
+    assert run(Autoguidance(3), Table()) == [10, 20]  # by itself a net is not guided
+    assert run(Autoguidance(3, interval=(0.6, 1)), Weak()) == [10, 20]
+    assert run(Autoguidance(2), Weak(), None) == [0.125 + 2 * 0.125] * 2
+    with pytest.raises(ValueError, match="needs a weaker net"):
+        run(Autoguidance(2), None)
+
+
+class Sum(Table):
+    """Adds to the table a value of the text, ten times that of the image, and a product of all, to tell branches."""
+
+    def forward(self, x, t, label=None, conditions=None):
+        text, image = conditions["pooled"][:, 0], conditions["image"].flatten(1)[:, 0]
+        table = super().forward(x, t, label)
+        return table + (text + 10 * image + text * image)[:, None] + text[:, None] * table
+
+
+GIVEN = {"pooled": torch.tensor([[1.0], [2.0]]), "image": torch.tensor([3.0, 4.0])[:, None, None, None]}
+NULL = {"pooled": torch.zeros(1, 1), "image": torch.zeros(1, 1, 1, 1)}
+
+
+def nested(guidance: Guidance | None, t: float = 0.5, label: torch.Tensor | None = LABEL) -> torch.Tensor:
+    net = Sum()
+    net.condition_shapes = {"pooled": (1,), "image": (1,)}
+    conditions = Conditions(GIVEN, NULL)
+    return velocity_field(net, ConditionalOT(), label, guidance, conditions=conditions)(t, X)[:, 0]
+
+
+def test_nested_conditions():
+    whole = nested(None)
+    assert whole.tolist() == [10 + 1 + 30 + 3 + 10, 20 + 2 + 40 + 8 + 40]
+    for scales in ({"image": 1.0, "text": 1.0, "label": 1.0}, {"text": 1.0}):
+        torch.testing.assert_close(nested(NestedGuidance(scales)), whole)
+    assert torch.equal(nested(NestedGuidance({"text": 9.0}, interval=(0.6, 1.0))), whole)
+    no_text = torch.tensor([10.0 + 30, 20.0 + 40])
+    torch.testing.assert_close(nested(NestedGuidance({"text": 3.0})), no_text + 3 * (whole - no_text))
+    nothing, image = torch.tensor([0.5, 0.5]), torch.tensor([30.5, 40.5])
+    both = image + torch.tensor([1 + 3 + 0.5, 2 + 8 + 1])
+    found = nested(NestedGuidance({"image": 2.0, "text": 5.0, "label": 0.5}))
+    torch.testing.assert_close(found, nothing + 2 * (image - nothing) + 5 * (both - image) + 0.5 * (whole - both))
+    torch.testing.assert_close(nested(Guidance(4.0)), nothing + 4 * (whole - nothing))
+    assert nested(Guidance(0)).tolist() == [0.5, 0.5] and torch.equal(nested(Guidance(1)), whole)
+    assert nested(Guidance(2), label=None).shape == (2,)
+    with pytest.raises(ValueError, match="scales are by text, image, label, found"):
+        NestedGuidance({"audio": 1.0})
+
+
+def test_conditions_are_dropped_by_row():
+    kept = {"text": torch.tensor([1, 0]), "image": torch.tensor([0, 1])}
+    found = Conditions(GIVEN, NULL).dropped(kept)
+    assert found["pooled"].flatten().tolist() == [1, 0] and found["image"].flatten().tolist() == [0, 4]
+    assert Conditions(GIVEN, NULL).rows(slice(1, 2)).given["pooled"].tolist() == [[2]]
 
 
 def test_errors():

@@ -190,3 +190,10 @@ def test_no_graph_is_kept():
 def test_errors(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_shifted_grid():
+    solver = Solver(steps=4, shift=3.0)
+    assert solver.grid == pytest.approx([0, 0.25 / 2.5, 0.25, 0.75 / 1.5, 1])
+    assert solver.using("euler", 2).grid == pytest.approx([0, 0.25, 1]) and "shift" not in vars(Solver())
+    assert Solver(times=[0, 0.3, 1], shift=2.0).grid == [0, 0.3, 1]

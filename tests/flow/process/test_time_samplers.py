@@ -8,7 +8,15 @@ import torch
 from zoo.common.draws import seeded_uniforms
 from zoo.flow.process import time_samplers as ts
 
-ALL = [ts.GridTimes(), ts.UniformTimes(), ts.LogitNormalTimes(), ts.UShapedTimes(), ts.EdmSkewedTimes()]
+ALL = [
+    ts.GridTimes(),
+    ts.UniformTimes(),
+    ts.LogitNormalTimes(),
+    ts.UShapedTimes(),
+    ts.EdmSkewedTimes(),
+    ts.ModeTimes(),
+    ts.ShiftedTimes(ts.LogitNormalTimes(), 3.0),
+]
 
 
 def draw(sampler: ts.TimeSampler, count: int = 20000) -> torch.Tensor:
@@ -59,11 +67,36 @@ def test_edm_median_and_floor():
         lambda: ts.LogitNormalTimes(0, 0),
         lambda: ts.UShapedTimes(0),
         lambda: ts.EdmSkewedTimes(0, -1),
+        lambda: ts.ModeTimes(1.76),
+        lambda: ts.ShiftedTimes(ts.UniformTimes(), 0),
     ],
 )
 def test_errors(make):
     with pytest.raises(ValueError, match="not"):
         make()
+
+
+def test_mode_has_its_quantiles_in_the_other_direction():
+    u = torch.linspace(0.001, 0.999, 999, dtype=torch.float64)
+    for scale in (-1.0, 0.0, 1.29, 2 / (math.pi - 2)):
+        t = ts.ModeTimes(scale).quantile(u)
+        noise_level = 1 - u - scale * (torch.cos(math.pi / 2 * u) ** 2 - 1 + u)  # the paper's time
+        torch.testing.assert_close(1 - t, noise_level)
+        assert bool((t.diff() > -1e-12).all())
+    t = ts.ModeTimes(1.29).quantile(torch.linspace(0, 1, 1002, dtype=torch.float64))
+    assert t.diff().argmin().item() in range(490, 512)  # densest in the middle
+
+
+def test_shift_is_that_of_the_noise_level_and_composes():
+    t = torch.linspace(0, 1, 11, dtype=torch.float64)
+    level = 1 - t
+    torch.testing.assert_close(1 - ts.shifted(t, 3.0), 3 * level / (1 + 2 * level))
+    torch.testing.assert_close(ts.shifted(ts.shifted(t, 2.0), 1.5), ts.shifted(t, 3.0))
+    assert torch.equal(ts.shifted(t, 1.0), t) and ts.shifted(0.5, 3.0) == 0.25
+    u = torch.linspace(0.01, 0.99, 99, dtype=torch.float64)
+    # a shift moves the mean of the logits, that of a logit-normal included
+    moved = ts.ShiftedTimes(ts.LogitNormalTimes(0.5, 2.0), 3.0).quantile(u)
+    torch.testing.assert_close(moved, ts.LogitNormalTimes(0.5 - math.log(3), 2.0).quantile(u))
 
 
 def test_draws_belong_to_the_item() -> None:

@@ -3,8 +3,9 @@ import torch
 from torch import Tensor
 
 from tests.numeric import exactly
+from zoo.flow.nets.transformer import rotate
 from zoo.flow.process.guidance import Guidance
-from zoo.flow.sequence.net import Conditioned, Rotary, SequenceNet, rotate, valid_frames
+from zoo.flow.sequence.net import Conditioned, Rotary, SequenceNet, valid_frames
 
 SIZES = {"channels": 3, "condition_channels": 5, "dim": 16, "layers": 2, "heads": 2}
 

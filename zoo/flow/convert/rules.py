@@ -16,6 +16,7 @@ from zoo.convert.checkpoints import Ours
 from zoo.convert.engine import NO_TRAINING, Converted, Converter, Original, tally
 from zoo.convert.names import State, beneath, unwrapped
 from zoo.convert.sizes import count, described, part, said, size
+from zoo.flow.convert import sit
 from zoo.flow.nets.mlp import ToyNet
 from zoo.flow.nets.unet import GROUPS, UNet
 from zoo.flow.nets.velocity import VelocityNet
@@ -84,18 +85,28 @@ UNET = part(
     dropout=said("dropout", DEFAULTS["dropout"]),
 )
 TOY = part("zoo.flow.ToyNet", dim=size("net.0.fc.weight", 1), widths=_widths, time_scale=1.0)
-PATH = part("zoo.flow.ConditionalOT", sigma_min=said("sigma_min", DEFAULTS["sigma_min"]))
+PATH = part(
+    "zoo.flow.ConditionalOT",
+    sigma_min=lambda file: 0.0 if file.layout == "SiT" else file.settings.get("sigma_min", DEFAULTS["sigma_min"]),
+)
 # The net of a file by a tensor that it has.
-NETS = {"head.weight": UNET, "net.0.fc.weight": TOY}
+NETS = {"head.weight": UNET, "net.0.fc.weight": TOY, "patches.weight": sit.NET}
 
 
 class FlowConverter(Converter[FlowFile]):
-    """Files of the lineage; their labels count from 1, 0 is the null class."""
+    """Files of the lineage and of SiT; their labels count from 1 (here), 0 is the null class."""
 
     system, task, inference, part = "flow", "zoo.flow.FlowTask", "zoo.flow.Sampler", "net"
-    formats = "known are fm.save files and the flat last.ckpt of the Accelerate fork, whose tensors are named network.*"
+    formats = (
+        "known are fm.save files and the flat last.ckpt of the Accelerate fork, whose tensors are named network.*, and "
+        "state dicts of SiT"
+    )
 
     def _interpret(self, content: Mapping[str, Any], path: Path) -> FlowFile:
+        averaged = content.get("ema")  # of a checkpoint; published files hold its tensors alone
+        published = averaged if isinstance(averaged, Mapping) else content
+        if sit.MARK in published:
+            return FlowFile("SiT", sit.renamed(published, path), {"image_resolution": sit.resolution(published)})
         flat = content.get("state_dict", content)
         tensors = isinstance(flat, Mapping) and all(isinstance(value, Tensor) for value in flat.values())
         if "zoo" in content or not tensors:
@@ -137,8 +148,10 @@ class FlowConverter(Converter[FlowFile]):
 
     def _ours(self, original: FlowFile, source: Path, is_checkpoint: bool) -> Converted:
         net = self.build(original, source)
-        wanted = ("sigma_min",) if isinstance(net, ToyNet) else ("image_resolution", "sigma_min")
+        wanted = ("image_resolution", "sigma_min") if isinstance(net, UNet) else ("sigma_min",)
         notes = original.assumed({name: DEFAULTS[name] for name in wanted})
+        if original.layout == "SiT":
+            notes = [sit.NOTE]
         return Converted(
             parts={self.part: self._spec(original, source), "path": described(PATH, original, source)},
             nets={self.part: net},

@@ -76,6 +76,7 @@ class ImageData(FlowData):
 
     - scikit-learn's digits (8 x 8 pixels, ten classes), when neither `root` nor `hub` is given;
     - a folder with one folder of images per class, or with such folders in `train` and `val` (or `test`), as AFHQ has;
+    - a folder with CIFAR-10 in its binary version;
     - an npz file (`images` uint8, `labels`), or a folder with `train.npz` and `val.npz`;
     - the Hugging Face hub, which was not run here.
 
@@ -186,6 +187,8 @@ class ImageData(FlowData):
             return [image_sets.digits(limit)]
         if root.is_file():
             return [image_sets.npz(root, limit)]
+        if (root / "data_batch_1.bin").is_file():
+            return image_sets.cifar10(root, limit)
         if (root / "train.npz").is_file():
             return [image_sets.npz(root / name, limit) for name in ("train.npz", "val.npz")]
         if (root / "train").is_dir():

@@ -22,6 +22,7 @@ from zoo.flow.data.images import ArrayImages, FileImages, ImageSource
 log = logging.getLogger(__name__)
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
+CIFAR_RECORD = 1 + 3 * 32 * 32  # bytes
 SHAPES_AFTER_SIZE = ((), (1,), (3,), (4,))  # of the channels of an array of images
 
 
@@ -122,6 +123,37 @@ def npz(path: Path, limit: int = 0) -> ImageSet:
     numbered = (numbers.astype(np.int64) + 1).tolist()
     kept = first_of_each(numbered, limit)
     return ImageSet(str(path), names, [numbered[i] for i in kept], ArrayImages(images[kept]))
+
+
+def cifar10(root: Path, limit: int = 0) -> list[ImageSet]:
+    """The training and test images of CIFAR-10 in its binary version, which holds no pickles.
+
+    Each record is a byte for the class and 3072 for the pixels: 32 x 32 of red, of green and of blue.
+    """
+    text = root / "batches.meta.txt"
+    names = text.read_text(encoding="utf-8").split() if text.is_file() else [str(number) for number in range(10)]
+    sets = []
+    for part, files in (
+        ("train", [f"data_batch_{number}.bin" for number in range(1, 6)]),
+        ("test", ["test_batch.bin"]),
+    ):
+        records = []
+        for name in files:
+            if not (root / name).is_file():
+                raise FileNotFoundError(f"{root}: no {name}, which the binary version of CIFAR-10 has")
+            values = np.fromfile(root / name, dtype=np.uint8)
+            if not len(values) or len(values) % CIFAR_RECORD:
+                raise ValueError(f"{root / name}: {len(values)} bytes, no multiple of {CIFAR_RECORD}: not whole")
+            records.append(values.reshape(-1, CIFAR_RECORD))
+        rows = np.concatenate(records)
+        labels = (rows[:, 0].astype(np.int64) + 1).tolist()
+        if max(labels) > len(names):
+            raise ValueError(f"{root}: class {max(labels) - 1} in {part}, expected 0 to {len(names) - 1}")
+        kept = first_of_each(labels, limit)
+        pixels = rows[kept, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+        source = ArrayImages(np.ascontiguousarray(pixels))
+        sets.append(ImageSet(f"{root}, {part}", names, [labels[index] for index in kept], source))
+    return sets
 
 
 def read_npz(path: Path, *names: str) -> dict[str, np.ndarray]:

@@ -275,7 +275,7 @@ def sweep_run(
         device: torch device.
     """
     sampler = load_sampler(run, None, guidance, device=device)
-    shape = tuple(sampler.net.sample_shape)
+    shape = sampler.sample_shape
     quality = build_quality(shape, point_set, reference, train, extractor, weights, val_every, split_seed, device)
     chosen = METHODS if methods is None else methods
     sweep(sampler, output, quality, count, sampler.label_numbers(labels), seed, chosen, budgets, scales)

@@ -9,7 +9,8 @@ from typing import Any
 from zoo.common.hardware import own_device
 from zoo.common.ranges import at_least
 from zoo.flow.inference.sampler import Sampler
-from zoo.flow.process.guidance import Guidance
+from zoo.flow.nets.frozen import FrozenNet
+from zoo.flow.process.guidance import Autoguidance, Guidance
 from zoo.flow.process.sampling import SAMPLES
 from zoo.flow.process.solvers import Solver
 from zoo.runs.frozen import state_digest
@@ -48,21 +49,29 @@ def load_sampler(
     guidance: Guidance | None = None,
     chunk: int | None = None,
     device: str = "cpu",
+    guide: Path | None = None,
 ) -> Sampler:
     """Load a run folder, checkpoint or export to sample from it; None takes the run's solver, guidance or chunk.
 
-    `cuda` is each process's own device where torchrun started several.
+    `cuda` is each process's own device where torchrun started several. `guide` is the run of a weaker net, by which the
+    sampler guides itself; the scale is 2 unless `guidance` gives another `Autoguidance`.
     """
     given: dict[str, Any] = {"solver": solver, "guidance": guidance, "chunk": chunk}
     sampler = load(run, own_device(device), **{name: value for name, value in given.items() if value is not None})
     if not isinstance(sampler, Sampler):
         raise ValueError(f"{run} is loaded as {type(sampler).__name__}; expected a run of flow matching (Sampler)")
+    if guide is not None:
+        sampler.guide = FrozenNet(str(guide)).to(sampler.device)
+        if not isinstance(sampler.guidance, Autoguidance):
+            sampler.guidance = Autoguidance()
     return sampler
 
 
 def sampler_settings(sampler: Sampler) -> dict[str, Any]:
     """What decides samples besides their labels and seeds, for JSON: the weights as a hash, path, solver, guidance."""
     return {
+        **({} if sampler.guide is None else {"guide": sampler.guide.fingerprint()}),
+        **({} if sampler.latents is None else {"latents": state_digest(sampler.latents.state_dict())}),
         "weights": state_digest(sampler.net.state_dict()),
         "prediction": sampler.prediction,
         "path": _described(sampler.path),

@@ -64,7 +64,7 @@ def generate(
     output = Path(output).resolve()
     chosen = sampler.label_numbers(labels)
     drawn = requests(count, seed, sampler.net.num_classes, chosen)
-    shape = tuple(sampler.net.sample_shape)
+    shape = sampler.sample_shape
     suffix = ".png" if rendering.is_image(shape) else ".npy"
     if grid or trajectory != "none":
         rendering.check_drawable(shape)
@@ -167,6 +167,7 @@ def sample(
     grid: bool = True,
     trajectory: rendering.Animation = "none",
     device: str = "cpu",
+    guide: Path | None = None,
 ) -> dict[str, Any]:
     """Draw samples from a run into a folder: 0.png, 1.png, ..., labels.csv, a grid and an animation.
 
@@ -186,6 +187,8 @@ def sample(
         grid: write the first 100 as one picture, OUTPUT_grid.png.
         trajectory: none, gif or mp4: the way of the first 64 from noise to data.
         device: torch device.
+        guide: run of a weaker net to guide this one by (autoguidance), with --guidance zoo.flow.Autoguidance and
+            --guidance.scale, 2 when not given.
     """
-    sampler = load_sampler(run, solver, guidance, chunk, device)
+    sampler = load_sampler(run, solver, guidance, chunk, device, guide)
     return generate(sampler, output, count, labels, seed, *processes(), grid, trajectory)

@@ -52,6 +52,8 @@ def make_pairs(
     """
     at_least(1, count=count, shard_size=shard_size)
     within(0, world_size - 1, rank=rank)
+    if sampler.latents is not None:
+        raise ValueError("make-pairs stores samples, and this run's net makes latents: reflow of latents is not there")
     chosen = sampler.label_numbers(labels)
     drawn, seeds = requests(count, seed, sampler.net.num_classes, chosen, PAIRS)
     classes = sampler.classes if classes is None else classes

@@ -6,6 +6,7 @@ import copy
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,8 +17,11 @@ from torch import Tensor
 from zoo.common.atomic import write_atomic
 from zoo.common.ranges import at_least, one_of
 from zoo.flow import rendering
+from zoo.flow.nets.autoencoder import LatentSpace
+from zoo.flow.nets.frozen import FrozenNet
 from zoo.flow.nets.velocity import VectorField, VelocityNet
 from zoo.flow.process.guidance import Guidance, check_labels, velocity_field
+from zoo.flow.process.mean_flow import average_field
 from zoo.flow.process.paths import AffinePath, Prediction
 from zoo.flow.process.sampling import SAMPLES, noise
 from zoo.flow.process.solvers import METHODS, Solution, Solver
@@ -102,6 +106,8 @@ class Sampler(Inference):
         trajectory: animate the way of a request's samples (64 images, all points) as `<stem>.gif` or `<stem>.mp4`.
         classes: names of the classes 1 to K; null where they have none. They may stand in the place of numbers, and
             stand in results.
+        guide: a weaker net, for `zoo.flow.Autoguidance`.
+        latents: the autoencoder that makes samples of what the net generates; null where these are samples.
     """
 
     input_suffixes = (".jsonl",)
@@ -118,6 +124,8 @@ class Sampler(Inference):
         images: bool = False,
         trajectory: rendering.Animation = "none",
         classes: Sequence[str] | None = None,
+        guide: FrozenNet | None = None,
+        latents: LatentSpace | None = None,
     ) -> None:
         at_least(1, chunk=chunk)
         one_of(rendering.ANIMATIONS, trajectory=trajectory)
@@ -135,6 +143,21 @@ class Sampler(Inference):
         self.images = images
         self.animation = trajectory
         self.classes = None if classes is None else list(classes)
+        self.guide = guide
+        self.latents = latents
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """Shape of one sample: of the decoded image where the net generates latents."""
+        if self.latents is None:
+            return tuple(self.net.sample_shape)
+        _, height, width = self.net.sample_shape
+        net = self.latents.autoencoder.net
+        return (net.image_channels, height * net.factor, width * net.factor)
+
+    def decoded(self, x: Tensor) -> Tensor:
+        """Samples (B, *sample_shape) of what the net generates (B, *net.sample_shape)."""
+        return x if self.latents is None else self.latents.decode(x)
 
     def using(self, solver: Solver, guidance: Guidance | None) -> Self:
         """The same parts with another solver and guidance."""
@@ -166,7 +189,7 @@ class Sampler(Inference):
         if labels is not None and self.net.num_classes:
             check_labels(labels, self.net.num_classes)
             label = torch.tensor(list(labels), dtype=torch.int64, device=self.device)
-        return velocity_field(self.net, self.path, label, self.guidance, self.prediction)
+        return velocity_field(self.net, self.path, label, self.guidance, self.prediction, guide=self.guide)
 
     def solutions(
         self,
@@ -187,12 +210,12 @@ class Sampler(Inference):
             if told is not None:
                 field = _watched(field, told, start / len(seeds), len(seeds[part]) / len(seeds))
             found = self.solver.solve(field, self.noise(seeds[part]), keep_trajectory=start < record)
-            x = found.x.float().cpu()
+            x = self.decoded(found.x).float().cpu()
             finite = x.flatten(1).isfinite().all(dim=1)
             if not finite.all():
                 seed = seeds[start + int(finite.logical_not().nonzero()[0])]
                 raise ValueError(f"the sample of seed {seed} is not finite: the training diverged, or the solver did")
-            yield Solution(x, found.nfe, found.times, [state.float().cpu() for state in found.trajectory])
+            yield Solution(x, found.nfe, found.times, [self.decoded(state).float().cpu() for state in found.trajectory])
 
     def sample(self, labels: Sequence[int] | None, seeds: Sequence[int]) -> Tensor:
         """Draw samples.
@@ -222,7 +245,7 @@ class Sampler(Inference):
         if seeds is None:
             seeds = range(len(labels) if labels is not None else 1)
         samples = self.sample(labels, seeds)
-        return rendering.to_pixels(samples) if rendering.is_image(self.net.sample_shape) else samples.numpy()
+        return rendering.to_pixels(samples) if rendering.is_image(self.sample_shape) else samples.numpy()
 
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:
         """Draw what a request file asks for.
@@ -232,7 +255,7 @@ class Sampler(Inference):
             the field for each (see `Solution`; with dopri5 the most that a chunk took).
         """
         rendering.check_animation(self.animation)
-        image = rendering.check_drawable(self.net.sample_shape)
+        image = rendering.check_drawable(self.sample_shape)
         labels, seeds = read_requests(source, self.net.num_classes > 0, self.classes)
         names = self.class_names(labels)
         animated = min(len(seeds), ANIMATED_IMAGES) if image else len(seeds)
@@ -257,7 +280,7 @@ class Sampler(Inference):
 
     def fields(self) -> tuple[Field, ...]:
         """Classes by name, how many, how to integrate."""
-        images = rendering.is_image(self.net.sample_shape)
+        images = rendering.is_image(self.sample_shape)
         most = MOST_IMAGES if images else MOST_POINTS
         steps = min(self.solver.steps, MOST_STEPS)
         fields = [
@@ -310,7 +333,7 @@ class Sampler(Inference):
         self, asked: Sequence[Mapping[str, Any]], report: Report
     ) -> list[tuple[Tensor, list[int] | None, Tensor | None, int]]:
         """Samples, labels, the states of those to animate, and evaluations of the net, for values with one solver."""
-        image, animated, values = rendering.is_image(self.net.sample_shape), asked[0]["animation"], asked[0]
+        image, animated, values = rendering.is_image(self.sample_shape), asked[0]["animation"], asked[0]
         sampler = self.using(self.solver.using(values["method"], values["steps"]), self.guidance)
         if self.net.num_classes and (self.guidance is not None or values["guidance"] != 1):
             sampler.guidance = copy.copy(self.guidance or Guidance())
@@ -346,7 +369,7 @@ class Sampler(Inference):
         states: Tensor | None,
         nfe: int,
     ) -> list[Part]:
-        image, classes = rendering.is_image(self.net.sample_shape), self.class_names(labels)
+        image, classes = rendering.is_image(self.sample_shape), self.class_names(labels)
         if not image:
             write_atomic(folder / "samples.npy", lambda file: np.save(file, samples.numpy()))
         parts = [] if image else [Part("file", "Samples as numbers", "samples.npy")]
@@ -390,6 +413,58 @@ class Sampler(Inference):
         wrong = [label for label in labels or () if classes and not 0 <= label <= classes]
         if wrong:
             raise ValueError(f"labels lie between 0 and {classes}, found {wrong[0]}")
+
+
+class MeanFlowSampler(Sampler):
+    """Draws samples by average velocities: Euler steps, one as a rule, each over a whole interval of the grid.
+
+    The arguments are those of `Sampler`; the solver, one step by default, is "euler".
+    """
+
+    def __init__(
+        self,
+        net: VelocityNet,
+        path: AffinePath,
+        solver: Solver | None = None,
+        guidance: Guidance | None = None,
+        prediction: Prediction = "velocity",
+        chunk: int = 64,
+        images: bool = False,
+        trajectory: rendering.Animation = "none",
+        classes: Sequence[str] | None = None,
+        guide: FrozenNet | None = None,
+        latents: LatentSpace | None = None,
+    ) -> None:
+        solver = solver or Solver("euler", 1)
+        super().__init__(net, path, solver, guidance, prediction, chunk, images, trajectory, classes, guide, latents)
+        if guide is not None:
+            raise ValueError("a net of average velocities is not guided by another: guide is null")
+        _check_euler(solver)
+
+    def using(self, solver: Solver, guidance: Guidance | None) -> Self:
+        """The same parts with another solver and guidance."""
+        _check_euler(solver)
+        return super().using(solver, guidance)
+
+    def field(self, labels: Sequence[int] | None = None) -> VectorField:
+        """The average velocity from a time of the solver's grid to the next; see `Sampler.field`."""
+        label = None
+        if labels is not None and self.net.num_classes:
+            check_labels(labels, self.net.num_classes)
+            label = torch.tensor(list(labels), dtype=torch.int64, device=self.device)
+        return average_field(self.net, self.solver.times(), label, self.guidance)
+
+    def fields(self) -> tuple[Field, ...]:
+        """Those of `Sampler`, without a choice of the solver."""
+        return tuple(
+            replace(field, choices=("euler",), default="euler") if field.name == "method" else field
+            for field in super().fields()
+        )
+
+
+def _check_euler(solver: Solver) -> None:
+    if solver.method != "euler":
+        raise ValueError(f"average velocities are followed by Euler steps: solver.method is euler, not {solver.method}")
 
 
 def _watched(field: VectorField, told: Callable[[float], object], done: float, share: float) -> VectorField:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -27,10 +27,14 @@ class VelocityNet(nn.Module, ABC):
     Attributes:
         sample_shape: shape of one sample, without the batch.
         num_classes: classes it is conditioned on; 0 for none.
+        condition_shapes: what it is conditioned on besides, by name: the width of a token or vector, or the channels.
+            "tokens" (B, L, width) with "mask" (B, L), "pooled" (B, width), "image" (B, channels, H, W), "span" (B,).
+            A net that has any is called with a mapping of all of them as a fourth argument, others with three.
     """
 
     sample_shape: tuple[int, ...]
     num_classes: int
+    condition_shapes: Mapping[str, tuple[int, ...]] = {}
 
     @abstractmethod
     def forward(self, x: Tensor, t: Tensor | float, label: Tensor | None = None) -> Tensor:
@@ -75,3 +79,19 @@ def expand_time(t: Tensor | float, x: Tensor) -> Tensor:
     if len(times) not in (1, len(x)):
         raise ValueError(f"expected 1 or {len(x)} times for a batch of {len(x)}, found {len(times)}")
     return times.expand(len(x))
+
+
+def check_conditions(
+    shapes: Mapping[str, tuple[int, ...]], conditions: Mapping[str, Tensor] | None
+) -> Mapping[str, Tensor]:
+    """The conditions, refused unless they are those of the shapes; see `VelocityNet.condition_shapes`."""
+    given = conditions or {}
+    if given.keys() != shapes.keys():
+        raise ValueError(f"the net takes the conditions {sorted(shapes)}, found {sorted(given)}")
+    for name, shape in shapes.items():
+        axis = 1 if name == "image" else -1
+        if shape and given[name].shape[axis] != shape[0]:
+            raise ValueError(
+                f"the condition {name} has {shape[0]} values in axis {axis}, not {given[name].shape[axis]}"
+            )
+    return given

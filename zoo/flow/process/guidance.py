@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from zoo.blocks import mix
 from zoo.common.ranges import one_of, within
 from zoo.flow.nets.velocity import NO_LABEL, NULL_LABEL, VectorField, VelocityNet
+from zoo.flow.process.conditions import KINDS, Conditions, predict
 from zoo.flow.process.paths import AffinePath, Prediction
 
 NULL_LABELS = {"label0": NULL_LABEL, "none": NO_LABEL}
@@ -66,11 +68,32 @@ class Guidance:
             progress = (1 - math.cos(math.pi * progress)) / 2
         return 1 + (self.scale - 1) * progress
 
-    def predict(self, net: VelocityNet, t: float, x: Tensor, label: Tensor) -> Tensor:
+    needs_labels = True
+
+    def predict(
+        self,
+        net: VelocityNet,
+        t: float,
+        x: Tensor,
+        label: Tensor | None,
+        conditions: Conditions | None = None,
+        guide: nn.Module | None = None,
+    ) -> Tensor:
         """Predict at points (B, ...) of classes (B,), int64; the net runs once for both branches.
 
         The mix is linear, so it may be taken of velocities, data or noise alike.
+
+        Args:
+            conditions: besides the class; where there are any, the unconditional branch has none of them either.
+            guide: a weaker net, for `Autoguidance`.
         """
+        if conditions is not None:
+            scale, kinds = self.scale_at(t), [(), KINDS]
+            branches = kinds[1:] if scale == 1 else kinds[:1] if scale == 0 else kinds
+            found = predict(net, t, x, label, conditions, branches)
+            return found[0] if len(found) == 1 else mix(found[1], found[0], scale, self.rescale)
+        if label is None:
+            raise ValueError("guidance needs labels or conditions")
         null = torch.full_like(label, NULL_LABELS[self.null_mode])
         scale = self.scale_at(t)
         if scale == 1:
@@ -81,20 +104,110 @@ class Guidance:
         return mix(conditional, unconditional, scale, self.rescale)
 
 
+class Autoguidance(Guidance):
+    """Guides a net by a weaker one, both conditional: v_weak + s (v - v_weak). Works without classes, too.
+
+    The weaker net is the task's and the sampler's `guide`: smaller, trained less, on the same data.
+
+    Args:
+        scale: s. 1 is the net alone; published ones are about 2.
+        interval: times between which to guide; outside, the prediction is the net's.
+        rescale: share, 0 to 1, of the guided prediction that is brought back to the net's deviation.
+        schedule: of the scale over the interval, see `Guidance`.
+
+    Source: Karras et al., "Guiding a Diffusion Model with a Bad Version of Itself" (2024), equation 5.
+    """
+
+    needs_labels = False
+
+    def __init__(
+        self,
+        scale: float = 2.0,
+        interval: Sequence[float] = (0.0, 1.0),
+        rescale: float = 0.0,
+        schedule: Literal["constant", "linear", "cosine"] = "constant",
+    ) -> None:
+        super().__init__(scale, "label0", interval, rescale, schedule)
+
+    def predict(
+        self,
+        net: VelocityNet,
+        t: float,
+        x: Tensor,
+        label: Tensor | None,
+        conditions: Conditions | None = None,
+        guide: nn.Module | None = None,
+    ) -> Tensor:
+        """Predict at points (B, ...) by both nets; see `Guidance.predict`."""
+        if guide is None:
+            raise ValueError("Autoguidance needs a weaker net: model.guide in the recipe, or zoo sample --guide RUN")
+        inputs = (x, t, label) if conditions is None else (x, t, label, conditions.given)
+        scale, strong = self.scale_at(t), net(*inputs)
+        return strong if scale == 1 else mix(strong, guide(*inputs), scale, self.rescale)
+
+
+class NestedGuidance(Guidance):
+    """A scale for each kind of condition: v(none) + s_1 (v(c_1) - v(none)) + s_2 (v(c_1, c_2) - v(c_1)) + ...
+
+    The net runs once, on a batch of all branches. All scales 1 are the conditional prediction.
+
+    Args:
+        scales: by "image", "text" or "label", in the order of nesting; conditions that are not named are always given.
+        interval: times between which to guide; outside, the prediction is conditional.
+        rescale: share, 0 to 1, of the guided prediction that is brought back to the conditional one's deviation.
+
+    Source: Brooks et al., "InstructPix2Pix" (2023), equation 3, for any number of conditions.
+    """
+
+    needs_labels = False
+
+    def __init__(self, scales: dict[str, float], interval: Sequence[float] = (0.0, 1.0), rescale: float = 0.0) -> None:
+        super().__init__(1.0, "label0", interval, rescale)
+        if not scales or not set(scales) <= set(KINDS):
+            raise ValueError(f"scales are by {', '.join(KINDS)}, found {list(scales)}")
+        self.scales = dict(scales)
+
+    def predict(
+        self,
+        net: VelocityNet,
+        t: float,
+        x: Tensor,
+        label: Tensor | None,
+        conditions: Conditions | None = None,
+        guide: nn.Module | None = None,
+    ) -> Tensor:
+        """Predict at points (B, ...); see `Guidance.predict`."""
+        if not self.interval[0] <= t <= self.interval[1]:
+            return predict(net, t, x, label, conditions, [KINDS])[0]
+        rest = [kind for kind in KINDS if kind not in self.scales]
+        order = list(self.scales)
+        branches = [[*rest, *order[:count]] for count in range(len(order) + 1)]
+        found = predict(net, t, x, label, conditions, branches)
+        result = found[0]
+        for scale, (before, after) in zip(self.scales.values(), pairwise(found), strict=True):
+            result = result + scale * (after - before)
+        return mix(found[-1], result, 0.0, self.rescale)
+
+
 def velocity_field(
     net: VelocityNet,
     path: AffinePath,
     label: Tensor | None = None,
     guidance: Guidance | None = None,
     prediction: Prediction = "velocity",
+    conditions: Conditions | None = None,
+    guide: nn.Module | None = None,
 ) -> VectorField:
     """The field of a time and points (B, ...) whose integral turns noise into samples.
 
     Args:
         label: classes (B,) or (1,), int64; None runs the net without labels.
         guidance: None gives the conditional field where there are labels, which it needs.
+        conditions: of B rows; None for a net that has no others than classes.
+        guide: a weaker net, for `Autoguidance`.
     """
-    if guidance is not None and (label is None or not net.num_classes):
+    labelled = label is not None and bool(net.num_classes)
+    if guidance is not None and guidance.needs_labels and conditions is None and not labelled:
         raise ValueError(f"guidance needs labels and a net with classes; found {label} and {net.num_classes} classes")
     # a device is not asked: whoever sends labels there checks them
     if label is not None and label.device.type == "cpu":
@@ -102,10 +215,12 @@ def velocity_field(
 
     def field(t: float, x: Tensor) -> Tensor:
         rows = None if label is None else label.expand(len(x))
-        if guidance is None or rows is None:
-            output = net(x, t, rows)
+        if guidance is not None and (rows is not None or conditions is not None or not guidance.needs_labels):
+            output = guidance.predict(net, t, x, rows, conditions, guide)
+        elif conditions is not None:
+            output = net(x, t, rows, conditions.given)
         else:
-            output = guidance.predict(net, t, x, rows)
+            output = net(x, t, rows)
         return path.to_velocity(output, x, x.new_full((len(x),), t), prediction)
 
     return field

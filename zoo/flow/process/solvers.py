@@ -14,6 +14,7 @@ from torch import Tensor
 
 from zoo.common.ranges import at_least, one_of, positive, within
 from zoo.flow.nets.velocity import VectorField
+from zoo.flow.process.time_samplers import shifted
 
 NODES = (0.0, 1 / 5, 3 / 10, 4 / 5, 8 / 9, 1.0, 1.0)
 STAGES = (
@@ -181,7 +182,11 @@ class Solver:
         sway: strength of the sway grid, -1 (shortest steps near the noise) to 1; 0 is uniform.
         rtol: relative tolerance of dopri5.
         atol: absolute tolerance of dopri5.
+        shift: moves the grid towards the noise as `zoo.flow.ShiftedTimes` moves training's times; 1 for none. A list
+            of times is taken as it is.
     """
+
+    shift = 1.0
 
     def __init__(
         self,
@@ -192,10 +197,14 @@ class Solver:
         sway: float = -1.0,
         rtol: float = 1e-5,
         atol: float = 1e-5,
+        shift: float = 1.0,
     ) -> None:
         one_of(METHODS, method=method)
+        positive(shift=shift)
         self.method = method
-        self.grid = check_times(times) if times is not None else time_grid(steps, grid, sway)
+        if shift != 1:  # none is not noted: folders of samples that were begun before go on
+            self.shift = shift
+        self.grid = check_times(times) if times is not None else time_grid(steps, grid, sway, shift)
         self.rtol = rtol
         self.atol = atol
 
@@ -205,10 +214,10 @@ class Solver:
         return len(self.grid) - 1
 
     def using(self, method: Method, steps: int) -> Solver:
-        """The same by another method, and on a uniform grid where it has another number of steps."""
+        """The same by another method, and on a uniform grid (shifted as before) where it has other steps."""
         other = copy.copy(self)
         other.method = method
-        other.grid = self.grid if steps == self.steps else time_grid(steps)
+        other.grid = self.grid if steps == self.steps else time_grid(steps, shift=self.shift)
         return other
 
     @torch.no_grad()
@@ -300,15 +309,18 @@ def _moved(x: Tensor, step: float, weights: Sequence[float], slopes: Sequence[Te
     return x
 
 
-def time_grid(steps: int, grid: Grid = "uniform", sway: float = -1.0) -> list[float]:
+def time_grid(steps: int, grid: Grid = "uniform", sway: float = -1.0, shift: float = 1.0) -> list[float]:
     """Ascending times from 0 to 1, of so many intervals.
 
     Args:
         grid: "uniform": i / n. "edm": t = 1 / (1 + s) with the noise levels s of Karras et al., whose first time,
             0.012, is moved to 0. "cosine": 1 - cos(pi i / 2n). "sway": t + sway (cos(pi t / 2) - 1 + t).
+        shift: of these times, see `zoo.flow.process.time_samplers.shifted`.
 
     Source: Karras et al. (2022), equation 5; sway: Chen et al., "F5-TTS" (2024), equation 7.
     """
+    if shift != 1:
+        return [0.0, *(shifted(t, shift) for t in time_grid(steps, grid, sway)[1:-1]), 1.0]
     at_least(1, steps=steps)
     within(-1, 1, sway=sway)
     even = [i / steps for i in range(steps + 1)]

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from zoo.blocks import maybe_checkpointed
+from zoo.flow.nets.transformer import ROTARY_BASE, Block, Modulated, modulate
 from zoo.flow.nets.velocity import TimeEmbedding, VelocityNet, expand_time
 
-ROTARY_BASE = 10000.0
 LEAST_DEVIATION = 0.01  # of the mean deviation: what a bin that never changes is divided by
 
 
@@ -113,54 +113,6 @@ class SequenceNet(nn.Module):
             )
 
 
-class Block(nn.Module):
-    """Attention and a feed-forward layer, both modulated by the time."""
-
-    def __init__(self, dim: int, heads: int, hidden_mult: int, dropout: float) -> None:
-        super().__init__()
-        self.heads = heads
-        self.modulation = Modulated(dim, 6)
-        self.qkv = nn.Linear(dim, 3 * dim)
-        self.out = nn.Linear(dim, dim)
-        self.feed_forward = nn.Sequential(
-            nn.Linear(dim, hidden_mult * dim), nn.GELU(approximate="tanh"), nn.Linear(hidden_mult * dim, dim)
-        )
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, h: Tensor, time: Tensor, positions: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
-        """Refine (B, T, dim) under times (B, dim); a mask (B, 1, 1, T) is True where frames may be attended to."""
-        shift_a, scale_a, gate_a, shift_f, scale_f, gate_f = self.modulation(time)
-        h = h + gate_a * self.dropout(self._attend(modulate(h, shift_a, scale_a), positions, mask))
-        return h + gate_f * self.dropout(self.feed_forward(modulate(h, shift_f, scale_f)))
-
-    def _attend(self, h: Tensor, positions: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
-        batch, frames, dim = h.shape
-        query, key, value = self.qkv(h).view(batch, frames, 3, self.heads, -1).permute(2, 0, 3, 1, 4)  # (B, H, T, D)
-        query, key = rotate(query, positions), rotate(key, positions)
-        found = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        return self.out(found.transpose(1, 2).reshape(batch, frames, dim))
-
-
-class Modulated(nn.Module):
-    """Shifts, scales and gates from the time; all zero at first."""
-
-    def __init__(self, dim: int, count: int) -> None:
-        super().__init__()
-        self.count = count
-        self.linear = nn.Linear(dim, count * dim)
-        for weight in self.linear.parameters():
-            nn.init.zeros_(weight)
-
-    def forward(self, time: Tensor) -> tuple[Tensor, ...]:
-        """Turn embedded times (B, dim) into `count` tensors (B, 1, dim)."""
-        return self.linear(time)[:, None].chunk(self.count, dim=-1)
-
-
-def modulate(h: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    """Layer norm of (B, T, dim), then scaled and shifted."""
-    return functional.layer_norm(h, h.shape[-1:]) * (1 + scale) + shift
-
-
 class Rotary(nn.Module):
     """Cosines and sines of rotary positions.
 
@@ -179,13 +131,6 @@ class Rotary(nn.Module):
         """Cosines and sines (T, head_dim / 2) for (B, T, dim), float32 whatever the net computes in."""
         angles = torch.outer(torch.arange(h.shape[1], device=h.device).float(), self.frequencies.float())
         return angles.cos(), angles.sin()
-
-
-def rotate(x: Tensor, positions: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn the two halves of each head (..., T, head_dim) by the angles of their frames."""
-    cos, sin = positions
-    first, second = x.float().chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1).to(x.dtype)
 
 
 def valid_frames(lengths: Tensor, frames: int) -> Tensor:

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from zoo.flow.data.datamodule import ImageData
+from zoo.flow.data.items import Items
+from zoo.flow.data.latents import LatentData, Moments, shard_paths, write_shards
+from zoo.flow.nets.autoencoder import FrozenAutoencoder, LatentSpace, sample_moments
+from zoo.flow.process.sampling import noise
+from zoo.training.data import item_seed
+
+CONFIG = {"in_channels": 1, "out_channels": 1, "block_out_channels": [4, 8], "layers_per_block": 1}
+CONFIG |= {"latent_channels": 2, "norm_num_groups": 2}
+
+
+def space() -> LatentSpace:
+    return LatentSpace(FrozenAutoencoder(config=CONFIG))
+
+
+def images() -> ImageData:
+    return ImageData(image_resolution=8, channels=1, max_per_class=10, flips=True)
+
+
+def data(folder: Path, latents: LatentSpace | None, **arguments) -> LatentData:
+    made = LatentData(images(), 4, str(folder), shard_size=32, **arguments)
+    strategy = SimpleNamespace(
+        root_device=torch.device("cpu"), barrier=lambda name: None, broadcast=lambda value: value
+    )
+    made.trainer = SimpleNamespace(
+        lightning_module=SimpleNamespace(latents=latents), strategy=strategy, global_rank=0, world_size=1
+    )
+    made.prepare_data()
+    made.setup("fit")
+    return made
+
+
+def test_cached_latents_are_those_of_encoding_on_the_fly(tmp_path):
+    latents = space()
+    made = data(tmp_path, latents)
+    assert made.sample_shape == (2, 4, 4) and len(made.train_set) == 90 and len(made.classes) == 10
+    batch = made.train_set.__getitems__([(3, 0), (3, 7), (5, 7)])
+    plain: Items = made.images.train_set
+    pixels, seeds = plain._data([(3, 0), (3, 7), (5, 7)])  # mirrored as the images' own items are
+    moments = latents.encode(pixels)
+    wanted = sample_moments(moments, noise([item_seed(seed, 0, 2) for seed in seeds], (2, 4, 4)))
+    torch.testing.assert_close(batch["x1"], wanted, atol=2e-3, rtol=2e-3)  # moments are stored in float16
+    assert torch.equal(batch["label"], plain.__getitems__([(3, 0), (3, 7), (5, 7)])["label"])
+    assert batch["x0"].shape == (3, 2, 4, 4) and batch["seeds"] == plain.__getitems__([(3, 0), (3, 7), (5, 7)])["seeds"]
+    assert torch.equal(made.val_set[1]["x1"], made.val_set.data([1])[0])  # the mean
+    assert made.train_set.examples([0])[0].shape == (1, 1, 8, 8)
+    mean, deviation = made.statistics()
+    stored = torch.from_numpy(np.concatenate(list(made.train_set.moments.shards()))).double()
+    first, log_variance = stored.chunk(2, dim=2)
+    torch.testing.assert_close(mean, first.mean(dim=(0, 1, 3, 4)))
+    variance = first.var(dim=(0, 1, 3, 4), correction=0) + log_variance.exp().mean(dim=(0, 1, 3, 4))
+    torch.testing.assert_close(deviation, variance.sqrt())
+
+
+def test_a_killed_encoding_goes_on_and_others_have_their_own(tmp_path):
+    latents = space()
+    made = data(tmp_path, latents)
+    (described,) = tmp_path.glob("latents-train-*.json")
+    shards = shard_paths(described.with_suffix(""), 90, 32)
+    before = [path.read_bytes() for path in shards]
+    shards[1].unlink()
+    times = [path.stat().st_mtime_ns for path in shards if path.exists()]
+    data(tmp_path, latents)
+    assert [path.read_bytes() for path in shards] == before
+    assert [shards[0].stat().st_mtime_ns, shards[2].stat().st_mtime_ns] == times
+    for rank in range(2):  # two processes, one after the other
+        write_shards(made.images.train_set, latents.encode, tmp_path / "shared", 32, 8, rank, 2)
+    torch.testing.assert_close(
+        *(
+            np.concatenate([np.load(path) for path in paths])
+            for paths in (shard_paths(tmp_path / "shared", 90, 32), shards)
+        ),
+        atol=1e-3,
+        rtol=1e-3,
+    )
+    data(tmp_path, LatentSpace(FrozenAutoencoder(config=CONFIG, seed=1)))
+    assert len(sorted(tmp_path.glob("latents-train-*.json"))) == 2
+
+
+def test_errors(tmp_path):
+    with pytest.raises(ValueError, match=r"LatentData needs model.init_args.latents"):
+        data(tmp_path, None)
+    with pytest.raises(FileNotFoundError, match=r"1 shards of latents are missing, the first x-00000\.npy"):
+        Moments(tmp_path / "x", 1, 1)

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.harness import REPOSITORY
+from zoo.flow.nets.autoencoder import AutoencoderKL, FrozenAutoencoder, LatentSpace, sample_moments
+
+# Written by diffusers 0.36.0: random weights, its encoder's mean and log-variance of `images`, its decoding of `z`.
+GOLDEN = REPOSITORY / "tests" / "data" / "autoencoder_kl"
+CONFIG = {"block_out_channels": [4, 8], "layers_per_block": 1, "latent_channels": 2, "norm_num_groups": 2}
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, torch.Tensor]:
+    return load_file(GOLDEN / "expected.safetensors")
+
+
+def test_equals_diffusers(expected):
+    net = FrozenAutoencoder(str(GOLDEN)).net
+    with torch.no_grad():
+        moments = net.encode(expected["images"])
+        torch.testing.assert_close(
+            moments, torch.cat([expected["mean"], expected["log_variance"]], 1), atol=1e-5, rtol=0
+        )
+        torch.testing.assert_close(net.decode(expected["z"]), expected["decoded"], atol=1e-5, rtol=0)
+
+
+def test_other_layouts_of_the_same_weights(tmp_path: Path, expected):
+    """A pipeline's folder, weights in parts, and attention as files of old name and shape it."""
+    state = load_file(GOLDEN / "diffusion_pytorch_model.safetensors")
+    old = {}
+    for name, value in state.items():
+        for now, then in (("to_q", "query"), ("to_k", "key"), ("to_v", "value"), ("to_out.0", "proj_attn")):
+            if f".attentions.0.{now}." in name:
+                name = name.replace(now, then)
+                value = value[:, :, None, None] if value.dim() == 2 else value
+        old[name] = value
+    (tmp_path / "vae").mkdir()
+    (tmp_path / "vae" / "config.json").write_bytes((GOLDEN / "config.json").read_bytes())
+    halves = {"a.safetensors": sorted(old)[::2], "b.safetensors": sorted(old)[1::2]}
+    for name, keys in halves.items():
+        save_file({key: old[key].contiguous() for key in keys}, tmp_path / "vae" / name)
+    index = {"weight_map": {key: name for name, keys in halves.items() for key in keys}}
+    (tmp_path / "vae" / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps(index))
+    assert FrozenAutoencoder(str(tmp_path)).fingerprint() == FrozenAutoencoder(str(GOLDEN)).fingerprint()
+    (tmp_path / "vae" / "b.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"no weights b.safetensors \(safetensors\) beside config.json"):
+        FrozenAutoencoder(str(tmp_path))
+
+
+def test_scale_of_the_config_and_of_the_data(tmp_path: Path):
+    space = LatentSpace(FrozenAutoencoder(str(GOLDEN)), chunk=2)
+    z = torch.randn(3, 3, 4, 4)
+    torch.testing.assert_close(space.normalise(z), (z - 0.25) * 0.5)  # diffusers' pipelines: (z - shift) * scaling
+    with torch.no_grad():
+        torch.testing.assert_close(
+            space.decode(space.normalise(z)), space.autoencoder.net.decode(z), atol=1e-5, rtol=1e-4
+        )
+    space.fit(torch.ones(3), torch.ones(3))  # has one
+    assert space.scale.tolist() == [0.5] * 3
+    own = LatentSpace(FrozenAutoencoder(config=CONFIG))
+    assert not own.is_fitted
+    own.fit(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 4.0]))
+    assert own.normalise(torch.tensor([1.5, 6.0])[None, :, None, None]).flatten().tolist() == [1, 1] and own.is_fitted
+    per_channel = {**CONFIG, "latents_mean": [1.0, 2.0], "latents_std": [0.5, 4.0], "scaling_factor": 2.0}
+    assert LatentSpace(FrozenAutoencoder(config=per_channel)).scale.tolist() == [4, 0.5]
+    with pytest.raises(ValueError, match="constant"):
+        LatentSpace(FrozenAutoencoder(config=CONFIG)).fit(torch.zeros(2), torch.zeros(2))
+    own.autoencoder.save_source(tmp_path)
+    again = FrozenAutoencoder(str(tmp_path))
+    assert again.fingerprint() == own.autoencoder.fingerprint() and not LatentSpace(again).is_fitted
+
+
+def test_shapes_and_sampling():
+    frozen = FrozenAutoencoder(config=CONFIG)
+    assert frozen.latent_shape((3, 8, 12)) == (2, 4, 6)
+    for shape in ((1, 8, 8), (3, 7, 8)):
+        with pytest.raises(ValueError, match="takes images of 3 channels whose sides are multiples of 2"):
+            frozen.latent_shape(shape)
+    moments = torch.cat([torch.ones(1, 2, 1, 1), torch.full((1, 2, 1, 1), 2.0).log()], 1)
+    assert sample_moments(moments, torch.full((1, 2, 1, 1), 3.0)).flatten().tolist() == pytest.approx(
+        [1 + 3 * 2**0.5] * 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"_class_name": "VQModel"}, "expected an AutoencoderKL"),
+        ({"down_block_types": ["AttnDownEncoderBlock2D"]}, "down_block_types has AttnDownEncoderBlock2D"),
+        ({"block_out_channels": [6]}, "multiples of norm_num_groups"),
+    ],
+)
+def test_other_nets_are_refused(config, message):
+    with pytest.raises(ValueError, match=message):
+        FrozenAutoencoder(config={**CONFIG, "norm_num_groups": 4, **config})
+
+
+def test_missing_and_foreign_weights(tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match="no folder"):
+        FrozenAutoencoder(str(tmp_path / "none"))
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    state = AutoencoderKL(**CONFIG).state_dict()
+    save_file({**state, "more": torch.zeros(1)}, tmp_path / "diffusion_pytorch_model.safetensors")
+    with pytest.raises(ValueError, match="has unknown 1 of the config's tensors, among them more"):
+        FrozenAutoencoder(str(tmp_path))

@@ -1,0 +1,251 @@
+"""Latents of images: encoded once into shards, then read as data of a flow."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from rich.progress import track
+from torch import Tensor
+
+from zoo.common.atomic import write_atomic
+from zoo.common.ranges import at_least
+from zoo.common.work import Share, write_part
+from zoo.flow.data.datamodule import FlowData, ImageData
+from zoo.flow.data.image_cache import CACHES
+from zoo.flow.data.items import FLIP, Items
+from zoo.flow.nets.autoencoder import LatentSpace, sample_moments
+from zoo.flow.process.coupling import PooledTransport
+from zoo.flow.process.sampling import noise
+from zoo.training.data import Key, item_seed
+
+log = logging.getLogger(__name__)
+
+Encoder = Callable[[Tensor], Tensor]
+"""Moments (B, 2C, h, w) of images (B, C, H, W)."""
+
+POSTERIOR = 2  # what is drawn for an item besides noise, task draws (0) and flip (1): its latent, from the moments
+OPEN_SHARDS = 64  # each holds a file descriptor
+
+
+def shard_paths(stem: Path, count: int, shard_size: int) -> list[Path]:
+    """The shards `<stem>-00000.npy`, ... of `count` images, in their order, whether they are there or not."""
+    return [stem.with_name(f"{stem.name}-{number:05d}.npy") for number in range(-(-count // shard_size))]
+
+
+def write_shards(
+    images: Items,
+    encode: Encoder,
+    stem: Path,
+    shard_size: int = 1024,
+    chunk: int = 32,
+    rank: int = 0,
+    world_size: int = 1,
+) -> int:
+    """Encode images into shards of moments (N, copies, 2C, h, w), float16; the same call goes on after a kill.
+
+    Of `world_size` processes each makes every world_size-th shard.
+
+    Args:
+        images: whose `flips` ask for a second copy, of the mirrored image: an encoder does not commute with mirrors.
+        encode: of images, on the device of the autoencoder.
+        stem: of the shards' names, which tells all that decides the moments.
+        chunk: images encoded together.
+
+    Returns:
+        Shards that this process wrote.
+    """
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    parts = [range(first, min(first + shard_size, len(images))) for first in range(0, len(images), shard_size)]
+    shards = list(zip(shard_paths(stem, len(images), shard_size), parts, strict=True))
+    share = Share(shards, lambda shard: shard[0].is_file(), rank, world_size)
+    for path, part in track(share.owed, f"{stem.name}", disable=not share.owed):
+        rows = []
+        for first in range(part.start, part.stop, chunk):
+            values = images.data(range(first, min(first + chunk, part.stop)))
+            copies = [values, values.flip(-1)] if images.flips else [values]
+            rows.append(torch.stack([encode(each).float().cpu() for each in copies], dim=1).half().numpy())
+        write_part(path, partial(np.save, arr=np.concatenate(rows)))
+    return len(share.owed)
+
+
+class Moments:
+    """Reads moments of images from memory-mapped shards."""
+
+    def __init__(self, stem: Path, count: int, shard_size: int) -> None:
+        self.paths = shard_paths(stem, count, shard_size)
+        self.shard_size = shard_size
+        self._open: dict[int, np.ndarray] = {}
+        if missing := [path.name for path in self.paths if not path.is_file()]:
+            raise FileNotFoundError(f"{stem}: {len(missing)} shards of latents are missing, the first {missing[0]}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the open shards behind: pickled, a memory map becomes a copy of the file."""
+        return {**self.__dict__, "_open": {}}
+
+    def __call__(self, items: Sequence[int], copies: Sequence[int]) -> Tensor:
+        """Moments (n, 2C, h, w), float32, of items, each of its copy: 0 as it is, 1 mirrored."""
+        rows = []
+        for item, copy in zip(items, copies, strict=True):
+            number, row = divmod(item, self.shard_size)
+            rows.append(np.asarray(self._shard(number)[row, copy], dtype=np.float32))
+        return torch.from_numpy(np.stack(rows))
+
+    def shards(self) -> Iterator[np.ndarray]:
+        """Every shard (N, copies, 2C, h, w)."""
+        for number in range(len(self.paths)):
+            yield self._shard(number)
+
+    def _shard(self, number: int) -> np.ndarray:
+        if number not in self._open:
+            if len(self._open) == OPEN_SHARDS:
+                del self._open[next(iter(self._open))]
+            self._open[number] = np.load(self.paths[number], mmap_mode="r", allow_pickle=False)
+        return self._open[number]
+
+
+class LatentItems(Items):
+    """Latents drawn from stored moments, each from its item's seed, keyed as `Items` are.
+
+    Args:
+        images: whose latents they are; labels, seeds and mirrors follow theirs.
+        moments: of these images, in their order.
+        pooled: which item's noise an item gets; its own by default.
+        draw: draw a latent in each epoch; otherwise, and in evaluation, it is the mean.
+    """
+
+    def __init__(self, images: Items, moments: Moments, pooled: PooledTransport | None, draw: bool) -> None:
+        self.images = images
+        self.moments = moments
+        self.draw = draw
+        self.indices = list(range(len(images)))
+        self.labels = images.labels
+        self.seed = images.seed
+        self.flips = images.flips
+        self.pooled = pooled
+        self._paired = (None, [])
+
+    def data(self, items: Sequence[int]) -> Tensor:
+        """Means (n, C, h, w) of the latents of items, nothing mirrored."""
+        return self.moments(items, [0] * len(items)).chunk(2, dim=1)[0]
+
+    def examples(self, items: Sequence[int]) -> tuple[Tensor, list[int]]:
+        """Images and labels of items, to be shown or compared with."""
+        return self.images.examples(items)
+
+    def _data(self, places: Sequence[Key]) -> tuple[Tensor, list[int]]:
+        seeds = [item_seed(self.seed, *place) for place in places]
+        copies = [int(self.flips and item_seed(seed, 0, FLIP) % 2 == 1) for seed in seeds]
+        moments = self.moments([item for _, item in places], copies)
+        if not self.draw:
+            return moments.chunk(2, dim=1)[0], seeds
+        shape = (moments.shape[1] // 2, *moments.shape[2:])
+        return sample_moments(moments, noise([item_seed(seed, 0, POSTERIOR) for seed in seeds], shape)), seeds
+
+
+class LatentData(FlowData):
+    """Images as latents of the task's autoencoder (`model.latents`), encoded once, before the first training.
+
+    The processes of a run share the encoding, each on its device; after a kill the next run goes on with it. Another
+    autoencoder, other images or other mirrors make shards of their own.
+
+    Args:
+        images: whose latents they are; their noise pairing (`pooled`) must be null.
+        batch_size: latents per batch and process.
+        cache: folder below which the shards lie.
+        shard_size: images of a shard.
+        chunk: images encoded together.
+        draw: draw each latent from its distribution in every epoch; false takes the mean.
+        kwargs: of FlowData.
+    """
+
+    def __init__(
+        self,
+        images: ImageData,
+        batch_size: int = 32,
+        cache: str = CACHES,
+        shard_size: int = 1024,
+        chunk: int = 32,
+        draw: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(batch_size, **kwargs)
+        at_least(1, shard_size=shard_size, chunk=chunk)
+        if images.pooled is not None:
+            raise ValueError("data.images.pooled pairs images, not latents: set data.init_args.pooled instead")
+        self.images = images
+        self.cache = Path(cache)
+        self.shard_size = shard_size
+        self.chunk = chunk
+        self.draw = draw
+
+    def prepare_data(self) -> None:
+        """Let the images prepare themselves."""
+        self.images.prepare_data()
+
+    def setup(self, stage: str) -> None:
+        """Encode what is not encoded, and open the shards."""
+        latents = getattr(getattr(self.trainer, "lightning_module", None), "latents", None)
+        if not isinstance(latents, LatentSpace):
+            raise ValueError("zoo.flow.LatentData needs model.init_args.latents: the autoencoder that makes them")
+        assert self.trainer is not None
+        self.images.trainer = self.trainer
+        self.images.setup(stage)
+        self.classes = self.images.classes
+        self.sample_shape = latents.autoencoder.latent_shape(self.images.sample_shape)
+        digest = latents.autoencoder.fingerprint()
+        rank, world = self._rank_and_world()
+        device = self.trainer.strategy.root_device
+        home = latents.shift.device
+
+        def encode(values: Tensor) -> Tensor:
+            return latents.encode(values.to(device))
+
+        made: list[tuple[Items, Path]] = []
+        for part, dataset in (("train", self.images.train_set), ("val", self.images.val_set)):
+            items: Any = dataset
+            settings = {"autoencoder": digest, "images": _key(items), "flips": items.flips}
+            settings |= {"count": len(items), "shard_size": self.shard_size, "sample_shape": list(self.sample_shape)}
+            text = json.dumps(settings, indent=1, sort_keys=True)
+            stem = self.cache / f"latents-{part}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+            if not all(path.is_file() for path in shard_paths(stem, len(items), self.shard_size)):
+                latents.to(device)
+                done = write_shards(items, encode, stem, self.shard_size, self.chunk, rank, world)
+                latents.to(home)
+                log.info("%s: %d shards of latents written by process %d", stem, done, rank)
+                write_atomic(stem.with_suffix(".json"), partial(_write_text, text))
+            made.append((items, stem))
+        self.trainer.strategy.barrier("latents")
+        (train, stem), (val, val_stem) = made
+        moments = Moments(stem, len(train), self.shard_size)
+        self._moments = moments
+        self.train_set = LatentItems(train, moments, self.pooled, self.draw)
+        self.val_set = LatentItems(val, Moments(val_stem, len(val), self.shard_size), None, False)
+        self.contents = (*self.images.contents, digest)
+
+    def statistics(self) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation (C,) of the training set's latents, in float64 over all shards."""
+        totals, count = np.zeros((2, self.sample_shape[0])), 0
+        for shard in self._moments.shards():
+            mean, log_variance = np.split(np.asarray(shard, dtype=np.float64), 2, axis=2)  # (N, copies, C, h, w)
+            square = mean**2 + (np.exp(log_variance) if self.draw else 0)
+            totals += np.stack([mean.sum(axis=(0, 1, 3, 4)), square.sum(axis=(0, 1, 3, 4))])
+            count += mean.size // mean.shape[2]
+        average, squared = torch.from_numpy(totals / count)
+        return average, (squared - average**2).clamp(min=0).sqrt()
+
+
+def _key(items: Any) -> str:
+    """What tells sets of images apart."""
+    return hashlib.sha256(repr((items.read.checksum, items.indices, items.labels.tolist())).encode()).hexdigest()
+
+
+def _write_text(text: str, file: BinaryIO) -> None:
+    file.write(text.encode())

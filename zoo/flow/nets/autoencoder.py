@@ -1,0 +1,426 @@
+"""Autoencoders of images in the layout of diffusers' `AutoencoderKL`, and the space of their latents."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from zoo.blocks import check_size, doubled
+from zoo.common.ranges import at_least
+from zoo.runs.frozen import FrozenModule
+
+EPS = 1e-6
+LEAST_LOG_VARIANCE, MOST_LOG_VARIANCE = -30.0, 20.0
+CONFIG_NAME, WEIGHTS_NAME = "config.json", "diffusion_pytorch_model.safetensors"
+INDEX_NAME = f"{WEIGHTS_NAME}.index.json"
+USUAL_SCALE = 0.18215  # of a diffusers config that gives none
+BLOCKS = {"down_block_types": "DownEncoderBlock2D", "up_block_types": "UpDecoderBlock2D"}
+OLD_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
+# Keys of config.json that decide about the net.
+NET_KEYS = (
+    "in_channels out_channels block_out_channels layers_per_block latent_channels norm_num_groups use_quant_conv "
+    "use_post_quant_conv mid_block_add_attention"
+).split()
+
+
+class Residual(nn.Module):
+    """Two convolutions with group norms, added to the input."""
+
+    def __init__(self, in_channels: int, out_channels: int, groups: int) -> None:
+        super().__init__()
+        self.norm1 = nn.GroupNorm(groups, in_channels, EPS)
+        self.conv1 = nn.Conv2d(in_channels, out_channels, 3, padding=1)
+        self.norm2 = nn.GroupNorm(groups, out_channels, EPS)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1)
+        self.conv_shortcut = nn.Conv2d(in_channels, out_channels, 1) if in_channels != out_channels else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Refine (B, C, H, W)."""
+        h = self.conv2(F.silu(self.norm2(self.conv1(F.silu(self.norm1(x))))))
+        return h + (x if self.conv_shortcut is None else self.conv_shortcut(x))
+
+
+class Attention(nn.Module):
+    """One head over all pixels, added to the input."""
+
+    def __init__(self, channels: int, groups: int) -> None:
+        super().__init__()
+        self.group_norm = nn.GroupNorm(groups, channels, EPS)
+        self.to_q, self.to_k, self.to_v = (nn.Linear(channels, channels) for _ in range(3))
+        self.to_out = nn.ModuleList([nn.Linear(channels, channels)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend over (B, C, H, W)."""
+        h = self.group_norm(x).flatten(2).transpose(1, 2)[:, None]  # (B, 1, H * W, C)
+        h = F.scaled_dot_product_attention(self.to_q(h), self.to_k(h), self.to_v(h))[:, 0]
+        return x + self.to_out[0](h).transpose(1, 2).reshape(x.shape)
+
+
+class Resampled(nn.Module):
+    """Half the size, padded on the right and below only, or twice the size by repetition; then a convolution."""
+
+    def __init__(self, channels: int, down: bool) -> None:
+        super().__init__()
+        self.down = down
+        self.conv = nn.Conv2d(channels, channels, 3, stride=2) if down else nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Halve or double (B, C, H, W)."""
+        return self.conv(F.pad(x, (0, 1, 0, 1)) if self.down else doubled(x))
+
+
+class Level(nn.Module):
+    """Residual blocks of one size, and the way to the next size."""
+
+    def __init__(self, in_channels: int, out_channels: int, layers: int, groups: int, way: str | None) -> None:
+        super().__init__()
+        widths = [in_channels, *[out_channels] * layers]
+        self.resnets = nn.ModuleList(Residual(*pair, groups) for pair in pairwise(widths))
+        self.downsamplers = nn.ModuleList([Resampled(out_channels, True)] if way == "down" else [])
+        self.upsamplers = nn.ModuleList([Resampled(out_channels, False)] if way == "up" else [])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Refine and resize (B, C, H, W)."""
+        for part in (*self.resnets, *self.downsamplers, *self.upsamplers):
+            x = part(x)
+        return x
+
+
+class Middle(nn.Module):
+    """Two residual blocks with attention between them."""
+
+    def __init__(self, channels: int, groups: int, attention: bool) -> None:
+        super().__init__()
+        self.resnets = nn.ModuleList(Residual(channels, channels, groups) for _ in range(2))
+        self.attentions = nn.ModuleList([Attention(channels, groups)] if attention else [])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Refine (B, C, H, W)."""
+        x = self.resnets[0](x)
+        for attention in self.attentions:
+            x = attention(x)
+        return self.resnets[1](x)
+
+
+class Half(nn.Module):
+    """Encoder or decoder."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        widths: Sequence[int],
+        out_channels: int,
+        layers: int,
+        groups: int,
+        attention: bool,
+        way: str,
+    ) -> None:
+        super().__init__()
+        self.way = way
+        self.conv_in = nn.Conv2d(in_channels, widths[0], 3, padding=1)
+        before = [widths[0], *widths[:-1]]
+        levels = nn.ModuleList(
+            Level(first, width, layers, groups, way if number < len(widths) - 1 else None)
+            for number, (first, width) in enumerate(zip(before, widths, strict=True))
+        )
+        if way == "down":
+            self.down_blocks = levels
+        self.mid_block = Middle(widths[-1 if way == "down" else 0], groups, attention)
+        if way == "up":
+            self.up_blocks = levels
+        self.conv_norm_out = nn.GroupNorm(groups, widths[-1], EPS)
+        self.conv_out = nn.Conv2d(widths[-1], out_channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images (B, C, H, W) to moments, or latents to images."""
+        x = self.conv_in(x)
+        parts = (*self.down_blocks, self.mid_block) if self.way == "down" else (self.mid_block, *self.up_blocks)
+        for part in parts:
+            x = part(x)
+        return self.conv_out(F.silu(self.conv_norm_out(x)))
+
+
+class AutoencoderKL(nn.Module):
+    """Images to Gaussian latents of a smaller size and back; names of the weights are diffusers'.
+
+    Args:
+        in_channels: of the image.
+        out_channels: of the decoded image.
+        block_out_channels: width of each level; each but the last halves the size.
+        layers_per_block: residual blocks of a level of the encoder; the decoder has one more.
+        latent_channels: of the latents.
+        norm_num_groups: groups of every norm.
+        use_quant_conv: whether a convolution of size 1 follows the encoder.
+        use_post_quant_conv: whether one precedes the decoder.
+        mid_block_add_attention: whether the smallest size has attention.
+
+    Source: Rombach et al., "High-Resolution Image Synthesis with Latent Diffusion Models" (2022); diffusers 0.36.
+    """
+
+    def __init__(
+        self,
+        in_channels: int = 3,
+        out_channels: int = 3,
+        block_out_channels: Sequence[int] = (128, 256, 512, 512),
+        layers_per_block: int = 2,
+        latent_channels: int = 4,
+        norm_num_groups: int = 32,
+        use_quant_conv: bool = True,
+        use_post_quant_conv: bool = True,
+        mid_block_add_attention: bool = True,
+    ) -> None:
+        super().__init__()
+        at_least(1, layers_per_block=layers_per_block, latent_channels=latent_channels, levels=len(block_out_channels))
+        if any(width % norm_num_groups for width in block_out_channels):
+            raise ValueError(f"block_out_channels {list(block_out_channels)} are multiples of norm_num_groups")
+        widths, layers, groups = list(block_out_channels), layers_per_block, norm_num_groups
+        self.latent_channels = latent_channels
+        self.image_channels = in_channels
+        self.factor = 2 ** (len(widths) - 1)
+        attention = mid_block_add_attention
+        self.encoder = Half(in_channels, widths, 2 * latent_channels, layers, groups, attention, "down")
+        self.decoder = Half(latent_channels, widths[::-1], out_channels, layers + 1, groups, attention, "up")
+        moments = 2 * latent_channels
+        self.quant_conv = nn.Conv2d(moments, moments, 1) if use_quant_conv else None
+        self.post_quant_conv = nn.Conv2d(latent_channels, latent_channels, 1) if use_post_quant_conv else None
+
+    def encode(self, x: Tensor) -> Tensor:
+        """Moments (B, 2 * latent_channels, H / factor, W / factor), means and log-variances, of images in [-1, 1]."""
+        check_size(x, self.factor)
+        h = self.encoder(x)
+        mean, log_variance = (h if self.quant_conv is None else self.quant_conv(h)).chunk(2, dim=1)
+        return torch.cat([mean, log_variance.clamp(LEAST_LOG_VARIANCE, MOST_LOG_VARIANCE)], dim=1)
+
+    def decode(self, z: Tensor) -> Tensor:
+        """Images (B, out_channels, H, W), about in [-1, 1], of latents (B, latent_channels, H / factor, W / factor)."""
+        return self.decoder(z if self.post_quant_conv is None else self.post_quant_conv(z))
+
+
+def sample_moments(moments: Tensor, noise: Tensor) -> Tensor:
+    """Latents (B, C, h, w) of moments (B, 2C, h, w), by standard normal noise like the latents."""
+    mean, log_variance = moments.chunk(2, dim=1)
+    return mean + torch.exp(0.5 * log_variance) * noise
+
+
+class FrozenAutoencoder(FrozenModule):
+    """A trained autoencoder, which is not trained here.
+
+    Args:
+        source: a folder in diffusers' layout (`config.json` and safetensors, whole or in parts), or one that holds such
+            a folder as `vae/`; a hub id of either; null for random weights.
+        revision: commit of the hub repository.
+        config: of `config.json`, where there is no source.
+        seed: of random weights.
+
+    Raises:
+        FileNotFoundError: when there is nothing at the source.
+        ValueError: when it is of another kind, or its weights are not those of its config.
+    """
+
+    net: AutoencoderKL
+
+    def __init__(
+        self,
+        source: str | None = None,
+        revision: str | None = None,
+        config: dict[str, Any] | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(source, revision)
+        if (source is None) == (config is None):
+            raise ValueError(
+                "FrozenAutoencoder: give source (a folder in diffusers' layout) or config (of random weights)"
+            )
+        state: dict[str, Tensor] | None = None
+        if source is not None:
+            config, state = read_autoencoder(source, revision)
+        self.config: dict[str, Any] = {**dict(config or {})}
+        with torch.random.fork_rng(devices=[]):  # its random weights depend on the seed alone
+            torch.manual_seed(seed)
+            self.net = AutoencoderKL(**net_arguments(self.config, str(source)))
+        if state is not None:
+            _load(self.net, state, str(source))
+        self.requires_grad_(False)
+        self.eval()
+
+    def frozen_state(self) -> dict[str, Tensor]:
+        """All tensors."""
+        return dict(self.state_dict())
+
+    def save_source(self, folder: Path) -> None:
+        """Write a folder in diffusers' layout."""
+        write_autoencoder(self.net, self.config, folder)
+
+    def latent_shape(self, image: Sequence[int]) -> tuple[int, int, int]:
+        """Shape of the latents of images of a shape (C, H, W)."""
+        channels, *sides = image
+        if channels != self.net.image_channels or any(side % self.net.factor for side in sides):
+            raise ValueError(
+                f"the autoencoder takes images of {self.net.image_channels} channels whose sides are multiples of "
+                f"{self.net.factor}, not {tuple(image)}"
+            )
+        return (self.net.latent_channels, sides[0] // self.net.factor, sides[1] // self.net.factor)
+
+
+class LatentSpace(nn.Module):
+    """Latents of an autoencoder on the scale that a flow learns on: (z - shift) * scale, per channel.
+
+    Shift and scale are those of the autoencoder's config, or, where `statistics` is set or the config has none, those
+    that bring the training set's latents to zero mean and unit deviation. They are saved with the weights.
+
+    Args:
+        autoencoder: of images.
+        statistics: take them from the training set, whatever the config says.
+        chunk: latents decoded together; more need more memory.
+    """
+
+    shift: Tensor
+    scale: Tensor
+    is_fitted: Tensor
+
+    def __init__(self, autoencoder: FrozenAutoencoder, statistics: bool = False, chunk: int = 8) -> None:
+        super().__init__()
+        at_least(1, chunk=chunk)
+        self.autoencoder = autoencoder
+        self.chunk = chunk
+        found = None if statistics else scale_of(autoencoder.config, autoencoder.net.latent_channels)
+        shift, scale = found or (
+            torch.zeros(autoencoder.net.latent_channels),
+            torch.ones(autoencoder.net.latent_channels),
+        )
+        self.register_buffer("shift", shift)
+        self.register_buffer("scale", scale)
+        self.register_buffer("is_fitted", torch.tensor(found is not None))
+
+    def fit(self, mean: Tensor, deviation: Tensor) -> None:
+        """Take the statistics (C,) of a training set's latents, unless there is a scale already."""
+        if bool(self.is_fitted):
+            return
+        if not bool((deviation > 0).all()):
+            raise ValueError("a channel of the training set's latents is constant: look at the images")
+        self.shift.copy_(mean)
+        self.scale.copy_(1 / deviation)
+        self.is_fitted.fill_(True)
+
+    def normalise(self, z: Tensor) -> Tensor:
+        """Latents (B, C, h, w) of the autoencoder as the flow sees them."""
+        return (z - self.shift[:, None, None]) * self.scale[:, None, None]
+
+    @torch.no_grad()
+    def encode(self, images: Tensor) -> Tensor:
+        """Moments of images (B, C, H, W) in [-1, 1], of the autoencoder's own scale, float32 whatever is trained in."""
+        with torch.autocast(images.device.type, enabled=False):
+            return self.autoencoder.net.encode(images.float())
+
+    @torch.no_grad()
+    def decode(self, z: Tensor) -> Tensor:
+        """Images (B, C, H, W), about in [-1, 1], of the flow's latents, a chunk at a time, in float32."""
+        with torch.autocast(z.device.type, enabled=False):
+            own = z.float() / self.scale[:, None, None] + self.shift[:, None, None]
+            return torch.cat([self.autoencoder.net.decode(part) for part in own.split(self.chunk)])
+
+
+def scale_of(config: Mapping[str, Any], channels: int) -> tuple[Tensor, Tensor] | None:
+    """Shift and scale (C,) that a config gives; None where it gives none."""
+    if config.get("latents_mean") is not None and config.get("latents_std") is not None:
+        mean, deviation = (torch.tensor(config[key], dtype=torch.float32) for key in ("latents_mean", "latents_std"))
+        return mean, float(config.get("scaling_factor") or 1.0) / deviation
+    if config.get("scaling_factor") is None:
+        return None
+    shift = float(config.get("shift_factor") or 0.0)
+    return torch.full((channels,), shift), torch.full((channels,), float(config["scaling_factor"]))
+
+
+def net_arguments(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Arguments of `AutoencoderKL` of a config in diffusers' words; refused where it describes another net."""
+    kind = config.get("_class_name", "AutoencoderKL")
+    if kind != "AutoencoderKL" or config.get("act_fn", "silu") != "silu":
+        raise ValueError(f"{where}: expected an AutoencoderKL with act_fn silu, found {kind}, {config.get('act_fn')}")
+    for key, block in BLOCKS.items():
+        if other := set(config.get(key, [block])) - {block}:
+            raise ValueError(f"{where}: {key} has {', '.join(sorted(other))}, known is {block}")
+    return {key: config[key] for key in NET_KEYS if key in config}
+
+
+def read_autoencoder(source: str, revision: str | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Config and weights of a folder in diffusers' layout, or of one of a hub.
+
+    The hub was not reached from where this was written.
+    """
+    folder = Path(source)
+    if not folder.is_dir():
+        folder = _from_hub(source, revision)
+    found = next((each for each in (folder, folder / "vae") if (each / CONFIG_NAME).is_file()), None)
+    if found is None:
+        raise FileNotFoundError(f"autoencoder: {folder} holds no {CONFIG_NAME}, neither itself nor in vae/")
+    config = {"scaling_factor": USUAL_SCALE, **json.loads((found / CONFIG_NAME).read_text(encoding="utf-8"))}
+    if (found / INDEX_NAME).is_file():
+        index = json.loads((found / INDEX_NAME).read_text(encoding="utf-8"))
+        names = sorted(set(index["weight_map"].values()))
+    else:
+        names = [WEIGHTS_NAME]
+    state: dict[str, Tensor] = {}
+    for name in names:
+        if Path(name).name != name or not (found / name).is_file():
+            raise FileNotFoundError(f"{found}: no weights {name} (safetensors) beside {CONFIG_NAME}")
+        state |= load_file(found / name)
+    return config, {_current(key): value for key, value in state.items()}
+
+
+def write_autoencoder(net: AutoencoderKL, config: Mapping[str, Any], folder: Path) -> None:
+    """Write config and weights as diffusers reads them."""
+    save_file({key: value.contiguous() for key, value in net.state_dict().items()}, folder / WEIGHTS_NAME)
+    levels = len(config.get("block_out_channels", (128, 256, 512, 512)))
+    blocks = {key: [block] * levels for key, block in BLOCKS.items()}
+    whole = {"_class_name": "AutoencoderKL", "act_fn": "silu", "scaling_factor": None, **blocks, **config}
+    (folder / CONFIG_NAME).write_text(json.dumps(whole, indent=2), encoding="utf-8")
+
+
+def _from_hub(source: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+
+    if source.startswith((".", "/", "runs/")):
+        raise FileNotFoundError(f"autoencoder: no folder {source}")
+    wanted = [f"{place}{name}" for place in ("", "vae/") for name in (CONFIG_NAME, INDEX_NAME, "*.safetensors")]
+    try:
+        return Path(snapshot_download(source, revision=revision, allow_patterns=wanted, ignore_patterns=["*fp16*"]))
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise FileNotFoundError(
+            f"autoencoder {source}: neither a local folder nor to be had from the hub ({reason}); without network, "
+            "copy its folder to this machine and name that"
+        ) from error
+
+
+def _current(name: str) -> str:
+    """Today's name of a tensor: files of before 2023 call the parts of attention otherwise."""
+    for old, new in OLD_ATTENTION.items():
+        name = name.replace(f".attentions.0.{old}.", f".attentions.0.{new}.")
+    return name
+
+
+def _load(net: AutoencoderKL, state: Mapping[str, Tensor], where: str) -> None:
+    own = net.state_dict()
+    shaped = {
+        key: value.reshape(own[key].shape) if _is_flat(key, value, own) else value for key, value in state.items()
+    }
+    missing, others = sorted(own.keys() - shaped.keys()), sorted(shaped.keys() - own.keys())
+    differing = [key for key in own.keys() & shaped.keys() if own[key].shape != shaped[key].shape]
+    for what, names in (("lacks", missing), ("has unknown", others), ("has other shapes for", differing)):
+        if names:
+            raise ValueError(f"{where}: the file {what} {len(names)} of the config's tensors, among them {names[0]}")
+    net.load_state_dict(dict(shaped))
+
+
+def _is_flat(key: str, value: Tensor, own: Mapping[str, Tensor]) -> bool:
+    """Whether a convolution of size 1 stands for a linear layer."""
+    return ".attentions." in key and key in own and math.prod(value.shape) == own[key].numel()

@@ -1,0 +1,64 @@
+"""Average velocities over intervals of time, by which a flow is followed in one step or a few."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from zoo.common.draws import seeded_uniforms
+from zoo.flow.nets.velocity import VectorField, VelocityNet
+from zoo.flow.process.conditions import Conditions
+from zoo.flow.process.guidance import Guidance
+from zoo.flow.process.time_samplers import TimeSampler
+
+Average = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Average velocities (B, ...) over [t, t + span] of points (B, ...), times (B,) and spans (B,)."""
+
+
+def mean_flow_target(average: Average, x: Tensor, t: Tensor, span: Tensor, velocity: Tensor) -> tuple[Tensor, Tensor]:
+    """What an average velocity is to be, by its own derivative along the path, and what it is; without gradients.
+
+    u(x, t, r) = v + (r - t) du/dt, where du/dt follows x and t with r held: the directional derivative along (v, 1, 0).
+    The fused kernels of attention have no forward derivative, so the plain one is used.
+
+    Args:
+        average: of points, times and spans r - t.
+        velocity: v (B, ...): x_1 - x_0 of the pair in training, or the exact one.
+
+    Source: Geng et al., "Mean Flows for One-step Generative Modeling" (2025), equation 6, in our direction of time.
+    """
+    tangents = (velocity, torch.ones_like(t), -torch.ones_like(span))
+    with torch.no_grad(), torch.autocast(x.device.type, enabled=False), sdpa_kernel(SDPBackend.MATH):
+        found, derivative, *_ = torch.func.jvp(average, (x, t, span), tangents)
+        return velocity + span.reshape(-1, *(1,) * (x.dim() - 1)) * derivative, found
+
+
+def drawn_intervals(times: TimeSampler, drop: float, share: float, seeds: Sequence[int]) -> tuple[Tensor, ...]:
+    """Times (B,) and spans (B,), float32, and (B,) int64, 0 where the label is dropped, each item's from its seed.
+
+    A share of the items has two times, in order; the others have a span of 0, which is plain flow matching.
+    """
+    u = seeded_uniforms(seeds, 4)
+    first, second = times(u[0]), times(u[2])
+    apart = u[3] < share
+    begin, end = torch.minimum(first, second), torch.maximum(first, second)
+    return torch.where(apart, begin, first), torch.where(apart, end - begin, 0.0), (u[1] >= drop).long()
+
+
+def average_field(
+    net: VelocityNet, grid: Sequence[float], label: Tensor | None, guidance: Guidance | None
+) -> VectorField:
+    """The field whose Euler steps on a grid are those of the average velocity: each reaches to the grid's next time."""
+
+    def field(t: float, x: Tensor) -> Tensor:
+        span = min((time for time in grid if time > t), default=1.0) - t
+        rows = None if label is None else label.expand(len(x))
+        conditions = Conditions({"span": x.new_full((len(x),), span)}, {})
+        if guidance is None:
+            return net(x, t, rows, conditions.given)
+        return guidance.predict(net, t, x, rows, conditions)
+
+    return field
