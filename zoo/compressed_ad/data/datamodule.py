@@ -22,7 +22,8 @@ from zoo.compressed_ad.data.windows import (
     StoredSource,
     TerminalState,
 )
-from zoo.compressed_ad.envs.grids import Env
+from zoo.compressed_ad.envs.base import Env
+from zoo.compressed_ad.nets.steps import Statistics
 from zoo.training.data import ResumableBatches, ZooDataModule, item_seed
 
 log = logging.getLogger(__name__)
@@ -127,7 +128,7 @@ class HistoryData(ZooDataModule):
                 )
             log.warning("no histories at %s: they are demonstrated instead (see zoo collect)", root)
             self.root = None
-            episodes = EMBEDDED_EPISODES if length is None else -(-length // env.horizon)
+            episodes = EMBEDDED_EPISODES if length is None else -(-length // env.schema.limit)
             self.demonstrator = demonstrator or EpsilonCurriculum(env, episodes * episode_stride)
         if self.root is None and self.demonstrator is None:
             raise ValueError("data.init_args: one of root and demonstrator is needed, both are null")
@@ -174,6 +175,10 @@ class HistoryData(ZooDataModule):
         _compare(self.env, store.env, f"that of {self.root}")
         self.train_tasks, self.test_tasks = (store.tasks[store.split[side]] for side in ("train", "test"))
         return tuple(StoredSource(store, store.split[side].tolist(), *self.kept) for side in ("train", "test"))  # type: ignore[return-value]
+
+    def statistics(self) -> Statistics:
+        """How the values of the training histories are spread; after `setup`."""
+        return self.train_set.source.statistics()
 
     def train_batches(self, rank: int, world: int) -> ResumableBatches:
         """The training set's batches for a process, with lengths where there is a curriculum."""
