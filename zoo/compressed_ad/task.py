@@ -92,6 +92,9 @@ class PolicyTask(SingleOptimizerTask):
 class DistillationTask(PolicyTask):
     """Algorithm distillation: predict the next action of a learning history from all that was before it.
 
+    Where the data gives `labels`, these are predicted in place of the actions taken (decision-pretrained transformer):
+    with optimal ones the policy acts as Thompson sampling does, by how likely each action is the best.
+
     `val/return_first`, `val/return_last` and `val/return_mean` are what the frozen policy earns in an episode of
     held-out tasks, the first, the last, and on average.
 
@@ -109,7 +112,8 @@ class DistillationTask(PolicyTask):
         episodes: that a context lives for in evaluation; an option of inference.
         greedy: take the most likely action in evaluation instead of drawing; an option of inference.
 
-    Source: Laskin et al., "In-context Reinforcement Learning with Algorithm Distillation" (2022), equation 1.
+    Source: Laskin et al., "In-context Reinforcement Learning with Algorithm Distillation" (2022), equation 1;
+    Lee et al., "Supervised Pretraining Can Learn In-Context Reinforcement Learning" (2023), for optimal labels.
     """
 
     @property
@@ -165,7 +169,7 @@ class DistillationTask(PolicyTask):
         batch = self.drawn(batch)
         steps: Steps = batch["steps"]
         output = self.policy(steps, self.gradient_rounds, self.gradient_decay, last_only=not self.dense)
-        terms = self._action_terms(output, steps, self.label_smoothing)
+        terms = self._action_terms(output, batch, self.label_smoothing)
         loss = terms["loss_action"]
         if self.recon_weight:
             losses = [
@@ -186,7 +190,7 @@ class DistillationTask(PolicyTask):
         """The loss of histories (`steps`), or the returns of acting in `tasks` with `seeds`."""
         if "tasks" not in batch:
             steps: Steps = batch["steps"]
-            return self._action_terms(self.policy(steps, last_only=not self.dense), steps), len(steps.actions)
+            return self._action_terms(self.policy(steps, last_only=not self.dense), batch), len(steps.actions)
         tasks, kept = batch["tasks"], stage == "val" and self.sample_settings.showing
         record = kept and not self._played and isinstance(self.env, GridEnv)
         played = rollout(self.policy, self.env, tasks, batch["seeds"], self.episodes, self.greedy, record=record)
@@ -221,9 +225,10 @@ class DistillationTask(PolicyTask):
             weights, latents = attention(self.policy, Steps(*(field[:1] for field in histories)))
             log_figure(self, "val/attention", draw(weights[0], latents))
 
-    def _action_terms(self, output: Output, steps: Steps, label_smoothing: float = 0.0) -> dict[str, Tensor]:
+    def _action_terms(self, output: Output, batch: dict[str, Any], label_smoothing: float = 0.0) -> dict[str, Tensor]:
         """Negative log-likelihood, in nats, and share of actions predicted rightly, or how far off they are."""
-        actions, head = steps.actions[:, -output.logits.shape[1] :], self.policy.head
+        wanted, head = batch.get("labels", batch["steps"].actions), self.policy.head
+        actions = wanted[:, -output.logits.shape[1] :]
         return {
             "loss_action": head.losses(output.logits, actions, label_smoothing).mean(),
             head.error: head.errors(output.logits, actions).mean(),
