@@ -13,6 +13,7 @@ __getattr__, __all__ = public(
         "envs.grids": "DarkKeyToDoor Darkroom DarkroomPermuted GridEnv",
         "envs.gymnasium": "GymnasiumEnv",
         "envs.point_mass": "PointMass",
+        "envs.recorded": "Recorded",
         "inference": "Agent",
         "nets.compression": (
             "Compressor EncoderCompressor FieldDecoder Forget KeepAttended KeepRecent KeepUniform QueryCompressor "

@@ -52,7 +52,7 @@ def import_histories(
         ValueError: when the file is damaged or is something else, or does not come from this environment, or from these
             tasks in this order.
     """
-    h5py = _import_h5py()
+    h5py = import_h5py()
     env = env or Darkroom()
     if not source.is_file():
         raise FileNotFoundError(f"{source}: no such file of histories")
@@ -95,7 +95,7 @@ def export_histories(source: Path, output: Path, order: Order = "row_major", all
         ImportError: when h5py is missing.
         ValueError: when the environment is none of the original's.
     """
-    h5py = _import_h5py()
+    h5py = import_h5py()
     store = HistoryStore(source, allow_missing)
     env, split = store.env, store.index["split"]
     if not isinstance(env, GridEnv):
@@ -130,11 +130,16 @@ def task_order(env: GridEnv, order: Order, split_seed: int = 0, train_share: flo
     return [int(task) for task in order]
 
 
-def _import_h5py() -> ModuleType:
+def import_h5py() -> ModuleType:
+    """The package h5py.
+
+    Raises:
+        ImportError: without the extra `rl`.
+    """
     try:
         import h5py
     except ImportError as error:
-        raise ImportError("the original's histories need h5py: pip install 'zoo[rl]'") from error
+        raise ImportError("histories in hdf5 need h5py: pip install 'zoo[rl]'") from error
     return h5py
 
 
