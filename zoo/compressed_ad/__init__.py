@@ -16,8 +16,8 @@ __getattr__, __all__ = public(
         "envs.recorded": "Recorded",
         "inference": "Agent",
         "nets.compression": (
-            "Compressor EncoderCompressor FieldDecoder Forget KeepAttended KeepRecent KeepUniform QueryCompressor "
-            "ReconstructionDecoder"
+            "Compressor EncoderCompressor FieldDecoder Forget KeepAdaptive KeepAttended KeepDecaying KeepRecent "
+            "KeepUniform QueryCompressor ReconstructionDecoder"
         ),
         "nets.embedding": "FactoredEmbedding GridEmbedding LinearEmbedding SpaceEmbedding StepEmbedding",
         "nets.heads": "ActionHead BinsHead BoxHead CategoricalHead GaussianHead",

@@ -1,6 +1,8 @@
 """Environments of gymnasium in lock-step: true successors, no dead steps, the same in every mode of autoreset."""
 
+import copy
 import json
+import pickle
 from typing import Any
 
 import numpy as np
@@ -89,6 +91,7 @@ def test_cartpole_with_other_physics_and_swapped_actions() -> None:
     again = build_env(json.loads(json.dumps(env.describe())))
     assert again.describe() == env.describe()
     assert again.schema == env.schema
+    assert pickle.loads(pickle.dumps(env)).describe() == copy.deepcopy(env).describe() == env.describe()
 
 
 def test_episodes_depend_on_seed_and_number_alone() -> None:

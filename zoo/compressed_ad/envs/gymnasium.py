@@ -60,7 +60,7 @@ class GymnasiumEnv(Env):
         oracle: float | None = None,
         reward: list[float] | None = None,
     ) -> None:
-        self._gymnasium = gymnasium = require_gymnasium()
+        gymnasium = require_gymnasium()
         self.name = self.id = id
         self.features = dict(sorted(features.items()))  # files do not keep an order
         self.fixed = dict(arguments or {})
@@ -129,11 +129,11 @@ class GymnasiumEnv(Env):
         wanted = {key.removeprefix(MAKE): value for key, value in changed.items() if key.startswith(MAKE)}
         arguments = {**self.fixed, **wanted}
         if self._class is None:
-            made = self._gymnasium.make(self.id, **arguments)
+            made = require_gymnasium().make(self.id, **arguments)
         else:
             made = self._class(**arguments)
         if self.limit is not None:
-            made = self._gymnasium.wrappers.TimeLimit(made, self.limit)
+            made = require_gymnasium().wrappers.TimeLimit(made, self.limit)
         inner = made.unwrapped
         for key, value in changed.items():
             if key.startswith(SET):
