@@ -280,11 +280,18 @@ class HistoryItems(Dataset[dict[str, Any]]):
         """Steps (B, L) of the histories, or of another one in each episode."""
         if not self.mix:
             return self.source.read(histories, seeds, steps)
-        parts = []
-        for number, part in enumerate(steps.split(self.source.env.schema.limit, dim=1)):
-            others = [item_seed(seed, 0, MIXED + number) for seed in seeds]
-            parts.append(self.source.read([other % self.source.count for other in others], others, part))
-        return Steps.cat(parts)
+        limit, count = self.source.env.schema.limit, len(seeds)
+        parts = steps.split(limit, dim=1)
+        whole = [number for number, part in enumerate(parts) if part.shape[1] == limit]
+        read: list[Steps] = []
+        for numbers in (whole, [number for number in range(len(parts)) if number not in whole]):
+            if numbers:  # all at once, which costs little more than one
+                others = [item_seed(seed, 0, MIXED + number) for number in numbers for seed in seeds]
+                places = torch.cat([parts[number] for number in numbers])
+                made = self.source.read([other % self.source.count for other in others], others, places)
+                starts = range(0, len(others), count)
+                read += [Steps(*(field[start : start + count] for field in made)) for start in starts]
+        return Steps.cat(read)
 
     def _original(self, times: Tensor, draws: Tensor) -> Tensor:
         """Which steps (B, L) of the source's histories stand at these times."""
