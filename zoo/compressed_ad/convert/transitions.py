@@ -147,7 +147,8 @@ def _space(described: Mapping[str, Any], folder: Path) -> Space:
         return box(tuple(described["shape"]), described["dtype"], described["low"], described["high"])
     if kind == "Dict":
         parts = [_space(part, folder) for _, part in sorted(described["subspaces"].items())]
-        low, high = [], []
+        low: list[float] = []
+        high: list[float] = []
         for part in parts:
             bounds = part.limits() if isinstance(part, Box) else ([0.0], [part.n - 1.0])
             low, high = low + bounds[0], high + bounds[1]
