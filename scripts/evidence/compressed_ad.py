@@ -1,4 +1,4 @@
-"""What in-context policies have learned: python -m scripts.evidence.compressed_ad demo|demo_9x9|memory --help."""
+"""What in-context policies have learned: python -m scripts.evidence.compressed_ad demo|demo_9x9|memory|points -h."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from zoo.common.build import build
 from zoo.common.reading.text import safe_load
 from zoo.common.report import write_figure
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
+from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.grids import Darkroom
+from zoo.compressed_ad.envs.point_mass import PointMass
 from zoo.compressed_ad.evaluation import plots
 from zoo.compressed_ad.evaluation.evaluate import RETURNS_NAME, evaluate, load_agent, split_of
 from zoo.compressed_ad.evaluation.report import source_curve
@@ -23,7 +25,8 @@ from zoo.compressed_ad.inference import pairs
 from zoo.runs.folder import find_config
 
 SEEDS, FEW = 20, 2  # agents for each held-out goal; few of them are quick
-SMALL, LARGE = Darkroom(5, 10), Darkroom(9, 20)
+SMALL, LARGE, POINTS = Darkroom(5, 10), Darkroom(9, 20), PointMass(64, 20)
+LAST_SHARE, RISE, FLAT = 0.6, 0.4, 0.1  # thresholds of the points, as shares of the way from random to the oracle
 SHUFFLED, MIXED = "control, shuffled episodes", "control, episodes of many goals"
 FOLDER, NAME, FIGURE = "evidence", "evidence.json", "curves.png"
 
@@ -70,7 +73,9 @@ class Arm(NamedTuple):
         baselines = {
             key: np.mean([facts["baselines"][key] for facts in self.facts], axis=0).tolist()
             for key in ("random", "oracle", "explorer")
+            if self.facts[0]["baselines"][key] is not None
         }
+        baselines = {"explorer": None, **baselines}
         summary = summarise(np.concatenate(self.returns), random, oracle)
         return {**self.facts[0], "tasks": tasks, "baselines": baselines, "summary": summary}
 
@@ -160,7 +165,46 @@ def gather_memory(
     return _keep(latents[0], "demo_memory", findings, {"latents": compressed, **arms})
 
 
-def play(runs: Sequence[Path], env: Darkroom, gap: bool = False, quick: bool = False) -> Arm:
+def gather_points(runs: Sequence[Path], mixed: Sequence[Path] = (), quick: bool = False) -> list[Finding]:
+    """Evaluate runs of `demo_points` on held-out goals: how much of the way from random to the oracle an episode goes.
+
+    Args:
+        runs: of the recipe as it is, one per seed.
+        mixed: of the control with `shuffle_episodes` and `mix_tasks`, which has nothing to learn from earlier episodes.
+
+    Raises:
+        FileNotFoundError: when a run is missing.
+        ValueError: when a run is of something else.
+    """
+    arms = {}
+    for label, group in (("held-out goals", runs), (MIXED, mixed)):
+        for run in group:
+            if _data_of(run).get("mix_tasks", False) is not (label == MIXED):
+                raise ValueError(f"{run}: data.init_args.mix_tasks is {label != MIXED}, expected {label == MIXED} here")
+        if group:
+            arms[label] = play(group, POINTS, quick=quick)
+    first, last = _shares(arms["held-out goals"])
+    findings = _each("first episode, share of the way", first)
+    findings += _each("last episode, share of the way", last, at_least=LAST_SHARE)
+    rises = [late - early for early, late in zip(first, last, strict=True)]
+    findings += _each("last episode above the first, share of the way", rises, at_least=RISE)
+    if MIXED in arms:
+        flat = [late - early for early, late in zip(*_shares(arms[MIXED]), strict=True)]
+        findings += _each(f"{MIXED}: last episode above the first, share of the way", flat, at_most=FLAT)
+    return _keep(runs[0], "demo_points", findings, arms)
+
+
+def _shares(arm: Arm) -> tuple[list[float], list[float]]:
+    """How much of the way from random to the oracle the first and the last episode of each run go."""
+    ends: tuple[list[float], list[float]] = ([], [])
+    for curve, facts in zip(arm.curves(), arm.facts, strict=True):
+        low, high = facts["baselines"]["random"], facts["baselines"]["oracle"]
+        for end, value in zip(ends, (curve[0], curve[-1]), strict=True):
+            end.append((value - low) / (high - low))
+    return ends
+
+
+def play(runs: Sequence[Path], env: Env, gap: bool = False, quick: bool = False) -> Arm:
     """Evaluate runs on their held-out goals, for as many episodes as they were trained for.
 
     Args:
@@ -291,4 +335,4 @@ def _ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[
 
 
 if __name__ == "__main__":
-    evidence({"demo": gather_demo, "demo_9x9": gather_demo_9x9, "memory": gather_memory})
+    evidence({"demo": gather_demo, "demo_9x9": gather_demo_9x9, "memory": gather_memory, "points": gather_points})

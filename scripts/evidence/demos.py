@@ -142,6 +142,18 @@ def _plan_memory(root: Path, seed: int, quick: bool) -> list[Unit]:
     ]
 
 
+def _plan_points(root: Path, seed: int, quick: bool) -> list[Unit]:
+    recipe, control = "compressed_ad/demo_points", {"data__init_args__shuffle_episodes": "true"}
+    return [
+        _fit(root, "plain", recipe, seed),
+        _fit(root, "mixed", recipe, seed, **control, data__init_args__mix_tasks="true"),
+    ]
+
+
+def _points(root: Path, quick: bool) -> Figures:
+    return _named(compressed_ad.gather_points([root / "plain"], [root / "mixed"], quick))
+
+
 def _rooms(root: Path, quick: bool) -> Figures:
     return _named(compressed_ad.gather_demo([root / "plain"], [root / "shuffled"], [root / "mixed"], quick))
 
@@ -283,6 +295,7 @@ DEMOS = {
         Demo("flow/digits", "99.7 % in their class, Fréchet 1.25 times the floor's", _plan_digits, _digits),
         Demo("ci_llm/demo", "NLL: ensemble 0.393, best agent 0.405, one LoRA of its size 0.422", _plan_crowd, _crowd),
         Demo("compressed_ad/demo_memory", "latents to none: 2.8 times, after the gap 3.4 times", _plan_memory, _memory),
+        Demo("compressed_ad/demo_points", "tenth episode 0.75 of the way to the best", _plan_points, _points),
         Demo("hifigan/demo", "val/mel_l1 from 2.13 to 0.56, 74 % less", _plan_vocoder, _vocoder, ("ljspeech",)),
         Demo("hifigan/demo_vocos", "not measured", _plan_magnitudes, _magnitudes, ("ljspeech",)),
         Demo(
@@ -323,6 +336,12 @@ CLAIMS = (
           at_least=1.5, to="none, last episode"),
     Claim("compressed_ad/demo_memory", "after the gap, latents to no memory", "latents, after the gap", MEAN,
           at_least=2.0, to="none, after the gap"),
+    Claim("compressed_ad/demo_points", "tenth episode, share of the way from random to the best possible",
+          "last episode, share of the way", EACH, at_least=compressed_ad.LAST_SHARE),
+    Claim("compressed_ad/demo_points", "tenth episode above the first, as such a share",
+          "last episode above the first, share of the way", EACH, at_least=compressed_ad.RISE),
+    Claim("compressed_ad/demo_points", "the same of the control, episodes of many goals",
+          f"{compressed_ad.MIXED}: last episode above the first, share of the way", EACH, compressed_ad.FLAT),
     Claim("hifigan/demo", "val/mel_l1 less than before training, %", "val/mel_l1: less than before training", EACH,
           at_least=70.0),
     Claim("hifigan/demo", "val/mel_l1 at the end", "val/mel_l1: at the end", EACH, 0.60),
@@ -377,6 +396,7 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
     "flow/digits": ("control real: Fréchet", "control copier: Fréchet", "pooled 20: Fréchet", "pooled 5: Fréchet"),
     "ci_llm/demo": ("ensemble", "best agent", "one LoRA", "without diversity"),
     "compressed_ad/demo_memory": ("latents, last episode", "none, last episode", "sliding window, last episode"),
+    "compressed_ad/demo_points": ("first episode, share of the way", "oracle actions", "random actions"),
     "hifigan/demo": ("m_stft, trained", "m_stft, untrained", "m_stft, griffin-lim"),
     "hifigan/demo_vocos": (
         *(

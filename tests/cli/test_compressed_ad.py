@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
+import zoo
 from tests.harness import REPOSITORY, Forked, forked, good
 from zoo.common.build import build
 
@@ -138,3 +139,51 @@ def test_a_damaged_shard_is_named_and_left_out_only_when_asked(tmp_path: Path) -
     assert "shard_00002.npy" in gone_on.stderr
     assert "made 5, skipped 20" in good(forked(*COLLECT, *SPLIT, cwd=tmp_path)).stdout
     assert shard.read_bytes() == whole
+
+
+COUNTER = """
+env: &env
+  class_path: zoo.compressed_ad.GymnasiumEnv
+  init_args:
+    id: tests.compressed_ad.envs.scripted.Counter
+    features: {make.length: [3, 4, 5, 2], actions: [[1, 1], [-1, 1]]}
+    limit: 4
+    reward: [-2, 2]
+"""
+
+
+def test_a_class_of_the_users_own_goes_all_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("gymnasium")
+    admitted = "--allow-import=tests.compressed_ad"
+    settings = yaml.safe_load(COUNTER)
+    (tmp_path / "data.yaml").write_text(
+        yaml.safe_dump({"data": {"init_args": {**settings, "root": "../counters", "demonstrator": None, "length": 20}}})
+    )
+    collected = (
+        "collect", "counters", "--env", json.dumps(settings["env"]), "--algorithm", "epsilon", "--steps", "24",
+        "--streams", "4", "--train_share", "0.75",
+        "--epsilon.demonstrator", "tests.compressed_ad.envs.scripted.forward",
+    )  # fmt: skip
+    assert "made 8, skipped 0" in good(forked(admitted, *collected, cwd=tmp_path)).stdout
+    recipe = SMOKE.with_name("smoke_spaces.yaml")
+    run = tmp_path / "work"
+    run.mkdir()
+    short = ("--trainer.max_steps=4", "--trainer.val_check_interval=4", "--trainer.default_root_dir=run")
+    fit = ("fit", "--config", recipe, "--config", "../data.yaml", *short)
+    good(forked(admitted, *fit, cwd=run))
+    good(forked(admitted, *EVALUATE, "--output", "evaluation", cwd=run))
+    facts = json.loads((run / "evaluation" / "evaluation.json").read_text())
+    assert len(facts["tasks"]) == 2 and facts["baselines"]["oracle"] == 8
+    compare = ("report", "--evaluations", "[evaluation]", "--source", "../counters", "--output", "report")
+    good(forked(admitted, *compare, cwd=run))
+    assert "Counter" in (run / "report" / "report.md").read_text()
+    refused = forked(*EVALUATE, "--output", "other", cwd=run)
+    assert refused.returncode and "--allow-import" in refused.stderr
+
+    monkeypatch.chdir(run)
+    agent = zoo.load(run / "run", allow_import=["tests.compressed_ad"])
+    values = {field.name: field.default for field in agent.fields()}
+    (run / "page").mkdir()
+    parts = agent.answer({**values, "episodes": 3}, run / "page", lambda share, text: None)
+    assert [part.kind for part in parts] == ["chart", "table"]
+    assert {"room 1", "room 2", "mean", "oracle", "random"} == set(parts[0].data["curves"])

@@ -22,9 +22,13 @@ from zoo.audiosr.losses import LossTerm
 from zoo.audiosr.nets.discriminator import PatchDiscriminator
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.ci_llm.nets.backbone import LearningBackbone
+from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
+from zoo.compressed_ad.envs.point_mass import PointMass
 from zoo.compressed_ad.nets.compression import EncoderCompressor, FieldDecoder, QueryCompressor, ReconstructionDecoder
-from zoo.compressed_ad.nets.embedding import FactoredEmbedding, LinearEmbedding
+from zoo.compressed_ad.nets.embedding import FactoredEmbedding, LinearEmbedding, SpaceEmbedding
+from zoo.compressed_ad.nets.heads import BinsHead, GaussianHead
 from zoo.compressed_ad.nets.policy import InContextPolicy
+from zoo.compressed_ad.nets.steps import Steps
 from zoo.compressed_ad.nets.transformer import Transformer
 from zoo.flow.nets.autoencoder import AutoencoderKL
 from zoo.flow.nets.dit import DiT
@@ -72,6 +76,19 @@ def policy(embedding: Any, compressor: Any) -> InContextPolicy:
     return InContextPolicy(
         embedding(16, 5), Transformer(16, 1, 2, 12, dropout=0.0), compressor(16, 3, 1, 2, dropout=0.0)
     )
+
+
+def points(head: Any) -> tuple[nn.Module, Inputs]:
+    env = PointMass()
+    net = InContextPolicy(SpaceEmbedding(env, 16), Transformer(16, 1, 2, 40, dropout=0.0), head=head(env, 16))
+
+    def act(net: InContextPolicy, steps: Steps) -> torch.Tensor:
+        return net.head.losses(net(steps).logits, steps.actions)
+
+    def inputs(size: int) -> tuple[Any, ...]:
+        return (EpsilonCurriculum(env, 1).histories(env.tasks()[:2], [0, 1]).slice(0, size),)
+
+    return Call(act, net=net), inputs
 
 
 def denoiser(fusion: str) -> tuple[nn.Module, Inputs]:
@@ -187,6 +204,7 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
     ),
     "InContextPolicy": lambda: (policy(FactoredEmbedding, QueryCompressor), lambda size: (histories(size, 14),)),
     "EncoderCompressor": lambda: (policy(LinearEmbedding, EncoderCompressor), lambda size: (histories(size, 14),)),
+    **{head.__name__: (lambda head=head: points(head)) for head in (BinsHead, GaussianHead)},
     "ReconstructionDecoder": lambda: (
         ReconstructionDecoder(16, 1, 2), lambda size: (noise(2, 3, 16), torch.arange(size))
     ),
@@ -197,7 +215,7 @@ PARTS_OF = {
     "Autoencoder": "FrozenAutoencoder", "UNet": "Denoiser-none", "GlobalEncoder": "Denoiser-film",
     "FrozenNet": "DiT-sincos", "LatentSpace": "AutoencoderKL", "Agents": "Crowd-llama", "ParallelAdapters": "Cleaner",
     "FactoredEmbedding": "InContextPolicy", "Transformer": "InContextPolicy", "QueryCompressor": "InContextPolicy",
-    "LinearEmbedding": "EncoderCompressor",
+    "LinearEmbedding": "EncoderCompressor", "SpaceEmbedding": "BinsHead",
 }  # fmt: skip
 
 

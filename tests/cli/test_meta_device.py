@@ -31,6 +31,7 @@ from zoo.ci_llm.inference.writer import Writer
 from zoo.ci_llm.nets.sampling import Sampling
 from zoo.cli.trainer import ZooCLI, limit_names
 from zoo.common.build import build
+from zoo.compressed_ad.envs.base import tensor_dtype
 from zoo.compressed_ad.inference import Agent
 from zoo.compressed_ad.nets.steps import Steps
 from zoo.flow.inference.sampler import Sampler
@@ -215,9 +216,10 @@ def _(inference: Writer) -> None:
 
 @infer.register
 def _(inference: Agent) -> None:
-    policy, cells = inference.policy, torch.zeros(2, 2, dtype=torch.int64, device=META)
+    policy, space = inference.policy, inference.env.schema.observation
+    cells = torch.zeros(2, *space.shape, dtype=tensor_dtype(space), device=META)
     state = policy.begin()
     for _ in range(min(policy.capacity(False) + 2, 16)):  # over a compression, where windows are short
-        actions = policy.act(state, cells).argmax(1)[:, None]
-        dones = torch.zeros(2, 1, dtype=torch.bool, device=META)
-        policy.observe(state, Steps(cells[:, None], actions, actions, cells[:, None], dones))
+        actions = policy.head.best(policy.act(state, cells))[:, None]
+        dones, rewards = torch.zeros(2, 1, dtype=torch.bool, device=META), torch.zeros(2, 1, device=META)
+        policy.observe(state, Steps(cells[:, None], actions, rewards, cells[:, None], dones))

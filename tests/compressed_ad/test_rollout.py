@@ -7,9 +7,10 @@ from zoo.compressed_ad import rollout as module
 from zoo.compressed_ad.envs.grids import DarkKeyToDoor, Darkroom, DarkroomPermuted, Env
 from zoo.compressed_ad.nets.compression import Forget, QueryCompressor
 from zoo.compressed_ad.nets.embedding import FactoredEmbedding
+from zoo.compressed_ad.nets.heads import choose
 from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.nets.transformer import Transformer
-from zoo.compressed_ad.rollout import Player, draw, goalless_actions, rollout
+from zoo.compressed_ad.rollout import Player, goalless_actions, rollout
 
 DIM = 16
 ENV = Darkroom(5, 6)
@@ -83,10 +84,10 @@ def test_the_mode_of_the_policy_is_kept() -> None:
 def test_draws_have_the_distribution_and_never_what_is_impossible() -> None:
     weights = torch.tensor([[0.0, 2.0, 0.0, 6.0, 0.0]], dtype=torch.float64)
     numbers = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
-    drawn = draw(weights.expand(1000, -1), numbers)
+    drawn = choose(weights.expand(1000, -1), numbers)
     assert drawn.bincount(minlength=5).tolist() == [0, 250, 0, 750, 0]
     edges = torch.tensor([2.0**-54, 0.25, 1 - 2.0**-53], dtype=torch.float64)
-    assert set(draw(weights.expand(3, -1), edges).tolist()) == {1, 3}
+    assert set(choose(weights.expand(3, -1), edges).tolist()) == {1, 3}
 
 
 @pytest.mark.parametrize("env", [ENV, DarkroomPermuted(3, 8), DarkKeyToDoor(2, 9), DarkKeyToDoor(3, 9)])

@@ -132,6 +132,22 @@ def find(name: str, base: Any = object) -> type:
     return found
 
 
+def imported(path: str) -> Any:
+    """A class or function of an admitted package by its dotted path, for slots whose values are no parts of the zoo.
+
+    Raises:
+        ValueError: when its package is not admitted, or it is not defined there.
+    """
+    module, _, attribute = path.rpartition(".")
+    homes = [package for package in _admitted if path.startswith(f"{package}.")]
+    if not homes:
+        raise ValueError(f"{path} belongs to no admitted package: --allow-import PACKAGE admits those of yours")
+    found = getattr(importlib.import_module(module), attribute, None)
+    if not callable(found) or not any(f"{found.__module__}.".startswith(f"{package}.") for package in homes):
+        raise ValueError(f"{path} is no class or function that {homes[0]} defines")
+    return found
+
+
 def public_name(cls: type) -> str:
     """The name under which a class is registered, its dotted path where it is not."""
     return current_name(f"{cls.__module__}.{cls.__qualname__}")

@@ -8,13 +8,19 @@ __getattr__, __all__ = public(
         "data.curriculum": "Curriculum",
         "data.datamodule": "HistoryData",
         "data.demonstrator": "EpsilonCurriculum",
-        "envs.grids": "DarkKeyToDoor Darkroom DarkroomPermuted Env",
+        "envs.bandit": "Bandit",
+        "envs.base": "Env",
+        "envs.grids": "DarkKeyToDoor Darkroom DarkroomPermuted GridEnv",
+        "envs.gymnasium": "GymnasiumEnv",
+        "envs.point_mass": "PointMass",
+        "envs.recorded": "Recorded",
         "inference": "Agent",
         "nets.compression": (
-            "Compressor EncoderCompressor FieldDecoder Forget KeepAttended KeepRecent KeepUniform QueryCompressor "
-            "ReconstructionDecoder"
+            "Compressor EncoderCompressor FieldDecoder Forget KeepAdaptive KeepAttended KeepDecaying KeepRecent "
+            "KeepUniform QueryCompressor ReconstructionDecoder"
         ),
-        "nets.embedding": "FactoredEmbedding LinearEmbedding StepEmbedding",
+        "nets.embedding": "FactoredEmbedding GridEmbedding LinearEmbedding SpaceEmbedding StepEmbedding",
+        "nets.heads": "ActionHead BinsHead BoxHead CategoricalHead GaussianHead",
         "nets.policy": "InContextPolicy",
         "nets.transformer": "Transformer",
         "rendering": "AttentionMaps",

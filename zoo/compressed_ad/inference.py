@@ -15,12 +15,13 @@ from zoo.common.atomic import write_atomic
 from zoo.common.ranges import at_least, one_of
 from zoo.common.reading.text import load_json
 from zoo.common.report import gif
-from zoo.compressed_ad.envs.baselines import explorer_returns, oracle_return, random_return
-from zoo.compressed_ad.envs.grids import DarkroomPermuted, Env, build_env
+from zoo.compressed_ad.envs.base import Env, build_env
+from zoo.compressed_ad.envs.baselines import can_explore, explorer_returns, oracle_return, random_return
+from zoo.compressed_ad.envs.grids import GridEnv
 from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.nets.steps import Steps
 from zoo.compressed_ad.rendering import episode_frames
-from zoo.compressed_ad.rollout import Player, check_fit, rollout
+from zoo.compressed_ad.rollout import Player, rollout
 from zoo.runs.export import CALL_USAGE
 from zoo.runs.inference import Inference, facts_table
 from zoo.runs.interactive import Field, Part, Report
@@ -60,7 +61,7 @@ class Agent(Inference):
 
     def __init__(self, policy: InContextPolicy, env: Env, episodes: int = 100, greedy: bool = False) -> None:
         at_least(1, episodes=episodes)
-        check_fit(policy, env)
+        policy.check(env)
         self.policy = policy
         self.env = env
         self.episodes = episodes
@@ -98,7 +99,7 @@ class Agent(Inference):
         told = "drawn by the seed when empty"
         fields = [
             Field(f"task_{index}", name, "int", None, 0, size - 1, help=told, optional=True)
-            for index, (name, size) in enumerate(zip(self._task_names(), self.env.task_sizes, strict=True))
+            for index, (name, size) in enumerate(zip(self.env.task_names(), self.env.task_sizes, strict=True))
         ]
         drawn = "of which goals the drawn ones are: those of training, or kept for the test (the recipes' split)"
         fields += [
@@ -108,7 +109,7 @@ class Agent(Inference):
             Field("seed", "Seed", "int", 0, 0, 2**31),
             Field("greedy", "Most likely action", "bool", self.greedy, help="it then stops exploring", advanced=True),
         ]
-        for name, value in self.env.arguments().items():
+        for name, value in self.env.arguments().items() if isinstance(self.env, GridEnv) else ():
             label = name.replace("_", " ").capitalize()
             if isinstance(value, bool):
                 fields.append(Field(name, label, "bool", value, help="of the environment", advanced=True))
@@ -118,39 +119,37 @@ class Agent(Inference):
         return tuple(fields)
 
     def answer(self, values: Mapping[str, Any], folder: Path, report: Report) -> list[Part]:
-        """Play in rooms side by side, and show the first and the last episode and what was earned in between."""
-        env = build_env({name: values.get(name, value) for name, value in self.env.describe().items()})
+        """Play in rooms side by side, and show what was earned, and of grids the first and the last episode."""
+        env = self.env
+        if isinstance(env, GridEnv):
+            env = build_env({name: values.get(name, value) for name, value in env.describe().items()})
         rows = self._drawn_tasks(env, values)
         seeds = [item_seed(values["seed"], PLAYING, number) for number in range(len(rows))]
         returns = []
-        with Player(self.policy, env, rows, seeds, values["greedy"], record=True) as player:
+        record = isinstance(env, GridEnv)
+        with Player(self.policy, env, rows, seeds, values["greedy"], record=record) as player:
             for episode in range(1, values["episodes"] + 1):
                 returns.append(player.play(1))
                 report(0.9 * episode / values["episodes"], f"episode {episode}")
+        earned, parts = torch.cat(returns, 1), []
+        if isinstance(env, GridEnv):
             steps = Steps(*(field.cpu() for field in Steps.cat(player.steps)))
-        earned = torch.cat(returns, 1)
-        frames = np.stack(episode_frames(env, rows, steps))
-        write_atomic(folder / "replay.gif", lambda file: file.write(gif(frames, FRAMES_PER_SECOND)))
+            frames = np.stack(episode_frames(env, rows, steps))
+            write_atomic(folder / "replay.gif", lambda file: file.write(gif(frames, FRAMES_PER_SECOND)))
+            parts.append(Part("animation", "First episode (above) and last (below)", "replay.gif"))
+        what = "goal" if parts else "task"
         facts = {
             "environment": env.name,
-            **{f"goal of room {number}": ", ".join(map(str, row)) for number, row in enumerate(rows.tolist(), 1)},
+            **{f"{what} of room {number}": ", ".join(map(str, row)) for number, row in enumerate(rows.tolist(), 1)},
             "first return": float(earned[:, 0].mean()),
             "last return": float(earned[:, -1].mean()),
             "compressions": len(player.compressions),
         }
         return [
-            Part("animation", "First episode (above) and last (below)", "replay.gif"),
+            *parts,
             Part("chart", "Return of each episode", data=_curves(env, rows, earned)),
             facts_table(facts),
         ]
-
-    def _task_names(self) -> list[str]:
-        """A word for each number of a task."""
-        sizes = self.env.task_sizes
-        if len(sizes) == 1:
-            return ["Permutation of the actions"]
-        what = ("Goal",) if len(sizes) == 2 else ("Key", "Door")
-        return [f"{each} {place}" for each in what for place in ("row", "column")]
 
     def _drawn_tasks(self, env: Env, values: Mapping[str, Any]) -> Tensor:
         """The tasks (rooms, F) of an answer: drawn, then what was given laid over them."""
@@ -199,8 +198,9 @@ def _curves(env: Env, rows: Tensor, earned: Tensor) -> dict[str, Any]:
     named = {f"room {number}": row for number, row in enumerate(earned, 1)}
     if len(rows) > 1:
         named["mean"] = earned.mean(0)
-    named["oracle"] = oracle_return(env, rows).mean().expand(count)
-    if not isinstance(env, DarkroomPermuted):
+    if not (best := oracle_return(env, rows).mean()).isnan():
+        named["oracle"] = best.expand(count)
+    if can_explore(env):
         named["informed explorer"] = explorer_returns(env, count, rows, range(len(rows))).mean(0)
     named["random"] = random_return(env, rows).mean().expand(count)
     curves = {name: [[at, round(value, 4)] for at, value in enumerate(row.tolist(), 1)] for name, row in named.items()}

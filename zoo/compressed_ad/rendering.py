@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from zoo.common.ranges import at_least
 from zoo.common.report import new_figure
+from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.baselines import oracle_return, random_return
-from zoo.compressed_ad.envs.grids import Env
+from zoo.compressed_ad.envs.grids import GridEnv
 from zoo.compressed_ad.nets.compression import FieldDecoder
 from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.nets.steps import Steps
@@ -205,7 +206,7 @@ def learning_curve(env: Env, tasks: Tensor, returns: Tensor) -> Figure:
     return figure
 
 
-def episode_frames(env: Env, tasks: Tensor, steps: Steps) -> list[np.ndarray]:
+def episode_frames(env: GridEnv, tasks: Tensor, steps: Steps) -> list[np.ndarray]:
     """Animate the first of some episodes (above) and the last (below), a room for each task.
 
     Goals are orange (a second one violet); the agent is blue, and green in a step that is rewarded.
@@ -225,7 +226,7 @@ def episode_frames(env: Env, tasks: Tensor, steps: Steps) -> list[np.ndarray]:
     ]
 
 
-def _room(env: Env, goals: Tensor, steps: Steps, row: int, time: int) -> np.ndarray:
+def _room(env: GridEnv, goals: Tensor, steps: Steps, row: int, time: int) -> np.ndarray:
     """A task's room after some steps of an episode, with a margin."""
     size = max(4, ROOM // env.grid_size)
     pixels = np.full((env.grid_size * size + 1, env.grid_size * size + 1, 3), FLOOR, dtype=np.uint8)

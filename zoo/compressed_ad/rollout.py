@@ -12,7 +12,9 @@ from torch import Tensor
 
 from zoo.common.draws import GOLDEN, seeded_uniforms
 from zoo.common.ranges import at_least
-from zoo.compressed_ad.envs.grids import MOVES, BatchedEnv, Env
+from zoo.compressed_ad.envs.base import Env, Lockstep
+from zoo.compressed_ad.envs.grids import MOVES, BatchedEnv, Step
+from zoo.compressed_ad.nets.heads import choose
 from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.nets.steps import Steps
 
@@ -60,7 +62,7 @@ class Player:
     ) -> None:
         if len(tasks) != len(seeds):
             raise ValueError(f"every task needs a seed: found {len(tasks)} tasks and {len(seeds)} seeds")
-        check_fit(policy, env)
+        policy.check(env)
         self.policy = policy
         self.device = policy.head.weight.device
         self.envs = env.start(tasks.to(self.device), seeds)
@@ -73,8 +75,8 @@ class Player:
         self._record = record
         self._seeds = np.array(seeds, dtype=np.uint64)  # an array wraps around silently where it overflows
         self._numbers: list[Tensor] = []
-        self._ends = torch.ones(len(tasks), 1, dtype=torch.bool, device=self.device)
-        self._goes_on = ~self._ends
+        self._earned = torch.zeros(len(tasks), device=self.device)  # in the present episodes
+        self._finished: list[list[float]] = [[] for _ in seeds]  # returns that no call of `play` has given yet
         self._was_training = policy.training
 
     def __enter__(self) -> Self:
@@ -87,7 +89,9 @@ class Player:
 
     @torch.inference_mode()
     def play(self, episodes: int, aimless: bool = False, progress: bool = False) -> Tensor:
-        """Play so many episodes more.
+        """Play until every pair has ended so many episodes more.
+
+        Where episodes are of different lengths, a pair that is ahead goes on; what it ends then, the next call gives.
 
         Args:
             aimless: act uniformly at random among the actions that lead to no goal, in place of the policy.
@@ -95,24 +99,25 @@ class Player:
         Returns:
             (B, episodes) float32, on the CPU.
         """
-        returns = torch.zeros(len(self._ends), episodes, device=self.device)
-        for episode in track(range(episodes), "episodes", disable=not progress):
-            for _ in range(self.envs.env.horizon):
-                returns[:, episode] += self._step(aimless)
-        return returns.cpu()
+        for episode in track(range(1, episodes + 1), "episodes", disable=not progress):
+            while min(map(len, self._finished), default=episode) < episode:
+                self._step(aimless)
+        returns = torch.tensor([row[:episodes] for row in self._finished], dtype=torch.float32)
+        self._finished = [row[episodes:] for row in self._finished]
+        return returns.reshape(len(self._finished), episodes)
 
-    def _step(self, aimless: bool) -> Tensor:
+    def _step(self, aimless: bool) -> None:
         states = self.envs.states
         logits = self.policy.act(self.state, states)  # also where it is not used: it fills the cache
         if aimless:
-            actions = draw(goalless_actions(self.envs).double(), self._next_numbers())
+            actions = choose(goalless_actions(self.envs).double(), self._next_numbers()[0])
         elif self.greedy:
-            actions = logits.argmax(1)
+            actions = self.policy.head.best(logits)
         else:
-            actions = draw(logits.double().softmax(1), self._next_numbers())
+            actions = self.policy.head.draw(logits, self._next_numbers())
         step = self.envs.step(actions)
-        dones = self._ends if step.done else self._goes_on
-        seen = Steps(states[:, None], actions[:, None], step.rewards[:, None], step.next_states[:, None], dones)
+        dones = step.dones
+        seen = Steps(*(each[:, None] for each in (states, actions, step.rewards, step.next_states, dones)))
         before = self.state.compressions
         self.policy.observe(self.state, seen)
         if self.state.compressions > before:
@@ -121,14 +126,21 @@ class Player:
             self.steps.append(seen)
             self.logits.append(logits)
         self.time += 1
-        return step.rewards
+        self._earned += step.rewards
+        if isinstance(step, Step) and not step.done:
+            return  # without a look at the device
+        ended = dones.nonzero()[:, 0]
+        for row, earned in zip(ended.tolist(), self._earned[ended].tolist(), strict=True):
+            self._finished[row].append(earned)
+        self._earned[ended] = 0
 
     def _next_numbers(self) -> Tensor:
-        """Numbers (B,) in (0, 1) of this step; drawn in blocks, each a function of seed and step."""
-        place = self.time % DRAWN_STEPS
+        """Numbers (n, B) in (0, 1) of this step; drawn in blocks, each a function of seed and step."""
+        place, width = self.time % DRAWN_STEPS, self.policy.head.numbers
         if place == 0 or not self._numbers:
-            shifted = self._seeds + np.array(self.time - place, dtype=np.uint64) * GOLDEN
-            self._numbers = list(seeded_uniforms(shifted.tolist(), DRAWN_STEPS).to(self.device))
+            shifted = self._seeds + np.array((self.time - place) * width, dtype=np.uint64) * GOLDEN
+            drawn = seeded_uniforms(shifted.tolist(), DRAWN_STEPS * width).to(self.device)
+            self._numbers = list(drawn.unflatten(0, (DRAWN_STEPS, width)))
         return self._numbers[place]
 
 
@@ -156,24 +168,14 @@ def rollout(
     return Rollout(returns.clone(), player.compressions, steps, logits)
 
 
-def check_fit(policy: InContextPolicy, env: Env) -> None:
-    """Refuse a policy that knows another grid, or other actions."""
-    known = (policy.embedding.grid_size, policy.head.out_features)
-    if known != (env.grid_size, env.num_actions):
-        raise ValueError(
-            f"the policy knows a grid of {known[0]} rows and {known[1]} actions, {env.name} has {env.grid_size} and "
-            f"{env.num_actions}: give the embedding the environment's grid_size and num_actions"
-        )
+def goalless_actions(envs: Lockstep) -> Tensor:
+    """Which actions lead to a cell that is no goal (B, actions), bool; there always is one.
 
-
-def draw(weights: Tensor, numbers: Tensor) -> Tensor:
-    """Draw (B,) by inverse distribution function: weights (B, N) float64, numbers (B,) in (0, 1); none of weight 0."""
-    sums = weights.cumsum(1)
-    return (sums[:, :-1] <= (numbers[:, None] * sums[:, -1:])).sum(1)
-
-
-def goalless_actions(envs: BatchedEnv) -> Tensor:
-    """Which actions lead to a cell that is no goal (B, actions), bool; there always is one."""
+    Raises:
+        ValueError: for environments that are no grids.
+    """
+    if not isinstance(envs, BatchedEnv):
+        raise ValueError("acting aimlessly (the memory gap) is for grids, whose goals are known")
     moves = envs.states.new_tensor(MOVES)
     permutations = envs.env.permutations(envs.tasks)
     meant = moves.expand(len(envs.tasks), -1, -1) if permutations is None else moves[permutations]

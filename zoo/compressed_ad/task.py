@@ -11,13 +11,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zoo.common.ranges import at_least, below
-from zoo.compressed_ad.envs.grids import Env
-from zoo.compressed_ad.losses import cross_entropy, reconstruction_loss
+from zoo.compressed_ad.envs.base import Env
+from zoo.compressed_ad.envs.grids import GridEnv
+from zoo.compressed_ad.losses import reconstruction_loss
 from zoo.compressed_ad.nets.compression import FieldDecoder
 from zoo.compressed_ad.nets.policy import InContextPolicy, Output
 from zoo.compressed_ad.nets.steps import Steps
 from zoo.compressed_ad.rendering import AttentionMaps, attention, draw, episode_frames, learning_curve, reconstruction
-from zoo.compressed_ad.rollout import check_fit, rollout
+from zoo.compressed_ad.rollout import rollout
 from zoo.training.callbacks.media import log_animation, log_figure
 from zoo.training.data import item_seed
 from zoo.training.freezing import freeze
@@ -49,15 +50,18 @@ class PolicyTask(SingleOptimizerTask):
         compile: bool,
     ) -> None:
         super().__init__(optimizer, scheduler, compile=compile, lr_scaling=lr_scaling)
-        check_fit(policy, env)
+        policy.check(env)
         self.policy = policy
         self.env = env
 
     def setup(self, stage: str) -> None:
-        """Compare the data with the environment."""
-        env = getattr(getattr(self.trainer, "datamodule", None), "env", None)
+        """Compare the data with the environment, and let the policy take over how the data is spread."""
+        data = getattr(self.trainer, "datamodule", None)
+        env = getattr(data, "env", None)
         if env is not None and env.describe() != self.env.describe():
             raise ValueError(f"model.env is {self.env.describe()}, the data's is {env.describe()}: make them the same")
+        if stage == "fit" and self.policy.uses_statistics and data is not None:
+            self.policy.fit_statistics(data.statistics())
         super().setup(stage)
 
     def compressed(self, length: int) -> list[int]:
@@ -88,6 +92,9 @@ class PolicyTask(SingleOptimizerTask):
 class DistillationTask(PolicyTask):
     """Algorithm distillation: predict the next action of a learning history from all that was before it.
 
+    Where the data gives `labels`, these are predicted in place of the actions taken (decision-pretrained transformer):
+    with optimal ones the policy acts as Thompson sampling does, by how likely each action is the best.
+
     `val/return_first`, `val/return_last` and `val/return_mean` are what the frozen policy earns in an episode of
     held-out tasks, the first, the last, and on average.
 
@@ -105,7 +112,8 @@ class DistillationTask(PolicyTask):
         episodes: that a context lives for in evaluation; an option of inference.
         greedy: take the most likely action in evaluation instead of drawing; an option of inference.
 
-    Source: Laskin et al., "In-context Reinforcement Learning with Algorithm Distillation" (2022), equation 1.
+    Source: Laskin et al., "In-context Reinforcement Learning with Algorithm Distillation" (2022), equation 1;
+    Lee et al., "Supervised Pretraining Can Learn In-Context Reinforcement Learning" (2023), for optimal labels.
     """
 
     @property
@@ -161,7 +169,7 @@ class DistillationTask(PolicyTask):
         batch = self.drawn(batch)
         steps: Steps = batch["steps"]
         output = self.policy(steps, self.gradient_rounds, self.gradient_decay, last_only=not self.dense)
-        terms = self._action_terms(output, steps, self.label_smoothing)
+        terms = self._action_terms(output, batch, self.label_smoothing)
         loss = terms["loss_action"]
         if self.recon_weight:
             losses = [
@@ -182,9 +190,9 @@ class DistillationTask(PolicyTask):
         """The loss of histories (`steps`), or the returns of acting in `tasks` with `seeds`."""
         if "tasks" not in batch:
             steps: Steps = batch["steps"]
-            return self._action_terms(self.policy(steps, last_only=not self.dense), steps), len(steps.actions)
+            return self._action_terms(self.policy(steps, last_only=not self.dense), batch), len(steps.actions)
         tasks, kept = batch["tasks"], stage == "val" and self.sample_settings.showing
-        record = kept and not self._played
+        record = kept and not self._played and isinstance(self.env, GridEnv)
         played = rollout(self.policy, self.env, tasks, batch["seeds"], self.episodes, self.greedy, record=record)
         returns = played.returns
         if kept:
@@ -209,7 +217,7 @@ class DistillationTask(PolicyTask):
             tasks, returns = (torch.cat(each) for each in list(zip(*played, strict=True))[:2])
             log_figure(self, "val/learning", learning_curve(self.env, tasks, returns))
             first, _, rows, steps = played[0]
-            if last and steps is not None:
+            if last and steps is not None and isinstance(self.env, GridEnv):
                 log_animation(self, "val/episodes", episode_frames(self.env, first[rows], steps))
         super().draw_samples(batches, last)
         histories, callbacks = self._histories(batches), self.trainer.callbacks  # type: ignore[attr-defined]
@@ -217,12 +225,13 @@ class DistillationTask(PolicyTask):
             weights, latents = attention(self.policy, Steps(*(field[:1] for field in histories)))
             log_figure(self, "val/attention", draw(weights[0], latents))
 
-    def _action_terms(self, output: Output, steps: Steps, label_smoothing: float = 0.0) -> dict[str, Tensor]:
-        """Cross-entropy, in nats, and share of actions predicted rightly."""
-        actions = steps.actions[:, -output.logits.shape[1] :]
+    def _action_terms(self, output: Output, batch: dict[str, Any], label_smoothing: float = 0.0) -> dict[str, Tensor]:
+        """Negative log-likelihood, in nats, and share of actions predicted rightly, or how far off they are."""
+        wanted, head = batch.get("labels", batch["steps"].actions), self.policy.head
+        actions = wanted[:, -output.logits.shape[1] :]
         return {
-            "loss_action": cross_entropy(output.logits, actions, label_smoothing).mean(),
-            "acc_action": (output.logits.argmax(-1) == actions).float().mean(),
+            "loss_action": head.losses(output.logits, actions, label_smoothing).mean(),
+            head.error: head.errors(output.logits, actions).mean(),
         }
 
 

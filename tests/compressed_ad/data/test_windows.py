@@ -135,7 +135,7 @@ def test_what_cannot_be_is_named() -> None:
     with pytest.raises(ValueError, match="episode_stride is at least 1"):
         HistoryItems(demonstrated(), episode_stride=0)
     wandering = DemonstratedSource(EpsilonCurriculum(Darkroom(3, 4, random_start=True), 2), ENV.tasks())
-    with pytest.raises(ValueError, match="random_start is true"):
+    with pytest.raises(ValueError, match="random_start false"):
         HistoryItems(wandering, terminal_next_state="reset")
 
 

@@ -5,7 +5,8 @@ import json
 import pytest
 import torch
 
-from zoo.compressed_ad.envs.grids import PERMUTATIONS, DarkKeyToDoor, Darkroom, DarkroomPermuted, Env, build_env
+from zoo.compressed_ad.envs.base import Env, build_env
+from zoo.compressed_ad.envs.grids import PERMUTATIONS, DarkKeyToDoor, Darkroom, DarkroomPermuted
 from zoo.compressed_ad.nets.steps import Steps
 
 ENVS = [

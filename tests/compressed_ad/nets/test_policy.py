@@ -16,7 +16,9 @@ COMPRESSORS = {
     "forget": compression.Forget,
     "recent": lambda: compression.KeepRecent(K),
     "uniform": lambda: compression.KeepUniform(K),
+    "decaying": lambda: compression.KeepDecaying(K),
     "attended": lambda: compression.KeepAttended(K),
+    "adaptive": lambda: compression.KeepAdaptive(K),
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from zoo.compressed_ad.envs.grids import Env
+from zoo.compressed_ad.envs.base import Env
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,9 @@ class Algorithm(ABC):
     def describe(self) -> dict[str, Any]:
         """Name and settings as JSON values."""
         return {"name": self.name, **asdict(self)}
+
+    def check(self, env: Env, steps: int) -> None:  # noqa: B027 - one that takes all refuses nothing
+        """Refuse, before anything is written, an environment or a length that it cannot make histories of."""
 
     @abstractmethod
     def histories(
@@ -38,9 +41,10 @@ class Algorithm(ABC):
         Args:
             tasks: (N, F) int64.
             seeds: of the tasks (N,); what becomes of a task depends on its own alone.
-            steps: of each history, whole episodes.
+            steps: of each history; of grids whole episodes.
             advance: called with how many transitions have been added, now and then.
 
         Returns:
-            (N, streams, steps, 7) int8, see `zoo.compressed_ad.data.history.COLUMNS`.
+            (N, streams, steps, 7) int8 of grids, see `zoo.compressed_ad.data.history.COLUMNS`; of other environments
+            (N, streams, steps) of the schema's dtype.
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -20,9 +20,10 @@ from zoo.compressed_ad.collecting.base import Algorithm
 from zoo.compressed_ad.collecting.ppo import PPO
 from zoo.compressed_ad.collecting.q_learning import QLearning
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
-from zoo.compressed_ad.data.history import COLUMNS, HistoryStore, HistoryWriter, from_steps
+from zoo.compressed_ad.data.history import HistoryStore, HistoryWriter, Recorder, from_steps
+from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.baselines import oracle_return
-from zoo.compressed_ad.envs.grids import Darkroom, Env
+from zoo.compressed_ad.envs.grids import Darkroom, GridEnv
 from zoo.training.data import item_seed
 
 
@@ -33,12 +34,26 @@ class Epsilon(Algorithm):
     Args:
         best: share of optimal actions at the end, 0 to 1.
         greedy_after: share of the history after which it is reached.
+        demonstrator: dotted path of a function of an admitted package, from states and tasks to actions.
     """
 
     name: ClassVar[str] = "epsilon"
 
     best: float = 1.0
     greedy_after: float = 0.9
+    demonstrator: str | None = None
+
+    def check(self, env: Env, steps: int) -> None:
+        """It makes whole times the limit of steps, of what somebody knows."""
+        if steps % env.schema.limit:
+            raise ValueError(f"epsilon makes a multiple of {env.schema.limit} steps (the limit), not {steps}")
+        if self.demonstrator is None:
+            env.start(env.tasks()[:1], [0]).optimal_actions()
+
+    def describe(self) -> dict[str, Any]:
+        """Name and settings as JSON values; the demonstrator where there is one."""
+        described = super().describe()
+        return described if self.demonstrator else {k: v for k, v in described.items() if k != "demonstrator"}
 
     def histories(
         self,
@@ -49,13 +64,20 @@ class Epsilon(Algorithm):
         steps: int,
         advance: Callable[[int], object] | None = None,
     ) -> np.ndarray:
-        """Histories (N, streams, steps, 7) int8 of whole episodes."""
-        curriculum = EpsilonCurriculum(env, steps // env.horizon, self.best, self.greedy_after)
+        """Histories of whole episodes, or of whole times the limit of steps."""
+        curriculum = EpsilonCurriculum(env, steps // env.schema.limit, self.best, self.greedy_after, self.demonstrator)
         stream_seeds = [item_seed(seed, 0, stream) for seed in seeds for stream in range(streams)]
-        made = from_steps(curriculum.histories(tasks.repeat_interleave(streams, dim=0), stream_seeds))
+        rows = tasks.repeat_interleave(streams, dim=0)
+        if isinstance(env, GridEnv):
+            made = from_steps(curriculum.histories(rows, stream_seeds))
+        else:
+            recorder = Recorder(env.schema, len(rows), steps)
+            for time, happened in enumerate(curriculum.play(rows, stream_seeds)):
+                recorder.add(time, *happened)
+            made = recorder.histories
         if advance:
             advance(len(made) * steps)
-        return made.reshape(len(tasks), streams, steps, len(COLUMNS))
+        return made.reshape(len(tasks), streams, *made.shape[1:])
 
 
 SOURCES: dict[str, type[Algorithm]] = {source.name: source for source in (PPO, QLearning, Epsilon)}
@@ -75,6 +97,7 @@ def collect(
     rank: int = 0,
     world_size: int = 1,
     progress: bool = True,
+    steps: int | None = None,
 ) -> dict[str, int]:
     """Write histories of tasks. A second call makes what is missing or damaged only.
 
@@ -98,7 +121,11 @@ def collect(
     within(0, world_size - 1, rank=rank)
     every = env.tasks()
     chosen = list(range(len(every))) if tasks is None else list(tasks)
-    steps = episodes * env.horizon
+    limit = env.schema.limit
+    steps = episodes * limit if steps is None else steps
+    if env.schema.fixed and steps % limit:
+        raise ValueError(f"steps {steps}: episodes of {env.name} have {limit} steps each, so give a multiple")
+    source.check(env, steps)
     writer = HistoryWriter(
         output, env, chosen, streams, steps, shard_size, source.describe(), seed, split_seed, train_share
     )
@@ -117,7 +144,11 @@ def collect(
 
 def last_returns(store: HistoryStore) -> Tensor:
     """What each task's learner had learned: the return of the last episode, mean over streams, (n,) float64."""
-    return torch.tensor([store.returns(task)[:, -1].mean() for task in range(len(store))], dtype=torch.float64)
+    found = []
+    for task in range(len(store)):
+        rows = [row[~np.isnan(row)] for row in store.returns(task).astype(np.float64)]
+        found.append(np.mean([row[-1] for row in rows if len(row)] or [np.nan]))
+    return torch.tensor(found, dtype=torch.float64)
 
 
 @writes_into("output")
@@ -135,6 +166,7 @@ def collect_histories(
     split_seed: int = 0,
     train_share: float = 0.9,
     shard_size: int = 9,
+    steps: int | None = None,
 ) -> None:
     """Write the histories of an algorithm that learns tasks, to distil it.
 
@@ -144,26 +176,29 @@ def collect_histories(
     Args:
         output: folder to write.
         env: the original's dark room when not given, e.g. --env DarkKeyToDoor --env.horizon 50.
-        algorithm: that learns; epsilon is a demonstrator that knows the task and explores less and less.
+        algorithm: that learns: ppo grids, q_learning grids and what has Discrete states and actions; epsilon is a
+            demonstrator that knows the task and explores less and less.
         ppo: its settings, e.g. --ppo.rollout_steps 50.
         q_learning: its settings, e.g. --q_learning.bonus 0.1.
         epsilon: its settings, e.g. --epsilon.best 0.8.
-        episodes: of each history.
+        episodes: of each history; where their lengths differ, the steps are those of so many of the longest.
         streams: histories of each task.
         tasks: numbers of the tasks in row-major order; all when not given.
         seed: of the histories; those of a task depend on it and on the task alone.
         split_seed: of the split into training and test tasks, which is noted beside the histories.
         train_share: share of the tasks that are to be trained on.
         shard_size: tasks that are learned together and saved as one file.
+        steps: of each history, in place of episodes.
     """
     source = {"ppo": ppo, "q_learning": q_learning, "epsilon": epsilon}[algorithm] or SOURCES[algorithm]()
     rank, world_size = processes()
     counts = collect(
         env or Darkroom(), output, source, episodes, streams, tasks, seed, split_seed, train_share, shard_size,
-        rank, world_size,
+        rank, world_size, steps=steps,
     )  # fmt: skip
     print(f"{output}: {', '.join(f'{key} {value}' for key, value in counts.items())}")
     if world_size == 1:
         store = HistoryStore(output)
         reached, best = last_returns(store).mean(), oracle_return(store.env, store.tasks).mean()
-        print(f"return of the last episode, mean over {len(store)} tasks: {reached:.2f}, the best possible {best:.2f}")
+        known = "unknown" if best.isnan() else f"{best:.2f}"
+        print(f"return of the last episode, mean over {len(store)} tasks: {reached:.2f}, the best possible {known}")

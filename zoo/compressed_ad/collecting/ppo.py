@@ -19,12 +19,13 @@ from zoo.common.draws import seeded_uniforms
 from zoo.common.ranges import at_least, positive, within
 from zoo.compressed_ad.collecting.base import Algorithm
 from zoo.compressed_ad.data.history import COLUMNS
-from zoo.compressed_ad.envs.grids import BatchedEnv, Env
+from zoo.compressed_ad.envs.base import Env
+from zoo.compressed_ad.envs.grids import BatchedEnv, GridEnv
 from zoo.training.data import item_seed
 
 HIDDEN = 64
 LAYERS = 3
-NUM_ACTIONS = Env.num_actions
+NUM_ACTIONS = GridEnv.num_actions
 OUTPUTS = 16
 """Width of the last layers, whose outputs beyond the first (five of the actor, one of the critic) are not used. In a
 batch of matrices of odd widths, what a product is rounded to depends on its place in the batch."""
@@ -200,6 +201,11 @@ class PPO(Algorithm):
         within(0, 1, discount=self.discount, trace=self.trace)
         positive(learning_rate=self.learning_rate, clip=self.clip)
 
+    def check(self, env: Env, steps: int) -> None:
+        """It learns grids."""
+        if not isinstance(env, GridEnv):
+            raise ValueError(f"ppo learns grids, not {env.name}: take q_learning (Discrete states) or epsilon")
+
     def histories(
         self,
         env: Env,
@@ -210,6 +216,7 @@ class PPO(Algorithm):
         advance: Callable[[int], object] | None = None,
     ) -> np.ndarray:
         """Learn tasks from scratch; whole rollouts are learned from, and the histories cut."""
+        assert isinstance(env, GridEnv)
         weights = nn.Parameter(initial_weights(seeds, 2 * self.frames))
         optimizer = torch.optim.Adam([weights], lr=self.learning_rate, eps=ADAM_EPSILON, fused=True)
         starts = [item_seed(seed, STARTS, stream) for seed in seeds for stream in range(streams)]

@@ -13,8 +13,10 @@ from torch import Tensor
 from zoo.common.draws import GOLDEN, seeded_uniforms
 from zoo.common.ranges import at_least, below, positive, within
 from zoo.compressed_ad.collecting.base import Algorithm
-from zoo.compressed_ad.data.history import COLUMNS
-from zoo.compressed_ad.envs.grids import Env
+from zoo.compressed_ad.data.history import COLUMNS, Recorder
+from zoo.compressed_ad.envs.base import Env
+from zoo.compressed_ad.envs.grids import GridEnv
+from zoo.compressed_ad.envs.schema import Discrete
 from zoo.training.data import item_seed
 
 DRAWS = 2  # random numbers that a step takes
@@ -28,6 +30,9 @@ class QLearning(Algorithm):
     A table's rows are the cells; where goals pay once an episode, there is one for each cell and number of goals found
     so far, without which no table can distinguish the way to the key from that to the door. The end of an episode does
     not change values: the cell does not show the time.
+
+    Of other environments, states and actions must be Discrete; nothing is expected behind a state that terminates an
+    episode, and what is behind one that its limit truncates is.
 
     Args:
         rate: share of an error that is corrected at once, 0 to 1.
@@ -58,6 +63,12 @@ class QLearning(Algorithm):
         below(1, discount=self.discount)
         positive(explored=self.explored)
 
+    def check(self, env: Env, steps: int) -> None:
+        """It learns grids, and what has Discrete states and actions."""
+        spaces = (env.schema.observation, env.schema.action)
+        if not isinstance(env, GridEnv) and not all(isinstance(space, Discrete) for space in spaces):
+            raise ValueError(f"q_learning learns Discrete states and actions; {env.name} has {env.schema.describe()}")
+
     def histories(
         self,
         env: Env,
@@ -68,6 +79,8 @@ class QLearning(Algorithm):
         advance: Callable[[int], object] | None = None,
     ) -> np.ndarray:
         """Learn tasks from scratch, each stream for itself."""
+        if not isinstance(env, GridEnv):
+            return self._tabular(env, tasks, seeds, streams, steps, advance)
         stream_seeds = [item_seed(seed, STREAMS, stream) for seed in seeds for stream in range(streams)]
         envs = env.start(tasks.repeat_interleave(streams, dim=0), stream_seeds)
         count = len(stream_seeds)
@@ -104,6 +117,44 @@ class QLearning(Algorithm):
                 if advance:
                     advance(count * env.horizon)
         return histories.reshape(len(tasks), streams, steps, len(COLUMNS))
+
+    def _tabular(
+        self,
+        env: Env,
+        tasks: Tensor,
+        seeds: Sequence[int],
+        streams: int,
+        steps: int,
+        advance: Callable[[int], object] | None,
+    ) -> np.ndarray:
+        """The same where states and actions are Discrete and each episode has an end of its own."""
+        space, action = env.schema.observation, env.schema.action
+        assert isinstance(space, Discrete) and isinstance(action, Discrete)
+        stream_seeds = [item_seed(seed, STREAMS, stream) for seed in seeds for stream in range(streams)]
+        envs = env.start(tasks.repeat_interleave(streams, dim=0), stream_seeds)
+        count = len(stream_seeds)
+        highest = self.bonus / (1 - self.discount)
+        values = torch.full((count, space.n, action.n), highest)
+        visits = torch.zeros_like(values)
+        row = torch.arange(count)
+        recorder = Recorder(env.schema, count, steps)
+        generators = np.array(stream_seeds, dtype=np.uint64)
+        ahead = np.array([DRAWS], dtype=np.uint64) * GOLDEN
+        for step in range(steps):
+            uniforms = seeded_uniforms(generators.tolist(), DRAWS)
+            generators += ahead
+            states = envs.states
+            actions = self._choose(values[row, states], uniforms, self.epsilon_at(step / steps))
+            taken = envs.step(actions)
+            recorder.add(step, states, actions, taken)
+            visits[row, states, actions] += 1
+            imagined = self.bonus / visits[row, states, actions].sqrt()
+            later = values[row, taken.next_states].amax(dim=1) * ~taken.terminated
+            target = taken.rewards + imagined + self.discount * later
+            values[row, states, actions] += self.rate * (target - values[row, states, actions])
+            if advance:
+                advance(count)
+        return recorder.histories.reshape(len(tasks), streams, steps)
 
     def epsilon_at(self, progress: float) -> float:
         """Share of random actions after a share of the history."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from zoo.common.atomic import replacing
 from zoo.compressed_ad.data.history import HistoryStore, HistoryWriter, ending_at, from_steps, to_steps
-from zoo.compressed_ad.envs.grids import Darkroom, Env
+from zoo.compressed_ad.envs.grids import Darkroom, GridEnv
 from zoo.compressed_ad.nets.steps import Steps
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ def import_histories(
     source: Path,
     output: Path,
     order: Order,
-    env: Env | None = None,
+    env: GridEnv | None = None,
     split_seed: int = 0,
     train_share: float = 0.9,
     shard_size: int = 9,
@@ -52,7 +52,7 @@ def import_histories(
         ValueError: when the file is damaged or is something else, or does not come from this environment, or from these
             tasks in this order.
     """
-    h5py = _import_h5py()
+    h5py = import_h5py()
     env = env or Darkroom()
     if not source.is_file():
         raise FileNotFoundError(f"{source}: no such file of histories")
@@ -95,9 +95,11 @@ def export_histories(source: Path, output: Path, order: Order = "row_major", all
         ImportError: when h5py is missing.
         ValueError: when the environment is none of the original's.
     """
-    h5py = _import_h5py()
+    h5py = import_h5py()
     store = HistoryStore(source, allow_missing)
     env, split = store.env, store.index["split"]
+    if not isinstance(env, GridEnv):
+        raise ValueError(f"{source} holds histories of {env.name}: the original's files are of its grids")
     _refuse_random_starts(env)
     position = {task: place for place, task in enumerate(store.task_indices.tolist())}
     tasks = task_order(env, order, split["seed"], split["train_share"])
@@ -117,7 +119,7 @@ def export_histories(source: Path, output: Path, order: Order = "row_major", all
     print(output)
 
 
-def task_order(env: Env, order: Order, split_seed: int = 0, train_share: float = 0.9) -> list[int]:
+def task_order(env: GridEnv, order: Order, split_seed: int = 0, train_share: float = 0.9) -> list[int]:
     """Which of `env.tasks()` each group of a file is of, see `import_histories`."""
     if order == "shuffled":
         return torch.cat(env.split(split_seed, train_share)).tolist()
@@ -128,15 +130,20 @@ def task_order(env: Env, order: Order, split_seed: int = 0, train_share: float =
     return [int(task) for task in order]
 
 
-def _import_h5py() -> ModuleType:
+def import_h5py() -> ModuleType:
+    """The package h5py.
+
+    Raises:
+        ImportError: without the extra `rl`.
+    """
     try:
         import h5py
     except ImportError as error:
-        raise ImportError("the original's histories need h5py: pip install 'zoo[rl]'") from error
+        raise ImportError("histories in hdf5 need h5py: pip install 'zoo[rl]'") from error
     return h5py
 
 
-def _refuse_random_starts(env: Env) -> None:
+def _refuse_random_starts(env: GridEnv) -> None:
     if env.random_start:
         raise ValueError(f"{env.name} with random_start: in the original's files every episode begins in the same cell")
 
@@ -152,7 +159,7 @@ def _groups(file: Any, tasks: int, path: Path) -> list[int]:
     return groups
 
 
-def _take(file: Any, path: Path, group: int, shape: tuple[int, int], env: Env, task: int) -> np.ndarray:
+def _take(file: Any, path: Path, group: int, shape: tuple[int, int], env: GridEnv, task: int) -> np.ndarray:
     """Histories (S, T, 7) int8 of a group, done again."""
     name = f"{path}, group {group}"
     histories = _repeat(env, env.tasks()[task], _read(file[str(group)], shape, name), name)
@@ -174,7 +181,7 @@ def _read(group: Any, shape: tuple[int, int], name: str) -> Steps:
     return Steps(*(torch.from_numpy(array.astype(np.int64)).transpose(0, 1) for array in arrays))
 
 
-def _repeat(env: Env, task: Tensor, found: Steps, name: str) -> np.ndarray:
+def _repeat(env: GridEnv, task: Tensor, found: Steps, name: str) -> np.ndarray:
     """Act again as a file says, and compare; returns (S, T, 7) int8 with true successors."""
     if found.actions.min() < 0 or found.actions.max() >= env.num_actions:
         raise ValueError(f"{name}: expected actions 0 to {env.num_actions - 1}, found others; the file is damaged")

@@ -17,12 +17,14 @@ from zoo.compressed_ad.data.windows import (
     DemonstratedSource,
     EvaluationBatches,
     HistoryItems,
+    Labels,
     Offset,
     Source,
     StoredSource,
     TerminalState,
 )
-from zoo.compressed_ad.envs.grids import Env
+from zoo.compressed_ad.envs.base import Env
+from zoo.compressed_ad.nets.steps import Statistics
 from zoo.training.data import ResumableBatches, ZooDataModule, item_seed
 
 log = logging.getLogger(__name__)
@@ -58,6 +60,8 @@ class HistoryData(ZooDataModule):
         val_items: items for the loss in each evaluation.
         eval_seeds: seeds with which each held-out task is acted in; 0 for no acting.
         rollout_batch: pairs that act at once.
+        labels: what is predicted: the action "taken" (algorithm distillation), or the "optimal" one, whatever was done
+            (decision-pretrained transformer); that needs a demonstrator.
         embedded_if_missing: demonstrate histories, with a message, when `root` does not exist.
 
     Attributes:
@@ -94,6 +98,7 @@ class HistoryData(ZooDataModule):
         embedded_if_missing: bool = False,
         num_workers: int = 0,
         seed: int = 42,
+        labels: Labels = "taken",
     ) -> None:
         super().__init__(batch_size=batch_size, num_workers=num_workers, seed=seed)
         at_least(0, val_items=val_items, eval_seeds=eval_seeds)
@@ -115,6 +120,7 @@ class HistoryData(ZooDataModule):
         self.mix_tasks = mix_tasks
         self.terminal_next_state: TerminalState = terminal_next_state
         self.kept = (streams, history_steps)
+        self.labels: Labels = labels
         self.allow_missing = allow_missing
         self.val_items = val_items
         self.eval_seeds = eval_seeds
@@ -127,7 +133,7 @@ class HistoryData(ZooDataModule):
                 )
             log.warning("no histories at %s: they are demonstrated instead (see zoo collect)", root)
             self.root = None
-            episodes = EMBEDDED_EPISODES if length is None else -(-length // env.horizon)
+            episodes = EMBEDDED_EPISODES if length is None else -(-length // env.schema.limit)
             self.demonstrator = demonstrator or EpsilonCurriculum(env, episodes * episode_stride)
         if self.root is None and self.demonstrator is None:
             raise ValueError("data.init_args: one of root and demonstrator is needed, both are null")
@@ -151,6 +157,7 @@ class HistoryData(ZooDataModule):
         common: dict[str, Any] = {
             "episode_stride": self.episode_stride,
             "terminal_next_state": self.terminal_next_state,
+            "labels": self.labels,
         }
         self.train_set = HistoryItems(
             train, self.length, self.offset, self.epoch_items, self.seed,
@@ -174,6 +181,10 @@ class HistoryData(ZooDataModule):
         _compare(self.env, store.env, f"that of {self.root}")
         self.train_tasks, self.test_tasks = (store.tasks[store.split[side]] for side in ("train", "test"))
         return tuple(StoredSource(store, store.split[side].tolist(), *self.kept) for side in ("train", "test"))  # type: ignore[return-value]
+
+    def statistics(self) -> Statistics:
+        """How the values of the training histories are spread; after `setup`."""
+        return self.train_set.source.statistics()
 
     def train_batches(self, rank: int, world: int) -> ResumableBatches:
         """The training set's batches for a process, with lengths where there is a curriculum."""

@@ -2,30 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from zoo.common.draws import seeded_uniforms
 from zoo.common.ranges import at_least, positive, within
-from zoo.compressed_ad.envs.grids import Env
+from zoo.common.registry import imported
+from zoo.compressed_ad.envs.base import Env, Lockstep, random_actions, random_numbers, tensor_dtype
+from zoo.compressed_ad.envs.schema import Discrete
 from zoo.compressed_ad.nets.steps import Steps
+
+Demonstrator = Callable[[Tensor, Tensor], Tensor]
 
 
 class EpsilonCurriculum:
-    """Histories in which the share of random actions falls linearly from 1 to `1 - best`.
+    """Histories in which a share epsilon of what is done is random and falls linearly from 1 to `1 - best`.
+
+    A Discrete action is random with probability epsilon. One in a Box is mixed, (1 - epsilon) of the demonstrator's and
+    epsilon of one drawn evenly from the box.
 
     Args:
-        env: the family of tasks; knows the optimal actions.
-        episodes: of a history, at least 1.
+        env: the family of tasks; knows the optimal actions, where there is no `demonstrator`.
+        episodes: of a history, at least 1; where episodes end early, there are more in as many steps.
         best: share of optimal actions at the end, 0 to 1.
         greedy_after: share of the history after which it is reached, above 0, at most 1.
+        demonstrator: dotted path of a function of an admitted package (`--allow-import`), from states
+            (B, *observation) and tasks (B, F) int64 to actions (B, *action).
 
-    Source: Zisman et al., "Emergence of In-Context Reinforcement Learning from Noise Distillation" (2024), section 3.
+    Source: Zisman et al., "Emergence of In-Context Reinforcement Learning from Noise Distillation" (2024), section 3;
+    the continuous form as in Vintix, Polubarov et al. (2025).
     """
 
-    def __init__(self, env: Env, episodes: int, best: float = 1.0, greedy_after: float = 0.9) -> None:
+    def __init__(
+        self,
+        env: Env,
+        episodes: int,
+        best: float = 1.0,
+        greedy_after: float = 0.9,
+        demonstrator: str | None = None,
+    ) -> None:
         at_least(1, episodes=episodes)
         within(0, 1, best=best, greedy_after=greedy_after)
         positive(greedy_after=greedy_after)
@@ -33,11 +51,12 @@ class EpsilonCurriculum:
         self.episodes = episodes
         self.best = best
         self.greedy_after = greedy_after
+        self.demonstrator: Demonstrator | None = None if demonstrator is None else imported(demonstrator)
 
     @property
     def length(self) -> int:
         """Steps of a history."""
-        return self.episodes * self.env.horizon
+        return self.episodes * self.env.schema.limit
 
     def epsilons(self) -> Tensor:
         """How likely each step of a history is random, (length,) float64."""
@@ -46,27 +65,58 @@ class EpsilonCurriculum:
 
     def histories(self, tasks: Tensor, seeds: Sequence[int]) -> Steps:
         """One history of `length` transitions for each task (B, F), by its task and its seed (0 to 2**64 - 1) alone."""
+        return self._histories(tasks, seeds, None)
+
+    def labelled(self, tasks: Tensor, seeds: Sequence[int]) -> tuple[Steps, Tensor]:
+        """The same histories, and what the demonstrator would have done at each step (B, length, *action)."""
+        labels: list[Tensor] = []
+        return self._histories(tasks, seeds, labels), torch.stack(labels, dim=1)
+
+    def _histories(self, tasks: Tensor, seeds: Sequence[int], labels: list[Tensor] | None) -> Steps:
+        fields: list[list[Tensor]] = [[], [], [], [], []]
+        for states, actions, step in self.play(tasks, seeds, labels):
+            for field, value in zip(fields, (states, actions, step.rewards, step.next_states, step.dones), strict=True):
+                field.append(value)
+        return Steps(*(torch.stack(field, dim=1) for field in fields))
+
+    def play(
+        self, tasks: Tensor, seeds: Sequence[int], labels: list[Tensor] | None = None
+    ) -> Iterator[tuple[Tensor, Tensor, Any]]:
+        """States, actions and what they led to, step after step of `length`.
+
+        Args:
+            labels: takes what the demonstrator would do at each step.
+        """
         if len(seeds) != len(tasks):
             raise ValueError(f"{len(tasks)} tasks need as many seeds, found {len(seeds)}")
         envs = self.env.start(tasks, seeds)
-        draws = seeded_uniforms(seeds, self.length).to(tasks.device)
-        epsilons = self.epsilons().to(tasks.device)[:, None]
+        act = self._choices if isinstance(self.env.schema.action, Discrete) else self._mixed
+        for actions, shown in act(envs, seeds):
+            states = envs.states
+            if labels is not None:
+                labels.append(shown)
+            yield states, actions, envs.step(actions)
+
+    def _choices(self, envs: Lockstep, seeds: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
+        space, device = self.env.schema.action, envs.tasks.device
+        assert isinstance(space, Discrete)
+        draws = seeded_uniforms(seeds, self.length).to(device)
+        epsilons = self.epsilons().to(device)[:, None]
         # A draw below epsilon, divided by it, is uniform again: it chooses the random action.
-        number = self.env.num_actions
-        chosen = (draws / epsilons.clamp(min=1e-12) * number).clamp(max=number - 1).long().unbind()
-        at_random = (draws < epsilons).unbind()
-        states, actions, rewards, next_states = [], [], [], []
-        for random, choice in zip(at_random, chosen, strict=True):
-            states.append(envs.states)
-            actions.append(torch.where(random, choice, envs.optimal_actions()))
-            step = envs.step(actions[-1])
-            rewards.append(step.rewards)
-            next_states.append(step.next_states)
-        ends = torch.arange(1, self.length + 1, device=tasks.device) % self.env.horizon == 0
-        return Steps(
-            states=torch.stack(states, dim=1),
-            actions=torch.stack(actions, dim=1),
-            rewards=torch.stack(rewards, dim=1),
-            next_states=torch.stack(next_states, dim=1),
-            dones=ends.repeat(len(tasks), 1),
-        )
+        chosen = (draws / epsilons.clamp(min=1e-12) * space.n).clamp(max=space.n - 1).long().unbind()
+        for random, choice in zip((draws < epsilons).unbind(), chosen, strict=True):
+            shown = self._demonstrated(envs)
+            yield torch.where(random, choice, shown), shown
+
+    def _mixed(self, envs: Lockstep, seeds: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
+        space = self.env.schema.action
+        width = random_numbers(space)
+        draws = seeded_uniforms(seeds, self.length * width).to(envs.tasks.device).unflatten(0, (-1, width))
+        for epsilon, uniforms in zip(self.epsilons().tolist(), draws, strict=True):
+            random, shown = random_actions(space, uniforms), self._demonstrated(envs)
+            yield (epsilon * random + (1 - epsilon) * shown).to(tensor_dtype(space)), shown
+
+    def _demonstrated(self, envs: Lockstep) -> Tensor:
+        if self.demonstrator is None:
+            return envs.optimal_actions()
+        return self.demonstrator(envs.states, envs.tasks)

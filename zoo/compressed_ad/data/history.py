@@ -1,4 +1,8 @@
-"""Histories on disk: memory-mapped shards of small integers, and an index that says whose they are."""
+"""Histories on disk: memory-mapped shards, and an index that says whose they are.
+
+Shards of grids hold small integers (version 1 of the index), those of other environments structured arrays after the
+schema that stands in the index (version 2).
+"""
 
 from __future__ import annotations
 
@@ -12,31 +16,69 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from zoo.common.folders import begin_output
 from zoo.common.ranges import at_least, within
 from zoo.common.work import write_part
-from zoo.compressed_ad.envs.grids import ENVS, Env, build_env
+from zoo.compressed_ad.envs.base import NAMES, Env, Transition, build_env
+from zoo.compressed_ad.envs.grids import GridEnv
+from zoo.compressed_ad.envs.schema import Schema
 from zoo.compressed_ad.nets.steps import Steps
 
 log = logging.getLogger(__name__)
 
 INDEX_NAME = "index.json"
 INDEX_KEYS = ("version", "env", "source", "seed", "split", "streams", "steps", "shards")
-VERSION = 1
+VERSION = 1  # of grids
+SCHEMA_VERSION = 2
 COLUMNS = ("row", "column", "action", "reward", "next row", "next column", "done")
 OPEN_SHARDS = 128  # each holds a file descriptor
 LARGEST = 127  # of int8
 
 
+def layout(env: Env) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """What follows (tasks, streams, steps) in the shape of an environment's shards, and their dtype."""
+    if isinstance(env, GridEnv):
+        return (len(COLUMNS),), np.dtype(np.int8)
+    return (), env.schema.dtype
+
+
+class Recorder:
+    """Histories of any environment as they happen, step after step.
+
+    Args:
+        schema: of the environment.
+        count: number of histories.
+        steps: of each.
+
+    Attributes:
+        histories: (count, steps), as stores keep them.
+    """
+
+    def __init__(self, schema: Schema, count: int, steps: int) -> None:
+        self.histories = np.zeros((count, steps), dtype=schema.dtype)
+
+    def add(self, time: int, states: Tensor, actions: Tensor, taken: Transition) -> None:
+        """Note what all environments did at a step."""
+        values = (states, actions, taken.rewards, taken.next_states, taken.terminated, taken.truncated)
+        for name, value in zip(self.histories.dtype.names or (), values, strict=True):
+            self.histories[name][:, time] = value.cpu().numpy()
+
+
 def from_steps(steps: Steps) -> np.ndarray:
-    """Pack B histories of L transitions as the store keeps them: (B, L, 7) int8, see `COLUMNS`."""
+    """Pack B histories of L transitions of grids as the store keeps them: (B, L, 7) int8, see `COLUMNS`."""
     columns = [steps.states, steps.actions[..., None], steps.rewards[..., None], steps.next_states]
     return torch.cat([*columns, steps.dones[..., None]], dim=-1).to(torch.int8).cpu().numpy()
 
 
 def to_steps(transitions: np.ndarray) -> Steps:
-    """Unpack histories (B, L, 7) int8, see `COLUMNS`, to steps of int64 and bool."""
+    """Unpack histories (B, L, 7) int8, see `COLUMNS`, to steps of int64 and bool; or structured ones (B, L)."""
+    if transitions.dtype.names:
+        names = ("state", "action", "reward", "next_state")
+        arrays = [transitions[name].copy() for name in names]
+        arrays.append(transitions["terminated"] | transitions["truncated"])
+        return Steps(*map(torch.from_numpy, arrays))
     if transitions.ndim != 3 or transitions.shape[2] != len(COLUMNS):
         raise ValueError(f"expected transitions (B, L, {len(COLUMNS)}), found {transitions.shape}")
     values = torch.as_tensor(transitions).long()
@@ -82,15 +124,19 @@ class HistoryWriter:
         _check_readable(env)
         goals = env.tasks().tolist()
         at_least(1, tasks=len(tasks), streams=streams, steps=steps, shard_size=shard_size)
-        within(1, LARGEST, grid_size=env.grid_size)
+        if isinstance(env, GridEnv):
+            within(1, LARGEST, grid_size=env.grid_size)
         if len(set(tasks)) < len(tasks) or not 0 <= min(tasks) <= max(tasks) < len(goals):
             raise ValueError(f"expected different indices of the {len(goals)} tasks of {env.name}, found {list(tasks)}")
         self.folder = folder
         self.shards = [list(tasks[start : start + shard_size]) for start in range(0, len(tasks), shard_size)]
-        self._shape = (streams, steps, len(COLUMNS))
+        shape, self._dtype = layout(env)
+        self._shape = (streams, steps, *shape)
         train, test = env.split(split_seed, train_share)
         split = {"seed": split_seed, "train_share": train_share, "train": train.tolist(), "test": test.tolist()}
         index = {"version": VERSION, "env": env.describe(), "source": dict(source), "seed": seed, "split": split}
+        if not isinstance(env, GridEnv):
+            index |= {"version": SCHEMA_VERSION, "schema": env.schema.describe()}
         shards = [
             {"file": shard_name(number), "tasks": part, "goals": [goals[task] for task in part]}
             for number, part in enumerate(self.shards)
@@ -102,16 +148,21 @@ class HistoryWriter:
         path = self.folder / shard_name(number)
         if not path.is_file() or not _checksum_path(path).is_file():
             return False
-        fault = find_fault(path, (len(self.shards[number]), *self._shape))
+        fault = find_fault(path, (len(self.shards[number]), *self._shape), self._dtype)
         if fault:
             log.warning("%s; it is made anew", fault)
         return fault is None
 
     def write(self, number: int, transitions: np.ndarray) -> None:
-        """Write a shard (tasks, streams, steps, 7) int8, see `COLUMNS`, so that it appears only when it is whole."""
+        """Write a shard so that it appears only when it is whole.
+
+        Args:
+            transitions: (tasks, streams, steps, 7) int8 of grids, see `COLUMNS`; else (tasks, streams, steps) of the
+                schema's dtype.
+        """
         expected = (len(self.shards[number]), *self._shape)
-        if transitions.shape != expected or transitions.dtype != np.int8:
-            raise ValueError(f"expected {expected} int8, found {transitions.shape} {transitions.dtype}")
+        if transitions.shape != expected or transitions.dtype != self._dtype:
+            raise ValueError(f"expected {expected} {self._dtype}, found {transitions.shape} {transitions.dtype}")
         path = self.folder / shard_name(number)
         write_part(path, lambda file: np.save(file, transitions, allow_pickle=False))
         line = f"{_sha256(path)}  {path.name}\n"
@@ -139,11 +190,15 @@ class HistoryStore:
         self.folder = Path(folder)
         self.index = read_index(self.folder)
         self.env = build_env(self.index["env"])
+        if "schema" in self.index:
+            mine = f"the store {self.folder} has"
+            Schema.read(self.index["schema"]).require(self.env.schema, mine, f"{self.env.name} has now")
         self.streams, self.steps = int(self.index["streams"]), int(self.index["steps"])
+        width, dtype = layout(self.env)
         whole, faults = [], []
         for shard in self.index["shards"]:
-            shape = (len(shard["tasks"]), self.streams, self.steps, len(COLUMNS))
-            fault = find_fault(self.folder / shard["file"], shape)
+            shape = (len(shard["tasks"]), self.streams, self.steps, *width)
+            fault = find_fault(self.folder / shard["file"], shape, dtype)
             whole += [] if fault else [shard]
             faults += [fault] if fault else []
         advice = "the command that made the store makes these shards anew"
@@ -175,15 +230,40 @@ class HistoryStore:
         return len(self._places)
 
     def read(self, task: int, stream: int | slice, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Read a piece of a history, (L, 7) int8, see `COLUMNS`, or (S, L, 7) for a slice of streams; a copy."""
+        """Read a piece of a history, (L, 7) int8, see `COLUMNS`, or (S, L, 7) for a slice of streams; a copy.
+
+        Of environments that are no grids, (L,) or (S, L) of the schema's dtype.
+        """
         file, row = self._places[task]
         return np.array(self._shard(file)[row, stream, start:stop])
 
+    def ends(self, task: int, stream: int) -> np.ndarray:
+        """Numbers (E,) int64 of the steps that ended an episode."""
+        if isinstance(self.env, GridEnv):
+            return np.flatnonzero(self.read(task, stream)[:, 6])
+        pieces = self._shard(self._places[task][0])[self._places[task][1], stream]
+        return np.flatnonzero(pieces["terminated"] | pieces["truncated"])
+
     def returns(self, task: int) -> np.ndarray:
-        """Returns (streams, episodes) int64 of all whole episodes of a task."""
-        episodes = self.steps // self.env.horizon
-        rewards = self.read(task, slice(None), 0, episodes * self.env.horizon)[..., 3]
-        return rewards.reshape(self.streams, episodes, -1).sum(axis=-1, dtype=np.int64)
+        """Returns (streams, episodes) of all whole episodes of a task, int64 of grids.
+
+        Where episodes are of different lengths, float64, as many as the stream with most has, NaN behind the others'.
+        """
+        if isinstance(self.env, GridEnv):
+            episodes = self.steps // self.env.horizon
+            rewards = self.read(task, slice(None), 0, episodes * self.env.horizon)[..., 3]
+            return rewards.reshape(self.streams, episodes, -1).sum(axis=-1, dtype=np.int64)
+        rewards = self.read(task, slice(None))["reward"].astype(np.float64)
+        ends = [self.ends(task, stream) for stream in range(self.streams)]
+        found = np.full((self.streams, max(map(len, ends))), np.nan)
+        for row, earned, last in zip(found, rewards, ends, strict=True):
+            row[: len(last)] = np.diff(earned.cumsum()[last], prepend=0.0)
+        return found
+
+    def mean_returns(self, task: int) -> np.ndarray:
+        """Return of each episode (E,) float64, mean over the streams that have it."""
+        returns = self.returns(task).astype(np.float64)
+        return np.nanmean(returns, axis=0) if returns.size else returns[0]
 
     def _shard(self, file: str) -> np.ndarray:
         if file not in self._open:
@@ -205,7 +285,7 @@ def _check_readable(env: Env) -> None:
     if fault:
         raise ValueError(
             f"histories of {type(env).__name__} could not be read back ({fault}): use an environment that a store's "
-            f"index can name, one of {', '.join(ENVS)}; nothing was written"
+            f"index can name, one of {', '.join(NAMES)} or a class of an admitted package; nothing was written"
         )
 
 
@@ -228,28 +308,36 @@ def read_index(folder: Path) -> dict[str, Any]:
         index = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path}: no JSON ({error}); collect anew into another folder") from error
-    if not isinstance(index, dict) or not set(INDEX_KEYS) <= index.keys() or index["version"] != VERSION:
-        raise ValueError(f"{path}: expected version {VERSION} with the keys {', '.join(INDEX_KEYS)}; collect anew")
+    versions = (VERSION, SCHEMA_VERSION)
+    if not isinstance(index, dict) or not set(INDEX_KEYS) <= index.keys() or index["version"] not in versions:
+        raise ValueError(
+            f"{path}: expected version {VERSION} or {SCHEMA_VERSION} with the keys {', '.join(INDEX_KEYS)}; "
+            "collect anew"
+        )
+    if (index["version"] == SCHEMA_VERSION) != ("schema" in index):
+        raise ValueError(f"{path}: version {index['version']} {'has no' if 'schema' in index else 'needs a'} schema")
     return index
 
 
-def find_fault(path: Path, shape: Sequence[int]) -> str | None:
+def find_fault(path: Path, shape: Sequence[int], dtype: np.dtype[Any]) -> str | None:
     """Compare a shard with its checksum.
 
     Args:
         shape: that it must have.
+        dtype: likewise.
 
     Returns:
         What is wrong, with the name of the shard, or None.
     """
     if not path.is_file() or not _checksum_path(path).is_file():
         return f"{path} is missing, or was not finished"
+    size = math.prod(shape) * dtype.itemsize
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError):
-        return f"{path} is cut or damaged ({path.stat().st_size} bytes, expected {math.prod(shape)} and a header)"
-    if array.shape != tuple(shape) or array.dtype != np.int8:
-        return f"{path} holds {array.shape} {array.dtype}, expected {tuple(shape)} int8"
+        return f"{path} is cut or damaged ({path.stat().st_size} bytes, expected {size} and a header)"
+    if array.shape != tuple(shape) or array.dtype != dtype:
+        return f"{path} holds {array.shape} {array.dtype}, expected {tuple(shape)} {dtype}"
     if _checksum_path(path).read_text(encoding="utf-8", errors="replace").split()[:1] != [_sha256(path)]:
         return f"{path} is damaged: its checksum is another than in {_checksum_path(path).name}"
     return None

@@ -15,13 +15,17 @@ from zoo.common.draws import seeded_uniforms
 from zoo.common.ranges import at_least
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.data.history import HistoryStore, ending_at, to_steps
-from zoo.compressed_ad.envs.grids import Env
-from zoo.compressed_ad.nets.steps import Steps
+from zoo.compressed_ad.envs.base import Env
+from zoo.compressed_ad.envs.grids import GridEnv
+from zoo.compressed_ad.envs.schema import Box, Space
+from zoo.compressed_ad.nets.steps import Statistics, Steps
 from zoo.training.data import Key, item_seed
 
 Offset = Literal["start", "random", "every"]
 TerminalState = Literal["true", "reset"]
+Labels = Literal["taken", "optimal"]
 EVALUATION_EPOCH = -1  # of the keys of evaluation items
+MEASURED, MEASURING, SAMPLE = 256, -7, 100_000  # histories and actions that are looked at; epoch of their seeds
 HISTORY, DRAWS, MIXED = 0, 1, 2  # what an item's seed is for: its history; offset and order; other histories, from here
 
 
@@ -35,6 +39,40 @@ class Source(ABC):
     @abstractmethod
     def read(self, histories: Sequence[int], seeds: Sequence[int], steps: Tensor) -> Steps:
         """Read the steps (B, L), 0 to length - 1, of histories (B,); seeds (B,) are of what is random about them."""
+
+    def labelled(self, histories: Sequence[int], seeds: Sequence[int], steps: Tensor) -> tuple[Steps, Tensor]:
+        """The same, and what who knows the task does at each step, (B, L, *action).
+
+        Raises:
+            ValueError: where nobody says so.
+        """
+        raise ValueError("labels optimal needs histories demonstrated on demand (data.init_args.demonstrator)")
+
+    def episodes(self, history: int) -> np.ndarray:
+        """First step and the one after the last (E, 2) of each whole episode, where their lengths differ.
+
+        Raises:
+            ValueError: where histories are made anew each time.
+        """
+        raise ValueError(
+            "episode_stride, shuffle_episodes and mix_tasks need a folder (data.init_args.root) where episodes are of "
+            "different lengths"
+        )
+
+    def statistics(self) -> Statistics:
+        """How values are spread in at most `MEASURED` histories, evenly chosen."""
+        count = min(self.count, MEASURED)
+        chosen = [number * self.count // count for number in range(count)]
+        seeds = [item_seed(0, MEASURING, history) for history in chosen]
+        steps = self.read(chosen, seeds, torch.arange(self.length).expand(count, -1))
+        action, space = steps.actions.flatten(0, 1), self.env.schema.action
+        sample = action.reshape(len(action), -1).float() if isinstance(space, Box) else torch.empty(0, 0)
+        return Statistics(
+            _moments(steps.states, self.env.schema.observation),
+            _moments(steps.actions, space),
+            _spread(steps.rewards.reshape(-1, 1)),
+            sample[:: -(-len(sample) // SAMPLE) or 1],
+        )
 
 
 class DemonstratedSource(Source):
@@ -52,6 +90,12 @@ class DemonstratedSource(Source):
         made = self.demonstrator.histories(self.tasks[list(histories)], seeds)
         rows = torch.arange(len(steps))[:, None]
         return Steps(*(field[rows, steps] for field in made))
+
+    def labelled(self, histories: Sequence[int], seeds: Sequence[int], steps: Tensor) -> tuple[Steps, Tensor]:
+        """Make the histories and take steps of them, and what the demonstrator does there."""
+        made, labels = self.demonstrator.labelled(self.tasks[list(histories)], seeds)
+        rows = torch.arange(len(steps))[:, None]
+        return Steps(*(field[rows, steps] for field in made)), labels[rows, steps]
 
 
 class StoredSource(Source):
@@ -75,6 +119,7 @@ class StoredSource(Source):
         self.streams = streams or store.streams
         self.length = length or store.steps
         self.count = len(self.positions) * self.streams
+        self._episodes: dict[int, np.ndarray] = {}
 
     def read(self, histories: Sequence[int], seeds: Sequence[int], steps: Tensor) -> Steps:
         """Read the steps; nothing about them is random."""
@@ -84,6 +129,14 @@ class StoredSource(Source):
             position, stream = self.positions[history // self.streams], history % self.streams
             pieces.append(self.store.read(position, stream, first, last + 1)[row - first])
         return to_steps(np.stack(pieces))
+
+    def episodes(self, history: int) -> np.ndarray:
+        """First step and the one after the last (E, 2) of each whole episode in the first `length` steps."""
+        if history not in self._episodes:
+            ends = self.store.ends(self.positions[history // self.streams], history % self.streams) + 1
+            ends = ends[ends <= self.length]
+            self._episodes[history] = np.stack([np.concatenate([[0], ends])[:-1], ends], 1)
+        return self._episodes[history]
 
 
 class HistoryItems(Dataset[dict[str, Any]]):
@@ -102,6 +155,7 @@ class HistoryItems(Dataset[dict[str, Any]]):
         shuffle_episodes: permute the episodes of each history: a control, whose histories show a task and no learning.
         mix_tasks: take each episode from another history, of any task: a control with nothing to learn in context.
         terminal_next_state: what a transition that ends an episode leads to: the "true" cell, or that of the "reset".
+        labels: what is to be predicted: the action "taken", or the "optimal" one, `labels` of the items.
     """
 
     def __init__(
@@ -115,11 +169,17 @@ class HistoryItems(Dataset[dict[str, Any]]):
         shuffle_episodes: bool = False,
         mix_tasks: bool = False,
         terminal_next_state: TerminalState = "true",
+        labels: Labels = "taken",
     ) -> None:
-        horizon = source.env.horizon
+        if labels == "optimal" and mix_tasks:
+            raise ValueError("labels optimal are of one task, mix_tasks is of many: leave one out")
+        self.labels: Labels = labels
+        horizon = source.env.schema.limit
         at_least(1, episode_stride=episode_stride)
-        if terminal_next_state == "reset" and source.env.random_start:
-            raise ValueError("terminal_next_state 'reset' needs episodes that begin in one cell: random_start is true")
+        if terminal_next_state == "reset" and (not isinstance(source.env, GridEnv) or source.env.random_start):
+            raise ValueError(
+                "terminal_next_state 'reset' needs a grid whose episodes begin in one cell (random_start false)"
+            )
         if mix_tasks and offset != "start":
             raise ValueError(f"mix_tasks takes whole episodes, so offset must be start, not {offset}")
         self.source = source
@@ -132,6 +192,14 @@ class HistoryItems(Dataset[dict[str, Any]]):
         self.episodes = -(-(source.length // horizon) // episode_stride)
         whole = episode_stride == 1 and not shuffle_episodes
         self.available = source.length if whole else self.episodes * horizon
+        self.regular = source.env.schema.fixed or (whole and not mix_tasks)
+        if not self.regular:
+            kept = [source.episodes(history)[::episode_stride] for history in range(source.count)]
+            if not min(map(len, kept), default=0):
+                raise ValueError("a history has no whole episode: raise history_steps, or the steps of zoo collect")
+            self.episodes = max(map(len, kept))
+            lengths = [int((each[:, 1] - each[:, 0]).sum()) for each in kept]
+            self.available = source.length if episode_stride == 1 else min(lengths)
         self.length = self.available if length is None else length
         if not 1 <= self.length <= self.available:
             raise ValueError(
@@ -167,29 +235,86 @@ class HistoryItems(Dataset[dict[str, Any]]):
         times = starts[:, None] + torch.arange(length)
         histories = [item % self.source.count for item in items]
         made = [item_seed(seed, 0, HISTORY) for seed in seeds]
+        if not self.regular:
+            return {"steps": self._rearranged(histories, made, times, draws[1:])}
         steps = self._original(times, draws[1:])
-        read = self._read(histories, made, steps)
-        return {"steps": read if self.terminal_next_state == "true" else ending_at(read, self.source.env.start_cell)}
+        answers = {}
+        if self.labels == "optimal":
+            read, answers["labels"] = self.source.labelled(histories, made, steps)
+        else:
+            read = self._read(histories, made, steps)
+        env = self.source.env
+        if self.terminal_next_state == "reset" and isinstance(env, GridEnv):
+            read = ending_at(read, env.start_cell)
+        return {"steps": read, **answers}
+
+    def _rearranged(self, histories: list[int], seeds: list[int], times: Tensor, draws: Tensor) -> Steps:
+        """Steps (B, L) where episodes are of different lengths, and not in their order or not of one history."""
+        rows = []
+        for number, (history, seed, places) in enumerate(zip(histories, seeds, times, strict=True)):
+            if self.mix:
+                rows.append(self._mixed(seed, len(places)))
+                continue
+            episodes = self.source.episodes(history)[:: self.stride]
+            if self.shuffle:
+                episodes = episodes[draws[: len(episodes), number].argsort().numpy()]
+            order = [np.arange(*bounds) for bounds in episodes]
+            if self.stride == 1:  # the episode that the history's end cuts
+                order.append(np.arange(sum(map(len, order)), self.source.length))
+            chosen = torch.from_numpy(np.concatenate(order))[places]
+            rows.append(self.source.read([history], [seed], chosen[None]))
+        return Steps(*(torch.cat(fields) for fields in zip(*rows, strict=True)))
+
+    def _mixed(self, seed: int, length: int) -> Steps:
+        """Steps (1, L) of episodes of other histories, one of each."""
+        parts: list[Steps] = []
+        while sum(part.length for part in parts) < length:
+            other = item_seed(seed, 0, MIXED + len(parts))
+            history = other % self.source.count
+            episodes = self.source.episodes(history)[:: self.stride]
+            first, last = episodes[other // self.source.count % len(episodes)]
+            parts.append(self.source.read([history], [other], torch.arange(first, last)[None]))
+        return Steps.cat(parts).slice(0, length)
 
     def _read(self, histories: list[int], seeds: list[int], steps: Tensor) -> Steps:
         """Steps (B, L) of the histories, or of another one in each episode."""
         if not self.mix:
             return self.source.read(histories, seeds, steps)
-        parts = []
-        for number, part in enumerate(steps.split(self.source.env.horizon, dim=1)):
-            others = [item_seed(seed, 0, MIXED + number) for seed in seeds]
-            parts.append(self.source.read([other % self.source.count for other in others], others, part))
-        return Steps.cat(parts)
+        limit, count = self.source.env.schema.limit, len(seeds)
+        parts = steps.split(limit, dim=1)
+        whole = [number for number, part in enumerate(parts) if part.shape[1] == limit]
+        read: list[Steps] = []
+        for numbers in (whole, [number for number in range(len(parts)) if number not in whole]):
+            if numbers:  # all at once, which costs little more than one
+                others = [item_seed(seed, 0, MIXED + number) for number in numbers for seed in seeds]
+                places = torch.cat([parts[number] for number in numbers])
+                made = self.source.read([other % self.source.count for other in others], others, places)
+                starts = range(0, len(others), count)
+                read += [Steps(*(field[start : start + count] for field in made)) for start in starts]
+        return Steps.cat(read)
 
     def _original(self, times: Tensor, draws: Tensor) -> Tensor:
         """Which steps (B, L) of the source's histories stand at these times."""
         if self.stride == 1 and not self.shuffle:
             return times
-        horizon = self.source.env.horizon
+        horizon = self.source.env.schema.limit
         episodes = times // horizon
         if self.shuffle:
             episodes = draws.argsort(dim=0).T.gather(1, episodes)
         return episodes * self.stride * horizon + times % horizon
+
+
+def _moments(values: Tensor, space: Space) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of the numbers of values (B, L, *space); of nothing where none are used."""
+    if not isinstance(space, Box) or space.is_image:
+        return torch.empty(0), torch.empty(0)
+    return _spread(values.reshape(-1, space.size))
+
+
+def _spread(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation (n,) float32 of rows (N, n)."""
+    exact = rows.double()
+    return exact.mean(0).float(), exact.std(0, correction=0).float()
 
 
 class EvaluationBatches(Dataset[dict[str, Any]]):

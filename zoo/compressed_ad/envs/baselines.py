@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
-from zoo.compressed_ad.envs.grids import MOVES, DarkroomPermuted, Env, Grid
+from zoo.compressed_ad.envs.base import Env
+from zoo.compressed_ad.envs.grids import MOVES, DarkroomPermuted, Grid, GridEnv
 
 
 def random_return(env: Env, tasks: Tensor | None = None) -> Tensor:
-    """Expected return of an episode of uniformly random actions, exact by dynamic programming.
+    """Expected return of an episode of uniformly random actions: of grids exact, by dynamic programming.
 
     Args:
         tasks: (B, F) int64; all tasks of the environment by default.
@@ -20,6 +22,8 @@ def random_return(env: Env, tasks: Tensor | None = None) -> Tensor:
         (B,) float64.
     """
     tasks = env.tasks() if tasks is None else tasks
+    if not isinstance(env, GridEnv):
+        return env.random_returns(tasks)
     goals = _index(env.goals(tasks), env.grid_size)
     walk = _random_walk(env.grid_size).to(tasks.device)
     first = torch.zeros(len(walk), dtype=torch.float64, device=tasks.device)
@@ -48,7 +52,7 @@ def random_return(env: Env, tasks: Tensor | None = None) -> Tensor:
 
 
 def oracle_return(env: Env, tasks: Tensor | None = None) -> Tensor:
-    """Return of an episode of who knows the task.
+    """Return of an episode of who knows the task; NaN where nobody does.
 
     Args:
         env: where; with `random_start` the mean over all cells to start from.
@@ -58,13 +62,15 @@ def oracle_return(env: Env, tasks: Tensor | None = None) -> Tensor:
         (B,) float64.
     """
     tasks = env.tasks() if tasks is None else tasks
+    if not isinstance(env, GridEnv):
+        return env.oracle_returns(tasks)
     starts = _cells(env.grid_size).to(tasks.device) if env.random_start else tasks.new_tensor([env.start_cell])
     total = sum(env.best_return(tasks, start.expand(len(tasks), 2)).double() for start in starts)
     return torch.as_tensor(total) / len(starts)
 
 
 def explorer_returns(
-    env: Env, episodes: int, tasks: Tensor | None = None, seeds: Sequence[int] | None = None
+    env: GridEnv, episodes: int, tasks: Tensor | None = None, seeds: Sequence[int] | None = None
 ) -> Tensor:
     """Returns of an informed explorer, who knows the rules of the room and forgets nothing: a practical upper curve.
 
@@ -84,7 +90,7 @@ def explorer_returns(
     Raises:
         ValueError: for an environment whose goal is known.
     """
-    if isinstance(env, DarkroomPermuted):
+    if not can_explore(env):
         raise ValueError("there is nothing to explore in darkroom_permuted: its goal is known, its actions are not")
     tasks = env.tasks() if tasks is None else tasks
     worlds = env.start(tasks, seeds)
@@ -116,6 +122,11 @@ def explorer_returns(
                 goal = (goal + step.rewards).clamp(max=goals - 1)
             done = step.done
     return returns
+
+
+def can_explore(env: Env) -> TypeGuard[GridEnv]:
+    """Whether there is something to explore, and rules by which to do it."""
+    return isinstance(env, GridEnv) and not isinstance(env, DarkroomPermuted)
 
 
 def _cells(size: int) -> Tensor:

@@ -7,9 +7,8 @@ Actions are 0 (row + 1), 1 (row - 1), 2 (column + 1), 3 (column - 1) and 4 (stay
 from __future__ import annotations
 
 import itertools
-import random
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -17,7 +16,9 @@ import torch
 from torch import Tensor
 
 from zoo.common.draws import GOLDEN, seeded_uniforms
-from zoo.common.ranges import at_least, within
+from zoo.common.ranges import at_least
+from zoo.compressed_ad.envs.base import Env
+from zoo.compressed_ad.envs.schema import Box, Discrete, Schema
 
 MOVES = ((1, 0), (-1, 0), (0, 1), (0, -1), (0, 0))
 STAY = 4
@@ -35,6 +36,11 @@ class Step(NamedTuple):
     next_states: Tensor
     rewards: Tensor
     done: bool
+
+    @property
+    def dones(self) -> Tensor:
+        """Whether each environment (B,) ended its episode."""
+        return torch.full(self.rewards.shape, self.done, device=self.rewards.device)
 
 
 class Grid:
@@ -78,18 +84,12 @@ class BatchedEnv:
         time: step in the episode, 0 to horizon - 1.
     """
 
-    def __init__(self, env: Env, tasks: Tensor, seeds: Sequence[int] | None = None) -> None:
-        limits = torch.tensor(env.task_sizes, device=tasks.device)
-        rows = tasks.ndim == 2 and tasks.shape[1] == len(limits) and not tasks.is_floating_point()
-        if not rows or not bool(((tasks >= 0) & (tasks < limits)).all()):
-            raise ValueError(
-                f"tasks of {env.name} are rows of {len(limits)} integers below {list(env.task_sizes)}, found "
-                f"{tasks.dtype} {tuple(tasks.shape)}{f' from {tasks.min()} to {tasks.max()}' if tasks.numel() else ''}"
-            )
+    def __init__(self, env: GridEnv, tasks: Tensor, seeds: Sequence[int] | None = None) -> None:
+        rows = env.check_tasks(tasks)
         if env.random_start and (seeds is None or len(seeds) != len(tasks)):
             raise ValueError(f"{len(tasks)} environments with random_start need as many seeds: env.start(tasks, seeds)")
         self.env = env
-        self.tasks = tasks.long()
+        self.tasks = rows
         self._seeds = np.array(seeds, dtype=np.uint64) ^ START_STREAM if env.random_start else None
         self._grid = grid = Grid(env.grid_size, tasks.device)
         targets = grid.encode(env.goals(self.tasks))
@@ -167,7 +167,7 @@ class BatchedEnv:
 PERMUTATIONS = tuple(itertools.permutations(range(len(MOVES))))  # in lexicographic order
 
 
-class Env(ABC):
+class GridEnv(Env):
     """A family of tasks on one grid: goals to be found in order, the reward of each being 1.
 
     Args:
@@ -178,9 +178,7 @@ class Env(ABC):
         random_start: every episode begins in a cell drawn anew, instead of `start`.
     """
 
-    name: ClassVar[str]
     num_actions: ClassVar[int] = len(MOVES)
-    task_sizes: tuple[int, ...]  # how many values each feature of a task has
 
     def __init__(
         self, grid_size: int, horizon: int, start: Sequence[int], repeats: bool, random_start: bool = False
@@ -194,22 +192,8 @@ class Env(ABC):
         self.start_cell = (int(start[0]), int(start[1]))
         self.repeats = repeats
         self.random_start = random_start
-
-    def tasks(self) -> Tensor:
-        """All tasks (N, F) int64, in row-major order."""
-        return torch.cartesian_prod(*(torch.arange(size) for size in self.task_sizes)).reshape(-1, len(self.task_sizes))
-
-    def split(self, seed: int, train_share: float) -> tuple[Tensor, Tensor]:
-        """Divide the tasks as the original does: shuffle, then cut.
-
-        Returns:
-            Indices (n,) int64 into `tasks()` for training and for test, in the shuffled order.
-        """
-        within(0, 1, train_share=train_share)
-        order = list(range(len(self.tasks())))
-        random.Random(seed).shuffle(order)
-        train = round(len(order) * train_share)
-        return torch.tensor(order[:train], dtype=torch.int64), torch.tensor(order[train:], dtype=torch.int64)
+        places = Box((2,), "int64", (0,), (grid_size - 1,))
+        self.schema = Schema(places, Discrete(self.num_actions), horizon, fixed=True, reward=(0, 1))
 
     def start(self, tasks: Tensor, seeds: Sequence[int] | None = None) -> BatchedEnv:
         """Environments of these tasks, each at the start of an episode, on the tasks' device.
@@ -233,9 +217,12 @@ class Env(ABC):
         """What each action really does (B, 5), or None where it does what its number says."""
         return None
 
-    def describe(self) -> dict[str, Any]:
-        """Name and arguments as JSON values, for `build_env`."""
-        return {"name": self.name, **self.arguments()}
+    def task_names(self) -> list[str]:
+        """A word for each number of a task."""
+        if len(self.task_sizes) == 1:
+            return ["Permutation of the actions"]
+        what = ("Goal",) if len(self.task_sizes) == 2 else ("Key", "Door")
+        return [f"{each} {place}" for each in what for place in ("row", "column")]
 
     def best_return(self, tasks: Tensor, starts: Tensor) -> Tensor:
         """The largest return (B,) of episodes of tasks (B, F) that begin at `starts` (B, 2)."""
@@ -247,7 +234,7 @@ class Env(ABC):
         return (arrivals <= self.horizon).sum(dim=1)
 
 
-class Darkroom(Env):
+class Darkroom(GridEnv):
     """An unseen goal on a grid; a task is (row, column) of the goal.
 
     Args:
@@ -284,7 +271,7 @@ class Darkroom(Env):
         return {**super().arguments(), "start": start, "hard": hard, "random_start": self.random_start}
 
 
-class DarkroomPermuted(Env):
+class DarkroomPermuted(GridEnv):
     """A known goal, the far corner, and actions that do something else; a task is the number of their permutation.
 
     Args:
@@ -307,7 +294,7 @@ class DarkroomPermuted(Env):
         return torch.tensor(PERMUTATIONS, device=tasks.device)[tasks[:, 0]]
 
 
-class DarkKeyToDoor(Env):
+class DarkKeyToDoor(GridEnv):
     """An unseen key that pays once, then an unseen door that pays once; a task is (row, column, row, column) of both.
 
     The state does not show whether the agent has the key. A door in the key's cell takes a step of its own.
@@ -330,20 +317,4 @@ class DarkKeyToDoor(Env):
         return tasks.unflatten(1, (2, 2))
 
 
-ENVS: dict[str, type[Env]] = {family.name: family for family in (Darkroom, DarkroomPermuted, DarkKeyToDoor)}
-
-
-def build_env(described: Mapping[str, Any]) -> Env:
-    """The environment that `Env.describe` described.
-
-    Raises:
-        ValueError: when there is no such environment, or it takes other arguments.
-    """
-    arguments = dict(described)
-    name = arguments.pop("name", None)
-    if name not in ENVS:
-        raise ValueError(f"an environment's name is one of {', '.join(ENVS)}, found {name!r}")
-    try:
-        return ENVS[name](**arguments)
-    except TypeError as error:
-        raise ValueError(f"environment {name}: {error}") from error
+ENVS: dict[str, type[GridEnv]] = {family.name: family for family in (Darkroom, DarkroomPermuted, DarkKeyToDoor)}

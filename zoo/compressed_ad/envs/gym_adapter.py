@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.compressed_ad.envs.grids import ENVS, Env, Step, build_env
+from zoo.compressed_ad.envs.grids import ENVS, GridEnv, Step
 
 if TYPE_CHECKING:
     import gymnasium
@@ -23,7 +23,7 @@ def register() -> None:
     `gymnasium.make_vec("zoo/Darkroom-v0", tasks=[(5, 6), (0, 0)])` steps many environments in one go. Both take the
     arguments of the environment as well (`grid_size`, `horizon`, ...). The ids are in `IDS`.
     """
-    gymnasium = _gymnasium()
+    gymnasium = require_gymnasium()
     for name, identifier in IDS.items():
         if identifier not in gymnasium.registry:
             gymnasium.register(
@@ -45,8 +45,8 @@ def make_single(name: str, task: Sequence[int], **arguments: Any) -> gymnasium.E
         name: of the environment, see `ENVS`.
         task: (F,), a row of `Env.tasks()`.
     """
-    base = _gymnasium().Env
-    return type("SingleEnv", (_SingleEnv, base), {})(build_env({"name": name, **arguments}), task)
+    base = require_gymnasium().Env
+    return type("SingleEnv", (_SingleEnv, base), {})(_family(name)(**arguments), task)
 
 
 def make_vector(
@@ -62,21 +62,32 @@ def make_vector(
         tasks: (B, F), rows of `Env.tasks()`; a task may repeat.
         num_envs: number of environments: the tasks are repeated in turn up to it. As many as tasks by default.
     """
-    base = _gymnasium().vector.VectorEnv
+    base = require_gymnasium().vector.VectorEnv
     rows = torch.as_tensor(tasks)
     # gymnasium.make_vec asks for one environment by default.
     count = len(rows) if num_envs in (None, 1) else num_envs
     if count < len(rows):
         raise ValueError(f"{len(rows)} tasks need at least as many environments, not num_envs {count}")
     chosen = rows[torch.arange(count) % len(rows)]
-    return type("VectorEnv", (_VectorEnv, base), {})(build_env({"name": name, **arguments}), chosen)
+    return type("VectorEnv", (_VectorEnv, base), {})(_family(name)(**arguments), chosen)
 
 
-def _gymnasium() -> Any:
+def _family(name: str) -> type[GridEnv]:
+    if name not in ENVS:
+        raise ValueError(f"an environment's name is one of {', '.join(ENVS)}, found {name!r}")
+    return ENVS[name]
+
+
+def require_gymnasium() -> Any:
+    """The package gymnasium.
+
+    Raises:
+        ImportError: without the extra `rl`.
+    """
     try:
         import gymnasium
     except ImportError as error:
-        raise ImportError("the gymnasium adapter needs the extra rl: pip install 'zoo[rl]'") from error
+        raise ImportError("environments of gymnasium need the extra rl: pip install 'zoo[rl]'") from error
     return gymnasium
 
 
@@ -85,7 +96,7 @@ class _Adapter:
 
     np_random: np.random.Generator
 
-    def _prepare(self, env: Env, tasks: Tensor) -> None:
+    def _prepare(self, env: GridEnv, tasks: Tensor) -> None:
         from gymnasium import spaces
 
         self.env = env
@@ -122,7 +133,7 @@ class _Adapter:
 class _SingleEnv(_Adapter):
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - gymnasium's own declaration
 
-    def __init__(self, env: Env, task: Sequence[int]) -> None:
+    def __init__(self, env: GridEnv, task: Sequence[int]) -> None:
         self._prepare(env, torch.as_tensor([list(task)]))
         self.observation_space = self._observations
         self.action_space = self._actions
@@ -140,7 +151,7 @@ class _SingleEnv(_Adapter):
 
 
 class _VectorEnv(_Adapter):
-    def __init__(self, env: Env, tasks: Tensor) -> None:
+    def __init__(self, env: GridEnv, tasks: Tensor) -> None:
         from gymnasium.vector import AutoresetMode
         from gymnasium.vector.utils import batch_space
 

@@ -19,11 +19,12 @@ from zoo.common.hardware import own_device
 from zoo.common.locks import writes_into
 from zoo.common.ranges import at_least, within
 from zoo.common.reading.configs import read_config
-from zoo.common.report import terminal_table, write_report
+from zoo.common.report import plain, terminal_table, write_report
 from zoo.common.work import Share, write_part
 from zoo.compressed_ad.data.history import read_index
-from zoo.compressed_ad.envs.baselines import explorer_returns, oracle_return, random_return
-from zoo.compressed_ad.envs.grids import DarkroomPermuted, Env
+from zoo.compressed_ad.envs.base import Env
+from zoo.compressed_ad.envs.baselines import can_explore, explorer_returns, oracle_return, random_return
+from zoo.compressed_ad.envs.grids import GridEnv
 from zoo.compressed_ad.evaluation import plots
 from zoo.compressed_ad.evaluation.memory_gap import probe, summarise_gap
 from zoo.compressed_ad.evaluation.summary import last_episodes, summarise
@@ -51,8 +52,8 @@ def show(facts: Mapping[str, Any]) -> None:
         row = summary[key]
         ends = "" if row["low"] is None else f"{row['low']:.3f} to {row['high']:.3f}"
         name = f"{key} ({summary['last_episodes']} episodes)" if key == "last" else key
-        lines.append([name, f"{row['mean']:.3f}", ends])
-    lines += [[key, f"{summary[key]:.3f}", ""] for key in ("random", "oracle")]
+        lines.append([name, _figure(row["mean"]), ends])
+    lines += [[key, _figure(summary[key]), ""] for key in ("random", "oracle")]
     for share, episode in summary["episodes_to_reach"].items():
         lines.append([f"episodes to {share} of the last", "never" if episode is None else str(episode), ""])
     for key in ("before", "after") if facts["gap"] is not None else ():
@@ -63,10 +64,13 @@ def show(facts: Mapping[str, Any]) -> None:
     console.print(terminal_table(heads, lines, title, left=heads))
     if len(facts["tasks"]) <= SHOWN_TASKS:
         tasks = [
-            [f"{task[key]:.3f}" if isinstance(task[key], float) else str(task[key]) for key in COLUMNS]
-            for task in facts["tasks"]
+            [str(task[key]) if key == "task" else _figure(task[key]) for key in COLUMNS] for task in facts["tasks"]
         ]
         console.print(terminal_table(COLUMNS, tasks))
+
+
+def _figure(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3f}"
 
 
 def write_evaluation(output: Path, facts: Mapping[str, Any], returns: np.ndarray) -> None:
@@ -102,8 +106,8 @@ def task_rows(tasks: Tensor, returns: np.ndarray, random: np.ndarray, oracle: np
             "last": float(last[row].mean()),
             "last_std": float(last[row].std()),
             "random": float(random[row]),
-            "oracle": float(oracle[row]),
-            "regret": float(oracle[row] - mean[row]),
+            "oracle": plain(float(oracle[row])),
+            "regret": plain(float(oracle[row] - mean[row])),
         }
         for row, task in enumerate(tasks.tolist())
     ]
@@ -167,6 +171,8 @@ def evaluate(
     agent = load_agent(run, own_device(device))
     if gap_steps is not None and gap_steps < agent.policy.window:
         raise ValueError(f"a gap of {gap_steps} steps does not empty the window of {agent.policy.window}")
+    if gap and not isinstance(agent.env, GridEnv):
+        raise ValueError(f"the memory gap is for grids, whose goals are known, not for {agent.env.name}")
     tasks, told = split_of(run, agent.env, split, split_seed, train_share)
     output = Path(output).resolve()
     settings = {
@@ -252,12 +258,12 @@ def baselines_of(env: Env, tasks: Tensor, episodes: int) -> dict[str, Any]:
         episodes: of the explorer; it has no curve (None) where there is nothing to explore.
     """
     explorer = None
-    if not isinstance(env, DarkroomPermuted):
+    if can_explore(env):
         seeds = pairs(env, tasks, [0])[1] if env.random_start else None
         explorer = explorer_returns(env, episodes, tasks, seeds).mean(0).tolist()
     return {
         "random": float(random_return(env, tasks).mean()),
-        "oracle": float(oracle_return(env, tasks).mean()),
+        "oracle": plain(float(oracle_return(env, tasks).mean())),
         "explorer": explorer,
     }
 
@@ -293,7 +299,7 @@ def _join(
     seeds, episodes = settings["seeds"], settings["episodes"]
     returns = np.concatenate([part["returns"] for part in parts]).reshape(len(tasks), seeds, episodes)
     gap = None
-    if settings["gap_steps"] is not None:
+    if settings["gap_steps"] is not None and isinstance(agent.env, GridEnv):
         probed = np.concatenate([part["gap"] for part in parts])
         paired = tasks.repeat_interleave(seeds, 0)
         gap = {"steps": settings["gap_steps"], **summarise_gap(torch.from_numpy(probed), agent.env, paired)}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from zoo.compressed_ad.envs.baselines import oracle_return, random_return
-from zoo.compressed_ad.envs.grids import Env
+from zoo.compressed_ad.envs.grids import BatchedEnv, GridEnv
 from zoo.compressed_ad.rollout import Player
 
 
@@ -27,17 +27,20 @@ def probe(player: Player, before: Tensor, gap_steps: int) -> Tensor:
         the returns of the last episode before and of the one after it.
 
     Raises:
-        ValueError: when the gap is shorter than the window.
+        ValueError: when the gap is shorter than the window, or the environment is no grid.
     """
-    env, window = player.envs.env, player.policy.window
+    envs, window = player.envs, player.policy.window
+    if not isinstance(envs, BatchedEnv):
+        raise ValueError("the memory gap is for grids, whose goals are known")
+    env = envs.env
     if gap_steps < window:
         raise ValueError(f"a gap of {gap_steps} steps does not empty the window of {window}: raise gap_steps")
     player.play(-(-gap_steps // env.horizon), aimless=True)
-    goals = 1 if env.repeats else env.goals(player.envs.tasks).shape[1]
+    goals = 1 if env.repeats else env.goals(envs.tasks).shape[1]
     return torch.stack([(before.amax(1) >= goals).float(), before[:, -1], player.play(1)[:, 0]], 1)
 
 
-def summarise_gap(probed: Tensor, env: Env, tasks: Tensor) -> dict[str, Any]:
+def summarise_gap(probed: Tensor, env: GridEnv, tasks: Tensor) -> dict[str, Any]:
     """Means over the pairs that had found the goal; the others have nothing to remember.
 
     Args:

@@ -42,7 +42,8 @@ def curves(evaluations: Mapping[str, Facts], sources: Mapping[str, Sequence[floa
     for label, values in (sources or {}).items():
         axes.plot(range(1, len(values) + 1), values, label=label, linewidth=1, linestyle="-.")
     baselines = first["baselines"]
-    axes.axhline(baselines["oracle"], color="0.3", linestyle="--", linewidth=1, label="oracle")
+    if baselines["oracle"] is not None:
+        axes.axhline(baselines["oracle"], color="0.3", linestyle="--", linewidth=1, label="oracle")
     if baselines["explorer"] is not None:
         explorer = baselines["explorer"]
         axes.plot(range(1, len(explorer) + 1), explorer, color="0.5", linewidth=1, label="informed explorer")
@@ -65,7 +66,8 @@ def running(evaluations: Mapping[str, Facts]) -> Figure:
         mean = np.array(facts["summary"]["curve"]["mean"])
         episodes = np.arange(1, len(mean) + 1)
         left.plot(episodes, facts["summary"]["curve"]["cumulative"], label=label)
-        right.plot(episodes, (facts["baselines"]["oracle"] - mean).cumsum(), label=label)
+        if facts["baselines"]["oracle"] is not None:
+            right.plot(episodes, (facts["baselines"]["oracle"] - mean).cumsum(), label=label)
     left.set(xlabel="episode", ylabel="return", title="mean over all episodes so far")
     right.set(xlabel="episode", ylabel="return", title="sum of the regret against the oracle")
     left.legend()
@@ -84,7 +86,8 @@ def tasks(evaluations: Mapping[str, Facts]) -> Figure:
         places = np.arange(len(names)) - 0.4 + width / 2
         for number, (label, facts) in enumerate(evaluations.items()):
             axes.bar(places + number * width, [row["last"] for row in facts["tasks"]], width, label=label)
-        axes.plot(range(len(names)), [row["oracle"] for row in first], "_", color="0.2", markersize=14, label="oracle")
+        best = [np.nan if row["oracle"] is None else row["oracle"] for row in first]
+        axes.plot(range(len(names)), best, "_", color="0.2", markersize=14, label="oracle")
         axes.set_xticks(range(len(names)), names, rotation=90 if len(names) > 12 else 0)
         axes.set(xlabel="task")
     else:

@@ -14,7 +14,7 @@ from zoo.common.locks import writes_into
 from zoo.common.report import markdown_table, plain, write_report
 from zoo.common.statistics import bootstrap_groups
 from zoo.compressed_ad.data.history import HistoryStore
-from zoo.compressed_ad.envs.grids import build_env
+from zoo.compressed_ad.envs.base import build_env
 from zoo.compressed_ad.evaluation import plots
 from zoo.compressed_ad.evaluation.evaluate import NAME as EVALUATION
 from zoo.compressed_ad.evaluation.evaluate import RETURNS_NAME
@@ -129,7 +129,9 @@ def source_curve(folder: Path, facts: Mapping[str, Any]) -> list[float]:
     positions = [at for at, task in enumerate(store.tasks.tolist()) if " ".join(map(str, task)) in wanted]
     if not positions:
         raise ValueError(f"{folder} has no history of a task of the evaluation")
-    return np.mean([store.returns(at).mean(0) for at in positions], axis=0).tolist()
+    means = [store.mean_returns(at) for at in positions]
+    shortest = min(map(len, means))
+    return np.mean([each[:shortest] for each in means], axis=0).tolist()
 
 
 def training_curves(run: Path) -> dict[str, tuple[list[int], list[float]]]:
@@ -221,14 +223,15 @@ def _notes(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def _env_line(result: Mapping[str, Any]) -> str:
     arguments = ", ".join(f"{key} {value}" for key, value in result["env"].items() if key != "name")
     baselines = result["baselines"]
+    best = _number(baselines["oracle"], "nobody knows what")
     return (
         f"{result['env']['name']} ({arguments}). An episode of random actions returns {baselines['random']:.2f}, one "
-        f"of who knows the task {baselines['oracle']:.2f}."
+        f"of who knows the task {best}."
     )
 
 
 def _interval(value: Mapping[str, float | None] | None) -> str:
-    if value is None:
+    if value is None or value["mean"] is None:
         return "-"
     ends = "" if value["low"] is None else f" [{value['low']:.2f}, {value['high']:.2f}]"
     return f"{value['mean']:.2f}{ends}"

@@ -80,7 +80,7 @@ def summarise(returns: np.ndarray, random: np.ndarray, oracle: np.ndarray) -> di
         "std": float(by_task.std()),
         "std_tasks": float(by_task.mean(1).std()),
         "random": float(random.mean()),
-        "oracle": float(oracle.mean()),
+        "oracle": plain(float(oracle.mean())),
         "regret": interval(oracle[:, None] - returns.mean(2, dtype=np.float64)),
         "gain": plain((level_mean - float(random.mean())) / reach) if reach else None,
         "episodes_to_reach": speed(means, level_mean),

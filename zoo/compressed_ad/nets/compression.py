@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.common.ranges import at_least
+from zoo.common.ranges import at_least, positive
 from zoo.compressed_ad.nets.embedding import REWARDS
 from zoo.compressed_ad.nets.steps import Steps
 
@@ -75,6 +75,67 @@ class KeepAttended(Compressor):
             raise ValueError("KeepAttended needs the transformer's attention")
         best = attention.topk(self.num_latents, dim=1).indices.sort(dim=1).values
         return tokens.gather(1, best.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
+
+
+class KeepDecaying(Compressor):
+    """Keeps many of the newest tokens and ever fewer of the older ones, the newest among them.
+
+    How densely tokens are kept falls by a half over each `half_life`.
+
+    Args:
+        num_latents: tokens that are left, 0 or more.
+        half_life: as a share of the sequence, above 0.
+    """
+
+    def __init__(self, num_latents: int, half_life: float = 0.25) -> None:
+        super().__init__(num_latents)
+        positive(half_life=half_life)
+        self.half_life = half_life
+
+    def forward(self, tokens: Tensor, attention: Tensor | None = None) -> Tensor:
+        """(B, N, dim) to (B, K, dim)."""
+        count, kept = tokens.shape[1], self.num_latents
+        shares = torch.arange(kept, dtype=torch.float64) / max(kept, 1)
+        left = 0.5 ** (1 / self.half_life)  # of the density, at the oldest token
+        ages = ((1 - shares * (1 - left)).log2() * -self.half_life * count).long()
+        number = torch.arange(kept)
+        ages = torch.minimum((ages - number).cummax(0).values + number, count - kept + number)  # all different
+        return tokens[:, (count - 1 - ages).flip(0).to(tokens.device)]
+
+
+class KeepAdaptive(Compressor):
+    """Keeps what suits each history's attention: the newest tokens, evenly spaced ones, or those attended to most.
+
+    The newest where the newer half of the tokens has over `recent` times the attention of the older half; else evenly
+    spaced ones where the attention is spread widely, its entropy being above `entropy` nats; else the most attended.
+
+    Args:
+        num_latents: tokens that are left, 0 or more.
+        recent: ratio of attention.
+        entropy: in nats.
+    """
+
+    needs_attention = True
+
+    def __init__(self, num_latents: int, recent: float = 2.5, entropy: float = 2.0) -> None:
+        super().__init__(num_latents)
+        at_least(0, recent=recent, entropy=entropy)
+        self.recent = recent
+        self.entropy = entropy
+
+    def forward(self, tokens: Tensor, attention: Tensor | None = None) -> Tensor:
+        """(B, N, dim) to (B, K, dim)."""
+        if attention is None:
+            raise ValueError("KeepAdaptive needs the transformer's attention")
+        count, kept = tokens.shape[1], self.num_latents
+        number = torch.arange(1, kept + 1, device=tokens.device)
+        newest, even = count - kept - 1 + number, number * count // max(kept, 1) - 1
+        attended = attention.topk(kept, dim=1).indices.sort(dim=1).values
+        older = attention[:, : count // 2].sum(1)
+        is_recent = attention[:, count // 2 :].sum(1) > self.recent * older
+        is_wide = -torch.xlogy(attention, attention).sum(1) > self.entropy
+        places = torch.where(is_recent[:, None], newest, torch.where(is_wide[:, None], even, attended))
+        return tokens.gather(1, places.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
 
 
 class CrossAttention(nn.Module):

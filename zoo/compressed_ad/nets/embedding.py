@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import math
 from abc import ABC, abstractmethod
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.compressed_ad.nets.steps import Steps
+from zoo.common.ranges import at_least
+from zoo.compressed_ad.envs.base import Env
+from zoo.compressed_ad.envs.schema import Box, Discrete, Space
+from zoo.compressed_ad.nets.steps import Statistics, Steps
 
 REWARDS = 2  # values of a reward: none, or one
 
@@ -18,14 +23,12 @@ class StepEmbedding(nn.Module, ABC):
 
     Args:
         dim: width of the tokens.
-        grid_size: rows and columns of a room.
-        num_actions: that the agent chooses from.
+        num_actions: that the agent chooses from; None where actions are no choice of a few.
     """
 
-    def __init__(self, dim: int, grid_size: int, num_actions: int) -> None:
+    def __init__(self, dim: int, num_actions: int | None) -> None:
         super().__init__()
         self.dim = dim
-        self.grid_size = grid_size
         self.num_actions = num_actions
 
     @abstractmethod
@@ -34,10 +37,44 @@ class StepEmbedding(nn.Module, ABC):
 
     @abstractmethod
     def queries(self, states: Tensor) -> Tensor:
-        """Tokens (..., dim) of the states (..., 2), int64, in which an action is wanted."""
+        """Tokens (B, ..., dim) of the states (B, ..., *observation) in which an action is wanted."""
+
+    @abstractmethod
+    def check(self, env: Env) -> None:
+        """Refuse an environment that this was not made for."""
+
+    def fit(self, statistics: Statistics) -> None:
+        """Take over how the values of training histories are spread, where that is used."""
 
 
-class LinearEmbedding(StepEmbedding):
+class GridEmbedding(StepEmbedding):
+    """Base of the embeddings of grids.
+
+    Args:
+        dim: width of the tokens.
+        grid_size: rows and columns of a room.
+        num_actions: that the agent chooses from.
+    """
+
+    num_actions: int
+
+    def __init__(self, dim: int, grid_size: int, num_actions: int) -> None:
+        super().__init__(dim, num_actions)
+        self.grid_size = grid_size
+
+    def check(self, env: Env) -> None:
+        """Refuse another grid, and what is none."""
+        space, action = env.schema.observation, env.schema.action
+        known = Box((2,), "int64", (0,), (self.grid_size - 1,))
+        if space != known or action != Discrete(self.num_actions):
+            raise ValueError(
+                f"the policy knows a grid of {self.grid_size} rows and {self.num_actions} actions, {env.name} has "
+                f"{json.dumps(env.schema.describe())}: give the embedding the environment's grid_size and num_actions, "
+                "or take SpaceEmbedding"
+            )
+
+
+class LinearEmbedding(GridEmbedding):
     """One linear layer on the raw numbers of a transition and a table of query states: the original's.
 
     Args:
@@ -66,7 +103,7 @@ class LinearEmbedding(StepEmbedding):
         return self.query_state(states[..., 0] * self.grid_size + states[..., 1])
 
 
-class FactoredEmbedding(StepEmbedding):
+class FactoredEmbedding(GridEmbedding):
     """A sum of learned tables: row and column of state and successor, action, reward, end of the episode.
 
     A net learns far faster from it than from raw coordinates.
@@ -98,3 +135,126 @@ class FactoredEmbedding(StepEmbedding):
         """Tokens (..., dim) of query states (..., 2), int64."""
         fields = states + torch.tensor([0, self.grid_size], device=states.device)
         return self.query(fields.reshape(-1, 2)).view(*states.shape[:-1], self.dim)
+
+
+class SpaceEmbedding(StepEmbedding):
+    """Transitions of any environment whose spaces are Discrete or Box, by its schema.
+
+    Numbers of a Box are normalised by mean and deviation over the training histories, which the checkpoint keeps, and
+    so are rewards. A Discrete value is one-hot, which makes a table of the layer behind it; a picture passes a small
+    convolutional net, the same for state, successor and query.
+
+    Args:
+        env: whose schema it is for.
+        dim: width of the tokens.
+        hidden: channels of a layer before the tokens; 0 for none.
+    """
+
+    def __init__(self, env: Env, dim: int = 64, hidden: int = 0) -> None:
+        super().__init__(dim, env.schema.action.n if isinstance(env.schema.action, Discrete) else None)
+        at_least(0, hidden=hidden)
+        self.spaces = (env.schema.observation, env.schema.action)
+        self.state = _features(env.schema.observation, dim)
+        self.action = _features(env.schema.action, dim)
+        self.reward = Normalised(1)
+        state, action = self.state.width, self.action.width
+        self.context = _layers(2 * state + action + 2, hidden, dim)
+        self.query = _layers(state, hidden, dim)
+
+    def transitions(self, steps: Steps) -> Tensor:
+        """Tokens (B, L, dim) of transitions."""
+        states, next_states = self.state(steps.states), self.state(steps.next_states)
+        reward = self.reward(steps.rewards[..., None])
+        values = [states, self.action(steps.actions), reward, next_states, steps.dones[..., None].float()]
+        return self.context(torch.cat(values, -1))  # (B, L, dim)
+
+    def queries(self, states: Tensor) -> Tensor:
+        """Tokens (B, ..., dim) of query states (B, ..., *observation)."""
+        return self.query(self.state(states))
+
+    def check(self, env: Env) -> None:
+        """Refuse other spaces, and print both."""
+        for what, mine, theirs in zip(
+            ("observation", "action"), self.spaces, (env.schema.observation, env.schema.action), strict=True
+        ):
+            if mine != theirs:
+                raise ValueError(
+                    f"the policy's {what} is {json.dumps(mine.describe())}, that of {env.name} is "
+                    f"{json.dumps(theirs.describe())}"
+                )
+
+    def fit(self, statistics: Statistics) -> None:
+        """Take over means and deviations."""
+        for part, moments in ((self.state, statistics.states), (self.action, statistics.actions)):
+            if isinstance(part, Normalised):
+                part.set(*moments)
+        self.reward.set(*statistics.rewards)
+
+
+class OneHot(nn.Module):
+    """Numbers below `width` as one-hot vectors."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    def forward(self, values: Tensor) -> Tensor:
+        """(...) int64 to (..., width) float32."""
+        return F.one_hot(values, self.width).float()
+
+
+class Normalised(nn.Module):
+    """Arrays of `width` numbers, flattened, less their mean and divided by their deviation."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, width: int, axes: int = 1) -> None:
+        super().__init__()
+        self.width = width
+        self.axes = axes
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("std", torch.ones(width))
+
+    def set(self, mean: Tensor, std: Tensor) -> None:
+        """Take over mean and deviation (width,); numbers that never change are left as they are but for the mean."""
+        self.mean.copy_(mean)
+        self.std.copy_(torch.where(std > 0, std, torch.ones_like(std)))
+
+    def forward(self, values: Tensor) -> Tensor:
+        """(..., *shape) to (..., width) float32."""
+        flat = values.reshape(*values.shape[: values.ndim - self.axes], self.width)
+        return (flat.float() - self.mean) / self.std
+
+
+class Pictures(nn.Module):
+    """A small convolutional net on pictures (H, W, C) or (C, H, W) of bytes."""
+
+    def __init__(self, shape: tuple[int, ...], width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.shape = shape
+        self.last = shape[2] <= shape[0]  # channels last
+        channels = shape[2] if self.last else shape[0]
+        self.net = nn.Sequential(
+            nn.Conv2d(channels, 16, 3, 2, 1), nn.GELU(), nn.Conv2d(16, 32, 3, 2, 1), nn.GELU(),
+            nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(32 * 16, width),
+        )  # fmt: skip
+
+    def forward(self, values: Tensor) -> Tensor:
+        """(..., *shape) uint8 to (..., width)."""
+        flat = values.reshape(-1, *self.shape).float() / 255 - 0.5
+        x = self.net(flat.permute(0, 3, 1, 2) if self.last else flat)  # (N, width)
+        return x.reshape(*values.shape[:-3], self.width)
+
+
+def _features(space: Space, dim: int) -> OneHot | Normalised | Pictures:
+    if isinstance(space, Discrete):
+        return OneHot(space.n)
+    return Pictures(space.shape, dim) if space.is_image else Normalised(math.prod(space.shape), len(space.shape))
+
+
+def _layers(inputs: int, hidden: int, dim: int) -> nn.Module:
+    if not hidden:
+        return nn.Linear(inputs, dim)
+    return nn.Sequential(nn.Linear(inputs, hidden), nn.GELU(), nn.Linear(hidden, dim))

@@ -8,9 +8,11 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.nets.compression import STD, Compressor, ReconstructionDecoder
 from zoo.compressed_ad.nets.embedding import StepEmbedding
-from zoo.compressed_ad.nets.steps import Steps
+from zoo.compressed_ad.nets.heads import ActionHead, CategoricalHead
+from zoo.compressed_ad.nets.steps import Statistics, Steps
 from zoo.compressed_ad.nets.transformer import Cache, Transformer
 
 
@@ -53,7 +55,7 @@ class Compression(NamedTuple):
 
 
 class Output(NamedTuple):
-    """Action logits and the compressions on the way to them."""
+    """What the head says of the actions (logits, of a few actions) and the compressions on the way to it."""
 
     logits: Tensor
     compressions: list[Compression]
@@ -97,6 +99,7 @@ class InContextPolicy(nn.Module):
             be kept; "full" lets them see recent transitions and the query, as the original does.
         decoder: gives compressed tokens back, for the reconstruction loss.
         type_embedding: add a learned vector to latents where the transformer sees them.
+        head: what it says of the next action; logits of the embedding's actions by default.
 
     Source: Laskin et al., "In-context Reinforcement Learning with Algorithm Distillation" (2022), for the model without
     compressor.
@@ -111,6 +114,7 @@ class InContextPolicy(nn.Module):
         latent_mask: LatentMask = "causal",
         decoder: ReconstructionDecoder | None = None,
         type_embedding: bool = True,
+        head: ActionHead | None = None,
     ) -> None:
         super().__init__()
         if embedding.dim != transformer.dim:
@@ -132,7 +136,29 @@ class InContextPolicy(nn.Module):
         self.latent_type = nn.Parameter(torch.zeros(1, 1, embedding.dim)) if type_embedding and has_latents else None
         if self.latent_type is not None:
             nn.init.trunc_normal_(self.latent_type, std=STD)
-        self.head = nn.Linear(embedding.dim, embedding.num_actions)
+        if head is None:
+            if embedding.num_actions is None:
+                raise ValueError("actions in a Box need a head: BinsHead or GaussianHead (policy.head)")
+            head = CategoricalHead(embedding.dim, embedding.num_actions)
+        if head.in_features != embedding.dim:
+            raise ValueError(f"tokens have {embedding.dim} channels, the head takes {head.in_features}")
+        self.head = head
+
+    def check(self, env: Env) -> None:
+        """Refuse an environment that this was not made for."""
+        self.embedding.check(env)
+        self.head.check(env)
+
+    def fit_statistics(self, statistics: Statistics) -> None:
+        """Take over how the values of training histories are spread, where a part uses it."""
+        self.embedding.fit(statistics)
+        self.head.fit(statistics)
+
+    @property
+    def uses_statistics(self) -> bool:
+        """Whether a part does."""
+        parts = (type(self.embedding).fit is not StepEmbedding.fit, type(self.head).fit is not ActionHead.fit)
+        return any(parts)
 
     @property
     def window(self) -> int:
@@ -169,7 +195,7 @@ class InContextPolicy(nn.Module):
             last_only: predict the last step's action alone, as the original trains.
 
         Returns:
-            Logits (B, L, actions), or (B, 1, actions) for the last only.
+            Logits (B, L, actions), or (B, 1, actions) for the last only; of another head its parameters.
 
         Raises:
             ValueError: when the history is too long without a compressor, or all steps are wanted with the full
@@ -209,7 +235,7 @@ class InContextPolicy(nn.Module):
         return State(cache=self._new_cache() if cached else None)
 
     def act(self, state: State, queries: Tensor) -> Tensor:
-        """Predict the next action, logits (B, actions), in states (B, 2); to be called once before each `observe`."""
+        """Predict the next action, logits (B, actions), in states (B, ...); to be called once before each `observe`."""
         if state.cache is None:
             return self._last_logits(state.latents, state.steps, queries)
         last = None if state.steps is None else state.steps.slice(state.length - 1, state.length)

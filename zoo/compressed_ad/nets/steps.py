@@ -9,13 +9,29 @@ import torch
 from torch import Tensor
 
 
+class Statistics(NamedTuple):
+    """How the values of histories are spread.
+
+    states: mean and deviation (N,) float32 of the numbers of an observation; of nothing (0,) where they are classes
+        or bytes of pictures.
+    actions: likewise.
+    rewards: mean and deviation (1,).
+    sample: (n, A) float32 of actions, for quantiles; (0, 0) where they are classes.
+    """
+
+    states: tuple[Tensor, Tensor]
+    actions: tuple[Tensor, Tensor]
+    rewards: tuple[Tensor, Tensor]
+    sample: Tensor
+
+
 class Steps(NamedTuple):
     """B histories of L transitions; episodes follow each other without a gap.
 
-    states: (B, L, 2) int64, (row, column) before the action.
-    actions: (B, L) int64, 0 to 4.
-    rewards: (B, L) int64, or float32.
-    next_states: (B, L, 2) int64, (row, column) after the action.
+    states: (B, L, *observation) before the action; of grids (B, L, 2) int64, (row, column).
+    actions: (B, L, *action); of grids (B, L) int64, 0 to 4.
+    rewards: (B, L) float32, or int64 of grids.
+    next_states: (B, L, *observation) after the action.
     dones: (B, L) bool, whether the transition ended an episode.
     """
 

@@ -1,0 +1,43 @@
+"""Compressors that learn nothing: which tokens they keep."""
+
+import pytest
+import torch
+
+from zoo.compressed_ad.nets.compression import KeepAdaptive, KeepDecaying
+
+
+def numbered(count: int, batch: int = 1) -> torch.Tensor:
+    return torch.arange(float(count)).expand(batch, count)[..., None]
+
+
+@pytest.mark.parametrize(("count", "kept"), [(40, 8), (9, 9), (10, 7), (5, 1), (6, 0)])
+def test_older_tokens_are_kept_ever_more_seldom(count: int, kept: int) -> None:
+    places = KeepDecaying(kept, 0.3)(numbered(count))[0, :, 0]
+    assert places.shape == (kept,)
+    assert (places.diff() >= 1).all() and ((places >= 0) & (places < count)).all()
+    if kept:
+        assert places[-1] == count - 1
+    if (count, kept) == (40, 8):
+        assert (places.diff().diff() <= 1).all() and places.diff()[0] > 2 * places.diff()[-1]
+        # the quantiles of a density that falls by a half over 12 tokens
+        shares = torch.arange(8, dtype=torch.float64) / 8
+        ages = -12 * (1 - shares * (1 - 0.5 ** (1 / 0.3))).log2()
+        assert places.flip(0).tolist() == (39 - ages.floor()).tolist()
+
+
+def test_a_long_half_life_is_even() -> None:
+    places = KeepDecaying(8, 1000.0)(numbered(40))[0, :, 0]
+    assert set(places.diff().tolist()) <= {4, 5}
+    with pytest.raises(ValueError, match="half_life"):
+        KeepDecaying(3, 0.0)
+
+
+def test_each_history_gets_the_rule_that_suits_its_attention() -> None:
+    attention = torch.full((3, 12), 0.01)
+    attention[0, 8:] = 0.23  # the newer half
+    attention[1] = 1 / 12  # all, entropy ln 12
+    attention[2, [1, 4, 7]] = torch.tensor([0.4, 0.21, 0.3])
+    kept = KeepAdaptive(3)(numbered(12, 3), attention / attention.sum(1, keepdim=True))[..., 0]
+    assert kept.tolist() == [[9, 10, 11], [3, 7, 11], [1, 4, 7]]
+    with pytest.raises(ValueError, match="needs the transformer's attention"):
+        KeepAdaptive(3)(numbered(12))

@@ -1,0 +1,96 @@
+"""Embeddings by schema: normalised numbers, classes, pictures; statistics in the state dict."""
+
+import pytest
+import torch
+
+from zoo.compressed_ad.envs.base import Env
+from zoo.compressed_ad.envs.grids import Darkroom
+from zoo.compressed_ad.envs.point_mass import PointMass
+from zoo.compressed_ad.envs.schema import Box, Discrete, Schema, Space, box
+from zoo.compressed_ad.nets.embedding import FactoredEmbedding, SpaceEmbedding
+from zoo.compressed_ad.nets.policy import InContextPolicy
+from zoo.compressed_ad.nets.steps import Statistics, Steps
+from zoo.compressed_ad.nets.transformer import Transformer
+
+SPACES: list[tuple[Space, Space]] = [
+    (Discrete(7), Discrete(3)),
+    (box((4,), "float32", -float("inf"), float("inf")), Discrete(2)),
+    (box((2, 3), "float64", 0, 1), box((2,), "float32", -1, 1)),
+    (box((9, 8, 3), "uint8", 0, 255), Discrete(4)),
+    (box((1, 8, 9), "uint8", 0, 255), box((1,), "float32", -1, 1)),
+]
+
+
+def env(observation: Space, action: Space) -> Env:
+    made = PointMass()
+    made.schema = Schema(observation, action, 20)
+    return made
+
+
+def values(space: Space, *shape: int) -> torch.Tensor:
+    if isinstance(space, Discrete):
+        return torch.randint(space.n, shape)
+    if space.is_image:
+        return torch.randint(256, (*shape, *space.shape), dtype=torch.uint8)
+    return torch.rand(*shape, *space.shape, dtype=torch.float64 if space.kind == "float64" else torch.float32)
+
+
+def steps(observation: Space, action: Space, batch: int = 3, length: int = 6) -> Steps:
+    torch.manual_seed(0)
+    return Steps(
+        values(observation, batch, length), values(action, batch, length), torch.rand(batch, length),
+        values(observation, batch, length), torch.rand(batch, length) < 0.3,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("spaces", SPACES, ids=str)
+@pytest.mark.parametrize("hidden", [0, 5])
+def test_tokens_of_each_kind(spaces: tuple[Space, Space], hidden: int) -> None:
+    embedding = SpaceEmbedding(env(*spaces), 16, hidden)
+    made = steps(*spaces)
+    tokens, queries = embedding.transitions(made), embedding.queries(made.states)
+    assert tokens.shape == queries.shape == (3, 6, 16)
+    torch.testing.assert_close(embedding.queries(made.states[:, 2]), queries[:, 2])
+    flipped = made._replace(dones=~made.dones)
+    assert not torch.equal(embedding.transitions(flipped), tokens)
+    assert embedding.num_actions == (spaces[1].n if isinstance(spaces[1], Discrete) else None)
+
+
+def test_numbers_are_normalised_by_what_the_checkpoint_keeps() -> None:
+    spaces = SPACES[2]
+    embedding = SpaceEmbedding(env(*spaces), 16)
+    mean, std = torch.arange(6.0), torch.tensor([1.0, 2, 3, 4, 5, 0])
+    pair = (torch.zeros(2), torch.ones(2))
+    embedding.fit(Statistics((mean, std), pair, (torch.ones(1), torch.full((1,), 4.0)), torch.empty(0, 2)))
+    states = values(spaces[0], 2)
+    expected = (states.flatten(1).float() - mean) / std.clamp(min=1)  # what never changes is divided by nothing
+    torch.testing.assert_close(embedding.state(states), expected)
+    again = SpaceEmbedding(env(*spaces), 16)
+    again.load_state_dict(embedding.state_dict())
+    torch.testing.assert_close(again.state(states), expected)
+    torch.testing.assert_close(again.reward(torch.full((3, 1), 5.0)), torch.ones(3, 1))
+
+
+def test_acting_is_training_for_any_spaces() -> None:
+    """Logits step by step, cached and not, are those of the whole history."""
+    for spaces in SPACES[:2]:
+        policy = InContextPolicy(SpaceEmbedding(env(*spaces), 16), Transformer(16, 1, 2, 8, dropout=0.0)).eval()
+        made = steps(*spaces)
+        whole = policy(made).logits
+        for cached in (True, False):
+            state = policy.begin(cached)
+            for time in range(made.length):
+                torch.testing.assert_close(policy.act(state, made.states[:, time]), whole[:, time], atol=1e-5, rtol=0)
+                policy.observe(state, made.slice(time, time + 1))
+
+
+def test_other_spaces_are_refused_with_both_printed() -> None:
+    policy = InContextPolicy(SpaceEmbedding(Darkroom(5, 10), 16), Transformer(16, 1, 2, 8))
+    policy.check(Darkroom(5, 30))
+    with pytest.raises(ValueError, match=r"\"high\": \[4\].*\"high\": \[8\]"):
+        policy.check(Darkroom(9))
+    with pytest.raises(ValueError, match="need a head"):
+        InContextPolicy(SpaceEmbedding(PointMass(), 16), Transformer(16, 1, 2, 8))
+    with pytest.raises(ValueError, match="or take SpaceEmbedding"):
+        InContextPolicy(FactoredEmbedding(16), Transformer(16, 1, 2, 8)).check(PointMass())
+    assert isinstance(PointMass().schema.action, Box)

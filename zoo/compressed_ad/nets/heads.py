@@ -1,0 +1,271 @@
+"""Heads: what a policy says of the next action, as the parameters of a distribution."""
+
+from __future__ import annotations
+
+import json
+import math
+from abc import abstractmethod
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zoo.common.ranges import at_least
+from zoo.compressed_ad.envs.base import Env
+from zoo.compressed_ad.envs.schema import Box
+from zoo.compressed_ad.nets.steps import Statistics
+
+LOG_STD = (-5.0, 2.0)  # bounds of the logarithm of a deviation, in units of half the action's range
+LOG_2PI = math.log(2 * math.pi)
+
+
+class ActionHead(nn.Linear):
+    """Base: one linear layer to the parameters of a distribution over actions.
+
+    Attributes:
+        numbers: random numbers that a draw takes.
+    """
+
+    error: ClassVar[str]
+    """What `errors` are called in the log."""
+    numbers: int = 1
+
+    @abstractmethod
+    def losses(self, parameters: Tensor, actions: Tensor, label_smoothing: float = 0.0) -> Tensor:
+        """Negative log-likelihoods (B, L), in nats, of actions (B, L, *action) by parameters (B, L, P)."""
+
+    @abstractmethod
+    def draw(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
+        """Actions (B, *action) by parameters (B, P) and random numbers (numbers, B), float64, in (0, 1)."""
+
+    @abstractmethod
+    def best(self, parameters: Tensor) -> Tensor:
+        """The likeliest actions (..., *action) by parameters (..., P)."""
+
+    @abstractmethod
+    def errors(self, parameters: Tensor, actions: Tensor) -> Tensor:
+        """How right (categorical) or how far off (else) the likeliest actions are, (B, L)."""
+
+    def check(self, env: Env) -> None:
+        """Refuse an environment that takes other actions."""
+
+    def fit(self, statistics: Statistics) -> None:
+        """Take over how the actions of training histories are spread, where that is used."""
+
+
+class CategoricalHead(ActionHead):
+    """Logits of a few actions.
+
+    Args:
+        dim: width of the tokens.
+        num_actions: that there are to choose from.
+    """
+
+    error = "acc_action"
+
+    def __init__(self, dim: int, num_actions: int) -> None:
+        super().__init__(dim, num_actions)
+
+    def losses(self, parameters: Tensor, actions: Tensor, label_smoothing: float = 0.0) -> Tensor:
+        """Cross-entropy (B, L), in nats."""
+        logits = parameters.float().transpose(1, 2)
+        return F.cross_entropy(logits, actions, reduction="none", label_smoothing=label_smoothing)
+
+    def draw(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
+        """Actions (B,) by the inverse of the distribution function."""
+        return choose(parameters.double().softmax(1), uniforms[0])
+
+    def best(self, parameters: Tensor) -> Tensor:
+        """The likeliest (...), int64."""
+        return parameters.argmax(-1)
+
+    def errors(self, parameters: Tensor, actions: Tensor) -> Tensor:
+        """Whether the likeliest action is the right one (B, L), float32."""
+        return (self.best(parameters) == actions).float()
+
+
+def choose(weights: Tensor, numbers: Tensor) -> Tensor:
+    """Draw (B,) by inverse distribution function: weights (B, N) float64, numbers (B,) in (0, 1); none of weight 0."""
+    sums = weights.cumsum(1)
+    return (sums[:, :-1] <= (numbers[:, None] * sums[:, -1:])).sum(1)
+
+
+class BoxHead(ActionHead):
+    """Base of the heads of actions in a bounded Box.
+
+    Args:
+        env: whose actions they are.
+        dim: width of the tokens.
+        outputs: parameters of the distribution.
+    """
+
+    error = "mae_action"
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, env: Env, dim: int, outputs: int) -> None:
+        space = bounded(env)
+        super().__init__(dim, outputs)
+        self.space = space
+        low, high = (torch.tensor(bounds, dtype=torch.float32) for bounds in space.limits())
+        self.register_buffer("low", low, persistent=False)
+        self.register_buffer("high", high, persistent=False)
+
+    def check(self, env: Env) -> None:
+        """Refuse an environment that takes other actions, and print both."""
+        if env.schema.action != self.space:
+            found = json.dumps(env.schema.action.describe())
+            raise ValueError(
+                f"the policy's action is {json.dumps(self.space.describe())}, that of {env.name} is {found}"
+            )
+
+    def errors(self, parameters: Tensor, actions: Tensor) -> Tensor:
+        """Mean distance (B, L) of the likeliest action, over the numbers of an action."""
+        return (self._flat(self.best(parameters)) - self._flat(actions)).abs().mean(-1)
+
+    def _flat(self, actions: Tensor) -> Tensor:
+        """Actions (..., *action) as (..., A) float32."""
+        return actions.reshape(*actions.shape[: actions.ndim - len(self.space.shape)], -1).float()
+
+    def _action(self, values: Tensor) -> Tensor:
+        """Numbers (..., A) as actions (..., *action) within bounds."""
+        inside = torch.minimum(torch.maximum(values.float(), self.low), self.high)
+        return inside.reshape(*values.shape[:-1], *self.space.shape)
+
+
+def bounded(env: Env) -> Box:
+    """The space of an environment's actions.
+
+    Raises:
+        ValueError: when it is no Box with bounds.
+    """
+    space = env.schema.action
+    if not isinstance(space, Box) or not space.bounded:
+        raise ValueError(
+            f"actions of {env.name} are {json.dumps(space.describe())}: this head is for a Box with finite bounds"
+        )
+    return space
+
+
+class BinsHead(BoxHead):
+    """A Box cut into bins, each number of an action on its own; uniform inside a bin.
+
+    Args:
+        env: whose actions they are.
+        dim: width of the tokens.
+        bins: of each number, at least 2.
+        quantiles: cut where training actions are as many on both sides, not evenly between the bounds. Bins are never
+            narrower than a hundredth of an even one.
+    """
+
+    edges: Tensor
+
+    def __init__(self, env: Env, dim: int = 64, bins: int = 21, quantiles: bool = False) -> None:
+        at_least(2, bins=bins)
+        super().__init__(env, dim, bounded(env).size * bins)
+        self.bins = bins
+        self.quantiles = quantiles
+        self.numbers = 2 * self.space.size
+        shares = torch.linspace(0, 1, bins + 1)
+        self.register_buffer("edges", self.low[:, None] + shares * (self.high - self.low)[:, None])  # (A, bins + 1)
+
+    def fit(self, statistics: Statistics) -> None:
+        """Cut at the quantiles of training actions, where that is wanted."""
+        if not self.quantiles:
+            return
+        span = (self.high - self.low)[:, None]
+        shares = torch.linspace(0, 1, self.bins + 1, dtype=torch.float64)[1:-1]
+        inner = statistics.sample.double().quantile(shares, 0).T.to(span.device)  # (A, bins - 1)
+        edges = torch.cat([self.low[:, None], inner, self.high[:, None]], 1)
+        least = 0.01 * span / self.bins
+        widths = edges.diff(dim=1).clamp(min=0) + least
+        sums = F.pad(widths.cumsum(1), (1, 0))
+        self.edges.copy_(self.low[:, None] + sums / sums[:, -1:] * span)
+
+    def losses(self, parameters: Tensor, actions: Tensor, label_smoothing: float = 0.0) -> Tensor:
+        """Negative logarithm of the density (B, L): cross-entropy of the bins and logarithm of their widths, summed."""
+        flat = self._flat(actions)  # (B, L, A)
+        inner = self.edges[:, 1:-1]
+        places = (flat[..., None] >= inner).sum(-1)  # (B, L, A)
+        logits = self._logits(parameters)
+        crosses = F.cross_entropy(
+            logits.flatten(0, -2), places.flatten(), reduction="none", label_smoothing=label_smoothing
+        ).view_as(flat)
+        widths = self.edges.diff(dim=1).expand(*flat.shape, -1).gather(-1, places[..., None])[..., 0]
+        return (crosses + widths.log()).sum(-1)
+
+    def draw(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
+        """Draw a bin and a place in it, for each number."""
+        logits = self._logits(parameters).double()  # (B, A, bins)
+        count = self.space.size
+        places = choose(logits.softmax(-1).flatten(0, 1), uniforms[:count].T.flatten()).view(logits.shape[:-1])
+        return self._action(self._inside(places, uniforms[count:].T))
+
+    def best(self, parameters: Tensor) -> Tensor:
+        """Centres of the likeliest bins."""
+        places = self._logits(parameters).argmax(-1)
+        return self._action(self._inside(places, torch.full_like(places, 0.5, dtype=torch.float64)))
+
+    def _logits(self, parameters: Tensor) -> Tensor:
+        """(..., A, bins) float32."""
+        return parameters.float().unflatten(-1, (self.space.size, self.bins))
+
+    def _inside(self, places: Tensor, shares: Tensor) -> Tensor:
+        """Numbers (..., A) at a share of bins (..., A)."""
+        edges = self.edges.expand(*places.shape, -1)
+        low, high = (edges.gather(-1, (places + step)[..., None])[..., 0].double() for step in (0, 1))
+        return low + shares * (high - low)
+
+
+class GaussianHead(BoxHead):
+    """A mixture of normal distributions with diagonal covariance; what is drawn outside the bounds is put on them.
+
+    Mean and deviation count from the middle of the bounds, in units of half their distance; the logarithm of a
+    deviation depends on the context and is clamped to -5 to 2.
+
+    Args:
+        env: whose actions they are.
+        dim: width of the tokens.
+        mixtures: number of distributions; 1 for a single one.
+    """
+
+    def __init__(self, env: Env, dim: int = 64, mixtures: int = 1) -> None:
+        at_least(1, mixtures=mixtures)
+        size = bounded(env).size
+        super().__init__(env, dim, mixtures * (1 + 2 * size))
+        self.mixtures = mixtures
+        self.numbers = 1 + size
+
+    def losses(self, parameters: Tensor, actions: Tensor, label_smoothing: float = 0.0) -> Tensor:
+        """Negative logarithm of the density (B, L)."""
+        if label_smoothing:
+            raise ValueError(f"label_smoothing is {label_smoothing}: a GaussianHead has no labels")
+        weights, means, log_stds = self._split(parameters)
+        flat = self._flat(actions)[..., None, :]  # (B, L, 1, A)
+        errors = (flat - means) * (-log_stds).exp()
+        densities = -(0.5 * errors.square() + log_stds + 0.5 * LOG_2PI).sum(-1)  # (B, L, M)
+        return -(weights.log_softmax(-1) + densities).logsumexp(-1)
+
+    def draw(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
+        """Draw a distribution, then of it."""
+        weights, means, log_stds = self._split(parameters)
+        chosen = choose(weights.double().softmax(-1), uniforms[0])
+        row = torch.arange(len(chosen), device=chosen.device)
+        noise = torch.special.ndtri(uniforms[1:].T)  # (B, A)
+        return self._action(means[row, chosen] + log_stds[row, chosen].exp() * noise)
+
+    def best(self, parameters: Tensor) -> Tensor:
+        """Means of the heaviest distributions."""
+        weights, means, _ = self._split(parameters)
+        places = weights.argmax(-1)[..., None, None].expand(*means.shape[:-2], 1, self.space.size)
+        return self._action(means.gather(-2, places)[..., 0, :])
+
+    def _split(self, parameters: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Weights (..., M) before the softmax, means and logarithms of deviations (..., M, A), of actions."""
+        values = parameters.float()
+        half, middle = (self.high - self.low) / 2, (self.high + self.low) / 2
+        size = self.mixtures * self.space.size
+        weights, means, log_stds = values.split([self.mixtures, size, size], -1)
+        means, log_stds = (each.unflatten(-1, (self.mixtures, self.space.size)) for each in (means, log_stds))
+        return weights, middle + half * means, log_stds.clamp(*LOG_STD) + half.log()
