@@ -89,7 +89,7 @@ def test_labels_are_what_who_knows_the_task_does(env: Darkroom | PointMass | Ban
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [758507, 255485, 811225])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_a_net_acts_by_how_likely_each_arm_is_the_best(seed: int) -> None:
     env = Bandit(3, 100_000, PULLS)
     torch.manual_seed(seed)
