@@ -23,6 +23,10 @@ LOG_2PI = math.log(2 * math.pi)
 class ActionHead(nn.Linear):
     """Base: one linear layer to the parameters of a distribution over actions.
 
+    Args:
+        dim: width of the tokens.
+        outputs: parameters of the distribution.
+
     Attributes:
         numbers: random numbers that a draw takes.
     """
@@ -30,6 +34,9 @@ class ActionHead(nn.Linear):
     error: ClassVar[str]
     """What `errors` are called in the log."""
     numbers: int = 1
+
+    def __init__(self, dim: int, outputs: int) -> None:
+        super().__init__(dim, outputs)
 
     @abstractmethod
     def losses(self, parameters: Tensor, actions: Tensor, label_smoothing: float = 0.0) -> Tensor:
