@@ -26,7 +26,7 @@ from zoo.audiosr.inference.restore import Restorer as SuperResolver
 from zoo.audiosr.nets.features import whole_mel
 from zoo.audiosr.nets.vae import split
 from zoo.ci_llm.data.tokenizers import ByteTokenizer, PretrainedTokenizer
-from zoo.ci_llm.inference.generate import _reader
+from zoo.ci_llm.inference.generate import Reader
 from zoo.ci_llm.inference.writer import Writer
 from zoo.ci_llm.nets.sampling import Sampling
 from zoo.cli.trainer import ZooCLI, limit_names
@@ -145,7 +145,7 @@ def noise(*shape: int) -> torch.Tensor:
 def _(inference: Vocoder) -> None:
     bands = inference.generator.in_channels
     frames = noise(1, bands, 9) if inference.mel is None else inference.mel(noise(1, 8000))
-    assert inference.generator(frames).shape[-1] > 8 * inference.generator.hop_length
+    assert inference._synthesiser(frames).shape[-1] > 8 * inference.generator.hop_length
 
 
 @infer.register
@@ -205,7 +205,7 @@ def _(inference: SuperResolver) -> None:
 def _(inference: Writer) -> None:
     ids = torch.ones(2, 5, dtype=torch.int64, device=META)
     with inference.crowd.only(0) if inference.crowd.count > 2 else inference.crowd.without_agents():
-        read = _reader(inference.crowd, ids)
+        read = Reader(inference.crowd, ids)
         for tokens in (ids, ids[:, :1]):
             last = read(tokens, 1)[:, :, -1]
             weights = last.new_zeros(2, inference.crowd.count)

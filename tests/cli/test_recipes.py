@@ -54,6 +54,9 @@ def without_downloads(recipe: dict[str, Any]) -> dict[str, Any]:
             latents = net["init_args"]["unet"]["init_args"]["out_channels"]
             config = {"channels": 4, "multipliers": [1, 1], "blocks": 1, "latent_channels": latents, "norm_groups": 2}
             return {"init_args": {"source": None, "config": config}}
+        if path == "zoo.hifigan.EncodecFeatures" and arguments.get("source"):
+            config = {"num_filters": 2, "num_lstm_layers": 1, "codebook_size": 4, "codebook_dim": width}
+            return {"init_args": {"source": None, "config": {**config, "hidden_size": width}}}
         if path == "zoo.flow.FrozenAutoencoder" and arguments.get("source"):
             config = {"block_out_channels": [2, 2, 2, 2], "layers_per_block": 1, "norm_num_groups": 1}
             return {

@@ -202,7 +202,7 @@ def _unshown(nets: Nets) -> dict[str, dict[str, Any]]:
     for name, vae in (("vae", nets.vae), (COPY, nets.condition_vae)):
         if vae is not None:
             found[name] = {"dropout": next(module.p for module in vae.modules() if isinstance(module, nn.Dropout))}
-    if nets.vocoder is not None:
+    if isinstance(nets.vocoder, Generator):
         found["vocoder"] = {
             "upsample_rates": list(nets.vocoder.upsample_rates),
             "resblock_dilation_sizes": [list(dilations) for dilations in nets.vocoder.resblock_dilation_sizes],

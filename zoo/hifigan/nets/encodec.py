@@ -45,19 +45,23 @@ class EncodecFeatures(FrozenModule):
         seed: int = 0,
     ) -> None:
         from transformers import EncodecConfig, EncodecModel
+        from transformers.models.encodec.modeling_encodec import EncodecConv1d
 
         super().__init__(source, revision)
         if source is None and config is None:
             raise ValueError("EncodecFeatures: give source (pretrained) or config (random weights)")
         if source is not None:
             with quiet_loading(source):
-                self.model = EncodecModel.from_pretrained(source, revision=revision, dtype=torch.float32)
+                self.model = EncodecModel.from_pretrained(source, revision=revision or "main", dtype=torch.float32)
         else:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 self.model = EncodecModel(EncodecConfig(**(config or {})))
                 for layer in self.model.quantizer.layers:  # transformers leaves them zero, and all codes equal
                     layer.codebook.embed.normal_()
+        for module in self.model.modules():
+            if isinstance(module, EncodecConv1d):
+                _keep_on_host(module)
         settings = self.model.config
         if settings.audio_channels != 1 or settings.normalize or settings.chunk_length_s:
             raise ValueError(
@@ -110,3 +114,12 @@ class EncodecFeatures(FrozenModule):
     def forward(self, waveform: Tensor, bandwidth: int = 0) -> Tensor:
         """Features (B, dim, F) of audio (B, T), F = ceil(T / hop_length), at the bandwidth of a number."""
         return self.embed(self.codes(waveform, bandwidth))
+
+
+def _keep_on_host(convolution: Any) -> None:
+    """Take a convolution's sizes from its buffers: every call reads them, and would wait for the device."""
+    inner = convolution.conv
+    kernel, stride = (inner.kernel_size[0] - 1) * inner.dilation[0] + 1, inner.stride[0]
+    for name, value in {"kernel_size": kernel, "stride": stride, "padding_total": kernel - stride}.items():
+        delattr(convolution, name)
+        setattr(convolution, name, torch.tensor(value, device="cpu"))
