@@ -17,7 +17,6 @@ HIFIGAN = [
 
 
 # the gradient through WavLM's x-vectors is rounded otherwise in another process, by some 1e-9
-NO_SPEAKER = ["--model.init_args.speaker=null", "--model.init_args.loss_weights.g/speaker=0"]
 MIIPHER = [
     *TOY_ARGS, "--trainer.max_steps=24", "--checkpoints.every_n_batches=5", "--trainer.log_every_n_steps=1",
     "--trainer.val_check_interval=6", "--data.init_args.embedded_utterances=10", "--data.init_args.batch_size=1",
@@ -67,7 +66,6 @@ def arguments(system: str, workers: int) -> list[str]:
         args = CI_LLM
     else:
         args = ["--config", str(REPOSITORY / "configs" / "miipher" / f"smoke_{system}.yaml"), *MIIPHER]
-        args += NO_SPEAKER * (system == "vocos")
     return [*args, f"--data.init_args.num_workers={workers}"]
 
 

@@ -392,3 +392,16 @@ def test_adversarial_tasks_leave_them_out_too(tmp_path: Path) -> None:
     assert resumed.encoder.seen == 0
     with pytest.raises(ValueError, match="belongs to encoder = "):
         train(Vocoder(seed=4), path)
+
+
+def test_where_a_file_holds_its_tensors_does_not_matter(tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=11, n_positions=8, n_embd=6, n_layer=1, n_head=2)).eval()
+    model.save_pretrained(tmp_path)
+    loaded = frozen.pretrained(GPT2LMHeadModel, str(tmp_path), None, dtype=torch.float32)
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in (*loaded.parameters(), *loaded.buffers()))
+    assert loaded.lm_head.weight is loaded.transformer.wte.weight
+    tokens = torch.tensor([[1, 7, 3]])
+    with torch.inference_mode():
+        assert torch.equal(loaded(tokens).logits, model(tokens).logits)

@@ -22,6 +22,7 @@ from zoo.runs.checkpoints import load_checkpoint
 
 FOLDER = "frozen"
 _HASH_DIGITS = 16  # of a copy's name
+_ALIGNMENT = 64  # bytes, to which torch aligns what it allocates
 _FSDP_LEVEL = "_fsdp_wrapped_module."
 
 
@@ -119,6 +120,27 @@ def quiet_loading(source: str | None = None) -> Iterator[None]:
         messages.set_verbosity(verbosity)
         if bars:
             messages.enable_progress_bar()
+
+
+def pretrained(model: Any, source: str, revision: str | None, **options: Any) -> Any:
+    """Load a model of transformers, each of its tensors at the beginning of memory of its own.
+
+    Where tensors read from a file begin depends on the file's header, and by where they begin the processor's kernels
+    add up in another order: a resumed run, which reads its copy, would not be the run that read the source.
+
+    Args:
+        model: class with `from_pretrained`.
+        options: of `from_pretrained`.
+
+    Raises:
+        FileNotFoundError: when the source cannot be had.
+    """
+    with quiet_loading(source):
+        loaded = model.from_pretrained(source, revision=revision, **options)
+    for tensor in (*loaded.parameters(), *loaded.buffers()):
+        if tensor.data_ptr() % _ALIGNMENT:
+            tensor.data = tensor.data.clone()
+    return loaded
 
 
 def newest_backbone(source: str) -> str:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
-from zoo.runs.frozen import FrozenModule, newest_backbone, quiet_loading
+from zoo.runs.frozen import FrozenModule, newest_backbone, pretrained, quiet_loading
 from zoo.training.attention import keep_masks_on_the_device
 
 Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
@@ -257,8 +257,7 @@ def _build(
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if source is not None:
-        with quiet_loading(source):
-            return AutoModelForCausalLM.from_pretrained(source, revision=revision, **how)
+        return pretrained(AutoModelForCausalLM, source, revision, **how)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         exact = {**how, "dtype": torch.float32}

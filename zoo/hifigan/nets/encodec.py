@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from zoo.common.ranges import within
-from zoo.runs.frozen import FrozenModule, quiet_loading
+from zoo.runs.frozen import FrozenModule, pretrained, quiet_loading
 
 
 class EncodecFeatures(FrozenModule):
@@ -51,8 +51,7 @@ class EncodecFeatures(FrozenModule):
         if source is None and config is None:
             raise ValueError("EncodecFeatures: give source (pretrained) or config (random weights)")
         if source is not None:
-            with quiet_loading(source):
-                self.model = EncodecModel.from_pretrained(source, revision=revision or "main", dtype=torch.float32)
+            self.model: Any = pretrained(EncodecModel, source, revision, dtype=torch.float32)
         else:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)

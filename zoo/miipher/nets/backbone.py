@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from zoo.common.ranges import one_of, within
 from zoo.miipher.nets.families import FAMILIES, SAMPLE_RATE, Family, WaveformFamily, valid
-from zoo.runs.frozen import FrozenModule, newest_backbone, quiet_loading
+from zoo.runs.frozen import FrozenModule, newest_backbone, pretrained, quiet_loading
 from zoo.training.attention import keep_masks_on_the_device
 
 FamilyName = Literal["auto", "hubert", "wavlm", "wav2vec2", "wav2vec2-bert", "gemma3n_audio", "wavlm_as_hubert"]
@@ -221,8 +221,7 @@ def _configuration(source: str | None, revision: str | None, config: dict[str, A
 def _build(model: Any, settings: Any, source: str | None, revision: str | None, seed: int) -> Any:
     """Build a model; random weights depend on the seed alone and leave the global generator as it was."""
     if source is not None:
-        with quiet_loading(source):  # blocks that are not built are no news
-            return model.from_pretrained(source, revision=revision, config=settings, dtype=torch.float32)
+        return pretrained(model, source, revision, config=settings, dtype=torch.float32)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return model(settings)

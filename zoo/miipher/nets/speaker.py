@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from zoo.miipher.nets.families import SAMPLE_RATE, standardise
-from zoo.runs.frozen import FrozenModule, quiet_loading
+from zoo.runs.frozen import FrozenModule, pretrained, quiet_loading
 
 WAVEFORM_MODELS = ("data2vec-audio", "unispeech-sat", "wav2vec2", "wav2vec2-conformer", "wavlm")
 
@@ -59,8 +59,7 @@ class SpeakerEncoder(FrozenModule):
                 torch.manual_seed(seed)
                 self.model = AutoModelForAudioXVector.from_config(settings)
         else:
-            with quiet_loading(source):
-                self.model = AutoModelForAudioXVector.from_pretrained(source, revision=revision, dtype=torch.float32)
+            self.model = pretrained(AutoModelForAudioXVector, source, revision, dtype=torch.float32)
         self.normalize = normalize
         self.sample_rate = SAMPLE_RATE
         hop = field = 1
