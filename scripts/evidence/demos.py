@@ -297,7 +297,7 @@ DEMOS = {
         Demo("compressed_ad/demo_memory", "latents to none: 2.8 times, after the gap 3.4 times", _plan_memory, _memory),
         Demo("compressed_ad/demo_points", "tenth episode 0.75 of the way to the best", _plan_points, _points),
         Demo("hifigan/demo", "val/mel_l1 from 2.13 to 0.56, 74 % less", _plan_vocoder, _vocoder, ("ljspeech",)),
-        Demo("hifigan/demo_vocos", "not measured", _plan_magnitudes, _magnitudes, ("ljspeech",)),
+        Demo("hifigan/demo_vocos", "seed 1: PESQ 3.83, Griffin-Lim 3.62", _plan_magnitudes, _magnitudes, ("ljspeech",)),
         Demo(
             "miipher/demo", "seed 0: features 45 % nearer, LSD 1.53 restored, 2.04 degraded, ceiling 1.28",
             _plan_restorer, _restorer, ("ljspeech", "noise", "rir"),
