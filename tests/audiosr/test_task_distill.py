@@ -128,7 +128,7 @@ def test_student_begins_as_the_teacher_and_brings_its_sampler(tmp_path: Path) ->
         assert torch.equal(task.net.state_dict()[name], value), name
     assert float(task.net.latent_scale) == pytest.approx(0.7)
     before = {name: value.clone() for name, value in task.teacher.state_dict().items()}
-    run = trainer(tmp_path, max_steps=2, limit_val_batches=1.0)
+    run = trainer(tmp_path, max_steps=3, limit_val_batches=1.0)
     run.fit(task, datamodule=Data())
     assert all(torch.equal(value, before[name]) for name, value in task.teacher.state_dict().items())
     assert any(not torch.equal(value, before[f"net.{name}"]) for name, value in task.net.state_dict().items())

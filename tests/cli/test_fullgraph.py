@@ -213,6 +213,7 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
 PARTS_OF = {
     "EncodecFeatures": "Vocos-codes",  # transformers' own, frozen
     "Autoencoder": "FrozenAutoencoder", "UNet": "Denoiser-none", "GlobalEncoder": "Denoiser-film",
+    "FrozenDenoiser": "Denoiser-none",
     "FrozenNet": "DiT-sincos", "LatentSpace": "AutoencoderKL", "Agents": "Crowd-llama", "ParallelAdapters": "Cleaner",
     "FactoredEmbedding": "InContextPolicy", "Transformer": "InContextPolicy", "QueryCompressor": "InContextPolicy",
     "LinearEmbedding": "EncoderCompressor", "SpaceEmbedding": "BinsHead",

@@ -208,7 +208,7 @@ def test_pictures(page: Any) -> None:
     samples.wait_for()
     assert samples.evaluate("each => each.decode().then(() => each.naturalWidth)") > 8
     newest(page).get_by_role("button", name="Hide").click()
-    assert not newest(page).get_by_role("img", name="From noise").is_visible()
+    newest(page).get_by_role("img", name="From noise").wait_for(state="hidden")
     fine(page, "pictures")
 
 

@@ -9,6 +9,7 @@ the next process that looks goes on with it: from its newest checkpoint, else an
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import os
 import re
@@ -448,8 +449,9 @@ class Tuner:
         begun = time.monotonic()
         names = short_names(list(values))
         tell(f"{folder.name}: {', '.join(f'{names[key]} {shown(value)}' for key, value in values.items())}")
-        if self._report(trial, folder) and PRUNED_AT not in known and trial.should_prune():  # taken up
-            trial.set_user_attr(PRUNED_AT, len(self._stored(trial._trial_id).intermediate_values))
+        self._report(trial, folder)
+        if PRUNED_AT not in known:
+            self._judge(trial, 0)  # taken up
         if PRUNED_AT not in trial.user_attrs:
             code = self._fit(trial, folder, [option(key, value) for key, value in values.items()])
         seconds = known.get("seconds", 0.0) + time.monotonic() - begun
@@ -498,9 +500,9 @@ class Tuner:
                 time.sleep(POLL_SECONDS)
                 size, before = size_of(folder / CSV_NAME), size
                 if size != before and deadline is None:
+                    known = len(self._stored(trial._trial_id).intermediate_values)
                     self._report(trial, folder)
-                    if trial.should_prune():
-                        trial.set_user_attr(PRUNED_AT, len(self._stored(trial._trial_id).intermediate_values))
+                    if self._judge(trial, known):
                         process.terminate()
                         deadline = time.monotonic() + STOP_SECONDS
                 if deadline is not None and time.monotonic() > deadline:
@@ -520,6 +522,20 @@ class Tuner:
             if number not in reported:
                 trial.report(value, number)
         return [(value, int(step) + 1) for step, value in points.items()]
+
+    def _judge(self, trial: Trial, known: int) -> bool:
+        """Whether a trial is to be pruned at a validation behind the first `known`; note at which.
+
+        Each is judged, not the last alone: there may be no other trial with as many.
+        """
+        stored = self._stored(trial._trial_id)
+        for number in range(known + 1, len(stored.intermediate_values) + 1):
+            then = copy.copy(stored)
+            then.intermediate_values = {at: value for at, value in stored.intermediate_values.items() if at <= number}
+            if self.study.pruner.prune(self.study, then):
+                trial.set_user_attr(PRUNED_AT, number)
+                return True
+        return False
 
     def _reason(self, folder: Path, code: int | None) -> str:
         """Why a trial failed, in one line."""
