@@ -287,6 +287,9 @@ def _section(demo: Demo, content: Mapping[str, Any]) -> list[str]:
         minutes = ", ".join(f"{each['cpu_seconds'] / 60:.1f}" for each in done.values())
         days = " to ".join(dict.fromkeys((dates[0], dates[-1])))
         lines[0] += f" {days}; {at_least}{minutes} CPU-minutes, evaluation included."
+        lines[0] += "".join(
+            f" From {each}." for each in dict.fromkeys(each.get("source") for each in done.values()) if each
+        )
     rows = []
     for each in content["claims"]:
         if each["demo"] == demo.name:
