@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import shutil
+import weakref
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from itertools import compress
@@ -81,10 +82,7 @@ class CorpusCache:
         self.channels = np.load(kept, mmap_mode="r") if kept.is_file() else None
         # read and not mapped: every page touched would count as this process' memory
         self._audio = os.open(self.folder / "audio.i16", os.O_RDONLY | BINARY)
-
-    def __del__(self) -> None:
-        if "_audio" in self.__dict__:
-            os.close(self._audio)
+        weakref.finalize(self, os.close, self._audio).atexit = False
 
     def __getstate__(self) -> dict[str, Any]:
         mapped = ("offsets", "lengths", "peaks", "names", "channels", "_audio")
