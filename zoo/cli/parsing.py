@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +30,16 @@ PARSER_MODE = "omegaconf+"
 SECTIONS = ("trainer", "checkpoints", "samples", "wandb", "terminal")  # groups of options
 CLASS_SECTIONS = ("model", "data")  # a class and its arguments
 
+# jsonargparse's texts about a value of a wrong type
+_UNION = re.compile(
+    r"Does not validate against any of the Union subtypes\s+Subtypes: \[(?P<types>.*)\]\n\s+Errors:\n"
+    r"(?P<errors>(?:\s+- (?:Expected|Not of type) .*\n)+)\s+Given value type: .*\n\s+Given value: (?P<value>.*)"
+)
+_SINGLE = re.compile(r"Expected an? (?P<type>\S.*?)\. Got value: (?P<value>.*)")
+_SINGLE_LIMITED = re.compile(r"Not of type (\w+): (.*) does not conform to restriction (.*)")
+_LIMITED = re.compile(r"Not of type (\w+): does not conform to restriction (.*)")
+_COMMA = re.compile(r", (?![^\[]*\])")  # outside brackets
+
 _jsonargparse: Any = _loaders_dumpers  # it has no public place for the loader of texts within values
 
 _YAMLLoader: Any = _jsonargparse.get_yaml_default_loader()
@@ -45,8 +56,28 @@ class _BoundedLoader(_YAMLLoader):
 _jsonargparse.yaml_default_loader = _BoundedLoader
 
 
+def _plainly(message: str) -> str:
+    """Say what jsonargparse expected of a value in types as a user writes them."""
+
+    def types(text: str) -> str:
+        for choices in re.findall(r"typing\.Literal\[(.*?)\]", text):
+            text = text.replace(f"typing.Literal[{choices}]", choices)
+        text = re.sub(r"<class '(?:[\w.]*\.)?(\w+)'>", r"\1", text)
+        return " or ".join(_COMMA.split(text)).replace("NoneType", "null")
+
+    def union(found: re.Match[str]) -> str:
+        expected = types(found["types"])
+        for name, limits in _LIMITED.findall(found["errors"]):
+            expected = expected.replace(name, f"{name} ({limits})")
+        return f"expected {expected}, got {found['value']}"
+
+    message = _SINGLE_LIMITED.sub(r"expected \1 (\3), got \2", _UNION.sub(union, message))
+    return _SINGLE.sub(lambda found: f"expected {types(found['type'])}, got {found['value']}", message)
+
+
 def fail(prog: str, message: str) -> NoReturn:
     """Exit with code 2 and one line on standard error."""
+    message = _plainly(message)
     message = message.replace(
         "Add the import path to import_path_allowlist in set_parsing_settings to allow it.",
         "It is no registered part; those that a package of yours registers are admitted by --allow-import PACKAGE.",
