@@ -1,10 +1,13 @@
 """Shared fixtures: where golden and real data lie, and one thread per test process."""
 
 import os
+import re
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
+from zoo.cli.lazy_imports import collector_off
 from zoo.common import registry
 
 os.environ.setdefault("WANDB_MODE", "offline")
@@ -34,6 +37,31 @@ def _admission(monkeypatch: pytest.MonkeyPatch) -> None:
 def repository() -> Path:
     """The root of the checkout."""
     return REPOSITORY
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Give each of several processes a half of the list, in order; one that has ended takes of what another has left.
+
+    So modules stay together with their fixtures, and none waits at the end while another has long tests before it.
+    """
+    if getattr(config.option, "numprocesses", None) and config.option.dist == "no":
+        config.option.dist = "worksteal"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Import the tests without the garbage collector, which goes through all that imports make and finds nothing."""
+    with collector_off():
+        return (yield)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave files without numeric tests unread where only those are asked for: to import all takes longer than they."""
+    if not config.option.markexpr.startswith("numeric") or not collection_path.match("test_*.py"):
+        return None
+    named = re.search(r"tests\.numeric|mark\.numeric", collection_path.read_text(encoding="utf-8"))
+    return None if named or collection_path.parent.name == "parity" else True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

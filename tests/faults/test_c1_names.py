@@ -70,6 +70,7 @@ def watched(events: list[str]) -> None:
         events.append(f"{event} {args[:2]!r}")
 
     installed = {*packages_distributions(), *sys.stdlib_module_names, *sys.modules}
+    sys.dont_write_bytecode = True  # an import is no act
     watching[0] = True
     sys.addaudithook(note)
 

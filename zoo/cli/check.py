@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -201,6 +202,7 @@ def fit_apart(function: str, args: Sequence[str]) -> tuple[list[str], list[str]]
     return [*own, *(f"{option}={json.dumps(values)}" for option, values in lists.items())], fit
 
 
+@functools.cache
 def _sections() -> dict[str, tuple[str, str] | None]:
     """Groups of options beside those of LightningCLI, with the class whose arguments they are, read from the source."""
     source = (Path(__file__).parent / "trainer.py").read_text(encoding="utf-8")

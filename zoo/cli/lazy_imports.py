@@ -29,10 +29,15 @@ def collector_off() -> Iterator[None]:
     try:
         yield
     finally:
-        if not gc.get_freeze_count():
-            gc.freeze()
+        _freeze()
         if enabled:
             gc.enable()
+
+
+@functools.cache
+def _freeze() -> None:
+    """Once in a process: asking how much is frozen would go through all of it."""
+    gc.freeze()
 
 
 class _PutOff(types.ModuleType):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import sys
@@ -97,10 +98,15 @@ class OneLineParser(ArgumentParser):
 
 def limit_names() -> None:
     """Let the parser build registered parts only, under any of their names, and read no variables but the zoo's."""
-    set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=registry.allowed_paths())
+    _allow(tuple(registry.allowed_paths()))
     limit_resolvers()
     load = get_loader("yaml")
     set_loader(PARSER_MODE, lambda text: registry.renamed(load(text)), (yaml.YAMLError,))
+
+
+@functools.cache  # jsonargparse looks at each of the hundreds of paths again
+def _allow(paths: tuple[str, ...]) -> None:
+    set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=list(paths))
 
 
 def read_no_other_files(parser: ArgumentParser) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from dataclasses import dataclass
 from itertools import pairwise
@@ -123,14 +124,17 @@ class SpeechLike:
         self.sample_rate = sample_rate
         self.speakers = speakers
         self.seed = seed
-        self.seconds = seconds
+        self.seconds = seconds[0], seconds[1]
 
     def speaker(self, index: int) -> int:
         """Number of the voice of an utterance."""
         return index % self.speakers
 
     def utterance(self, index: int) -> np.ndarray:
-        """Render one utterance: (T,) float32 with a peak between 0.4 and 0.9."""
+        """Render one utterance: (T,) float32 with a peak between 0.4 and 0.9; the last 64 of a process are kept."""
+        return _rendered(self.sample_rate, self.speakers, self.seed, self.seconds, index).copy()
+
+    def _render(self, index: int) -> np.ndarray:
         rng, plan = self._plan(index)
         samples = round(len(plan.f0) * _FRAME_SECONDS * self.sample_rate)
         grid = np.arange(samples) / (self.sample_rate * _FRAME_SECONDS)
@@ -211,6 +215,11 @@ class SpeechLike:
             noise = scipy.signal.sosfilt(section, rng.standard_normal(len(grid))) * np.sqrt((1 - radius**2) / 2)
             total += level * noise * np.interp(grid, frames, plan.friction[kind])
         return total
+
+
+@functools.lru_cache(maxsize=64)
+def _rendered(sample_rate: int, speakers: int, seed: int, seconds: tuple[float, float], index: int) -> np.ndarray:
+    return SpeechLike(sample_rate, speakers, seed, seconds)._render(index)
 
 
 def write_corpus(
