@@ -53,10 +53,12 @@ def good_ranks(results: list[subprocess.CompletedProcess[str]]) -> None:
 
 
 @pytest.mark.numeric
-def test_two_processes_equal_one_with_the_joined_batch(tmp_path: Path) -> None:
-    good(forked("fit", *ARGS, "--data.init_args.batch_size=4", "--trainer.default_root_dir=one", cwd=tmp_path))
+@pytest.mark.parametrize("recipe", ["smoke", "smoke_griffin_lim", "smoke_stochastic"])
+def test_two_processes_equal_one_with_the_joined_batch(recipe: str, tmp_path: Path) -> None:
+    args = [SMOKE.with_stem(recipe) if each == SMOKE else each for each in ARGS]
+    good(forked("fit", *args, "--data.init_args.batch_size=4", "--trainer.default_root_dir=one", cwd=tmp_path))
     both = ["--config", DDP, "--trainer.accelerator=cpu", "--data.init_args.batch_size=2"]
-    good_ranks(forked_ranks("fit", *ARGS, *both, "--trainer.default_root_dir=two", cwd=tmp_path))
+    good_ranks(forked_ranks("fit", *args, *both, "--trainer.default_root_dir=two", cwd=tmp_path))
     torch.testing.assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0, atol=1e-10)
     found, expected = (validation(tmp_path / run) for run in ("two", "one"))
     assert found.keys() == expected.keys()

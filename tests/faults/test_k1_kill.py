@@ -43,6 +43,8 @@ KEYS = {
     "adapter": "train/loss",
     "finetune": "train/g/mel",
     "causal": "train/g/mel",  # BigVGAN that looks back, balanced losses
+    "griffin_lim": "train/g/mel",
+    "stochastic": "train/g/mel",  # discriminators from batch 10 on
     "vocos": "train/g/mel",  # a sum of layers, loss of SSL features
     "flow": "train/loss",
     "compressed_ad": "train/loss",
@@ -56,8 +58,8 @@ def arguments(system: str, workers: int) -> list[str]:
     elif system.startswith("hifigan"):
         args = [*HIFIGAN, *EMA, "--trainer.callbacks.modules=[generator]"]
         args += ["--trainer.max_steps=60"] * (system == "hifigan_long")
-    elif system == "causal":
-        args = [str(SMOKE.with_stem("smoke_causal")) if each == str(SMOKE) else each for each in HIFIGAN]
+    elif system in ("causal", "griffin_lim", "stochastic"):
+        args = [str(SMOKE.with_stem(f"smoke_{system}")) if each == str(SMOKE) else each for each in HIFIGAN]
     elif system == "flow":
         args = FLOW
     elif system == "compressed_ad":
@@ -117,6 +119,8 @@ def assert_equal_runs(run: Path, whole: Path, key: str) -> None:
         ("adapter", 12, 2),
         ("finetune", 17, 0),
         pytest.param("causal", 12, 0, marks=pytest.mark.slow),
+        ("griffin_lim", 12, 0),
+        ("stochastic", 12, 0),
         pytest.param("vocos", 12, 2, marks=pytest.mark.slow),
         ("flow", 19, 2),
         ("compressed_ad", 13, 2),

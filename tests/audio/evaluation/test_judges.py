@@ -16,6 +16,7 @@ from zoo.audio.evaluation.judges import (
     _SIG,
     ASR,
     DNSMOS,
+    NISQA,
     InputDisagreement,
     MOSPredictor,
     SpeakerSimilarity,
@@ -23,6 +24,7 @@ from zoo.audio.evaluation.judges import (
     _windows,
     by_segments,
     cosine_distances,
+    nisqa_segments,
     parts_of,
 )
 from zoo.audio.evaluation.run import evaluate_folders
@@ -268,6 +270,61 @@ def test_dnsmos(tmp_path):
     mean_model(tmp_path / "model_v8.onnx", [1, 900, 120], [1, 2])
     values = DNSMOS(tmp_path)(VOICE, None, None)
     assert -1 <= values["dnsmos_p808"] <= 1
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_nisqa(tmp_path, counted):
+    """A stand-in: mean decibels of the first five bands, times the number of segments where it is given."""
+    first = helper.make_tensor("first", TensorProto.INT64, [5], range(5))
+    nodes = [
+        helper.make_node("ReduceMean", ["x"], ["m"], axes=[1, 2, 4], keepdims=0),  # (1, 48)
+        helper.make_node("Gather", ["m", "first"], ["g"], axis=1),
+        helper.make_node("Cast", ["n"], ["f"], to=TensorProto.FLOAT) if counted else None,
+        helper.make_node("Mul", ["g", "f"], ["y"]) if counted else helper.make_node("Identity", ["g"], ["y"]),
+    ]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, "s", 1, 48, 15])]
+    inputs += [helper.make_tensor_value_info("n", TensorProto.INT64, [1])] if counted else []
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    graph = helper.make_graph([node for node in nodes if node is not None], "stand-in", inputs, outputs, [first])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, tmp_path / "nisqa.onnx")
+    judge = NISQA(tmp_path / "nisqa.onnx")
+    judge.load()
+    audio = np.random.default_rng(0).standard_normal(NISQA.sample_rate // 2).astype(np.float32)
+    segments = nisqa_segments(audio)
+    wanted = segments.mean((0, 1, 3))[:5] * (len(segments) if counted else 1)
+    assert list(judge(audio, None, None).values()) == pytest.approx(wanted.tolist(), rel=1e-5)
+    assert judge(audio[:6719], None, None) == {}
+    if counted:
+        with pytest.raises(ValueError, match="takes 2 inputs, expected 1"):
+            MOSPredictor(judge.model)(audio, None, None)
+    else:
+        with pytest.raises(ValueError, match="expected 5 scores of a recording, found 48"):
+            NISQA(mean_model(tmp_path / "other.onnx", [1, "s", 1, 48, 15], [1, 2, 4]))(audio, None, None)
+
+
+@pytest.mark.parametrize("samples", [6720, 8639, 8640, 48001])
+def test_nisqa_segments(samples):
+    """Against plain numpy: reflected edges, a centred window, triangles of equal area, decibels, overlapping cuts."""
+    audio = np.random.default_rng(samples).standard_normal(samples) / 8
+    padded = np.pad(audio, 2048, mode="reflect")
+    window = np.pad(0.5 - 0.5 * np.cos(2 * np.pi * np.arange(960) / 960), 1568)
+    frames = np.stack([padded[i : i + 4096] * window for i in range(0, samples + 1, 480)], 1)
+    magnitude = np.abs(np.fft.rfft(frames, axis=0))
+
+    def mel(hz):
+        return np.where(hz < 1000, 3 * hz / 200, 15 + 27 * np.log(np.maximum(hz, 1) / 1000) / np.log(6.4))
+
+    ends = np.linspace(0, mel(20000.0), 50)
+    edges = np.where(ends < 15, 200 * ends / 3, 1000 * 6.4 ** ((ends - 15) / 27))
+    hz = np.linspace(0, 24000, 2049)
+    up = (hz - edges[:-2, None]) / np.diff(edges)[:-1, None]
+    down = (edges[2:, None] - hz) / np.diff(edges)[1:, None]
+    bank = np.maximum(0, np.minimum(up, down)) * 2 / (edges[2:] - edges[:-2])[:, None]
+    decibels = 20 * np.log10(np.maximum(bank @ magnitude, 1e-4))
+    decibels = np.maximum(decibels, decibels.max() - 80)
+    wanted = [decibels[:, i : i + 15] for i in range(0, decibels.shape[1] - 14, 4)]
+    np.testing.assert_allclose(nisqa_segments(audio)[:, 0], wanted, atol=2e-3)
 
 
 def test_dnsmos_windows():

@@ -29,6 +29,11 @@ _P808_HOP = 160  # samples between the frames of the P.808 model
 _SIG = (-0.08397278, 1.22083953, 0.0052439)
 _BAK = (-0.13166888, 1.60915514, -0.39604546)
 _OVR = (-0.06766283, 1.11546468, 0.04602535)
+# NISQA's front end, of its published settings: mel magnitudes of 20 ms every 10 ms in dB, in overlapping segments.
+_NISQA_FFT, _NISQA_WINDOW, _NISQA_HOP = 4096, 960, 480  # samples at 48 kHz
+_NISQA_BANDS, _NISQA_LAST_HZ = 48, 20000.0
+_NISQA_SEGMENT, _NISQA_STEP = 15, 4  # frames
+_NISQA_LEAST, _NISQA_RANGE_DB = 1e-4, 80.0  # least magnitude; decibels below the loudest cell
 _WITHOUT_SPACES = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN")
 FLAG_QUANTILE = 0.99  # of the clean recordings' segments: as far as a perfect restoration goes, once in a hundred
 _APOSTROPHES = "'\u2019\u02bc"  # join what they stand between, where other punctuation separates
@@ -285,6 +290,76 @@ class DNSMOS(Judge):
 
 
 @dataclass(frozen=True)
+class NISQA(Judge):
+    """Quality, and noisiness, discontinuity, coloration and loudness apart, each 1 to 5; higher is better.
+
+    Not run on the published weights here (CC BY-NC-SA 4.0: for non-commercial use; a checkpoint of torch that the user
+    exports); tested with a stand-in of the same inputs and outputs.
+
+    Args:
+        model: ONNX file that maps the segments (1, S, 1, 48, 15) of a recording, and their number (1,) int64 where it
+            has a second input, to (1, 5): quality, noisiness, discontinuity, coloration, loudness.
+
+    Source: Mittag et al., "NISQA" (2021), sections 3.1 and 3.2; sizes and order of the published code's settings.
+    """
+
+    sample_rate = 48000
+    measures: ClassVar[tuple[Measure, ...]] = (
+        Measure("nisqa_mos", True),
+        Measure("nisqa_noisiness", True),
+        Measure("nisqa_discontinuity", True),
+        Measure("nisqa_coloration", True),
+        Measure("nisqa_loudness", True),
+    )
+    model: Path
+
+    @cached_property
+    def _model(self) -> Any:
+        return onnx_session(self.model)
+
+    def __call__(self, restored: np.ndarray, clean: np.ndarray | None, text: str | None) -> dict[str, float]:
+        """See `Judge.__call__`: means over parts of a long recording; undefined for less than a segment, 0.14 s."""
+        parts = [nisqa_segments(part) for part in parts_of(restored, self.sample_rate)]
+        if not all(map(len, parts)):
+            return {}
+        scores = np.array([self._scores(segments) for segments in parts]).mean(0)
+        return {measure.name: float(score) for measure, score in zip(self.measures, scores, strict=True)}
+
+    def _scores(self, segments: np.ndarray) -> np.ndarray:
+        """Scores (5,) of the segments (S, 1, 48, 15) of a part."""
+        count = [np.array([len(segments)])] if len(self._model.get_inputs()) > 1 else []
+        scores = run_onnx(self._model, segments[None], *count).reshape(-1)
+        if len(scores) != len(self.measures):
+            raise ValueError(f"{self.model}: expected {len(self.measures)} scores of a recording, found {len(scores)}")
+        return scores
+
+
+def nisqa_segments(audio: np.ndarray) -> np.ndarray:
+    """NISQA's segments (S, 1, 48, 15) of mel magnitudes in dB of audio (T,) at 48 kHz; none of less than 0.14 s."""
+    import torch
+
+    bands = np.zeros((_NISQA_BANDS, 0), np.float32)  # where reflection has nothing to reflect
+    if len(audio) > _NISQA_FFT // 2:
+        with torch.no_grad():
+            magnitude = _nisqa_mel()(torch.from_numpy(np.ascontiguousarray(audio, dtype=np.float32)))  # (48, F)
+        decibels = 20 * magnitude.clamp(min=_NISQA_LEAST).log10()
+        bands = decibels.clamp(min=decibels.max() - _NISQA_RANGE_DB).numpy()
+    starts = range(0, bands.shape[1] - _NISQA_SEGMENT + 1, _NISQA_STEP)
+    segments = [bands[:, start : start + _NISQA_SEGMENT] for start in starts]
+    return np.array(segments, np.float32).reshape(-1, 1, _NISQA_BANDS, _NISQA_SEGMENT)
+
+
+@lru_cache(maxsize=1)
+def _nisqa_mel() -> Any:
+    from torchaudio.transforms import MelSpectrogram
+
+    return MelSpectrogram(
+        NISQA.sample_rate, n_fft=_NISQA_FFT, win_length=_NISQA_WINDOW, hop_length=_NISQA_HOP, f_max=_NISQA_LAST_HZ,
+        n_mels=_NISQA_BANDS, power=1.0, norm="slaney", mel_scale="slaney",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
 class ASR(Judge):
     """Word and character error rate of a recogniser's transcript against the reference text.
 
@@ -395,15 +470,18 @@ def onnx_session(path: Path) -> Any:
         raise ValueError(f"{path}: no ONNX model that onnxruntime can run ({error})") from error
 
 
-def run_onnx(session: Any, value: np.ndarray) -> np.ndarray:
-    """Run a model of one input on a float32 array and return its first output.
+def run_onnx(session: Any, value: np.ndarray, *others: np.ndarray) -> np.ndarray:
+    """Run a model on a float32 array, and on others as they are for its further inputs, and return its first output.
 
     Raises:
-        ValueError: the model does not take an array of this shape.
+        ValueError: the model does not take an array of this shape, or so many inputs.
     """
-    wanted = session.get_inputs()[0]
+    wanted, *further = session.get_inputs()
+    if len(further) != len(others):
+        raise ValueError(f"the ONNX model takes {1 + len(further)} inputs, expected {1 + len(others)}")
+    given = {each.name: other for each, other in zip(further, others, strict=True)}
     try:
-        return np.asarray(session.run(None, {wanted.name: np.ascontiguousarray(value, dtype=np.float32)})[0])
+        return np.asarray(session.run(None, {wanted.name: np.ascontiguousarray(value, dtype=np.float32), **given})[0])
     except _onnx_errors() as error:
         raise ValueError(f"the ONNX model takes {wanted.shape}, got {value.shape} ({error})") from error
 

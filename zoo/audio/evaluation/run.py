@@ -19,6 +19,7 @@ from zoo.audio.evaluation.judges import (
     ASR,
     DNSMOS,
     FLAG_QUANTILE,
+    NISQA,
     InputDisagreement,
     Judge,
     MOSPredictor,
@@ -407,6 +408,7 @@ def evaluate_folders(
     speaker_model: str | None = None,
     dnsmos: Path | None = None,
     mos_model: Path | None = None,
+    nisqa: Path | None = None,
     ssl_model: str | None = None,
     ssl_layer: int | None = None,
     flag_above: float | None = None,
@@ -432,6 +434,7 @@ def evaluate_folders(
         speaker_model: hub id or folder of a transformers x-vector model, or an ONNX file, for speaker similarity.
         dnsmos: folder with Microsoft's sig_bak_ovr.onnx and model_v8.onnx.
         mos_model: ONNX file from waveform to predicted opinion score (UTMOS and the like).
+        nisqa: ONNX file from NISQA's mel segments to its five scores; the published weights are non-commercial.
         ssl_model: hub id or folder of a transformers speech encoder, which flags segments that are far from what the
             degraded file holds (flagged.csv): possible hallucinations.
         ssl_layer: its block, from 1; the one at two thirds of its depth when not given.
@@ -453,6 +456,7 @@ def evaluate_folders(
         SpeakerSimilarity(speaker_model, device=device) if speaker_model else None,
         DNSMOS(dnsmos) if dnsmos else None,
         MOSPredictor(mos_model) if mos_model else None,
+        NISQA(nisqa) if nisqa else None,
         InputDisagreement(ssl_model, ssl_layer, flag_above, device=device) if ssl_model else None,
         ASR(asr_model, language=asr_language, device=device) if asr_model else None,
     ]
