@@ -62,8 +62,9 @@ def served(tmp_path_factory):
 
 
 def post(address: str, **body: Any) -> httpx.Response:
-    said = {"model": "crowd", "messages": [ASK], **body}
-    return httpx.post(f"{address}/v1/chat/completions", json=said, headers=HEADERS, timeout=30)
+    said = json.dumps({"model": "crowd", "messages": [ASK], **body})
+    kind = {"Content-Type": "application/json"}
+    return httpx.post(f"{address}/v1/chat/completions", content=said, headers=HEADERS | kind, timeout=30)
 
 
 def alone(workers: Real, only: int | None = None, new: int = 8, stop: Any = ()) -> str:
@@ -86,7 +87,10 @@ def test_models_are_the_crowd_its_agents_and_the_backbone(served):
     _, address, _ = served
     found = httpx.get(f"{address}/v1/models", headers=HEADERS).json()
     assert [each["id"] for each in found["data"]] == ["crowd", "agent-0", "agent-1", "base"]
-    assert httpx.get(f"{address}/v1/models").status_code == 401
+    refused = httpx.get(f"{address}/v1/models")
+    assert refused.status_code == 401 and refused.json()["error"]["type"] == "invalid_request_error"
+    assert httpx.get(f"{address}/v1/models/agent-1", headers=HEADERS).json() == found["data"][2]
+    assert httpx.get(f"{address}/v1/models/agent-9", headers=HEADERS).status_code == 404
 
 
 def test_a_completion_is_what_the_crowd_writes(served):
@@ -161,7 +165,13 @@ BAD = {
     "max_tokens": ({"max_tokens": 0}, 400),
     "stop": ({"stop": ["a"] * 5}, 400),
     "n": ({"n": 2}, 400),
+    "n of truth": ({"n": True}, 400),
     "logprobs": ({"logprobs": True}, 400),
+    "stream": ({"stream": "yes"}, 400),
+    "stream_options": ({"stream_options": 5}, 400),
+    "model left out": ({"model": None}, 400),
+    "messages of half a letter": ({"messages": [{"role": "user", "content": "a\ud800"}]}, 400),
+    "stop of half a letter": ({"stop": "\udfff"}, 400),
 }
 
 
@@ -170,8 +180,21 @@ def test_bad_requests_get_one_line(served, name):
     body, code = BAD[name]
     reply = post(served[1], **body)
     error = reply.json()["error"]
-    assert reply.status_code == code and error["param"] == name and error["type"] == "invalid_request_error"
+    assert reply.status_code == code and error["param"] == name.split()[0] and error["type"] == "invalid_request_error"
     assert error["message"] and "\n" not in error["message"]
+
+
+def test_what_clients_send_without_meaning_it(served):
+    idle = {"tools": [], "logit_bias": {}, "frequency_penalty": 0, "response_format": {"type": "text"}, "user": "me"}
+    assert post(served[1], max_tokens=1, **idle).status_code == 200
+
+
+def test_without_a_seed_draws_differ_and_with_one_they_do_not(served):
+    warm = {"temperature": 1.0, "stop": None}
+    texts = [post(served[1], **warm).json()["choices"][0]["message"]["content"] for _ in range(3)]
+    assert len(set(texts)) > 1
+    first, second = (post(served[1], **warm, seed=5).json()["choices"] for _ in range(2))
+    assert first == second
 
 
 def test_what_does_not_fit_is_told_before_the_stream(served):
