@@ -16,14 +16,15 @@ pytest.importorskip("prometheus_client", reason="needs the extra `ui`")
 import httpx
 
 from tests.ci_llm.crowd_parts import CONFIGS, crowd
-from tests.serve.test_serve import TOKEN, Stub, running
+from tests.serve.test_serve import TOKEN, Stub, running, wait_for
 from zoo.ci_llm.aggregation.aggregator import Mean
 from zoo.ci_llm.data.tokenizers import ByteTokenizer
 from zoo.ci_llm.inference.chat import prompt_ids, shown
 from zoo.ci_llm.inference.generate import write_answers
 from zoo.ci_llm.inference.writer import Writer
-from zoo.runs.interactive import CHAT, CHAT_GONE, checked
-from zoo.ui.warm.pool import Failed, Finished
+from zoo.runs.inference import Arrival
+from zoo.runs.interactive import CHAT_GONE, checked
+from zoo.ui.warm.pool import Arriving, Failed, Finished
 
 ASK = {"role": "user", "content": "How much?"}
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
@@ -38,20 +39,42 @@ class Real(Stub):
         net = crowd(count=2, std=0.4, backbone={"config": config}).eval()
         self.writer = Writer(net, ByteTokenizer(), max_new_tokens=8)
         self.folders: list[Any] = []
+        self.order: list[int] = []
+        self.most = 0
 
     def fields(self, run: str, checkpoint: str) -> Any:
         return self.writer.fields()
 
-    def ask_together(self, run: str, checkpoint: str, asked: Any) -> Any:
-        self.go.wait(20)
-        self.batches.append([values[CHAT] for values, _ in asked])
-        self.folders += [folder for _, folder in asked]
-        told = [(checked(self.writer.fields(), values), folder) for values, folder in asked]
-        found = self.writer.answer_together(told, lambda *_: None)
-        return [
-            Failed(str(each), cause="input") if isinstance(each, Exception) else Finished(tuple(each), 0.1)
-            for each in found
-        ]
+    def computes_arriving(self) -> bool:
+        return True
+
+    def ask_arriving(self, run: str, checkpoint: str, arriving: Arriving) -> None:
+        under_way: set[int] = set()
+        ended = False
+
+        def arrivals() -> list[Arrival]:
+            nonlocal ended
+            found = []
+            while not arriving.inbox.empty() or not (under_way or ended):
+                each = arriving.inbox.get()
+                if each is None:
+                    ended = True
+                    continue
+                number, values, folder = each
+                under_way.add(number)
+                self.folders.append(folder)
+                found.append(Arrival(number, checked(self.writer.fields(), values), folder))
+            self.most = max(self.most, len(under_way))
+            self.go.wait(20)
+            return found
+
+        def tell(number: int, found: Any) -> None:
+            under_way.discard(number)
+            self.order.append(number)
+            failed = isinstance(found, Exception)
+            arriving.tell(number, Failed(str(found), cause="input") if failed else Finished(tuple(found), 0.1))
+
+        self.writer.answer_arriving(arrivals, tell)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +96,7 @@ def alone(workers: Real, only: int | None = None, new: int = 8, stop: Any = ()) 
     ids = prompt_ids(tokenizer, [ASK], workers.writer.template)
     if only is None:
         return write_answers(net, tokenizer, [ids], Mean(), new, stop=stop)[0][0]
-    with net.only(only):
+    with net.only(only) if only >= 0 else net.without_agents():
         return write_answers(net, tokenizer, [ids], Mean(), new, stop=stop)[0][0]
 
 
@@ -124,19 +147,44 @@ def test_a_stream_says_the_same_in_pieces(served):
     assert events(post(address, stream=True).text)[-1]["choices"][0]["finish_reason"] == "length"  # no usage asked for
 
 
-def test_requests_that_wait_are_computed_together(served):
-    workers, address, _ = served
+def test_requests_join_what_is_being_computed_and_leave_it(served):
+    workers, address, queue = served
+    workers.order.clear()
     workers.go.clear()
-    workers.batches.clear()
+    workers.most, models = 0, ("crowd", "agent-1", "base", "crowd")
     with ThreadPoolExecutor(5) as pool:
         first = pool.submit(post, address)
-        time.sleep(0.3)
-        others = [pool.submit(post, address, model=model) for model in ("crowd", "crowd", "agent-1", "crowd")]
-        time.sleep(0.3)
+        wait_for(lambda: workers.most == 1)  # it is about to begin
+        others = [pool.submit(post, address, model=model, max_tokens=2) for model in models]
+        wait_for(lambda: queue.active == 5)
+        time.sleep(0.1)
         workers.go.set()
         texts = [each.result().json()["choices"][0]["message"]["content"] for each in (first, *others)]
-    assert max(map(len, workers.batches)) >= 3
-    assert texts == [alone(workers, 1 if number == 3 else None) for number in range(5)]
+    assert workers.most == 5 and workers.order[-1] == 0  # the others came later and left before
+    new = {"new": 2}
+    assert texts == [
+        alone(workers), alone(workers, **new), alone(workers, 1, **new), alone(workers, -1, **new),
+        alone(workers, **new),
+    ]  # fmt: skip
+
+
+def test_whoever_hangs_up_leaves_the_others_alone(served):
+    workers, address, queue = served
+    body = {"model": "agent-1", "messages": [ASK], "stream": True}
+    workers.go.clear()
+    workers.most = 0
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(post, address)
+        wait_for(lambda: workers.most == 1)
+        request = httpx.Request("POST", f"{address}/v1/chat/completions", json=body, headers=HEADERS)
+        with httpx.Client() as client, ThreadPoolExecutor(1) as leaving:
+            stream = leaving.submit(client.send, request, stream=True)
+            wait_for(lambda: queue.active == 2)
+            time.sleep(0.1)
+            workers.go.set()
+            stream.result().close()  # in the middle
+        assert other.result().json()["choices"][0]["message"]["content"] == alone(workers)
+    wait_for(lambda: queue.active == 0)
 
 
 def test_whoever_leaves_frees_its_rows(served):

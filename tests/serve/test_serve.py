@@ -68,6 +68,9 @@ class Stub:
     def computes_together(self) -> bool:
         return self.together
 
+    def computes_arriving(self) -> bool:
+        return False
+
     def close(self) -> None:
         self.go.set()
 

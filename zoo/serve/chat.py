@@ -229,8 +229,10 @@ class Talk:
                 yield self._line({"choices": [], "usage": usage_of(answer)})
             yield "data: [DONE]\n\n"
         finally:
-            self.task.cancel()
-            self.queue.end(self.session)
+            if self.task.done():
+                self.queue.end(self.session)
+            else:
+                self.task.cancel()  # and `_over` ends it, once the folder is known to be in use
 
     def _event(self, delta: dict[str, str], reason: str | None = None) -> str:
         return self._line({"choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}]})
