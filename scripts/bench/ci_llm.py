@@ -34,6 +34,7 @@ from zoo.training.data import ResumableBatches
 AGENTS, VOCABULARY = 4, 512
 PROMPT_TOKENS, TEXT_TOKENS = 32, 96
 WIDE = 512  # hidden size where the arithmetic counts, not the number of calls
+CROWDS = (1, AGENTS, 16)  # agents that requests name
 BATCH, PIECES = 8, 2048  # texts, and size of the vocabulary, of the padding
 FIXED = (512, 768)  # lengths that the original pads to
 ANSWER_TOKENS = 131  # labelled tokens of a text of GSM8K, mean of `gsm8k_data`
@@ -120,7 +121,7 @@ def mixed(settings: Settings) -> list[Finding]:
     and leave a running batch, theirs are batches of as many rows in the order of arrival, to the end of the longest.
     """
     findings = []
-    for agents in (1, AGENTS, 16):
+    for agents in CROWDS:
         crowd = make_crowd(count=agents)
         other = PeftCrowd(crowd)
         for name, times in (("equal", 1), ("unequal", 4)):
