@@ -135,7 +135,7 @@ def mixed(settings: Settings) -> list[Finding]:
                 "running batch": partial(_keep, found, "ours", partial(_joined, crowd, ids, whose, lengths, rows)),
                 "peft": partial(_keep, found, "peft", partial(_static, other, ids, whose, lengths, rows)),
             }
-            costs = interleave(runs, settings.few(7 if times == 1 else 3, 1))
+            costs = interleave(runs, settings.few(5 if times == 1 else 2, 1))
             pairs = list(zip(found["ours"], found["peft"], strict=True))
             details = {"requests": len(ids), "new tokens": sum(lengths), "agents": agents,
                        "share of equal texts": sum(one == two for one, two in pairs) / len(pairs)}  # fmt: skip

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -97,7 +97,7 @@ def _messages(given: Any) -> list[dict[str, str]]:
     return found
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: Any) -> TypeGuard[str]:
     """Whether it is a text that has bytes; half a surrogate pair, which JSON can hold, has none."""
     return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
 
