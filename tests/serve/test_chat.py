@@ -16,14 +16,15 @@ pytest.importorskip("prometheus_client", reason="needs the extra `ui`")
 import httpx
 
 from tests.ci_llm.crowd_parts import CONFIGS, crowd
-from tests.serve.test_serve import TOKEN, Stub, running
+from tests.serve.test_serve import TOKEN, Stub, running, wait_for
 from zoo.ci_llm.aggregation.aggregator import Mean
 from zoo.ci_llm.data.tokenizers import ByteTokenizer
 from zoo.ci_llm.inference.chat import prompt_ids, shown
 from zoo.ci_llm.inference.generate import write_answers
 from zoo.ci_llm.inference.writer import Writer
-from zoo.runs.interactive import CHAT, CHAT_GONE, checked
-from zoo.ui.warm.pool import Failed, Finished
+from zoo.runs.inference import Arrival
+from zoo.runs.interactive import CHAT_GONE, checked
+from zoo.ui.warm.pool import Arriving, Failed, Finished
 
 ASK = {"role": "user", "content": "How much?"}
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
@@ -38,20 +39,42 @@ class Real(Stub):
         net = crowd(count=2, std=0.4, backbone={"config": config}).eval()
         self.writer = Writer(net, ByteTokenizer(), max_new_tokens=8)
         self.folders: list[Any] = []
+        self.order: list[int] = []
+        self.most = 0
 
     def fields(self, run: str, checkpoint: str) -> Any:
         return self.writer.fields()
 
-    def ask_together(self, run: str, checkpoint: str, asked: Any) -> Any:
-        self.go.wait(20)
-        self.batches.append([values[CHAT] for values, _ in asked])
-        self.folders += [folder for _, folder in asked]
-        told = [(checked(self.writer.fields(), values), folder) for values, folder in asked]
-        found = self.writer.answer_together(told, lambda *_: None)
-        return [
-            Failed(str(each), cause="input") if isinstance(each, Exception) else Finished(tuple(each), 0.1)
-            for each in found
-        ]
+    def computes_arriving(self) -> bool:
+        return True
+
+    def ask_arriving(self, run: str, checkpoint: str, arriving: Arriving) -> None:
+        under_way: set[int] = set()
+        ended = False
+
+        def arrivals() -> list[Arrival]:
+            nonlocal ended
+            found = []
+            while not arriving.inbox.empty() or not (under_way or ended):
+                each = arriving.inbox.get()
+                if each is None:
+                    ended = True
+                    continue
+                number, values, folder = each
+                under_way.add(number)
+                self.folders.append(folder)
+                found.append(Arrival(number, checked(self.writer.fields(), values), folder))
+            self.most = max(self.most, len(under_way))
+            self.go.wait(20)
+            return found
+
+        def tell(number: int, found: Any) -> None:
+            under_way.discard(number)
+            self.order.append(number)
+            failed = isinstance(found, Exception)
+            arriving.tell(number, Failed(str(found), cause="input") if failed else Finished(tuple(found), 0.1))
+
+        self.writer.answer_arriving(arrivals, tell)
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +85,9 @@ def served(tmp_path_factory):
 
 
 def post(address: str, **body: Any) -> httpx.Response:
-    said = {"model": "crowd", "messages": [ASK], **body}
-    return httpx.post(f"{address}/v1/chat/completions", json=said, headers=HEADERS, timeout=30)
+    said = json.dumps({"model": "crowd", "messages": [ASK], **body})
+    kind = {"Content-Type": "application/json"}
+    return httpx.post(f"{address}/v1/chat/completions", content=said, headers=HEADERS | kind, timeout=30)
 
 
 def alone(workers: Real, only: int | None = None, new: int = 8, stop: Any = ()) -> str:
@@ -72,7 +96,7 @@ def alone(workers: Real, only: int | None = None, new: int = 8, stop: Any = ()) 
     ids = prompt_ids(tokenizer, [ASK], workers.writer.template)
     if only is None:
         return write_answers(net, tokenizer, [ids], Mean(), new, stop=stop)[0][0]
-    with net.only(only):
+    with net.only(only) if only >= 0 else net.without_agents():
         return write_answers(net, tokenizer, [ids], Mean(), new, stop=stop)[0][0]
 
 
@@ -86,7 +110,10 @@ def test_models_are_the_crowd_its_agents_and_the_backbone(served):
     _, address, _ = served
     found = httpx.get(f"{address}/v1/models", headers=HEADERS).json()
     assert [each["id"] for each in found["data"]] == ["crowd", "agent-0", "agent-1", "base"]
-    assert httpx.get(f"{address}/v1/models").status_code == 401
+    refused = httpx.get(f"{address}/v1/models")
+    assert refused.status_code == 401 and refused.json()["error"]["type"] == "invalid_request_error"
+    assert httpx.get(f"{address}/v1/models/agent-1", headers=HEADERS).json() == found["data"][2]
+    assert httpx.get(f"{address}/v1/models/agent-9", headers=HEADERS).status_code == 404
 
 
 def test_a_completion_is_what_the_crowd_writes(served):
@@ -120,19 +147,44 @@ def test_a_stream_says_the_same_in_pieces(served):
     assert events(post(address, stream=True).text)[-1]["choices"][0]["finish_reason"] == "length"  # no usage asked for
 
 
-def test_requests_that_wait_are_computed_together(served):
-    workers, address, _ = served
+def test_requests_join_what_is_being_computed_and_leave_it(served):
+    workers, address, queue = served
+    workers.order.clear()
     workers.go.clear()
-    workers.batches.clear()
+    workers.most, models = 0, ("crowd", "agent-1", "base", "crowd")
     with ThreadPoolExecutor(5) as pool:
         first = pool.submit(post, address)
-        time.sleep(0.3)
-        others = [pool.submit(post, address, model=model) for model in ("crowd", "crowd", "agent-1", "crowd")]
-        time.sleep(0.3)
+        wait_for(lambda: workers.most == 1)  # it is about to begin
+        others = [pool.submit(post, address, model=model, max_tokens=2) for model in models]
+        wait_for(lambda: queue.active == 5)
+        time.sleep(0.1)
         workers.go.set()
         texts = [each.result().json()["choices"][0]["message"]["content"] for each in (first, *others)]
-    assert max(map(len, workers.batches)) >= 3
-    assert texts == [alone(workers, 1 if number == 3 else None) for number in range(5)]
+    assert workers.most == 5 and workers.order[-1] == 0  # the others came later and left before
+    new = {"new": 2}
+    assert texts == [
+        alone(workers), alone(workers, **new), alone(workers, 1, **new), alone(workers, -1, **new),
+        alone(workers, **new),
+    ]  # fmt: skip
+
+
+def test_whoever_hangs_up_leaves_the_others_alone(served):
+    workers, address, queue = served
+    body = {"model": "agent-1", "messages": [ASK], "stream": True}
+    workers.go.clear()
+    workers.most = 0
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(post, address)
+        wait_for(lambda: workers.most == 1)
+        request = httpx.Request("POST", f"{address}/v1/chat/completions", json=body, headers=HEADERS)
+        with httpx.Client() as client, ThreadPoolExecutor(1) as leaving:
+            stream = leaving.submit(client.send, request, stream=True)
+            wait_for(lambda: queue.active == 2)
+            time.sleep(0.1)
+            workers.go.set()
+            stream.result().close()  # in the middle
+        assert other.result().json()["choices"][0]["message"]["content"] == alone(workers)
+    wait_for(lambda: queue.active == 0)
 
 
 def test_whoever_leaves_frees_its_rows(served):
@@ -161,7 +213,13 @@ BAD = {
     "max_tokens": ({"max_tokens": 0}, 400),
     "stop": ({"stop": ["a"] * 5}, 400),
     "n": ({"n": 2}, 400),
+    "n of truth": ({"n": True}, 400),
     "logprobs": ({"logprobs": True}, 400),
+    "stream": ({"stream": "yes"}, 400),
+    "stream_options": ({"stream_options": 5}, 400),
+    "model left out": ({"model": None}, 400),
+    "messages of half a letter": ({"messages": [{"role": "user", "content": "a\ud800"}]}, 400),
+    "stop of half a letter": ({"stop": "\udfff"}, 400),
 }
 
 
@@ -170,8 +228,21 @@ def test_bad_requests_get_one_line(served, name):
     body, code = BAD[name]
     reply = post(served[1], **body)
     error = reply.json()["error"]
-    assert reply.status_code == code and error["param"] == name and error["type"] == "invalid_request_error"
+    assert reply.status_code == code and error["param"] == name.split()[0] and error["type"] == "invalid_request_error"
     assert error["message"] and "\n" not in error["message"]
+
+
+def test_what_clients_send_without_meaning_it(served):
+    idle = {"tools": [], "logit_bias": {}, "frequency_penalty": 0, "response_format": {"type": "text"}, "user": "me"}
+    assert post(served[1], max_tokens=1, **idle).status_code == 200
+
+
+def test_without_a_seed_draws_differ_and_with_one_they_do_not(served):
+    warm = {"temperature": 1.0, "stop": None}
+    texts = [post(served[1], **warm).json()["choices"][0]["message"]["content"] for _ in range(3)]
+    assert len(set(texts)) > 1
+    first, second = (post(served[1], **warm, seed=5).json()["choices"] for _ in range(2))
+    assert first == second
 
 
 def test_what_does_not_fit_is_told_before_the_stream(served):

@@ -37,7 +37,7 @@ from zoo.serve.server import FIXED, Served, build
 from zoo.ui.listening import bind
 from zoo.ui.security import HOSTS, Keys
 from zoo.ui.store import MIB, Store
-from zoo.ui.warm.pool import Failed, Finished, Workers
+from zoo.ui.warm.pool import Arriving, Failed, Finished, Workers
 from zoo.ui.warm.worker import Worker
 
 FORMER = REPOSITORY / "tests" / "data" / "checkpoints_8e52760"
@@ -67,6 +67,9 @@ class Stub:
 
     def computes_together(self) -> bool:
         return self.together
+
+    def computes_arriving(self) -> bool:
+        return False
 
     def close(self) -> None:
         self.go.set()
@@ -248,6 +251,29 @@ def test_requests_that_wait_are_computed_together_and_a_bad_one_fails_alone(stub
         for text, each in zip(texts, found, strict=True):
             assert each.status_code != 200 or each.json()["parts"][0]["data"]["text"] == text
         assert max(map(len, stub.batches)) == 8
+
+
+class Joined(Stub):
+    """Lets requests join, and loses the process with three of them."""
+
+    def computes_arriving(self) -> bool:
+        return True
+
+    def ask_arriving(self, run: str, checkpoint: str, arriving: Arriving) -> Failed | None:
+        for _ in range(3):  # nothing ends before all are there
+            assert arriving.inbox.get() is not None
+        return Failed("the process that computes was ended by SIGKILL", cause="lost")
+
+
+def test_of_those_that_joined_only_the_one_fails_that_took_the_process_along(tmp_path: Path) -> None:
+    stub = Joined()
+    with running(stub, tmp_path / "store") as (address, queue), client(address) as asking:
+        texts = ["deadly", "second", "third"]
+        with ThreadPoolExecutor(3) as pool:
+            found = [each.status_code for each in pool.map(lambda text: asking.post("/predict", json={"text": text}),
+                                                           texts)]  # fmt: skip
+        assert found == [500, 200, 200] and sorted(stub.batches) == [[text] for text in sorted(texts)]
+        assert queue.active == 0
 
 
 def test_a_full_line_a_deadline_and_a_client_that_leaves(stub: Stub, tmp_path: Path) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -28,6 +29,8 @@ KNOWN = (
 )  # fmt: skip
 IGNORED = ("user", "metadata", "store", "service_tier", "parallel_tool_calls")
 RANGES = {"temperature": (0, 2), "top_p": (0, 1), "max_tokens": (1, 2**20), "seed": (0, 2**31)}
+PLAIN_TEXT = ("response_format", {"type": "text"})
+NOTHING: tuple[Any, ...] = (None, False, [], {})  # what clients send of parameters that they do not use
 
 
 def chat_field(queue: Queue) -> Field:
@@ -47,13 +50,19 @@ def chat_field(queue: Queue) -> Field:
 def checked(given: dict[str, Any], models: tuple[str, ...]) -> dict[str, Any]:
     """A request with what is asked of the worker; raises 400 or 404 with the parameter that is wrong."""
     for name, value in given.items():
-        if name not in KNOWN and name not in IGNORED and value not in (None, False):
+        if name not in KNOWN and name not in IGNORED and value not in NOTHING and (name, value) != PLAIN_TEXT:
             raise _wrong(f"{name[:40]} is not supported", name[:40])
-    if given.get("n") not in (None, 1):
-        raise _wrong("n is at most 1", "n")
+    if given.get("n") not in (None, 1) or given.get("n") is True:
+        raise _wrong("n is 1", "n")
+    if given.get("stream") not in (None, True, False):
+        raise _wrong("stream is true or false", "stream")
+    if not isinstance(given.get("stream_options") or {}, dict):
+        raise _wrong("stream_options is an object", "stream_options")
     model = given.get("model")
+    if model is None:
+        raise _wrong(f"name a model: {', '.join(models)}", "model")
     if model not in models:
-        raise _wrong(f"there is no model {str(model)[:60]!r}; there are {', '.join(models)}", "model", 404)
+        raise _no_model(model, models)
     said: dict[str, Any] = {"model": model, "messages": _messages(given.get("messages"))}
     if given.get("max_completion_tokens") is not None:
         given = {**given, "max_tokens": given["max_completion_tokens"]}
@@ -63,15 +72,15 @@ def checked(given: dict[str, Any], models: tuple[str, ...]) -> dict[str, Any]:
             continue
         whole = name in ("max_tokens", "seed")
         if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or not low <= value <= high:
-            raise _wrong(f"{name} is a number from {low} to {high}", name)
+            raise _wrong(f"{name} is a {'whole ' if whole else ''}number from {low} to {high}", name)
         said[name] = value
     if said.get("top_p") == 0:
         raise _wrong("top_p is above 0", "top_p")
     stop = given.get("stop") or []
     stop = [stop] if isinstance(stop, str) else stop
-    if not isinstance(stop, list) or len(stop) > MAX_STOPS or not all(isinstance(each, str) and each for each in stop):
+    if not isinstance(stop, list) or len(stop) > MAX_STOPS or not all(_is_text(each) and each for each in stop):
         raise _wrong(f"stop is a text, or at most {MAX_STOPS}", "stop")
-    return {**said, "stop": stop}
+    return {"seed": secrets.randbelow(2**31), **said, "stop": stop}
 
 
 def _messages(given: Any) -> list[dict[str, str]]:
@@ -82,14 +91,27 @@ def _messages(given: Any) -> list[dict[str, str]]:
         role, content = (each.get("role"), each.get("content")) if isinstance(each, dict) else (None, None)
         if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
             content = "".join(str(part.get("text", "")) for part in content)
-        if role not in ROLES or not isinstance(content, str):
+        if role not in ROLES or not _is_text(content):
             raise _wrong(f"a message has a role ({', '.join(ROLES)}) and a content of text", "messages")
         found.append({"role": "system" if role == "developer" else role, "content": content})
     return found
 
 
+def _is_text(value: Any) -> TypeGuard[str]:
+    """Whether it is a text that has bytes; half a surrogate pair, which JSON can hold, has none."""
+    return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
 def _wrong(message: str, parameter: str, code: int = 400) -> HTTPException:
     return HTTPException(code, {"error": message, "field": parameter})
+
+
+def _no_model(name: Any, models: Sequence[str]) -> HTTPException:
+    return _wrong(f"there is no model {str(name)[:60]!r}; there are {', '.join(models)}", "model", 404)
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "zoo"}
 
 
 def error_body(said: Any, code: int) -> dict[str, Any]:
@@ -104,11 +126,14 @@ def add_chat(app: FastAPI, queue: Queue) -> None:
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [_model(name) for name in chat_field(queue).choices]}
+
+    @app.get("/v1/models/{name}")
+    async def model(name: str) -> dict[str, Any]:
         names = chat_field(queue).choices
-        return {
-            "object": "list",
-            "data": [{"id": name, "object": "model", "created": 0, "owned_by": "zoo"} for name in names],
-        }
+        if name not in names:
+            raise _no_model(name, names)
+        return _model(name)
 
     @app.post("/v1/chat/completions")
     async def completions(request: Request) -> Response:
@@ -117,8 +142,7 @@ def add_chat(app: FastAPI, queue: Queue) -> None:
         end = asyncio.get_running_loop().time() + queue.limits.deadline
         given = await read_json(request)
         said = checked(given, field.choices)
-        options = given.get("stream_options") or {}
-        usage = isinstance(options, dict) and bool(options.get("include_usage"))
+        usage = bool((given.get("stream_options") or {}).get("include_usage"))
         talk = Talk(queue, request, said, end)
         if given.get("stream"):
             await talk.begun()
@@ -205,8 +229,10 @@ class Talk:
                 yield self._line({"choices": [], "usage": usage_of(answer)})
             yield "data: [DONE]\n\n"
         finally:
-            self.task.cancel()
-            self.queue.end(self.session)
+            if self.task.done():
+                self.queue.end(self.session)
+            else:
+                self.task.cancel()  # and `_over` ends it, once the folder is known to be in use
 
     def _event(self, delta: dict[str, str], reason: str | None = None) -> str:
         return self._line({"choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}]})

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import math
 import secrets
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,12 @@ from fastapi import HTTPException, Request
 from zoo.runs.interactive import FILE_PARTS, Field
 from zoo.serve.metrics import Metrics
 from zoo.ui.store import Store
-from zoo.ui.warm.pool import Failed, Finished, Workers
+from zoo.ui.warm.pool import Arriving, Failed, Finished, Workers
 
 RESULTS_BYTES = 2**30  # that files of answers may have together; the oldest go first
 LONGEST_RETRY = 60
 log = logging.getLogger(__name__)
+UNEXPECTED = "the server could not do it; what it printed says why"
 RUN = "run"  # what the workers call the only one there is
 
 
@@ -55,6 +57,11 @@ class Waiting:
     end: float
     answer: asyncio.Future[Finished | Failed] = field(default_factory=asyncio.Future)
 
+    def tell(self, answer: Finished | Failed) -> None:
+        """Give the answer, if it has none yet."""
+        if not self.answer.done():
+            self.answer.set_result(answer)
+
 
 class Queue:
     """The requests of one server.
@@ -77,9 +84,10 @@ class Queue:
         self._arrived = asyncio.Event()
         self._results: OrderedDict[str, tuple[float, int, str]] = OrderedDict()  # session: end, bytes, job
         self._in_use: dict[str, asyncio.Future[Any]] = {}  # sessions that are computed though nobody waits any more
-        self._working: Sequence[Waiting] = ()
+        self._working: Collection[Waiting] = ()
         self._batch_seconds = 1.0
         self._together = False
+        self._arriving = False
 
     async def load(self) -> None:
         """Load the run.
@@ -89,6 +97,7 @@ class Queue:
         """
         self.fields = await asyncio.to_thread(self.workers.fields, RUN, self.checkpoint)
         self._together = self.workers.computes_together()
+        self._arriving = self.workers.computes_arriving()
 
     def let_in(self) -> tuple[Field, ...]:
         """The fields of a request that may wait.
@@ -106,7 +115,7 @@ class Queue:
 
     def retry_after(self) -> str:
         """Seconds until there should be room."""
-        batches = len(self._line) / (self.limits.batch if self._together else 1)
+        batches = len(self._line) / (self.limits.batch if self._together or self._arriving else 1)
         return str(min(max(math.ceil(batches * self._batch_seconds), 1), LONGEST_RETRY))
 
     async def ask(
@@ -162,6 +171,9 @@ class Queue:
             self._arrived.clear()
             if not self._line:
                 await self._arrived.wait()
+            if self._arriving:
+                await self._compute_arriving()
+                continue
             most, end = (self.limits.batch, loop.time() + self.limits.wait) if self._together else (1, 0.0)
             while 0 < len(self._line) < most and (left := end - loop.time()) > 0:
                 self._arrived.clear()
@@ -173,6 +185,50 @@ class Queue:
                 await self._compute(batch)
                 self._batch_seconds = 0.7 * self._batch_seconds + 0.3 * (loop.time() - started)
 
+    async def _compute_arriving(self) -> None:
+        """Compute what waits and what comes meanwhile, until nothing is left or a newer checkpoint is there."""
+        loop, numbers = asyncio.get_running_loop(), itertools.count()
+        running: dict[int, Waiting] = {}
+        begun: dict[int, float] = {}
+        self._working = running.values()
+
+        def told(number: int, answer: Finished | Failed) -> None:
+            self._batch_seconds = 0.7 * self._batch_seconds + 0.3 * (loop.time() - begun.pop(number))
+            running.pop(number).tell(answer)
+            self._arrived.set()
+
+        def tell(number: int, answer: Finished | Failed) -> None:
+            loop.call_soon_threadsafe(told, number, answer)
+
+        arriving = Arriving(tell)
+        ended = asyncio.ensure_future(asyncio.to_thread(self._ask_arriving, arriving))
+        ended.add_done_callback(lambda _: self._arrived.set())
+        while not ended.done():
+            while self._line and len(running) < self.limits.batch and not arriving.stale:
+                each, number = self._line.popleft(), next(numbers)
+                running[number], begun[number] = each, loop.time()
+                self.metrics.batch_size.observe(len(running))
+                arriving.inbox.put((number, each.values, each.folder))
+            if not running:
+                break
+            self._arrived.clear()
+            await self._arrived.wait()
+        arriving.inbox.put(None)
+        failed, alone = await ended, len(running) == 1
+        for each in tuple(running.values()):
+            if failed is not None and failed.cause == "lost" and not alone and not each.answer.done():
+                (answer,) = await self._asked([each])  # one of them took the process along: only that one shall fail
+                each.tell(answer)
+            elif failed is not None:
+                each.tell(failed)
+
+    def _ask_arriving(self, arriving: Arriving) -> Failed | None:
+        try:
+            return self.workers.ask_arriving(RUN, self.checkpoint, arriving)
+        except Exception:  # as in `_asked`
+            log.exception("requests that were computed together failed")
+            return Failed(UNEXPECTED)
+
     async def _compute(self, batch: Sequence[Waiting]) -> None:
         self.metrics.batch_size.observe(len(batch))
         self._working = batch
@@ -181,14 +237,12 @@ class Queue:
             alone = len(batch) > 1 and isinstance(answer, Failed) and answer.cause == "lost"
             if alone and not each.answer.done():  # one of them took the process along: only that one shall fail
                 (answer,) = await self._asked([each])
-            if not each.answer.done():
-                each.answer.set_result(answer)
+            each.tell(answer)
 
     def give_up(self) -> None:
         """Tell everybody who still waits that there will be no answer."""
         for each in (*self._line, *self._working):
-            if not each.answer.done():
-                each.answer.set_result(Failed("the server has ended", cause="ended"))
+            each.tell(Failed("the server has ended", cause="ended"))
 
     async def _asked(self, batch: Sequence[Waiting]) -> Sequence[Finished | Failed]:
         asked = [(each.values, each.folder) for each in batch]
@@ -196,7 +250,7 @@ class Queue:
             return await asyncio.to_thread(self.workers.ask_together, RUN, self.checkpoint, asked)
         except Exception:  # what nobody expects must not end the line
             log.exception("a batch of %d failed", len(batch))
-            return [Failed("the server could not do it; what it printed says why")] * len(batch)
+            return [Failed(UNEXPECTED)] * len(batch)
 
     def keep(self, session: str, job: str, answer: Finished) -> None:
         """Keep the files of an answer for a while, the oldest no longer than there is room."""

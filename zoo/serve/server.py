@@ -302,24 +302,27 @@ class Gate:
 
         refused = self._refusal(scope, headers)
         if refused is not None:
-            await refused(scope, receive, counted)
+            status, said, more = refused
+            content: Any = error_body(said, status) if scope["path"].startswith(PREFIX) else {"error": said}
+            await JSONResponse(content, status, more)(scope, receive, counted)
         else:
             await self._pass(scope, receive, counted)
         if code == 499:  # it left before it was answered
             self.queue.metrics.count(scope["path"], code, 0.0)
 
-    def _refusal(self, scope: Scope, headers: dict[str, str]) -> JSONResponse | None:
+    def _refusal(self, scope: Scope, headers: dict[str, str]) -> tuple[int, str, dict[str, str]] | None:
+        """Code, line and headers for what may not pass."""
         if scope["path"] == "/health":
             return None
         if not is_from_here(scope, headers, self.hosts):
-            return JSONResponse({"error": "this name of the machine is not served (--allowed_hosts)"}, 403)
+            return 403, "this name of the machine is not served (--allowed_hosts)", {}
         scheme, _, given = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not self.keys.fits(given.strip()):
-            said = {"error": "expected the header Authorization: Bearer TOKEN, with the token that was printed"}
-            return JSONResponse(said, 401, {"WWW-Authenticate": "Bearer"})
+            said = "expected the header Authorization: Bearer TOKEN, with the token that was printed"
+            return 401, said, {"WWW-Authenticate": "Bearer"}
         claimed, limit = headers.get("content-length", "0"), self.queue.limits.upload
         if not claimed.isdecimal() or len(claimed) > 18 or int(claimed) > limit:
-            return JSONResponse({"error": f"a request may have {limit // MIB} MiB (--max_upload_mib)"}, 413)
+            return 413, f"a request may have {limit // MIB} MiB (--max_upload_mib)", {}
         return None
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:

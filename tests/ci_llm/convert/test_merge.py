@@ -109,6 +109,9 @@ def test_the_command_writes_an_adapter(tmp_path, net):
     (tmp_path / "other/file").touch()
     with pytest.raises(ValueError, match="holds something else"):
         merge(tmp_path / "peft", tmp_path / "other")
+    for source in ("peft", "peft/agent1"):
+        with pytest.raises(ValueError, match="is what is merged"):
+            merge(tmp_path / source, tmp_path / "peft")
 
 
 def test_what_cannot_be_merged(net):
@@ -121,6 +124,12 @@ def test_what_cannot_be_merged(net):
         merged(adapters, "linear", density=0.5)
     with pytest.raises(ValueError, match="density"):
         merged(adapters, "ties", density=-0.1)
+    with pytest.raises(ValueError, match="weights are all 0"):
+        merged(adapters, weights=[0.0] * 3)
+    with pytest.raises(ValueError, match="average has no svd_rank"):
+        merged(adapters, rank=2)
+    with pytest.raises(ValueError, match="rank is at least 1"):
+        merged(adapters, "svd", rank=0)
     with pytest.raises(ValueError, match="DoRA have no sum"):
         merged(replace(adapters, dora=True))
     uneven = crowd(count=2, rank=[2, 3], targets=("q_proj",))

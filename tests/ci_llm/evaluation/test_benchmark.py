@@ -231,6 +231,24 @@ def test_the_command(task, net, tmp_path, monkeypatch):
         benchmark(output=tmp_path / "out", **{**how, "max_new_tokens": 3})
 
 
+BAD = {
+    "there is no split 'tset'; there are train, val, test": {"split": "tset"},
+    "stop strings are not empty": {"stop": [""]},
+    "max_new_tokens is 64, and the backbone's context 64": {"max_new_tokens": 64},
+    "no file or folder nothing": {"questions": "nothing"},
+}
+
+
+@pytest.mark.parametrize("said", BAD)
+def test_bad_arguments_leave_nothing_behind(said, net, tmp_path, monkeypatch):
+    monkeypatch.setattr(work, "load_crowd", lambda *_: (TrainedCrowd(net, TOKENIZER, Template()), None, 8))
+    jsonl(tmp_path / "test.jsonl", {"question": "2 + 3?", "answer": "5"})
+    how = {"questions": str(tmp_path), "task": "text", "progress": False, **BAD[said]}
+    with pytest.raises((ValueError, FileNotFoundError), match=said):
+        benchmark(run="run", output=tmp_path / "out", **how)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_figures_mean_and_error():
     rows = [{"figures": {"a": {"acc": float(hit), "confidence": 0.5}}} for hit in (1, 0, 1, 1)]
     found = summary(rows)["a"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from scripts.bench import ci_llm as benchmark
-from scripts.bench.ci_llm import Training, make_crowd
+from scripts.bench.ci_llm import AGENTS, Training, make_crowd
 from scripts.bench.ci_llm_others import PeftCrowd, generate_sequential
 from scripts.bench.tools import Settings
 from zoo.ci_llm.aggregation.aggregator import Mean
@@ -18,11 +18,13 @@ from zoo.ci_llm.inference.generate import generate
 from zoo.ci_llm.nets.crowd import Crowd, Mode
 from zoo.cli.trainer import ZooCLI
 
-TARGETS = {"decoding": [3.0], "training": [1.2], "peft": [2.0], "shared_trunk": []}
+TARGETS = {"decoding": [3.0], "training": [1.2], "peft": [2.0], "mixed": [1.0] * 6, "shared_trunk": []}
 
 
-def tiny(hidden: int = 128, mode: Mode = "batched", top_layers: int | None = None, layers: int = 2) -> Crowd:
-    return make_crowd(32, mode, top_layers, layers)
+def tiny(
+    hidden: int = 128, mode: Mode = "batched", top_layers: int | None = None, layers: int = 2, count: int = AGENTS
+) -> Crowd:
+    return make_crowd(32, mode, top_layers, layers, count=count)
 
 
 @pytest.fixture
@@ -41,6 +43,7 @@ def test_reports_figures_with_targets(name: str, settings: Settings) -> None:
     assert len({each.name for each in findings}) == len(findings)
     for each in findings:
         assert each.details.get("share of equal tokens", 1.0) == 1.0
+        assert each.details.get("share of equal texts", 1.0) == 1.0
         assert each.details.get("difference of the first loss", 0.0) < 1e-5
 
 

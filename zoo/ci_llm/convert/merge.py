@@ -54,6 +54,8 @@ def merged(
     DARE (arXiv 2311.03099), section 3.
     """
     shares = _shares(adapters, method, weights, density)
+    if rank is not None and method != "svd":
+        raise ValueError(f"method {method} has no svd_rank; leave it out")
     if adapters.dora:
         raise ValueError("adapters of DoRA have no sum: merge them into the backbone (into_base), by average")
     form = Agents(**adapters.form())
@@ -67,7 +69,9 @@ def merged(
         if method in ("average", "svd"):
             a = torch.cat([factor * pair[0] for factor, pair in zip(factors, pairs, strict=True)])
             b = torch.cat([pair[1] for pair in pairs], 1)
-            values = (a, b) if method == "average" else _largest(b @ a, rank or max(form.ranks(layer)))
+            values = (
+                (a, b) if method == "average" else _largest(b @ a, max(form.ranks(layer)) if rank is None else rank)
+            )
         else:
             if len(set(form.ranks(layer))) > 1:
                 raise ValueError(
@@ -101,6 +105,8 @@ def _shares(
         needs = "needs a density" if method in PRUNED else "has no density; leave it out"
         raise ValueError(f"method {method} {needs}")
     within(0, 1, density=1 if density is None else density)
+    if weights is not None and not any(weights):
+        raise ValueError("weights are all 0: nothing would be left of the agents")
     return [1 / count] * count if weights is None else weights
 
 
@@ -208,6 +214,8 @@ def merge(
         ValueError: when the agents cannot be merged so, or the output holds something else.
     """
     source, output = Path(source), Path(output)
+    if source.resolve().is_relative_to(output.resolve()):
+        raise ValueError(f"{output} is what is merged, and would be replaced; choose another folder")
     if output.exists() and not (is_peft_folder(output) or (output.is_dir() and not any(output.iterdir()))):
         raise ValueError(f"{output} exists and holds something else; choose another folder")
     if is_original_folder(source) or is_peft_folder(source):

@@ -58,7 +58,9 @@ def chat_text(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> st
         ValueError: when the tokenizer has no chat template, or its template refuses the messages.
     """
     if not getattr(tokenizer.backend, "chat_template", None):
-        raise ValueError(f"tokenizer {tokenizer!r} has no chat template: leave chat out, or take an instruct model's")
+        raise ValueError(
+            f"{type(tokenizer).__name__} has no chat template: leave chat out, or take an instruct model's tokenizer"
+        )
     try:
         text = tokenizer.backend.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
     except Exception as error:

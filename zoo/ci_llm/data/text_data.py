@@ -60,11 +60,17 @@ def split_files(root: Path, split: str) -> list[Path]:
 
     Returns:
         The files in the order of their names; none where there is no such split, unless it is "train".
+
+    Raises:
+        FileNotFoundError: when there is no such folder, or nothing to train on.
+        ValueError: when the split has another name.
     """
     if root.is_file():
         return [root] if split == "train" else []
     if not root.is_dir():
         raise FileNotFoundError(f"no file or folder of texts at {root}")
+    if split not in SPLIT_NAMES:
+        raise ValueError(f"there is no split {split!r}; there are {', '.join(SPLIT_NAMES)}")
     names = SPLIT_NAMES[split]
     known = sorted(path for path in root.glob("*") if path.suffix in SUFFIXES)
     found = [path for path in known if path.stem.partition("-")[0] in names]

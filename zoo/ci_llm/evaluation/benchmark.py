@@ -109,7 +109,11 @@ def _records(source: str, split: str, subset: str | None, task: Task) -> Iterato
         raise FileNotFoundError(
             f"no file or folder {source}; a dataset of the hub needs pip install 'zoo[images]'"
         ) from error
-    for number, row in enumerate(load_dataset(source, subset, split=split), 1):
+    try:
+        found = load_dataset(source, subset, split=split)
+    except OSError as error:  # no such dataset, or no network
+        raise FileNotFoundError(f"no file or folder {source}, and no dataset of the hub: {error}") from error
+    for number, row in enumerate(found, 1):
         yield f"{source}, row {number}", row
 
 
@@ -165,6 +169,11 @@ class Benchmark:
         self.crowd, self.tokenizer, self.task, self.kind = crowd, tokenizer, task, kind
         self.prompting, self.aggregators = prompting, dict(aggregators)
         self.max_new_tokens, self.batch_size, self.backbone = max_new_tokens, batch_size, backbone
+        self.context = crowd.backbone.context_tokens
+        if not all(task.stop):
+            raise ValueError("stop strings are not empty")
+        if task.measure == "generate" and self.context is not None and self.context <= max_new_tokens:
+            raise ValueError(f"max_new_tokens is {max_new_tokens}, and the backbone's context {self.context}: lower it")
 
     def rows(self, items: Sequence[Item]) -> list[dict[str, Any]]:
         """A row per question: `figures` by system (backbone, agents, rules, vote), and texts or log-probabilities."""
@@ -175,12 +184,8 @@ class Benchmark:
         prompts = [
             context_ids(self.tokenizer, self.prompting.context(self.tokenizer, item.prompt), chat) for item in items
         ]
-        if (context := self.crowd.backbone.context_tokens) is not None:
-            if context <= self.max_new_tokens:
-                raise ValueError(
-                    f"max_new_tokens is {self.max_new_tokens}, and the backbone's context {context}: lower it"
-                )
-            prompts = [ids[-(context - self.max_new_tokens) :] for ids in prompts]  # as lm-eval does
+        if self.context is not None:
+            prompts = [ids[-(self.context - self.max_new_tokens) :] for ids in prompts]  # as lm-eval does
 
         def write(rule: Aggregator) -> list[list[str]]:
             seeds = list(range(len(prompts)))

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from zoo.ci_llm.aggregation.aggregator import Aggregator
 from zoo.ci_llm.data.prompts import chat_text, context_ids
 from zoo.ci_llm.data.text_data import Template
 from zoo.ci_llm.data.tokenizers import Tokenizer
-from zoo.ci_llm.data.tokens import left_padded
-from zoo.ci_llm.inference.generate import before, cut, ends_of, generate
+from zoo.ci_llm.inference.continuous import BACKBONE, Wanted
+from zoo.ci_llm.inference.generate import before, cut
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.ci_llm.nets.sampling import Sampling
 from zoo.runs.interactive import CHAT_GONE, CHAT_STREAM
@@ -49,11 +44,6 @@ class Ask:
     stop: tuple[str, ...]
     seed: int
     folder: Path
-
-    @property
-    def group(self) -> tuple[Any, ...]:
-        """Requests of one group are computed together."""
-        return self.voice, self.max_tokens, self.temperature, self.top_p
 
 
 def read_ask(
@@ -113,15 +103,29 @@ class Growing:
     told: str = ""
     over: bool = field(default=False)
 
+    def __post_init__(self) -> None:
+        path = self.ask.folder / CHAT_STREAM
+        if path.is_file():  # the process that began it was lost
+            self.told = "".join(map(json.loads, path.read_text(encoding="utf-8").splitlines()))
+
+    @property
+    def wanted(self) -> Wanted:
+        """What a running batch is asked."""
+        ask = self.ask
+        special: dict[str, int | None] = {CROWD: None, BASE: BACKBONE}
+        agent = special[ask.voice] if ask.voice in special else int(ask.voice.removeprefix("agent-"))
+        sampling = Sampling(ask.temperature, top_p=ask.top_p)
+        return Wanted(ask.ids, ask.max_tokens, agent, sampling, ask.seed, self.take)
+
     def take(self, tokens: list[int]) -> bool:
         """Tell what is new in so many tokens; whether the text ends here, or nobody reads it any more."""
-        if self.over:
+        if self.over or not self.ask.folder.is_dir() or (self.ask.folder / CHAT_GONE).exists():
             return True
         whole = before(tokens, self.ends)
         text = self.tokenizer.decode(whole)
         self.over = len(whole) < len(tokens) or cut(text, self.ask.stop) != text
         self._tell(shown(text, self.ask.stop, self.over))
-        return self.over or (self.ask.folder / CHAT_GONE).exists()
+        return self.over
 
     def finish(self, tokens: list[int]) -> dict[str, Any]:
         """The answer as the endpoint is given it."""
@@ -137,52 +141,3 @@ class Growing:
             with (self.ask.folder / CHAT_STREAM).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(text[len(self.told) :]) + "\n")
             self.told = text
-
-
-def converse(crowd: Crowd, tokenizer: Tokenizer, rule: Aggregator, asks: Sequence[Ask]) -> list[dict[str, Any]]:
-    """Answer requests of one group together.
-
-    Each answer is that of the request alone, up to the rounding of floats.
-
-    Returns:
-        For each `text`, `finish_reason` ("stop" or "length"), `prompt_tokens` and `completion_tokens`.
-    """
-    first, ends = asks[0], ends_of(crowd, tokenizer)
-    growing = [Growing(ask, tokenizer, ends) for ask in asks]
-
-    def ended(new: Tensor) -> Tensor:
-        return torch.tensor([each.take(row) for each, row in zip(growing, new.tolist(), strict=True)])
-
-    ids, mask = (each.to(crowd.device) for each in left_padded([ask.ids for ask in asks], tokenizer.pad_id))
-    sampling, seeds = Sampling(first.temperature, top_p=first.top_p), [ask.seed for ask in asks]
-    with _answering(crowd, first.voice):
-        found = generate(
-            crowd,
-            ids,
-            mask,
-            rule,
-            first.max_tokens,
-            ends,
-            sampling,
-            tokenizer.pad_id,
-            seeds,
-            ended,
-        )
-    return [each.finish(row) for each, row in zip(growing, found[:, ids.shape[1] :].tolist(), strict=True)]
-
-
-def together(asks: Sequence[Ask], answer: Callable[[Sequence[Ask]], list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Answer requests group by group."""
-    groups: dict[tuple[Any, ...], list[int]] = {}
-    for number, ask in enumerate(asks):
-        groups.setdefault(ask.group, []).append(number)
-    found: dict[int, dict[str, Any]] = {}
-    for numbers in groups.values():
-        found |= dict(zip(numbers, answer([asks[number] for number in numbers]), strict=True))
-    return [found[number] for number in range(len(asks))]
-
-
-def _answering(crowd: Crowd, voice: str) -> AbstractContextManager[None]:
-    if voice == BASE:
-        return crowd.without_agents()
-    return nullcontext() if voice == CROWD else crowd.only(int(voice.removeprefix("agent-")))

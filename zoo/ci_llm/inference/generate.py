@@ -64,7 +64,7 @@ def generate(
     ends = torch.tensor([eos] if isinstance(eos, int) else list(eos), dtype=torch.long, device=input_ids.device)
     filler = pad if pad is not None else int(ends[0]) if len(ends) else 0
     count, rows = crowd.count, len(input_ids)
-    uniforms = _uniforms(seeds, count, rows, max_new_tokens, aggregator.joint).to(input_ids.device)
+    uniforms = uniform_numbers(seeds, count, rows, max_new_tokens, aggregator.joint).to(input_ids.device)
     start, members, choices = uniforms.tensor_split((count, count + max_new_tokens))
 
     learned = aggregator.learns and aggregator.joint
@@ -166,7 +166,7 @@ def evaluating(crowd: Crowd) -> Iterator[None]:
         crowd.agents.train(training)
 
 
-def _uniforms(seeds: Sequence[int] | None, count: int, rows: int, steps: int, joint: bool) -> Tensor:
+def uniform_numbers(seeds: Sequence[int] | None, count: int, rows: int, steps: int, joint: bool = True) -> Tensor:
     """Random numbers (K + 2 * steps, texts): for the weights, then each step's member, then each step's token."""
     if seeds is None:
         seeds = torch.randint(SEEDS, (rows,), device="cpu").tolist()

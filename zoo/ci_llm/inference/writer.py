@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,8 +17,9 @@ from zoo.ci_llm.aggregation.answers import flexible_answer
 from zoo.ci_llm.data.text_data import Template, json_rows
 from zoo.ci_llm.data.tokenizers import Tokenizer
 from zoo.ci_llm.data.tokens import left_padded
-from zoo.ci_llm.inference.chat import BASE, Ask, converse, read_ask, together, voices
-from zoo.ci_llm.inference.generate import write_answers
+from zoo.ci_llm.inference.chat import BASE, Growing, read_ask, voices
+from zoo.ci_llm.inference.continuous import RunningBatch, Wanted
+from zoo.ci_llm.inference.generate import ends_of, write_answers
 from zoo.ci_llm.losses.distances import pairwise_divergences
 from zoo.ci_llm.losses.metrics import taken
 from zoo.ci_llm.nets.agents import Agents
@@ -28,7 +29,7 @@ from zoo.ci_llm.nets.sampling import Sampling
 from zoo.common.atomic import write_atomic
 from zoo.common.ranges import at_least
 from zoo.runs.export import CALL_USAGE
-from zoo.runs.inference import Inference, attempt
+from zoo.runs.inference import Arrival, Inference, attempt
 from zoo.runs.interactive import CHAT, Field, Part, Report
 from zoo.training.data import item_seed
 
@@ -147,7 +148,11 @@ class Writer(Inference):
     def answer(self, values: Mapping[str, Any], folder: Path, report: Report) -> list[Part]:
         """Let the crowd answer, and each agent beside it; tell how far they agree and how likely they find it."""
         if values.get(CHAT) is not None:
-            (found,) = self._converse([self._ask(values, folder)])
+            running = self._running()
+            _, growing = self._join(running, values, folder)
+            while running:
+                for _, tokens in running.step():
+                    found = growing.finish(tokens)
             return [Part("text", "Answer", data=json.dumps(found))]
         writer = copy.copy(self)
         writer.max_new_tokens, writer.answer_seed = values["max_new_tokens"], values["seed"]
@@ -168,36 +173,51 @@ class Writer(Inference):
         agreement = [self._agreement(prompt, texts)] if several else []
         return [*parts, *agreement, self._likelihoods(row, texts)]
 
-    def answer_together(
-        self, asked: Sequence[tuple[Mapping[str, Any], Path]], report: Report
-    ) -> list[list[Part] | Exception]:
-        """Answer several: chats of one model and one way to choose tokens in one pass, questions one by one."""
-        found: list[Any] = [
-            attempt(self._ask if values[CHAT] is not None else self._answered, values, folder)
-            for values, folder in asked
-        ]
-        chats = [number for number, each in enumerate(found) if isinstance(each, Ask)]
-        for number, each in zip(chats, self._converse([found[number] for number in chats]), strict=True):
-            found[number] = [Part("text", "Answer", data=json.dumps(each))]
-        return found
+    def answer_arriving(
+        self, arrivals: Callable[[], Sequence[Arrival]], tell: Callable[[int, list[Part] | Exception], None]
+    ) -> None:
+        """Let chats join a running batch between tokens; questions are answered in between, one by one."""
+        running, under_way = self._running(), dict[Wanted, tuple[int, Growing]]()
+        while (new := arrivals()) or running:
+            for number, values, folder in new:
+                if values[CHAT] is None:
+                    tell(number, attempt(self.answer, values, folder, lambda share, text: None))
+                    continue
+                joined = attempt(self._join, running, values, folder)
+                if isinstance(joined, Exception):
+                    tell(number, joined)
+                else:
+                    wanted, growing = joined
+                    under_way[wanted] = number, growing
+            ended = attempt(running.step)
+            if isinstance(ended, Exception):
+                for number, _ in under_way.values():
+                    tell(number, ended)
+                running, under_way = self._running(), {}
+                continue
+            for wanted, tokens in ended:
+                number, growing = under_way.pop(wanted)
+                tell(number, [Part("text", "Answer", data=json.dumps(growing.finish(tokens)))])
 
     @property
     def voices(self) -> tuple[str, ...]:
         """Names of those who can be asked."""
         return voices(self.crowd.agents.count)
 
-    def _answered(self, values: Mapping[str, Any], folder: Path) -> list[Part]:
-        return self.answer(values, folder, lambda share, text: None)
+    def _running(self) -> RunningBatch:
+        """An empty batch that chats can join."""
+        rule = self.aggregator if self.aggregator.joint else Mean()
+        return RunningBatch(self.crowd, rule, ends_of(self.crowd, self.tokenizer))
 
-    def _ask(self, values: Mapping[str, Any], folder: Path) -> Ask:
-        return read_ask(
+    def _join(self, running: RunningBatch, values: Mapping[str, Any], folder: Path) -> tuple[Wanted, Growing]:
+        """Let a chat wait for its turn."""
+        ask = read_ask(
             values[CHAT], folder, self.crowd, self.tokenizer, self.template, self.max_new_tokens, self.voices
         )
-
-    def _converse(self, asks: Sequence[Ask]) -> list[dict[str, Any]]:
-        rule = self.aggregator if self.aggregator.joint else Mean()
-        with self._answering():
-            return together(asks, lambda group: converse(self.crowd, self.tokenizer, rule, group))
+        growing = Growing(ask, self.tokenizer, ends_of(self.crowd, self.tokenizer))
+        wanted = growing.wanted
+        running.add(wanted)
+        return wanted, growing
 
     def _speaking(self) -> list[str]:
         """Names of the agents that answer."""

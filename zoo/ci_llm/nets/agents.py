@@ -26,6 +26,21 @@ SEEDS = 2**52  # as many as seeded_uniforms tells apart
 
 
 @dataclass(frozen=True)
+class Spread:
+    """Rows of a pass that belong to agents in unequal numbers.
+
+    Args:
+        own: rows that belong to agents, (R,) int64; the others are the backbone's.
+        slots: where they lie among as many rows for each agent as the largest number of any, (R,) int64.
+        rows: which row lies there, (n * M,) int64; any where none does.
+    """
+
+    own: Tensor
+    slots: Tensor
+    rows: Tensor
+
+
+@dataclass(frozen=True)
 class Active:
     """Which agents the rows of a pass belong to.
 
@@ -33,11 +48,32 @@ class Active:
         first: agent of the first rows.
         last: one after the agent of the last rows.
         noise: seeds of the masks by agent, layer and stream; None for no dropout and no DropConnect.
+        spread: the rows of each where they are not equally many.
     """
 
     first: int
     last: int
     noise: list[int] | None = None
+    spread: Spread | None = None
+
+
+def active_rows(agents: Sequence[int], device: torch.device) -> Active | None:
+    """The agents of a pass by the agent of each row, in ascending order; -1 for rows of the backbone alone."""
+    counts = {agent: agents.count(agent) for agent in dict.fromkeys(agents) if agent >= 0}
+    if not counts:
+        return None
+    first, last, most = min(counts), max(counts) + 1, max(counts.values())
+    own = [row for row, agent in enumerate(agents) if agent >= 0]
+    if most * (last - first) == len(own) == len(agents):
+        return Active(first, last)
+    slots, rows = [], [own[0]] * (most * (last - first))
+    seen = dict.fromkeys(counts, 0)
+    for row in own:
+        slot = (agents[row] - first) * most + seen[agents[row]]
+        seen[agents[row]] += 1
+        slots.append(slot)
+        rows[slot] = row
+    return Active(first, last, None, Spread(*(torch.tensor(each, device=device) for each in (own, slots, rows))))
 
 
 class Lora(nn.Module):
@@ -258,11 +294,15 @@ class Agents(nn.Module):
         """Hook of a layer: add what the active agents compute of its input."""
         if self.active is None:
             return output
+        x, own, spread = inputs[0], output, self.active.spread
+        if spread is not None:
+            x, own = x[spread.rows], output[spread.rows]
         if lora.lora_magnitude_vector is None:
-            change = self.delta(lora, index, inputs[0])
+            change = self.delta(lora, index, x)
         else:
-            change = self._rescaled(lora, index, module, inputs[0], output)
-        return output + change.reshape(output.shape).to(output.dtype)
+            change = self._rescaled(lora, index, module, x, own)
+        change = change.reshape(own.shape).to(output.dtype)
+        return output + change if spread is None else output.index_add(0, spread.own, change[spread.slots])
 
     def _rescaled(self, lora: Any, index: int, module: Any, x: Tensor, output: Tensor) -> Tensor:
         """DoRA's change (n, positions, out) of a layer's output: (m / n - 1) W x + (m / n) scale B A x."""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from zoo.ci_llm.nets.agents import Active, Agents
+from zoo.ci_llm.nets.agents import Active, Agents, active_rows
 from zoo.ci_llm.nets.backbone import Backbone, positions
 from zoo.common.ranges import at_least
 
@@ -30,14 +30,14 @@ class Trunk:
     def __init__(self, blocks: Sequence[nn.Module], first: int) -> None:
         self.shared = first > 0
         self.rows = 0  # of the running pass; 0 while the agents have rows of their own
-        self.copies = 1
+        self.copies: int | Tensor = 1
         if self.shared:
             for block in blocks[first:]:
                 block.register_forward_pre_hook(self._repeat, with_kwargs=True)
 
     @contextmanager
-    def repeating(self, rows: int, copies: int) -> Iterator[None]:
-        """Let passes of so many rows leave the trunk as `copies` times as many, agent-major."""
+    def repeating(self, rows: int, copies: int | Tensor) -> Iterator[None]:
+        """Let passes of so many rows leave the trunk as `copies` times as many, agent-major, or as rows by number."""
         self.rows, self.copies = rows, copies
         try:
             yield
@@ -46,7 +46,7 @@ class Trunk:
 
     def _repeat(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Hook before a block: repeat what has the rows of the trunk."""
-        if self.copies == 1:
+        if isinstance(self.copies, int) and self.copies == 1:
             return None
         return self._repeated(args), {name: self._repeated(value) for name, value in kwargs.items()}
 
@@ -54,6 +54,8 @@ class Trunk:
         if isinstance(value, tuple):
             return tuple(self._repeated(part) for part in value)
         if isinstance(value, Tensor) and value.ndim > 1 and len(value) == self.rows:
+            if isinstance(self.copies, Tensor):
+                return value.index_select(0, self.copies)
             return value.repeat(self.copies, *[1] * (value.ndim - 1))
         return value
 
@@ -152,6 +154,43 @@ class Crowd(nn.Module):
             return parts[0]
         states = [part.hidden for part in parts if part.hidden is not None]
         return CrowdOutput(torch.cat([part.logits for part in parts]), torch.cat(states) if states else None)
+
+    def mixed(
+        self,
+        agents: Sequence[int],
+        texts: Tensor,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        position_ids: Tensor,
+        cache: Any,
+        logits_to_keep: int = 1,
+    ) -> Tensor:
+        """Logits (R, kept, V) of rows that each belong to one agent and one text; whoever answers otherwise now.
+
+        Args:
+            agents: of the rows, in ascending order; -1 for the backbone alone.
+            texts: which of the texts each row reads, (R,) int64.
+            input_ids: new tokens of the texts (B, T), int64.
+            attention_mask: of the cached and the new tokens (B, W).
+            position_ids: of the new tokens (B, T).
+            cache: of transformers, filled in place: R rows, below the first adapted block B.
+            logits_to_keep: last positions; 0 for all.
+        """
+        given = [input_ids, attention_mask, position_ids]
+        if not self.trunk.shared:
+            given = [each[texts] for each in given]
+        copies = texts if self.trunk.shared else 1
+        with self.agents.using(active_rows(agents, self.device)), self.trunk.repeating(len(input_ids), copies):
+            result = self.backbone(
+                input_ids=given[0],
+                attention_mask=given[1],
+                position_ids=given[2],
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=logits_to_keep,
+            )
+        logits: Tensor = result.logits
+        return logits
 
     def everyone(self) -> range:
         """The agents that answer now; without agents, one in their place."""

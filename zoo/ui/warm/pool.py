@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -39,6 +39,8 @@ NEWEST = ""  # in the place of a checkpoint's name: the newest sound one
 JOB_SECONDS = 300.0
 LOAD_SECONDS = 120.0
 POLL_SECONDS = 0.25
+ARRIVAL_SECONDS = 0.02  # until requests are looked for that may join others
+GRACE_SECONDS = 5.0  # in which those that nobody waits for any more are let go
 PLACES_IN_LINE = 4  # that one owner may have
 MIB = 2**20
 _LONGEST_LINE = 2**24  # bytes that a worker may say at once
@@ -108,6 +110,21 @@ class Warm:
     owner: str
 
 
+@dataclass
+class Arriving:
+    """Requests of which more come while others are computed.
+
+    Args:
+        tell: given a number and its answer, in the thread that computes.
+        inbox: number, values and folder of each request, see `Workers.ask`; None when no more come.
+        stale: set when the run has changed: what comes is for another call then.
+    """
+
+    tell: Callable[[int, Finished | Failed], None]
+    inbox: queue.SimpleQueue[tuple[int, Mapping[str, Any], Path] | None] = field(default_factory=queue.SimpleQueue)
+    stale: bool = False
+
+
 Event = Progress | Finished | Failed
 _Key = tuple[str, str]
 _Stamp = tuple[str, int, int, int]
@@ -141,6 +158,7 @@ class _Worker:
     lines: queue.SimpleQueue[bytes | None] = field(default_factory=queue.SimpleQueue)
     fields: tuple[Field, ...] | None = None
     batches: bool = False  # computes several answers together
+    arriving: bool = False  # lets requests join what is being computed
     request: _Request | None = None
     used: float = field(default_factory=time.monotonic)
 
@@ -295,6 +313,28 @@ class Workers:
         finally:
             self._leave(request)
 
+    def ask_arriving(self, run: str, checkpoint: str, arriving: Arriving) -> Failed | None:
+        """Have answers computed to requests of which more come meanwhile, see `Inference.answer_arriving`.
+
+        Returns:
+            None when all were answered after the end of the inbox; else why the others have no answer.
+        """
+        request = _Request((run, checkpoint), "", secrets.token_hex(8))
+        try:
+            for _ in self._turn(request):
+                pass
+            self._compute_arriving(request, arriving)
+        except _RefusedError as error:
+            return Failed(str(error), error.cancelled, error.cause)
+        finally:
+            self._leave(request)
+        return None
+
+    def computes_arriving(self) -> bool:
+        """Whether the system that was loaded last lets requests join what is being computed."""
+        with self._changed:
+            return bool(self._workers) and self._workers[-1].arriving
+
     def computes_together(self) -> bool:
         """Whether the system that was loaded last gains by `ask_together`."""
         with self._changed:
@@ -433,6 +473,7 @@ class Workers:
         with _understanding():
             worker.fields = tuple(field_of(row) for row in line["fields"])
             worker.batches = line.get("batches") is True
+            worker.arriving = line.get("arriving") is True
         with self._changed:
             if len(self._fields) >= _KEPT_FIELDS:
                 self._fields.clear()
@@ -488,6 +529,47 @@ class Workers:
                 break
         return found
 
+    def _compute_arriving(self, request: _Request, arriving: Arriving) -> None:
+        worker = request.worker
+        assert worker is not None and worker.fields is not None
+        worker.errors.truncate(0)
+        under_way: dict[int, tuple[Path, float]] = {}
+        ended, looked = False, time.monotonic()
+        while under_way or not ended:
+            rows = []
+            while not arriving.inbox.empty():
+                each = arriving.inbox.get()
+                if each is None:
+                    ended = True
+                    continue
+                number, values, folder = each
+                try:
+                    row = {"values": self._sent(worker.fields, values), "folder": str(self._own(folder))}
+                except ValueError as error:
+                    arriving.tell(number, Failed(str(error), cause="input"))
+                    continue
+                rows.append({"number": number, **row})
+                under_way[number] = folder, time.monotonic() + self.job_seconds + GRACE_SECONDS
+            if rows:
+                request.whole = False
+                with contextlib.suppress(OSError, ValueError):
+                    worker.tell({"arriving": rows})
+            line = self._heard(request, worker, ARRIVAL_SECONDS)
+            if line is not None:
+                with _understanding():
+                    folder, _ = under_way.pop(line["number"])
+                    answer = _event(line, request.token, folder)
+                assert not isinstance(answer, Progress)
+                arriving.tell(line["number"], answer)
+                request.whole = not under_way
+            now = time.monotonic()
+            if any(end < now for _, end in under_way.values()):
+                raise _too_late(self.job_seconds)
+            if now - looked > 1.0:
+                looked = now
+                with contextlib.suppress(ValueError):  # a run that is gone is served to the end
+                    arriving.stale = not self._is_current(worker, self._stamp(request.key))
+
     def _sent(self, declared: Sequence[Field], values: Mapping[str, Any]) -> dict[str, Any]:
         """The values as JSON holds them."""
         result = checked(declared, values)
@@ -502,25 +584,29 @@ class Workers:
         return path
 
     def _lines(self, request: _Request, worker: _Worker, seconds: float) -> Iterator[dict[str, Any]]:
-        """What the worker says; the request ends when it says nonsense, takes too much, or dies."""
+        """What the worker says; the request ends when it takes too long, and as `_heard` says."""
         end = time.monotonic() + seconds
         while True:
-            line: bytes | None = b""
-            with contextlib.suppress(queue.Empty):
-                line = worker.lines.get(timeout=POLL_SECONDS)
-            self._check_wanted(request)
-            if line is None:
-                raise _RefusedError(worker.ended())
+            line = self._heard(request, worker, POLL_SECONDS)
             if time.monotonic() > end:
-                raise _RefusedError(
-                    f"it took longer than {seconds:.0f} s and was ended; ask for less, or use zoo predict",
-                    cause="late",
-                )
-            if worker.memory() > 2 * self.memory_mib * MIB:
-                raise _RefusedError(f"it took more than {2 * self.memory_mib} MiB and was ended: ask for less")
-            if line:
-                with _understanding():
-                    yield dict(load_json(line))
+                raise _too_late(seconds)
+            if line is not None:
+                yield line
+
+    def _heard(self, request: _Request, worker: _Worker, seconds: float) -> dict[str, Any] | None:
+        """What the worker says within so long; the request ends when it says nonsense, takes too much, or dies."""
+        line: bytes | None = b""
+        with contextlib.suppress(queue.Empty):
+            line = worker.lines.get(timeout=seconds)
+        self._check_wanted(request)
+        if line is None:
+            raise _RefusedError(worker.ended())
+        if worker.memory() > 2 * self.memory_mib * MIB:
+            raise _RefusedError(f"it took more than {2 * self.memory_mib} MiB and was ended: ask for less")
+        if not line:
+            return None
+        with _understanding():
+            return dict(load_json(line))
 
     def _check_wanted(self, request: _Request) -> None:
         if request.cancelled:
@@ -567,6 +653,11 @@ class Workers:
                     if not kept or time.monotonic() - worker.used > self.idle_seconds:
                         self._end(worker)
             time.sleep(min(1.0, self.idle_seconds / 4))
+
+
+def _too_late(seconds: float) -> _RefusedError:
+    said = f"it took longer than {seconds:.0f} s and was ended; ask for less, or use zoo predict"
+    return _RefusedError(said, cause="late")
 
 
 def _event(line: Mapping[str, Any], token: str, folder: Path) -> Event:

@@ -3,7 +3,9 @@
 The first line in says what to load, `{"path", "temp", "allow_import"}`; then `{"fields"}` goes out, or `{"failed"}` and
 the process ends. Each further line in is a request, `{"values", "folder"}`; out go lines of `{"progress", "text"}` and
 one of `{"parts", "seconds"}` or `{"failed"}`. A line `{"together": [request, ...]}` is answered by one line
-`{"answers": [...]}` of the same without pictures, in which `refused` tells that a request itself was at fault.
+`{"answers": [...]}` of the same without pictures, in which `refused` tells that a request itself was at fault. Lines
+`{"arriving": [request, ...]}`, whose requests have a `number`, may come while others of them are computed; each request
+is answered by a line of its own with its number.
 Whatever the libraries print goes to stderr.
 """
 
@@ -73,7 +75,8 @@ class Worker:
             self._say(failed=_one_line(error))
             raise SystemExit(1) from error
         batches = type(self.inference).answer_together is not Inference.answer_together
-        self._say(fields=[to_row(field) for field in self.declared], batches=batches)
+        arriving = type(self.inference).answer_arriving is not Inference.answer_arriving
+        self._say(fields=[to_row(field) for field in self.declared], batches=batches, arriving=arriving)
 
     def serve(self, requests: queue.SimpleQueue[Any]) -> None:
         """Answer one request after the other; the reader of stdin ends the process."""
@@ -82,6 +85,9 @@ class Worker:
             started = time.perf_counter()
             if "together" in request:
                 self._say(answers=self._answers(request["together"]))
+                continue
+            if "arriving" in request:
+                self._answer_arriving(request, requests)
                 continue
             try:
                 parts = self._answer(request)
@@ -106,15 +112,42 @@ class Worker:
             answers = self.inference.answer_together([found[number] for number in asked], self._report)
         for number, parts in zip(asked, answers, strict=True):
             found[number] = parts
-        seconds = round(time.perf_counter() - started, 6)
-        rows: list[dict[str, Any]] = []
-        for request, each in zip(requests, found, strict=True):
-            if isinstance(each, Exception):
-                text = _without_paths(_one_line(each), request, self.temp)
-                rows.append({"failed": text, "refused": isinstance(each, ValueError)})
-            else:
-                rows.append({"parts": [to_row(part) for part in each], "seconds": seconds})
-        return rows
+        return [self._row(request, each, started) for request, each in zip(requests, found, strict=True)]
+
+    def _answer_arriving(self, first: dict[str, Any], requests: queue.SimpleQueue[Any]) -> None:
+        """Answer requests, and those that come meanwhile, each by a line of its own."""
+        from zoo.runs.inference import Arrival, attempt, without_pictures
+
+        lines, under_way = [first], dict[int, tuple[dict[str, Any], float]]()
+
+        def arrivals() -> list[Arrival]:
+            while not requests.empty():
+                lines.append(requests.get())
+            found = []
+            for request in [each for line in lines for each in line["arriving"]]:
+                number = request["number"]
+                under_way[number] = request, time.perf_counter()
+                asked = attempt(self._asked, request)
+                if isinstance(asked, Exception):
+                    tell(number, asked)
+                else:
+                    found.append(Arrival(number, *asked))
+            lines.clear()
+            return found
+
+        def tell(number: int, found: Any) -> None:
+            request, started = under_way.pop(number)
+            self._say(number=number, **self._row(request, found, started))
+
+        with without_pictures():
+            self.inference.answer_arriving(arrivals, tell)
+
+    def _row(self, request: dict[str, Any], found: Any, started: float) -> dict[str, Any]:
+        """What is said of one of several requests: its parts or its error."""
+        if isinstance(found, Exception):
+            text = _without_paths(_one_line(found), request, self.temp)
+            return {"failed": text, "refused": isinstance(found, ValueError)}
+        return {"parts": [to_row(part) for part in found], "seconds": round(time.perf_counter() - started, 6)}
 
     def _asked(self, request: dict[str, Any]) -> tuple[dict[str, Any], Path]:
         """The values and the folder of a request, checked."""
