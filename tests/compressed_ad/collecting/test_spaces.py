@@ -145,7 +145,7 @@ def test_thinned_histories_keep_whole_episodes(tmp_path) -> None:
     every, some = HistoryStore(tmp_path / "all"), HistoryStore(tmp_path / "thin")
     assert (every.episode_stride, some.episode_stride) == (1, 2) and "episode_stride" not in every.index
     assert np.array_equal(some.returns(1), every.returns(1)[:, ::2])
-    with pytest.raises(ValueError, match="episode_stride is 0"):
+    with pytest.raises(ValueError, match="episode_stride is at least 1"):
         collect(POINTS, tmp_path / "none", SMALL, **settings, episode_stride=0)
     with pytest.raises(ValueError, match="begun with other"):
         collect(POINTS, tmp_path / "thin", SMALL, **settings, episode_stride=3)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -82,7 +83,54 @@ class State:
         return 0 if self.steps is None else self.steps.length
 
 
-class InContextPolicy(nn.Module):
+class ActingPolicy(nn.Module, ABC):
+    """A policy that learns a task while it acts in it, its weights unchanged.
+
+    Attributes:
+        head: what it says of the next action.
+        compressor: of its old context, if it has one.
+    """
+
+    head: ActionHead
+    compressor: Compressor | None
+
+    @abstractmethod
+    def check(self, env: Env) -> None:
+        """Refuse an environment that this was not made for."""
+
+    @abstractmethod
+    def begin(self, cached: bool = True) -> Any:
+        """The state of agents that know nothing yet; its `compressions` counts those of the context."""
+
+    @abstractmethod
+    def act(self, state: Any, queries: Tensor) -> Tensor:
+        """What the head says in states (B, *observation), (B, P); to be called once before each `observe`."""
+
+    @abstractmethod
+    def observe(self, state: Any, step: Steps) -> None:
+        """Take in the last transitions, L = 1, changing the state in place."""
+
+    @property
+    def window(self) -> int | None:
+        """Tokens that it sees at most; None where it has no window."""
+        return None
+
+    @property
+    def num_latents(self) -> int:
+        """Latents that old context is compressed to."""
+        return 0
+
+    def describe(self) -> dict[str, Any]:
+        """What kind it is, as JSON values."""
+        return {
+            "window": self.window,
+            "num_latents": self.num_latents,
+            "compressor": None if self.compressor is None else type(self.compressor).__name__,
+            "parameters": sum(weight.numel() for weight in self.parameters()),
+        }
+
+
+class InContextPolicy(ActingPolicy):
     """Predicts the next action from the history so far; its weights stay fixed while it learns a task in its context.
 
     Without a compressor it sees the last T - 1 transitions (algorithm distillation). With one, the transitions since
@@ -159,6 +207,10 @@ class InContextPolicy(nn.Module):
         """Whether a part does."""
         parts = (type(self.embedding).fit is not StepEmbedding.fit, type(self.head).fit is not ActionHead.fit)
         return any(parts)
+
+    def describe(self) -> dict[str, Any]:
+        """What kind it is, as JSON values."""
+        return {**super().describe(), "arrangement": self.arrangement, "latent_mask": self.latent_mask}
 
     @property
     def window(self) -> int:
