@@ -85,7 +85,7 @@ class RecurrentPolicy(ActingPolicy):
         actions = torch.cat([first, _scaled(steps.actions[:, :-1], self.spaces[1])], 1)
         rewards, ends = (F.pad(each[:, :-1].float(), (1, 0)) for each in (steps.rewards, steps.dones))
         values = [_scaled(steps.states, self.spaces[0]), actions, rewards[..., None], ends[..., None]]
-        seen = self.gru(torch.cat(values, -1))[0]  # (B, L, hidden)
+        seen = self.gru(torch.cat(values, -1).to(self.critic.weight.dtype))[0]  # (B, L, hidden)
         return self.head(seen), self.critic(seen)[..., 0]
 
     def begin(self, cached: bool = True) -> RecurrentState:
@@ -100,7 +100,8 @@ class RecurrentPolicy(ActingPolicy):
         else:
             rest = [last.rewards.float(), last.dones.float()]  # (B, 1) each
             before = torch.cat([_scaled(last.actions[:, 0], self.spaces[1]), *rest], 1)
-        seen, state.hidden = self.gru(torch.cat([states, before], 1)[:, None], state.hidden)
+        inputs = torch.cat([states, before], 1).to(self.critic.weight.dtype)
+        seen, state.hidden = self.gru(inputs[:, None], state.hidden)
         return self.head(seen[:, 0])
 
     def observe(self, state: RecurrentState, step: Steps) -> None:
