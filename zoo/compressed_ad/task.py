@@ -15,7 +15,7 @@ from zoo.common.ranges import at_least, below, positive, within
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.grids import GridEnv
 from zoo.compressed_ad.losses import reconstruction_loss
-from zoo.compressed_ad.nets.compression import FieldDecoder
+from zoo.compressed_ad.nets.compression import Compressor, FieldDecoder
 from zoo.compressed_ad.nets.policy import ActingPolicy, InContextPolicy, Output
 from zoo.compressed_ad.nets.recurrent import RecurrentPolicy
 from zoo.compressed_ad.nets.steps import Steps
@@ -156,6 +156,9 @@ class DistillationTask(PolicyTask):
         reward_weight: of a rewarded transition in the reconstruction.
         gradient_rounds: gradients flow through so many compressions in a row; all by default, 0 none.
         gradient_decay: factor on a gradient for each compression that it flows through.
+        target_rate: latents of all compressions but the last of a history are made by a slow copy of the compressor,
+            which moves by this share towards it: 0.005 for a moving average, 1 for copies, 0 for no such copy.
+        target_every: steps between these moves.
         frozen: parts of the policy that do not train, as prefixes (`compressor`) or globs of their names.
         episodes: that a context lives for in evaluation; an option of inference.
         greedy: take the most likely action in evaluation instead of drawing; an option of inference.
@@ -181,6 +184,8 @@ class DistillationTask(PolicyTask):
         reward_weight: float = 1.0,
         gradient_rounds: int | None = None,
         gradient_decay: float = 1.0,
+        target_rate: float = 0.0,
+        target_every: int = 1,
         frozen: list[str] | None = None,
         episodes: int = 100,
         greedy: bool = False,
@@ -195,14 +200,43 @@ class DistillationTask(PolicyTask):
         at_least(0, label_smoothing=label_smoothing, recon_weight=recon_weight)
         at_least(0, reward_weight=reward_weight, gradient_decay=gradient_decay)
         below(1, label_smoothing=label_smoothing)
+        within(0, 1, target_rate=target_rate)
+        at_least(1, target_every=target_every)
+        if target_rate and (policy.compressor is None or not list(policy.compressor.parameters())):
+            raise ValueError(f"model.target_rate is {target_rate}, which needs a compressor that learns")
         if frozen:
             freeze(policy, frozen)
+        self.target_rate = target_rate
+        self.target_every = target_every
+        self.target: Compressor | None = None
+        if target_rate:
+            self.target = copy.deepcopy(policy.compressor).requires_grad_(False)
+            self.register_buffer("target_begun", torch.tensor(False))
         self.dense = dense
         self.label_smoothing = label_smoothing
         self.recon_weight = recon_weight
         self.reward_weight = reward_weight
         self.gradient_rounds = gradient_rounds
         self.gradient_decay = gradient_decay
+
+    def on_fit_start(self) -> None:
+        """Begin the target with the compressor's weights, as they were loaded."""
+        super().on_fit_start()
+        if self.target is not None and not self.target_begun:
+            self._move_target(1.0)
+            self.target_begun.fill_(True)
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """Move the target after the weights."""
+        super().optimizer_step(*args, **kwargs)
+        if self.target is not None and (self.global_step + 1) % self.target_every == 0:
+            self._move_target(self.target_rate)
+
+    @torch.no_grad()
+    def _move_target(self, rate: float) -> None:
+        assert self.target is not None and self.policy.compressor is not None
+        weights, others = list(self.target.parameters()), list(self.policy.compressor.parameters())
+        torch._foreach_lerp_(weights, others, rate)
 
     def compressed(self, length: int) -> list[int]:
         """Those of the policy; none without reconstruction loss."""
@@ -212,7 +246,9 @@ class DistillationTask(PolicyTask):
         """The actions' cross-entropy, and how badly the latents keep what was compressed, on `steps` of one length."""
         batch = self.drawn(batch)
         steps: Steps = batch["steps"]
-        output = self.policy(steps, self.gradient_rounds, self.gradient_decay, last_only=not self.dense)
+        output = self.policy(
+            steps, self.gradient_rounds, self.gradient_decay, last_only=not self.dense, target=self.target
+        )
         terms = self._action_terms(output, batch, self.label_smoothing)
         loss = terms["loss_action"]
         if self.recon_weight:

@@ -102,13 +102,17 @@ class TrialData(ZooDataModule):
         if not len(self.train_tasks) or not len(self.test_tasks):
             raise ValueError(f"{self.env.name}: {len(tasks)} tasks divided by {self.split[1]}; both sides need some")
         log.info("%s: %d training tasks, %d held out", self.env.name, len(self.train_tasks), len(self.test_tasks))
-        together = self.batch_size * self._rank_and_world()[1]
+        world = self._rank_and_world()[1]
+        together = self.batch_size * world
         size = together * self.repeats * self.trials
         self.train_set = Trials(self.train_tasks, size, together, self.repeats, self.seed)
         pairs = self.test_tasks.repeat_interleave(self.eval_seeds, dim=0)
         seeds = [item_seed(self.seed, PAIRS_EPOCH, pair) for pair in range(len(pairs))]
+        if len(pairs) < world:
+            raise ValueError(f"{len(pairs)} pairs to evaluate on {world} processes: raise data.init_args.eval_seeds")
         self.contents = (self.train_tasks.numpy(), self.repeats)
-        self.val_set = EvaluationBatches(None, self.batch_size, pairs, seeds, self.rollout_batch)
+        each = min(self.rollout_batch, len(pairs) // world)  # a process without a batch would not meet the others
+        self.val_set = EvaluationBatches(None, self.batch_size, pairs, seeds, each)
 
     def train_batches(self, rank: int, world: int) -> ResumableBatches:
         """The training set's batches for a process, in order: what is random about them is in their seeds."""

@@ -236,7 +236,12 @@ class InContextPolicy(ActingPolicy):
         return cuts
 
     def forward(
-        self, steps: Steps, gradient_rounds: int | None = None, gradient_decay: float = 1.0, last_only: bool = False
+        self,
+        steps: Steps,
+        gradient_rounds: int | None = None,
+        gradient_decay: float = 1.0,
+        last_only: bool = False,
+        target: Compressor | None = None,
     ) -> Output:
         """Predict the action of every step from what was before it.
 
@@ -245,6 +250,7 @@ class InContextPolicy(ActingPolicy):
             gradient_rounds: gradients flow through so many compressions in a row; all by default, 0 none.
             gradient_decay: factor on a gradient for each compression that it flows through.
             last_only: predict the last step's action alone, as the original trains.
+            target: makes the latents of all compressions but the last, without gradients, in place of the compressor.
 
         Returns:
             Logits (B, L, actions), or (B, 1, actions) for the last only; of another head its parameters.
@@ -274,7 +280,7 @@ class InContextPolicy(ActingPolicy):
             elif last:
                 logits.append(self._last_logits(latents, part.slice(0, length - 1), part.states[:, -1])[:, None])
             if not last:
-                compressions.append(self.compress(latents, part))
+                compressions.append(self.compress(latents, part, target if number + 2 < len(cuts) else None))
                 latents = compressions[-1].latents
                 if gradient_rounds is not None and (gradient_rounds == 0 or (number + 1) % gradient_rounds == 0):
                     latents = latents.detach()
@@ -370,14 +376,17 @@ class InContextPolicy(ActingPolicy):
         """Latents as the transformer sees them."""
         return latents if self.latent_type is None else latents + self.latent_type
 
-    def compress(self, latents: Tensor | None, steps: Steps) -> Compression:
-        """Turn latents (B, K, dim), if there are any, and transitions into new latents."""
+    def compress(self, latents: Tensor | None, steps: Steps, target: Compressor | None = None) -> Compression:
+        """Turn latents (B, K, dim), if there are any, and transitions into new latents, by `target` if given."""
         assert self.compressor is not None
         tokens = self.embedding.transitions(steps)
         if latents is not None:
             tokens = torch.cat([latents, tokens], 1)  # (B, K + L, dim)
         attention = self.transformer.last_attention(tokens) if self.compressor.needs_attention else None
-        return Compression(tokens, steps, self.compressor(tokens, attention))
+        if target is None:
+            return Compression(tokens, steps, self.compressor(tokens, attention))
+        with torch.no_grad():
+            return Compression(tokens, steps, target(tokens, attention))
 
     def _all_logits(self, latents: Tensor | None, steps: Steps) -> Tensor:
         """Logits (B, L, actions) of all steps of a segment."""
