@@ -179,6 +179,7 @@ DISTILLATION = [
     "--data.init_args.curriculum.init_args.max_compressions=[9, 9]",
     "--data.init_args.curriculum.init_args.shares=[[0, 1], [0, 1]]",
 ]
+SPACES = [DISTILLATION[0], DISTILLATION[1].with_stem("smoke_spaces"), *DISTILLATION[2:]]
 ROOM = "{class_path: zoo.compressed_ad.Darkroom, init_args: {grid_size: 5, horizon: 6}}"
 DEMONSTRATOR = "zoo.compressed_ad.EpsilonCurriculum"
 PRETRAINING = [
@@ -209,7 +210,7 @@ __getattr__, __all__ = public(__name__, {"": "Witness"})
 class Witness(L.Callback):
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         steps = batch["steps"]
-        rows = torch.cat([steps.states.flatten(1), steps.actions, steps.rewards], 1)
+        rows = torch.cat([each.flatten(1) for each in (steps.states, steps.actions, steps.rewards)], 1)
         with open(f"seen_{trainer.world_size}_{trainer.global_rank}.txt", "a") as file:
             for row in rows:
                 print(trainer.global_step, hashlib.sha256(row.numpy().tobytes()).hexdigest(), file=file)
@@ -217,7 +218,9 @@ class Witness(L.Callback):
 
 
 @pytest.mark.parametrize(
-    ("stage", "metric"), [(DISTILLATION, "val/loss_action"), (PRETRAINING, "val/loss")], ids=["fit", "pretrain"]
+    ("stage", "metric"),
+    [(DISTILLATION, "val/loss_action"), (SPACES, "val/loss_action"), (PRETRAINING, "val/loss")],
+    ids=["fit", "spaces", "pretrain"],
 )
 def test_two_processes_equal_one_for_compressed_ad_and_share_no_history(
     stage: list[object], metric: str, tmp_path: Path
@@ -240,3 +243,15 @@ def test_two_processes_equal_one_for_compressed_ad_and_share_no_history(
     # stages of the schedule count updates, not processes
     steps = [load_checkpoint(newest(tmp_path / run))["lr_schedulers"][0]["last_epoch"] for run in ("one", "two")]
     assert steps == [6, 6]
+
+
+def test_two_processes_equal_one_for_rl2(tmp_path: Path) -> None:
+    """Also in the middle of the steps on one batch of trials, whose advantages are standardised over both."""
+    args = [EXACT, "--config", REPOSITORY / "configs" / "compressed_ad" / "smoke_rl2.yaml", "--trainer.max_steps=5"]
+    args += ["--trainer.val_check_interval=5", "--trainer.log_every_n_steps=1"]
+    args += ["--model.init_args.optimizer={class_path: torch.optim.SGD, init_args: {lr: 0.1}}"]
+    good(forked("fit", *args, "--data.init_args.batch_size=8", "--trainer.default_root_dir=one", cwd=tmp_path))
+    both = ["--config", DDP, "--trainer.accelerator=cpu", "--data.init_args.batch_size=4"]
+    good_ranks(forked_ranks("fit", *args, *both, "--trainer.default_root_dir=two", cwd=tmp_path))
+    torch.testing.assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0, atol=1e-10)
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)

@@ -48,6 +48,8 @@ KEYS = {
     "vocos": "train/g/mel",  # a sum of layers, loss of SSL features
     "flow": "train/loss",
     "compressed_ad": "train/loss",
+    "spaces": "train/loss",  # continuous observations and actions, quantiles of bins and moments from the data
+    "rl2": "train/loss",  # killed in the middle of three steps on one batch of trials
 }
 
 
@@ -62,8 +64,10 @@ def arguments(system: str, workers: int) -> list[str]:
         args = [str(SMOKE.with_stem(f"smoke_{system}")) if each == str(SMOKE) else each for each in HIFIGAN]
     elif system == "flow":
         args = FLOW
-    elif system == "compressed_ad":
-        args = COMPRESSED_AD
+    elif system in ("compressed_ad", "spaces", "rl2"):
+        args = [
+            each.replace("smoke", f"smoke_{system}") if system in ("spaces", "rl2") else each for each in COMPRESSED_AD
+        ]
     elif system == "ci_llm":
         args = CI_LLM
     else:
@@ -124,6 +128,8 @@ def assert_equal_runs(run: Path, whole: Path, key: str) -> None:
         pytest.param("vocos", 12, 2, marks=pytest.mark.slow),
         ("flow", 19, 2),
         ("compressed_ad", 13, 2),
+        ("spaces", 13, 2),
+        ("rl2", 13, 0),
         ("ci_llm", 12, 2),
     ],
 )

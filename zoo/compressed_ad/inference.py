@@ -18,7 +18,7 @@ from zoo.common.report import gif
 from zoo.compressed_ad.envs.base import Env, build_env
 from zoo.compressed_ad.envs.baselines import can_explore, explorer_returns, oracle_return, random_return
 from zoo.compressed_ad.envs.grids import GridEnv
-from zoo.compressed_ad.nets.policy import InContextPolicy
+from zoo.compressed_ad.nets.policy import ActingPolicy
 from zoo.compressed_ad.nets.steps import Steps
 from zoo.compressed_ad.rendering import episode_frames
 from zoo.compressed_ad.rollout import Player, rollout
@@ -59,7 +59,7 @@ class Agent(Inference):
     input_suffixes = (".json",)
     output_suffix = ".npy"
 
-    def __init__(self, policy: InContextPolicy, env: Env, episodes: int = 100, greedy: bool = False) -> None:
+    def __init__(self, policy: ActingPolicy, env: Env, episodes: int = 100, greedy: bool = False) -> None:
         at_least(1, episodes=episodes)
         policy.check(env)
         self.policy = policy

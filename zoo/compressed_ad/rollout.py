@@ -15,7 +15,7 @@ from zoo.common.ranges import at_least
 from zoo.compressed_ad.envs.base import Env, Lockstep
 from zoo.compressed_ad.envs.grids import MOVES, BatchedEnv, Step
 from zoo.compressed_ad.nets.heads import choose
-from zoo.compressed_ad.nets.policy import InContextPolicy
+from zoo.compressed_ad.nets.policy import ActingPolicy
 from zoo.compressed_ad.nets.steps import Steps
 
 DRAWN_STEPS = 256  # whose random numbers are made at once
@@ -52,7 +52,7 @@ class Player:
 
     def __init__(
         self,
-        policy: InContextPolicy,
+        policy: ActingPolicy,
         env: Env,
         tasks: Tensor,
         seeds: Sequence[int],
@@ -106,6 +106,12 @@ class Player:
         self._finished = [row[episodes:] for row in self._finished]
         return returns.reshape(len(self._finished), episodes)
 
+    @torch.inference_mode()
+    def advance(self, steps: int) -> None:
+        """Play so many steps of every pair."""
+        for _ in range(steps):
+            self._step(False)
+
     def _step(self, aimless: bool) -> None:
         states = self.envs.states
         logits = self.policy.act(self.state, states)  # also where it is not used: it fills the cache
@@ -145,7 +151,7 @@ class Player:
 
 
 def rollout(
-    policy: InContextPolicy,
+    policy: ActingPolicy,
     env: Env,
     tasks: Tensor,
     seeds: Sequence[int],

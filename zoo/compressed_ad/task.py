@@ -1,7 +1,8 @@
-"""Training of in-context policies: distillation of learning histories, and pre-training of the compressor."""
+"""Training of in-context policies: distillation of histories, pre-training of the compressor, RL^2."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from itertools import zip_longest
 from typing import Any
@@ -10,15 +11,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zoo.common.ranges import at_least, below
+from zoo.common.ranges import at_least, below, positive, within
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.grids import GridEnv
 from zoo.compressed_ad.losses import reconstruction_loss
-from zoo.compressed_ad.nets.compression import FieldDecoder
-from zoo.compressed_ad.nets.policy import InContextPolicy, Output
+from zoo.compressed_ad.nets.compression import Compressor, FieldDecoder
+from zoo.compressed_ad.nets.policy import ActingPolicy, InContextPolicy, Output
+from zoo.compressed_ad.nets.recurrent import RecurrentPolicy
 from zoo.compressed_ad.nets.steps import Steps
 from zoo.compressed_ad.rendering import AttentionMaps, attention, draw, episode_frames, learning_curve, reconstruction
-from zoo.compressed_ad.rollout import rollout
+from zoo.compressed_ad.rollout import Player, rollout
 from zoo.training.callbacks.media import log_animation, log_figure
 from zoo.training.data import item_seed
 from zoo.training.freezing import freeze
@@ -29,30 +31,76 @@ PRETRAINED = ("compressor.", "decoder.", "embedding.context.", "embedding.norm."
 SEED = 0  # of the positions that are reconstructed in a step
 
 
-class PolicyTask(SingleOptimizerTask):
-    """Base of the tasks that train an in-context policy.
+class ActingTask(SingleOptimizerTask):
+    """Base of the tasks that train a policy and may let it act in held-out tasks.
 
     Args:
         policy: the net that trains.
         env: the family of tasks that it acts in.
+        episodes: that a context lives for in evaluation.
+        greedy: take the most likely action in evaluation instead of drawing.
     """
 
     inference_class = "zoo.compressed_ad.Agent"
     inference_parts = ("policy", "env")
+    policy: ActingPolicy
 
     def __init__(
         self,
-        policy: InContextPolicy,
+        policy: ActingPolicy,
         env: Env,
         optimizer: OptimizerCallable,
         scheduler: SchedulerCallable | None,
         lr_scaling: LrScaling | None,
         compile: bool,
+        episodes: int = 100,
+        greedy: bool = False,
     ) -> None:
         super().__init__(optimizer, scheduler, compile=compile, lr_scaling=lr_scaling)
+        at_least(1, episodes=episodes)
         policy.check(env)
         self.policy = policy
         self.env = env
+        self.episodes = episodes
+        self.greedy = greedy
+        self._played: list[tuple[Tensor, Tensor, list[int], Steps | None]] = []  # tasks, returns, steps of some rows
+
+    def acted(self, batch: dict[str, Any], stage: str) -> tuple[Mapping[str, Tensor | float], int]:
+        """The returns of acting in `tasks` with `seeds`."""
+        tasks, kept = batch["tasks"], stage == "val" and self.sample_settings.showing
+        record = kept and not self._played and isinstance(self.env, GridEnv)
+        played = rollout(self.policy, self.env, tasks, batch["seeds"], self.episodes, self.greedy, record=record)
+        returns = played.returns
+        if kept:
+            listed = tasks.tolist()
+            rows = [row for row, task in enumerate(listed) if task not in listed[:row]][: self.sample_settings.items]
+            shown = Steps(*(field[rows].cpu() for field in played.steps)) if played.steps else None
+            self._played.append((tasks.cpu(), returns, rows, shown))
+        means = {"return_first": returns[:, 0], "return_last": returns[:, -1], "return_mean": returns}
+        return {key: value.double().mean() for key, value in means.items()}, len(returns)
+
+    def on_validation_epoch_start(self) -> None:
+        """Forget the last validation."""
+        super().on_validation_epoch_start()
+        self._played = []
+
+    def draw_samples(self, batches: list[dict[str, Any]], last: bool) -> None:
+        """Show how returns rise in context and, at the end, episodes of some tasks."""
+        parts = [self._played] * self.trainer.world_size
+        if self.trainer.world_size > 1:
+            dist.all_gather_object(parts, self._played)
+        if played := [each for part in parts for each in part]:
+            tasks, returns = (torch.cat(each) for each in list(zip(*played, strict=True))[:2])
+            log_figure(self, "val/learning", learning_curve(self.env, tasks, returns))
+            first, _, rows, steps = played[0]
+            if last and steps is not None and isinstance(self.env, GridEnv):
+                log_animation(self, "val/episodes", episode_frames(self.env, first[rows], steps))
+
+
+class PolicyTask(ActingTask):
+    """Base of the tasks that train an in-context policy on histories."""
+
+    policy: InContextPolicy
 
     def setup(self, stage: str) -> None:
         """Compare the data with the environment, and let the policy take over how the data is spread."""
@@ -108,6 +156,9 @@ class DistillationTask(PolicyTask):
         reward_weight: of a rewarded transition in the reconstruction.
         gradient_rounds: gradients flow through so many compressions in a row; all by default, 0 none.
         gradient_decay: factor on a gradient for each compression that it flows through.
+        target_rate: latents of all compressions but the last of a history are made by a slow copy of the compressor,
+            which moves by this share towards it: 0.005 for a moving average, 1 for copies, 0 for no such copy.
+        target_every: steps between these moves.
         frozen: parts of the policy that do not train, as prefixes (`compressor`) or globs of their names.
         episodes: that a context lives for in evaluation; an option of inference.
         greedy: take the most likely action in evaluation instead of drawing; an option of inference.
@@ -133,13 +184,15 @@ class DistillationTask(PolicyTask):
         reward_weight: float = 1.0,
         gradient_rounds: int | None = None,
         gradient_decay: float = 1.0,
+        target_rate: float = 0.0,
+        target_every: int = 1,
         frozen: list[str] | None = None,
         episodes: int = 100,
         greedy: bool = False,
         lr_scaling: LrScaling | None = None,
         compile: bool = False,
     ) -> None:
-        super().__init__(policy, env, optimizer, scheduler, lr_scaling, compile)
+        super().__init__(policy, env, optimizer, scheduler, lr_scaling, compile, episodes, greedy)
         if dense and policy.latent_mask == "full":
             raise ValueError("model: dense true needs policy.latent_mask causal; full shows the latents every query")
         if recon_weight and (policy.decoder is None or policy.compressor is None):
@@ -147,18 +200,43 @@ class DistillationTask(PolicyTask):
         at_least(0, label_smoothing=label_smoothing, recon_weight=recon_weight)
         at_least(0, reward_weight=reward_weight, gradient_decay=gradient_decay)
         below(1, label_smoothing=label_smoothing)
-        at_least(1, episodes=episodes)
+        within(0, 1, target_rate=target_rate)
+        at_least(1, target_every=target_every)
+        if target_rate and (policy.compressor is None or not list(policy.compressor.parameters())):
+            raise ValueError(f"model.target_rate is {target_rate}, which needs a compressor that learns")
         if frozen:
             freeze(policy, frozen)
+        self.target_rate = target_rate
+        self.target_every = target_every
+        self.target: Compressor | None = None
+        if target_rate:
+            self.target = copy.deepcopy(policy.compressor).requires_grad_(False)
+            self.register_buffer("target_begun", torch.tensor(False))
         self.dense = dense
         self.label_smoothing = label_smoothing
         self.recon_weight = recon_weight
         self.reward_weight = reward_weight
         self.gradient_rounds = gradient_rounds
         self.gradient_decay = gradient_decay
-        self.episodes = episodes
-        self.greedy = greedy
-        self._played: list[tuple[Tensor, Tensor, list[int], Steps | None]] = []  # tasks, returns, steps of some rows
+
+    def on_fit_start(self) -> None:
+        """Begin the target with the compressor's weights, as they were loaded."""
+        super().on_fit_start()
+        if self.target is not None and not self.target_begun:
+            self._move_target(1.0)
+            self.target_begun.fill_(True)
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """Move the target after the weights."""
+        super().optimizer_step(*args, **kwargs)
+        if self.target is not None and (self.global_step + 1) % self.target_every == 0:
+            self._move_target(self.target_rate)
+
+    @torch.no_grad()
+    def _move_target(self, rate: float) -> None:
+        assert self.target is not None and self.policy.compressor is not None
+        weights, others = list(self.target.parameters()), list(self.policy.compressor.parameters())
+        torch._foreach_lerp_(weights, others, rate)
 
     def compressed(self, length: int) -> list[int]:
         """Those of the policy; none without reconstruction loss."""
@@ -168,7 +246,9 @@ class DistillationTask(PolicyTask):
         """The actions' cross-entropy, and how badly the latents keep what was compressed, on `steps` of one length."""
         batch = self.drawn(batch)
         steps: Steps = batch["steps"]
-        output = self.policy(steps, self.gradient_rounds, self.gradient_decay, last_only=not self.dense)
+        output = self.policy(
+            steps, self.gradient_rounds, self.gradient_decay, last_only=not self.dense, target=self.target
+        )
         terms = self._action_terms(output, batch, self.label_smoothing)
         loss = terms["loss_action"]
         if self.recon_weight:
@@ -191,35 +271,12 @@ class DistillationTask(PolicyTask):
         if "tasks" not in batch:
             steps: Steps = batch["steps"]
             return self._action_terms(self.policy(steps, last_only=not self.dense), batch), len(steps.actions)
-        tasks, kept = batch["tasks"], stage == "val" and self.sample_settings.showing
-        record = kept and not self._played and isinstance(self.env, GridEnv)
-        played = rollout(self.policy, self.env, tasks, batch["seeds"], self.episodes, self.greedy, record=record)
-        returns = played.returns
-        if kept:
-            listed = tasks.tolist()
-            rows = [row for row, task in enumerate(listed) if task not in listed[:row]][: self.sample_settings.items]
-            shown = Steps(*(field[rows].cpu() for field in played.steps)) if played.steps else None
-            self._played.append((tasks.cpu(), returns, rows, shown))
-        means = {"return_first": returns[:, 0], "return_last": returns[:, -1], "return_mean": returns}
-        return {key: value.double().mean() for key, value in means.items()}, len(returns)
-
-    def on_validation_epoch_start(self) -> None:
-        """Forget the last validation."""
-        super().on_validation_epoch_start()
-        self._played = []
+        return self.acted(batch, stage)
 
     def draw_samples(self, batches: list[dict[str, Any]], last: bool) -> None:
         """Show how returns rise in context, what the last block attends to and, at the end, episodes of some tasks."""
-        parts = [self._played] * self.trainer.world_size
-        if self.trainer.world_size > 1:
-            dist.all_gather_object(parts, self._played)
-        if played := [each for part in parts for each in part]:
-            tasks, returns = (torch.cat(each) for each in list(zip(*played, strict=True))[:2])
-            log_figure(self, "val/learning", learning_curve(self.env, tasks, returns))
-            first, _, rows, steps = played[0]
-            if last and steps is not None and isinstance(self.env, GridEnv):
-                log_animation(self, "val/episodes", episode_frames(self.env, first[rows], steps))
-        super().draw_samples(batches, last)
+        ActingTask.draw_samples(self, batches, last)
+        PolicyTask.draw_samples(self, batches, last)
         histories, callbacks = self._histories(batches), self.trainer.callbacks  # type: ignore[attr-defined]
         if histories is not None and not any(isinstance(callback, AttentionMaps) for callback in callbacks):
             weights, latents = attention(self.policy, Steps(*(field[:1] for field in histories)))
@@ -281,3 +338,119 @@ class PretrainTask(PolicyTask):
     def _loss(self, steps: Steps, reconstructed: Tensor | None = None) -> Tensor:
         compression = self.policy.compress(None, steps)
         return reconstruction_loss(self.policy, compression, self.reward_weight, reconstructed=reconstructed)
+
+
+class RL2Task(ActingTask):
+    """RL^2: reinforcement learning of a policy that itself learns, within a trial of some episodes of one task.
+
+    The policy acts in whole trials of training tasks, its state reset at their beginning alone, and proximal policy
+    optimisation raises the return of the trial: later rewards count across the borders of episodes, and nothing is
+    behind the end of the trial. Each batch of trials is played by the weights with which it begins (kept in the
+    checkpoint, so that a run goes on exactly), then used for as many gradient steps as the data repeats it.
+
+    Args:
+        policy: the net that trains.
+        env: the family of tasks.
+        scheduler: of the learning rate, counted in gradient steps.
+        episodes: of a trial, in training and in evaluation; where episodes end early, there are more in training, in
+            as many steps.
+        discount: of later rewards, 0 to 1.
+        trace: lambda of the generalised advantage estimate, 0 to 1.
+        clip: how far the probability of an action may change in the steps on a batch, as a share.
+        value_weight: of the critic's squared error.
+        entropy_weight: of the entropy of the actions, which is to stay high; 0 for heads whose entropy has no formula.
+        reward_scale: rewards are multiplied by it for the critic, so that returns are of the order of 1.
+        greedy: take the most likely action in evaluation instead of drawing; an option of inference.
+
+    Source: Duan et al., "RL^2: Fast Reinforcement Learning via Slow Reinforcement Learning" (2016), section 2.2;
+    Schulman et al., "Proximal Policy Optimization Algorithms" (2017), equations 7 and 9.
+    """
+
+    policy: RecurrentPolicy
+
+    def __init__(
+        self,
+        policy: RecurrentPolicy,
+        env: Env,
+        optimizer: OptimizerCallable,
+        scheduler: SchedulerCallable | None = None,
+        episodes: int = 10,
+        discount: float = 0.99,
+        trace: float = 0.95,
+        clip: float = 0.2,
+        value_weight: float = 0.5,
+        entropy_weight: float = 0.01,
+        reward_scale: float = 1.0,
+        greedy: bool = False,
+        lr_scaling: LrScaling | None = None,
+        compile: bool = False,
+    ) -> None:
+        super().__init__(policy, env, optimizer, scheduler, lr_scaling, compile, episodes, greedy)
+        within(0, 1, discount=discount, trace=trace)
+        at_least(0, value_weight=value_weight, entropy_weight=entropy_weight)
+        positive(clip=clip, reward_scale=reward_scale)
+        self.discount = discount
+        self.trace = trace
+        self.clip = clip
+        self.value_weight = value_weight
+        self.entropy_weight = entropy_weight
+        self.reward_scale = reward_scale
+        self.behaviour = copy.deepcopy(policy).requires_grad_(False)
+        self.played: Tensor
+        self.register_buffer("played", torch.tensor(-1))  # number of the trial that `behaviour` plays
+        self._trial: tuple[int, Steps, Tensor, Tensor, Tensor] | None = None
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+        """PPO's loss of a batch of trials (`tasks`, `seeds`), which is played when it comes for the first time."""
+        if self._trial is None or self._trial[0] != batch["trial"]:
+            self._trial = (batch["trial"], *self._play(batch))
+        _, steps, before, advantages, returns = self._trial
+        parameters, values = self.policy(steps)
+        log_chances = -self.policy.head.losses(parameters, steps.actions)
+        ratios = (log_chances - before).exp()
+        gains = torch.minimum(ratios * advantages, ratios.clamp(1 - self.clip, 1 + self.clip) * advantages)
+        terms = {"loss_policy": -gains.mean(), "loss_value": (values - returns).square().mean()}
+        loss = terms["loss_policy"] + self.value_weight * terms["loss_value"]
+        if self.entropy_weight:
+            terms["entropy"] = self.policy.head.entropies(parameters).mean()
+            loss = loss - self.entropy_weight * terms["entropy"]
+        terms["return"] = steps.rewards.sum(1).double().mean() * self.env.schema.limit / steps.length
+        self.log_terms("train", {"loss": loss, **terms}, batch_size=len(values))
+        return loss
+
+    @torch.no_grad()
+    def _play(self, batch: dict[str, Any]) -> tuple[Steps, Tensor, Tensor, Tensor]:
+        """Trials, log-probabilities of what was done in them, advantages and what the critic should have expected."""
+        if int(self.played) != batch["trial"]:  # else the run goes on in the middle of it
+            self.behaviour.load_state_dict(self.policy.state_dict())
+            self.played.fill_(batch["trial"])
+        with Player(self.behaviour, self.env, batch["tasks"], batch["seeds"], record=True) as player:
+            player.advance(self.episodes * self.env.schema.limit)
+        steps = Steps(*(field.clone() for field in Steps.cat(player.steps)))
+        parameters, values = self.behaviour(steps)
+        log_chances = -self.behaviour.head.losses(parameters, steps.actions)
+        advantages = self.advantages(self.reward_scale * steps.rewards.float(), values)
+        return steps, log_chances, self._standardised(advantages), advantages + values
+
+    def advantages(self, rewards: Tensor, values: Tensor) -> Tensor:
+        """Generalised advantage estimates (B, L) over whole trials, nothing being cut where episodes end."""
+        errors = rewards + self.discount * torch.nn.functional.pad(values[:, 1:], (0, 1)) - values
+        later, found = torch.zeros_like(errors[:, 0]), []
+        for error in reversed(errors.unbind(1)):
+            later = error + self.discount * self.trace * later
+            found.append(later)
+        return torch.stack(found[::-1], 1)
+
+    def _standardised(self, values: Tensor) -> Tensor:
+        """Less the mean and divided by the deviation over all processes."""
+        exact = values.double()
+        sums = torch.stack([torch.ones_like(exact).sum(), exact.sum(), exact.square().sum()])
+        if dist.is_available() and dist.is_initialized():
+            dist.all_reduce(sums)
+        mean = sums[1] / sums[0]
+        std = (sums[2] / sums[0] - mean.square()).clamp(min=0).sqrt()
+        return ((exact - mean) / (std + 1e-8)).to(values.dtype)
+
+    def evaluate(self, batch: dict[str, Any], batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
+        """The returns of acting in held-out `tasks` with `seeds`."""
+        return self.acted(batch, stage)

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from zoo.compressed_ad.collecting.ppo import PPO, Observer, Policy, Rollout, initial_weights, nets
+from zoo.compressed_ad.collecting.nets import initial_weights
+from zoo.compressed_ad.collecting.ppo import NUM_ACTIONS, PPO, Observer, Policy, Rollout, nets
 from zoo.compressed_ad.envs.grids import DarkKeyToDoor, Darkroom
 
 CELLS = torch.cartesian_prod(torch.arange(5), torch.arange(5)).float()
@@ -27,7 +28,7 @@ def batch(tasks=3, samples=40, seed=0):
 
 def weights(tasks=3, inputs=2):
     generator = torch.Generator().manual_seed(7)
-    first = initial_weights(range(tasks), inputs)
+    first = initial_weights(range(tasks), inputs, NUM_ACTIONS)
     return (first + 0.05 * torch.randn(first.shape, generator=generator) * (first != 0)).requires_grad_()
 
 
@@ -58,7 +59,7 @@ def test_nets_are_those_of_one_task():
 
 
 def test_initial_weights_are_orthogonal():
-    actor, critic = plain_nets(initial_weights([3], 2)[0])
+    actor, critic = plain_nets(initial_weights([3], 2, NUM_ACTIONS)[0])
     for net, gain in ((actor, 0.01), (critic, 1.0)):
         for layer, scale in ((net[0], math.sqrt(2)), (net[2], math.sqrt(2)), (net[4], gain)):
             matrix = layer.weight if layer.weight.shape[0] <= layer.weight.shape[1] else layer.weight.T
@@ -119,7 +120,7 @@ def test_what_is_expected_behind_an_episode(bootstrap):
     env, tasks = Darkroom(3, 4), Darkroom(3, 4).tasks()[[0]]
     ppo = PPO(trace=0.0, discount=0.5, bootstrap=bootstrap)
     observer = Observer(3, (1, 2), 1, 1000)
-    policy = Policy(initial_weights([1], 2), observer.cells)
+    policy = Policy(initial_weights([1], 2, NUM_ACTIONS), observer.cells)
     piece = np.zeros((1, 2, 6, 7), dtype=np.int8)
     uniforms = torch.rand(6, 1, 2, generator=torch.Generator().manual_seed(0))
     rollout = ppo._play(policy, env.start(tasks.repeat(2, 1)), observer, uniforms, piece)

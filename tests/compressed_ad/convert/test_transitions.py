@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from zoo.compressed_ad.convert.transitions import import_minari, import_xland
+from zoo.compressed_ad.convert.transitions import import_minari, import_vintix, import_xland
 from zoo.compressed_ad.data.datamodule import HistoryData
 from zoo.compressed_ad.data.history import HistoryStore
 from zoo.compressed_ad.envs.schema import Discrete, box
@@ -129,3 +129,56 @@ def test_dict_observations_are_flattened_and_others_refused(tmp_path: Path) -> N
         import_minari([tmp_path / "dict", tmp_path / "box"], tmp_path / "other")
     with pytest.raises(FileNotFoundError):
         import_minari([tmp_path / "nothing"], tmp_path / "other")
+
+
+def write_vintix(folder: Path, histories: int, steps: int, second: bool = False, actions: int = 2) -> None:
+    """Groups of 4 steps, episodes of 3; states count, and tell the history."""
+    folder.mkdir(parents=True)
+    (folder / f"{folder.name}.json").write_text("{}")
+    for number in range(histories):
+        count = np.arange(steps, dtype=np.float32)
+        values = {
+            "proprio_observation": np.stack([count, np.full_like(count, number)], 1),
+            "action": np.stack([np.sin(count)] * actions, 1).astype(np.float32),
+            "reward": (count / 4)[:, None] if second else count / 4,
+            "step_num": np.arange(steps, dtype=np.int32) % 3,
+        }
+        if second:
+            values["demonstrator_action"] = values["action"]
+        with h5py.File(folder / f"trajectories_{number}.h5", "w") as file:
+            for start in range(0, steps, 4):
+                group = file.create_group(f"{start}-{min(start + 4, steps)}")
+                for key, value in values.items():
+                    group[key] = value[start : start + 4]
+
+
+@pytest.mark.parametrize("second", [False, True], ids=["Vintix", "Vintix II"])
+def test_vintix_becomes_histories(tmp_path: Path, second: bool) -> None:
+    folders = [tmp_path / name for name in ("ant", "hopper")]
+    write_vintix(folders[0], 3, 14, second)
+    write_vintix(folders[1], 2, 11, second)
+    import_vintix(folders, tmp_path / "store", train_share=0.5)
+    store = HistoryStore(tmp_path / "store")
+    assert (len(store), store.streams, store.steps, store.env.schema.limit) == (2, 2, 10, 3)
+    assert store.index["source"]["tasks"] == ["ant", "hopper"]
+    rows = store.read(1, 1)  # from group 8-11 after 4-8, by number and not by text
+    assert rows["state"].tolist() == [[time, 1] for time in range(10)]
+    assert rows["next_state"][:, 0].tolist() == list(range(1, 11))
+    assert rows["reward"].tolist() == [time / 4 for time in range(10)]
+    assert store.ends(1, 1).tolist() == [2, 5, 8] and not rows["terminated"].any()
+    low, high = store.env.schema.action.limits()
+    assert -1 <= low[0] < -0.99 and 0.98 < high[1] <= 1
+    import_vintix(folders, tmp_path / "bounded", action_bounds=[-1, 1])
+    assert HistoryStore(tmp_path / "bounded").env.schema.action == box((2,), "float32", -1, 1)
+    with pytest.raises(ValueError, match="there are actions outside"):
+        import_vintix(folders, tmp_path / "other", action_bounds=[-0.5, 0.5])
+    write_vintix(tmp_path / "walker", 2, 5, actions=3)
+    with pytest.raises(ValueError, match="different spaces"):
+        import_vintix([*folders, tmp_path / "walker"], tmp_path / "other")
+    with pytest.raises(FileNotFoundError):
+        import_vintix([tmp_path / "none"], tmp_path / "other")
+    cut = folders[0] / "trajectories_0.h5"
+    cut.write_bytes(cut.read_bytes()[:300])
+    with pytest.raises(ValueError, match="cut, damaged or no file of Vintix"):
+        import_vintix(folders, tmp_path / "other")
+    assert not (tmp_path / "other").exists()

@@ -73,3 +73,24 @@ def test_wrong_arguments_are_refused(arguments):
 def test_each_history_needs_a_seed():
     with pytest.raises(ValueError, match="2 tasks need as many seeds, found 1"):
         EpsilonCurriculum(Darkroom(), 2).histories(torch.zeros(2, 2, dtype=torch.int64), [1])
+
+
+def test_who_explores_knows_nothing_before_the_goal_is_found():
+    env = Darkroom(5, 10)
+    tasks, seeds = env.tasks(), [7] * 25  # the same random numbers in every room
+    steps = EpsilonCurriculum(env, 10, explores=True).histories(tasks, seeds)
+    found = steps.rewards.cumsum(1) > 0
+    for one, other in ((0, 24), (3, 21), (10, 14)):
+        same = ~(found[one] | found[other])
+        assert torch.equal(steps.actions[one][same], steps.actions[other][same]) and same.sum() > 3
+    curve = steps.rewards.view(25, 10, 10).sum(2)
+    assert torch.equal(curve[:, -1], env.best_return(tasks, torch.full((25, 2), 2)))
+    greedy = EpsilonCurriculum(env, 4, greedy_after=1e-9, explores=True).histories(tasks, seeds)
+    assert (greedy.rewards.view(25, 4, 10).sum(2)[:, 2] > 0).all()  # 25 cells are looked at in 30 steps
+
+
+def test_who_explores_is_refused_where_there_is_nothing_to_explore():
+    with pytest.raises(ValueError, match="explores needs a grid with unknown goals"):
+        EpsilonCurriculum(DarkroomPermuted(3, 9), 2, explores=True)
+    with pytest.raises(ValueError, match="labels optimal needs explores false"):
+        EpsilonCurriculum(Darkroom(3, 4), 2, explores=True).labelled(torch.tensor([[0, 0]]), [0])

@@ -142,7 +142,7 @@ def test_noisy_demonstrators_rise_from_random_to_perfect(tmp_path: Path) -> None
 
 def test_what_cannot_be_learned_is_refused(tmp_path: Path) -> None:
     for source, env, message in (
-        (PPO(), corridor(), "ppo learns grids"),
+        (PPO(frames=2), corridor(), "frames is 2, which is for grids"),
         (QLearning(), PointMass(8, 6), "q_learning learns Discrete"),
         (Epsilon(), corridor(), "nobody knows the best actions"),
         (Epsilon(), PointMass(), "give a multiple"),

@@ -20,7 +20,7 @@ from zoo.compressed_ad.collecting.base import Algorithm
 from zoo.compressed_ad.collecting.ppo import PPO
 from zoo.compressed_ad.collecting.q_learning import QLearning
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
-from zoo.compressed_ad.data.history import HistoryStore, HistoryWriter, Recorder, from_steps
+from zoo.compressed_ad.data.history import HistoryStore, HistoryWriter, Recorder, from_steps, thin
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.baselines import oracle_return
 from zoo.compressed_ad.envs.grids import Darkroom, GridEnv
@@ -98,6 +98,7 @@ def collect(
     world_size: int = 1,
     progress: bool = True,
     steps: int | None = None,
+    episode_stride: int = 1,
 ) -> dict[str, int]:
     """Write histories of tasks. A second call makes what is missing or damaged only.
 
@@ -117,7 +118,7 @@ def collect(
     Raises:
         ValueError: when an argument is out of range, or `output` holds something else or was begun with others.
     """
-    at_least(1, episodes=episodes)
+    at_least(1, episodes=episodes, episode_stride=episode_stride)
     within(0, world_size - 1, rank=rank)
     every = env.tasks()
     chosen = list(range(len(every))) if tasks is None else list(tasks)
@@ -125,19 +126,25 @@ def collect(
     steps = episodes * limit if steps is None else steps
     if env.schema.fixed and steps % limit:
         raise ValueError(f"steps {steps}: episodes of {env.name} have {limit} steps each, so give a multiple")
-    source.check(env, steps)
+    learned = steps * episode_stride
+    if episode_stride > 1 and not env.schema.fixed:
+        learned += limit  # so that enough is kept, see `thin`
+    source.check(env, learned)
     writer = HistoryWriter(
-        output, env, chosen, streams, steps, shard_size, source.describe(), seed, split_seed, train_share
-    )
+        output, env, chosen, streams, steps, shard_size, source.describe(), seed, split_seed, train_share,
+        episode_stride,
+    )  # fmt: skip
     share = Share(list(enumerate(writer.shards)), lambda shard: writer.finished(shard[0]), rank, world_size)
     made = sum(len(part) for _, part in share.owed)
     with Progress(disable=not progress) as bar:
-        shown = bar.add_task(f"histories in {output.name}", total=made * streams * steps)
+        shown = bar.add_task(f"histories in {output.name}", total=made * streams * learned)
         for number, part in share.owed:
             seeds = [item_seed(seed, 0, task) for task in part]
             histories = source.histories(
-                env, every[part], seeds, streams, steps, lambda count: bar.advance(shown, count)
+                env, every[part], seeds, streams, learned, lambda count: bar.advance(shown, count)
             )
+            if episode_stride > 1:
+                histories = thin(histories, steps, episode_stride)
             writer.write(number, histories)
     return {"made": made, "skipped": sum(len(part) for _, part in share.mine) - made}
 
@@ -167,6 +174,7 @@ def collect_histories(
     train_share: float = 0.9,
     shard_size: int = 9,
     steps: int | None = None,
+    episode_stride: int = 1,
 ) -> None:
     """Write the histories of an algorithm that learns tasks, to distil it.
 
@@ -176,8 +184,8 @@ def collect_histories(
     Args:
         output: folder to write.
         env: the original's dark room when not given, e.g. --env DarkKeyToDoor --env.horizon 50.
-        algorithm: that learns: ppo grids, q_learning grids and what has Discrete states and actions; epsilon is a
-            demonstrator that knows the task and explores less and less.
+        algorithm: that learns: ppo whatever has Discrete or Box spaces, but for pictures; q_learning grids and what
+            has Discrete states and actions; epsilon is a demonstrator that knows the task and explores less and less.
         ppo: its settings, e.g. --ppo.rollout_steps 50.
         q_learning: its settings, e.g. --q_learning.bonus 0.1.
         epsilon: its settings, e.g. --epsilon.best 0.8.
@@ -189,12 +197,14 @@ def collect_histories(
         train_share: share of the tasks that are to be trained on.
         shard_size: tasks that are learned together and saved as one file.
         steps: of each history, in place of episodes.
+        episode_stride: of what the algorithm does keep one episode in so many, so that a context spans more of its
+            learning: it learns for as many times longer. The index notes it.
     """
     source = {"ppo": ppo, "q_learning": q_learning, "epsilon": epsilon}[algorithm] or SOURCES[algorithm]()
     rank, world_size = processes()
     counts = collect(
         env or Darkroom(), output, source, episodes, streams, tasks, seed, split_seed, train_share, shard_size,
-        rank, world_size, steps=steps,
+        rank, world_size, steps=steps, episode_stride=episode_stride,
     )  # fmt: skip
     print(f"{output}: {', '.join(f'{key} {value}' for key, value in counts.items())}")
     if world_size == 1:

@@ -1,14 +1,12 @@
 """Proximal policy optimisation of many tasks at once: every task has nets, random numbers and gradients of its own.
 
-Weights of all tasks are (N, P) float32, as `initial_weights` makes them.
+Weights of all tasks are (N, P) float32, as `zoo.compressed_ad.collecting.nets` makes them.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -18,18 +16,15 @@ from torch import Tensor, nn
 from zoo.common.draws import seeded_uniforms
 from zoo.common.ranges import at_least, positive, within
 from zoo.compressed_ad.collecting.base import Algorithm
-from zoo.compressed_ad.data.history import COLUMNS
-from zoo.compressed_ad.envs.base import Env
+from zoo.compressed_ad.collecting.nets import initial_weights, raw_nets
+from zoo.compressed_ad.collecting.spaces import Scales, SpaceNets
+from zoo.compressed_ad.data.history import COLUMNS, Recorder
+from zoo.compressed_ad.envs.base import Env, Lockstep
 from zoo.compressed_ad.envs.grids import BatchedEnv, GridEnv
 from zoo.training.data import item_seed
 
-HIDDEN = 64
-LAYERS = 3
 NUM_ACTIONS = GridEnv.num_actions
-OUTPUTS = 16
-"""Width of the last layers, whose outputs beyond the first (five of the actor, one of the critic) are not used. In a
-batch of matrices of odd widths, what a product is rounded to depends on its place in the batch."""
-INITIAL = -1  # number of a task's draws of weights
+Evaluate = Callable[[Tensor, Tensor | None, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class Observer:
@@ -98,38 +93,8 @@ def evaluate_actions(
 
 def nets(weights: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Log-probabilities (N, R, 5) of actors and values (N, R) of critics for observations (N, R, F), float32."""
-    shapes = _shapes(rows.shape[2])
-    parts = weights.split([math.prod(shape) for shape in shapes], dim=1)
-    outputs = rows[:, None].expand(-1, 2, -1, -1).flatten(0, 1)
-    for layer in range(LAYERS):
-        matrix, bias = (parts[place].reshape(-1, *shapes[place][1:]) for place in (2 * layer, 2 * layer + 1))
-        outputs = torch.baddbmm(bias, outputs.tanh() if layer else outputs, matrix)
-    actors, critics = outputs.unflatten(0, (-1, 2)).unbind(dim=1)
-    return actors[..., :NUM_ACTIONS].log_softmax(dim=-1), critics[..., 0]
-
-
-def initial_weights(seeds: Sequence[int], inputs: int) -> Tensor:
-    """Random weights of both nets of each task: orthogonal, with small ones for the actor's last layer.
-
-    Returns:
-        (N, P) float32: of each layer the matrices (inputs by outputs) of actor and critic, then their biases.
-    """
-    rows = []
-    for seed in seeds:
-        generator = torch.Generator().manual_seed(item_seed(seed, INITIAL, 0))
-        parts = [torch.zeros(shape) for shape in _shapes(inputs)]
-        for matrix in (*parts[0], *parts[2]):
-            nn.init.orthogonal_(matrix, math.sqrt(2), generator=generator)
-        for matrix, outputs, gain in zip(parts[4], (NUM_ACTIONS, 1), (0.01, 1.0), strict=True):
-            matrix[:, :outputs] = nn.init.orthogonal_(torch.empty(HIDDEN, outputs), gain, generator=generator)
-        rows.append(torch.cat([part.flatten() for part in parts]))
-    return torch.stack(rows)
-
-
-def _shapes(inputs: int) -> list[tuple[int, int, int]]:
-    """Of the matrices and biases of each layer, those of actor and critic together."""
-    widths = [inputs, *[HIDDEN] * (LAYERS - 1), OUTPUTS]
-    return [(2, size, width) for before, width in pairwise(widths) for size in (before, 1)]
+    actors, critics = raw_nets(weights, rows, NUM_ACTIONS)
+    return actors.log_softmax(dim=-1), critics
 
 
 STARTS, ACTIONS = -2, 0  # numbers of a task's draws; -1 is that of its weights
@@ -142,7 +107,7 @@ class Rollout(NamedTuple):
     """Samples of N tasks.
 
     observations: (N, M) int64 or (N, M, F) float32, see `Observer`.
-    actions: (N, M) int64.
+    actions: (N, M) int64, or (N, M, A) float32 in a Box.
     log_probabilities: (N, M) float32, of the actions when they were taken.
     advantages: (N, M) float32.
     returns: (N, M) float32, what the critic should have expected.
@@ -159,6 +124,8 @@ class Rollout(NamedTuple):
 class PPO(Algorithm):
     """Learns each task with streams that share a policy, and keeps what they did meanwhile.
 
+    Beyond grids it takes Discrete and Box observations and actions: see `zoo.compressed_ad.collecting.spaces`.
+
     Actor and critic are two nets of 2 x 64 tanh units that see raw (row, column). Minibatches are larger, and the
     learning rate with them, than in the original (40 and 3e-4), which takes 52,000 steps of Adam per task to the same
     curve. Where an observation is one of few cells, the nets see each cell once per minibatch, and the samples are
@@ -173,9 +140,9 @@ class PPO(Algorithm):
         clip: how far the probability of an action may change in an update, as a share.
         max_norm: gradients of a task are scaled down to this norm.
         frames: states that nets see together, the last one and those before it; zeros stand for what lies before the
-            episode. The stored histories have one.
+            episode. The stored histories have one. Of grids alone.
         bootstrap: count what the critic expects behind the last step of an episode. The original's environments end
-            for good there.
+            for good there. Of grids alone: elsewhere it counts where the limit of steps ended the episode.
 
     Source: Schulman et al., "Proximal Policy Optimization Algorithms" (2017); defaults of its values from the
     `MlpPolicy` of stable-baselines3.
@@ -202,9 +169,11 @@ class PPO(Algorithm):
         positive(learning_rate=self.learning_rate, clip=self.clip)
 
     def check(self, env: Env, steps: int) -> None:
-        """It learns grids."""
+        """It learns grids, and what has Discrete or Box spaces, but for pictures."""
         if not isinstance(env, GridEnv):
-            raise ValueError(f"ppo learns grids, not {env.name}: take q_learning (Discrete states) or epsilon")
+            if self.frames > 1:
+                raise ValueError(f"ppo.frames is {self.frames}, which is for grids; {env.name} is none")
+            SpaceNets(env.schema)
 
     def histories(
         self,
@@ -216,8 +185,9 @@ class PPO(Algorithm):
         advance: Callable[[int], object] | None = None,
     ) -> np.ndarray:
         """Learn tasks from scratch; whole rollouts are learned from, and the histories cut."""
-        assert isinstance(env, GridEnv)
-        weights = nn.Parameter(initial_weights(seeds, 2 * self.frames))
+        if not isinstance(env, GridEnv):
+            return self._open_histories(env, tasks, seeds, streams, steps, advance)
+        weights = nn.Parameter(initial_weights(seeds, 2 * self.frames, NUM_ACTIONS))
         optimizer = torch.optim.Adam([weights], lr=self.learning_rate, eps=ADAM_EPSILON, fused=True)
         starts = [item_seed(seed, STARTS, stream) for seed in seeds for stream in range(streams)]
         envs = env.start(tasks.repeat_interleave(streams, dim=0), starts)
@@ -269,8 +239,74 @@ class PPO(Algorithm):
         chosen, log_chances = (torch.stack(each) for each in zip(*done, strict=True))
         return Rollout(*map(_by_task, (torch.stack(seen), chosen, log_chances, advantages, advantages + values)))
 
-    def advantages(self, rewards: Tensor, values: Tensor, next_values: Tensor, dones: Sequence[bool]) -> Tensor:
+    def _open_histories(
+        self,
+        env: Env,
+        tasks: Tensor,
+        seeds: Sequence[int],
+        streams: int,
+        steps: int,
+        advance: Callable[[int], object] | None,
+    ) -> np.ndarray:
+        """The same where observations and actions are of any space, and each episode has an end of its own."""
+        space, shape = SpaceNets(env.schema), (len(tasks), streams)
+        weights = nn.Parameter(space.initial_weights(seeds))
+        optimizer = torch.optim.Adam([weights], lr=self.learning_rate, eps=ADAM_EPSILON, fused=True)
+        starts = [item_seed(seed, STARTS, stream) for seed in seeds for stream in range(streams)]
+        envs = env.start(tasks.repeat_interleave(streams, dim=0), starts)
+        recorder = Recorder(env.schema, len(starts), steps)
+        scales = Scales(space, shape, self.discount)
+        for number, start in enumerate(range(0, steps, self.rollout_steps)):
+            count = self.rollout_steps * streams * space.numbers
+            draws = seeded_uniforms([item_seed(seed, ACTIONS, number) for seed in seeds], count)
+            uniforms = draws.view(self.rollout_steps, space.numbers, streams, len(tasks)).transpose(2, 3)
+            rollout = self._play_open(weights.detach(), space, envs, scales, uniforms, recorder, start)
+            if start + self.rollout_steps < steps:
+                self._learn(weights, optimizer, None, rollout, number, space.evaluate_actions)
+            if advance:
+                advance(len(starts) * min(self.rollout_steps, steps - start))
+        return recorder.histories.reshape(*shape, steps)
+
+    @torch.no_grad()
+    def _play_open(
+        self,
+        weights: Tensor,
+        space: SpaceNets,
+        envs: Lockstep,
+        scales: Scales,
+        uniforms: Tensor,
+        recorder: Recorder,
+        start: int,
+    ) -> Rollout:
+        """Act by numbers (T, numbers, N, S), and record what happened from step `start` on, as far as it is wanted."""
+        shape, happened = uniforms.shape[2:], []
+        for step, uniform in enumerate(uniforms, start):
+            states = envs.states
+            observation = scales.take_in(space.features(states).unflatten(0, shape))
+            actions, log_chances, values = space.draw(weights, observation, uniform)
+            meant = space.meant(actions.flatten(0, 1))
+            taken = envs.step(meant)
+            if step < recorder.histories.shape[1]:
+                recorder.add(step, states, meant, taken)
+            after = space.features(taken.next_states)
+            flags = (taken.terminated, taken.terminated | taken.truncated)
+            rest = (each.unflatten(0, shape) for each in (taken.rewards, after, *flags))
+            happened.append((observation, actions, log_chances, values, *rest))
+        seen, actions, log_chances, values, rewards, after, ended, dones = map(torch.stack, zip(*happened, strict=True))
+        count = len(happened)
+        expected = space.values(weights, _by_task(scales.normalised(after)))
+        next_values = expected.unflatten(1, (count, -1)).transpose(0, 1).contiguous()  # (T, N, S)
+        next_values[:-1] = torch.where(dones[:-1], next_values[:-1], values[1:])
+        advantages = self.advantages(scales.rewards(rewards, dones), values, next_values * ~ended, dones)
+        return Rollout(*map(_by_task, (seen, actions, log_chances, advantages, advantages + values)))
+
+    def advantages(
+        self, rewards: Tensor, values: Tensor, next_values: Tensor, dones: Sequence[bool] | Tensor
+    ) -> Tensor:
         """Generalised advantage estimates (T, ...) of rewards, values and values of what followed, (T, ...) float32.
+
+        Args:
+            dones: whether each step ended an episode, (T,) for all or (T, ...).
 
         Source: Schulman et al., "High-Dimensional Continuous Control Using Generalized Advantage Estimation" (2016),
         equation 16.
@@ -279,12 +315,19 @@ class PPO(Algorithm):
         advantages = torch.empty_like(errors)
         later = torch.zeros_like(errors[0])
         for step in reversed(range(len(errors))):
-            later = errors[step] + (0 if dones[step] else self.discount * self.trace) * later
+            later = (self.discount * self.trace * later).masked_fill(torch.as_tensor(dones[step]), 0)
+            later = errors[step] + later
             advantages[step] = later
         return advantages
 
     def _learn(
-        self, weights: Tensor, optimizer: torch.optim.Optimizer, cells: Tensor | None, rollout: Rollout, number: int
+        self,
+        weights: Tensor,
+        optimizer: torch.optim.Optimizer,
+        cells: Tensor | None,
+        rollout: Rollout,
+        number: int,
+        evaluate: Evaluate = evaluate_actions,
     ) -> None:
         """Improve the policies of all tasks by what they did in rollout `number`."""
         samples = rollout.actions.shape[1]
@@ -296,18 +339,23 @@ class PPO(Algorithm):
             for start in range(0, samples, self.minibatch):
                 batch = Rollout(*(each[:, start : start + self.minibatch] for each in shuffled))
                 optimizer.zero_grad()
-                self.losses(weights, cells, batch).sum().backward()
+                self.losses(weights, cells, batch, evaluate).sum().backward()
                 assert weights.grad is not None
                 norms = weights.grad.norm(dim=1, keepdim=True)
                 weights.grad.mul_((self.max_norm / (norms + NORM_EPSILON)).clamp(max=1))
                 optimizer.step()
 
-    def losses(self, weights: Tensor, cells: Tensor | None, batch: Rollout) -> Tensor:
+    def losses(
+        self, weights: Tensor, cells: Tensor | None, batch: Rollout, evaluate: Evaluate = evaluate_actions
+    ) -> Tensor:
         """Losses (N,) float32 of the tasks on M samples of each.
+
+        Args:
+            evaluate: gives log-probabilities of actions and values, as `evaluate_actions` does for grids.
 
         Source: Schulman et al. (2017), equations 7 and 9 (without entropy).
         """
-        log_probabilities, values = evaluate_actions(weights, cells, batch.observations, batch.actions)
+        log_probabilities, values = evaluate(weights, cells, batch.observations, batch.actions)
         deviation, mean = torch.std_mean(batch.advantages, dim=1, keepdim=True)
         advantages = (batch.advantages - mean) / (deviation + DEVIATION_EPSILON)
         ratios = (log_probabilities - batch.log_probabilities).exp()

@@ -1,4 +1,4 @@
-"""Transitions of other projects as folders of histories: XLand-MiniGrid's data sets and Minari's (h5py alone)."""
+"""Transitions of other projects as folders of histories: data sets of XLand-MiniGrid, Vintix, Minari (h5py alone)."""
 
 from __future__ import annotations
 
@@ -80,6 +80,94 @@ def _xland_group(group: Any, schema: Schema, streams: int, steps: int) -> np.nda
     for name, key in (("action", "actions"), ("reward", "rewards"), ("truncated", "dones")):
         rows[name] = group[key][:streams, : steps - 1]
     return rows
+
+
+def import_vintix(
+    sources: list[Path],
+    output: Path,
+    split_seed: int = 0,
+    train_share: float = 0.9,
+    action_bounds: list[float] | None = None,
+) -> None:
+    """Turn data sets of Vintix or Vintix II (hdf5) into a folder of histories.
+
+    A folder is a task, each `.h5` in it a history, of which as many are taken as every task has, and of these as many
+    steps as all have. Their groups, `START-END`, are joined in order. The files have no next states: they are the
+    following states, so at the end of an episode (before a `step_num` of 0) that of the reset, and the last step of
+    each history is left out. They do not say why an episode ended: all are truncated. Rewards are as recorded, without
+    the scale in training that the project names. The demonstrator's actions of Vintix II are left out.
+
+    Args:
+        sources: folders of tasks with the same spaces.
+        output: folder to write, new or empty; it appears when it is whole.
+        split_seed: of the split into training and test tasks.
+        train_share: share of the tasks that are to be trained on.
+        action_bounds: lowest and highest number of an action; those that occur when not given.
+
+    Raises:
+        FileNotFoundError: when a folder is none of a task.
+        ImportError: when h5py is missing.
+        ValueError: when files are damaged or something else, tasks have different spaces, actions lie outside the
+            bounds, or output holds something.
+    """
+    h5py = import_h5py()
+    files = [sorted(folder.glob("*.h5")) for folder in sources]
+    for folder, found in zip(sources, files, strict=True):
+        _refuse(bool(found), folder, output)
+    streams = min(map(len, files))
+    if max(map(len, files)) > streams:
+        log.warning("tasks have %d to %d histories; the first %d of each are taken", streams, *(2 * [streams]))
+    read: list[list[dict[str, np.ndarray]]] = []
+    for found in files:
+        read.append([])
+        for path in found[:streams]:
+            try:
+                with h5py.File(path, "r") as file:
+                    read[-1].append(_vintix_history(file))
+            except (OSError, KeyError, ValueError) as error:
+                raise ValueError(f"{path}: cut, damaged or no file of Vintix ({error})") from error
+    flat = [history for task in read for history in task]
+    shapes = {tuple(history[key].shape[1:] for key in ("proprio_observation", "action")) for history in flat}
+    if len(shapes) > 1:
+        raise ValueError(f"the tasks have different spaces, observations and actions of {sorted(shapes)}: import each")
+    (shape,) = shapes
+    steps = min(len(history["reward"]) for history in flat) - 1
+    low, high = action_bounds or (
+        float(min(history["action"].min() for history in flat)),
+        float(max(history["action"].max() for history in flat)),
+    )
+    if any(history["action"].min() < low or history["action"].max() > high for history in flat):
+        raise ValueError(f"action_bounds {low} to {high}: there are actions outside")
+    starts = [np.flatnonzero(history["step_num"] == 0) for history in flat]
+    limit = max(
+        int(np.diff(np.concatenate([[0], each, [len(history["reward"])]])).max())
+        for each, history in zip(starts, flat, strict=True)
+    )
+    places = box(shape[0], "float32", -np.inf, np.inf)
+    env = Recorded("vintix", len(read), Schema(places, box(shape[1], "float32", low, high), limit).describe())
+    facts = {"name": "vintix", "tasks": [folder.name for folder in sources], "next_state_at_end": "reset"}
+    with replacing(output) as temporary:
+        writer = HistoryWriter(temporary, env, range(len(read)), streams, steps, 1, facts, 0, split_seed, train_share)
+        for number, task in enumerate(read):
+            rows = np.zeros((1, streams, steps), dtype=env.schema.dtype)
+            for row, history in zip(rows[0], task, strict=True):
+                state = history["proprio_observation"]
+                row["state"], row["next_state"] = state[:steps], state[1 : steps + 1]
+                row["action"], row["reward"] = history["action"][:steps], history["reward"][:steps]
+                row["truncated"] = history["step_num"][1 : steps + 1] == 0
+            writer.write(number, rows)
+    _tell(output)
+
+
+def _vintix_history(file: Any) -> dict[str, np.ndarray]:
+    """The groups of a file joined, by key."""
+    groups = sorted(file, key=lambda name: int(name.partition("-")[0]))
+    keys = ("proprio_observation", "action", "reward", "step_num")
+    joined = {key: np.concatenate([file[group][key][:] for group in groups]) for key in keys}
+    joined["reward"], joined["step_num"] = (joined[key].reshape(-1) for key in ("reward", "step_num"))
+    if len({len(values) for values in joined.values()}) > 1 or len(joined["reward"]) < 2:
+        raise ValueError(f"lengths {[len(values) for values in joined.values()]}; expected equal ones, at least 2")
+    return joined
 
 
 def import_minari(

@@ -12,6 +12,8 @@ from zoo.common.draws import seeded_uniforms
 from zoo.common.ranges import at_least, positive, within
 from zoo.common.registry import imported
 from zoo.compressed_ad.envs.base import Env, Lockstep, random_actions, random_numbers, tensor_dtype
+from zoo.compressed_ad.envs.baselines import Explorer, can_explore
+from zoo.compressed_ad.envs.grids import BatchedEnv
 from zoo.compressed_ad.envs.schema import Discrete
 from zoo.compressed_ad.nets.steps import Steps
 
@@ -31,6 +33,9 @@ class EpsilonCurriculum:
         greedy_after: share of the history after which it is reached, above 0, at most 1.
         demonstrator: dotted path of a function of an admitted package (`--allow-import`), from states
             (B, *observation) and tasks (B, F) int64 to actions (B, *action).
+        explores: the demonstrator, too, has to find the goals of a grid: until it has, it looks where it has not been,
+            see `zoo.compressed_ad.envs.baselines.Explorer`. Histories then show how to look for a goal that no
+            training task has.
 
     Source: Zisman et al., "Emergence of In-Context Reinforcement Learning from Noise Distillation" (2024), section 3;
     the continuous form as in Vintix, Polubarov et al. (2025).
@@ -43,6 +48,7 @@ class EpsilonCurriculum:
         best: float = 1.0,
         greedy_after: float = 0.9,
         demonstrator: str | None = None,
+        explores: bool = False,
     ) -> None:
         at_least(1, episodes=episodes)
         within(0, 1, best=best, greedy_after=greedy_after)
@@ -52,6 +58,9 @@ class EpsilonCurriculum:
         self.best = best
         self.greedy_after = greedy_after
         self.demonstrator: Demonstrator | None = None if demonstrator is None else imported(demonstrator)
+        self.explores = explores
+        if explores and (demonstrator is not None or not can_explore(env)):
+            raise ValueError(f"explores needs a grid with unknown goals and no demonstrator, found {env.name}")
 
     @property
     def length(self) -> int:
@@ -69,6 +78,8 @@ class EpsilonCurriculum:
 
     def labelled(self, tasks: Tensor, seeds: Sequence[int]) -> tuple[Steps, Tensor]:
         """The same histories, and what the demonstrator would have done at each step (B, length, *action)."""
+        if self.explores:
+            raise ValueError("who explores does not know the best actions: labels optimal needs explores false")
         labels: list[Tensor] = []
         return self._histories(tasks, seeds, labels), torch.stack(labels, dim=1)
 
@@ -90,14 +101,21 @@ class EpsilonCurriculum:
         if len(seeds) != len(tasks):
             raise ValueError(f"{len(tasks)} tasks need as many seeds, found {len(seeds)}")
         envs = self.env.start(tasks, seeds)
+        explorer = Explorer(envs) if self.explores and isinstance(envs, BatchedEnv) else None
+        show = (lambda: self._demonstrated(envs)) if explorer is None else explorer.actions
         act = self._choices if isinstance(self.env.schema.action, Discrete) else self._mixed
-        for actions, shown in act(envs, seeds):
+        for actions, shown in act(envs, seeds, show):
             states = envs.states
             if labels is not None:
                 labels.append(shown)
-            yield states, actions, envs.step(actions)
+            step = envs.step(actions)
+            if explorer is not None:
+                explorer.observe(step)
+            yield states, actions, step
 
-    def _choices(self, envs: Lockstep, seeds: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _choices(
+        self, envs: Lockstep, seeds: Sequence[int], show: Callable[[], Tensor]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         space, device = self.env.schema.action, envs.tasks.device
         assert isinstance(space, Discrete)
         draws = seeded_uniforms(seeds, self.length).to(device)
@@ -105,15 +123,17 @@ class EpsilonCurriculum:
         # A draw below epsilon, divided by it, is uniform again: it chooses the random action.
         chosen = (draws / epsilons.clamp(min=1e-12) * space.n).clamp(max=space.n - 1).long().unbind()
         for random, choice in zip((draws < epsilons).unbind(), chosen, strict=True):
-            shown = self._demonstrated(envs)
+            shown = show()
             yield torch.where(random, choice, shown), shown
 
-    def _mixed(self, envs: Lockstep, seeds: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _mixed(
+        self, envs: Lockstep, seeds: Sequence[int], show: Callable[[], Tensor]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         space = self.env.schema.action
         width = random_numbers(space)
         draws = seeded_uniforms(seeds, self.length * width).to(envs.tasks.device).unflatten(0, (-1, width))
         for epsilon, uniforms in zip(self.epsilons().tolist(), draws, strict=True):
-            random, shown = random_actions(space, uniforms), self._demonstrated(envs)
+            random, shown = random_actions(space, uniforms), show()
             yield (epsilon * random + (1 - epsilon) * shown).to(tensor_dtype(space)), shown
 
     def _demonstrated(self, envs: Lockstep) -> Tensor:

@@ -11,6 +11,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,30 @@ def ending_at(steps: Steps, start_cell: Sequence[int]) -> Steps:
     return steps._replace(next_states=torch.where(steps.dones[..., None], start, steps.next_states))
 
 
+def thin(histories: np.ndarray, steps: int, stride: int) -> np.ndarray:
+    """Keep whole episodes, one step in `stride`: every stride-th episode where all are of one length.
+
+    Args:
+        histories: (N, S, L, 7) int8 or (N, S, L) structured, as stores keep them; L is `steps * stride`, and one
+            episode more where their lengths differ, so that enough is left.
+        steps: that are kept of each history.
+
+    Returns:
+        (N, S, steps, 7) or (N, S, steps); the last episode may be cut.
+    """
+    flat = histories.reshape(-1, *histories.shape[2:])
+    dones = flat["terminated"] | flat["truncated"] if flat.dtype.names else flat[..., 6] != 0
+    kept = np.empty((len(flat), steps, *flat.shape[2:]), dtype=flat.dtype)
+    for row, history, done in zip(kept, flat, dones, strict=True):
+        bounds, count, chosen = [0, *(np.flatnonzero(done) + 1).tolist(), len(history)], 0, []
+        for start, stop in pairwise(bounds):
+            if count * stride <= start:
+                chosen.append(np.arange(start, stop))
+                count += stop - start
+        row[:] = history[np.concatenate(chosen)[:steps]]
+    return kept.reshape(*histories.shape[:2], steps, *flat.shape[2:])
+
+
 class HistoryWriter:
     """Writes a store shard by shard; any process may write any shard, and a killed one leaves whole shards only.
 
@@ -99,6 +124,7 @@ class HistoryWriter:
         tasks: indices into `env.tasks()`, in the order of the store.
         source: what made the histories, as JSON values.
         split_seed: of the division of all tasks, see `Env.split`.
+        episode_stride: of the algorithm's episodes one in so many is kept, see `thin`; noted where it is not 1.
 
     Attributes:
         shards: task indices of each shard.
@@ -120,6 +146,7 @@ class HistoryWriter:
         seed: int = 0,
         split_seed: int = 0,
         train_share: float = 0.9,
+        episode_stride: int = 1,
     ) -> None:
         _check_readable(env)
         goals = env.tasks().tolist()
@@ -137,6 +164,8 @@ class HistoryWriter:
         index = {"version": VERSION, "env": env.describe(), "source": dict(source), "seed": seed, "split": split}
         if not isinstance(env, GridEnv):
             index |= {"version": SCHEMA_VERSION, "schema": env.schema.describe()}
+        if episode_stride > 1:
+            index["episode_stride"] = episode_stride
         shards = [
             {"file": shard_name(number), "tasks": part, "goals": [goals[task] for task in part]}
             for number, part in enumerate(self.shards)
@@ -180,6 +209,7 @@ class HistoryStore:
         task_indices: (n,) int64, of the tasks in `env.tasks()`.
         tasks: (n, F) int64, which task the histories of each position belong to.
         split: "train" and "test", each (m,) int64: positions of the tasks on that side.
+        episode_stride: of the algorithm's episodes one in so many was kept.
 
     Raises:
         FileNotFoundError: when the folder is no store.
@@ -194,6 +224,7 @@ class HistoryStore:
             mine = f"the store {self.folder} has"
             Schema.read(self.index["schema"]).require(self.env.schema, mine, f"{self.env.name} has now")
         self.streams, self.steps = int(self.index["streams"]), int(self.index["steps"])
+        self.episode_stride = int(self.index.get("episode_stride", 1))
         width, dtype = layout(self.env)
         whole, faults = [], []
         for shard in self.index["shards"]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from zoo.compressed_ad.envs.base import Env
-from zoo.compressed_ad.envs.grids import MOVES, DarkroomPermuted, Grid, GridEnv
+from zoo.compressed_ad.envs.grids import MOVES, BatchedEnv, DarkroomPermuted, Grid, GridEnv, Step
 
 
 def random_return(env: Env, tasks: Tensor | None = None) -> Tensor:
@@ -69,14 +69,66 @@ def oracle_return(env: Env, tasks: Tensor | None = None) -> Tensor:
     return torch.as_tensor(total) / len(starts)
 
 
+class Explorer:
+    """Explorers in lock-step, who know the rules of the room, not the goals, and forget nothing.
+
+    Each walks to the nearest cell in which it has not looked for the present goal, of several the one farthest from
+    where the episode began, of these the first in row-major order, until it has found the goal; from then on it goes
+    there straight. The cell it starts in counts as seen once a step ended there.
+
+    Args:
+        worlds: where they act, at the start of an episode.
+
+    Raises:
+        ValueError: for an environment whose goal is known.
+    """
+
+    def __init__(self, worlds: BatchedEnv) -> None:
+        env, device = worlds.env, worlds.tasks.device
+        if not can_explore(env):
+            raise ValueError("there is nothing to explore in darkroom_permuted: its goal is known, its actions are not")
+        self.worlds = worlds
+        self._grid = Grid(env.grid_size, device)
+        self._cells = _cells(env.grid_size).to(device)
+        self._codes = self._grid.encode(self._cells)
+        self._world = torch.arange(len(worlds.tasks), device=device)
+        self._goals = env.goals(worlds.tasks).shape[1]
+        self._seen = torch.zeros(len(self._world), self._goals, len(self._cells), dtype=torch.bool, device=device)
+        self._known = self._seen.new_zeros(len(self._world), self._goals)
+        self._all_known = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._far = _distances(self.worlds.states, self._cells)
+        self._goal = torch.zeros_like(self._world)
+        self._all_known = bool(self._known.all())
+
+    def actions(self) -> Tensor:
+        """What each does now (B,)."""
+        actions = self.worlds.optimal_actions()
+        if self._all_known:
+            return actions
+        size, states = self.worlds.env.grid_size, self.worlds.states
+        cost = _distances(states, self._cells) * 2 * size - self._far
+        nearest = cost.masked_fill(self._seen[self._world, self._goal], 4 * size**2).argmin(dim=1)  # above any cost
+        explore = self._grid.first_moves(self._grid.encode(states), self._codes[nearest])
+        return torch.where(self._known[self._world, self._goal], actions, explore)
+
+    def observe(self, step: Step) -> None:
+        """Take in what a step led to, whoever chose it."""
+        env = self.worlds.env
+        self._seen[self._world, self._goal, _index(step.next_states, env.grid_size)] = True
+        self._known[self._world, self._goal] |= step.rewards > 0
+        if not env.repeats:
+            self._goal = (self._goal + step.rewards).clamp(max=self._goals - 1)
+        if step.done:
+            self._begin()
+
+
 def explorer_returns(
     env: GridEnv, episodes: int, tasks: Tensor | None = None, seeds: Sequence[int] | None = None
 ) -> Tensor:
-    """Returns of an informed explorer, who knows the rules of the room and forgets nothing: a practical upper curve.
-
-    It walks to the nearest cell in which it has not looked for the present goal, of several the one farthest from
-    where the episode began, of these the first in row-major order, until it has found the goal; from then on it goes
-    there straight. The cell it starts in counts as seen once a step ended there.
+    """Returns of an informed explorer, see `Explorer`: a practical upper curve.
 
     Args:
         env: where the goals are unknown (not `DarkroomPermuted`).
@@ -90,36 +142,16 @@ def explorer_returns(
     Raises:
         ValueError: for an environment whose goal is known.
     """
-    if not can_explore(env):
-        raise ValueError("there is nothing to explore in darkroom_permuted: its goal is known, its actions are not")
     tasks = env.tasks() if tasks is None else tasks
     worlds = env.start(tasks, seeds)
-    grid = Grid(env.grid_size, tasks.device)
-    cells = _cells(env.grid_size).to(tasks.device)
-    codes = grid.encode(cells)
-    goals = env.goals(tasks).shape[1]
-    world = torch.arange(len(tasks), device=tasks.device)
-    seen = torch.zeros(len(tasks), goals, len(cells), dtype=torch.bool, device=tasks.device)
-    known = seen.new_zeros(len(tasks), goals)
+    explorer = Explorer(worlds)
     returns = torch.zeros(len(tasks), episodes, dtype=torch.float64, device=tasks.device)
-    never = 4 * env.grid_size**2  # above any cost
     for episode in range(episodes):
-        far = _distances(worlds.states, cells)
-        goal = torch.zeros_like(world)
-        done, all_known = False, bool(known.all())
+        done = False
         while not done:
-            actions = worlds.optimal_actions()
-            if not all_known:
-                cost = _distances(worlds.states, cells) * 2 * env.grid_size - far
-                nearest = cost.masked_fill(seen[world, goal], never).argmin(dim=1)
-                explore = grid.first_moves(grid.encode(worlds.states), codes[nearest])
-                actions = torch.where(known[world, goal], actions, explore)
-            step = worlds.step(actions)
-            seen[world, goal, _index(step.next_states, env.grid_size)] = True
-            known[world, goal] |= step.rewards > 0
+            step = worlds.step(explorer.actions())
+            explorer.observe(step)
             returns[:, episode] += step.rewards
-            if not env.repeats:
-                goal = (goal + step.rewards).clamp(max=goals - 1)
             done = step.done
     return returns
 

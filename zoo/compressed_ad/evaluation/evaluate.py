@@ -27,6 +27,7 @@ from zoo.compressed_ad.envs.baselines import can_explore, explorer_returns, orac
 from zoo.compressed_ad.envs.grids import GridEnv
 from zoo.compressed_ad.evaluation import plots
 from zoo.compressed_ad.evaluation.memory_gap import probe, summarise_gap
+from zoo.compressed_ad.evaluation.simple import simple_learners, simple_returns
 from zoo.compressed_ad.evaluation.summary import last_episodes, summarise
 from zoo.compressed_ad.inference import CHUNK, SPLIT_SEED, TRAIN_SHARE, Agent, pairs, tasks_of
 from zoo.compressed_ad.rollout import Player
@@ -54,6 +55,8 @@ def show(facts: Mapping[str, Any]) -> None:
         name = f"{key} ({summary['last_episodes']} episodes)" if key == "last" else key
         lines.append([name, _figure(row["mean"]), ends])
     lines += [[key, _figure(summary[key]), ""] for key in ("random", "oracle")]
+    simple = facts["baselines"].get("simple", {})
+    lines += [[f"{name}, last episode", _figure(curve[-1]), ""] for name, curve in simple.items()]
     for share, episode in summary["episodes_to_reach"].items():
         lines.append([f"episodes to {share} of the last", "never" if episode is None else str(episode), ""])
     for key in ("before", "after") if facts["gap"] is not None else ():
@@ -125,6 +128,7 @@ def evaluate(
     greedy: bool = False,
     gap: bool = False,
     gap_steps: int | None = None,
+    simple: bool = False,
     chunk: int = CHUNK,
     device: str = "cpu",
     rank: int = 0,
@@ -151,6 +155,8 @@ def evaluate(
         greedy: take the most likely action instead of drawing one.
         gap: probe the memory after the episodes, see `zoo.compressed_ad.evaluation.memory_gap`.
         gap_steps: of that; a window by default.
+        simple: play the same pairs with simple learners besides, which see the same history: one that repeats its last
+            success, or its best episode, and bandits for each state and for each n-gram of what was seen, done, earned.
         chunk: pairs in lock-step; more need more memory.
         device: torch device.
         rank: of this process, 0 to world_size - 1. It takes every world_size-th chunk.
@@ -169,8 +175,11 @@ def evaluate(
     within(0, world_size - 1, rank=rank)
     at_least(1, episodes=episodes, seeds=seeds, chunk=chunk)
     agent = load_agent(run, own_device(device))
-    if gap_steps is not None and gap_steps < agent.policy.window:
-        raise ValueError(f"a gap of {gap_steps} steps does not empty the window of {agent.policy.window}")
+    window = agent.policy.window
+    if gap and window is None and gap_steps is None:
+        raise ValueError(f"{type(agent.policy).__name__} has no window: say how long the gap is (gap_steps)")
+    if gap_steps is not None and window is not None and gap_steps < window:
+        raise ValueError(f"a gap of {gap_steps} steps does not empty the window of {window}")
     if gap and not isinstance(agent.env, GridEnv):
         raise ValueError(f"the memory gap is for grids, whose goals are known, not for {agent.env.name}")
     tasks, told = split_of(run, agent.env, split, split_seed, train_share)
@@ -182,8 +191,9 @@ def evaluate(
         "seeds": seeds,
         "episodes": episodes,
         "greedy": greedy,
-        "gap_steps": (gap_steps or agent.policy.window) if gap else None,
+        "gap_steps": (gap_steps or window) if gap else None,
         "chunk": chunk,
+        **({"simple": True} if simple else {}),
     }
     begin_output(output, settings, sweep=world_size == 1)
     paired, keys = pairs(agent.env, tasks, range(seeds))
@@ -304,21 +314,21 @@ def _join(
         paired = tasks.repeat_interleave(seeds, 0)
         gap = {"steps": settings["gap_steps"], **summarise_gap(torch.from_numpy(probed), agent.env, paired)}
         write_report(output, {GAP_NAME: probed.reshape(len(tasks), seeds, 3)})
+    baselines = baselines_of(agent.env, tasks, episodes)
+    if settings.get("simple"):
+        paired, keys = pairs(agent.env, tasks, range(seeds))
+        baselines["simple"] = {
+            name: simple_returns(agent.env, name, paired, keys, episodes).mean(0).tolist()
+            for name in simple_learners(agent.env)
+        }
     random, oracle = (values(agent.env, tasks).numpy() for values in (random_return, oracle_return))
     facts = {
         "version": zoo.__version__,
         **told,
         **{key: settings[key] for key in ("env", "seeds", "episodes", "greedy", "weights")},
-        "policy": {
-            "window": policy.window,
-            "num_latents": policy.num_latents,
-            "compressor": None if policy.compressor is None else type(policy.compressor).__name__,
-            "arrangement": policy.arrangement,
-            "latent_mask": policy.latent_mask,
-            "parameters": sum(weight.numel() for weight in policy.parameters()),
-        },
+        "policy": policy.describe(),
         "compressions_per_episode": len(parts[0]["compressions"]) / episodes,
-        "baselines": baselines_of(agent.env, tasks, episodes),
+        "baselines": baselines,
         "summary": summarise(returns, random, oracle),
         "gap": gap,
         "tasks": task_rows(tasks, returns, random, oracle),

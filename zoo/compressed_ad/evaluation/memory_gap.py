@@ -33,7 +33,7 @@ def probe(player: Player, before: Tensor, gap_steps: int) -> Tensor:
     if not isinstance(envs, BatchedEnv):
         raise ValueError("the memory gap is for grids, whose goals are known")
     env = envs.env
-    if gap_steps < window:
+    if window is not None and gap_steps < window:
         raise ValueError(f"a gap of {gap_steps} steps does not empty the window of {window}: raise gap_steps")
     player.play(-(-gap_steps // env.horizon), aimless=True)
     goals = 1 if env.repeats else env.goals(envs.tasks).shape[1]

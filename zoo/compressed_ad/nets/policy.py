@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -82,7 +83,54 @@ class State:
         return 0 if self.steps is None else self.steps.length
 
 
-class InContextPolicy(nn.Module):
+class ActingPolicy(nn.Module, ABC):
+    """A policy that learns a task while it acts in it, its weights unchanged.
+
+    Attributes:
+        head: what it says of the next action.
+        compressor: of its old context, if it has one.
+    """
+
+    head: ActionHead
+    compressor: Compressor | None
+
+    @abstractmethod
+    def check(self, env: Env) -> None:
+        """Refuse an environment that this was not made for."""
+
+    @abstractmethod
+    def begin(self, cached: bool = True) -> Any:
+        """The state of agents that know nothing yet; its `compressions` counts those of the context."""
+
+    @abstractmethod
+    def act(self, state: Any, queries: Tensor) -> Tensor:
+        """What the head says in states (B, *observation), (B, P); to be called once before each `observe`."""
+
+    @abstractmethod
+    def observe(self, state: Any, step: Steps) -> None:
+        """Take in the last transitions, L = 1, changing the state in place."""
+
+    @property
+    def window(self) -> int | None:
+        """Tokens that it sees at most; None where it has no window."""
+        return None
+
+    @property
+    def num_latents(self) -> int:
+        """Latents that old context is compressed to."""
+        return 0
+
+    def describe(self) -> dict[str, Any]:
+        """What kind it is, as JSON values."""
+        return {
+            "window": self.window,
+            "num_latents": self.num_latents,
+            "compressor": None if self.compressor is None else type(self.compressor).__name__,
+            "parameters": sum(weight.numel() for weight in self.parameters()),
+        }
+
+
+class InContextPolicy(ActingPolicy):
     """Predicts the next action from the history so far; its weights stay fixed while it learns a task in its context.
 
     Without a compressor it sees the last T - 1 transitions (algorithm distillation). With one, the transitions since
@@ -160,6 +208,10 @@ class InContextPolicy(nn.Module):
         parts = (type(self.embedding).fit is not StepEmbedding.fit, type(self.head).fit is not ActionHead.fit)
         return any(parts)
 
+    def describe(self) -> dict[str, Any]:
+        """What kind it is, as JSON values."""
+        return {**super().describe(), "arrangement": self.arrangement, "latent_mask": self.latent_mask}
+
     @property
     def window(self) -> int:
         """T: tokens that the transformer sees at most."""
@@ -184,7 +236,12 @@ class InContextPolicy(nn.Module):
         return cuts
 
     def forward(
-        self, steps: Steps, gradient_rounds: int | None = None, gradient_decay: float = 1.0, last_only: bool = False
+        self,
+        steps: Steps,
+        gradient_rounds: int | None = None,
+        gradient_decay: float = 1.0,
+        last_only: bool = False,
+        target: Compressor | None = None,
     ) -> Output:
         """Predict the action of every step from what was before it.
 
@@ -193,6 +250,7 @@ class InContextPolicy(nn.Module):
             gradient_rounds: gradients flow through so many compressions in a row; all by default, 0 none.
             gradient_decay: factor on a gradient for each compression that it flows through.
             last_only: predict the last step's action alone, as the original trains.
+            target: makes the latents of all compressions but the last, without gradients, in place of the compressor.
 
         Returns:
             Logits (B, L, actions), or (B, 1, actions) for the last only; of another head its parameters.
@@ -222,7 +280,7 @@ class InContextPolicy(nn.Module):
             elif last:
                 logits.append(self._last_logits(latents, part.slice(0, length - 1), part.states[:, -1])[:, None])
             if not last:
-                compressions.append(self.compress(latents, part))
+                compressions.append(self.compress(latents, part, target if number + 2 < len(cuts) else None))
                 latents = compressions[-1].latents
                 if gradient_rounds is not None and (gradient_rounds == 0 or (number + 1) % gradient_rounds == 0):
                     latents = latents.detach()
@@ -318,14 +376,17 @@ class InContextPolicy(nn.Module):
         """Latents as the transformer sees them."""
         return latents if self.latent_type is None else latents + self.latent_type
 
-    def compress(self, latents: Tensor | None, steps: Steps) -> Compression:
-        """Turn latents (B, K, dim), if there are any, and transitions into new latents."""
+    def compress(self, latents: Tensor | None, steps: Steps, target: Compressor | None = None) -> Compression:
+        """Turn latents (B, K, dim), if there are any, and transitions into new latents, by `target` if given."""
         assert self.compressor is not None
         tokens = self.embedding.transitions(steps)
         if latents is not None:
             tokens = torch.cat([latents, tokens], 1)  # (B, K + L, dim)
         attention = self.transformer.last_attention(tokens) if self.compressor.needs_attention else None
-        return Compression(tokens, steps, self.compressor(tokens, attention))
+        if target is None:
+            return Compression(tokens, steps, self.compressor(tokens, attention))
+        with torch.no_grad():
+            return Compression(tokens, steps, target(tokens, attention))
 
     def _all_logits(self, latents: Tensor | None, steps: Steps) -> Tensor:
         """Logits (B, L, actions) of all steps of a segment."""
