@@ -321,6 +321,16 @@ class LatentSpace(nn.Module):
         with torch.autocast(images.device.type, enabled=False):
             return self.autoencoder.net.encode(images.float())
 
+    def condition(self, given: Tensor, masked: bool) -> Tensor:
+        """An image condition (B, C, H, W) in the latents' size: the image encoded, a mask 1 where anything is missing.
+
+        Args:
+            masked: whether the first channel is a mask.
+        """
+        mask, images = given[:, : int(masked)], given[:, int(masked) :]
+        latents = self.normalise(self.encode(images).chunk(2, dim=1)[0])
+        return torch.cat([F.max_pool2d(mask, self.autoencoder.net.factor), latents], dim=1) if masked else latents
+
     @torch.no_grad()
     def decode(self, z: Tensor) -> Tensor:
         """Images (B, C, H, W), about in [-1, 1], of the flow's latents, a chunk at a time, in float32."""
