@@ -214,7 +214,8 @@ PARTS_OF = {
     "EncodecFeatures": "Vocos-codes",  # transformers' own, frozen
     "Autoencoder": "FrozenAutoencoder", "UNet": "Denoiser-none", "GlobalEncoder": "Denoiser-film",
     "FrozenDenoiser": "Denoiser-none",
-    "FrozenNet": "DiT-sincos", "FrozenText": "DiT-sincos", "LatentSpace": "AutoencoderKL", "Agents": "Crowd-llama", "ParallelAdapters": "Cleaner",
+    "FrozenNet": "DiT-sincos", "LatentSpace": "AutoencoderKL", "Agents": "Crowd-llama", "ParallelAdapters": "Cleaner",
+    "FrozenText": "DiT-sincos",
     "FactoredEmbedding": "InContextPolicy", "Transformer": "InContextPolicy", "QueryCompressor": "InContextPolicy",
     "LinearEmbedding": "EncoderCompressor", "SpaceEmbedding": "BinsHead",
 }  # fmt: skip

@@ -9,6 +9,7 @@ __getattr__, __all__ = public(
         "data.latents": "LatentData",
         "data.pair_data": "PairData",
         "evaluation.feature_metrics": "FeatureMetrics",
+        "inference.reconstructor": "Reconstructor",
         "inference.sampler": "MeanFlowSampler Sampler",
         "nets.autoencoder": "AutoencoderKL FrozenAutoencoder LatentSpace",
         "nets.dit": "DiT",
@@ -31,5 +32,6 @@ __getattr__, __all__ = public(
         "sequence.restore": "SequenceRestorer",
         "sequence.task": "SequenceTask",
         "task": "FlowTask MeanFlowTask",
+        "task_autoencoder": "AutoencoderTask",
     },
 )
