@@ -190,11 +190,11 @@ def _roll(root: Path, quick: bool) -> Figures:
 
 
 def _plan_digits(root: Path, seed: int, quick: bool) -> list[Unit]:
-    return [_fit(root, "run", "flow/demo_digits", seed)]
+    return [_fit(root, "pooled", "flow/demo_digits", seed)]
 
 
 def _digits(root: Path, quick: bool) -> Figures:
-    return _named(flow.gather_digits([root / "run"], quick=quick))
+    return _named(flow.gather_digits([root / "pooled"], quick=quick))
 
 
 CROWD = ("", "runs", "baseline", "single")  # arms of the crowd's demo that the README speaks of, and their backbone
@@ -396,7 +396,7 @@ CLAIMS = (
 # shown beside them, without a threshold
 BESIDE: Mapping[str, tuple[str, ...]] = {
     "compressed_ad/demo": (f"{compressed_ad.SHUFFLED}: last episode to the first", "oracle actions", "random actions"),
-    "flow/digits": ("control real: Fréchet", "control copier: Fréchet", "drawn 20: Fréchet", "drawn 5: Fréchet"),
+    "flow/digits": ("control real: Fréchet", "control copier: Fréchet", "pooled 20: Fréchet", "pooled 5: Fréchet"),
     "ci_llm/demo": ("ensemble", "best agent", "one LoRA", "without diversity"),
     "compressed_ad/demo_memory": ("latents, last episode", "none, last episode", "sliding window, last episode"),
     "compressed_ad/demo_points": ("first episode, share of the way", "oracle actions", "random actions"),

@@ -110,13 +110,13 @@ def figures_of(sampler: Sampler, digits: Digits, steps: int, scale: float) -> di
 
 
 def gather_digits(
-    runs: Sequence[Path], pooled: Sequence[Path] = (), batch: Sequence[Path] = (), quick: bool = False
+    pooled: Sequence[Path], independent: Sequence[Path] = (), batch: Sequence[Path] = (), quick: bool = False
 ) -> list[Finding]:
     """Evaluate runs of `demo_digits`; the report and a grid of samples go into `evidence/` of the first.
 
     Args:
-        runs: as the recipe is, with noise as drawn, one per split.
-        pooled: runs on the same splits, in the same order, with noise paired within classes over the epoch.
+        pooled: runs with noise paired within classes over the epoch, one per split.
+        independent: runs on the same splits, in the same order, with independent noise.
         batch: the same with noise paired within classes of each batch.
         quick: few samples.
 
@@ -124,24 +124,24 @@ def gather_digits(
         FileNotFoundError: when a run is missing.
         ValueError: when the groups differ in size, or a run was trained on something else.
     """
-    for group in (pooled, batch):
-        if group and len(group) != len(runs):
-            raise ValueError(f"expected as many runs in each group, found {len(runs)} and {len(group)}")
+    for group in (independent, batch):
+        if group and len(group) != len(pooled):
+            raise ValueError(f"expected as many runs in each group, found {len(pooled)} and {len(group)}")
     rows: list[dict[str, Any]] = []
-    for number, run in enumerate(runs):
+    for number, run in enumerate(pooled):
         digits = digits_of(run, quick=quick)
         rows.append({"run": str(run), **{f"control {name}": value for name, value in digits.controls().items()}})
         rows[-1]["held-out accuracy"] = digits.comparison.figures(digits.comparison.reference)["accuracy"]
-        groups = {"drawn": run}
-        groups |= {"pooled": pooled[number]} if pooled else {}
+        groups = {"pooled": run}
+        groups |= {"independent": independent[number]} if independent else {}
         groups |= {"batch": batch[number]} if batch else {}
         for name, path in groups.items():
             sampler = load_sampler(path)
             rows[-1][f"{name} 20"] = figures_of(sampler, digits, 20, 1.0)
             rows[-1][f"{name} 5"] = figures_of(sampler, digits, 5, 1.0)
-            if name == "drawn":
-                rows[-1]["drawn 20 guidance 2"] = figures_of(sampler, digits, 20, 2.0)
-    folder = Path(runs[0]) / "evidence"
+            if name == "pooled":
+                rows[-1]["pooled 20 guidance 2"] = figures_of(sampler, digits, 20, 2.0)
+    folder = Path(pooled[0]) / "evidence"
     findings = _claims(rows)
     for key in (key for key, value in rows[0].items() if isinstance(value, Mapping)):
         figures = {name: _shown([row[key].get(name) for row in rows]) for name in CONTROLS}
@@ -150,7 +150,7 @@ def gather_digits(
     save(
         folder / "evidence.json", findings, evidence="digits", samples=len(digits.labels), draws=digits.draws, rows=rows
     )
-    _draw_grid(load_sampler(Path(runs[0])), folder / "samples.png")
+    _draw_grid(load_sampler(Path(pooled[0])), folder / "samples.png")
     return findings
 
 
@@ -163,19 +163,19 @@ def _claims(rows: Sequence[Mapping[str, Any]]) -> list[Finding]:
 
     found = [
         _claim("classifier on held-out images, accuracy", [row["held-out accuracy"] for row in rows], at_least=0.985),
-        _claim("Euler 20: accuracy", plain("drawn 20", "accuracy"), at_least=0.985),
-        _claim("Euler 20: Fréchet to the floor's", ratio("drawn 20", "control real"), at_most=1.25),
-        _claim("Euler 20: Fréchet to the class Gaussians'", ratio("drawn 20", "control gaussian"), at_most=0.6),
-        _claim("Euler 20: deviation within classes to real", plain("drawn 20", "std_ratio"), at_least=0.85),
-        _claim("Euler 20: nearest training image, to held-out", plain("drawn 20", "nearest_ratio"), at_least=0.85),
-        _claim("Euler 20, guidance 2: accuracy", plain("drawn 20 guidance 2", "accuracy"), at_least=0.995),
+        _claim("Euler 20: accuracy", plain("pooled 20", "accuracy"), at_least=0.985),
+        _claim("Euler 20: Fréchet to the floor's", ratio("pooled 20", "control real"), at_most=1.25),
+        _claim("Euler 20: Fréchet to the class Gaussians'", ratio("pooled 20", "control gaussian"), at_most=0.6),
+        _claim("Euler 20: deviation within classes to real", plain("pooled 20", "std_ratio"), at_least=0.85),
+        _claim("Euler 20: nearest training image, to held-out", plain("pooled 20", "nearest_ratio"), at_least=0.85),
+        _claim("Euler 20, guidance 2: accuracy", plain("pooled 20 guidance 2", "accuracy"), at_least=0.995),
     ]
-    if "pooled 5" in rows[0]:
-        found.append(_claim("Euler 5: Fréchet pooled to independent", ratio("pooled 5", "drawn 5"), at_most=0.85))
-        found.append(_claim("Euler 20: Fréchet pooled to independent", ratio("pooled 20", "drawn 20")))
-    if "batch 5" in rows[0]:
-        name = "Euler 5: Fréchet per batch to independent"
-        found.append(_claim(name, ratio("batch 5", "drawn 5"), at_most=0.9))
+    if "independent 5" in rows[0]:
+        found.append(_claim("Euler 5: Fréchet pooled to independent", ratio("pooled 5", "independent 5"), at_most=0.85))
+        found.append(_claim("Euler 20: Fréchet pooled to independent", ratio("pooled 20", "independent 20")))
+        if "batch 5" in rows[0]:
+            name = "Euler 5: Fréchet per batch to independent"
+            found.append(_claim(name, ratio("batch 5", "independent 5"), at_most=0.9))
     return found
 
 
