@@ -51,6 +51,7 @@ from zoo.training.data import ResumableBatches
 RECIPE = "demo_digits"
 ROUND_EPOCHS = 2  # whole epochs, so that each round has as many pairings, and long enough for a logged step
 UNPAIRED = "--data.init_args.pooled=null"
+FUSED = "--model.init_args.optimizer.init_args.fused=true"  # one call for all weights; rounds otherwise
 SCALE = 2.0  # of guidance
 SHOWN = ("frechet", "accuracy", "std_ratio")
 QUICK_BUDGETS, QUICK_TOLERANCES = (1, 5, 20), (1e-2,)
@@ -90,6 +91,8 @@ class PlainStep:
         self.label_drop = task.label_drop
         self.images, self.labels, self.batch_size = images, labels, batch_size
         self.optimizer = task.optimizer(self.net.parameters())
+        for group in self.optimizer.param_groups:
+            group["fused"] = None  # as a plain loop has it
         self.scheduler = task.scheduler(self.optimizer)
         self.clip, self.decay = clip, decay
         self.average = [parameter.detach().clone() for parameter in self.net.parameters()]
@@ -138,7 +141,9 @@ class PlainStep:
 def step(settings: RunSettings) -> list[Finding]:
     """A step of `zoo fit` on the digits recipe, from its items on, against a plain loop of an equal net."""
     findings = []
-    for name, extra in {"independent noise": [UNPAIRED], "paired within classes over the epoch": []}.items():
+    cases = {"independent noise": [UNPAIRED], "paired within classes over the epoch": []}
+    cases["independent noise, fused AdamW, the loop's not"] = [UNPAIRED, FUSED]
+    for name, extra in cases.items():
         fit = _fit(settings, extra)
         plain = plain_step(fit)
         steps = settings.few(ROUND_EPOCHS * plain.epoch_steps, 5)

@@ -215,6 +215,7 @@ PARTS_OF = {
     "Autoencoder": "FrozenAutoencoder", "UNet": "Denoiser-none", "GlobalEncoder": "Denoiser-film",
     "FrozenDenoiser": "Denoiser-none",
     "FrozenNet": "DiT-sincos", "LatentSpace": "AutoencoderKL", "Agents": "Crowd-llama", "ParallelAdapters": "Cleaner",
+    "FrozenText": "DiT-sincos",
     "FactoredEmbedding": "InContextPolicy", "Transformer": "InContextPolicy", "QueryCompressor": "InContextPolicy",
     "LinearEmbedding": "EncoderCompressor", "SpaceEmbedding": "BinsHead",
 }  # fmt: skip

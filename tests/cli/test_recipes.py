@@ -62,6 +62,9 @@ def without_downloads(recipe: dict[str, Any]) -> dict[str, Any]:
             return {
                 "init_args": {"source": None, "config": {**config, "latent_channels": net["init_args"]["in_channels"]}}
             }
+        if path == "zoo.flow.FrozenText" and arguments.get("source"):
+            config = {"model_type": "t5", "d_model": net["init_args"]["context_dim"], "d_kv": 4, "d_ff": 8}
+            return {"init_args": {"source": None, "config": {**config, "num_layers": 1, "vocab_size": 384}}}
         if path == "zoo.audiosr.FrozenVocoder" and arguments.get("source"):
             hop = mel["init_args"]["hop_length"]
             config = {"in_channels": mel["init_args"]["n_mels"], "initial_channels": 2, "upsample_rates": [hop]}

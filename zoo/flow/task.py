@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,9 +16,12 @@ from zoo.common.ranges import at_least, one_of, within
 from zoo.flow import rendering
 from zoo.flow.nets.autoencoder import LatentSpace
 from zoo.flow.nets.frozen import FrozenNet
+from zoo.flow.nets.text import FrozenText
 from zoo.flow.nets.velocity import VelocityNet
+from zoo.flow.process.conditions import LABEL, Conditions, Given, drawn_drops, with_nulls
 from zoo.flow.process.coupling import Coupling
-from zoo.flow.process.guidance import Guidance
+from zoo.flow.process.guidance import Guidance, NestedGuidance
+from zoo.flow.process.image_conditions import ImageCondition
 from zoo.flow.process.mean_flow import drawn_intervals, mean_flow_target
 from zoo.flow.process.paths import PREDICTIONS, AffinePath, Prediction
 from zoo.flow.process.quality import SampleMetrics
@@ -63,6 +68,11 @@ class FlowTask(SingleOptimizerTask):
             then move less; 0 for e itself. Song and Dhariwal (2023) take 0.00054.
         guide: a weaker net, for `zoo.flow.Autoguidance` in sampling; not trained.
         latents: the autoencoder in whose latents the flow runs, for `zoo.flow.LatentData`; null for the data itself.
+        text: the encoder of captions, for a net that takes "tokens" or "pooled" states; null for none.
+        image_condition: what of an image the net is told, e.g. `zoo.flow.Inpainting`, for one that takes an "image".
+        condition_drop: probability by "text" and "image" that an item is trained without it, each for itself; the
+            class has `label_drop`.
+        joint_drop: probability that an item is trained without all of them, class included.
         sample_metrics: figures of samples at validations, e.g. `zoo.flow.FeatureMetrics` for `val/frechet`.
         kwargs: of SingleOptimizerTask.
 
@@ -70,7 +80,8 @@ class FlowTask(SingleOptimizerTask):
     """
 
     inference_class = "zoo.flow.Sampler"
-    inference_parts = ("net", "path", "prediction", "guide", "latents")
+    inference_parts: ClassVar[tuple[str, ...]] = ("net", "path", "prediction", "guide", "latents", "text")
+    image_condition: ImageCondition | None = None
     classes: list[str] | None
     guidance: Guidance | None
 
@@ -95,13 +106,19 @@ class FlowTask(SingleOptimizerTask):
         huber: float = 0.0,
         guide: FrozenNet | None = None,
         latents: LatentSpace | None = None,
+        text: FrozenText | None = None,
+        image_condition: ImageCondition | None = None,
+        condition_drop: dict[str, float] | None = None,
+        joint_drop: float = 0.0,
         **kwargs: Any,
     ) -> None:
         super().__init__(optimizer, **kwargs)
-        within(0, 1, label_drop=label_drop)
+        within(0, 1, label_drop=label_drop, joint_drop=joint_drop, **(condition_drop or {}))
         at_least(0, huber=huber)
         one_of(PREDICTIONS, prediction=prediction)
-        if not net.num_classes and (label_drop or (guidance is not None and guidance.needs_labels)):
+        conditional = text is not None or image_condition is not None
+        unguided = guidance is None or not guidance.needs_labels or conditional
+        if not net.num_classes and (label_drop or not unguided):
             raise ValueError(
                 "model.net.num_classes is 0: such a net takes no label_drop "
                 f"({label_drop}) and no guidance ({'null' if guidance is None else 'set'})"
@@ -116,10 +133,44 @@ class FlowTask(SingleOptimizerTask):
         self.huber = huber
         self.guide = guide
         self.latents = latents
+        self.text = text
+        self.condition_drop = dict(condition_drop or {})
+        self.joint_drop = joint_drop
+        self._check_conditions(image_condition)
         self.sample_metrics = sample_metrics
         self._validations = 0
         self._real: Tensor | None = None
         self.keep_options(locals())
+
+    def _check_conditions(self, image: ImageCondition | None) -> None:
+        """Compare what the net takes with what makes it."""
+        takes: Mapping[str, tuple[int, ...]] = self.net.condition_shapes
+        width = None if self.text is None else self.text.width
+        for names, argument, net_argument, made in (
+            (("tokens",), "text", "context_dim", width),
+            (("pooled",), "text", "pooled_dim", width),
+            (
+                ("image",),
+                "image_condition",
+                "condition_channels",
+                None if image is None else image.channels(self.net.sample_shape[0]),
+            ),
+        ):
+            for name in names:
+                if name in takes and takes[name] != (made,):
+                    raise ValueError(
+                        f"model.net.{net_argument} is {takes[name][0]}, "
+                        f"{'model.' + argument + ' is null' if made is None else f'model.{argument} gives {made}'}"
+                    )
+        used = {"text": {"tokens", "pooled"} & takes.keys(), "image": {"image"} & takes.keys()}
+        for kind, given in (("text", self.text), ("image", image)):
+            if given is not None and not used[kind]:
+                raise ValueError(
+                    f"model.{'text' if kind == 'text' else 'image_condition'} is set, and the net takes none: set "
+                    f"{'context_dim or pooled_dim' if kind == 'text' else 'condition_channels'} of model.net"
+                )
+        if wrong := [kind for kind in self.condition_drop if not used.get(kind)]:
+            raise ValueError(f"model.condition_drop names {wrong[0]!r}, which the net is not conditioned on")
 
     def setup(self, stage: str) -> None:
         """Compare the data with the net and the coupling."""
@@ -163,21 +214,29 @@ class FlowTask(SingleOptimizerTask):
             if self.specs is not None:
                 self.specs["options"]["classes"] = self.classes
 
-    def loss(self, x1: Tensor, x0: Tensor, t: Tensor, label: Tensor | None) -> Tensor:
-        """Mean squared error over all elements, for data and noise (B, ...), times (B,) and classes (B,)."""
+    def loss(
+        self, x1: Tensor, x0: Tensor, t: Tensor, label: Tensor | None, told: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
+        """Mean squared error over all elements, for data and noise (B, ...), times (B,) and classes (B,).
+
+        Args:
+            told: further conditions (B, ...) by name.
+        """
         x = self.path.sample(x0, x1, t)
-        output = self.predicted(x, t, label)
+        output = self.predicted(x, t, label, told)
         return (output - self.path.target(x0, x1, t, self.prediction)).float().square().mean()
 
-    def predicted(self, x: Tensor, t: Tensor, label: Tensor | None) -> Tensor:
+    def predicted(self, x: Tensor, t: Tensor, label: Tensor | None, told: Mapping[str, Tensor] | None = None) -> Tensor:
         """What the net predicts at points (B, ...)."""
-        return self.net(x, t, label)
+        return self.net(x, t, label) if told is None else self.net(x, t, label, told)
 
-    def training_loss(self, x1: Tensor, x0: Tensor, t: Tensor, label: Tensor | None) -> Tensor:
+    def training_loss(
+        self, x1: Tensor, x0: Tensor, t: Tensor, label: Tensor | None, told: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
         """The same, robust and weighted by time where it is asked for."""
         if self.weight is None and not self.huber:
-            return self.loss(x1, x0, t, label)
-        output = self.predicted(self.path.sample(x0, x1, t), t, label)
+            return self.loss(x1, x0, t, label, told)
+        output = self.predicted(self.path.sample(x0, x1, t), t, label, told)
         error = (output - self.path.target(x0, x1, t, self.prediction)).float().square().flatten(1).mean(dim=1)
         if self.huber:
             error = (error + self.huber**2).sqrt() - self.huber
@@ -186,20 +245,28 @@ class FlowTask(SingleOptimizerTask):
         return error.mean()
 
     def drawn(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Pair noise and data; add times `t` (B,) and `kept` (B,), 0 where the label is dropped."""
+        """Pair noise and data; add times `t` (B,) and `kept` (B,), 0 where the label is dropped.
+
+        Where there are further conditions, add `told`: (B,) by kind, 0 where it is dropped.
+        """
         if "t" in batch:
             return batch
         x1, x0, label = batch["x1"], batch["x0"], batch["label"]
         if self.coupling is not None:
             x0 = self.coupling(x0, x1, label if self.net.num_classes else None)
         t, kept = seeded_draws(self.times, self.label_drop, batch["seeds"])
-        return {**batch, "x0": x0, "t": t, "kept": kept}
+        found = {**batch, "x0": x0, "t": t, "kept": kept}
+        if "conditions" in batch:
+            told = drawn_drops(self.condition_drop, self.joint_drop, batch["seeds"])
+            found |= {"kept": kept * told[LABEL], "told": told}
+        return found
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        """The loss at one time per item, some labels dropped."""
+        """The loss at one time per item, some labels and further conditions dropped."""
         batch = self.drawn(batch)
-        x1 = self._data(batch)
-        loss = self.training_loss(x1, batch["x0"], batch["t"].to(x1), batch["label"] * batch["kept"])
+        x1, conditions = self._data(batch), self._conditions(batch)
+        told = None if conditions is None else conditions.dropped(batch["told"])
+        loss = self.training_loss(x1, batch["x0"], batch["t"].to(x1), batch["label"] * batch["kept"], told)
         self.log_terms("train", {"loss": loss}, batch_size=len(x1))
         return loss
 
@@ -209,8 +276,32 @@ class FlowTask(SingleOptimizerTask):
 
     def evaluate(self, batch: dict[str, Any], batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
         """The loss at ten times from 0.05 to 0.95, of each item's own noise; nothing is random."""
-        x1, x0, label, t = at_evaluation_times(self._data(batch), batch["x0"], batch["label"])
-        return {"loss": self.loss(x1, x0, t, label)}, len(batch["x1"])
+        conditions = self._conditions(batch)
+        names, values = zip(*conditions.given.items(), strict=True) if conditions is not None else ((), ())
+        x1, x0, label, *repeated, t = at_evaluation_times(self._data(batch), batch["x0"], batch["label"], *values)
+        told = dict(zip(names, repeated, strict=True)) if conditions is not None else None
+        return {"loss": self.loss(x1, x0, t, label, told)}, len(batch["x1"])
+
+    def _conditions(self, batch: dict[str, Any]) -> Conditions | None:
+        """A batch's conditions besides the class, as the net takes them, and what stands for none."""
+        if "conditions" not in batch:
+            if self.text is not None or self.image_condition is not None:
+                raise ValueError("the net is conditioned on texts or images, and the data gives none of them")
+            return None
+        assert self.text is not None or self.image_condition is not None
+        return with_nulls(batch["conditions"], self._null_text, self._encoder)
+
+    def _null_text(self) -> dict[str, Tensor]:
+        assert self.text is not None
+        return self.text.null()
+
+    @property
+    def _encoder(self) -> Callable[[Tensor], Tensor] | None:
+        """What brings image conditions into latents."""
+        if self.latents is None:
+            return None
+        masked = self.image_condition is not None and self.image_condition.masked
+        return partial(self.latents.condition, masked=masked)
 
     def on_validation_epoch_end(self) -> None:
         """Judge samples where it is time, and log the means."""
@@ -239,9 +330,25 @@ class FlowTask(SingleOptimizerTask):
         assert self.sample_metrics is not None
         data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
         sampler: Any = self.inference()
+
+        def draw(labels: list[int] | None, seeds: Sequence[int]) -> Tensor:
+            return sampler.sample(labels, seeds, self._given(labels, len(seeds)))
+
         with whole_weights(self.trainer), self.trainer.precision_plugin.val_step_context():
-            found = self.sample_metrics.compute(sampler.sample, self.net.num_classes, data.train_set, data.val_set)
+            found = self.sample_metrics.compute(draw, self.net.num_classes, data.train_set, data.val_set)
         self._means.add(found)
+
+    def _given(self, labels: Sequence[int] | None, count: int) -> Given | None:
+        """What samples are to show besides their class: what held-out items of these classes do, in turns."""
+        if self.text is None and self.image_condition is None:
+            return None
+        items: Any = self.trainer.datamodule.val_set  # type: ignore[attr-defined]
+        if labels is None:
+            return items.given([index % len(items) for index in range(count)])
+        found = items.labels.tolist()
+        places = {label: [index for index, each in enumerate(found) if each == label] for label in set(labels)}
+        turns = {label: itertools.cycle(rows or range(len(items))) for label, rows in places.items()}
+        return items.given([next(turns[label]) for label in labels])
 
     def draw_samples(self, batches: list[Any], last: bool) -> None:
         """Show samples of each class with and without guidance, their nearest training images, and their way there.
@@ -268,14 +375,21 @@ class FlowTask(SingleOptimizerTask):
     def _draw_images(self, last: bool) -> None:
         sampler: Any = self.inference()
         labels, seeds, names = self._shown(max(self.sample_settings.items, min(self.net.num_classes, SHOWN_CLASSES)))
-        variants: dict[str, Guidance | None] = {"samples" if labels is None else "guidance 1": None}
-        if labels is not None and (self.guidance is not None or self.label_drop):
+        given = self._given(labels, len(seeds))
+        conditional = labels is not None or given is not None
+        variants: dict[str, Guidance | None] = {"guidance 1" if conditional else "samples": None}
+        if conditional and (self.guidance is not None or self.label_drop or self.condition_drop or self.joint_drop):
             guided = self.guidance or Guidance(EXAGGERATED)
-            variants[f"guidance {guided.scale:g}"] = guided
+            scales = guided.scales if isinstance(guided, NestedGuidance) else None
+            shown = f"{guided.scale:g}" if scales is None else ", ".join(f"{k} {v:g}" for k, v in scales.items())
+            variants[f"guidance {shown}"] = guided
         real = self._examples(REAL_ITEMS)
         rows = []
+        if given is not None and given.images is not None:
+            rows.append(("given", rendering.to_pixels(given.images[:, -sampler.sample_shape[0] :])))
+        names = given.prompts if names is None and given is not None else names  # type: ignore[assignment]
         for title, guidance in variants.items():
-            solution = sampler.using(sampler.solver, guidance).trajectory(labels, seeds)
+            solution = sampler.using(sampler.solver, guidance).trajectory(labels, seeds, given)
             rows.append((title, rendering.to_pixels(solution[-1])))
             if real is not None:
                 rows.append(("nearest training images", rendering.to_pixels(rendering.nearest(solution[-1], real))))
@@ -325,6 +439,7 @@ class MeanFlowTask(FlowTask):
     """
 
     inference_class = "zoo.flow.MeanFlowSampler"
+    inference_parts = ("net", "path", "prediction", "guide", "latents")
 
     def __init__(
         self,
@@ -348,7 +463,7 @@ class MeanFlowTask(FlowTask):
         self.power = power
         self.inference()  # refuses a solver that takes no such steps
 
-    def predicted(self, x: Tensor, t: Tensor, label: Tensor | None) -> Tensor:
+    def predicted(self, x: Tensor, t: Tensor, label: Tensor | None, told: Mapping[str, Tensor] | None = None) -> Tensor:
         """The velocity itself: over a span of 0."""
         return self.net(x, t, label, {"span": torch.zeros_like(t)})
 

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from tests.flow.conditions import net, prepared, text
 from zoo.flow.data.datamodule import ImageData
 from zoo.flow.data.items import Items
 from zoo.flow.data.latents import LatentData, Moments, shard_paths, write_shards
 from zoo.flow.nets.autoencoder import FrozenAutoencoder, LatentSpace, sample_moments
+from zoo.flow.process.image_conditions import Inpainting
 from zoo.flow.process.sampling import noise
 from zoo.training.data import item_seed
 
@@ -89,5 +91,21 @@ def test_a_killed_encoding_goes_on_and_others_have_their_own(tmp_path):
 def test_errors(tmp_path):
     with pytest.raises(ValueError, match=r"LatentData needs model.init_args.latents"):
         data(tmp_path, None)
-    with pytest.raises(FileNotFoundError, match=r"1 shards of latents are missing, the first x-00000\.npy"):
+    with pytest.raises(FileNotFoundError, match=r"1 shards are missing, the first x-00000\.npy"):
         Moments(tmp_path / "x", 1, 1)
+
+
+def test_conditions_reach_latents(tmp_path):
+    latents, encoder = space(), text()
+    made = LatentData(images(), 4, str(tmp_path), shard_size=32)
+    made.images.captions, made.images.cache = "a {}", tmp_path
+    prepared(made, latents=latents, text=encoder, image_condition=Inpainting(), net=net(condition_channels=3))
+    keys = [(0, 5), (2, 5), (0, 80)]
+    batch, plain = made.train_set.__getitems__(keys), made.images.train_set.__getitems__(keys)
+    for name, value in plain["conditions"].items():
+        assert torch.equal(batch["conditions"][name], value)
+    told = latents.condition(batch["conditions"]["image"], masked=True)
+    assert told.shape == (3, 1 + 2, 4, 4)
+    kept = latents.normalise(latents.encode(batch["conditions"]["image"][:, 1:]).chunk(2, dim=1)[0])
+    torch.testing.assert_close(told[:, 1:], kept)
+    assert (told[:, :1].sum() * 4 >= batch["conditions"]["image"][:, :1].sum()) and told[:, 0].max() == 1

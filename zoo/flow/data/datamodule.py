@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,10 +14,12 @@ from zoo.common.folders import data_folder
 from zoo.common.ranges import at_least, within
 from zoo.flow.data import image_sets, points
 from zoo.flow.data.image_cache import CACHES, ImageCache, build
-from zoo.flow.data.image_sets import ImageSet
+from zoo.flow.data.image_sets import ImageSet, without
 from zoo.flow.data.images import WHITE, ArrayImages, DecodedImages, Framing, StoredPixels, decode_all
+from zoo.flow.data.item_conditions import ItemConditions, PromptStates
 from zoo.flow.data.items import Items, StoredValues
 from zoo.flow.data.points import PointSet
+from zoo.flow.process.conditions import GROUPS
 from zoo.flow.process.coupling import PooledTransport
 from zoo.flow.process.time_samplers import EVALUATION_TIMES
 from zoo.training.data import RankSlice, ZooDataModule, item_seed
@@ -96,7 +97,14 @@ class ImageData(FlowData):
         val_every: of how many images of a class one is held out.
         split_seed: hold out images at random, as many of each class; null for every `val_every`-th.
         flips: mirror every other training image.
-        cache: folder of resized images, made on first use; null to decode files in every epoch.
+        cache: folder of resized images, made on first use; null to decode files in every epoch. Encoded captions lie
+            below it, or below `runs/cache`.
+        captions: texts of images for a task with `text`: "files" for a text file beside each image, a caption a line;
+            a name such as metadata.jsonl, of a file in the folder of the images (of `train` and of `val`), whose lines
+            have `file_name` and `text`; a text with {} for the name of the class; a column of the data set of the hub.
+            Of several captions one is drawn in each epoch. Images may then lie in their folder without classes.
+        sources: folder of the images that those of `root` are to be made of, of the same names, for a task whose
+            `image_condition` is `zoo.flow.SourceImage`.
         embedded_if_missing: use the digits, with a message, when `root` does not exist.
         kwargs: of FlowData.
     """
@@ -118,6 +126,8 @@ class ImageData(FlowData):
         resize: Literal["squash", "crop"] = "squash",
         background: tuple[int, int, int] = WHITE,
         max_bad_share: float = 0.1,
+        captions: str | None = None,
+        sources: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(batch_size, **kwargs)
@@ -139,18 +149,28 @@ class ImageData(FlowData):
         self.split_seed = split_seed
         self.flips = flips
         self.cache = None if cache is None else Path(cache)
+        self.captions = captions
+        self.sources = data_folder("sources", sources, False, "images of their own")
+        if sources is not None and (self.root is None or not self.root.is_dir()):
+            raise ValueError("data.init_args.sources goes with a folder of images, data.init_args.root")
 
     def prepare_data(self) -> None:
         """Write the caches, once per machine; without them, see that all images can be read."""
         for images in self._sets():
             if isinstance(images.source, ArrayImages):
                 continue
-            if self.cache is not None:
-                build(images, self.cache, self.framing, max_bad_share=self.max_bad_share)
-                continue
-            bad = self._bad[images.name] = {}
-            for _ in decode_all(images.source, self.framing, True, self.max_bad_share, bad):
-                pass
+            bad = self._prepare(images)
+            if self.sources is not None and self._prepare(self._beside(without(images, bad))):
+                raise ValueError("data.init_args.sources: replace the images that cannot be read, named above")
+
+    def _prepare(self, images: ImageSet) -> Mapping[int, str]:
+        """Cache or look at a set; returns what is wrong with its broken images."""
+        if self.cache is not None:
+            return build(images, self.cache, self.framing, max_bad_share=self.max_bad_share).bad
+        bad = self._bad[images.name] = {}
+        for _ in decode_all(images.source, self.framing, True, self.max_bad_share, bad):
+            pass
+        return bad
 
     def setup(self, stage: str) -> None:
         """Open the images and split them."""
@@ -158,31 +178,88 @@ class ImageData(FlowData):
         self.classes = sets[0].classes
         if self.trainer is not None:  # the process that looked tells the others
             self._bad = self.trainer.strategy.broadcast(self._bad)
-        readers, parts = zip(*(self._reader(images) for images in sets), strict=True)
+        readers, sets_read = zip(*(self._reader(images) for images in sets), strict=True)
+        told = self._conditions(sets_read)
         # what is decoded anew in each epoch has a checksum of times and paths
         pixels = None if isinstance(readers[0], DecodedImages) else readers[0].checksum
         self.contents = (pixels, sets[0].labels)
+        if sets[0].captions is not None:
+            self.contents += (sets[0].captions,)
         if len(sets) == 2:
             if sets[1].classes != self.classes:
                 raise ValueError(f"{sets[0].name} has the classes {self.classes}, {sets[1].name} has {sets[1].classes}")
-            self.train_set = Items(readers[0], parts[0], None, self.seed, self.flips, self.pooled)
-            self.val_set = Items(readers[1], parts[1], None, self.seed)
+            self.train_set = Items(
+                readers[0], sets_read[0].labels, None, self.seed, self.flips, self.pooled, conditions=told[0]
+            )
+            self.val_set = Items(readers[1], sets_read[1].labels, None, self.seed, conditions=told[1])
             return
-        labels = parts[0]
+        labels = sets_read[0].labels
         chosen = np.array(image_sets.held_out(labels, self.val_every, self.split_seed))
         if not chosen.any():
             raise ValueError(
                 f"no class has {self.val_every} images, so none is for validation: lower data.init_args.val_every"
             )
         kept, held = (np.flatnonzero(part).tolist() for part in (~chosen, chosen))
-        self.train_set = Items(readers[0], labels, kept, self.seed, self.flips, self.pooled)
-        self.val_set = Items(readers[0], labels, held, self.seed)
+        self.train_set = Items(readers[0], labels, kept, self.seed, self.flips, self.pooled, conditions=told[0])
+        self.val_set = Items(readers[0], labels, held, self.seed, conditions=told[0])
+
+    def _conditions(self, sets: Sequence[ImageSet]) -> list[ItemConditions | None]:
+        """What the items of each set are conditioned on, by what the task asks for."""
+        task: Any = getattr(self.trainer, "lightning_module", None)
+        text, image = getattr(task, "text", None), getattr(task, "image_condition", None)
+        if task is not None:
+            self._check_conditions(text, image)
+        states = None
+        if text is not None:
+            rank, world = self._rank_and_world()
+            prompts = ["", *(prompt for images in sets for each in images.captions or () for prompt in each)]
+            names = [name for name in GROUPS["text"] if name in task.net.condition_shapes]
+            home = text.model.device
+            text.to(task.trainer.strategy.root_device)
+            states = PromptStates(text, prompts, names, self.cache or Path(CACHES), rank, world)
+            text.to(home)
+            task.trainer.strategy.barrier("prompts")
+            states.open()
+        if states is None and image is None:
+            return [None for _ in sets]
+        return [
+            ItemConditions(
+                images.captions if states is not None else None,
+                states,
+                image,
+                None if self.sources is None else self._reader(self._beside(images))[0],
+            )
+            for images in sets
+        ]
+
+    def _check_conditions(self, text: Any, image: Any) -> None:
+        if (text is None) != (self.captions is None):
+            raise ValueError(
+                f"data.init_args.captions is {self.captions}, model.init_args.text is "
+                f"{'null' if text is None else 'set'}: texts need both"
+            )
+        if (image is not None and image.paired) != (self.sources is not None):
+            raise ValueError(
+                f"data.init_args.sources is {self.sources}, model.init_args.image_condition is "
+                f"{'null' if image is None else type(image).__name__}: zoo.flow.SourceImage and sources need each other"
+            )
+
+    def _beside(self, images: ImageSet) -> ImageSet:
+        """The sources of images."""
+        assert self.root is not None and self.sources is not None
+        return image_sets.beside(images, self.root, self.sources)
 
     def _sets(self) -> list[ImageSet]:
         """The training and validation images, or those that are to be split."""
-        root, limit = self.root, self.max_per_class
         if self.hub is not None:
-            return image_sets.hub(self.hub, limit)
+            template = self.captions is not None and "{}" in self.captions
+            found = image_sets.hub(self.hub, self.max_per_class, None if template else self.captions)
+            return [image_sets.captioned(each, str(self.captions)) for each in found] if template else found
+        found = self._local_sets()
+        return found if self.captions is None else [image_sets.captioned(each, self.captions) for each in found]
+
+    def _local_sets(self) -> list[ImageSet]:
+        root, limit, flat = self.root, self.max_per_class, self.captions is not None
         if root is None:
             return [image_sets.digits(limit)]
         if root.is_file():
@@ -193,11 +270,11 @@ class ImageData(FlowData):
             return [image_sets.npz(root / name, limit) for name in ("train.npz", "val.npz")]
         if (root / "train").is_dir():
             held = root / "test" if (root / "test").is_dir() and not (root / "val").is_dir() else root / "val"
-            return [image_sets.folder(part, limit) for part in (root / "train", held)]
-        return [image_sets.folder(root, limit)]
+            return [image_sets.folder(part, limit, flat) for part in (root / "train", held)]
+        return [image_sets.folder(root, limit, flat)]
 
-    def _reader(self, images: ImageSet) -> tuple[StoredPixels | DecodedImages | ImageCache, list[int]]:
-        """What reads the sound images of a set, and their labels."""
+    def _reader(self, images: ImageSet) -> tuple[StoredPixels | DecodedImages | ImageCache, ImageSet]:
+        """What reads the sound images of a set, and the set without the others."""
         reader: StoredPixels | DecodedImages | ImageCache
         bad: Mapping[int, str] = {}
         if isinstance(images.source, ArrayImages):
@@ -208,12 +285,12 @@ class ImageData(FlowData):
         else:
             reader = build(images, self.cache, self.framing, max_bad_share=self.max_bad_share)
             bad = reader.bad
-        images = replace(images, labels=[label for index, label in enumerate(images.labels) if index not in bad])
+        images = without(images, bad)
         counts = [f"{name} {count}" for name, count in images.counts().items()]
         more = [f"{len(counts) - SHOWN_CLASSES} more"] if len(counts) > SHOWN_CLASSES else []
         listed = ", ".join(counts[:SHOWN_CLASSES] + more)
         log.info("%s: %d images (%s), checksum %s", images.name, len(images.labels), listed, reader.checksum)
-        return reader, images.labels
+        return reader, images
 
 
 class PointData(FlowData):

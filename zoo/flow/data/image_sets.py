@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import json
 import logging
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,24 @@ class ImageSet:
     classes: list[str]  # names in the order of the labels
     labels: list[int]  # 1 to K
     source: ImageSource
+    captions: Sequence[Sequence[str]] | None = None  # of each image, one or several
 
     def counts(self) -> dict[str, int]:
         """Number of images by class."""
         found = Counter(self.labels)
         return {name: found[label] for label, name in enumerate(self.classes, start=1)}
+
+
+def without(images: ImageSet, bad: Collection[int]) -> ImageSet:
+    """A set without some of its images, given by their numbers."""
+    if not bad:
+        return images
+    kept = [index for index in range(len(images.source)) if index not in bad]
+    source = images.source
+    if isinstance(source, FileImages):
+        source = FileImages(source.root, [source.paths[index] for index in kept])
+    captions = None if images.captions is None else [images.captions[index] for index in kept]
+    return replace(images, labels=[images.labels[index] for index in kept], source=source, captions=captions)
 
 
 def ranks(labels: Sequence[int]) -> list[int]:
@@ -76,14 +90,20 @@ def digits(limit: int = 0) -> ImageSet:
     return ImageSet("scikit-learn's digits", names, [labels[i] for i in kept], ArrayImages(pixels))
 
 
-def folder(path: Path, limit: int = 0) -> ImageSet:
+def folder(path: Path, limit: int = 0, flat: bool = False) -> ImageSet:
     """One folder of images per class, as torchvision's ImageFolder has them; images may lie deeper.
 
     Folders without images are named and skipped; hidden files are not seen. Classes are in sorted order; of each the
     first `limit` images are used, all where it is 0 or less.
+
+    Args:
+        flat: where images lie in the folder itself, they are all there are, and have no class.
     """
     if not path.is_dir():
         raise FileNotFoundError(f"no folder {path}: expected one with a folder of images per class")
+    if flat and (found := sorted(file for file in path.glob("[!.]*") if file.suffix.lower() in SUFFIXES)):
+        found = found[:limit] if limit > 0 else found
+        return ImageSet(str(path), [], [0] * len(found), FileImages(path, found))
     names: list[str] = []
     paths: list[Path] = []
     labels: list[int] = []
@@ -102,6 +122,85 @@ def folder(path: Path, limit: int = 0) -> ImageSet:
     if stray:
         log.warning("%s: skipped folders without images: %s", path, ", ".join(stray))
     return ImageSet(str(path), names, labels, FileImages(path, paths))
+
+
+def captioned(images: ImageSet, captions: str) -> ImageSet:
+    """Give every image its captions.
+
+    Args:
+        captions: "files" for a text file beside each image, `cat.txt` beside `cat.png`, a caption a line; the name of a
+            file of JSON lines in the folder of the images, each line with `file_name` (from that folder) and `text`, as
+            the hub's image folders have it, several lines for several captions; or a text that holds the name of the
+            class in the place of `{}`.
+
+    Raises:
+        ValueError: when images have none; names how many, and the first.
+    """
+    source, found = images.source, list[list[str]]()
+    if "{}" in captions:
+        if not images.classes:
+            raise ValueError(f"data.init_args.captions {captions!r}: {images.name} has no classes to put in its place")
+        found = [[captions.replace("{}", images.classes[label - 1])] for label in images.labels]
+    elif not isinstance(source, FileImages):
+        raise ValueError(
+            f"data.init_args.captions {captions!r}: {images.name} is no folder of images; give a text with {{}} for "
+            "the name of the class"
+        )
+    elif captions == "files":
+        texts = [path.with_suffix(".txt") for path in source.paths]
+        found = [_lines(path) if path.is_file() else [] for path in texts]
+    elif captions.endswith(".jsonl"):
+        by_name = _read_captions(source.root / captions)
+        found = [by_name.get(source.name(index), []) for index in range(len(source))]
+    else:
+        raise ValueError(
+            f"data.init_args.captions: expected files, a name that ends with .jsonl, or a text with {{}} for the name "
+            f"of the class, found {captions!r}"
+        )
+    if missing := [source.name(index) for index, each in enumerate(found) if not each]:
+        raise ValueError(
+            f"{images.name}: {len(missing)} of {len(found)} images have no caption, the first {missing[0]}"
+        )
+    return replace(images, captions=found)
+
+
+def _lines(path: Path) -> list[str]:
+    return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+def _read_captions(path: Path) -> dict[str, list[str]]:
+    """Captions by the names of images."""
+    if not path.is_file():
+        raise FileNotFoundError(f"data.init_args.captions: no file {path}")
+    found: dict[str, list[str]] = {}
+    for number, line in enumerate(_lines(path), start=1):
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}, line {number}: no JSON ({error})") from error
+        named = isinstance(row, dict) and isinstance(row.get("file_name"), str)
+        if not named or not isinstance(row.get("text"), str):
+            raise ValueError(f"{path}, line {number}: expected texts file_name and text, found {line[:80]}")
+        found.setdefault(row["file_name"], []).append(row["text"])
+    return found
+
+
+def beside(images: ImageSet, root: Path, sources: Path) -> ImageSet:
+    """The source of each image of a folder: the file of the same place and stem below another one."""
+    if not isinstance(images.source, FileImages):
+        raise ValueError(f"data.init_args.sources: {images.name} is no folder of images")
+    paths, missing = [], []
+    for path in images.source.paths:
+        stem = sources / path.relative_to(root).with_suffix("")
+        found = (stem.with_name(stem.name + suffix) for suffix in dict.fromkeys([path.suffix, *SUFFIXES]))
+        place = next((each for each in found if each.is_file()), None)
+        if place is None:
+            missing.append(stem)
+        else:
+            paths.append(place)
+    if missing:
+        raise ValueError(f"data.init_args.sources: {len(missing)} images have no source, the first {missing[0]}.*")
+    return replace(images, name=f"{images.name}, sources", source=FileImages(sources, paths), captions=None)
 
 
 def npz(path: Path, limit: int = 0) -> ImageSet:
@@ -207,11 +306,14 @@ class HubImages(ImageSource):
         return f"{self.name(index)} of {getattr(self.dataset, '_fingerprint', '')}"
 
 
-def hub(name: str, limit: int = 0) -> list[ImageSet]:
+def hub(name: str, limit: int = 0, captions: str | None = None) -> list[ImageSet]:
     """Load `user/name` of the Hugging Face hub, which the package datasets downloads and keeps.
 
     The splits are `train`, and `validation` or, where there is none, `test`; the first column of images and the first
     of classes are used. Not run against the hub here, only against a stand-in.
+
+    Args:
+        captions: column of texts, or of lists of them; classes are then not needed.
     """
     try:
         import datasets
@@ -228,14 +330,25 @@ def hub(name: str, limit: int = 0) -> list[ImageSet]:
             kind: next((key for key, feature in dataset.features.items() if type(feature).__name__ == kind), None)
             for kind in ("Image", "ClassLabel")
         }
-        if None in columns.values():
+        if columns["Image"] is None or (columns["ClassLabel"] is None and captions is None):
             found = ", ".join(f"{key} ({type(feature).__name__})" for key, feature in dataset.features.items())
             raise ValueError(f"data.init_args.hub: {name} needs columns of type Image and ClassLabel, found {found}")
-        labels = [int(label) + 1 for label in dataset[columns["ClassLabel"]]]
-        if min(labels, default=0) < 1:
+        if captions is not None and captions not in dataset.features:
+            raise ValueError(
+                f"data.init_args.captions: {name} has no column {captions}, but {', '.join(dataset.features)}"
+            )
+        if columns["ClassLabel"] is None:
+            labels, classes = [0] * len(dataset), []
+        else:
+            labels = [int(label) + 1 for label in dataset[columns["ClassLabel"]]]
+            classes = list(dataset.features[columns["ClassLabel"]].names)
+        if not labels or (classes and min(labels) < 1):
             raise ValueError(f"data.init_args.hub: {name}, split {split}: empty, or images without class")
         kept = first_of_each(labels, limit)
-        classes = list(dataset.features[columns["ClassLabel"]].names)
+        texts = None
+        if captions is not None:
+            column = list(dataset[captions])
+            texts = [[column[index]] if isinstance(column[index], str) else list(column[index]) for index in kept]
         source = HubImages(dataset, str(columns["Image"]), kept)
-        sets.append(ImageSet(f"{name}, {split}", classes, [labels[i] for i in kept], source))
+        sets.append(ImageSet(f"{name}, {split}", classes, [labels[i] for i in kept], source, texts))
     return sets

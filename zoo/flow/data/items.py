@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from zoo.flow.data.item_conditions import ItemConditions
+from zoo.flow.process.conditions import Given
 from zoo.flow.process.coupling import PooledTransport, Reader
 from zoo.flow.process.sampling import noise
 from zoo.training.data import Key, item_seed
@@ -41,6 +43,7 @@ class Items(Dataset[dict[str, Any]]):
         indices: which of them belong to this set; all by default.
         flips: mirror every other item along its last axis.
         pooled: which item's noise an item gets; its own by default.
+        conditions: what the net is told besides the class; None for nothing.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Items(Dataset[dict[str, Any]]):
         seed: int = 0,
         flips: bool = False,
         pooled: PooledTransport | None = None,
+        conditions: ItemConditions | None = None,
     ) -> None:
         self.read = read
         self.indices = list(range(len(labels))) if indices is None else list(indices)
@@ -58,36 +62,77 @@ class Items(Dataset[dict[str, Any]]):
         self.seed = seed
         self.flips = flips
         self.pooled = pooled
+        self.conditions = conditions
         self._paired: tuple[int | None, list[int]] = (None, [])  # the last epoch and its pairing
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def __getitem__(self, key: Key | int) -> dict[str, Any]:
-        """One item: `x1` data, float32; `x0` noise like it; `label`; `seed` of the task's random numbers for it."""
+        """One item: `x1` data, float32; `x0` noise like it; `label`; `seed` of the task's random numbers for it.
+
+        Where there are conditions, `conditions` by name.
+        """
         batch = self.__getitems__([key])
-        return {
+        item = {
             "x1": batch["x1"][0],
             "x0": batch["x0"][0],
             "label": int(batch["label"][0]),
             "seed": batch["seeds"][0],
         }
+        if "conditions" in batch:
+            item["conditions"] = {name: value[0] for name, value in batch["conditions"].items()}
+        return item
 
     def __getitems__(self, keys: Sequence[Key | int]) -> dict[str, Any]:
         """A whole batch, which is what a DataLoader asks for where this method exists: one read instead of B."""
         places = [key if isinstance(key, tuple) else (EVALUATION_EPOCH, key) for key in keys]
         x1, seeds = self._data(places)
+        batch = {} if self.conditions is None else {"conditions": self._told(places, x1, seeds)}
         partners = places if self.pooled is None else [(epoch, self._pairing(epoch)[item]) for epoch, item in places]
         return {
             "x1": x1,
             "x0": noise([item_seed(self.seed, *place) for place in partners], x1.shape[1:]),
             "label": self.labels[[item for _, item in places]],
             "seeds": [item_seed(seed, 0, DRAWS) for seed in seeds],
+            **batch,
         }
+
+    def given(self, items: Sequence[int]) -> Given | None:
+        """What samples are given that are to show what items of this set do; None without conditions."""
+        if self.conditions is None:
+            return None
+        prompts = None
+        if self.conditions.states is not None:
+            prompts = [self.conditions.prompt(row, 0, False) for row in self._rows(items)]
+        return Given(prompts, self.__getitems__(items)["conditions"].get("image"))
+
+    def _told(self, places: Sequence[Key], x1: Tensor, seeds: Sequence[int]) -> dict[str, Tensor]:
+        """What the net is told of (epoch, item) besides its class."""
+        assert self.conditions is not None
+        rows, mirrored = self._rows([item for _, item in places]), self.mirrored(seeds)
+
+        def own() -> Tensor:
+            images = self._own_images(places, x1)
+            return images if images is x1 else torch.where(mirrored[:, None, None, None], images.flip(-1), images)
+
+        return self.conditions(rows, seeds, bool(places) and places[0][0] != EVALUATION_EPOCH, own, mirrored)
+
+    def _rows(self, items: Sequence[int]) -> list[int]:
+        """Which of all that can be read the items are."""
+        return [self.indices[item] for item in items]
+
+    def _own_images(self, places: Sequence[Key], x1: Tensor) -> Tensor:
+        """Images of (epoch, item), whose values are `x1`."""
+        return x1
+
+    def mirrored(self, seeds: Sequence[int]) -> Tensor:
+        """Which items (n,), of seeds in this epoch, are mirrored."""
+        return torch.tensor([self.flips and item_seed(seed, 0, FLIP) % 2 == 1 for seed in seeds])
 
     def data(self, items: Sequence[int]) -> Tensor:
         """The values (n, ...) of items of this set, as they are: nothing is mirrored."""
-        return self.read([self.indices[item] for item in items])
+        return self.read(self._rows(items))
 
     def examples(self, items: Sequence[int]) -> tuple[Tensor, list[int]]:
         """Values and labels of items of this set, to be shown or compared with."""
@@ -98,7 +143,7 @@ class Items(Dataset[dict[str, Any]]):
         x1 = self.data([item for _, item in places])
         seeds = [item_seed(self.seed, epoch, item) for epoch, item in places]
         if self.flips:
-            mirrored = torch.tensor([item_seed(seed, 0, FLIP) % 2 == 1 for seed in seeds])
+            mirrored = self.mirrored(seeds)
             x1[mirrored] = x1[mirrored].flip(-1)
         return x1, seeds
 

@@ -5,22 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from rich.progress import track
 from torch import Tensor
 
 from zoo.common.atomic import write_atomic
 from zoo.common.ranges import at_least
-from zoo.common.work import Share, write_part
 from zoo.flow.data.datamodule import FlowData, ImageData
 from zoo.flow.data.image_cache import CACHES
-from zoo.flow.data.items import FLIP, Items
+from zoo.flow.data.items import Items
+from zoo.flow.data.shards import Shards, shard_paths, write_rows
 from zoo.flow.nets.autoencoder import LatentSpace, sample_moments
 from zoo.flow.process.coupling import PooledTransport
 from zoo.flow.process.sampling import noise
@@ -32,12 +31,6 @@ Encoder = Callable[[Tensor], Tensor]
 """Moments (B, 2C, h, w) of images (B, C, H, W)."""
 
 POSTERIOR = 2  # what is drawn for an item besides noise, task draws (0) and flip (1): its latent, from the moments
-OPEN_SHARDS = 64  # each holds a file descriptor
-
-
-def shard_paths(stem: Path, count: int, shard_size: int) -> list[Path]:
-    """The shards `<stem>-00000.npy`, ... of `count` images, in their order, whether they are there or not."""
-    return [stem.with_name(f"{stem.name}-{number:05d}.npy") for number in range(-(-count // shard_size))]
 
 
 def write_shards(
@@ -62,53 +55,25 @@ def write_shards(
     Returns:
         Shards that this process wrote.
     """
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    parts = [range(first, min(first + shard_size, len(images))) for first in range(0, len(images), shard_size)]
-    shards = list(zip(shard_paths(stem, len(images), shard_size), parts, strict=True))
-    share = Share(shards, lambda shard: shard[0].is_file(), rank, world_size)
-    for path, part in track(share.owed, f"{stem.name}", disable=not share.owed):
-        rows = []
+
+    def rows(part: range) -> np.ndarray:
+        found = []
         for first in range(part.start, part.stop, chunk):
             values = images.data(range(first, min(first + chunk, part.stop)))
             copies = [values, values.flip(-1)] if images.flips else [values]
-            rows.append(torch.stack([encode(each).float().cpu() for each in copies], dim=1).half().numpy())
-        write_part(path, partial(np.save, arr=np.concatenate(rows)))
-    return len(share.owed)
+            found.append(torch.stack([encode(each).float().cpu() for each in copies], dim=1).half().numpy())
+        return np.concatenate(found)
+
+    return write_rows(stem, len(images), shard_size, rows, rank, world_size)
 
 
-class Moments:
+class Moments(Shards):
     """Reads moments of images from memory-mapped shards."""
-
-    def __init__(self, stem: Path, count: int, shard_size: int) -> None:
-        self.paths = shard_paths(stem, count, shard_size)
-        self.shard_size = shard_size
-        self._open: dict[int, np.ndarray] = {}
-        if missing := [path.name for path in self.paths if not path.is_file()]:
-            raise FileNotFoundError(f"{stem}: {len(missing)} shards of latents are missing, the first {missing[0]}")
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave the open shards behind: pickled, a memory map becomes a copy of the file."""
-        return {**self.__dict__, "_open": {}}
 
     def __call__(self, items: Sequence[int], copies: Sequence[int]) -> Tensor:
         """Moments (n, 2C, h, w), float32, of items, each of its copy: 0 as it is, 1 mirrored."""
-        rows = []
-        for item, copy in zip(items, copies, strict=True):
-            number, row = divmod(item, self.shard_size)
-            rows.append(np.asarray(self._shard(number)[row, copy], dtype=np.float32))
+        rows = [np.asarray(self.row(item)[copy], dtype=np.float32) for item, copy in zip(items, copies, strict=True)]
         return torch.from_numpy(np.stack(rows))
-
-    def shards(self) -> Iterator[np.ndarray]:
-        """Every shard (N, copies, 2C, h, w)."""
-        for number in range(len(self.paths)):
-            yield self._shard(number)
-
-    def _shard(self, number: int) -> np.ndarray:
-        if number not in self._open:
-            if len(self._open) == OPEN_SHARDS:
-                del self._open[next(iter(self._open))]
-            self._open[number] = np.load(self.paths[number], mmap_mode="r", allow_pickle=False)
-        return self._open[number]
 
 
 class LatentItems(Items):
@@ -129,6 +94,7 @@ class LatentItems(Items):
         self.labels = images.labels
         self.seed = images.seed
         self.flips = images.flips
+        self.conditions = images.conditions
         self.pooled = pooled
         self._paired = (None, [])
 
@@ -142,12 +108,18 @@ class LatentItems(Items):
 
     def _data(self, places: Sequence[Key]) -> tuple[Tensor, list[int]]:
         seeds = [item_seed(self.seed, *place) for place in places]
-        copies = [int(self.flips and item_seed(seed, 0, FLIP) % 2 == 1) for seed in seeds]
+        copies = self.mirrored(seeds).int().tolist()
         moments = self.moments([item for _, item in places], copies)
         if not self.draw:
             return moments.chunk(2, dim=1)[0], seeds
         shape = (moments.shape[1] // 2, *moments.shape[2:])
         return sample_moments(moments, noise([item_seed(seed, 0, POSTERIOR) for seed in seeds], shape)), seeds
+
+    def _rows(self, items: Sequence[int]) -> list[int]:
+        return [self.images.indices[item] for item in items]
+
+    def _own_images(self, places: Sequence[Key], x1: Tensor) -> Tensor:
+        return self.images.data([item for _, item in places])
 
 
 class LatentData(FlowData):

@@ -8,8 +8,10 @@ from typing import Any
 
 from zoo.common.hardware import own_device
 from zoo.common.ranges import at_least
+from zoo.flow.data.image_sets import SUFFIXES
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.nets.frozen import FrozenNet
+from zoo.flow.process.conditions import Given
 from zoo.flow.process.guidance import Autoguidance, Guidance
 from zoo.flow.process.sampling import SAMPLES
 from zoo.flow.process.solvers import Solver
@@ -43,6 +45,33 @@ def requests(
     return [choice[index % len(choice)] for index in range(count)], seeds
 
 
+def image_files(path: Path | None) -> list[Path]:
+    """An image, or all of a folder by name; none for None."""
+    if path is None or path.is_file():
+        return [] if path is None else [path]
+    found = sorted(file for file in path.glob("[!.]*") if file.suffix.lower() in SUFFIXES) if path.is_dir() else []
+    if not found:
+        raise FileNotFoundError(f"{path} is neither an image nor a folder of images")
+    return found
+
+
+def given_in_turns(
+    sampler: Sampler,
+    seeds: Sequence[int],
+    prompts: Sequence[str] | None,
+    images: Sequence[Path],
+    masks: Sequence[Path],
+) -> Given | None:
+    """Prompts, images and masks of samples, each in turns; masks go with the images where they are as many."""
+
+    def turns(values: Sequence[Any]) -> list[Any]:
+        return [values[index % len(values)] for index in range(len(seeds))] if values else []
+
+    if sampler.text is not None and not prompts:
+        raise ValueError("prompts are needed: the net takes them; --prompts '[\"a cat\"]', or '[\"\"]' for none")
+    return sampler.read_given(turns(prompts) if prompts else None, turns(images), turns(masks), seeds)
+
+
 def load_sampler(
     run: Path,
     solver: Solver | None = None,
@@ -72,6 +101,8 @@ def sampler_settings(sampler: Sampler) -> dict[str, Any]:
     return {
         **({} if sampler.guide is None else {"guide": sampler.guide.fingerprint()}),
         **({} if sampler.latents is None else {"latents": state_digest(sampler.latents.state_dict())}),
+        **({} if sampler.text is None else {"text": sampler.text.fingerprint()}),
+        **({} if sampler.image_condition is None else {"image_condition": _described(sampler.image_condition)}),
         "weights": state_digest(sampler.net.state_dict()),
         "prediction": sampler.prediction,
         "path": _described(sampler.path),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,19 @@ from zoo.common.ranges import within
 from zoo.common.report import write_report
 from zoo.common.work import Share
 from zoo.flow import rendering
-from zoo.flow.inference.drawing import Drawn, load_sampler, requests, sampler_settings
+from zoo.flow.inference.drawing import (
+    Drawn,
+    given_in_turns,
+    image_files,
+    load_sampler,
+    requests,
+    sampler_settings,
+)
 from zoo.flow.inference.sampler import ANIMATED_IMAGES, Sampler
+from zoo.flow.process.conditions import Given
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.solvers import Solver
+from zoo.runs.frozen import state_digest
 
 LABELS_NAME, JOINED_NAME = "labels.csv", "samples.npy"
 GRID_IMAGES = 100
@@ -39,6 +48,9 @@ def generate(
     grid: bool = True,
     trajectory: rendering.Animation = "none",
     progress: bool = True,
+    prompts: Sequence[str] | None = None,
+    images: Path | None = None,
+    masks: Path | None = None,
 ) -> dict[str, Any]:
     """Write samples, one file each; the same call goes on after a kill.
 
@@ -69,18 +81,25 @@ def generate(
     if grid or trajectory != "none":
         rendering.check_drawable(shape)
     settings = {"count": count, "labels": chosen, "seed": seed, "classes": sampler.classes, **sampler_settings(sampler)}
+    files = {"image": image_files(images), "mask": image_files(masks)}
+    given = given_in_turns(sampler, drawn[1], prompts, files["image"], files["mask"])
+    if given is not None:
+        settings["prompts"] = None if prompts is None else list(prompts)
+        settings["images"] = None if given.images is None else state_digest({"images": given.images})
     begin_output(output, settings, notes=("classes",), sweep=world_size == 1)
     if rank == 0:
-        _write_labels(output, drawn, suffix, sampler.class_names(drawn[0]))
+        more = {} if prompts is None else {"prompt": prompts}
+        more |= {key: [path.name for path in paths] for key, paths in files.items() if paths}
+        _write_labels(output, drawn, suffix, sampler.class_names(drawn[0]), more)
     paths = [output / f"{index}{suffix}" for index in range(count)]
     spans = [range(first, min(first + sampler.chunk, count)) for first in range(0, count, sampler.chunk)]
     share = Share(spans, lambda span: all(paths[index].exists() for index in span), rank, world_size)
     done, nfe = 0, 0
     for span in share.track("samples", progress):
-        made, evaluations = _write_span(sampler, paths, span, drawn)
+        made, evaluations = _write_span(sampler, paths, span, drawn, given)
         done, nfe = done + made, max(nfe, evaluations)
     owed = sum(not path.exists() for path in paths)
-    written = [] if owed else finish(sampler, output, paths, drawn, grid, trajectory)
+    written = [] if owed else finish(sampler, output, paths, drawn, grid, trajectory, given)
     return {
         "done": done,
         "skipped": sum(map(len, share.mine)) - done,
@@ -92,7 +111,13 @@ def generate(
 
 
 def finish(
-    sampler: Sampler, output: Path, paths: Sequence[Path], drawn: Drawn, grid: bool, trajectory: rendering.Animation
+    sampler: Sampler,
+    output: Path,
+    paths: Sequence[Path],
+    drawn: Drawn,
+    grid: bool,
+    trajectory: rendering.Animation,
+    given: Given | None = None,
 ) -> list[Path]:
     """Write what is made of all samples, once they exist; returns the files."""
     labels, seeds = drawn
@@ -110,7 +135,8 @@ def finish(
         overview = rendering.picture(torch.from_numpy(joined), labels, names=names) if grid else joined
         shown = len(paths)
     if trajectory != "none":
-        states = sampler.trajectory(None if labels is None else labels[:shown], seeds[:shown])
+        told = None if given is None else given.rows(slice(shown))
+        states = sampler.trajectory(None if labels is None else labels[:shown], seeds[:shown], told)
         written.append(output.with_name(f"{output.name}_trajectory.{trajectory}"))
         rendering.write_animation(written[-1], rendering.frames(states, labels, names=names))
     if grid:
@@ -128,20 +154,26 @@ def read_image(path: Path) -> np.ndarray:
     return pixels[..., None] if pixels.ndim == 2 else pixels
 
 
-def _write_labels(output: Path, drawn: Drawn, suffix: str, names: Sequence[str] | None) -> None:
-    """Write file, label (0 without classes) and seed of each sample, and the name of its class where it has one."""
+def _write_labels(
+    output: Path, drawn: Drawn, suffix: str, names: Sequence[str] | None, more: Mapping[str, Sequence[str]]
+) -> None:
+    """Write file, label (0 without classes) and seed of each sample, the name of its class, and what it was given."""
     labels, seeds = drawn
     columns = {"file": [f"{index}{suffix}" for index in range(len(seeds))], "label": labels or [0] * len(seeds)}
     columns |= {"seed": seeds, **({"class": names} if names else {})}
+    columns |= {name: [values[index % len(values)] for index in range(len(seeds))] for name, values in more.items()}
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     write_report(output, {LABELS_NAME: (list(columns), rows)})
 
 
-def _write_span(sampler: Sampler, paths: Sequence[Path], span: range, drawn: Drawn) -> tuple[int, int]:
+def _write_span(
+    sampler: Sampler, paths: Sequence[Path], span: range, drawn: Drawn, given: Given | None
+) -> tuple[int, int]:
     """Compute a whole chunk, as an uninterrupted call would, and write what is missing of it."""
     labels, seeds = drawn
     part = slice(span.start, span.stop)
-    (solution,) = sampler.solutions(None if labels is None else labels[part], seeds[part])
+    told = None if given is None else given.rows(part)
+    (solution,) = sampler.solutions(None if labels is None else labels[part], seeds[part], given=told)
     done = 0
     for index, sample in zip(span, solution.x, strict=True):
         if paths[index].exists():
@@ -168,6 +200,9 @@ def sample(
     trajectory: rendering.Animation = "none",
     device: str = "cpu",
     guide: Path | None = None,
+    prompts: list[str] | None = None,
+    images: Path | None = None,
+    masks: Path | None = None,
 ) -> dict[str, Any]:
     """Draw samples from a run into a folder: 0.png, 1.png, ..., labels.csv, a grid and an animation.
 
@@ -189,6 +224,10 @@ def sample(
         device: torch device.
         guide: run of a weaker net to guide this one by (autoguidance), with --guidance zoo.flow.Autoguidance and
             --guidance.scale, 2 when not given.
+        prompts: texts, taken in turns, for a run that takes them: --prompts '["a cat", "a dog"]'; "" for none.
+        images: for a run that takes images: one, or a folder of them, taken in turns by name.
+        masks: likewise, white where an image is to be made anew; random rectangles when not given.
     """
     sampler = load_sampler(run, solver, guidance, chunk, device, guide)
-    return generate(sampler, output, count, labels, seed, *processes(), grid, trajectory)
+    rank, world = processes()
+    return generate(sampler, output, count, labels, seed, rank, world, grid, trajectory, True, prompts, images, masks)

@@ -54,6 +54,8 @@ def make_pairs(
     within(0, world_size - 1, rank=rank)
     if sampler.latents is not None:
         raise ValueError("make-pairs stores samples, and this run's net makes latents: reflow of latents is not there")
+    if sampler.given_keys:
+        raise ValueError("make-pairs stores labels, and this run's net is told of texts or images, too")
     chosen = sampler.label_numbers(labels)
     drawn, seeds = requests(count, seed, sampler.net.num_classes, chosen, PAIRS)
     classes = sampler.classes if classes is None else classes

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,10 +18,15 @@ from torch import Tensor
 from zoo.common.atomic import write_atomic
 from zoo.common.ranges import at_least, one_of
 from zoo.flow import rendering
+from zoo.flow.data.image_sets import SUFFIXES
+from zoo.flow.data.images import FileImages, Framing, to_values
 from zoo.flow.nets.autoencoder import LatentSpace
 from zoo.flow.nets.frozen import FrozenNet
+from zoo.flow.nets.text import FrozenText
 from zoo.flow.nets.velocity import VectorField, VelocityNet
-from zoo.flow.process.guidance import Guidance, check_labels, velocity_field
+from zoo.flow.process.conditions import Conditions, Given, with_nulls
+from zoo.flow.process.guidance import Guidance, NestedGuidance, check_labels, velocity_field
+from zoo.flow.process.image_conditions import ImageCondition
 from zoo.flow.process.mean_flow import average_field
 from zoo.flow.process.paths import AffinePath, Prediction
 from zoo.flow.process.sampling import SAMPLES, noise
@@ -36,6 +42,7 @@ ANIMATED_IMAGES = 64  # the first ones of a request; more would be too small to 
 
 
 REQUEST_KEYS = {"label", "seed", "count"}
+GIVEN_KEYS = ("prompt", "image", "mask")
 
 
 def number_of(label: int | str, classes: Sequence[str] | None) -> int:
@@ -50,12 +57,28 @@ def number_of(label: int | str, classes: Sequence[str] | None) -> int:
 
 
 def read_requests(
-    path: Path, labelled: bool = True, classes: Sequence[str] | None = None
+    path: Path, labelled: bool = True, classes: Sequence[str] | None = None, given: Sequence[str] = ()
 ) -> tuple[list[int] | None, list[int]]:
-    """Labels (None where not needed) and seeds, one per sample, of a request file; see `Sampler`."""
-    keys = ("label", "seed") if labelled else ("seed",)
+    """Labels (None where not needed) and seeds, one per sample, of a request file; see `Sampler`.
+
+    Args:
+        given: further keys that a line may hold.
+    """
     labels: list[int] = []
     seeds: list[int] = []
+    for row in _request_rows(path, labelled, classes, given):
+        count = row.get("count", 1)
+        seeds += range(row["seed"], row["seed"] + count)
+        labels += [row["label"]] * count if labelled else []
+    return labels if labelled else None, seeds
+
+
+def _request_rows(
+    path: Path, labelled: bool, classes: Sequence[str] | None, given: Sequence[str]
+) -> list[dict[str, Any]]:
+    """The lines of a request file, labels as numbers."""
+    keys = ("label", "seed") if labelled else ("seed",)
+    rows: list[dict[str, Any]] = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if not line.strip():
             continue
@@ -71,16 +94,18 @@ def read_requests(
         if not isinstance(row, dict) or any(type(row.get(key)) is not int for key in keys):
             raise ValueError(f"{path}, line {number}: expected whole numbers {' and '.join(keys)}, found {line[:80]}")
         count = row.get("count", 1)
-        if not row.keys() <= REQUEST_KEYS or type(count) is not int or count < 1:
+        if not row.keys() <= {*REQUEST_KEYS, *given} or type(count) is not int or count < 1:
+            more = f" and {', '.join(given)}" if given else ""
             raise ValueError(
-                f"{path}, line {number}: besides {' and '.join(keys)} a line holds only count, 1 or more; "
+                f"{path}, line {number}: besides {' and '.join(keys)} a line holds only count, 1 or more{more}; "
                 f"found {line[:80]}"
             )
-        seeds += range(row["seed"], row["seed"] + count)
-        labels += [row["label"]] * count if labelled else []
-    if not seeds:
+        if wrong := [key for key in given if key in row and not isinstance(row[key], str)]:
+            raise ValueError(f"{path}, line {number}: {wrong[0]} is a text, found {line[:80]}")
+        rows.append(row)
+    if not rows:
         raise ValueError(f"{path} asks for nothing: it has no line with {' and '.join(keys)}")
-    return labels if labelled else None, seeds
+    return rows
 
 
 class Sampler(Inference):
@@ -88,8 +113,10 @@ class Sampler(Inference):
 
     A request file (`.jsonl`) holds one sample per line, `{"label": 3, "seed": 7}`, or several of one label with
     neighbouring seeds: `{"label": 3, "seed": 7, "count": 100}` is the seeds 7 to 106. A label may be the name of a
-    class. Its result is a PNG: images row by row, in about as many columns as rows, each above the name of its class;
-    points of the plane as a scatter plot, with the points themselves beside it as `.npy` (B, 2). The PNG is
+    class. Where the net takes texts or images, a line has them as `"prompt": "..."` ("" when left out), `"image":
+    "cat.png"` and, where parts of it are to be made, `"mask": "hole.png"` (white is missing), both from the folder of
+    the file. Its result is a PNG: images row by row, in about as many columns as rows, each above the name of its
+    class; points of the plane as a scatter plot, with the points themselves beside it as `.npy` (B, 2). The PNG is
     written last: where it is, the rest is whole.
 
     A sample does not depend on the others, but for rounding; with dopri5, whose steps suit a whole chunk, but for its
@@ -108,6 +135,8 @@ class Sampler(Inference):
             stand in results.
         guide: a weaker net, for `zoo.flow.Autoguidance`.
         latents: the autoencoder that makes samples of what the net generates; null where these are samples.
+        text: the encoder of prompts; null where the net takes none.
+        image_condition: what of a given image the net is told; null where it takes none.
     """
 
     input_suffixes = (".jsonl",)
@@ -126,6 +155,8 @@ class Sampler(Inference):
         classes: Sequence[str] | None = None,
         guide: FrozenNet | None = None,
         latents: LatentSpace | None = None,
+        text: FrozenText | None = None,
+        image_condition: ImageCondition | None = None,
     ) -> None:
         at_least(1, chunk=chunk)
         one_of(rendering.ANIMATIONS, trajectory=trajectory)
@@ -145,6 +176,15 @@ class Sampler(Inference):
         self.classes = None if classes is None else list(classes)
         self.guide = guide
         self.latents = latents
+        self.text = text
+        self.image_condition = image_condition
+
+    @property
+    def given_keys(self) -> tuple[str, ...]:
+        """What a request may hold besides label, seed and count."""
+        image = self.image_condition
+        asked = (self.text is not None, image is not None, image is not None and image.masked)
+        return tuple(key for key, wanted in zip(GIVEN_KEYS, asked, strict=True) if wanted)
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -179,17 +219,48 @@ class Sampler(Inference):
         """The noise x_0 (B, *sample_shape) that `sample` starts from, on the net's device."""
         return noise(seeds, self.net.sample_shape, self.device)
 
-    def field(self, labels: Sequence[int] | None = None) -> VectorField:
+    def conditions(self, given: Given | None) -> Conditions | None:
+        """What is given, as the net takes it; None where it takes nothing besides a class.
+
+        Raises:
+            ValueError: when something that the net needs is missing, or something is given that it does not take.
+        """
+        given = given or Given()
+        for what, value, wanted in (
+            ("prompts", given.prompts, self.text is not None),
+            ("images", given.images, self.image_condition is not None),
+        ):
+            if (value is None) == wanted:
+                raise ValueError(f"{what} are needed: the net takes them" if wanted else f"the net takes no {what}")
+        found: dict[str, Tensor] = {}
+        if self.text is not None and given.prompts is not None:
+            numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(given.prompts))}
+            states = self.text.encode(list(numbers))
+            rows = [numbers[prompt] for prompt in given.prompts]
+            found = {name: value[rows] for name, value in states.items() if name in self.net.condition_shapes}
+        encode = None
+        if self.image_condition is not None and given.images is not None:
+            found["image"] = given.images.to(self.device)
+            if self.latents is not None:
+                encode = partial(self.latents.condition, masked=self.image_condition.masked)
+        return with_nulls(found, self._null_text, encode) if found else None
+
+    def _null_text(self) -> dict[str, Tensor]:
+        assert self.text is not None
+        return self.text.null()
+
+    def field(self, labels: Sequence[int] | None = None, given: Given | None = None) -> VectorField:
         """The field, guided as set, for `invert`, `interpolate`, `inpaint`, `straightness` and the likelihood.
 
         Labels are one per row of the points that it will be asked for, or a single one for all; None for a net without
-        classes, or to give no class vector.
+        classes, or to give no class vector. What is given besides is one per row.
         """
         label = None
         if labels is not None and self.net.num_classes:
             check_labels(labels, self.net.num_classes)
             label = torch.tensor(list(labels), dtype=torch.int64, device=self.device)
-        return velocity_field(self.net, self.path, label, self.guidance, self.prediction, guide=self.guide)
+        conditions = self.conditions(given)
+        return velocity_field(self.net, self.path, label, self.guidance, self.prediction, conditions, self.guide)
 
     def solutions(
         self,
@@ -197,16 +268,18 @@ class Sampler(Inference):
         seeds: Sequence[int],
         record: int = 0,
         told: Callable[[float], object] | None = None,
+        given: Given | None = None,
     ) -> Iterator[Solution]:
         """Draw samples as `sample` does: solutions of at most `chunk` of them, on the CPU, float32.
 
         The chunks of the first `record` samples keep their trajectories; dopri5 then stops at the times of its grid.
         `told` is told the share that is done, 0 to 1, again and again.
         """
-        self._check(labels, seeds)
+        self._check(labels, seeds, given)
         for start in range(0, len(seeds), self.chunk):
             part = slice(start, start + self.chunk)
-            field = self.field(None if labels is None else labels[part])
+            chosen = None if labels is None else labels[part]
+            field = self.field(chosen) if given is None else self.field(chosen, given.rows(part))
             if told is not None:
                 field = _watched(field, told, start / len(seeds), len(seeds[part]) / len(seeds))
             found = self.solver.solve(field, self.noise(seeds[part]), keep_trajectory=start < record)
@@ -217,12 +290,13 @@ class Sampler(Inference):
                 raise ValueError(f"the sample of seed {seed} is not finite: the training diverged, or the solver did")
             yield Solution(x, found.nfe, found.times, [self.decoded(state).float().cpu() for state in found.trajectory])
 
-    def sample(self, labels: Sequence[int] | None, seeds: Sequence[int]) -> Tensor:
+    def sample(self, labels: Sequence[int] | None, seeds: Sequence[int], given: Given | None = None) -> Tensor:
         """Draw samples.
 
         Args:
             labels: one class per sample, 1 to K (0 is the null class); None for a net without classes.
             seeds: one per sample.
+            given: prompts and images, where the net takes any.
 
         Returns:
             Samples (B, *sample_shape), float32 on the CPU, images about in [-1, 1].
@@ -231,21 +305,86 @@ class Sampler(Inference):
             ValueError: when there are no seeds, not as many labels, labels of no class, or none where the net has
                 classes; when a sample is not finite.
         """
-        return torch.cat([solution.x for solution in self.solutions(labels, seeds)])
+        return torch.cat([solution.x for solution in self.solutions(labels, seeds, given=given)])
 
-    def trajectory(self, labels: Sequence[int] | None, seeds: Sequence[int]) -> Tensor:
+    def trajectory(self, labels: Sequence[int] | None, seeds: Sequence[int], given: Given | None = None) -> Tensor:
         """Draw samples and keep the states (N + 1, B, *sample_shape) at all times of the solver's grid, noise first."""
-        return _joined(self.solutions(labels, seeds, record=len(seeds)))
+        return _joined(self.solutions(labels, seeds, record=len(seeds), given=given))
 
-    def __call__(self, labels: Sequence[int] | None, seeds: Sequence[int] | None = None) -> np.ndarray:
+    def __call__(
+        self,
+        labels: Sequence[int] | None = None,
+        seeds: Sequence[int] | None = None,
+        prompts: Sequence[str] | None = None,
+        images: np.ndarray | Tensor | None = None,
+        masks: np.ndarray | Tensor | None = None,
+    ) -> np.ndarray:
         """Draw samples as arrays: images (B, H, W, C), uint8; others as they are, (B, *sample_shape), float32.
 
-        Labels and seeds (0, 1, ... by default) are one per sample; None for a net without classes.
+        Labels (None for a net without classes), seeds (0, 1, ... by default) and prompts are one per sample, as are
+        images (B, H, W, C), uint8, of the size that `ImageCondition.side` tells, and masks (B, H, W), bool, true where
+        an image is missing.
         """
         if seeds is None:
-            seeds = range(len(labels) if labels is not None else 1)
-        samples = self.sample(labels, seeds)
+            seeds = range(max(len(each) for each in (labels, prompts, images, [0]) if each is not None))
+        given = None
+        if prompts is not None or images is not None:
+            told = None if images is None else self._told(images, masks, seeds)
+            given = Given(prompts, told)
+        samples = self.sample(labels, seeds, given)
         return rendering.to_pixels(samples) if rendering.is_image(self.sample_shape) else samples.numpy()
+
+    def _told(self, images: Any, masks: Any, seeds: Sequence[int]) -> Tensor:
+        """Image conditions of arrays."""
+        if self.image_condition is None:
+            raise ValueError("the net takes no images")
+        values = torch.as_tensor(np.asarray(images)).movedim(-1, 1).float() / 127.5 - 1
+        side = self.image_condition.side(self.sample_shape[-1])
+        if values.shape[1:] != (self.sample_shape[0], side, side):
+            raise ValueError(f"expected images (B, {side}, {side}, {self.sample_shape[0]}), found {np.shape(images)}")
+        holes = None if masks is None else torch.as_tensor(np.asarray(masks))[:, None].float()
+        return self.image_condition.given(values, holes, seeds)
+
+    def read_given(
+        self, prompts: Sequence[str] | None, images: Sequence[Path], masks: Sequence[Path], seeds: Sequence[int]
+    ) -> Given | None:
+        """Prompts, and images and masks (white is missing) of files, one of each per sample.
+
+        Images are turned and resized as `zoo.flow.ImageData` does, to the size that the condition asks for.
+
+        Raises:
+            ValueError: when a file is no image, something is missing, or is not taken.
+            FileNotFoundError: when there is no such file.
+        """
+        told = None
+        if (images or masks) and self.image_condition is None:
+            raise ValueError("the net takes no images")
+        if self.image_condition is not None:
+            if not images:
+                raise ValueError("images are needed: the net takes them")
+            if masks and not self.image_condition.masked:
+                raise ValueError(f"{type(self.image_condition).__name__} takes no masks")
+            side, channels = self.image_condition.side(self.sample_shape[-1]), self.sample_shape[0]
+            holes = to_values(_read(masks, Framing(side, 1))) / 2 + 0.5 if masks else None
+            told = self.image_condition.given(to_values(_read(images, Framing(side, channels))), holes, seeds)
+        if self.text is None and prompts is not None:
+            raise ValueError("the net takes no prompts")
+        return None if prompts is None and told is None else Given(prompts, told)
+
+    def _given_of(self, path: Path, seeds: Sequence[int]) -> Given | None:
+        """What the lines of a request file give."""
+        if not self.given_keys:
+            return None
+        rows: list[dict[str, Any]] = []
+        for row in _request_rows(path, self.net.num_classes > 0, self.classes, self.given_keys):
+            rows += [row] * row.get("count", 1)
+        files: dict[str, list[Path]] = {}
+        for key in ("image", "mask"):
+            files[key] = [path.parent / row[key] for row in rows if key in row]
+            if files[key] and len(files[key]) < len(rows):
+                raise ValueError(f"{path}: some lines have an {key}, others none: give one in each")
+        prompts = [row.get("prompt", "") for row in rows] if self.text is not None else None
+        return self.read_given(prompts, files["image"], files["mask"], seeds)
 
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:
         """Draw what a request file asks for.
@@ -256,13 +395,14 @@ class Sampler(Inference):
         """
         rendering.check_animation(self.animation)
         image = rendering.check_drawable(self.sample_shape)
-        labels, seeds = read_requests(source, self.net.num_classes > 0, self.classes)
+        labels, seeds = read_requests(source, self.net.num_classes > 0, self.classes, self.given_keys)
+        given = self._given_of(source, seeds)
         names = self.class_names(labels)
         animated = min(len(seeds), ANIMATED_IMAGES) if image else len(seeds)
         recorded: list[Solution] = []
         samples: list[Tensor] = []
         nfe = 0
-        for solution in self.solutions(labels, seeds, animated if self.animation != "none" else 0):
+        for solution in self.solutions(labels, seeds, animated if self.animation != "none" else 0, given=given):
             samples.append(solution.x)
             nfe = max(nfe, solution.nfe)
             recorded += [solution] if solution.trajectory else []
@@ -290,15 +430,41 @@ class Sampler(Inference):
             Field("method", "Solver", "choice", self.solver.method, choices=METHODS),
             Field("animation", "Animate the way from noise", "bool", True),
         ]
+        scale = 1.0 if self.guidance is None else self.guidance.scale
+        fields[:0] = self._given_fields()
         if self.net.num_classes:
-            scale = 1.0 if self.guidance is None else self.guidance.scale
             told = "1 follows the class, more exaggerates it"
             names = tuple(self.classes or map(str, range(1, self.net.num_classes + 1)))
             classes = Field(
                 "classes", "Classes", "choices", choices=names, help="in turns; all when none", optional=True
             )
             fields[:0] = [classes, Field("guidance", "Guidance", "float", scale, 0, 20, help=told)]
+        elif self.given_keys and not self._nested:
+            told = "1 follows what is given, more exaggerates it"
+            fields.insert(0, Field("guidance", "Guidance", "float", scale, 0, 20, help=told))
         return tuple(fields)
+
+    @property
+    def _nested(self) -> dict[str, float]:
+        """Scales of guidance by kind of condition, where each has its own."""
+        return self.guidance.scales if isinstance(self.guidance, NestedGuidance) else {}
+
+    def _given_fields(self) -> list[Field]:
+        """Prompt, image and mask, and how much each kind of them counts."""
+        fields = [
+            Field(
+                f"guidance_{kind}", f"Guidance by {kind}", "float", scale, 0, 20, help="1 follows it, more exaggerates"
+            )
+            for kind, scale in self._nested.items()
+        ]
+        if "prompt" in self.given_keys:
+            fields.append(Field("prompt", "Prompt", "text", optional=True, help="what the image is to show"))
+        if "image" in self.given_keys:
+            fields.append(Field("image", "Image", "file", suffixes=SUFFIXES, help="that the result is made from"))
+        if "mask" in self.given_keys:
+            told = "white is made anew; a random rectangle when none is given"
+            fields.append(Field("mask", "Mask", "file", suffixes=SUFFIXES, help=told, optional=True))
+        return fields
 
     def answer(self, values: Mapping[str, Any], folder: Path, report: Report) -> list[Part]:
         """Draw samples, and their way from the noise."""
@@ -312,7 +478,8 @@ class Sampler(Inference):
         groups: list[list[int]] = []
         begun: dict[Any, list[int]] = {}
         for number, (values, _) in enumerate(asked):
-            alike = [values.get(name) for name in ("method", "steps", "guidance", "animation")]
+            nested = [f"guidance_{kind}" for kind in self._nested]
+            alike = [values.get(name) for name in ("method", "steps", "guidance", "animation", *nested)]
             key = (*alike, number if values["method"] == "dopri5" else None)
             count = sum(asked[each][0]["count"] for each in begun.get(key, ())) + values["count"]
             if key not in begun or count > self.chunk:
@@ -335,13 +502,19 @@ class Sampler(Inference):
         """Samples, labels, the states of those to animate, and evaluations of the net, for values with one solver."""
         image, animated, values = rendering.is_image(self.sample_shape), asked[0]["animation"], asked[0]
         sampler = self.using(self.solver.using(values["method"], values["steps"]), self.guidance)
-        if self.net.num_classes and (self.guidance is not None or values["guidance"] != 1):
+        if isinstance(self.guidance, NestedGuidance):
+            sampler.guidance = copy.copy(self.guidance)
+            sampler.guidance.scales = {kind: values[f"guidance_{kind}"] for kind in self._nested}
+        elif "guidance" in values and (self.guidance is not None or values["guidance"] != 1):
             sampler.guidance = copy.copy(self.guidance or Guidance())
             sampler.guidance.scale = values["guidance"]
         labels = [label for each in asked for label in self._asked_labels(each)]
         seeds = [item_seed(each["seed"], SAMPLES, number) for each in asked for number in range(each["count"])]
         record = (min(len(seeds), ANIMATED_IMAGES) if image and len(asked) == 1 else len(seeds)) if animated else 0
-        solutions = list(sampler.solutions(labels or None, seeds, record, lambda done: report(0.9 * done, "sampling")))
+        given = self._asked_given(asked, seeds)
+        solutions = list(
+            sampler.solutions(labels or None, seeds, record, lambda done: report(0.9 * done, "sampling"), given)
+        )
         report(0.9, "drawing")
         samples, nfe = torch.cat([solution.x for solution in solutions]), max(solution.nfe for solution in solutions)
         states = _joined([each for each in solutions if each.trajectory]) if record else None
@@ -352,6 +525,21 @@ class Sampler(Inference):
             found.append((samples[rows], labels[rows] or None, None if states is None else states[:, shown], nfe))
             first += each["count"]
         return found
+
+    def _asked_given(self, asked: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> Given | None:
+        """Prompts and images of values, one of each per sample."""
+        if not self.given_keys:
+            return None
+        prompts = [each.get("prompt") or "" for each in asked for _ in range(each["count"])]
+        images = [each["image"] for each in asked for _ in range(each["count"]) if each.get("image")]
+        parts, first = [], 0
+        for each in asked:
+            part = slice(first, first + each["count"])
+            masks = [each["mask"]] * each["count"] if each.get("mask") else []
+            told = self.read_given(None, images[part], masks, seeds[part]) if self.image_condition is not None else None
+            parts += [told.images] if told is not None and told.images is not None else []
+            first += each["count"]
+        return Given(prompts if self.text is not None else None, torch.cat(parts) if parts else None)
 
     def _asked_labels(self, values: Mapping[str, Any]) -> list[int]:
         if not self.net.num_classes:
@@ -387,22 +575,42 @@ class Sampler(Inference):
     @property
     def usage(self) -> str:
         """Python lines that draw two samples."""
-        return CALL_USAGE.format("[1, 1], seeds=[0, 1]" if self.net.num_classes else "None, seeds=[0, 1]")
+        labels = "[1, 1]" if self.net.num_classes else "None"
+        texts = ', prompts=["", ""]' if self.text is not None else ""
+        return CALL_USAGE.format(
+            f"{labels}, seeds=[0, 1]{texts}{', images=images' if 'image' in self.given_keys else ''}"
+        )
 
     def dry_run(self) -> str:
         """Draw one sample."""
-        result = self.sample([1] if self.net.num_classes else None, [0])
+        given = None
+        if self.given_keys:
+            images = None if self.image_condition is None else self._told(self._blank(), None, [0])
+            given = Given(None if self.text is None else [""], images)
+        result = self.sample([1] if self.net.num_classes else None, [0], given)
         return f"1 sample of shape {tuple(result.shape[1:])}"
 
     def write_example(self, stem: Path) -> Path:
         """Write a request for one sample of each class, four at most; for four samples of a net without classes."""
         path = stem.with_name(f"{stem.name}.jsonl")
+        rows: list[dict[str, Any]]
         rows = [{"label": k + 1, "seed": k} for k in range(min(self.net.num_classes, 4))] or [{"seed": 0, "count": 4}]
         path.parent.mkdir(parents=True, exist_ok=True)
+        if self.text is not None:
+            rows = [{**row, "prompt": "an example"} for row in rows]
+        if self.image_condition is not None:
+            rendering.write_png(stem.with_name(f"{stem.name}.png"), self._blank()[0])
+            rows = [{**row, "image": f"{stem.name}.png"} for row in rows]
         path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
         return path
 
-    def _check(self, labels: Sequence[int] | None, seeds: Sequence[int]) -> None:
+    def _blank(self) -> np.ndarray:
+        """A grey image (1, H, W, C) as one that is given."""
+        assert self.image_condition is not None
+        side = self.image_condition.side(self.sample_shape[-1])
+        return np.full((1, side, side, self.sample_shape[0]), 127, np.uint8)
+
+    def _check(self, labels: Sequence[int] | None, seeds: Sequence[int], given: Given | None = None) -> None:
         classes = self.net.num_classes
         if not seeds:
             raise ValueError("one seed per sample is needed, found none")
@@ -413,6 +621,11 @@ class Sampler(Inference):
         wrong = [label for label in labels or () if classes and not 0 <= label <= classes]
         if wrong:
             raise ValueError(f"labels lie between 0 and {classes}, found {wrong[0]}")
+        given = given or Given()
+        found: dict[str, Sequence[str] | Tensor | None] = {"prompts": given.prompts, "images": given.images}
+        for what, value in found.items():
+            if value is not None and len(value) != len(seeds):
+                raise ValueError(f"{len(value)} {what} and {len(seeds)} seeds: one of each per sample is needed")
 
 
 class MeanFlowSampler(Sampler):
@@ -446,8 +659,9 @@ class MeanFlowSampler(Sampler):
         _check_euler(solver)
         return super().using(solver, guidance)
 
-    def field(self, labels: Sequence[int] | None = None) -> VectorField:
+    def field(self, labels: Sequence[int] | None = None, given: Given | None = None) -> VectorField:
         """The average velocity from a time of the solver's grid to the next; see `Sampler.field`."""
+        self.conditions(given)
         label = None
         if labels is not None and self.net.num_classes:
             check_labels(labels, self.net.num_classes)
@@ -460,6 +674,17 @@ class MeanFlowSampler(Sampler):
             replace(field, choices=("euler",), default="euler") if field.name == "method" else field
             for field in super().fields()
         )
+
+
+def _read(paths: Sequence[Path], framing: Framing) -> np.ndarray:
+    """Pixels (B, H, W, C) of files, each read once."""
+    known: dict[Path, np.ndarray] = {}
+    for path in paths:
+        if path not in known:
+            if not path.is_file():
+                raise FileNotFoundError(f"no image {path}")
+            known[path] = FileImages(path.parent, [path]).pixels(0, framing)
+    return np.stack([known[path] for path in paths])
 
 
 def _check_euler(solver: Solver) -> None:

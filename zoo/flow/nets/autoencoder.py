@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from zoo.blocks import check_size, doubled
 from zoo.common.ranges import at_least
+from zoo.flow.nets.frozen import read_part, run_of
+from zoo.runs.export import is_export
 from zoo.runs.frozen import FrozenModule
 
 EPS = 1e-6
@@ -211,12 +213,19 @@ def sample_moments(moments: Tensor, noise: Tensor) -> Tensor:
     return mean + torch.exp(0.5 * log_variance) * noise
 
 
+def kl_divergence(moments: Tensor) -> Tensor:
+    """Divergence (B,) in nats, summed over the latent, of Gaussians of moments (B, 2C, h, w) from a standard normal."""
+    mean, log_variance = moments.float().chunk(2, dim=1)
+    return 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).flatten(1).sum(dim=1)
+
+
 class FrozenAutoencoder(FrozenModule):
     """A trained autoencoder, which is not trained here.
 
     Args:
         source: a folder in diffusers' layout (`config.json` and safetensors, whole or in parts), or one that holds such
-            a folder as `vae/`; a hub id of either; null for random weights.
+            a folder as `vae/`; a hub id of either; a run of `zoo.flow.AutoencoderTask`, its checkpoint or export, or a
+            folder of such runs, of which the newest is taken; null for random weights.
         revision: commit of the hub repository.
         config: of `config.json`, where there is no source.
         seed: of random weights.
@@ -321,6 +330,16 @@ class LatentSpace(nn.Module):
         with torch.autocast(images.device.type, enabled=False):
             return self.autoencoder.net.encode(images.float())
 
+    def condition(self, given: Tensor, masked: bool) -> Tensor:
+        """An image condition (B, C, H, W) in the latents' size: the image encoded, a mask 1 where anything is missing.
+
+        Args:
+            masked: whether the first channel is a mask.
+        """
+        mask, images = given[:, : int(masked)], given[:, int(masked) :]
+        latents = self.normalise(self.encode(images).chunk(2, dim=1)[0])
+        return torch.cat([F.max_pool2d(mask, self.autoencoder.net.factor), latents], dim=1) if masked else latents
+
     @torch.no_grad()
     def decode(self, z: Tensor) -> Tensor:
         """Images (B, C, H, W), about in [-1, 1], of the flow's latents, a chunk at a time, in float32."""
@@ -352,11 +371,17 @@ def net_arguments(config: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def read_autoencoder(source: str, revision: str | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Config and weights of a folder in diffusers' layout, or of one of a hub.
+    """Config and weights of a folder in diffusers' layout, of one of a hub, or of a run of `zoo.flow.AutoencoderTask`.
 
     The hub was not reached from where this was written.
     """
     folder = Path(source)
+    foreign = not is_export(folder) and any((each / CONFIG_NAME).is_file() for each in (folder, folder / "vae"))
+    if not foreign and (run := run_of(folder)) is not None:
+        spec, state = read_part(run, "net")
+        if spec["class_path"] != "zoo.flow.AutoencoderKL":
+            raise ValueError(f"{run}: expected a run of zoo.flow.AutoencoderTask, its net is {spec['class_path']}")
+        return dict(spec.get("init_args") or {}), state
     if not folder.is_dir():
         folder = _from_hub(source, revision)
     found = next((each for each in (folder, folder / "vae") if (each / CONFIG_NAME).is_file()), None)

@@ -51,7 +51,7 @@ class FrozenNet(FrozenModule):
         self.spec: dict[str, Any] = dict(config or {})
         state: dict[str, Tensor] | None = None
         if source is not None:
-            self.spec, state = _read(Path(source))
+            self.spec, state = read_part(Path(source), PART)
         with torch.random.fork_rng(devices=[]):  # its random weights depend on the seed alone
             torch.manual_seed(seed)
             self.net = build(self.spec, VelocityNet)
@@ -82,14 +82,19 @@ class FrozenNet(FrozenModule):
         return self.net(*inputs)
 
 
-def _read(source: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Description and tensors of the net of a run, checkpoint or export."""
-    path = source
-    if source.is_dir() and not is_export(source) and not any(source.glob("*.ckpt")):
-        path = newest_run(source) or source
+def run_of(source: Path) -> Path | None:
+    """The run, checkpoint or export that a path means, of a folder of runs the newest; None where it is none."""
+    if source.suffix == ".ckpt" or (source.is_dir() and (is_export(source) or any(source.glob("*.ckpt")))):
+        return source
+    return newest_run(source) if source.is_dir() else None
+
+
+def read_part(source: Path, part: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Description and tensors of a part of a run, checkpoint or export, with averaged weights where it has them."""
+    path = run_of(source) or source
     if not path.exists():
         raise FileNotFoundError(f"no run, checkpoint or export at {source}: train it first, or name its folder")
     specs, state, _ = read_parts(path)
-    if PART not in specs["parts"]:
-        raise ValueError(f"{path}: expected a part {PART}, found {', '.join(specs['parts'])}")
-    return dict(specs["parts"][PART]), parts_state(state, PART)
+    if part not in specs["parts"]:
+        raise ValueError(f"{path}: expected a part {part}, found {', '.join(specs['parts'])}")
+    return dict(specs["parts"][part]), parts_state(state, part)

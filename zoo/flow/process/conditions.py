@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from zoo.common.draws import seeded_uniforms
 from zoo.flow.nets.velocity import NULL_LABEL, VelocityNet
 
 GROUPS = {"text": ("tokens", "mask", "pooled"), "image": ("image",)}
@@ -47,6 +48,61 @@ class Conditions:
     def rows(self, part: slice) -> Conditions:
         """Those of some rows."""
         return Conditions({name: value[part] for name, value in self.given.items()}, self.null)
+
+
+@dataclass
+class Given:
+    """What samples are to show besides their class, one of each per sample; None where the net takes none.
+
+    Attributes:
+        prompts: texts; "" for none.
+        images: (B, C, H, W), as an `ImageCondition` makes them.
+    """
+
+    prompts: Sequence[str] | None = None
+    images: Tensor | None = None
+
+    def rows(self, part: slice) -> Given:
+        """That of some samples."""
+        return Given(
+            None if self.prompts is None else self.prompts[part], None if self.images is None else self.images[part]
+        )
+
+
+def with_nulls(
+    given: Mapping[str, Tensor],
+    null: Callable[[], Mapping[str, Tensor]],
+    encode: Callable[[Tensor], Tensor] | None = None,
+) -> Conditions:
+    """Conditions of a batch, and what stands for none: the states of the empty text, an image of zeros.
+
+    Args:
+        null: the states of the empty text.
+        encode: the image in latents, where the flow runs there.
+    """
+    found = dict(given)
+    nulls: dict[str, Tensor] = {}
+    if "image" in found:
+        found["image"] = found["image"] if encode is None else encode(found["image"])
+        nulls["image"] = torch.zeros_like(found["image"][:1])
+    if texts := [name for name in GROUPS["text"] if name in found]:
+        states = null()
+        nulls |= {name: states[name].to(found[name].device) for name in texts}
+    return Conditions(found, nulls)
+
+
+def drawn_drops(drops: Mapping[str, float], joint: float, seeds: Sequence[int]) -> dict[str, Tensor]:
+    """Which items keep each kind of condition, (B,) int64 by "text", "image" and "label", each from its item's seed.
+
+    Args:
+        drops: probability by kind that it is dropped, each for itself.
+        joint: that all are.
+    """
+    u = seeded_uniforms(seeds, 3 + len(GROUPS))[2:]  # the first two are the time and the label's own
+    kept = {LABEL: (u[0] >= joint).long()}
+    for number, kind in enumerate(GROUPS, start=1):
+        kept[kind] = kept[LABEL] * (u[number] >= drops.get(kind, 0.0)).long()
+    return kept
 
 
 def _kind(name: str) -> str:

@@ -1,0 +1,43 @@
+"""Tiny parts of a flow that is conditioned on texts and images."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from zoo.flow.data.datamodule import ImageData
+from zoo.flow.nets.dit import DiT
+from zoo.flow.nets.text import FrozenText
+
+T5 = {"model_type": "t5", "vocab_size": 384, "d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
+
+
+def text(**arguments: Any) -> FrozenText:
+    return FrozenText(config=T5, max_tokens=8, **arguments)
+
+
+def net(**arguments: Any) -> DiT:
+    """A transformer that is past its start, where every condition counts for nothing."""
+    torch.manual_seed(0)
+    made = DiT(8, 1, depth=1, dim=16, heads=2, num_classes=0, context_dim=8, **arguments)
+    for weight in made.parameters():
+        torch.nn.init.normal_(weight, std=0.2)
+    return made
+
+
+def prepared(data: ImageData, **task: Any) -> ImageData:
+    """Data set up for a task of these parts."""
+    strategy = SimpleNamespace(
+        root_device=torch.device("cpu"), barrier=lambda name: None, broadcast=lambda value: value
+    )
+    trainer = SimpleNamespace(strategy=strategy, global_rank=0, world_size=1)
+    trainer.lightning_module = SimpleNamespace(trainer=trainer, **task)
+    data.trainer = trainer
+    data.prepare_data()
+    data.setup("fit")
+    return data
+
+
+def digits(folder: Path, **arguments: Any) -> ImageData:
+    return ImageData(image_resolution=8, channels=1, max_per_class=10, cache=str(folder), **arguments)

@@ -1,0 +1,118 @@
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.flow.conditions import digits, net, prepared, text
+from zoo.flow.data import image_sets
+from zoo.flow.data.datamodule import ImageData
+from zoo.flow.data.item_conditions import CAPTION, DERIVED, PromptStates
+from zoo.flow.process.image_conditions import Inpainting, SourceImage
+from zoo.training.data import item_seed
+
+
+def write(path: Path, shade: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    values = np.full((8, 8), shade, np.uint8)
+    values[:, :4] = 0  # so that its mirror image is another
+    Image.fromarray(values).save(path)
+
+
+def test_states_are_encoded_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = text(chunk=2)
+    prompts = ["b", "a", "b", "c"]
+    states = PromptStates(encoder, prompts, ["tokens", "mask"], tmp_path)
+    states.open()
+    found, wanted = states(["c", "b"]), encoder.encode(["a", "b", "c"])
+    for name in ("tokens", "mask"):
+        torch.testing.assert_close(found[name].float(), wanted[name][[2, 1]].float(), atol=2e-3, rtol=2e-3)
+    assert found.keys() == {"tokens", "mask"} and len(list(tmp_path.iterdir())) == 1
+    monkeypatch.setattr(encoder, "encode", None)
+    again = PromptStates(encoder, ["c", "a", "b"], ["mask", "tokens"], tmp_path)  # the same prompts and states
+    again.open()
+    assert torch.equal(pickle.loads(pickle.dumps(again))(["c"])["tokens"], found["tokens"][:1])
+    with pytest.raises(TypeError):
+        PromptStates(encoder, ["d"], ["tokens"], tmp_path)
+
+
+def test_items_have_states_and_images(tmp_path: Path) -> None:
+    encoder, hidden = text(), Inpainting()
+    data = digits(tmp_path, captions="a {}", flips=True)
+    prepared(data, text=encoder, image_condition=hidden, net=net(condition_channels=2))
+    keys = [(0, 3), (1, 3), (0, 40)]
+    batch = data.train_set.__getitems__(keys)
+    assert batch["conditions"].keys() == {"tokens", "mask", "image"}
+    names = [data.classes[label - 1] for label in batch["label"]]
+    wanted = encoder.encode([f"a {name}" for name in names])["tokens"]
+    torch.testing.assert_close(batch["conditions"]["tokens"], wanted, atol=2e-3, rtol=2e-3)
+    seeds = [item_seed(item_seed(data.seed, *key), 0, DERIVED) for key in keys]
+    assert torch.equal(batch["conditions"]["image"], hidden.derived(batch["x1"], seeds))  # mirrored as the item is
+    single = data.collate([data.train_set[key] for key in keys])
+    assert all(torch.equal(single["conditions"][name], value) for name, value in batch["conditions"].items())
+    given = data.val_set.given([0, 1])
+    assert given.prompts == ["a 0", "a 1"] or all(prompt.startswith("a ") for prompt in given.prompts)
+    assert torch.equal(given.images, data.val_set.__getitems__([0, 1])["conditions"]["image"])
+
+
+def test_what_task_and_data_say_must_agree(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="texts need both"):
+        prepared(digits(tmp_path), text=text(), net=net())
+    with pytest.raises(ValueError, match="texts need both"):
+        prepared(digits(tmp_path, captions="{}"), text=None)
+    with pytest.raises(ValueError, match="need each other"):
+        prepared(digits(tmp_path), image_condition=SourceImage())
+
+
+def test_captions_of_files_and_lines(tmp_path: Path) -> None:
+    for number, name in enumerate(["b.png", "a.png", "c.jpg"]):
+        write(tmp_path / name, 40 * number)
+        (tmp_path / name).with_suffix(".txt").write_text(f"shade {number}\n\nnumber {number}\n")
+    found = image_sets.folder(tmp_path, flat=True)
+    assert found.classes == [] and found.labels == [0, 0, 0]
+    captions = image_sets.captioned(found, "files").captions
+    assert captions == [["shade 1", "number 1"], ["shade 0", "number 0"], ["shade 2", "number 2"]]
+    rows = [{"file_name": name, "text": text} for name, text in [("a.png", "x"), ("b.png", "y"), ("a.png", "z")]]
+    lines = tmp_path / "metadata.jsonl"
+    lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ValueError, match=r"1 of 3 images have no caption, the first c\.jpg"):
+        image_sets.captioned(found, "metadata.jsonl")
+    lines.write_text(lines.read_text() + '{"file_name": "c.jpg", "text": "w"}\n')
+    assert image_sets.captioned(found, "metadata.jsonl").captions == [["x", "z"], ["y"], ["w"]]
+    kept = image_sets.without(image_sets.captioned(found, "metadata.jsonl"), {0: "broken"})
+    assert kept.captions == [["y"], ["w"]] and kept.source.name(0) == "b.png" and kept.labels == [0, 0]
+    lines.write_text('{"file": "a.png"}\n')
+    with pytest.raises(ValueError, match="line 1: expected texts file_name and text"):
+        image_sets.captioned(found, "metadata.jsonl")
+    for wrong, message in [("a {}", "no classes"), ("caption", "expected files"), ("no.jsonl", "no file")]:
+        with pytest.raises((ValueError, FileNotFoundError), match=message):
+            image_sets.captioned(found, wrong)
+    with pytest.raises(ValueError, match="no folder of images"):
+        image_sets.captioned(image_sets.digits(1), "files")
+
+
+def test_images_have_sources_and_several_captions(tmp_path: Path) -> None:
+    for number in range(12):
+        write(tmp_path / f"images/{number:02d}.png", 100 + number)
+        write(tmp_path / f"edges/{number:02d}.jpg", 200)
+        (tmp_path / f"images/{number:02d}.txt").write_text(f"one {number}\ntwo {number}\n")
+    options = {"image_resolution": 8, "channels": 1, "val_every": 4, "flips": True, "cache": str(tmp_path / "cache")}
+    data = ImageData(str(tmp_path / "images"), captions="files", sources=str(tmp_path / "edges"), **options)
+    prepared(data, text=text(), image_condition=SourceImage(), net=net(condition_channels=1))
+    assert data.classes == [] and (len(data.train_set), len(data.val_set)) == (9, 3)
+    keys = [(epoch, 2) for epoch in range(6)]
+    batch = data.train_set.__getitems__(keys)
+    image, dark = batch["conditions"]["image"], batch["x1"] < -0.9
+    assert torch.equal(image < 0, dark) and dark[:, 0, 0, 0].unique().numel() == 2  # mirrored together
+    seeds = [item_seed(item_seed(data.seed, *key), 0, CAPTION) for key in keys]
+    states = data.train_set.conditions.states([["one 2", "two 2"][seed % 2] for seed in seeds])
+    assert torch.equal(batch["conditions"]["tokens"], states["tokens"]) and len({seed % 2 for seed in seeds}) == 2
+    assert data.val_set.given([0]).prompts == ["one 3"]
+    (tmp_path / "edges/05.jpg").unlink()
+    with pytest.raises(ValueError, match="1 images have no source, the first"):
+        prepared(ImageData(str(tmp_path / "images"), sources=str(tmp_path / "edges"), captions="files", **options))
+    with pytest.raises(ValueError, match="goes with a folder of images"):
+        ImageData(sources=str(tmp_path / "edges"))

@@ -1,0 +1,171 @@
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.flow.conditions import digits, net, prepared, text
+from zoo.flow.inference.generate import generate
+from zoo.flow.inference.pairs import make_pairs
+from zoo.flow.inference.sampler import Sampler
+from zoo.flow.process.conditions import Given
+from zoo.flow.process.guidance import Guidance, NestedGuidance
+from zoo.flow.process.image_conditions import Inpainting, SuperResolution
+from zoo.flow.process.paths import ConditionalOT
+from zoo.flow.process.solvers import Solver
+from zoo.flow.process.time_samplers import UniformTimes
+from zoo.flow.task import FlowTask
+
+IMAGES = np.arange(2 * 64, dtype=np.uint8).reshape(2, 8, 8, 1)
+
+
+@pytest.fixture(scope="module")
+def model() -> Sampler:
+    parts = {"text": text(), "image_condition": Inpainting()}
+    guidance = NestedGuidance({"image": 1.5, "text": 3.0})
+    return Sampler(net(condition_channels=2), ConditionalOT(0.0), Solver("euler", 3), guidance, **parts).eval()
+
+
+def given(model: Sampler, prompts: list[str]) -> Given:
+    seeds = list(range(len(prompts)))
+    return Given(prompts, model.image_condition.derived(torch.zeros(len(prompts), 1, 8, 8), seeds))
+
+
+def test_scales_of_one_are_the_conditional_field(model: Sampler) -> None:
+    told = given(model, ["a cat", "a dog", "a cat"])
+    x = model.noise([1, 2, 3])
+    whole = model.using(model.solver, None).field(None, told)(0.3, x)
+    for guidance in (NestedGuidance({"image": 1.0, "text": 1.0}), Guidance(1.0)):
+        torch.testing.assert_close(model.using(model.solver, guidance).field(None, told)(0.3, x), whole)
+    empty = Given([""] * 3, torch.zeros(3, 2, 8, 8))
+    none = model.using(model.solver, None).field(None, empty)(0.3, x)
+    torch.testing.assert_close(model.using(model.solver, Guidance(0.0)).field(None, told)(0.3, x), none)
+    assert not torch.allclose(whole, none, atol=1e-3)
+
+
+def test_a_sample_depends_on_what_it_is_given_alone(model: Sampler) -> None:
+    told = given(model, ["a cat", "a dog", "a cat"])
+    together = model.sample(None, [4, 5, 6], told)
+    torch.testing.assert_close(model.sample(None, [6], told.rows(slice(2, 3)))[0], together[2])
+    other = model.sample(None, [6], Given(["a dog"], told.images[2:]))
+    assert not torch.allclose(other[0], together[2], atol=1e-4)
+    drawn = model(seeds=[1, 2], prompts=["x", "y"], images=IMAGES, masks=np.ones((2, 8, 8), bool))
+    assert drawn.shape == (2, 8, 8, 1) and drawn.dtype == np.uint8
+    assert model.dry_run() == "1 sample of shape (1, 8, 8)" and "prompts" in model.usage
+
+
+def test_what_is_missing_or_too_much_is_named(model: Sampler) -> None:
+    plain = Sampler(net(), ConditionalOT(0.0), text=text())
+    for call, message in (
+        (lambda: model.sample(None, [1]), "prompts are needed"),
+        (lambda: model.sample(None, [1], Given(["x"])), "images are needed"),
+        (lambda: model.sample(None, [1, 2], given(model, ["x"])), "1 prompts and 2 seeds"),
+        (lambda: plain.sample(None, [1], Given(["x"], torch.zeros(1, 2, 8, 8))), "takes no images"),
+        (lambda: plain.read_given(["x"], [Path("x.png")], [], [0]), "takes no images"),
+        (lambda: model(prompts=["x"], images=IMAGES[:1, :4]), "expected images"),
+        (lambda: model.read_given(["x"], [Path("nowhere.png")], [], [0]), "no image nowhere.png"),
+        (lambda: model.read_given(["x"], [], [], [0]), "images are needed"),
+    ):
+        with pytest.raises((ValueError, FileNotFoundError), match=message):
+            call()
+
+
+def test_request_files(model: Sampler, tmp_path: Path) -> None:
+    Image.fromarray(IMAGES[1, ..., 0]).resize((20, 20)).save(tmp_path / "a.png")
+    Image.new("L", (8, 8), 255).save(tmp_path / "hole.png")
+    rows = [{"seed": 3, "count": 2, "prompt": "a cat", "image": "a.png", "mask": "hole.png"}]
+    rows += [{"seed": 9, "image": "a.png", "mask": "hole.png"}]
+    requests = tmp_path / "in.jsonl"
+    requests.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert model.process_file(requests, tmp_path / "out.png") == {"images": 3, "nfe": 3}
+    example = model.write_example(tmp_path / "example")
+    assert model.process_file(example, tmp_path / "out.png")["images"] == 4
+    requests.write_text('{"seed": 1, "image": "a.png"}\n{"seed": 2}\n')
+    with pytest.raises(ValueError, match="some lines have an image, others none"):
+        model.process_file(requests, tmp_path / "out.png")
+    requests.write_text('{"seed": 1, "prompt": 3, "image": "a.png"}\n')
+    with pytest.raises(ValueError, match="line 1: prompt is a text"):
+        model.process_file(requests, tmp_path / "out.png")
+    requests.write_text('{"seed": 1, "picture": "a.png"}\n')
+    with pytest.raises(ValueError, match="count, 1 or more and prompt, image, mask"):
+        model.process_file(requests, tmp_path / "out.png")
+
+
+def test_folders_of_samples(model: Sampler, tmp_path: Path) -> None:
+    for name in ("b.png", "a.png"):
+        Image.fromarray(IMAGES[0, ..., 0]).save(tmp_path / name)
+    options = {"prompts": ["a cat", ""], "images": tmp_path, "progress": False, "grid": False}
+    found = generate(model, tmp_path / "out", 3, seed=1, trajectory="gif", **options)
+    assert found["done"] == 3 and found["written"] == ["out_trajectory.gif"]
+    with (tmp_path / "out/labels.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["prompt"], row["image"]) for row in rows] == [("a cat", "a.png"), ("", "b.png"), ("a cat", "a.png")]
+    with pytest.raises(ValueError, match="other settings"):
+        generate(model, tmp_path / "out", 3, seed=1, **{**options, "prompts": ["a dog"]})
+    with pytest.raises(ValueError, match="prompts are needed"):
+        generate(model, tmp_path / "other", 3, progress=False)
+    with pytest.raises(ValueError, match="told of texts or images"):
+        make_pairs(model, tmp_path / "pairs", 2)
+
+
+def test_the_page_asks_for_them(model: Sampler, tmp_path: Path) -> None:
+    Image.fromarray(IMAGES[0, ..., 0]).save(tmp_path / "a.png")
+    fields = {field.name: field for field in model.fields()}
+    assert {"prompt", "image", "mask", "guidance_image", "guidance_text"} <= fields.keys() and "guidance" not in fields
+    assert fields["guidance_text"].default == 3.0 and fields["mask"].optional
+    values = {name: field.default for name, field in fields.items()} | {"count": 2, "image": tmp_path / "a.png"}
+    values["animation"] = False
+    asked = [(values, tmp_path), ({**values, "prompt": "a cat", "guidance_text": 1.0}, tmp_path)]
+    asked.append(({**values, "prompt": "a dog"}, tmp_path))
+    answers = model.answer_together(asked, lambda share, text: None)
+    assert [[part.kind for part in parts] for parts in answers] == [["image", "table"]] * 3
+    sizes = Sampler(net(condition_channels=1), ConditionalOT(0.0), text=text(), image_condition=SuperResolution(4))
+    assert {"guidance", "prompt", "image"} <= {field.name for field in sizes.fields()}
+
+
+def task(**arguments: object) -> FlowTask:
+    parts = {"text": text(), "image_condition": Inpainting(), "label_drop": 0.0, **arguments}
+    made = FlowTask(
+        net(condition_channels=2), ConditionalOT(0.0), UniformTimes(), lambda p: torch.optim.SGD(p, 0.1), **parts
+    )
+    made.log_terms = lambda *args, **kwargs: None
+    return made.eval()
+
+
+def test_training_drops_each_kind_and_evaluation_none(tmp_path: Path) -> None:
+    made = task()
+    data = prepared(digits(tmp_path, captions="a {}"), text=made.text, image_condition=Inpainting(), net=made.net)
+    batch = data.train_set.__getitems__([(0, item) for item in range(64)])
+    plain = made.training_step(batch, 0)
+    assert torch.equal(plain, task(condition_drop={"text": 0.0}).training_step(batch, 0))
+    without = task(condition_drop={"text": 1.0, "image": 1.0}).training_step(batch, 0)
+    assert torch.equal(without, task(joint_drop=1.0).training_step(batch, 0)) and not torch.equal(without, plain)
+    told = {**batch["conditions"], **{name: value.expand_as(batch["conditions"][name]) for name, value in
+            made.text.null().items() if name in batch["conditions"]}}  # fmt: skip
+    told["image"] = torch.zeros_like(told["image"])
+    torch.testing.assert_close(made.training_step({**batch, "conditions": told}, 0), without)
+    kept = task(condition_drop={"text": 0.3, "image": 0.5}, joint_drop=0.2).drawn(batch)["told"]
+    shares = {kind: float((value == 0).float().mean()) for kind, value in kept.items()}
+    assert 0.05 < shares["label"] < shares["text"] < shares["image"] < 0.8
+    loss, count = made.evaluate(data.val_set.__getitems__([0, 1]), 0, "val")
+    assert count == 2 and torch.equal(
+        loss["loss"], task(joint_drop=0.9).evaluate(data.val_set.__getitems__([0, 1]), 0, "val")[0]["loss"]
+    )
+    with pytest.raises(ValueError, match="the data gives none"):
+        made.training_step({name: value for name, value in batch.items() if name != "conditions"}, 0)
+
+
+def test_parts_that_do_not_fit_are_refused() -> None:
+    for arguments, message in (
+        ({"text": None}, "context_dim is 8, model.text is null"),
+        ({"image_condition": SuperResolution()}, "condition_channels is 2, model.image_condition gives 1"),
+        ({"condition_drop": {"audio": 0.1}}, "names 'audio'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            task(**arguments)
+    with pytest.raises(ValueError, match="the net takes none"):
+        FlowTask(net(), ConditionalOT(0.0), UniformTimes(), torch.optim.Adam, label_drop=0.0, text=text(),
+                 image_condition=Inpainting())  # fmt: skip

@@ -1,0 +1,49 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.flow.conditions import T5, text
+from zoo.flow.nets.text import FrozenText
+
+SIZES = {"vocab_size": 384, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+CLIP = {"model_type": "clip_text_model", "max_position_embeddings": 8, "eos_token_id": 1, **SIZES}
+BERT = {"model_type": "bert", "max_position_embeddings": 8, **SIZES}
+PROMPTS = ["a cat", "", "what is longer is cut"]
+
+
+@pytest.mark.parametrize("config", [T5, CLIP, BERT], ids=lambda config: config["model_type"])
+def test_states_and_the_way_through_a_folder(config: dict, tmp_path: Path) -> None:
+    before = torch.random.get_rng_state()
+    encoder = FrozenText(config=config, max_tokens=8, chunk=2)
+    assert torch.equal(torch.random.get_rng_state(), before) and not any(p.requires_grad for p in encoder.parameters())
+    found = encoder.encode(PROMPTS)
+    assert found["tokens"].shape == (3, 8, encoder.width) and found["pooled"].shape == (3, encoder.width)
+    assert found["mask"].sum(dim=1).tolist() == [6, 1, 8]  # bytes and their end
+    assert not found["tokens"][~found["mask"]].any()
+    alone = encoder.encode(PROMPTS[:1])
+    for name, value in alone.items():
+        torch.testing.assert_close(value[0].float(), found[name][0].float(), atol=2e-3, rtol=2e-3)
+    assert torch.equal(encoder.null()["tokens"], encoder.encode([""])["tokens"]) and encoder.null() is encoder.null()
+    encoder.save_source(tmp_path)
+    again = FrozenText(str(tmp_path), max_tokens=8, chunk=2)
+    assert again.fingerprint() == encoder.fingerprint()
+    assert all(torch.equal(value, found[name]) for name, value in again.encode(PROMPTS).items())
+    assert not encoder.train().training
+
+
+def test_the_vector_is_the_mean_of_tokens_where_the_encoder_has_none() -> None:
+    found = text().encode(["ab"])
+    mean = found["tokens"][0, found["mask"][0]].mean(dim=0)
+    torch.testing.assert_close(found["pooled"][0], mean, atol=1e-3, rtol=1e-3)
+
+
+def test_what_is_no_encoder_of_text_is_refused() -> None:
+    with pytest.raises(ValueError, match="whose encoder is not known by itself"):
+        FrozenText(config={"model_type": "bart"})
+    with pytest.raises(ValueError, match=r"source .* or config"):
+        FrozenText()
+    with pytest.raises(ValueError, match="no prompt"):
+        text().encode([])
+    with pytest.raises(FileNotFoundError, match="neither a local folder"):
+        FrozenText("./nowhere/at/all")

@@ -1,0 +1,142 @@
+"""Frozen text encoders of transformers: a prompt as states of its tokens and one vector."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from zoo.common.ranges import at_least
+from zoo.runs.frozen import FrozenModule, pretrained, quiet_loading
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+USUAL_TOKENS = 77  # CLIP's
+ENCODERS = {  # of models that hold more than an encoder of text, by their type
+    "clip": "CLIPTextModel",
+    "clip_text_model": "CLIPTextModel",
+    "siglip": "SiglipTextModel",
+    "siglip_text_model": "SiglipTextModel",
+    "t5": "T5EncoderModel",
+    "mt5": "MT5EncoderModel",
+    "umt5": "UMT5EncoderModel",
+}
+
+
+class FrozenText(FrozenModule):
+    """A trained encoder of texts (CLIP's, T5's, BERT's and their like), which is not trained here.
+
+    States are rounded to half precision, so that those of a cache equal those computed at once.
+
+    Args:
+        source: folder in transformers' layout with its tokenizer, or a hub id; null for random weights.
+        revision: commit of the hub repository.
+        config: of `config.json`, with `model_type`, where there is no source. Texts are then read as bytes: ids 3 to
+            258, padding 0, end 1.
+        max_tokens: of a prompt; what is longer is cut.
+        chunk: prompts encoded together.
+        seed: of random weights.
+
+    Attributes:
+        width: of a token's state, and of the vector.
+
+    Raises:
+        FileNotFoundError: when there is nothing at the source.
+        ValueError: when it is a model that has no encoder of its own, or not one of source and config is given.
+    """
+
+    def __init__(
+        self,
+        source: str | None = None,
+        revision: str | None = None,
+        config: dict[str, Any] | None = None,
+        max_tokens: int = USUAL_TOKENS,
+        chunk: int = 64,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(source, revision)
+        at_least(1, max_tokens=max_tokens, chunk=chunk)
+        if (source is None) == (config is None):
+            raise ValueError("FrozenText: give source (a folder or hub id) or config (of random weights)")
+        from transformers import AutoConfig, AutoTokenizer, ByT5Tokenizer
+
+        if source is not None:
+            with quiet_loading(source):
+                settings = AutoConfig.from_pretrained(source, revision=revision)
+                self.tokenizer: Any = AutoTokenizer.from_pretrained(source, revision=revision)
+            self.model = pretrained(_encoder(settings, source), source, revision, dtype=torch.float32)
+        else:
+            settings = AutoConfig.for_model(**{"model_type": "", **(config or {})})
+            with torch.random.fork_rng(devices=[]):  # its random weights depend on the seed alone
+                torch.manual_seed(seed)
+                kind = _encoder(settings, "config")
+                self.model = getattr(kind, "from_config", kind)(settings)
+            self.tokenizer = ByT5Tokenizer()
+        self.max_tokens = max_tokens
+        self.chunk = chunk
+        self.width = int(self.model.config.hidden_size)
+        self._null: dict[str, Tensor] | None = None
+        self.requires_grad_(False)
+        self.eval()
+
+    def frozen_state(self) -> dict[str, Tensor]:
+        """All tensors."""
+        return dict(self.state_dict())
+
+    def save_source(self, folder: Path) -> None:
+        """Write model and tokenizer as transformers reads them."""
+        with quiet_loading():
+            self.model.save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
+
+    @torch.no_grad()
+    def encode(self, prompts: Sequence[str]) -> dict[str, Tensor]:
+        """States of prompts, float32.
+
+        Returns:
+            `tokens` (B, max_tokens, width); `mask` (B, max_tokens), bool, True where there are tokens; `pooled`
+            (B, width): what the encoder says of the whole, else the mean of its tokens.
+        """
+        if not prompts:
+            raise ValueError("FrozenText: no prompt was given")
+        parts = [self._encode(prompts[first : first + self.chunk]) for first in range(0, len(prompts), self.chunk)]
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+    def null(self) -> dict[str, Tensor]:
+        """States of the empty prompt, (1, ...) each; computed once."""
+        if self._null is None or self._null["tokens"].device != self.model.device:
+            self._null = self.encode([""])
+        return self._null
+
+    def _encode(self, prompts: Sequence[str]) -> dict[str, Tensor]:
+        device = self.model.device
+        read = self.tokenizer(
+            list(prompts), padding="max_length", truncation=True, max_length=self.max_tokens, return_tensors="pt"
+        )
+        mask = read["attention_mask"].to(device).bool()
+        mask[:, 0] |= ~mask.any(dim=1)  # of no token at all, attention would be undefined
+        with torch.autocast(device.type, enabled=False):
+            found = self.model(input_ids=read["input_ids"].to(device), attention_mask=mask.long())
+        tokens = found.last_hidden_state * mask[..., None]  # (B, L, D)
+        pooled = getattr(found, "pooler_output", None)
+        if pooled is None:
+            pooled = tokens.sum(dim=1) / mask.sum(dim=1, keepdim=True)
+        return {"tokens": tokens.half().float(), "mask": mask, "pooled": pooled.half().float()}
+
+
+def _encoder(settings: PretrainedConfig, where: str) -> Any:
+    """The class of transformers that encodes texts for a config."""
+    import transformers
+
+    kind = settings.model_type
+    if kind in ENCODERS:
+        return getattr(transformers, ENCODERS[kind])
+    if settings.is_encoder_decoder:
+        raise ValueError(f"FrozenText: {where} is of type {kind}, whose encoder is not known by itself")
+    if kind not in transformers.models.auto.modeling_auto.MODEL_MAPPING_NAMES:
+        raise ValueError(f"FrozenText: {where} is of type {kind}, which is no model of text")
+    return transformers.AutoModel

@@ -1,0 +1,130 @@
+"""Images that a net is conditioned on: an image with holes, a small one, another picture of the same thing."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from zoo.common.draws import seeded_uniforms
+from zoo.common.ranges import at_least
+
+
+class ImageCondition(ABC):
+    """What of an image a net is told, in training and in sampling.
+
+    Attributes:
+        masked: whether a mask is the first channel, 1 where the image is missing.
+        paired: whether the data has an image of its own for it; otherwise it is made of the item itself.
+    """
+
+    masked = False
+    paired = False
+
+    def channels(self, image: int) -> int:
+        """Its channels, for images of so many."""
+        return image + int(self.masked)
+
+    def side(self, resolution: int) -> int:
+        """Height and width that a given image is brought to, for samples of a resolution."""
+        return resolution
+
+    @abstractmethod
+    def derived(self, images: Tensor, seeds: Sequence[int]) -> Tensor:
+        """The condition (B, channels, H, W) of data (B, C, H, W) in [-1, 1]; what is random follows the seeds."""
+
+    @abstractmethod
+    def given(self, images: Tensor, masks: Tensor | None, seeds: Sequence[int]) -> Tensor:
+        """The condition of images (B, C, side, side) that somebody gives.
+
+        Args:
+            masks: (B, 1, side, side), 1 where the image is missing; None where none were given.
+            seeds: of what is drawn instead.
+        """
+
+
+class Inpainting(ImageCondition):
+    """The image without a rectangle, and a mask of it. What is kept is the net's to copy: nothing is put back.
+
+    Args:
+        least: smallest height and width of the rectangle, as a share of the image's, > 0.
+        most: largest, at most 1.
+    """
+
+    masked = True
+
+    def __init__(self, least: float = 0.25, most: float = 0.75) -> None:
+        if not 0 < least <= most <= 1:
+            raise ValueError(f"Inpainting: expected 0 < least <= most <= 1, found {least} and {most}")
+        self.least = least
+        self.most = most
+
+    def derived(self, images: Tensor, seeds: Sequence[int]) -> Tensor:
+        """Cut a rectangle of random size and place out of each image."""
+        return self.given(images, None, seeds)
+
+    def given(self, images: Tensor, masks: Tensor | None, seeds: Sequence[int]) -> Tensor:
+        """Take the pixels of a mask away, or a random rectangle where there is none."""
+        masks = self._holes(images.shape[-2:], seeds) if masks is None else (masks > 0.5).float()
+        masks = masks.to(images)
+        return torch.cat([masks, images * (1 - masks)], dim=1)
+
+    def _holes(self, shape: Sequence[int], seeds: Sequence[int]) -> Tensor:
+        u = seeded_uniforms(seeds, 4).float()
+        inside = []
+        for axis, length in enumerate(shape):
+            size = ((self.least + (self.most - self.least) * u[axis]) * length).round().clamp(1, length)
+            first = (u[axis + 2] * (length - size + 1)).floor()
+            place = torch.arange(length)
+            inside.append((place >= first[:, None]) & (place < (first + size)[:, None]))  # (B, length)
+        rows, columns = inside
+        return (rows[:, :, None] & columns[:, None, :])[:, None].float()
+
+
+class SuperResolution(ImageCondition):
+    """A small copy of the image, brought back to its size.
+
+    Args:
+        factor: how many times smaller its height and width are, >= 2; the resolution is a multiple of it.
+
+    Source: Saharia et al., "Image Super-Resolution via Iterative Refinement" (2022), which joins it to the noise.
+    """
+
+    def __init__(self, factor: int = 4) -> None:
+        at_least(2, factor=factor)
+        self.factor = factor
+
+    def side(self, resolution: int) -> int:
+        """That of the small image."""
+        if resolution % self.factor:
+            raise ValueError(f"SuperResolution: the resolution {resolution} is no multiple of the factor {self.factor}")
+        return resolution // self.factor
+
+    def derived(self, images: Tensor, seeds: Sequence[int]) -> Tensor:
+        """The means of squares of pixels, enlarged."""
+        self.side(images.shape[-1])
+        return self.given(F.avg_pool2d(images, self.factor), None, seeds)
+
+    def given(self, images: Tensor, masks: Tensor | None, seeds: Sequence[int]) -> Tensor:
+        """Enlarge small images, bilinearly."""
+        return F.interpolate(images, scale_factor=float(self.factor), mode="bilinear", align_corners=False)
+
+
+class SourceImage(ImageCondition):
+    """Another image: a sketch, the picture before an edit. The data has one beside each image (`sources`).
+
+    Source: Brooks et al., "InstructPix2Pix" (2023).
+    """
+
+    paired = True
+
+    def derived(self, images: Tensor, seeds: Sequence[int]) -> Tensor:
+        """The source itself."""
+        return images
+
+    def given(self, images: Tensor, masks: Tensor | None, seeds: Sequence[int]) -> Tensor:
+        """The source itself."""
+        return images
