@@ -28,6 +28,7 @@ from zoo.compressed_ad.nets.compression import EncoderCompressor, FieldDecoder, 
 from zoo.compressed_ad.nets.embedding import FactoredEmbedding, LinearEmbedding, SpaceEmbedding
 from zoo.compressed_ad.nets.heads import BinsHead, GaussianHead
 from zoo.compressed_ad.nets.policy import InContextPolicy
+from zoo.compressed_ad.nets.recurrent import RecurrentPolicy
 from zoo.compressed_ad.nets.steps import Steps
 from zoo.compressed_ad.nets.transformer import Transformer
 from zoo.flow.nets.autoencoder import AutoencoderKL
@@ -89,6 +90,11 @@ def points(head: Any) -> tuple[nn.Module, Inputs]:
         return (EpsilonCurriculum(env, 1).histories(env.tasks()[:2], [0, 1]).slice(0, size),)
 
     return Call(act, net=net), inputs
+
+
+def trial(size: int) -> tuple[Any, ...]:
+    env = PointMass()
+    return (EpsilonCurriculum(env, 1).histories(env.tasks()[:2], [0, 1]).slice(0, size),)
 
 
 def denoiser(fusion: str) -> tuple[nn.Module, Inputs]:
@@ -204,6 +210,7 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
     ),
     "InContextPolicy": lambda: (policy(FactoredEmbedding, QueryCompressor), lambda size: (histories(size, 14),)),
     "EncoderCompressor": lambda: (policy(LinearEmbedding, EncoderCompressor), lambda size: (histories(size, 14),)),
+    "RecurrentPolicy": lambda: (RecurrentPolicy(PointMass(), 16, BinsHead(PointMass(), 16)), trial),
     **{head.__name__: (lambda head=head: points(head)) for head in (BinsHead, GaussianHead)},
     "ReconstructionDecoder": lambda: (
         ReconstructionDecoder(16, 1, 2), lambda size: (noise(2, 3, 16), torch.arange(size))
@@ -224,7 +231,8 @@ PARTS_OF = {
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     torch._dynamo.reset()
-    yield
+    with torch._dynamo.config.patch(allow_rnn=True):  # without it a GRU is run as it is, between two graphs
+        yield
     torch._dynamo.reset()
 
 
