@@ -32,6 +32,6 @@ __getattr__, __all__ = public(
         "sequence.restore": "SequenceRestorer",
         "sequence.task": "SequenceTask",
         "task": "FlowTask MeanFlowTask",
-        "task_autoencoder": "AutoencoderTask",
+        "task_vae": "AutoencoderTask",
     },
 )

@@ -20,6 +20,7 @@ from zoo.common.ranges import at_least, one_of
 from zoo.flow import rendering
 from zoo.flow.data.image_sets import SUFFIXES
 from zoo.flow.data.images import FileImages, Framing, to_values
+from zoo.flow.inference.request_files import GIVEN_KEYS, number_of, read_requests, request_rows
 from zoo.flow.nets.autoencoder import LatentSpace
 from zoo.flow.nets.frozen import FrozenNet
 from zoo.flow.nets.text import FrozenText
@@ -39,73 +40,6 @@ from zoo.training.data import item_seed
 MOST_IMAGES, MOST_POINTS, MOST_STEPS = 64, 5000, 100  # of one answer
 MOST_FRAMES, FRAMES_PER_SECOND = 40, 12  # of its animation
 ANIMATED_IMAGES = 64  # the first ones of a request; more would be too small to see
-
-
-REQUEST_KEYS = {"label", "seed", "count"}
-GIVEN_KEYS = ("prompt", "image", "mask")
-
-
-def number_of(label: int | str, classes: Sequence[str] | None) -> int:
-    """A label's number: itself, or that of the class of this name."""
-    if not isinstance(label, str):
-        return label
-    if classes is None:
-        raise ValueError(f"label {label!r}: the classes of this run have no names; give numbers from 1")
-    if label not in classes:
-        raise ValueError(f"label {label!r} is none of the classes {', '.join(classes)}")
-    return list(classes).index(label) + 1
-
-
-def read_requests(
-    path: Path, labelled: bool = True, classes: Sequence[str] | None = None, given: Sequence[str] = ()
-) -> tuple[list[int] | None, list[int]]:
-    """Labels (None where not needed) and seeds, one per sample, of a request file; see `Sampler`.
-
-    Args:
-        given: further keys that a line may hold.
-    """
-    labels: list[int] = []
-    seeds: list[int] = []
-    for row in _request_rows(path, labelled, classes, given):
-        count = row.get("count", 1)
-        seeds += range(row["seed"], row["seed"] + count)
-        labels += [row["label"]] * count if labelled else []
-    return labels if labelled else None, seeds
-
-
-def _request_rows(
-    path: Path, labelled: bool, classes: Sequence[str] | None, given: Sequence[str]
-) -> list[dict[str, Any]]:
-    """The lines of a request file, labels as numbers."""
-    keys = ("label", "seed") if labelled else ("seed",)
-    rows: list[dict[str, Any]] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number}: no JSON ({error})") from error
-        if isinstance(row, dict) and labelled and isinstance(row.get("label"), str):
-            try:
-                row["label"] = number_of(row["label"], classes)
-            except ValueError as error:
-                raise ValueError(f"{path}, line {number}: {error}") from error
-        if not isinstance(row, dict) or any(type(row.get(key)) is not int for key in keys):
-            raise ValueError(f"{path}, line {number}: expected whole numbers {' and '.join(keys)}, found {line[:80]}")
-        count = row.get("count", 1)
-        if not row.keys() <= {*REQUEST_KEYS, *given} or type(count) is not int or count < 1:
-            more = f" and {', '.join(given)}" if given else ""
-            raise ValueError(
-                f"{path}, line {number}: besides {' and '.join(keys)} a line holds only count, 1 or more{more}; "
-                f"found {line[:80]}"
-            )
-        if wrong := [key for key in given if key in row and not isinstance(row[key], str)]:
-            raise ValueError(f"{path}, line {number}: {wrong[0]} is a text, found {line[:80]}")
-        rows.append(row)
-    if not rows:
-        raise ValueError(f"{path} asks for nothing: it has no line with {' and '.join(keys)}")
-    return rows
 
 
 class Sampler(Inference):
@@ -376,7 +310,7 @@ class Sampler(Inference):
         if not self.given_keys:
             return None
         rows: list[dict[str, Any]] = []
-        for row in _request_rows(path, self.net.num_classes > 0, self.classes, self.given_keys):
+        for row in request_rows(path, self.net.num_classes > 0, self.classes, self.given_keys):
             rows += [row] * row.get("count", 1)
         files: dict[str, list[Path]] = {}
         for key in ("image", "mask"):

@@ -17,7 +17,7 @@ from zoo.flow.process.paths import ConditionalOT
 from zoo.flow.process.solvers import Solver
 from zoo.flow.process.time_samplers import UniformTimes
 from zoo.flow.task import FlowTask
-from zoo.flow.task_autoencoder import AutoencoderTask
+from zoo.flow.task_vae import AutoencoderTask
 from zoo.runs.load import load
 
 SIZES = {"in_channels": 1, "out_channels": 1, "block_out_channels": [2], "layers_per_block": 1}
