@@ -34,7 +34,10 @@ from zoo.common.build import build
 from zoo.compressed_ad.envs.base import tensor_dtype
 from zoo.compressed_ad.inference import Agent
 from zoo.compressed_ad.nets.steps import Steps
+from zoo.flow.inference.reconstructor import Reconstructor as ImageReconstructor
 from zoo.flow.inference.sampler import Sampler
+from zoo.flow.nets.text import FrozenText
+from zoo.flow.process.conditions import Given
 from zoo.flow.process.solvers import METHODS, Solver
 from zoo.flow.sequence.restore import SequenceRestorer
 from zoo.hifigan.inference.vocoder import Vocoder
@@ -45,6 +48,10 @@ SMALL = {
     "batch_size": 2, "num_workers": 0, "embedded_utterances": 6, "val_items": 2, "val_speakers": None,
     "val_seconds": 1.0, "max_seconds": 1.0, "train_points": 64,
 }  # fmt: skip
+
+
+# latents made in code have no captions; RL^2 acts in its environment while it trains
+LEFT_OUT = ("flow-text_latents", "compressed_ad-demo_rl2", "compressed_ad-smoke_rl2")
 
 
 class FeaturesOfNothing:
@@ -67,9 +74,24 @@ def on_the_meta_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *device_type: False)
     monkeypatch.setattr(zoo.hifigan.task, "compare", lambda fake, real, sample_rate: {})  # measured on the host
     monkeypatch.setattr(zoo.hifigan.data, "Features", FeaturesOfNothing)
+    monkeypatch.setattr(FrozenText, "to", moved)
+    monkeypatch.setattr(FrozenText, "_encode", encoded)
+    monkeypatch.setattr(FrozenText, "fingerprint", lambda text: "")
     logging.disable(logging.WARNING)
     yield
     logging.disable(logging.NOTSET)
+
+
+def moved(text: Any, device: torch.device) -> Any:
+    """`FrozenText.to` of an encoder without weights."""
+    text.where = device
+    return text
+
+
+def encoded(text: Any, prompts: list[str]) -> dict[str, torch.Tensor]:
+    """`FrozenText._encode` of an encoder without weights: the data encodes on the CPU, the task on its device."""
+    tokens = torch.zeros(len(prompts), text.max_tokens, text.width, device=getattr(text, "where", META))
+    return {"tokens": tokens, "mask": torch.ones_like(tokens[..., 0], dtype=torch.bool), "pooled": tokens[:, 0]}
 
 
 def built(recipe: Path, folder: Path) -> tuple[ZooTask, L.LightningDataModule]:
@@ -104,7 +126,8 @@ def built(recipe: Path, folder: Path) -> tuple[ZooTask, L.LightningDataModule]:
     if kind == "PairData":
         given |= {"embedded_shape": list(model.net.sample_shape), "embedded_classes": model.net.num_classes}
     if kind == "ImageData" and given["root"] is not None:
-        given["root"] = str(images(folder / "images.npz", model.net.num_classes, model.net.sample_shape))
+        shape = (given["channels"], given["image_resolution"], given["image_resolution"])
+        given["root"] = str(images(folder / "images.npz", getattr(model.net, "num_classes", 0), shape))
     data = build(spec)
     if isinstance(getattr(data, "tokenizer", None), PretrainedTokenizer):
         data.tokenizer = model.tokenizer = ByteTokenizer()
@@ -118,7 +141,9 @@ def images(path: Path, classes: int, shape: tuple[int, ...]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("recipe", [path for path in RECIPES if path not in FRAGMENTS], ids=name)
+@pytest.mark.parametrize(
+    "recipe", [path for path in RECIPES if path not in FRAGMENTS and name(path) not in LEFT_OUT], ids=name
+)
 def test_recipe_asks_its_device_for_nothing(recipe: Path, tmp_path: Path) -> None:
     model, data = built(recipe, tmp_path)
     prepared(model, data)
@@ -164,7 +189,16 @@ def _(inference: FeatureExtractor) -> None:
 def _(inference: Sampler) -> None:
     labels = [1, 1] if inference.net.num_classes else None
     x = noise(2, *inference.net.sample_shape)
-    assert Solver("euler", steps=1).solve(inference.field(labels), x).x.shape == x.shape
+    image = inference.net.condition_shapes.get("image") if inference.given_keys else None
+    shown = noise(2, *image, *x.shape[2:]) if image else None
+    given = Given(["a", "b"] if inference.text else None, shown)
+    assert Solver("euler", steps=1).solve(inference.field(labels, given), x).x.shape == x.shape
+
+
+@infer.register
+def _(inference: ImageReconstructor) -> None:
+    images = noise(2, inference.net.image_channels, 4 * inference.net.factor, 4 * inference.net.factor)
+    assert inference.net.decode(inference.net.encode(images).chunk(2, dim=1)[0]).shape == images.shape
 
 
 @pytest.mark.parametrize("method", sorted(set(METHODS) - {"dopri5"}))  # which reads the norm of its error

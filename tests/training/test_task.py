@@ -8,8 +8,11 @@ import pytest
 from zoo.common import registry
 from zoo.training.task import ZooTask
 
-# a student's guidance is in its weights; runs and exports say so, as their configs are complete
-OWN = {"zoo.audiosr.DistillationTask": ["guidance_scale"]}
+# runs and exports say them, as their configs are complete
+OWN = {
+    "zoo.audiosr.DistillationTask": ["guidance_scale"],  # of a student: in its weights
+    "zoo.compressed_ad.RL2Task": ["episodes"],  # of a trial that it trains on: longer ones cost more
+}
 
 
 def tasks() -> list[type[ZooTask]]:

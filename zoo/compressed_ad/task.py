@@ -209,8 +209,9 @@ class DistillationTask(PolicyTask):
         self.target_rate = target_rate
         self.target_every = target_every
         self.target: Compressor | None = None
-        if target_rate:
+        if target_rate and policy.compressor is not None:
             self.target = copy.deepcopy(policy.compressor).requires_grad_(False)
+            self.target_begun: Tensor
             self.register_buffer("target_begun", torch.tensor(False))
         self.dense = dense
         self.label_smoothing = label_smoothing
@@ -235,8 +236,8 @@ class DistillationTask(PolicyTask):
     @torch.no_grad()
     def _move_target(self, rate: float) -> None:
         assert self.target is not None and self.policy.compressor is not None
-        weights, others = list(self.target.parameters()), list(self.policy.compressor.parameters())
-        torch._foreach_lerp_(weights, others, rate)
+        for weight, other in zip(self.target.parameters(), self.policy.compressor.parameters(), strict=True):
+            weight.lerp_(other, rate)
 
     def compressed(self, length: int) -> list[int]:
         """Those of the policy; none without reconstruction loss."""

@@ -104,12 +104,11 @@ def markdown(result: Mapping[str, Any]) -> str:
         table(shares, lambda row: [_number(row["episodes_to_reach"][share], "never") for share in shares]),
     ]
     if simple := result["baselines"].get("simple"):
-        heads = ("first episode", "last episode")
         cells = [[name, f"{curve[0]:.2f}", f"{curve[-1]:.2f}"] for name, curve in simple.items()]
         parts += [
             "## Simple learners",
             f"They see the same history and nothing else, in the tasks of {first['label']}.",
-            markdown_table(["learner", *heads], cells),
+            markdown_table(["learner", "first episode", "last episode"], cells),
         ]
     if probed := [row for row in rows if row["gap"]]:
         parts += [

@@ -378,10 +378,10 @@ def read_autoencoder(source: str, revision: str | None = None) -> tuple[dict[str
     folder = Path(source)
     foreign = not is_export(folder) and any((each / CONFIG_NAME).is_file() for each in (folder, folder / "vae"))
     if not foreign and (run := run_of(folder)) is not None:
-        spec, state = read_part(run, "net")
+        spec, weights = read_part(run, "net")
         if spec["class_path"] != "zoo.flow.AutoencoderKL":
             raise ValueError(f"{run}: expected a run of zoo.flow.AutoencoderTask, its net is {spec['class_path']}")
-        return dict(spec.get("init_args") or {}), state
+        return dict(spec.get("init_args") or {}), weights
     if not folder.is_dir():
         folder = _from_hub(source, revision)
     found = next((each for each in (folder, folder / "vae") if (each / CONFIG_NAME).is_file()), None)
