@@ -298,7 +298,7 @@ def _bandwidth(root: Path, quick: bool) -> Figures:
 DEMOS = {
     demo.name: demo
     for demo in (
-        Demo("compressed_ad/demo", "tenth episode 5.82, 6.73, 4.73: the demonstrator did not explore", _plan_rooms, _rooms),
+        Demo("compressed_ad/demo", "tenth episode 5.82, 6.73, 4.73 without exploration", _plan_rooms, _rooms),
         Demo("flow/swissroll", "Chamfer 19.8 as assigned, 8.0 with transport, 31 in one step", _plan_roll, _roll),
         Demo("flow/digits", "99.7 % in their class, Fréchet 1.25 times the floor's", _plan_digits, _digits),
         Demo("ci_llm/demo", "NLL: ensemble 0.393, best agent 0.405, one LoRA of its size 0.422", _plan_crowd, _crowd),
