@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from zoo.common.folders import begin_output
-from zoo.common.work import Share, write_part
 from zoo.training.data import Key
+from zoo.training.shards import Shards, write_rows
 
 Encode = Callable[[Sequence[Key]], Mapping[str, Tensor]]
 """What is kept of items by their keys: tensors (B, ...) by name, float32."""
@@ -59,22 +58,17 @@ class LatentCache(Dataset[dict[str, Tensor]]):
         self.items, self.variants, self.group = items, variants, group
         self.row = np.dtype([(name, "<f4", tuple(shape)) for name, shape in shapes.items()])
         self.rows_per_shard = max(SHARD_BYTES // (self.row.itemsize * group), 1) * group
-        self._open: dict[int, np.ndarray] = {}
+        self._shards: Shards | None = None
 
     def __len__(self) -> int:
         return self.items
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave the open shards behind: pickled, a memory map becomes a copy of the file."""
-        return {**self.__dict__, "_open": {}}
-
     def __getitem__(self, key: Key) -> dict[str, Tensor]:
         """The tensors of an item."""
         epoch, item = key
-        number, place = divmod(epoch % self.variants * self.items + item, self.rows_per_shard)
-        if number not in self._open:
-            self._open[number] = self._map(self._path(number))
-        row = self._open[number][place]
+        if self._shards is None:
+            self._shards = Shards(self._stem, self.items * self.variants, self.rows_per_shard, self.row)
+        row = self._shards.row(epoch % self.variants * self.items + item)
         return {name: torch.from_numpy(np.array(row[name])) for name in self.row.names or ()}
 
     def fill(self, encode: Encode, rank: int, world_size: int) -> None:
@@ -85,27 +79,18 @@ class LatentCache(Dataset[dict[str, Tensor]]):
             OSError: no room on the disk.
         """
         begin_output(self.folder, self.decided_by, _SETTINGS)
-        total = self.items * self.variants
-        starts = range(0, total, self.rows_per_shard)
-        share = Share(starts, lambda start: self._path(start // self.rows_per_shard).is_file(), rank, world_size)
-        for start in share.track(f"latents in {self.folder.name}"):
-            rows = np.zeros(min(self.rows_per_shard, total - start), self.row)
-            for begin in range(0, len(rows), self.group):
-                numbers = range(start + begin, start + min(begin + self.group, len(rows)))
-                keys = [divmod(number, self.items) for number in numbers]
+
+        def rows(part: range) -> np.ndarray:
+            found = np.zeros(len(part), self.row)
+            for begin in range(0, len(part), self.group):
+                keys = [divmod(number, self.items) for number in part[begin : begin + self.group]]
                 kept = encode([keys[index % len(keys)] for index in range(self.group)])
                 for name, values in kept.items():
-                    rows[name][begin : begin + len(keys)] = values[: len(keys)].float().cpu().numpy()
-            write_part(self._path(start // self.rows_per_shard), partial(np.save, arr=rows))
+                    found[name][begin : begin + len(keys)] = values[: len(keys)].float().cpu().numpy()
+            return found
 
-    def _path(self, number: int) -> Path:
-        return self.folder / f"latents-{number:05d}.npy"
+        write_rows(self._stem, self.items * self.variants, self.rows_per_shard, rows, rank, world_size)
 
-    def _map(self, path: Path) -> np.ndarray:
-        try:
-            rows = np.load(path, mmap_mode="r")
-        except (ValueError, OSError) as error:
-            raise ValueError(f"{path} is no whole shard of latents ({error}): delete it and start again") from error
-        if rows.dtype != self.row:
-            raise ValueError(f"{path}: expected rows of {self.row}, found {rows.dtype}: delete it and start again")
-        return rows
+    @property
+    def _stem(self) -> Path:
+        return self.folder / "latents"

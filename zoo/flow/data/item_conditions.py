@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.flow.data.shards import Shards, shard_paths, write_rows
 from zoo.flow.nets.text import FrozenText
 from zoo.flow.process.coupling import Reader
 from zoo.flow.process.image_conditions import ImageCondition
 from zoo.training.data import item_seed
+from zoo.training.shards import Shards, shard_paths, write_rows
 
 log = logging.getLogger(__name__)
 

@@ -19,11 +19,11 @@ from zoo.common.ranges import at_least
 from zoo.flow.data.datamodule import FlowData, ImageData
 from zoo.flow.data.image_cache import CACHES
 from zoo.flow.data.items import Items
-from zoo.flow.data.shards import Shards, shard_paths, write_rows
 from zoo.flow.nets.autoencoder import LatentSpace, sample_moments
 from zoo.flow.process.coupling import PooledTransport
 from zoo.flow.process.sampling import noise
 from zoo.training.data import Key, item_seed
+from zoo.training.shards import Shards, shard_paths, write_rows
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.progress import track
 
 from zoo.common.work import Share, write_part
 
@@ -43,7 +42,7 @@ def write_rows(
     parts = [range(first, min(first + shard_size, count)) for first in range(0, count, shard_size)]
     shards = list(zip(shard_paths(stem, count, shard_size), parts, strict=True))
     share = Share(shards, lambda shard: shard[0].is_file(), rank, world_size)
-    for path, part in track(share.owed, f"{stem.name}", disable=not share.owed):
+    for path, part in share.track(stem.name):
         write_part(path, partial(np.save, arr=rows(part)))
     return len(share.owed)
 
@@ -55,14 +54,17 @@ class Shards:
         stem: of their names.
         count: rows in all.
         shard_size: rows of a shard; the last may have fewer.
+        row: type of a row with named fields; any when not given.
 
     Raises:
         FileNotFoundError: when shards are missing.
+        ValueError: when one that is read is torn or holds rows of another type.
     """
 
-    def __init__(self, stem: Path, count: int, shard_size: int) -> None:
+    def __init__(self, stem: Path, count: int, shard_size: int, row: np.dtype[Any] | None = None) -> None:
         self.paths = shard_paths(stem, count, shard_size)
         self.shard_size = shard_size
+        self._type = row
         self._open: dict[int, np.ndarray] = {}
         if missing := [path.name for path in self.paths if not path.is_file()]:
             raise FileNotFoundError(f"{stem}: {len(missing)} shards are missing, the first {missing[0]}")
@@ -85,5 +87,14 @@ class Shards:
         if number not in self._open:
             if len(self._open) == OPEN_SHARDS:
                 del self._open[next(iter(self._open))]
-            self._open[number] = np.load(self.paths[number], mmap_mode="r", allow_pickle=False)
+            self._open[number] = self._map(self.paths[number])
         return self._open[number]
+
+    def _map(self, path: Path) -> np.ndarray:
+        try:
+            rows = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (ValueError, OSError) as error:
+            raise ValueError(f"{path} is no whole shard ({error}): delete it and start again") from error
+        if self._type is not None and rows.dtype != self._type:
+            raise ValueError(f"{path}: expected rows of {self._type}, found {rows.dtype}: delete it and start again")
+        return rows
