@@ -68,7 +68,7 @@ def given_in_turns(
         return [values[index % len(values)] for index in range(len(seeds))] if values else []
 
     if sampler.text is not None and not prompts:
-        raise ValueError("prompts are needed: the net takes them; --prompts '[\"a cat\"]', or '[\"\"]' for none")
+        raise ValueError("prompts are needed: the net takes them; --prompts 'a cat', or '' for none")
     return sampler.read_given(turns(prompts) if prompts else None, turns(images), turns(masks), seeds)
 
 

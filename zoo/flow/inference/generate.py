@@ -200,7 +200,7 @@ def sample(
     trajectory: rendering.Animation = "none",
     device: str = "cpu",
     guide: Path | None = None,
-    prompts: list[str] | None = None,
+    prompts: list[str] | str | None = None,
     images: Path | None = None,
     masks: Path | None = None,
 ) -> dict[str, Any]:
@@ -224,10 +224,11 @@ def sample(
         device: torch device.
         guide: run of a weaker net to guide this one by (autoguidance), with --guidance zoo.flow.Autoguidance and
             --guidance.scale, 2 when not given.
-        prompts: texts, taken in turns, for a run that takes them: --prompts '["a cat", "a dog"]'; "" for none.
+        prompts: texts, taken in turns, for a run that takes them: --prompts "a cat", or '["a cat", "a dog"]'; "" for none.
         images: for a run that takes images: one, or a folder of them, taken in turns by name.
         masks: likewise, white where an image is to be made anew; random rectangles when not given.
     """
     sampler = load_sampler(run, solver, guidance, chunk, device, guide)
     rank, world = processes()
+    prompts = [prompts] if isinstance(prompts, str) else prompts
     return generate(sampler, output, count, labels, seed, rank, world, grid, trajectory, True, prompts, images, masks)
