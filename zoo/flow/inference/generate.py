@@ -224,7 +224,7 @@ def sample(
         device: torch device.
         guide: run of a weaker net to guide this one by (autoguidance), with --guidance zoo.flow.Autoguidance and
             --guidance.scale, 2 when not given.
-        prompts: texts, taken in turns, for a run that takes them: --prompts "a cat", or '["a cat", "a dog"]'; "" for none.
+        prompts: texts, taken in turns, for a run that takes them: --prompts "a cat", or '["a", "b"]'; "" is none.
         images: for a run that takes images: one, or a folder of them, taken in turns by name.
         masks: likewise, white where an image is to be made anew; random rectangles when not given.
     """

@@ -21,6 +21,7 @@ from zoo.common.registry import admitted, public_name
 from zoo.runs.checkpoints import find_checkpoints, step_of
 from zoo.runs.csv_log import CSV_NAME, read_metrics
 from zoo.runs.folder import run_folder
+from zoo.runs.listing import read_run
 from zoo.training.callbacks.checkpoint import Checkpoints, score_of
 from zoo.training.callbacks.monitor import LOG_NAME, log_file
 from zoo.training.callbacks.progress import duration, number, shown_metrics, steps_of
@@ -219,8 +220,12 @@ def next_commands(folder: Path, module: Any, ended: bool) -> list[str]:
     if getattr(module, "inference_class", ""):
         commands.append(f"zoo predict --ckpt_path {quoted} --input FILES --output FOLDER")
         commands.append(f"zoo export {quoted} FOLDER")
-    others = [path.parent for path in folder.parent.glob(f"*/{CSV_NAME}") if path.parent != folder]
-    if others:
-        newest = max(others, key=lambda path: (path / CSV_NAME).stat().st_mtime)
-        commands.append(f"zoo compare {shlex.quote(str(newest))} {quoted}")
+    others = [path for path in folder.parent.glob(f"*/{CSV_NAME}") if path.parent != folder]
+    newest_first = (path.parent for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True))
+    if other := next((each for each in newest_first if _system(each) == _system(folder)), None):
+        commands.append(f"zoo compare {shlex.quote(str(other))} {quoted}")
     return [command + packages for command in commands]
+
+
+def _system(run: Path) -> str:
+    return read_run(run, run.parent).recipe.partition("/")[0]
