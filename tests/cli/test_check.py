@@ -190,6 +190,20 @@ def test_every_option_of_every_tool_is_known(tool):
     check_tool(*tool, (), [f"--{each.name}" for each in options if each.kind is not each.VAR_POSITIONAL])
 
 
+def test_a_class_may_have_its_bases_name(tmp_path, monkeypatch):
+    (tmp_path / "named").mkdir()
+    (tmp_path / "named/__init__.py").write_text("")
+    (tmp_path / "named/first.py").write_text("class Net:\n    def __init__(self, size: int): ...\n")
+    bases = ("from named import first", "first.Net"), ("import named.first", "named.first.Net")
+    for number, (line, base) in enumerate((*bases, ("import named.first as other", "other.Net"))):
+        source = f"{line}\nclass Net({base}):\n    def __init__(self, depth: int, **kwargs): ...\n"
+        (tmp_path / f"named/second_{number}.py").write_text(source)
+    (tmp_path / "named/unknown.py").write_text("class Net(elsewhere.Net): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert all(list(arguments(f"named.second_{number}", "Net")) == ["size", "depth"] for number in range(3))
+    assert arguments("named.unknown", "Net") is None
+
+
 def test_near():
     assert near("x", ["abc"]) == ""
     assert near("flow", ["flow/a", "flow/b", "flaw"]) == ": did you mean flow/a or flow/b?"

@@ -58,7 +58,7 @@ def described(module: str, name: str) -> dict[str, str]:
     said: dict[str, str] = {}
     if isinstance(found.node, ast.ClassDef):
         for base in found.node.bases:
-            said |= {} if _last(base) in NO_MORE else described(found.module, _last(base))
+            said |= {} if _last(base) in NO_MORE else described(*_named(found.module, base))
         inits = [each for each in found.node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
         for init in inits:
             said |= _args_section(ast.get_docstring(init) or "")
@@ -97,7 +97,7 @@ def _of_class(module: str, node: ast.ClassDef) -> dict[str, Argument] | None:
     if not node.bases:
         return own if init is None else None
     for base in node.bases:
-        inherited = {} if _last(base) in NO_MORE else arguments(module, _last(base))
+        inherited = {} if _last(base) in NO_MORE else arguments(*_named(module, base))
         if inherited is None:
             return None
         own = {**inherited, **own}
@@ -157,6 +157,20 @@ def _find(module: str, name: str) -> _Found | None:
     return None
 
 
+def _named(module: str, base: ast.expr) -> tuple[str, str]:
+    """Where to look for a base class: a module, "" where the sources do not tell it, and a name in it."""
+    if not isinstance(base, ast.Attribute):
+        return module, _last(base)
+    owner, tree = ast.unparse(base.value), _tree(module)
+    for node in () if tree is None else _statements(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom) and not getattr(node, "level", 0):
+            package = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            for each in node.names:
+                if (each.asname or each.name) == owner:
+                    return f"{package}{each.name}", base.attr
+    return "", base.attr
+
+
 def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
     """Those of the module, and those under its `if TYPE_CHECKING:`."""
     for node in tree.body:
@@ -169,7 +183,7 @@ def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
 def _tree(module: str) -> ast.Module | None:
     """A module's source; packages above it are not imported, but for the first."""
     top, *rest = module.split(".")
-    spec = importlib.util.find_spec(top)
+    spec = importlib.util.find_spec(top) if top else None
     if spec is None or not spec.submodule_search_locations:
         return None
     place = Path(spec.submodule_search_locations[0]).joinpath(*rest)

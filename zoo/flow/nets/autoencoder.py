@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from zoo.blocks import check_size, doubled
 from zoo.common.ranges import at_least
-from zoo.flow.nets.frozen import read_part, run_of
 from zoo.runs.export import is_export
 from zoo.runs.frozen import FrozenModule
+from zoo.runs.load import read_net, run_of
 
 EPS = 1e-6
 LEAST_LOG_VARIANCE, MOST_LOG_VARIANCE = -30.0, 20.0
@@ -378,10 +378,8 @@ def read_autoencoder(source: str, revision: str | None = None) -> tuple[dict[str
     folder = Path(source)
     foreign = not is_export(folder) and any((each / CONFIG_NAME).is_file() for each in (folder, folder / "vae"))
     if not foreign and (run := run_of(folder)) is not None:
-        spec, weights = read_part(run, "net")
-        if spec["class_path"] != "zoo.flow.AutoencoderKL":
-            raise ValueError(f"{run}: expected a run of zoo.flow.AutoencoderTask, its net is {spec['class_path']}")
-        return dict(spec.get("init_args") or {}), weights
+        net = read_net(run, AutoencoderKL, "zoo.flow.AutoencoderKL")
+        return dict(net.spec.get("init_args") or {}), net.state
     if not folder.is_dir():
         folder = _from_hub(source, revision)
     found = next((each for each in (folder, folder / "vae") if (each / CONFIG_NAME).is_file()), None)
