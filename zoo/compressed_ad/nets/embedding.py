@@ -18,6 +18,18 @@ from zoo.compressed_ad.nets.steps import Statistics, Steps
 REWARDS = 2  # values of a reward: none, or one
 
 
+def check_spaces(spaces: tuple[Space, Space], env: Env) -> None:
+    """Refuse an environment whose observations or actions are not those of a policy, and print both."""
+    for what, mine, theirs in zip(
+        ("observation", "action"), spaces, (env.schema.observation, env.schema.action), strict=True
+    ):
+        if mine != theirs:
+            raise ValueError(
+                f"the policy's {what} is {json.dumps(mine.describe())}, that of {env.name} is "
+                f"{json.dumps(theirs.describe())}"
+            )
+
+
 class StepEmbedding(nn.Module, ABC):
     """Turns transitions and query states into tokens.
 
@@ -174,14 +186,7 @@ class SpaceEmbedding(StepEmbedding):
 
     def check(self, env: Env) -> None:
         """Refuse other spaces, and print both."""
-        for what, mine, theirs in zip(
-            ("observation", "action"), self.spaces, (env.schema.observation, env.schema.action), strict=True
-        ):
-            if mine != theirs:
-                raise ValueError(
-                    f"the policy's {what} is {json.dumps(mine.describe())}, that of {env.name} is "
-                    f"{json.dumps(theirs.describe())}"
-                )
+        check_spaces(self.spaces, env)
 
     def fit(self, statistics: Statistics) -> None:
         """Take over means and deviations."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from zoo.common.ranges import at_least
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.schema import Box, Discrete, Space
+from zoo.compressed_ad.nets.embedding import check_spaces
 from zoo.compressed_ad.nets.heads import ActionHead, CategoricalHead
 from zoo.compressed_ad.nets.policy import ActingPolicy
 from zoo.compressed_ad.nets.steps import Steps
@@ -70,14 +70,7 @@ class RecurrentPolicy(ActingPolicy):
 
     def check(self, env: Env) -> None:
         """Refuse other spaces, and print both."""
-        for what, mine, theirs in zip(
-            ("observation", "action"), self.spaces, (env.schema.observation, env.schema.action), strict=True
-        ):
-            if mine != theirs:
-                raise ValueError(
-                    f"the policy's {what} is {json.dumps(mine.describe())}, that of {env.name} is "
-                    f"{json.dumps(theirs.describe())}"
-                )
+        check_spaces(self.spaces, env)
 
     def forward(self, steps: Steps) -> tuple[Tensor, Tensor]:
         """Parameters of the next action (B, L, P) and values (B, L) at every step of whole trials."""
