@@ -44,9 +44,16 @@ UNITS, RESULT, REPORT = "units.json", "seed.json", "evidence.json"
 MISSED, MET, OPEN = "missed", "met", "not run"
 
 
-def seeds_of(date: str, count: int) -> list[int]:
-    """Seeds that nobody chose: the k-th is 1000 + sha256("<date> <k>") mod 999,000, so never one of the demos' own."""
-    digests = (hashlib.sha256(f"{date} {number}".encode()).hexdigest() for number in range(count))
+def seeds_of(date: str, count: int, redrawn: int = 0) -> list[int]:
+    """Seeds that nobody chose: the k-th is 1000 + sha256("<date> <k>") mod 999,000, so never one of the demos' own.
+
+    Args:
+        date: YYYY-MM-DD.
+        count: number of them.
+        redrawn: other seeds of the date: "<date>" is "<date>+<redrawn>" where this is not 0.
+    """
+    drawn = f"{date}+{redrawn}" if redrawn else date
+    digests = (hashlib.sha256(f"{drawn} {number}".encode()).hexdigest() for number in range(count))
     return [1000 + int(digest, 16) % 999_000 for digest in digests]
 
 
@@ -170,27 +177,29 @@ def reproduce(
     """
     time.strptime(date, "%Y-%m-%d")
     output = Path(output or ROOT / date).absolute()
-    demos, numbers = chosen(systems), seeds_of(date, seeds)
+    demos = chosen(systems)
     if document is not None and not quick:
-        _adopt(document.with_suffix(".json"), output, numbers)
+        _adopt(document.with_suffix(".json"), output, date, seeds)
     if not only_report:
         if not quick:
             check_data(demos)
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(jobs, mp_context=context, initializer=die_with_parent) as pool:
-            roots = [(demo.name, _root(output, demo.name, seed), seed) for demo in demos for seed in numbers]
+            wanted = [(demo.name, seed) for demo in demos for seed in seeds_of(date, seeds, demo.redrawn)]
+            roots = [(name, _root(output, name, seed), seed) for name, seed in wanted]
             for done in as_completed([pool.submit(run_seed, *each, quick) for each in roots]):
                 done.result()
-                report(date, output, numbers, document, quick)
-    return report(date, output, numbers, document, quick)
+                report(date, output, seeds, document, quick)
+    return report(date, output, seeds, document, quick)
 
 
-def report(date: str, output: Path, seeds: Sequence[int], document: Path | None, quick: bool = False) -> dict[str, Any]:
-    """Judge what is finished, and write `evidence.json`, the page, and the same file beside it."""
-    results = {name: {seed: _result(_root(output, name, seed), quick) for seed in seeds} for name in DEMOS}
+def report(date: str, output: Path, count: int, document: Path | None, quick: bool = False) -> dict[str, Any]:
+    """Judge what is finished of a date's seeds, and write `evidence.json`, the page, and the same file beside it."""
+    seeds = {name: seeds_of(date, count, demo.redrawn) for name, demo in DEMOS.items()}
+    results = {name: {seed: _result(_root(output, name, seed), quick) for seed in seeds[name]} for name in DEMOS}
     content = {
         "date": date,
-        "seeds": list(seeds),
+        "seeds": seeds_of(date, count),
         "quick": quick,
         "zoo": zoo.__version__,
         "commit": _commit(),
@@ -206,11 +215,11 @@ def report(date: str, output: Path, seeds: Sequence[int], document: Path | None,
     return content
 
 
-def _adopt(kept: Path, output: Path, seeds: Sequence[int]) -> None:
+def _adopt(kept: Path, output: Path, date: str, count: int) -> None:
     """Take the seeds that stand beside the page, were made by today's recipes, and are not in the folder."""
     results = _read(kept).get("results", {})
     for demo in DEMOS.values():
-        for seed in seeds:
+        for seed in seeds_of(date, count, demo.redrawn):
             found, root = results.get(demo.name, {}).get(str(seed), {}), _root(output, demo.name, seed)
             if found.get("figures") and not found["quick"] and not (root / RESULT).exists():
                 plan = demo.plan(root, seed, False)
@@ -283,6 +292,11 @@ def _section(demo: Demo, content: Mapping[str, Any]) -> list[str]:
     dates = sorted({each["date"] for each in done.values()})
     at_least = "at least " if any(each["resumed"] for each in done.values()) else ""
     lines = [f"Before: {demo.says}. {_progress(found)}.", ""]
+    if demo.redrawn:
+        lines[0] += (
+            f" Its recipe was changed after seeds of a date had been seen, so that those of "
+            f'"{content["date"]}+{demo.redrawn}" judge it: {", ".join(found)}.'
+        )
     if done:
         minutes = ", ".join(f"{each['cpu_seconds'] / 60:.1f}" for each in done.values())
         days = " to ".join(dict.fromkeys((dates[0], dates[-1])))

@@ -43,6 +43,7 @@ class Demo(NamedTuple):
         plan: units of a seed in a folder, in the order in which they need each other; few steps when quick.
         figures: of a seed's finished units, by name.
         data: folders below ZOO_DATA that it learns from.
+        redrawn: how often its recipe was changed in sight of its seeds' figures, which then need others.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Demo(NamedTuple):
     plan: Callable[[Path, int, bool], Iterable[Unit]]
     figures: Callable[[Path, bool], Figures]
     data: tuple[str, ...] = ()
+    redrawn: int = 0
 
     @property
     def system(self) -> str:

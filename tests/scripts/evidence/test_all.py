@@ -45,8 +45,9 @@ def write_results(output: Path, demo: str, figures: Sequence[dict[str, float]]) 
 
 def test_seeds_are_those_of_the_date_and_never_the_demos_own() -> None:
     assert evidence.seeds_of("2026-11-23", 3) == [758507, *evidence.seeds_of("2026-11-23", 3)[1:]]
-    drawn = {seed for day in range(1, 29) for seed in evidence.seeds_of(f"2026-02-{day:02}", 3)}
-    assert len(drawn) == 84 and min(drawn) >= 1000 and max(drawn) < 2**32
+    days = [f"2026-02-{day:02}" for day in range(1, 29)]
+    drawn = {seed for day in days for again in (0, 1) for seed in evidence.seeds_of(day, 3, again)}
+    assert len(drawn) == 168 and min(drawn) >= 1000 and max(drawn) < 2**32
 
 
 def test_systems_are_chosen_by_their_names_or_their_demos() -> None:
@@ -161,15 +162,16 @@ def test_a_seed_that_stands_beside_the_page_is_not_trained_again_in_another_chec
         return {"steps": 1.5}
 
     more: list[str] = []
-    monkeypatch.setattr(evidence, "DEMOS", {"toy/demo": Demo("toy/demo", "", plan, figures)})
+    monkeypatch.setattr(evidence, "DEMOS", {"toy/demo": Demo("toy/demo", "", plan, figures, redrawn=1)})
     monkeypatch.setattr(evidence, "CLAIMS", [Claim("toy/demo", "steps", "steps", EACH, at_least=1.0)])
     monkeypatch.setattr(evidence, "_run_unit", lambda *_: None)
-    (seed,) = evidence.seeds_of("2026-01-02", 1)
+    (seed,) = evidence.seeds_of("2026-01-02", 1, redrawn=1)
     evidence.run_seed("toy/demo", tmp_path / "first" / "toy/demo" / str(seed), seed)
     page = tmp_path / "page.md"
     evidence.reproduce("2026-01-02", tmp_path / "first", seeds=1, document=page, only_report=True)
     kept = page.with_suffix(".json").read_bytes()
     content = evidence.reproduce("2026-01-02", tmp_path / "second", seeds=1, document=page, only_report=True)
+    assert f'those of "2026-01-02+1" judge it: {seed}.' in page.read_text()
     assert content["claims"][0]["verdict"] == evidence.MET and page.with_suffix(".json").read_bytes() == kept
     evidence.run_seed("toy/demo", tmp_path / "second" / "toy/demo" / str(seed), seed)
     assert len(made) == 1
