@@ -71,7 +71,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark as numeric what stands in tests/parity or compares by tests/numeric.py."""
+    """Mark as numeric what stands in tests/parity or compares by tests/numeric.py, unless float64 decides all of it."""
     helpers = (getattr(value, "__module__", None) == "tests.numeric" for value in vars(item.module).values())
-    if item.path.parent.name == "parity" or any(helpers):
+    if (item.path.parent.name == "parity" or any(helpers)) and not item.get_closest_marker("float64"):
         item.add_marker("numeric")

@@ -97,12 +97,10 @@ def trial(size: int) -> tuple[Any, ...]:
     return (EpsilonCurriculum(env, 1).histories(env.tasks()[:2], [0, 1]).slice(0, size),)
 
 
-def denoiser(fusion: str) -> tuple[nn.Module, Inputs]:
-    def inputs(size: int) -> tuple[Any, ...]:
-        latents, t = noise(2, 4, 4 * size, 16), torch.tensor([3, 5])
-        return (latents, t) if fusion == "none" else (latents, t, noise(2, 1, 8 * size, 32))
-
-    return audiosr.denoiser(fusion), inputs
+def denoiser() -> tuple[nn.Module, Inputs]:
+    return audiosr.denoiser("film"), lambda size: (
+        noise(2, 4, 4 * size, 16), torch.tensor([3, 5]), noise(2, 1, 8 * size, 32)
+    )  # fmt: skip
 
 
 def encoder(kind: str) -> tuple[nn.Module, Inputs]:
@@ -160,7 +158,7 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
     ),
     "LogMel": lambda: (LogMel(16000, 256, 64, 256, 20, 0.0, None), lambda size: (noise(2, 500 * size),)),
     "MelFeatures": lambda: (audiosr.features(), lambda size: (noise(2, 1, 500 * size),)),
-    **{f"Denoiser-{fusion}": (lambda fusion=fusion: denoiser(fusion)) for fusion in ("none", "film")},
+    "Denoiser": denoiser,
     "FrozenAutoencoder": lambda: (
         Call(lambda net, mel: net.decode(net.encode(mel)[:, :2]), net=FrozenAutoencoder(config=audiosr.AUTOENCODER)),
         lambda size: (noise(2, 1, 4 * size, 32),),
@@ -219,8 +217,8 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
 }  # fmt: skip
 PARTS_OF = {
     "EncodecFeatures": "Vocos-codes",  # transformers' own, frozen
-    "Autoencoder": "FrozenAutoencoder", "UNet": "Denoiser-none", "GlobalEncoder": "Denoiser-film",
-    "FrozenDenoiser": "Denoiser-none",
+    "Autoencoder": "FrozenAutoencoder", "UNet": "Denoiser", "GlobalEncoder": "Denoiser",
+    "FrozenDenoiser": "Denoiser",
     "FrozenNet": "DiT-sincos", "LatentSpace": "AutoencoderKL", "Agents": "Crowd-llama", "ParallelAdapters": "Cleaner",
     "FrozenText": "DiT-sincos",
     "FactoredEmbedding": "InContextPolicy", "Transformer": "InContextPolicy", "QueryCompressor": "InContextPolicy",

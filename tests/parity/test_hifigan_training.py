@@ -154,6 +154,7 @@ def three_steps(
     return {**nets, "generator": generator}, logs
 
 
+@pytest.mark.float64
 def test_three_steps(folder, initial):
     golden, *rest = start(folder)
     nets, logs = exactly(three_steps, {name: build(initial, name) for name in ("mpd", "msd")}, golden, *rest)
