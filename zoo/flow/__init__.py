@@ -6,6 +6,7 @@ __getattr__, __all__ = public(
     __name__,
     {
         "data.datamodule": "FlowData ImageData PointData",
+        "data.glyphs": "Glyphs",
         "data.latents": "LatentData",
         "data.pair_data": "PairData",
         "evaluation.feature_metrics": "FeatureMetrics",

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from zoo.common.folders import data_folder
 from zoo.common.ranges import at_least, within
 from zoo.flow.data import image_sets, points
+from zoo.flow.data.glyphs import Glyphs
 from zoo.flow.data.image_cache import CACHES, ImageCache, build
 from zoo.flow.data.image_sets import ImageSet, without
 from zoo.flow.data.images import WHITE, ArrayImages, DecodedImages, Framing, StoredPixels, decode_all
@@ -75,7 +76,8 @@ class ImageData(FlowData):
 
     They come from
 
-    - scikit-learn's digits (8 x 8 pixels, ten classes), when neither `root` nor `hub` is given;
+    - scikit-learn's digits (8 x 8 pixels, ten classes), when neither `root`, `hub` nor `glyphs` is given;
+    - code that draws them, `glyphs`;
     - a folder with one folder of images per class, or with such folders in `train` and `val` (or `test`), as AFHQ has;
     - a folder with CIFAR-10 in its binary version;
     - an npz file (`images` uint8, `labels`), or a folder with `train.npz` and `val.npz`;
@@ -106,6 +108,8 @@ class ImageData(FlowData):
         sources: folder of the images that those of `root` are to be made of, of the same names, for a task whose
             `image_condition` is `zoo.flow.SourceImage`.
         embedded_if_missing: use the digits, with a message, when `root` does not exist.
+        glyphs: `zoo.flow.Glyphs` in the place of `root` and `hub`: digits and letters in colour, which tell themselves
+            how many of each there are.
         kwargs: of FlowData.
     """
 
@@ -128,6 +132,7 @@ class ImageData(FlowData):
         max_bad_share: float = 0.1,
         captions: str | None = None,
         sources: str | None = None,
+        glyphs: Glyphs | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(batch_size, **kwargs)
@@ -135,11 +140,14 @@ class ImageData(FlowData):
         at_least(2, val_every=val_every)
         if root is not None and hub is not None:
             raise ValueError(f"data.init_args: one of root ({root}) and hub ({hub}) must be null")
+        if glyphs is not None and (root is not None or hub is not None):
+            raise ValueError(f"data.init_args: glyphs are drawn, so root ({root}) and hub ({hub}) must be null")
         is_file = root is not None and Path(root).is_file()
         self.root = (
             Path(str(root)) if is_file else data_folder("root", root, embedded_if_missing, "scikit-learn's digits")
         )
         self.hub = hub
+        self.glyphs = glyphs
         self.framing = Framing(image_resolution, channels, resize, background)
         self.max_bad_share = max_bad_share
         self._bad: dict[str, dict[int, str]] = {}  # broken images of each set, where there is no cache to say so
@@ -260,6 +268,8 @@ class ImageData(FlowData):
 
     def _local_sets(self) -> list[ImageSet]:
         root, limit, flat = self.root, self.max_per_class, self.captions is not None
+        if self.glyphs is not None:
+            return self.glyphs.sets()
         if root is None:
             return [image_sets.digits(limit)]
         if root.is_file():
