@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from zoo.flow.process.image_conditions import ImageCondition
 from zoo.flow.process.mean_flow import average_field
 from zoo.flow.process.paths import AffinePath, Prediction
 from zoo.flow.process.sampling import SAMPLES, noise
-from zoo.flow.process.solvers import METHODS, Solution, Solver
+from zoo.flow.process.solvers import METHODS, Method, Solution, Solver
 from zoo.runs.export import CALL_USAGE
 from zoo.runs.inference import Inference, attempt, facts_table
 from zoo.runs.interactive import Field, Part, Report
@@ -59,7 +59,7 @@ class Sampler(Inference):
     Args:
         net: trained.
         path: that it was trained along.
-        solver: how to integrate; 50 Euler steps by default.
+        solver: how to integrate; ten midpoint steps by default.
         guidance: null for the conditional field.
         prediction: what it predicts: "velocity", "x1" or "noise".
         chunk: samples integrated together; more need more memory.
@@ -75,6 +75,7 @@ class Sampler(Inference):
 
     input_suffixes = (".jsonl",)
     output_suffix = ".png"
+    usual_solver: ClassVar[tuple[Method, int]] = ("midpoint", 10)
 
     def __init__(
         self,
@@ -101,7 +102,7 @@ class Sampler(Inference):
             raise ValueError(f"classes are {len(classes)} names, the net has {net.num_classes} classes")
         self.net = net
         self.path = path
-        self.solver = solver or Solver()
+        self.solver = solver or Solver(*self.usual_solver)
         self.guidance = guidance
         self.prediction: Prediction = prediction
         self.chunk = chunk
@@ -112,6 +113,10 @@ class Sampler(Inference):
         self.latents = latents
         self.text = text
         self.image_condition = image_condition
+        self._check_parts()
+
+    def _check_parts(self) -> None:
+        """Refuse parts that do not go together."""
 
     @property
     def given_keys(self) -> tuple[str, ...]:
@@ -565,28 +570,18 @@ class Sampler(Inference):
 class MeanFlowSampler(Sampler):
     """Draws samples by average velocities: Euler steps, one as a rule, each over a whole interval of the grid.
 
-    The arguments are those of `Sampler`; the solver, one step by default, is "euler".
+    The arguments are those of `Sampler`; the solver, one step by default, is "euler", and neither a guide nor texts or
+    images are taken.
     """
 
-    def __init__(
-        self,
-        net: VelocityNet,
-        path: AffinePath,
-        solver: Solver | None = None,
-        guidance: Guidance | None = None,
-        prediction: Prediction = "velocity",
-        chunk: int = 64,
-        images: bool = False,
-        trajectory: rendering.Animation = "none",
-        classes: Sequence[str] | None = None,
-        guide: FrozenNet | None = None,
-        latents: LatentSpace | None = None,
-    ) -> None:
-        solver = solver or Solver("euler", 1)
-        super().__init__(net, path, solver, guidance, prediction, chunk, images, trajectory, classes, guide, latents)
-        if guide is not None:
+    usual_solver = ("euler", 1)
+
+    def _check_parts(self) -> None:
+        if self.guide is not None:
             raise ValueError("a net of average velocities is not guided by another: guide is null")
-        _check_euler(solver)
+        if self.text is not None or self.image_condition is not None:
+            raise ValueError("a net of average velocities takes neither texts nor images")
+        _check_euler(self.solver)
 
     def using(self, solver: Solver, guidance: Guidance | None) -> Self:
         """The same parts with another solver and guidance."""
