@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from zoo.common.folders import data_folder
 from zoo.common.ranges import at_least, within
 from zoo.flow.data import image_sets, points
+from zoo.flow.data.augmentation import Augmentation
 from zoo.flow.data.glyphs import Glyphs
 from zoo.flow.data.image_cache import CACHES, ImageCache, build
 from zoo.flow.data.image_sets import ImageSet, without
@@ -21,7 +22,7 @@ from zoo.flow.data.item_conditions import ItemConditions, PromptStates
 from zoo.flow.data.items import Items, StoredValues
 from zoo.flow.data.points import PointSet
 from zoo.flow.process.conditions import GROUPS
-from zoo.flow.process.coupling import PooledTransport
+from zoo.flow.process.coupling import PooledTransport, Reader
 from zoo.flow.process.time_samplers import EVALUATION_TIMES
 from zoo.training.data import RankSlice, ZooDataModule, item_seed
 
@@ -110,6 +111,7 @@ class ImageData(FlowData):
         embedded_if_missing: use the digits, with a message, when `root` does not exist.
         glyphs: `zoo.flow.Glyphs` in the place of `root` and `hub`: digits and letters in colour, which tell themselves
             how many of each there are.
+        augmentation: of training images, for a net that is told of it, e.g. a `zoo.flow.UNet` of `augmentations: 6`.
         kwargs: of FlowData.
     """
 
@@ -133,6 +135,7 @@ class ImageData(FlowData):
         captions: str | None = None,
         sources: str | None = None,
         glyphs: Glyphs | None = None,
+        augmentation: Augmentation | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(batch_size, **kwargs)
@@ -148,6 +151,7 @@ class ImageData(FlowData):
         )
         self.hub = hub
         self.glyphs = glyphs
+        self.augmentation = augmentation
         self.framing = Framing(image_resolution, channels, resize, background)
         self.max_bad_share = max_bad_share
         self._bad: dict[str, dict[int, str]] = {}  # broken images of each set, where there is no cache to say so
@@ -196,9 +200,7 @@ class ImageData(FlowData):
         if len(sets) == 2:
             if sets[1].classes != self.classes:
                 raise ValueError(f"{sets[0].name} has the classes {self.classes}, {sets[1].name} has {sets[1].classes}")
-            self.train_set = Items(
-                readers[0], sets_read[0].labels, None, self.seed, self.flips, self.pooled, conditions=told[0]
-            )
+            self.train_set = self._training(readers[0], sets_read[0].labels, None, told[0])
             self.val_set = Items(readers[1], sets_read[1].labels, None, self.seed, conditions=told[1])
             return
         labels = sets_read[0].labels
@@ -208,8 +210,16 @@ class ImageData(FlowData):
                 f"no class has {self.val_every} images, so none is for validation: lower data.init_args.val_every"
             )
         kept, held = (np.flatnonzero(part).tolist() for part in (~chosen, chosen))
-        self.train_set = Items(readers[0], labels, kept, self.seed, self.flips, self.pooled, conditions=told[0])
+        self.train_set = self._training(readers[0], labels, kept, told[0])
         self.val_set = Items(readers[0], labels, held, self.seed, conditions=told[0])
+
+    def _training(
+        self, read: Reader, labels: Sequence[int], kept: Sequence[int] | None, told: ItemConditions | None
+    ) -> Items:
+        """The training set; `kept` are its items, all when None."""
+        if told is not None and self.augmentation is not None:
+            raise ValueError("data.init_args.augmentation is for images that nothing but their class is told of")
+        return Items(read, labels, kept, self.seed, self.flips, self.pooled, told, self.augmentation)
 
     def _conditions(self, sets: Sequence[ImageSet]) -> list[ItemConditions | None]:
         """What the items of each set are conditioned on, by what the task asks for."""
