@@ -18,10 +18,9 @@ from zoo.flow.data.glyphs import Glyphs
 from zoo.flow.data.image_cache import CACHES, ImageCache, build
 from zoo.flow.data.image_sets import ImageSet, without
 from zoo.flow.data.images import WHITE, ArrayImages, DecodedImages, Framing, StoredPixels, decode_all
-from zoo.flow.data.item_conditions import ItemConditions, PromptStates
+from zoo.flow.data.item_conditions import ItemConditions, encoded_prompts
 from zoo.flow.data.items import Items, StoredValues
 from zoo.flow.data.points import PointSet
-from zoo.flow.process.conditions import GROUPS
 from zoo.flow.process.coupling import PooledTransport, Reader
 from zoo.flow.process.time_samplers import EVALUATION_TIMES
 from zoo.training.data import RankSlice, ZooDataModule, item_seed
@@ -229,15 +228,8 @@ class ImageData(FlowData):
             self._check_conditions(text, image)
         states = None
         if text is not None:
-            rank, world = self._rank_and_world()
-            prompts = ["", *(prompt for images in sets for each in images.captions or () for prompt in each)]
-            names = [name for name in GROUPS["text"] if name in task.net.condition_shapes]
-            home = text.model.device
-            text.to(task.trainer.strategy.root_device)
-            states = PromptStates(text, prompts, names, self.cache or Path(CACHES), rank, world)
-            text.to(home)
-            task.trainer.strategy.barrier("prompts")
-            states.open()
+            prompts = [prompt for images in sets for each in images.captions or () for prompt in each]
+            states = encoded_prompts(task, prompts, self.cache or Path(CACHES), *self._rank_and_world())
         if states is None and image is None:
             return [None for _ in sets]
         return [

@@ -27,11 +27,11 @@ from zoo.flow.nets.text import FrozenText
 from zoo.flow.nets.velocity import VectorField, VelocityNet
 from zoo.flow.process.conditions import Conditions, Given, with_nulls
 from zoo.flow.process.guidance import Guidance, NestedGuidance, check_labels, velocity_field
-from zoo.flow.process.image_conditions import ImageCondition
+from zoo.flow.process.image_conditions import ImageCondition, Inpainting
 from zoo.flow.process.mean_flow import average_field
 from zoo.flow.process.paths import AffinePath, Prediction
-from zoo.flow.process.sampling import SAMPLES, noise
-from zoo.flow.process.solvers import METHODS, Method, Solution, Solver
+from zoo.flow.process.sampling import SAMPLES, noise, putting_back
+from zoo.flow.process.solvers import METHODS, Method, Projection, Solution, Solver
 from zoo.runs.export import CALL_USAGE
 from zoo.runs.inference import Inference, attempt, facts_table
 from zoo.runs.interactive import Field, Part, Report
@@ -208,26 +208,43 @@ class Sampler(Inference):
         record: int = 0,
         told: Callable[[float], object] | None = None,
         given: Given | None = None,
+        decode: bool = True,
     ) -> Iterator[Solution]:
         """Draw samples as `sample` does: solutions of at most `chunk` of them, on the CPU, float32.
 
         The chunks of the first `record` samples keep their trajectories; dopri5 then stops at the times of its grid.
-        `told` is told the share that is done, 0 to 1, again and again.
+        `told` is told the share that is done, 0 to 1, again and again. Without `decode` the samples are what the net
+        generates, latents where the flow runs there.
         """
         self._check(labels, seeds, given)
         for start in range(0, len(seeds), self.chunk):
             part = slice(start, start + self.chunk)
             chosen = None if labels is None else labels[part]
-            field = self.field(chosen) if given is None else self.field(chosen, given.rows(part))
+            rows = None if given is None else given.rows(part)
+            field = self.field(chosen) if rows is None else self.field(chosen, rows)
             if told is not None:
                 field = _watched(field, told, start / len(seeds), len(seeds[part]) / len(seeds))
-            found = self.solver.solve(field, self.noise(seeds[part]), keep_trajectory=start < record)
-            x = self.decoded(found.x).float().cpu()
+            x0 = self.noise(seeds[part])
+            project = self._putting_back(x0, None if rows is None else rows.images)
+            found = self.solver.solve(field, x0, keep_trajectory=start < record, project=project)
+            decoded = self.decoded if decode else torch.nn.Identity()
+            x = decoded(found.x).float().cpu()
+            if project is not None and decode and rows is not None and rows.images is not None:  # decoding changed it
+                x = torch.where(rows.images[:, :1].cpu() > 0, x, rows.images[:, 1:].float().cpu())
             finite = x.flatten(1).isfinite().all(dim=1)
             if not finite.all():
                 seed = seeds[start + int(finite.logical_not().nonzero()[0])]
                 raise ValueError(f"the sample of seed {seed} is not finite: the training diverged, or the solver did")
-            yield Solution(x, found.nfe, found.times, [self.decoded(state).float().cpu() for state in found.trajectory])
+            yield Solution(x, found.nfe, found.times, [decoded(state).float().cpu() for state in found.trajectory])
+
+    def _putting_back(self, x0: Tensor, images: Tensor | None) -> Projection | None:
+        """What keeps the known part of image conditions (B, 1 + C, H, W), where that is asked for."""
+        if images is None or not isinstance(self.image_condition, Inpainting) or not self.image_condition.put_back:
+            return None
+        told = images.to(self.device)
+        if self.latents is not None:
+            told = self.latents.condition(told, masked=True)
+        return putting_back(x0, told[:, 1:], told[:, :1] == 0, self.path)
 
     def sample(self, labels: Sequence[int] | None, seeds: Sequence[int], given: Given | None = None) -> Tensor:
         """Draw samples.
