@@ -10,7 +10,17 @@ from statistics import fmean, median
 from typing import Any, NamedTuple, cast
 
 from scripts.bench.tools import Finding
-from scripts.evidence import audiosr, audiosr_distill, ci_llm, compressed_ad, crowds, flow, hifigan, miipher
+from scripts.evidence import (
+    audiosr,
+    audiosr_distill,
+    ci_llm,
+    compressed_ad,
+    crowds,
+    flow,
+    flow_nets,
+    hifigan,
+    miipher,
+)
 from zoo.audio.io import files
 from zoo.common.build import build
 from zoo.common.reading.text import safe_load
@@ -199,6 +209,33 @@ def _digits(root: Path, quick: bool) -> Figures:
     return _named(flow.gather_digits([root / "pooled"], quick=quick))
 
 
+def _plan_nets(root: Path, seed: int, quick: bool) -> list[Unit]:
+    """The U-Net for as many batches as take about as long as the transformer's, and like it without augmentation."""
+    steps = 2 if quick else flow_nets.UNET_BATCHES
+    cut = {"trainer__max_steps": steps, "trainer__val_check_interval": steps, "checkpoints__every_n_batches": steps}
+    net = "model__init_args__net__init_args"
+    alike = {"data__init_args__augmentation": "null", f"{net}__augmentations": 0, f"{net}__dropout": 0.1}
+    pairs = ["make-pairs", str(root / "digits_dit"), str(root / "pairs"), "--chunk=450"]
+    taught = {"init_from": root / "digits_dit", "data__init_args__root": root / "pairs"}
+    return [
+        _fit(root, "digits_unet", "flow/demo_digits", seed, **cut, **alike, trainer__num_sanity_val_steps=1),
+        _fit(root, "digits_dit", "flow/demo_digits_dit", seed),
+        _fit(root, "glyphs_unet", "flow/demo_glyphs", seed),
+        _fit(root, "glyphs_dit", "flow/demo_glyphs_dit", seed),
+        _fit(root, "meanflow", "flow/demo_digits_meanflow", seed),
+        Unit("pairs", [*pairs, f"--count={70 if quick else 2000}"]),
+        _fit(root, "distilled", "flow/demo_digits_distill", seed, **taught),
+    ]
+
+
+def _nets(root: Path, quick: bool) -> Figures:
+    """With the processor time of both nets' trainings."""
+    units = json.loads((root / "units.json").read_text(encoding="utf-8"))
+    seconds = {f"CPU seconds, {name}": units[name]["cpu_seconds"] for name in flow_nets.RUNS}
+    runs = {name: root / name for name in flow_nets.RUNS}
+    return {**_named(flow_nets.gather(**runs, quick=quick)), **seconds}
+
+
 CROWD = ("", "runs", "baseline", "single")  # arms of the crowd's demo that the README speaks of, and their backbone
 
 
@@ -303,6 +340,7 @@ DEMOS = {
         Demo("compressed_ad/demo", "tenth episode 5.82, 6.73, 4.73 without exploration", _plan_rooms, _rooms),
         Demo("flow/swissroll", "Chamfer 19.8 as assigned, 8.0 with transport, 31 in one step", _plan_roll, _roll),
         Demo("flow/digits", "99.7 % in their class, Fréchet 1.25 times the floor's", _plan_digits, _digits),
+        Demo("flow/nets", "not run before", _plan_nets, _nets),
         Demo("ci_llm/demo", "NLL: ensemble 0.393, best agent 0.405, one LoRA of its size 0.422", _plan_crowd, _crowd),
         Demo("ci_llm/crowds", "seed 0: one LoRA of equal size and compute is better than every crowd", _plan_crowds,
              _crowds),
@@ -342,6 +380,17 @@ CLAIMS = (
           "Euler 20: nearest training image, to held-out", EACH, at_least=0.85),
     Claim("flow/digits", "the judge: held-out images in their class", "classifier on held-out images, accuracy", EACH,
           at_least=0.985),
+    # written before any run of it
+    Claim("flow/nets", "digits, U-Net: samples in their class", "digits, U-Net: accuracy", EACH, at_least=0.9),
+    Claim("flow/nets", "digits, DiT: samples in their class", "digits, DiT: accuracy", EACH, at_least=0.9),
+    Claim("flow/nets", "one evaluation: Fréchet distance, MeanFlow to Euler",
+          "1 evaluation: Fréchet MeanFlow to Euler", EACH, 0.5),
+    Claim("flow/nets", "two evaluations: Fréchet distance, MeanFlow to Euler",
+          "2 evaluations: Fréchet MeanFlow to Euler", EACH, 0.8),
+    Claim("flow/nets", "one evaluation: Fréchet distance, distilled to Euler",
+          "1 evaluation: Fréchet distilled to Euler", EACH, 0.5),
+    Claim("flow/nets", "the judge: held-out glyphs in their class", "glyphs: held-out images, accuracy", EACH,
+          at_least=0.7),
     Claim("ci_llm/demo", "NLL, ensemble to its best agent", "ensemble", EACH, 1.0, to="best agent"),
     Claim("ci_llm/demo", "NLL, best agent to one LoRA of all ranks", "best agent", MEAN, 1.0, to="one LoRA"),
     *(
@@ -416,6 +465,18 @@ CLAIMS = (
 BESIDE: Mapping[str, tuple[str, ...]] = {
     "compressed_ad/demo": (f"{compressed_ad.SHUFFLED}: last episode to the first", "oracle actions", "random actions"),
     "flow/digits": ("control real: Fréchet", "control copier: Fréchet", "pooled 20: Fréchet", "pooled 5: Fréchet"),
+    "flow/nets": (
+        *(f"{data}: Fréchet DiT to U-Net" for data in ("digits", "glyphs")),
+        *(
+            f"{data}, {net}: {figure}"
+            for data in ("digits", "glyphs")
+            for net in ("U-Net", "DiT")
+            for figure in ("Fréchet to the floor's", "accuracy", "nearest_ratio")
+        ),
+        *(f"glyphs, {net}: Fréchet of colours to the floor's" for net in ("U-Net", "DiT")),
+        *(f"{name}: Fréchet to the floor's" for name in flow_nets.FEW_STEPS),
+        *(f"CPU seconds, {name}" for name in flow_nets.RUNS),
+    ),
     "ci_llm/demo": ("ensemble", "best agent", "one LoRA", "without diversity"),
     "ci_llm/crowds": tuple(
         f"{task}, {arm}: {score}" for task in crowds.TASKS for score in ("NLL", "exact") for arm in crowds.ARMS

@@ -28,6 +28,7 @@ from zoo.flow.process.solvers import Solver
 from zoo.runs.folder import find_config
 
 SAMPLES, FEW_SAMPLES = 900, 150  # few of them are quick
+DRAWS = 3  # of so many samples
 POINTS, FEW_POINTS = 2048, 128
 EPOCH = -7  # of the keys of this noise, see `zoo.flow.inference.drawing`
 UNGUIDED = Guidance(1.0)
@@ -36,7 +37,7 @@ CONTROLS = ("accuracy", "std_ratio", "nearest_ratio")  # figures beside the Fré
 
 @dataclass(frozen=True)
 class Digits:
-    """What runs on one split of the digits are compared with.
+    """What runs on one split of the digits, or of other images, are compared with.
 
     Args:
         comparison: with the held-out images.
@@ -48,7 +49,7 @@ class Digits:
     comparison: Comparison
     train: Samples
     labels: list[int]
-    draws: int = 3
+    draws: int = DRAWS
 
     def controls(self) -> dict[str, dict[str, float]]:
         """Figures of the controls, and of as many real training images as there are samples: the floor."""
@@ -57,9 +58,9 @@ class Digits:
         for name, (images, labels) in controls(self.train.images(), self.train.labels, self.labels).items():
             if name != "train":
                 found[name] = self.comparison(images, labels)
-        return {"real": self._floor(), **found}
+        return {"real": self.floor(), **found}
 
-    def _floor(self) -> dict[str, float]:
+    def floor(self) -> dict[str, float]:
         """Figures of training images, no image twice, in the samples' proportions, averaged over draws."""
         assert self.train.labels is not None
         images, labels = self.train.images(), np.array(self.train.labels)
@@ -76,13 +77,14 @@ class Digits:
         return _mean(figures)
 
 
-def digits_of(run: Path, cache: Path | None = Path("runs/cache"), quick: bool = False) -> Digits:
+def digits_of(run: Path, cache: Path | None = Path("runs/cache"), quick: bool = False, draws: int = DRAWS) -> Digits:
     """The split that a run was trained on, with a classifier that has seen its training part alone.
 
     Args:
         run: run folder.
         cache: folder of trained classifiers.
         quick: with one set of few samples.
+        draws: sets of samples otherwise.
 
     Raises:
         ValueError: when the run was trained on something else, or its training part has too few images of a class.
@@ -96,7 +98,7 @@ def digits_of(run: Path, cache: Path | None = Path("runs/cache"), quick: bool = 
     if len(train) < len(labels):
         raise ValueError(f"{run}: the floor needs {len(labels)} training images, its split has {len(train)}")
     classifier = cached_digits_classifier(train.images(), train.labels, 0, cache)
-    return Digits(Comparison(held, classifier, train, QUICK, cache), train, labels, 1 if quick else 3)
+    return Digits(Comparison(held, classifier, train, QUICK, cache), train, labels, 1 if quick else draws)
 
 
 def figures_of(sampler: Sampler, digits: Digits, steps: int, scale: float) -> dict[str, float]:

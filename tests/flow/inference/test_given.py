@@ -1,6 +1,8 @@
 import csv
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,14 +10,20 @@ import torch
 from PIL import Image
 
 from tests.flow.conditions import digits, net, prepared, text
+from zoo.flow.data.pair_data import PairData
+from zoo.flow.evaluation.tables import sweep
+from zoo.flow.inference.drawing import given_in_turns, image_files, requests
 from zoo.flow.inference.generate import generate
 from zoo.flow.inference.pairs import make_pairs
 from zoo.flow.inference.sampler import Sampler
+from zoo.flow.nets.autoencoder import FrozenAutoencoder, LatentSpace
+from zoo.flow.nets.dit import DiT
 from zoo.flow.process.conditions import Given
 from zoo.flow.process.guidance import Guidance, NestedGuidance
 from zoo.flow.process.image_conditions import Inpainting, SuperResolution
 from zoo.flow.process.paths import ConditionalOT
-from zoo.flow.process.solvers import Solver
+from zoo.flow.process.sampling import inpaint
+from zoo.flow.process.solvers import Method, Solver
 from zoo.flow.process.time_samplers import UniformTimes
 from zoo.flow.task import FlowTask
 
@@ -107,8 +115,99 @@ def test_folders_of_samples(model: Sampler, tmp_path: Path) -> None:
         generate(model, tmp_path / "out", 3, seed=1, **{**options, "prompts": ["a dog"]})
     with pytest.raises(ValueError, match="prompts are needed"):
         generate(model, tmp_path / "other", 3, progress=False)
-    with pytest.raises(ValueError, match="told of texts or images"):
+
+
+def test_pairs_hold_what_their_samples_were_given(model: Sampler, tmp_path: Path) -> None:
+    for name, image in (("a.png", IMAGES[0]), ("b.png", IMAGES[1])):
+        Image.fromarray(image[..., 0]).save(tmp_path / name)
+    with pytest.raises(ValueError, match="prompts are needed"):
         make_pairs(model, tmp_path / "pairs", 2)
+    options = {"prompts": ["a cat", "", "a dog"], "images": tmp_path, "progress": False}
+    assert make_pairs(model, tmp_path / "pairs", 7, shard_size=4, **options)["made"] == 7
+    student = task()
+    data = PairData(str(tmp_path / "pairs"), batch_size=2, val_share=0.3, cache=str(tmp_path / "cache"))
+    prepared(data, text=student.text, image_condition=student.image_condition, net=student.net)
+    assert (len(data.train_set), len(data.val_set)) == (5, 2)
+    batch = data.collate([data.train_set[0, item] for item in range(5)])
+    told = data.train_set.given(range(5))
+    assert told.prompts == ["a cat", "", "a dog", "a cat", ""] and data.val_set.given([0]).prompts == ["a dog"]
+    assert torch.equal(batch["conditions"]["image"], told.images) and told.images.shape == (5, 2, 8, 8)
+    seen = told.images[:, :1] == 0
+    source = torch.from_numpy(IMAGES[[0, 1, 0, 1, 0]]).permute(0, 3, 1, 2) / 127.5 - 1
+    torch.testing.assert_close(told.images[:, 1:][seen], source[seen])
+    again = model.solver.solve(model.field(None, told), batch["x0"]).x
+    torch.testing.assert_close(batch["x1"], again.detach())
+    student.training_step(batch, 0).backward()
+    assert data.val_set.labels.tolist() == [0, 0]
+    plain = SimpleNamespace(trainer=data.trainer, text=None, image_condition=Inpainting(), latents=None)
+    data.trainer.lightning_module = plain
+    with pytest.raises(ValueError, match=r"hold prompts, model\.init_args\.text is null"):
+        data.setup("fit")
+
+
+@pytest.mark.parametrize("method", ["euler", "heun2", "ab2"])
+def test_what_is_known_is_put_back(method: Method) -> None:
+    condition = Inpainting(put_back=True)
+    parts = {"text": text(), "image_condition": condition}
+    made = Sampler(net(condition_channels=2), ConditionalOT(0.1), Solver(method, 3), None, **parts).eval()
+    images = torch.rand(3, 1, 8, 8) * 2 - 1
+    told = Given(["a", "b", ""], condition.derived(images, [1, 2, 3]))
+    kept = told.images[:, :1] == 0
+    x0 = made.noise([4, 5, 6])
+    trajectory = made.trajectory(None, [4, 5, 6], told)
+    for t, state in zip(made.solver.times()[1:-1], trajectory[1:-1], strict=True):
+        on_path = made.path.sample(x0, images, torch.full((3,), t))
+        torch.testing.assert_close(state[kept], on_path[kept])
+    assert torch.equal(trajectory[-1][kept], images[kept])
+    wanted = inpaint(made.field(None, told), x0, images, kept, made.path, made.solver).x
+    torch.testing.assert_close(made.sample(None, [4, 5, 6], told), wanted.detach())
+    condition.put_back = False
+    assert not torch.allclose(made.sample(None, [4, 5, 6], told)[kept], images[kept], atol=0.1)
+    assert vars(Inpainting()) == {"least": 0.25, "most": 0.75}  # of folders that were begun before
+
+
+def test_in_latents_known_pixels_are_put_back() -> None:
+    config = {"in_channels": 1, "out_channels": 1, "block_out_channels": [4, 8], "layers_per_block": 1}
+    space = LatentSpace(FrozenAutoencoder(config={**config, "latent_channels": 2, "norm_num_groups": 2}))
+    torch.manual_seed(0)
+    flow = DiT(4, 2, patch=1, depth=1, dim=8, heads=1, num_classes=0, condition_channels=3)
+    torch.nn.init.normal_(flow.tail.weight)
+    condition = Inpainting(put_back=True)
+    made = Sampler(flow, ConditionalOT(0.0), Solver("euler", 2), latents=space, image_condition=condition).eval()
+    images = torch.rand(2, 1, 8, 8) * 2 - 1
+    holes = torch.zeros(2, 1, 8, 8)
+    holes[:, :, :3, :3] = 1  # reaches into the second cell of the latents
+    told = Given(None, condition.given(images, holes, [0, 1]))
+    with torch.no_grad():
+        found = made.sample(None, [1, 2], told)
+        (solution,) = made.solutions(None, [1, 2], given=told, decode=False)
+        latents = space.normalise(space.encode(told.images[:, 1:]).chunk(2, dim=1)[0])
+    assert torch.equal(found[holes == 0], images[holes == 0])
+    torch.testing.assert_close(solution.x[:, :, 2:], latents[:, :, 2:])
+    assert not torch.allclose(solution.x[:, :, :2, :2], latents[:, :, :2, :2], atol=1e-2)
+
+
+def test_solvers_and_scales_are_compared_with_what_is_given(model: Sampler, tmp_path: Path) -> None:
+    for name in ("b.png", "a.png"):
+        Image.fromarray(IMAGES[0, ..., 0]).save(tmp_path / name)
+
+    def told(seeds: Sequence[int]) -> Given | None:
+        return given_in_turns(model, seeds, ["a cat", "a dog"], image_files(tmp_path), [])
+
+    def quality(samples: torch.Tensor, labels: list[int] | None) -> dict[str, float]:
+        return {"mean": float(samples.mean())}
+
+    options = {"count": 3, "methods": ["euler"], "budgets": [2], "given": told}
+    with pytest.raises(ValueError, match="nested guidance has a scale for each"):
+        sweep(model, tmp_path / "out", quality, **options)
+    plain = model.using(model.solver, None)
+    found = sweep(plain, tmp_path / "out", quality, scales=[1.0, 2.0], **options)
+    seeds = requests(3, 63, 0)[1]
+    (row,) = found["solvers"]
+    samples = plain.using(Solver("euler", 2), None).sample(None, seeds, told(seeds))
+    assert row["quality"]["mean"] == pytest.approx(float(samples.mean()))
+    same, more = (each["quality"]["mean"] for each in found["guidance"])
+    assert same == pytest.approx(row["quality"]["mean"], abs=1e-5) and abs(more - same) > 1e-4
 
 
 def test_the_page_asks_for_them(model: Sampler, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from zoo.flow.evaluation.tables import evaluate_straightness
 from zoo.flow.inference.drawing import load_sampler
 from zoo.flow.inference.pairs import make_pairs
 from zoo.flow.inference.sampler import Sampler
+from zoo.flow.nets.autoencoder import FrozenAutoencoder, LatentSpace
+from zoo.flow.nets.dit import DiT
 from zoo.flow.nets.mlp import ToyNet
 from zoo.flow.nets.velocity import VelocityNet
 from zoo.flow.process.guidance import Guidance
@@ -199,3 +202,39 @@ def test_straightness_needs_labels_of_a_net_with_classes() -> None:
     for labels, seeds in ((None, [1]), ([1], [1, 2]), ([], [])):
         with pytest.raises(ValueError, match="as many labels"):
             evaluate_straightness(teacher(), labels, seeds)
+
+
+def test_pairs_of_latents_are_latents_of_the_autoencoder(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = {"in_channels": 1, "out_channels": 1, "block_out_channels": [4, 8], "layers_per_block": 1}
+    config |= {"latent_channels": 2, "norm_num_groups": 2}
+    space = LatentSpace(FrozenAutoencoder(config=config))
+    space.fit(torch.tensor([0.5, -1.0]), torch.tensor([2.0, 0.25]))
+    net = DiT(4, 2, patch=1, depth=1, dim=8, heads=1, num_classes=3)
+    torch.nn.init.normal_(net.tail.weight)
+    sampler = Sampler(net, ConditionalOT(0.0), Solver("euler", 2), chunk=8, latents=space).eval()
+    make(tmp_path / "pairs", sampler, 6)
+    data = PairData(str(tmp_path / "pairs"), batch_size=2, val_share=0.2)
+    data.trainer = SimpleNamespace(lightning_module=SimpleNamespace(latents=space))
+    data.setup("fit")
+    pairs = [data.train_set[number] for number in range(5)]
+    own = torch.stack([pair["x1"] for pair in pairs])
+    labels, seeds = [pair["label"] for pair in pairs], content(tmp_path / "pairs")["seed"][:5].tolist()
+    with torch.no_grad():
+        made = sampler.solver.solve(sampler.field(labels), torch.stack([pair["x0"] for pair in pairs])).x
+        torch.testing.assert_close(space.normalise(own), made)
+        torch.testing.assert_close(data.train_set.examples(range(5))[0], sampler.sample(labels, seeds))
+    mean, deviation = data.statistics()
+    torch.testing.assert_close(mean, own.double().mean(dim=(0, 2, 3)))
+    torch.testing.assert_close(deviation, own.double().std(dim=(0, 2, 3), correction=0))
+    other = LatentSpace(FrozenAutoencoder(config={**config, "block_out_channels": [4, 6]}))
+    for latents, message in ((None, "holds latents"), (other, "of another")):
+        data.trainer = SimpleNamespace(lightning_module=SimpleNamespace(latents=latents))
+        with pytest.raises(ValueError, match=message):
+            data.setup("fit")
+    points = tmp_path / "points"
+    make(points)
+    data = PairData(str(points), val_share=0.5)
+    data.trainer = SimpleNamespace(lightning_module=SimpleNamespace(latents=space))
+    with pytest.raises(ValueError, match="holds samples, no latents"):
+        data.setup("fit")

@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from zoo.flow.inference.sampler import MeanFlowSampler, Sampler
 from zoo.flow.nets.dit import DiT
 from zoo.flow.nets.velocity import VelocityNet
 from zoo.flow.process.guidance import Guidance
+from zoo.flow.process.image_conditions import Inpainting
 from zoo.flow.process.mean_flow import average_field, drawn_intervals, mean_flow_target
 from zoo.flow.process.paths import ConditionalOT
 from zoo.flow.process.solvers import Solver
@@ -125,6 +127,19 @@ class SmallNet(VelocityNet):
 
     def forward(self, x: Tensor, t: Tensor, label: Tensor | None = None, conditions: Any = None) -> Tensor:
         return self.net(torch.cat([x, t[:, None], conditions["span"][:, None]], dim=1))
+
+
+def test_the_sampler_takes_one_euler_step_and_no_other_net():
+    parts = SmallNet(), ConditionalOT(0.0)
+    sampler = MeanFlowSampler(*parts)
+    assert (sampler.solver.method, sampler.solver.steps) == ("euler", 1)
+    assert Sampler(*parts, image_condition=Inpainting()).solver.method == "midpoint"
+    with pytest.raises(ValueError, match=r"solver\.method is euler"):
+        MeanFlowSampler(*parts, solver=Solver("heun2", 2))
+    with pytest.raises(ValueError, match="guide is null"):
+        MeanFlowSampler(*parts, guide=SmallNet())
+    with pytest.raises(ValueError, match="neither texts nor images"):
+        MeanFlowSampler(*parts, image_condition=Inpainting())
 
 
 @pytest.mark.slow

@@ -13,14 +13,15 @@ from torch.utils.data import DataLoader, Dataset
 from zoo.common.folders import data_folder
 from zoo.common.ranges import at_least, within
 from zoo.flow.data import image_sets, points
+from zoo.flow.data.augmentation import Augmentation
+from zoo.flow.data.glyphs import Glyphs
 from zoo.flow.data.image_cache import CACHES, ImageCache, build
 from zoo.flow.data.image_sets import ImageSet, without
 from zoo.flow.data.images import WHITE, ArrayImages, DecodedImages, Framing, StoredPixels, decode_all
-from zoo.flow.data.item_conditions import ItemConditions, PromptStates
+from zoo.flow.data.item_conditions import ItemConditions, encoded_prompts
 from zoo.flow.data.items import Items, StoredValues
 from zoo.flow.data.points import PointSet
-from zoo.flow.process.conditions import GROUPS
-from zoo.flow.process.coupling import PooledTransport
+from zoo.flow.process.coupling import PooledTransport, Reader
 from zoo.flow.process.time_samplers import EVALUATION_TIMES
 from zoo.training.data import RankSlice, ZooDataModule, item_seed
 
@@ -75,7 +76,8 @@ class ImageData(FlowData):
 
     They come from
 
-    - scikit-learn's digits (8 x 8 pixels, ten classes), when neither `root` nor `hub` is given;
+    - scikit-learn's digits (8 x 8 pixels, ten classes), when neither `root`, `hub` nor `glyphs` is given;
+    - code that draws them, `glyphs`;
     - a folder with one folder of images per class, or with such folders in `train` and `val` (or `test`), as AFHQ has;
     - a folder with CIFAR-10 in its binary version;
     - an npz file (`images` uint8, `labels`), or a folder with `train.npz` and `val.npz`;
@@ -106,6 +108,9 @@ class ImageData(FlowData):
         sources: folder of the images that those of `root` are to be made of, of the same names, for a task whose
             `image_condition` is `zoo.flow.SourceImage`.
         embedded_if_missing: use the digits, with a message, when `root` does not exist.
+        glyphs: `zoo.flow.Glyphs` in the place of `root` and `hub`: digits and letters in colour, which tell themselves
+            how many of each there are.
+        augmentation: of training images, for a net that is told of it, e.g. a `zoo.flow.UNet` of `augmentations: 6`.
         kwargs: of FlowData.
     """
 
@@ -128,6 +133,8 @@ class ImageData(FlowData):
         max_bad_share: float = 0.1,
         captions: str | None = None,
         sources: str | None = None,
+        glyphs: Glyphs | None = None,
+        augmentation: Augmentation | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(batch_size, **kwargs)
@@ -135,11 +142,15 @@ class ImageData(FlowData):
         at_least(2, val_every=val_every)
         if root is not None and hub is not None:
             raise ValueError(f"data.init_args: one of root ({root}) and hub ({hub}) must be null")
+        if glyphs is not None and (root is not None or hub is not None):
+            raise ValueError(f"data.init_args: glyphs are drawn, so root ({root}) and hub ({hub}) must be null")
         is_file = root is not None and Path(root).is_file()
         self.root = (
             Path(str(root)) if is_file else data_folder("root", root, embedded_if_missing, "scikit-learn's digits")
         )
         self.hub = hub
+        self.glyphs = glyphs
+        self.augmentation = augmentation
         self.framing = Framing(image_resolution, channels, resize, background)
         self.max_bad_share = max_bad_share
         self._bad: dict[str, dict[int, str]] = {}  # broken images of each set, where there is no cache to say so
@@ -188,9 +199,7 @@ class ImageData(FlowData):
         if len(sets) == 2:
             if sets[1].classes != self.classes:
                 raise ValueError(f"{sets[0].name} has the classes {self.classes}, {sets[1].name} has {sets[1].classes}")
-            self.train_set = Items(
-                readers[0], sets_read[0].labels, None, self.seed, self.flips, self.pooled, conditions=told[0]
-            )
+            self.train_set = self._training(readers[0], sets_read[0].labels, None, told[0])
             self.val_set = Items(readers[1], sets_read[1].labels, None, self.seed, conditions=told[1])
             return
         labels = sets_read[0].labels
@@ -200,8 +209,16 @@ class ImageData(FlowData):
                 f"no class has {self.val_every} images, so none is for validation: lower data.init_args.val_every"
             )
         kept, held = (np.flatnonzero(part).tolist() for part in (~chosen, chosen))
-        self.train_set = Items(readers[0], labels, kept, self.seed, self.flips, self.pooled, conditions=told[0])
+        self.train_set = self._training(readers[0], labels, kept, told[0])
         self.val_set = Items(readers[0], labels, held, self.seed, conditions=told[0])
+
+    def _training(
+        self, read: Reader, labels: Sequence[int], kept: Sequence[int] | None, told: ItemConditions | None
+    ) -> Items:
+        """The training set; `kept` are its items, all when None."""
+        if told is not None and self.augmentation is not None:
+            raise ValueError("data.init_args.augmentation is for images that nothing but their class is told of")
+        return Items(read, labels, kept, self.seed, self.flips, self.pooled, told, self.augmentation)
 
     def _conditions(self, sets: Sequence[ImageSet]) -> list[ItemConditions | None]:
         """What the items of each set are conditioned on, by what the task asks for."""
@@ -211,15 +228,8 @@ class ImageData(FlowData):
             self._check_conditions(text, image)
         states = None
         if text is not None:
-            rank, world = self._rank_and_world()
-            prompts = ["", *(prompt for images in sets for each in images.captions or () for prompt in each)]
-            names = [name for name in GROUPS["text"] if name in task.net.condition_shapes]
-            home = text.model.device
-            text.to(task.trainer.strategy.root_device)
-            states = PromptStates(text, prompts, names, self.cache or Path(CACHES), rank, world)
-            text.to(home)
-            task.trainer.strategy.barrier("prompts")
-            states.open()
+            prompts = [prompt for images in sets for each in images.captions or () for prompt in each]
+            states = encoded_prompts(task, prompts, self.cache or Path(CACHES), *self._rank_and_world())
         if states is None and image is None:
             return [None for _ in sets]
         return [
@@ -260,6 +270,8 @@ class ImageData(FlowData):
 
     def _local_sets(self) -> list[ImageSet]:
         root, limit, flat = self.root, self.max_per_class, self.captions is not None
+        if self.glyphs is not None:
+            return self.glyphs.sets()
         if root is None:
             return [image_sets.digits(limit)]
         if root.is_file():

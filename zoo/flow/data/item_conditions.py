@@ -7,12 +7,14 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from zoo.flow.nets.text import FrozenText
+from zoo.flow.process.conditions import GROUPS
 from zoo.flow.process.coupling import Reader
 from zoo.flow.process.image_conditions import ImageCondition
 from zoo.training.data import item_seed
@@ -76,6 +78,24 @@ class PromptStates:
         rows = [self._shards.row(self.numbers[prompt]) for prompt in prompts]
         found = {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in self.names}
         return {name: value if name == "mask" else value.float() for name, value in found.items()}
+
+
+def encoded_prompts(task: Any, prompts: Sequence[str], folder: Path, rank: int, world_size: int) -> PromptStates:
+    """States of prompts, and of the empty one, by a task's encoder: what its net takes of them, on its device.
+
+    Args:
+        task: a `FlowTask` with `text`, in a trainer.
+        folder: below which the shards lie.
+    """
+    text, strategy = task.text, task.trainer.strategy
+    names = [name for name in GROUPS["text"] if name in task.net.condition_shapes]
+    home = text.model.device
+    text.to(strategy.root_device)
+    states = PromptStates(text, ["", *prompts], names, folder, rank, world_size)
+    text.to(home)
+    strategy.barrier("prompts")
+    states.open()
+    return states
 
 
 class ItemConditions:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from zoo.flow.data.augmentation import Augmentation
 from zoo.flow.data.item_conditions import ItemConditions
 from zoo.flow.process.conditions import Given
 from zoo.flow.process.coupling import PooledTransport, Reader
@@ -44,7 +45,10 @@ class Items(Dataset[dict[str, Any]]):
         flips: mirror every other item along its last axis.
         pooled: which item's noise an item gets; its own by default.
         conditions: what the net is told besides the class; None for nothing.
+        augmentation: of images in training; None for none.
     """
+
+    augmentation: Augmentation | None = None
 
     def __init__(
         self,
@@ -55,6 +59,7 @@ class Items(Dataset[dict[str, Any]]):
         flips: bool = False,
         pooled: PooledTransport | None = None,
         conditions: ItemConditions | None = None,
+        augmentation: Augmentation | None = None,
     ) -> None:
         self.read = read
         self.indices = list(range(len(labels))) if indices is None else list(indices)
@@ -63,6 +68,7 @@ class Items(Dataset[dict[str, Any]]):
         self.flips = flips
         self.pooled = pooled
         self.conditions = conditions
+        self.augmentation = augmentation
         self._paired: tuple[int | None, list[int]] = (None, [])  # the last epoch and its pairing
 
     def __len__(self) -> int:
@@ -71,7 +77,8 @@ class Items(Dataset[dict[str, Any]]):
     def __getitem__(self, key: Key | int) -> dict[str, Any]:
         """One item: `x1` data, float32; `x0` noise like it; `label`; `seed` of the task's random numbers for it.
 
-        Where there are conditions, `conditions` by name.
+        Where there are conditions, `conditions` by name; where there is augmentation, in training, `augmentation`
+        (6,), by how much.
         """
         batch = self.__getitems__([key])
         item = {
@@ -82,6 +89,8 @@ class Items(Dataset[dict[str, Any]]):
         }
         if "conditions" in batch:
             item["conditions"] = {name: value[0] for name, value in batch["conditions"].items()}
+        if "augmentation" in batch:
+            item["augmentation"] = batch["augmentation"][0]
         return item
 
     def __getitems__(self, keys: Sequence[Key | int]) -> dict[str, Any]:
@@ -89,6 +98,8 @@ class Items(Dataset[dict[str, Any]]):
         places = [key if isinstance(key, tuple) else (EVALUATION_EPOCH, key) for key in keys]
         x1, seeds = self._data(places)
         batch = {} if self.conditions is None else {"conditions": self._told(places, x1, seeds)}
+        if self.augmentation is not None and not self._evaluated(places):
+            batch["augmentation"] = self.augmentation.drawn(seeds)
         partners = places if self.pooled is None else [(epoch, self._pairing(epoch)[item]) for epoch, item in places]
         return {
             "x1": x1,
@@ -116,7 +127,12 @@ class Items(Dataset[dict[str, Any]]):
             images = self._own_images(places, x1)
             return images if images is x1 else torch.where(mirrored[:, None, None, None], images.flip(-1), images)
 
-        return self.conditions(rows, seeds, bool(places) and places[0][0] != EVALUATION_EPOCH, own, mirrored)
+        return self.conditions(rows, seeds, not self._evaluated(places), own, mirrored)
+
+    @staticmethod
+    def _evaluated(places: Sequence[Key]) -> bool:
+        """Whether items of an epoch are those of evaluation."""
+        return not places or places[0][0] == EVALUATION_EPOCH
 
     def _rows(self, items: Sequence[int]) -> list[int]:
         """Which of all that can be read the items are."""
@@ -145,6 +161,8 @@ class Items(Dataset[dict[str, Any]]):
         if self.flips:
             mirrored = self.mirrored(seeds)
             x1[mirrored] = x1[mirrored].flip(-1)
+        if self.augmentation is not None and not self._evaluated(places):
+            x1 = self.augmentation(x1, self.augmentation.drawn(seeds))
         return x1, seeds
 
     def _pairing(self, epoch: int) -> list[int]:

@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,11 @@ from torch.utils.data import Dataset
 
 from zoo.common.folders import data_folder
 from zoo.flow.data.datamodule import FlowData
+from zoo.flow.data.image_cache import CACHES
+from zoo.flow.data.item_conditions import PromptStates, encoded_prompts
 from zoo.flow.data.items import EVALUATION_EPOCH
+from zoo.flow.nets.autoencoder import LatentSpace
+from zoo.flow.process.conditions import Given
 from zoo.flow.process.sampling import PAIRS, noise
 from zoo.training.data import Key, item_seed
 
@@ -31,12 +36,12 @@ CHECK_TOLERANCE = 1e-4
 OPEN_SHARDS = 64  # each holds a file descriptor
 
 
-def row_type(shape: Sequence[int]) -> np.dtype:
-    """How a shard stores a pair: the noise as its seed, the sample as float32."""
+def row_type(shape: Sequence[int], image: Sequence[int] | None = None) -> np.dtype:
+    """How a shard stores a pair: the noise as its seed, the sample and an image condition as float32."""
     start = min(CHECKED_VALUES, math.prod(shape))
-    return np.dtype(
-        [("seed", "<i8"), ("label", "<i8"), ("x0_start", "<f4", (start,)), ("x1", "<f4", tuple(shape))]  # 0: no class
-    )
+    fields: list[Any] = [("seed", "<i8"), ("label", "<i8")]  # 0: no class
+    fields += [("x0_start", "<f4", (start,)), ("x1", "<f4", tuple(shape))]
+    return np.dtype(fields if image is None else [*fields, ("image", "<f4", tuple(image))])
 
 
 def shard_paths(folder: Path, count: int, shard_size: int) -> list[Path]:
@@ -49,11 +54,15 @@ class ShardReader:
 
     Args:
         shard_size: pairs per shard; the last one may hold fewer.
+        image: shape of an image condition; None for none.
     """
 
-    def __init__(self, paths: Sequence[Path], shape: Sequence[int], shard_size: int) -> None:
+    def __init__(
+        self, paths: Sequence[Path], shape: Sequence[int], shard_size: int, image: Sequence[int] | None = None
+    ) -> None:
         self.paths = paths
         self.shape = tuple(shape)
+        self.image_shape = image
         self.shard_size = shard_size
         self._open: dict[int, np.ndarray] = {}
 
@@ -74,21 +83,26 @@ class ShardReader:
             )
         return x0, torch.tensor(pair["x1"]), int(pair["label"])
 
+    def image(self, index: int) -> Tensor:
+        """The image condition of a pair (C, H, W)."""
+        number, row = divmod(index, self.shard_size)
+        return torch.tensor(self._shard(number)[row]["image"])
+
     def _shard(self, number: int) -> np.ndarray:
         if number not in self._open:
             if len(self._open) == OPEN_SHARDS:
                 del self._open[next(iter(self._open))]
-            self._open[number] = open_shard(self.paths[number], self.shape)
+            self._open[number] = open_shard(self.paths[number], self.shape, self.image_shape)
         return self._open[number]
 
 
-def open_shard(path: Path, shape: Sequence[int]) -> np.ndarray:
-    """Map a shard into memory: pairs (N,) of `row_type(shape)`, read-only; a torn one is refused."""
+def open_shard(path: Path, shape: Sequence[int], image: Sequence[int] | None = None) -> np.ndarray:
+    """Map a shard into memory: pairs (N,) of `row_type(shape, image)`, read-only; a torn one is refused."""
     try:
         rows = np.load(path, mmap_mode="r")
     except (ValueError, OSError) as error:
         raise ValueError(f"{path} is no whole shard ({error}): delete it and run the same make-pairs again") from error
-    if rows.dtype != row_type(shape):
+    if rows.dtype != row_type(shape, image):
         raise ValueError(f"{path}: expected samples of shape {tuple(shape)}, found {rows.dtype}; make the pairs anew")
     return rows
 
@@ -129,6 +143,33 @@ class EmbeddedReader:
         return x0, 0.5 * x0.flip(-1), 1 + index % self.num_classes if self.num_classes else 0
 
 
+@dataclass
+class Told:
+    """What the samples of pairs were given besides their class.
+
+    Attributes:
+        prompts: taken in turns by the pairs' numbers; None for none.
+        states: of all of them.
+        image: the image condition of a pair by its number; None for none.
+    """
+
+    prompts: Sequence[str] | None
+    states: PromptStates | None
+    image: Callable[[int], Tensor] | None
+
+    def __call__(self, index: int) -> dict[str, Tensor]:
+        """Conditions of a pair by the names of `VelocityNet.condition_shapes`."""
+        found: dict[str, Tensor] = {}
+        if self.states is not None:
+            found = {name: value[0] for name, value in self.states([self.prompt(index)]).items()}
+        return found if self.image is None else {**found, "image": self.image(index)}
+
+    def prompt(self, index: int) -> str:
+        """The prompt of a pair."""
+        assert self.prompts is not None
+        return self.prompts[index % len(self.prompts)]
+
+
 @dataclass(eq=False)
 class Pairs(Dataset[dict[str, Any]]):
     """Pairs, keyed by (epoch, item) in training and by the item in evaluation."""
@@ -136,6 +177,8 @@ class Pairs(Dataset[dict[str, Any]]):
     read: PairReader  # a pair by its index
     indices: Sequence[int]  # which of them belong to this set
     seed: int  # of the task's draws; the noise of a pair is always the same
+    latents: LatentSpace | None = None  # of the task, where the samples are those of its autoencoder
+    told: Told | None = None
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -144,12 +187,29 @@ class Pairs(Dataset[dict[str, Any]]):
         """One item: `x0`, `x1` float32; `label`, 1 to K, or 0 without classes; `seed` of the task's random numbers."""
         epoch, item = key if isinstance(key, tuple) else (EVALUATION_EPOCH, key)
         x0, x1, label = self.read(self.indices[item])
-        return {"x1": x1, "x0": x0, "label": label, "seed": item_seed(self.seed, epoch, item)}
+        conditions = {} if self.told is None else {"conditions": self.told(self.indices[item])}
+        return {"x1": x1, "x0": x0, "label": label, "seed": item_seed(self.seed, epoch, item), **conditions}
+
+    @cached_property
+    def labels(self) -> Tensor:
+        """Of all items (N,), int64."""
+        return torch.tensor([self.read(index)[2] for index in self.indices])
+
+    def given(self, items: Sequence[int]) -> Given | None:
+        """What samples are given that are to show what items of this set do; None without conditions."""
+        if self.told is None:
+            return None
+        indices = [self.indices[item] for item in items]
+        images = None if self.told.image is None else torch.stack([self.told.image(index) for index in indices])
+        return Given(None if self.told.prompts is None else [self.told.prompt(index) for index in indices], images)
 
     def examples(self, items: Sequence[int]) -> tuple[Tensor, list[int]]:
-        """Values and labels of items of this set, to be shown or compared with."""
+        """Samples, decoded where they are latents, and labels of items of this set, to be shown or compared with."""
         _, values, labels = zip(*(self.read(self.indices[item]) for item in items), strict=True)
-        return torch.stack(values), list(labels)
+        samples = torch.stack(values)
+        if self.latents is not None:
+            samples = self.latents.decode(self.latents.normalise(samples.to(self.latents.shift.device))).cpu()
+        return samples, list(labels)
 
 
 @dataclass(eq=False)
@@ -181,7 +241,8 @@ class WithReal(Dataset[dict[str, Any]]):
 class PairData(FlowData):
     """Pairs that `zoo make-pairs` wrote: noise, the teacher's sample of it, and its label.
 
-    FlowTask trained on them is reflow; with `times: GridTimes(points=k)` it is distillation into k steps.
+    FlowTask trained on them is reflow; with `times: GridTimes(points=k)` it is distillation into k steps. Pairs of a
+    flow in latents are latents: the task then has the teacher's autoencoder as `model.latents`.
 
     Args:
         root: folder of the pairs.
@@ -194,6 +255,7 @@ class PairData(FlowData):
         embedded_classes: of those; 0 for none.
         num_workers: loader processes.
         seed: of the order and of the task's draws.
+        cache: folder of encoded prompts, where the samples were given any.
 
     Attributes:
         classes: names in the order of the labels; numbers where the teacher's are not known.
@@ -217,8 +279,10 @@ class PairData(FlowData):
         embedded_classes: int = 0,
         num_workers: int = 0,
         seed: int = 63,
+        cache: str = CACHES,
     ) -> None:
         super().__init__(batch_size, num_workers=num_workers, seed=seed)
+        self.cache = Path(cache)
         if not 0 < val_share < 1:
             raise ValueError(f"data.init_args.val_share lies between 0 and 1, not {val_share}")
         if not 0 <= real_share <= 1 or (real is None) != (real_share == 0):
@@ -248,8 +312,9 @@ class PairData(FlowData):
         first = count - max(1, round(count * self.val_share))
         if first < 1:
             raise ValueError(f"{count} pairs leave none for training beside validation: make more, or lower val_share")
-        pairs = Pairs(read, range(first), self.seed)
-        self.val_set = Pairs(read, range(first, count), self.seed)
+        latents, told = self._latents(), self._told(read)
+        pairs = Pairs(read, range(first), self.seed, latents, told)
+        self.val_set = Pairs(read, range(first, count), self.seed, latents, told)
         self.train_set = pairs
         self.contents = (count, self.sample_shape)
         if self.real is not None:
@@ -257,6 +322,52 @@ class PairData(FlowData):
             self._check_real(self.real)
             self.contents += tuple(self.real.contents)
             self.train_set = WithReal(pairs, self.real.train_set, self.real_share, self.seed)
+
+    def statistics(self) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation (C,) of the training pairs' latents, float64."""
+        pairs = self.train_set.pairs if isinstance(self.train_set, WithReal) else self.train_set
+        values = torch.stack([pairs.read(index)[1] for index in pairs.indices]).double().transpose(0, 1).flatten(1)
+        return values.mean(dim=1), values.std(dim=1, correction=0)
+
+    def _told(self, read: PairReader) -> Told | None:
+        """What the samples were given, by the task's encoder of texts."""
+        task: Any = getattr(self.trainer, "lightning_module", None)
+        text, image = getattr(task, "text", None), getattr(task, "image_condition", None)
+        meta = {} if self.root is None else read_meta(self.root)
+        prompts, shape = meta.get("prompts"), meta.get("image_shape")
+        if task is not None:
+            for what, argument, value, stored in (
+                ("prompts", "text", text, prompts),
+                ("images", "image_condition", image, shape),
+            ):
+                if (value is None) != (stored is None):
+                    found = f"no {what}" if stored is None else what
+                    raise ValueError(
+                        f"the pairs of {self.root} hold {found}, model.init_args.{argument} is "
+                        f"{'null' if value is None else 'set'}: both or neither"
+                    )
+        if prompts is None and shape is None:
+            return None
+        if self.real is not None:
+            raise ValueError("data.init_args.real cannot be mixed into pairs that were given texts or images")
+        rank, world = self._rank_and_world()
+        states = None if text is None else encoded_prompts(task, prompts, self.cache, rank, world)
+        assert isinstance(read, ShardReader)
+        return Told(prompts, states, None if shape is None else read.image)
+
+    def _latents(self) -> LatentSpace | None:
+        """The task's, which must be those of the pairs."""
+        if self.trainer is None or self.root is None:
+            return None
+        latents: LatentSpace | None = getattr(self.trainer.lightning_module, "latents", None)
+        made = read_meta(self.root).get("autoencoder")
+        if made is None and latents is not None:
+            raise ValueError(f"{self.root} holds samples, no latents: model.init_args.latents is null for them")
+        if made is not None and latents is None:
+            raise ValueError(f"{self.root} holds latents: set model.init_args.latents to the teacher's autoencoder")
+        if latents is not None and latents.autoencoder.fingerprint() != made:
+            raise ValueError(f"{self.root} holds the latents of another autoencoder than model.init_args.latents")
+        return latents
 
     def _embedded(self) -> tuple[PairReader, int]:
         self.sample_shape, self.classes = self.embedded_shape, _names(self.embedded_classes)
@@ -272,7 +383,7 @@ class PairData(FlowData):
                 f"{root}: {len(missing)} of {len(paths)} shards are missing, the first {missing[0]}; run the same "
                 "make-pairs again, it writes only what is missing"
             )
-        return ShardReader(paths, self.sample_shape, meta["shard_size"]), meta["count"]
+        return ShardReader(paths, self.sample_shape, meta["shard_size"], meta.get("image_shape")), meta["count"]
 
     def _check_real(self, real: FlowData) -> None:
         theirs = (tuple(real.sample_shape), len(real.classes))

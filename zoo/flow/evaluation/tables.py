@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -22,9 +22,10 @@ from zoo.common.locks import writes_into
 from zoo.common.report import new_figure, terminal_table, write_report
 from zoo.flow.data import points
 from zoo.flow.evaluation.references import ExtractorName, Quality, build_quality
-from zoo.flow.inference.drawing import load_sampler, requests
+from zoo.flow.inference.drawing import given_in_turns, image_files, load_sampler, requests
 from zoo.flow.inference.sampler import Sampler
-from zoo.flow.process.guidance import Guidance
+from zoo.flow.process.conditions import Given
+from zoo.flow.process.guidance import Guidance, NestedGuidance
 from zoo.flow.process.sampling import straightness
 from zoo.flow.process.solvers import TABLEAUS, Method, Solver
 
@@ -47,7 +48,9 @@ CAPTION = (
 LOG_RANGE = 3  # figures that differ by more are drawn on a log axis
 
 
-def measure(sampler: Sampler, labels: list[int] | None, seeds: Sequence[int], quality: Quality) -> Row:
+def measure(
+    sampler: Sampler, labels: list[int] | None, seeds: Sequence[int], quality: Quality, given: Given | None = None
+) -> Row:
     """Draw samples and judge them.
 
     Returns:
@@ -63,7 +66,7 @@ def measure(sampler: Sampler, labels: list[int] | None, seeds: Sequence[int], qu
     hook = sampler.net.register_forward_pre_hook(count)
     started = time.perf_counter()
     try:
-        solutions = list(sampler.solutions(labels, seeds))
+        solutions = list(sampler.solutions(labels, seeds, given=given))
     finally:
         hook.remove()
     seconds = time.perf_counter() - started
@@ -90,6 +93,7 @@ def solver_table(
     methods: Sequence[Method] = METHODS,
     budgets: Sequence[int] = BUDGETS,
     tolerances: Sequence[float] = TOLERANCES,
+    given: Given | None = None,
 ) -> list[Row]:
     """Measure solvers at budgets of evaluations, with the sampler's guidance.
 
@@ -97,6 +101,7 @@ def solver_table(
         seeds: one per sample; the same noise in all cells.
         methods: a fixed-step one takes the most steps within the budget; a cell below one step is left out.
         tolerances: of dopri5 (relative and absolute), which takes what evaluations it needs.
+        given: texts and images of the samples, where the net takes any.
 
     Returns:
         Rows with `series` (the method), `method`, `budget` (None for dopri5), `steps` or `tolerance`, and those of
@@ -114,7 +119,7 @@ def solver_table(
                 continue
             tolerance = setting.get("tolerance", TOLERANCES[-1])
             solver = Solver(method, setting.get("steps", 1), rtol=tolerance, atol=tolerance)
-            found = measure(sampler.using(solver, sampler.guidance), labels, seeds, quality)
+            found = measure(sampler.using(solver, sampler.guidance), labels, seeds, quality, given)
             rows.append({"series": method, "method": method, **setting, **found})
             log.info("%s %s: %s", method, setting, found)
     return rows
@@ -122,20 +127,22 @@ def solver_table(
 
 def guidance_table(
     sampler: Sampler,
-    labels: list[int],
+    labels: list[int] | None,
     seeds: Sequence[int],
     quality: Quality,
     scales: Sequence[float] = SCALES,
     budgets: Sequence[int] = BUDGETS,
     method: Method = "euler",
+    given: Given | None = None,
 ) -> list[Row]:
     """Measure guidance scales at budgets of evaluations.
 
     Args:
-        sampler: of a net with classes; of its guidance, if any, all but the scale is kept.
+        sampler: of a net with classes, texts or images; of its guidance, if any, all but the scale is kept.
         seeds: one per sample; the same noise in all cells.
         scales: of guidance; 1 is conditional and needs half the passes.
         method: a fixed-step solver, as dopri5 keeps no budget.
+        given: texts and images of the samples, where the net takes any.
 
     Returns:
         Rows with `series` (the scale in words), `scale`, `method`, `budget`, `steps`, and those of `measure`.
@@ -149,7 +156,7 @@ def guidance_table(
         for budget in budgets:
             steps = steps_within(method, budget)
             if steps:
-                found = measure(sampler.using(Solver(method, steps), guidance), labels, seeds, quality)
+                found = measure(sampler.using(Solver(method, steps), guidance), labels, seeds, quality, given)
                 setting = {"series": f"scale {scale:g}", "scale": scale, "method": method, "budget": budget}
                 rows.append({**setting, "steps": steps, **found})
                 log.info("%s: %s", setting, found)
@@ -211,17 +218,23 @@ def sweep(
     budgets: Sequence[int] = BUDGETS,
     scales: Sequence[float] = SCALES,
     tolerances: Sequence[float] = TOLERANCES,
+    given: Callable[[Sequence[int]], Given | None] | None = None,
 ) -> dict[str, list[Row]]:
-    """Print, write and draw solvers x NFE ("solvers") and, for a net with classes, guidance x NFE ("guidance").
+    """Print, write and draw solvers x NFE ("solvers") and, for a net with conditions, guidance x NFE ("guidance").
+
+    `given` are texts and images of samples of these seeds.
 
     The arguments are those of `sweep_run`, the rows those of `solver_table` and `guidance_table`.
     """
     chosen, seeds = requests(count, seed, sampler.net.num_classes, labels)
+    if scales and isinstance(sampler.guidance, NestedGuidance):
+        raise ValueError("nested guidance has a scale for each condition, and the table one for all: --scales '[]'")
+    told = None if given is None else given(seeds)
     tables: dict[str, list[Row]] = {}
     if methods:
-        tables["solvers"] = solver_table(sampler, chosen, seeds, quality, methods, budgets, tolerances)
-    if scales and chosen is not None:
-        tables["guidance"] = guidance_table(sampler, chosen, seeds, quality, scales, budgets)
+        tables["solvers"] = solver_table(sampler, chosen, seeds, quality, methods, budgets, tolerances, told)
+    if scales and (chosen is not None or told is not None):
+        tables["guidance"] = guidance_table(sampler, chosen, seeds, quality, scales, budgets, given=told)
     tables = {name: rows for name, rows in tables.items() if rows}
     if not tables:
         raise ValueError("nothing to compare: name methods or, for a net with classes, scales, and budgets above 0")
@@ -252,6 +265,9 @@ def sweep_run(
     val_every: int = 10,
     split_seed: int | None = None,
     device: str = "cpu",
+    prompts: list[str] | None = None,
+    images: Path | None = None,
+    masks: Path | None = None,
 ) -> None:
     """Compare solvers and guidance scales by quality at equal numbers of net calls (NFE): tables, JSON and plots.
 
@@ -268,17 +284,25 @@ def sweep_run(
         seed: of the noise, which all cells share.
         methods: solvers; all when not given, '[]' leaves that table out.
         budgets: net calls for a sample.
-        scales: of guidance, for a net with classes.
+        scales: of guidance, for a net with classes, texts or images.
         guidance: of the first table; the run's when not given.
         val_every: of the digits' split, as in training.
         split_seed: of the digits' split, as in training.
         device: torch device.
+        prompts: for a run that takes texts, in turns; likewise
+        images: one, or a folder of them, for a run that takes images, and
+        masks: of them, white where they are to be made anew; see `zoo sample`.
     """
     sampler = load_sampler(run, None, guidance, device=device)
+    files = image_files(images), image_files(masks)
     shape = sampler.sample_shape
     quality = build_quality(shape, point_set, reference, train, extractor, weights, val_every, split_seed, device)
     chosen = METHODS if methods is None else methods
-    sweep(sampler, output, quality, count, sampler.label_numbers(labels), seed, chosen, budgets, scales)
+
+    def given(seeds: Sequence[int]) -> Given | None:
+        return given_in_turns(sampler, seeds, prompts, *files)
+
+    sweep(sampler, output, quality, count, sampler.label_numbers(labels), seed, chosen, budgets, scales, given=given)
 
 
 def evaluate_straightness(sampler: Sampler, labels: Sequence[int] | None, seeds: Sequence[int]) -> float:

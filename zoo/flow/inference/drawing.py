@@ -61,11 +61,15 @@ def given_in_turns(
     prompts: Sequence[str] | None,
     images: Sequence[Path],
     masks: Sequence[Path],
+    first: int = 0,
 ) -> Given | None:
-    """Prompts, images and masks of samples, each in turns; masks go with the images where they are as many."""
+    """Prompts, images and masks of samples, each in turns; masks go with the images where they are as many.
+
+    The seeds are those of the samples from number `first` on.
+    """
 
     def turns(values: Sequence[Any]) -> list[Any]:
-        return [values[index % len(values)] for index in range(len(seeds))] if values else []
+        return [values[(first + index) % len(values)] for index in range(len(seeds))] if values else []
 
     if sampler.text is not None and not prompts:
         raise ValueError("prompts are needed: the net takes them; --prompts 'a cat', or '' for none")

@@ -30,6 +30,7 @@ from zoo.flow.inference.drawing import (
 from zoo.flow.inference.sampler import ANIMATED_IMAGES, Sampler
 from zoo.flow.process.conditions import Given
 from zoo.flow.process.guidance import Guidance
+from zoo.flow.process.image_conditions import Inpainting
 from zoo.flow.process.solvers import Solver
 from zoo.runs.frozen import state_digest
 
@@ -203,6 +204,7 @@ def sample(
     prompts: list[str] | str | None = None,
     images: Path | None = None,
     masks: Path | None = None,
+    put_back: bool = False,
 ) -> dict[str, Any]:
     """Draw samples from a run into a folder: 0.png, 1.png, ..., labels.csv, a grid and an animation.
 
@@ -227,8 +229,14 @@ def sample(
         prompts: texts, taken in turns, for a run that takes them: --prompts "a cat", or '["a", "b"]'; "" is none.
         images: for a run that takes images: one, or a folder of them, taken in turns by name.
         masks: likewise, white where an image is to be made anew; random rectangles when not given.
+        put_back: keep what an image has outside of the mask to the bit, by putting it back at each step; for a run that
+            inpaints (see `zoo.flow.Inpainting`).
     """
     sampler = load_sampler(run, solver, guidance, chunk, device, guide)
+    if put_back:
+        if not isinstance(sampler.image_condition, Inpainting):
+            raise ValueError(f"--put_back is for runs with zoo.flow.Inpainting as image_condition, which {run} has not")
+        sampler.image_condition.put_back = True
     rank, world = processes()
     prompts = [prompts] if isinstance(prompts, str) else prompts
     return generate(sampler, output, count, labels, seed, rank, world, grid, trajectory, True, prompts, images, masks)

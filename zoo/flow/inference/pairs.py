@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from rich.progress import Progress
 
 from zoo.common.folders import begin_output
@@ -15,8 +17,9 @@ from zoo.common.locks import writes_into
 from zoo.common.ranges import at_least, within
 from zoo.common.work import Share, write_part
 from zoo.flow.data.pair_data import CHECKED_VALUES, META_NAME, row_type, shard_paths
-from zoo.flow.inference.drawing import load_sampler, requests, sampler_settings
+from zoo.flow.inference.drawing import given_in_turns, image_files, load_sampler, requests, sampler_settings
 from zoo.flow.inference.sampler import Sampler
+from zoo.flow.process.conditions import Given
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.sampling import PAIRS
 from zoo.flow.process.solvers import Solver
@@ -36,12 +39,16 @@ def make_pairs(
     progress: bool = True,
     run: str = "",
     classes: list[str] | None = None,
+    prompts: Sequence[str] | None = None,
+    images: Path | None = None,
+    masks: Path | None = None,
 ) -> dict[str, int]:
     """Write a teacher's samples in shards, each with the seed of the noise that it was made of.
 
     Noise and label of pair i follow from `seed` and i alone, so the pairs are the same for any chunk, shard size or
     number of processes, as far as a sample does not depend on its chunk (see `Sampler`). `meta.json` says how they were
-    made. A second call makes missing shards only.
+    made. A second call makes missing shards only. Of a flow in latents the shards hold these, on the autoencoder's own
+    scale. Images that samples are given are stored, as the net's condition; prompts follow from the number of a pair.
 
     The arguments are those of `write_pairs`; of `world_size` processes each makes every world_size-th shard.
 
@@ -52,10 +59,7 @@ def make_pairs(
     """
     at_least(1, count=count, shard_size=shard_size)
     within(0, world_size - 1, rank=rank)
-    if sampler.latents is not None:
-        raise ValueError("make-pairs stores samples, and this run's net makes latents: reflow of latents is not there")
-    if sampler.given_keys:
-        raise ValueError("make-pairs stores labels, and this run's net is told of texts or images, too")
+    files = image_files(images), image_files(masks)
     chosen = sampler.label_numbers(labels)
     drawn, seeds = requests(count, seed, sampler.net.num_classes, chosen, PAIRS)
     classes = sampler.classes if classes is None else classes
@@ -63,7 +67,17 @@ def make_pairs(
         raise ValueError(f"{len(classes)} names of classes for a net of {sampler.net.num_classes} classes")
     net = sampler.net
     settings = sampler_settings(sampler) | {"num_classes": net.num_classes, "sample_shape": net.sample_shape}
+    if sampler.latents is not None:
+        settings["autoencoder"] = sampler.latents.autoencoder.fingerprint()
     settings |= {"count": count, "labels": chosen, "classes": classes, "seed": seed, "shard_size": shard_size}
+    image_shape = None
+    if sampler.given_keys:
+        first = given_in_turns(sampler, seeds[:1], prompts, *files)
+        image_shape = None if first is None or first.images is None else list(first.images.shape[1:])
+        settings |= {"prompts": None if prompts is None else list(prompts), "image_shape": image_shape}
+        settings |= {"images": [path.name for path in files[0]], "masks": [path.name for path in files[1]]}
+    elif prompts is not None or any(files):
+        raise ValueError("the net takes no prompts and no images: leave them out")
     begin_output(output, {"run": run, **settings}, META_NAME, NOT_COMPARED)
     indices = [range(start, min(start + shard_size, count)) for start in range(0, count, shard_size)]
     shards = list(zip(shard_paths(output, count, shard_size), indices, strict=True))
@@ -72,24 +86,29 @@ def make_pairs(
     with Progress(disable=not progress) as bar:
         task = bar.add_task(f"pairs in {output.name}", total=made)
         for path, part in share.owed:
-            rows = np.zeros(len(part), row_type(net.sample_shape))
+            rows = np.zeros(len(part), row_type(net.sample_shape, image_shape))
             rows["seed"] = seeds[part.start : part.stop]
+            given = given_in_turns(sampler, rows["seed"].tolist(), prompts, *files, first=part.start)
+            if given is not None and given.images is not None:
+                rows["image"] = given.images.numpy()
             if drawn is not None:
                 rows["label"] = drawn[part.start : part.stop]
-            for done in _sample(sampler, rows):
+            for done in _sample(sampler, rows, given):
                 bar.advance(task, done)
             write_part(path, partial(np.save, arr=rows))
     return {"made": made, "skipped": sum(len(part) for _, part in share.mine) - made}
 
 
-def _sample(sampler: Sampler, rows: np.ndarray) -> Iterator[int]:
+def _sample(sampler: Sampler, rows: np.ndarray, given: Given | None) -> Iterator[int]:
     """Fill in samples, and what their noise begins with; yields how many at a time."""
     seeds, labels = rows["seed"].tolist(), rows["label"].tolist()
     start = 0
-    for solution in sampler.solutions(labels if sampler.net.num_classes else None, seeds):
+    own = torch.nn.Identity() if sampler.latents is None else sampler.latents.denormalise
+    labelled = labels if sampler.net.num_classes else None
+    for solution in sampler.solutions(labelled, seeds, given=given, decode=False):
         part = slice(start, start + len(solution.x))
         rows["x0_start"][part] = sampler.noise(seeds[part]).flatten(1)[:, :CHECKED_VALUES].cpu().numpy()
-        rows["x1"][part] = solution.x.numpy()
+        rows["x1"][part] = own(solution.x.to(sampler.device)).cpu().numpy()
         yield len(solution.x)
         start = part.stop
 
@@ -107,6 +126,9 @@ def write_pairs(
     chunk: int | None = None,
     classes: list[str] | None = None,
     device: str = "cpu",
+    prompts: list[str] | None = None,
+    images: Path | None = None,
+    masks: Path | None = None,
 ) -> dict[str, int]:
     """Write a run's samples with the noise that each was made of, to train on: reflow and distillation.
 
@@ -125,6 +147,13 @@ def write_pairs(
         chunk: pairs sampled at once; as the run says when not given.
         classes: names of the classes, to be noted; those of the run when not given.
         device: torch device.
+        prompts: for a run that takes texts, in turns; likewise
+        images: one, or a folder of them, for a run that takes images, and
+        masks: of them, white where they are to be made anew; see `zoo sample`.
     """
     sampler = load_sampler(run, solver, guidance, chunk, device)
-    return make_pairs(sampler, output, count, labels, seed, shard_size, *processes(), run=str(run), classes=classes)
+    told: dict[str, Any] = {"prompts": prompts, "images": images, "masks": masks}
+    rank, world = processes()
+    return make_pairs(
+        sampler, output, count, labels, seed, shard_size, rank, world, run=str(run), classes=classes, **told
+    )

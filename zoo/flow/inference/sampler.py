@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -27,11 +27,11 @@ from zoo.flow.nets.text import FrozenText
 from zoo.flow.nets.velocity import VectorField, VelocityNet
 from zoo.flow.process.conditions import Conditions, Given, with_nulls
 from zoo.flow.process.guidance import Guidance, NestedGuidance, check_labels, velocity_field
-from zoo.flow.process.image_conditions import ImageCondition
+from zoo.flow.process.image_conditions import ImageCondition, Inpainting
 from zoo.flow.process.mean_flow import average_field
 from zoo.flow.process.paths import AffinePath, Prediction
-from zoo.flow.process.sampling import SAMPLES, noise
-from zoo.flow.process.solvers import METHODS, Solution, Solver
+from zoo.flow.process.sampling import SAMPLES, noise, putting_back
+from zoo.flow.process.solvers import METHODS, Method, Projection, Solution, Solver
 from zoo.runs.export import CALL_USAGE
 from zoo.runs.inference import Inference, attempt, facts_table
 from zoo.runs.interactive import Field, Part, Report
@@ -59,7 +59,7 @@ class Sampler(Inference):
     Args:
         net: trained.
         path: that it was trained along.
-        solver: how to integrate; 50 Euler steps by default.
+        solver: how to integrate; ten midpoint steps by default.
         guidance: null for the conditional field.
         prediction: what it predicts: "velocity", "x1" or "noise".
         chunk: samples integrated together; more need more memory.
@@ -75,6 +75,7 @@ class Sampler(Inference):
 
     input_suffixes = (".jsonl",)
     output_suffix = ".png"
+    usual_solver: ClassVar[tuple[Method, int]] = ("midpoint", 10)
 
     def __init__(
         self,
@@ -101,7 +102,7 @@ class Sampler(Inference):
             raise ValueError(f"classes are {len(classes)} names, the net has {net.num_classes} classes")
         self.net = net
         self.path = path
-        self.solver = solver or Solver()
+        self.solver = solver or Solver(*self.usual_solver)
         self.guidance = guidance
         self.prediction: Prediction = prediction
         self.chunk = chunk
@@ -112,6 +113,10 @@ class Sampler(Inference):
         self.latents = latents
         self.text = text
         self.image_condition = image_condition
+        self._check_parts()
+
+    def _check_parts(self) -> None:
+        """Refuse parts that do not go together."""
 
     @property
     def given_keys(self) -> tuple[str, ...]:
@@ -203,26 +208,43 @@ class Sampler(Inference):
         record: int = 0,
         told: Callable[[float], object] | None = None,
         given: Given | None = None,
+        decode: bool = True,
     ) -> Iterator[Solution]:
         """Draw samples as `sample` does: solutions of at most `chunk` of them, on the CPU, float32.
 
         The chunks of the first `record` samples keep their trajectories; dopri5 then stops at the times of its grid.
-        `told` is told the share that is done, 0 to 1, again and again.
+        `told` is told the share that is done, 0 to 1, again and again. Without `decode` the samples are what the net
+        generates, latents where the flow runs there.
         """
         self._check(labels, seeds, given)
         for start in range(0, len(seeds), self.chunk):
             part = slice(start, start + self.chunk)
             chosen = None if labels is None else labels[part]
-            field = self.field(chosen) if given is None else self.field(chosen, given.rows(part))
+            rows = None if given is None else given.rows(part)
+            field = self.field(chosen) if rows is None else self.field(chosen, rows)
             if told is not None:
                 field = _watched(field, told, start / len(seeds), len(seeds[part]) / len(seeds))
-            found = self.solver.solve(field, self.noise(seeds[part]), keep_trajectory=start < record)
-            x = self.decoded(found.x).float().cpu()
+            x0 = self.noise(seeds[part])
+            project = self._putting_back(x0, None if rows is None else rows.images)
+            found = self.solver.solve(field, x0, keep_trajectory=start < record, project=project)
+            decoded = self.decoded if decode else torch.nn.Identity()
+            x = decoded(found.x).float().cpu()
+            if project is not None and decode and rows is not None and rows.images is not None:  # decoding changed it
+                x = torch.where(rows.images[:, :1].cpu() > 0, x, rows.images[:, 1:].float().cpu())
             finite = x.flatten(1).isfinite().all(dim=1)
             if not finite.all():
                 seed = seeds[start + int(finite.logical_not().nonzero()[0])]
                 raise ValueError(f"the sample of seed {seed} is not finite: the training diverged, or the solver did")
-            yield Solution(x, found.nfe, found.times, [self.decoded(state).float().cpu() for state in found.trajectory])
+            yield Solution(x, found.nfe, found.times, [decoded(state).float().cpu() for state in found.trajectory])
+
+    def _putting_back(self, x0: Tensor, images: Tensor | None) -> Projection | None:
+        """What keeps the known part of image conditions (B, 1 + C, H, W), where that is asked for."""
+        if images is None or not isinstance(self.image_condition, Inpainting) or not self.image_condition.put_back:
+            return None
+        told = images.to(self.device)
+        if self.latents is not None:
+            told = self.latents.condition(told, masked=True)
+        return putting_back(x0, told[:, 1:], told[:, :1] == 0, self.path)
 
     def sample(self, labels: Sequence[int] | None, seeds: Sequence[int], given: Given | None = None) -> Tensor:
         """Draw samples.
@@ -565,28 +587,18 @@ class Sampler(Inference):
 class MeanFlowSampler(Sampler):
     """Draws samples by average velocities: Euler steps, one as a rule, each over a whole interval of the grid.
 
-    The arguments are those of `Sampler`; the solver, one step by default, is "euler".
+    The arguments are those of `Sampler`; the solver, one step by default, is "euler", and neither a guide nor texts or
+    images are taken.
     """
 
-    def __init__(
-        self,
-        net: VelocityNet,
-        path: AffinePath,
-        solver: Solver | None = None,
-        guidance: Guidance | None = None,
-        prediction: Prediction = "velocity",
-        chunk: int = 64,
-        images: bool = False,
-        trajectory: rendering.Animation = "none",
-        classes: Sequence[str] | None = None,
-        guide: FrozenNet | None = None,
-        latents: LatentSpace | None = None,
-    ) -> None:
-        solver = solver or Solver("euler", 1)
-        super().__init__(net, path, solver, guidance, prediction, chunk, images, trajectory, classes, guide, latents)
-        if guide is not None:
+    usual_solver = ("euler", 1)
+
+    def _check_parts(self) -> None:
+        if self.guide is not None:
             raise ValueError("a net of average velocities is not guided by another: guide is null")
-        _check_euler(solver)
+        if self.text is not None or self.image_condition is not None:
+            raise ValueError("a net of average velocities takes neither texts nor images")
+        _check_euler(self.solver)
 
     def using(self, solver: Solver, guidance: Guidance | None) -> Self:
         """The same parts with another solver and guidance."""

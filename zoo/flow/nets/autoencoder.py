@@ -324,6 +324,10 @@ class LatentSpace(nn.Module):
         """Latents (B, C, h, w) of the autoencoder as the flow sees them."""
         return (z - self.shift[:, None, None]) * self.scale[:, None, None]
 
+    def denormalise(self, z: Tensor) -> Tensor:
+        """The flow's latents (B, C, h, w) on the autoencoder's own scale."""
+        return z / self.scale[:, None, None] + self.shift[:, None, None]
+
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
         """Moments of images (B, C, H, W) in [-1, 1], of the autoencoder's own scale, float32 whatever is trained in."""
@@ -344,7 +348,7 @@ class LatentSpace(nn.Module):
     def decode(self, z: Tensor) -> Tensor:
         """Images (B, C, H, W), about in [-1, 1], of the flow's latents, a chunk at a time, in float32."""
         with torch.autocast(z.device.type, enabled=False):
-            own = z.float() / self.scale[:, None, None] + self.shift[:, None, None]
+            own = self.denormalise(z.float())
             return torch.cat([self.autoencoder.net.decode(part) for part in own.split(self.chunk)])
 
 

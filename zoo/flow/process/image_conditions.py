@@ -47,20 +47,26 @@ class ImageCondition(ABC):
 
 
 class Inpainting(ImageCondition):
-    """The image without a rectangle, and a mask of it. What is kept is the net's to copy: nothing is put back.
+    """The image without a rectangle, and a mask of it.
 
     Args:
         least: smallest height and width of the rectangle, as a share of the image's, > 0.
         most: largest, at most 1.
+        put_back: in sampling, put the known part back onto its path at each time of the solver's grid, so that it stays
+            to the bit; otherwise it is the net's to copy. In latents, the cells that are wholly known, and at last the
+            known pixels.
     """
 
     masked = True
+    put_back = False
 
-    def __init__(self, least: float = 0.25, most: float = 0.75) -> None:
+    def __init__(self, least: float = 0.25, most: float = 0.75, put_back: bool = False) -> None:
         if not 0 < least <= most <= 1:
             raise ValueError(f"Inpainting: expected 0 < least <= most <= 1, found {least} and {most}")
         self.least = least
         self.most = most
+        if put_back:  # not is not noted: folders of samples that were begun before go on
+            self.put_back = True
 
     def derived(self, images: Tensor, seeds: Sequence[int]) -> Tensor:
         """Cut a rectangle of random size and place out of each image."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zoo.flow.nets.velocity import VectorField
 from zoo.flow.process.paths import AffinePath
-from zoo.flow.process.solvers import Solution, Solver
+from zoo.flow.process.solvers import Projection, Solution, Solver
 
 # Epochs of the keys of the noise (see `item_seed`): of their own, so that no sample begins with noise that a training
 # on data or on pairs has seen, whatever the seeds.
@@ -74,6 +74,11 @@ def inpaint(
         path: that the net was trained on.
         solver: how to integrate; its grid says how often the known part is put back, also for dopri5.
     """
+    return solver.solve(velocity, x0, project=putting_back(x0, known, mask, path))
+
+
+def putting_back(x0: Tensor, known: Tensor, mask: Tensor, path: AffinePath) -> Projection:
+    """What puts the known part of data back onto its path from its noise; see `inpaint`."""
     if mask.dtype != torch.bool:
         raise ValueError(f"the mask must be bool, True where the data is known; found {mask.dtype}")
 
@@ -81,7 +86,7 @@ def inpaint(
         on_path = known if t == 1 else path.sample(x0, known, x.new_full((len(x),), t))
         return torch.where(mask, on_path, x)
 
-    return solver.solve(velocity, x0, project=project)
+    return project
 
 
 @torch.no_grad()

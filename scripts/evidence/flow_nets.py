@@ -1,0 +1,155 @@
+"""Transformer against U-Net at equal processor time, and few steps: python -m scripts.evidence.flow_nets --help."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from scripts.bench.tools import Finding, evidence, save
+from scripts.evidence.flow import FEW_SAMPLES, SAMPLES, Digits, digits_of, figures_of
+from zoo.common.build import build
+from zoo.common.reading.text import safe_load
+from zoo.flow.data.datamodule import ImageData
+from zoo.flow.data.items import Items
+from zoo.flow.evaluation.classifier import train_digits_classifier
+from zoo.flow.evaluation.comparison import QUICK, Comparison, Samples
+from zoo.flow.evaluation.controls import matching_labels
+from zoo.flow.evaluation.extractors import Extractor
+from zoo.flow.inference.drawing import load_sampler
+from zoo.flow.rendering import to_pixels
+from zoo.runs.folder import find_config
+
+STEPS = 20  # of Euler, where nets are compared
+FEW = (1, 2, 4)  # evaluations of the net for a sample
+FEW_STEPS = (*(f"{name} {steps}" for name in ("Euler", "MeanFlow") for steps in FEW), "distilled 1")
+RUNS = ("digits_unet", "digits_dit", "glyphs_unet", "glyphs_dit", "meanflow", "distilled")
+DRAWS = 2
+UNET_BATCHES = 400  # of the U-Net's demo, in about the time of demo_digits_dit
+JUDGE_EPOCHS = 12  # of 6,200 glyphs
+FIGURES = ("accuracy", "std_ratio", "nearest_ratio")
+
+
+class Colours(Extractor):
+    """Mean and standard deviation of each channel: what a classifier of grey images does not see."""
+
+    dims = 6
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features (B, 6) of images (B, 3, H, W)."""
+        flat = images.flatten(2)
+        return torch.cat([flat.mean(dim=2), flat.std(dim=2)], dim=1)
+
+
+def glyphs_of(run: Path, quick: bool = False) -> tuple[Digits, Digits]:
+    """The glyphs that a run was trained on: judged by their shapes (a classifier of grey images), and by their colours.
+
+    Args:
+        run: run folder.
+        quick: with one set of few samples, and a classifier hardly trained.
+
+    Raises:
+        ValueError: when the run was trained on something else.
+    """
+    settings = safe_load(find_config(run).read_text(encoding="utf-8"))["data"]
+    if not settings["init_args"].get("glyphs"):
+        raise ValueError(f"{run} was not trained on glyphs")
+    data: ImageData = build(settings)
+    data.setup("fit")
+    train, held = (_samples(items, data.classes) for items in (data.train_set, data.val_set))
+    assert train.labels is not None and held.labels is not None
+    judge = train_digits_classifier(train.images(), train.labels, 0, 1 if quick else JUDGE_EPOCHS)
+    labels = matching_labels(held.labels, FEW_SAMPLES if quick else SAMPLES)
+    draws = 1 if quick else DRAWS
+    shapes = Digits(Comparison(held, judge, train, QUICK), train, labels, draws)
+    return shapes, Digits(Comparison(held, Colours(), train, ("frechet",)), train, labels, draws)
+
+
+def _samples(items: Items, classes: list[str]) -> Samples:
+    images, labels = items.examples(range(len(items)))
+    return Samples(to_pixels(images), labels, None, classes)
+
+
+def gather(
+    digits_unet: Path,
+    digits_dit: Path,
+    glyphs_unet: Path,
+    glyphs_dit: Path,
+    meanflow: Path,
+    distilled: Path,
+    quick: bool = False,
+) -> list[Finding]:
+    """Evaluate one seed's runs; the report goes into `evidence/` of the first.
+
+    Args:
+        digits_unet: run of `demo_digits`, of fewer batches.
+        digits_dit: run of `demo_digits_dit`.
+        glyphs_unet: run of `demo_glyphs`.
+        glyphs_dit: run of `demo_glyphs_dit`.
+        meanflow: run of `demo_digits_meanflow`.
+        distilled: run of `demo_digits_distill`.
+        quick: few samples.
+
+    Raises:
+        FileNotFoundError: when a run is missing.
+        ValueError: when a run was trained on something else.
+    """
+    digits = digits_of(digits_unet, quick=quick, draws=DRAWS)
+    floor = digits.floor()["frechet"]
+    findings: list[Finding] = []
+    for name, run in (("U-Net", digits_unet), ("DiT", digits_dit)):
+        findings += _described(f"digits, {name}", figures_of(load_sampler(run), digits, STEPS, 1.0), floor)
+    findings.append(_quotient("digits", findings))
+    findings += _glyphs(glyphs_unet, glyphs_dit, quick)
+    few: list[Finding] = []
+    for name, run, budgets in (
+        ("Euler", digits_dit, FEW),
+        ("MeanFlow", meanflow, FEW),
+        ("distilled", distilled, FEW[:1]),
+    ):
+        sampler = load_sampler(run)
+        for steps in budgets:
+            few += _described(f"{name} {steps}", figures_of(sampler, digits, steps, 1.0), floor)
+    values = {each.name: each.value for each in few}
+    for steps in FEW:
+        ratio = values[f"MeanFlow {steps}: Fréchet to the floor's"] / values[f"Euler {steps}: Fréchet to the floor's"]
+        few.append(Finding(f"{steps} evaluations: Fréchet MeanFlow to Euler", ratio, ""))
+    one = values["distilled 1: Fréchet to the floor's"]
+    few.append(Finding("1 evaluation: Fréchet distilled to Euler", one / values["Euler 1: Fréchet to the floor's"], ""))
+    few.append(
+        Finding("1 evaluation: Fréchet MeanFlow to distilled", values["MeanFlow 1: Fréchet to the floor's"] / one, "")
+    )
+    findings += few
+    save(Path(digits_unet) / "evidence" / "nets.json", findings, evidence="nets", samples=len(digits.labels))
+    return findings
+
+
+def _glyphs(unet: Path, dit: Path, quick: bool) -> list[Finding]:
+    """Both nets on the glyphs, with the judge's accuracy on held-out ones."""
+    shapes, colours = glyphs_of(unet, quick)
+    judge = shapes.comparison.figures(shapes.comparison.reference)["accuracy"]
+    floor, colours_floor = shapes.floor()["frechet"], colours.floor()["frechet"]
+    findings: list[Finding] = []
+    for name, run in (("U-Net", unet), ("DiT", dit)):
+        sampler = load_sampler(run)
+        findings += _described(f"glyphs, {name}", figures_of(sampler, shapes, STEPS, 1.0), floor)
+        value = figures_of(sampler, colours, STEPS, 1.0)["frechet"] / colours_floor
+        findings.append(Finding(f"glyphs, {name}: Fréchet of colours to the floor's", value, ""))
+    return [*findings, _quotient("glyphs", findings), Finding("glyphs: held-out images, accuracy", judge, "")]
+
+
+def _described(name: str, figures: Mapping[str, float], floor: float) -> list[Finding]:
+    found = [Finding(f"{name}: Fréchet to the floor's", figures["frechet"] / floor, "")]
+    return found + [Finding(f"{name}: {figure}", figures[figure], "") for figure in FIGURES]
+
+
+def _quotient(name: str, findings: list[Finding]) -> Finding:
+    values = {each.name: each.value for each in findings}
+    dit, unet = (values[f"{name}, {net}: Fréchet to the floor's"] for net in ("DiT", "U-Net"))
+    return Finding(f"{name}: Fréchet DiT to U-Net", dit / unet, "")
+
+
+if __name__ == "__main__":
+    evidence({"nets": gather})
