@@ -97,7 +97,7 @@ class Items(Dataset[dict[str, Any]]):
         """A whole batch, which is what a DataLoader asks for where this method exists: one read instead of B."""
         places = [key if isinstance(key, tuple) else (EVALUATION_EPOCH, key) for key in keys]
         x1, seeds = self._data(places)
-        batch = {} if self.conditions is None else {"conditions": self._told(places, x1, seeds)}
+        batch: dict[str, Any] = {} if self.conditions is None else {"conditions": self._told(places, x1, seeds)}
         if self.augmentation is not None and not self._evaluated(places):
             batch["augmentation"] = self.augmentation.drawn(seeds)
         partners = places if self.pooled is None else [(epoch, self._pairing(epoch)[item]) for epoch, item in places]

@@ -325,7 +325,7 @@ class PairData(FlowData):
 
     def statistics(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation (C,) of the training pairs' latents, float64."""
-        pairs = self.train_set.pairs if isinstance(self.train_set, WithReal) else self.train_set
+        pairs: Any = getattr(self.train_set, "pairs", self.train_set)  # without the real ones
         values = torch.stack([pairs.read(index)[1] for index in pairs.indices]).double().transpose(0, 1).flatten(1)
         return values.mean(dim=1), values.std(dim=1, correction=0)
 
@@ -351,7 +351,7 @@ class PairData(FlowData):
         if self.real is not None:
             raise ValueError("data.init_args.real cannot be mixed into pairs that were given texts or images")
         rank, world = self._rank_and_world()
-        states = None if text is None else encoded_prompts(task, prompts, self.cache, rank, world)
+        states = None if text is None else encoded_prompts(task, prompts or [], self.cache, rank, world)
         assert isinstance(read, ShardReader)
         return Told(prompts, states, None if shape is None else read.image)
 
