@@ -39,7 +39,7 @@ from zoo.flow.sequence.net import Normaliser, SequenceNet
 from zoo.hifigan.nets.bigvgan import BigVGAN
 from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator, MultiScaleDiscriminator
 from zoo.hifigan.nets.generator import Generator
-from zoo.hifigan.nets.griffin_lim import GriffinLimVocos
+from zoo.hifigan.nets.griffin_lim import GriffinLimVocos, MagnitudeVocos
 from zoo.hifigan.nets.spectral_discriminators import (
     MultiBandDiscriminator,
     MultiOctaveDiscriminator,
@@ -134,6 +134,7 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
     "GriffinLimVocos": lambda: (
         GriffinLimVocos(LogMel(8000, 32, 8, 32, 4, 0.0, None), 8, 12, 1, 2, 2), lambda size: (noise(2, 4, size),)
     ),
+    "MagnitudeVocos": lambda: (MagnitudeVocos(4, 16, 2, 32, 8, 12, 1, 2), lambda size: (noise(2, 4, size),)),
     "Vocos-codes": lambda: (
         Vocos(4, 8, 12, 1, 16, 4, conditions=2), lambda size: (noise(2, 4, size), torch.tensor(1))
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from zoo.miipher.nets.adapters import ParallelAdapters
-from zoo.miipher.nets.backbone import Backbone
+from zoo.miipher.nets.backbone import Backbone, FamilyName
 from zoo.miipher.nets.cleaner import Cleaner
 
 SMALL = {
@@ -16,6 +16,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "hubert": {"model_type": "hubert", **SMALL},
     "hubert_preln": {
         "model_type": "hubert", **SMALL, "do_stable_layer_norm": True, "feat_extract_norm": "layer", "conv_bias": True,
+    },
+    "mel_hubert": {
+        "model_type": "hubert", **SMALL, "conv_dim": [24], "conv_kernel": [1], "conv_stride": [1],
+        "do_stable_layer_norm": True, "feat_proj_layer_norm": False, "feat_extract_norm": "layer",
     },
     "wavlm": {"model_type": "wavlm", **SMALL},
     "wav2vec2": {"model_type": "wav2vec2", **SMALL},
@@ -36,7 +40,8 @@ SPEAKER: dict[str, Any] = {
 
 
 def backbone(name: str = "hubert", layer: int = 2, **arguments: Any) -> Backbone:
-    return Backbone(layer=layer, config=dict(CONFIGS[name]), **arguments)
+    family: FamilyName = "mel_hubert" if name == "mel_hubert" else "auto"  # whose configuration is HuBERT's
+    return Backbone(**{"layer": layer, "config": dict(CONFIGS[name]), "family": family, **arguments})
 
 
 def cleaner(name: str = "hubert", layer: int = 2, **arguments: Any) -> Cleaner:

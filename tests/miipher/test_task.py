@@ -13,6 +13,8 @@ from tests.miipher.parts import SPEAKER, backbone, cleaner
 from zoo.audio.analysis.mel import LogMel
 from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator
 from zoo.hifigan.nets.generator import Generator
+from zoo.hifigan.nets.griffin_lim import MagnitudeVocos
+from zoo.miipher.data.datamodule import VocoderSegments
 from zoo.miipher.losses import feature_loss
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.speaker import SpeakerEncoder
@@ -246,3 +248,30 @@ def test_a_backbone_learns_and_is_written_for_others(tmp_path):
     np.testing.assert_allclose(again(x), task.eval().encoder(x).detach(), atol=1e-6)
     with pytest.raises(ValueError, match="divides 320"):
         BackboneTask(backbone(), LogMel(16000, 512, 128, 512, 20, 0.0, 8000.0), SGD)
+
+
+def test_the_shortcut_is_solved_for_before_the_first_batch(tmp_path):
+    def start():
+        torch.manual_seed(0)
+        return MagnitudeVocos(32, 480, 2, 960, 8, 12, 1, iterations=1, training_iterations=1)
+
+    data = VocoderSegments(
+        24000, segment_frames=8, context_frames=2, batch_size=3, embedded_utterances=5, val_items=1, val_seconds=0.5
+    )
+    frozen, mel = partial(torch.optim.SGD, lr=0.0), LogMel(24000, 1024, 256, 1024, 40, 0.0, None)
+    arguments = {"discriminators": {}, "optimizer_g": frozen, "optimizer_d": frozen, "loss_mel": mel}
+    arguments |= {"loss_weights": {"g/mel": 1.0}, "sample_rate": 24000}
+    task = VocoderTask(backbone("mel_hubert"), start(), least_squares=2, **arguments)
+    runs = {"max_steps": 1, "limit_val_batches": 0}
+    trainer(tmp_path, **runs).fit(task, data)
+    keys = [(epoch, item) for epoch in range(2) for item in range(len(data.train_set))]
+    whole = data.collate([data.train_set[key] for key in keys])
+    expected = start()
+    expected.solve([(task.features(whole), whole["audio"])])
+    torch.testing.assert_close(task.generator.shortcut.weight, expected.shortcut.weight, atol=1e-4, rtol=1e-3)
+    assert expected.shortcut.weight.abs().max() > 0.01
+    other = VocoderTask(backbone("mel_hubert"), start(), **arguments)
+    trainer(tmp_path, **runs).fit(other, data)
+    assert other.generator.shortcut.weight.abs().max() == 0
+    with pytest.raises(ValueError, match="least_squares is of MagnitudeVocos, the generator is a Generator"):
+        vocoder_task(backbone(), least_squares=1)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,11 @@ from zoo.audio.analysis.griffin_lim import griffin_lim
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.io.resample import resample, resampler
 from zoo.common.atomic import replacing
+from zoo.common.ranges import at_least
+from zoo.hifigan.nets.griffin_lim import MagnitudeVocos
 from zoo.hifigan.nets.interface import WaveformGenerator
 from zoo.hifigan.task import HiFiGANTask
+from zoo.miipher.data.datamodule import VocoderSegments
 from zoo.miipher.losses import TERMS, Reduction, cosine_distance, feature_loss, mean_absolute, weighted
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner, check_fit
@@ -128,6 +131,8 @@ class VocoderTask(HiFiGANTask):
         flag_above: of restored files, list seconds whose features are further from the input's: cosine distance 0 to 2.
         speaker: frozen; the term `g/speaker` of `loss_weights` is the cosine distance of its embeddings of generated
             and real audio (0 to 2). Null: no such term.
+        least_squares: passes over the training items from which the shortcut of a `MagnitudeVocos` is solved for
+            before the first batch (not with sharded weights). 0: it begins as the generator was built or loaded.
         kwargs: of HiFiGANTask. The term `g/ssl` of `loss_weights` is the mean absolute difference of the plain
             backbone's features of generated and real audio; the gradient passes through it.
 
@@ -156,6 +161,7 @@ class VocoderTask(HiFiGANTask):
         chunk_batch: int = 4,
         flag_above: float | None = None,
         speaker: SpeakerEncoder | None = None,
+        least_squares: int = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -164,6 +170,10 @@ class VocoderTask(HiFiGANTask):
         )  # fmt: skip
         check_fit(encoder, generator, sample_rate)
         self.encoder = encoder.requires_grad_(False).eval()
+        at_least(0, least_squares=least_squares)
+        if least_squares and not isinstance(generator, MagnitudeVocos):
+            raise ValueError(f"least_squares is of MagnitudeVocos, the generator is a {type(generator).__name__}")
+        self.least_squares = least_squares
         if (speaker is None) == bool(self.loss_weights.get("g/speaker")):
             raise ValueError("speaker and the weight g/speaker of loss_weights belong together: give both or neither")
         self.speaker = speaker
@@ -179,6 +189,22 @@ class VocoderTask(HiFiGANTask):
         super().train(mode)
         self.encoder.eval()
         return self
+
+    def on_train_start(self) -> None:
+        """Solve for the generator's shortcut where a run begins; every process does so from the same items."""
+        super().on_train_start()
+        if self.least_squares and not self.batches_done:
+            generator = cast(MagnitudeVocos, self.generator)
+            generator.solve((self.features(batch), batch["audio"]) for batch in self._first_batches())
+
+    def _first_batches(self) -> Iterator[Batch]:
+        """Batches of the first epochs' items, in the corpus' order; the loader is left alone."""
+        data = cast(VocoderSegments, self.trainer.datamodule)  # type: ignore[attr-defined]
+        for epoch in range(self.least_squares):
+            keys = [(epoch, number) for number in range(len(data.train_set))]
+            for first in range(0, len(keys), data.batch_size):
+                items = data.train_set.__getitems__(keys[first : first + data.batch_size])
+                yield self.trainer.strategy.batch_to_device(data.collate(items), self.device)
 
     @torch.no_grad()
     def features(self, batch: Batch) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 
 from tests.miipher.parts import backbone, cleaner
 from zoo.hifigan.nets.generator import Generator
+from zoo.hifigan.nets.griffin_lim import MagnitudeVocos
 from zoo.hifigan.nets.vocos import Vocos
 from zoo.miipher.inference.onnx_form import SHAPES
 from zoo.miipher.inference.restore import Restorer
@@ -69,9 +70,14 @@ def test_one_graph_restores_as_torch_at_five_lengths(encoder, generator, rate, t
     assert abs(other - found).max() > 1e-2 * peak  # the vocoder hears the encoder
 
 
-@pytest.mark.parametrize("name", ["wav2vec2-bert", "gemma3n_audio"])
+@pytest.mark.parametrize("name", ["wav2vec2-bert", "gemma3n_audio", "mel_hubert"])
 def test_encoders_of_filter_banks_are_refused(name):
     encoder: Encoder = backbone(name)
     generator = Vocos(32, 16, 24, 1, 1920, encoder.hop_samples)
     with pytest.raises(ValueError, match=f"no ONNX form: {name} takes filter banks"):
         Restorer(encoder, generator, 16000).onnx_form()
+
+
+def test_a_search_for_phases_is_refused():
+    with pytest.raises(ValueError, match="no ONNX form: MagnitudeVocos searches for phases"):
+        Restorer(backbone(), MagnitudeVocos(32, 480, 2, 960, 8, 12, 1, iterations=2), 24000).onnx_form()

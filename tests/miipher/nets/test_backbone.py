@@ -246,3 +246,24 @@ def test_feature_loss_counts_valid_frames_alone():
     assert float(terms["sc"]) == pytest.approx(12 / 6)
     whole = feature_loss(prediction[:1, :2], target[:1], None)
     assert float(whole["mae"]) == pytest.approx(1.5)
+
+
+def test_features_of_mel_hubert_keep_the_log_mels():
+    """What the blocks add aside, they are linear in them: two clips' difference goes through the projection alone."""
+    net = backbone("mel_hubert")
+    clips = noise(2, 3200)
+    entered = []
+    net.model.feature_projection.register_forward_pre_hook(lambda module, inputs: entered.append(inputs[0]))
+    for block in net.blocks:
+        block.register_forward_hook(
+            lambda module, inputs, output: (inputs[0],) if isinstance(output, tuple) else inputs[0]
+        )
+    net.model.encoder.pos_conv_embed.register_forward_hook(lambda module, inputs, output: torch.zeros_like(output))
+    found = net(clips)
+    assert entered[0].shape == (2, 10, 24)
+    (low, high) = net.front.mel(torch.nn.functional.pad(clips, (480, 480))).transpose(1, 2)[:, 3:23]
+    torch.testing.assert_close(entered[0], (torch.stack([low, high]).unflatten(1, (10, 2)).flatten(2) + 6.0) / 2.5)
+    weight = net.model.feature_projection.projection.weight
+    torch.testing.assert_close(found[0] - found[1], (entered[0][0] - entered[0][1]) @ weight.T, atol=1e-5, rtol=1e-4)
+    with pytest.raises(ValueError, match=r"conv_dim is \[bands of two frames\]"):
+        backbone("hubert", family="mel_hubert")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from zoo.audio.analysis.mel import LogMel
@@ -11,6 +13,45 @@ from zoo.audio.analysis.mel import LogMel
 _MEL_INVERSION_STEPS = 100
 _MOMENTUM = 0.99  # Perraudin et al., section 4
 _TINY = 1e-8
+
+
+class Transform(Protocol):
+    """What Griffin-Lim asks of a short-time Fourier transform; a `LogMel` has it.
+
+    Attributes:
+        n_fft: in samples, as `hop_length`, `win_length` and `padding_samples`.
+        window: (win_length,).
+        padding_samples: of the signal before its first sample.
+    """
+
+    n_fft: int
+    hop_length: int
+    win_length: int
+    padding_samples: int
+    window: Tensor
+
+
+class Spectra(nn.Module):
+    """A transform without bands: a Hann window of n_fft, frame i lying on samples [i, i + 1) * hop_length.
+
+    Args:
+        n_fft: in samples, even.
+        hop_length: samples between frames, even and at most n_fft.
+
+    Raises:
+        ValueError: for other sizes.
+    """
+
+    window: Tensor
+
+    def __init__(self, n_fft: int, hop_length: int) -> None:
+        super().__init__()
+        if n_fft % 2 or hop_length % 2 or not 0 < hop_length <= n_fft:
+            raise ValueError(f"expected even 0 < hop_length <= n_fft, got hop_length {hop_length}, n_fft {n_fft}")
+        self.n_fft = self.win_length = n_fft
+        self.hop_length = hop_length
+        self.padding_samples = (n_fft - hop_length) // 2
+        self.register_buffer("window", torch.hann_window(n_fft), persistent=False)
 
 
 def invert_mel(mel_magnitude: Tensor, mel: LogMel) -> Tensor:
@@ -50,7 +91,7 @@ def invert_mel_kl(mel_magnitude: Tensor, mel: LogMel, updates: int = 10) -> Tens
     return magnitude
 
 
-def _overlap_add(spectrum: Tensor, mel: LogMel) -> Tensor:
+def _overlap_add(spectrum: Tensor, mel: Transform) -> Tensor:
     """Inverse of the uncentred STFT; torch.istft refuses it because the first Hann sample is zero."""
     edge = (mel.n_fft - mel.win_length) // 2
     window = functional.pad(mel.window, (edge, mel.n_fft - mel.win_length - edge))
@@ -76,7 +117,7 @@ def griffin_lim(log_mel: Tensor, mel: LogMel, iterations: int = 60, seed: int = 
     return synthesise(magnitude * find_phase(magnitude, phase, mel, iterations), mel)
 
 
-def find_phase(magnitude: Tensor, phase: Tensor, mel: LogMel, iterations: int) -> Tensor:
+def find_phase(magnitude: Tensor, phase: Tensor, mel: Transform, iterations: int) -> Tensor:
     """Find phases that make magnitudes those of a signal: iterations of the fast Griffin-Lim algorithm.
 
     Args:
@@ -101,7 +142,7 @@ def find_phase(magnitude: Tensor, phase: Tensor, mel: LogMel, iterations: int) -
     return phase
 
 
-def synthesise(spectrum: Tensor, mel: LogMel) -> Tensor:
+def synthesise(spectrum: Tensor, mel: Transform) -> Tensor:
     """Invert spectra (B, n_fft // 2 + 1, F) to the audio (B, F * hop_length) whose mel has these frames."""
     start = mel.padding_samples
     return _overlap_add(spectrum, mel)[:, start : start + spectrum.shape[-1] * mel.hop_length]

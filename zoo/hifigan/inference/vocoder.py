@@ -21,7 +21,7 @@ from zoo.audio.io.chunking import Chunker, resampled
 from zoo.audio.io.resample import resample_array
 from zoo.hifigan.inference.stream import VocoderStream, look_ahead
 from zoo.hifigan.nets.encodec import EncodecFeatures
-from zoo.hifigan.nets.griffin_lim import GriffinLimVocos
+from zoo.hifigan.nets.griffin_lim import PhaseSearch
 from zoo.hifigan.nets.interface import Conditioned, WaveformGenerator
 from zoo.runs.export import AUDIO_USAGE, FEATURES_USAGE, Graph, OnnxForm, write_graph
 from zoo.runs.inference import Inference, answer_files, as_audio, attempt
@@ -282,8 +282,9 @@ def generator_graph(generator: WaveformGenerator, name: str = "model") -> Graph:
     Raises:
         ValueError: when the generator has no ONNX form.
     """
-    if isinstance(generator, GriffinLimVocos):
-        raise ValueError("GriffinLimVocos has no ONNX form: Griffin-Lim computes on complex numbers, ONNX has none")
+    if isinstance(generator, PhaseSearch):
+        kind = type(generator).__name__
+        raise ValueError(f"{kind} has no ONNX form: Griffin-Lim computes on complex numbers, ONNX has none")
     fused = copy.deepcopy(generator).cpu().float().eval().fuse_()
     random = torch.Generator().manual_seed(0)
     examples = [(torch.randn(batch, fused.in_channels, frames, generator=random),) for batch, frames in _ONNX_SHAPES]

@@ -32,6 +32,7 @@ from zoo.miipher.convert.vocoder import SAMPLE_RATE, Vocoder, front_arguments, h
 from zoo.miipher.nets.adapters import OpenMiipherAdapters, ParallelAdapters
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner, check_fit
+from zoo.miipher.nets.families import MelFamily
 from zoo.runs.checkpoints import load_checkpoint
 from zoo.runs.export import AUDIO_USAGE, FEATURES_USAGE, is_export, parts_state
 from zoo.runs.folder import find_checkpoint
@@ -413,6 +414,8 @@ def _cleaner_content(
         return by_part(OPEN_MIIPHER.write(kept)), ".pth"
     if not isinstance(style, ParallelAdapters):
         raise ValueError(f"the originals have no {type(style).__name__}; use `zoo export`")
+    if isinstance(cleaner.backbone.front, MelFamily):
+        raise ValueError("the originals have no encoder of log-mels (mel_hubert); use `zoo export`")
     state, name = _whole_backbone(cleaner, backbone)
     config = {
         "model": {

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
+from zoo.hifigan.nets.griffin_lim import PhaseSearch
 from zoo.hifigan.nets.interface import WaveformGenerator
 from zoo.miipher.nets.cleaner import Cleaner, Encoder
 from zoo.miipher.nets.families import WaveformFamily
@@ -36,11 +37,13 @@ def onnx_form(encoder: Encoder, generator: WaveformGenerator) -> OnnxForm:
         encoder: left as it is, like the generator; copies are taken.
 
     Raises:
-        ValueError: when the encoder takes filter banks, which transformers makes in numpy.
+        ValueError: when the encoder takes filter banks, or the generator searches for phases.
     """
     backbone = encoder.backbone if isinstance(encoder, Cleaner) else encoder
     if not isinstance(backbone.front, WaveformFamily):
-        raise ValueError(f"no ONNX form: {backbone.family} takes filter banks that transformers computes in numpy")
+        raise ValueError(f"no ONNX form: {backbone.family} takes filter banks, which are computed outside of the graph")
+    if isinstance(generator, PhaseSearch):
+        raise ValueError(f"no ONNX form: {type(generator).__name__} searches for phases, on complex numbers")
     net = copy.deepcopy(_Restoration(encoder, generator)).cpu().float().eval().requires_grad_(False)
     net.generator.fuse_()
     random, hop = torch.Generator().manual_seed(0), encoder.hop_samples

@@ -10,11 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from zoo.common.ranges import one_of, within
-from zoo.miipher.nets.families import FAMILIES, SAMPLE_RATE, Family, WaveformFamily, valid
+from zoo.miipher.nets.families import FAMILIES, SAMPLE_RATE, Family, MelFamily, WaveformFamily, valid
 from zoo.runs.frozen import FrozenModule, newest_backbone, pretrained, quiet_loading
 from zoo.training.attention import keep_masks_on_the_device
 
-FamilyName = Literal["auto", "hubert", "wavlm", "wav2vec2", "wav2vec2-bert", "gemma3n_audio", "wavlm_as_hubert"]
+FamilyName = Literal[
+    "auto", "hubert", "wavlm", "wav2vec2", "wav2vec2-bert", "gemma3n_audio", "wavlm_as_hubert", "mel_hubert"
+]
+
+_FAMILY_KEY = "zoo_family"  # in a configuration: how to read a model that is not of its type's own family
 
 
 class Backbone(FrozenModule):
@@ -34,7 +38,8 @@ class Backbone(FrozenModule):
         config: for random weights, where there is no source: `model_type` and what else the family's configuration
             takes.
         family: how to read the model; auto asks its configuration. `wavlm_as_hubert` reproduces Miipher-2 checkpoints
-            whose WavLM was loaded with the HuBERT class, without its relative positions.
+            whose WavLM was loaded with the HuBERT class, without its relative positions. `mel_hubert` feeds log-mels
+            to a HuBERT; its configuration's `model_type` is hubert, and what is saved of it remembers the family.
         normalize: scale each clip to zero mean and unit variance. Encoders whose first norms are layer norms (the
             large ones) were trained so; the same setting must serve every stage.
         pad: pad audio so that n samples give ceil(n / hop) frames, frame k centred in samples [k, k + 1) * hop.
@@ -75,7 +80,8 @@ class Backbone(FrozenModule):
         if source is None and config is None:
             raise ValueError("backbone: give source (pretrained) or config (random weights)")
         settings = _configuration(self.source, revision, config)
-        self.family: str = settings.model_type if family in ("auto", "wavlm_as_hubert") else family
+        own = getattr(settings, _FAMILY_KEY, settings.model_type)
+        self.family: str = own if family in ("auto", "wavlm_as_hubert") else family
         one_of(FAMILIES, model_type=self.family)
         kind, model_name = FAMILIES[self.family]
         count = getattr(settings, kind.depth)
@@ -89,6 +95,8 @@ class Backbone(FrozenModule):
         if layers is not None and max(layers) != layer:
             raise ValueError(f"backbone: layer {layer} must be the last of layers {layers}: later blocks are not built")
         kind.truncate(settings, layer)
+        if self.family != settings.model_type:
+            setattr(settings, _FAMILY_KEY, self.family)  # which `save_source` writes
         if family == "wavlm_as_hubert":
             values = settings.to_dict().items()
             settings = transformers.HubertConfig(**{key: value for key, value in values if key != "model_type"})
@@ -100,7 +108,7 @@ class Backbone(FrozenModule):
         self.sample_rate, self.hop_samples = SAMPLE_RATE, self.front.hop_samples
         self.model = _build(getattr(transformers, model_name), settings, self.source, revision, seed)
         keep_masks_on_the_device(self.model)
-        if kind is WaveformFamily and settings.do_stable_layer_norm and not final_norm:
+        if kind in (WaveformFamily, MelFamily) and settings.do_stable_layer_norm and not final_norm:
             self.model.encoder.layer_norm = nn.Identity()  # the feature is what enters it
         self.dim: int = settings.hidden_size
         self.gradient_checkpointing = gradient_checkpointing

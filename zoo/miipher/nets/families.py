@@ -10,7 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from zoo.audio.analysis.mel import LogMel
+
 SAMPLE_RATE = 16000
+# of `MelFamily`: frames in one of the features; samples of the log-mels; hops that a window reaches beyond its own
+_PAIR, _MEL_HOP, _MEL_WINDOW, _MEL_EDGE = 2, 160, 640, 3
+_MEL_MEAN, _MEL_DEVIATION = -6.0, 2.5  # of log-mels of speech, roughly
 
 
 class Family(ABC):
@@ -133,6 +138,40 @@ class BertFamily(Family):
         return model.encoder(x, attention_mask=mask).last_hidden_state
 
 
+class MelFamily(Family):
+    """HuBERT's Transformer on log-mels (MelHuBERT): pairs of frames take the place of the convolutions' output.
+
+    The configuration is HuBERT's, with `conv_dim` of one number, twice the bands. With `do_stable_layer_norm` and
+    without `feat_proj_layer_norm` nothing but sums lies between the log-mels and the features, which keep them.
+
+    Source: Lin et al., "MelHuBERT: A simplified HuBERT on Mel spectrograms" (2022), with the pre-LN blocks of
+    HuBERT's large configuration and bands up to 8 kHz.
+    """
+
+    feed_forward = "feed_forward"
+    last_norm = "final_layer_norm"
+
+    def __init__(self, config: Any, pad: bool, normalize: bool) -> None:
+        if len(config.conv_dim) != 1 or config.conv_dim[0] % _PAIR:
+            raise ValueError(f"mel_hubert: conv_dim is [bands of two frames], an even number, found {config.conv_dim}")
+        super().__init__(config, pad, normalize)
+        bands = config.conv_dim[0] // _PAIR
+        self.mel = LogMel(SAMPLE_RATE, 1024, _MEL_HOP, _MEL_WINDOW, bands, 0.0, None)
+
+    def geometry(self) -> tuple[int, int]:
+        """Two windows of 64 ms (40 ms of them not zero), 10 ms apart, make a frame; whole hops of silence around."""
+        return _PAIR * _MEL_HOP, 2 * _MEL_EDGE * _MEL_HOP
+
+    def encode(self, model: Any, waveform: Tensor, lengths: Tensor | None) -> Tensor:
+        """Features; log-mels are computed by torch, on the waveform's device."""
+        count = (waveform.shape[1] - self.context_samples) // self.hop_samples
+        mels = self.mel.to(waveform.device)(waveform).transpose(1, 2)[:, _MEL_EDGE : _MEL_EDGE + _PAIR * count]
+        x = ((mels - _MEL_MEAN) / _MEL_DEVIATION).to(waveform.dtype)
+        x = model.feature_projection(x.unflatten(1, (-1, _PAIR)).flatten(2))  # (B, F, dim)
+        mask = None if lengths is None else valid((lengths - self.context_samples) // self.hop_samples, x.shape[1])
+        return model.encoder(x, attention_mask=mask).last_hidden_state
+
+
 class UniversalSpeechFamily(Family):
     """The USM-type audio encoder of Gemma 3n: log-mels by its own extractor, 25 Hz, Conformer blocks."""
 
@@ -173,6 +212,7 @@ class UniversalSpeechFamily(Family):
 # and the class in transformers
 FAMILIES: dict[str, tuple[type[Family], str]] = {
     "hubert": (WaveformFamily, "HubertModel"),
+    "mel_hubert": (MelFamily, "HubertModel"),
     "wavlm": (WaveformFamily, "WavLMModel"),
     "wav2vec2": (WaveformFamily, "Wav2Vec2Model"),
     "wav2vec2-bert": (BertFamily, "Wav2Vec2BertModel"),
