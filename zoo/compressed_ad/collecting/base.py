@@ -32,12 +32,12 @@ class Request(NamedTuple):
     advance: Callable[[int], object]
 
     @property
-    def count(self) -> int:
-        """Number of histories."""
+    def size(self) -> int:
+        """Number of histories, B."""
         return len(self.tasks) * self.streams
 
     def rows(self) -> Tensor:
-        """The task of each history, (count, F)."""
+        """The task of each history, (B, F)."""
         return self.tasks.repeat_interleave(self.streams, dim=0)
 
     def stream_seeds(self, number: int) -> list[int]:
@@ -45,7 +45,7 @@ class Request(NamedTuple):
         return [item_seed(seed, number, stream) for seed in self.seeds for stream in range(self.streams)]
 
     def by_task(self, histories: np.ndarray) -> np.ndarray:
-        """Bring histories (count, ...) into the order (N, streams, ...)."""
+        """Bring histories (B, ...) into the order (N, streams, ...)."""
         return histories.reshape(len(self.tasks), self.streams, *histories.shape[1:])
 
 

@@ -60,10 +60,10 @@ class Epsilon(Algorithm):
         """Histories of whole episodes, or of whole times the limit of steps."""
         env, episodes = request.env, request.steps // request.env.schema.limit
         curriculum = EpsilonCurriculum(env, episodes, self.best, self.greedy_after, self.demonstrator)
-        recorder = recorder_of(env, request.count, request.steps)
+        recorder = recorder_of(env, request.size, request.steps)
         for time, happened in enumerate(curriculum.play(request.rows(), request.stream_seeds(0))):
             recorder.add(time, *happened)
-            request.advance(request.count)
+            request.advance(request.size)
         return request.by_task(recorder.histories)
 
 

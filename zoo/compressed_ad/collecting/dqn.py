@@ -86,10 +86,10 @@ class DQN(EpsilonGreedy):
         seeds = list(request.seeds) if self.shared else request.stream_seeds(ALONE)
         stream_seeds = request.stream_seeds(STREAMS)
         envs, draws = env.start(request.rows(), stream_seeds), StepDraws(stream_seeds, DRAWS)
-        recorder = recorder_of(env, request.count, request.steps)
-        inputs = Inputs(env, len(seeds), request.count // len(seeds))
+        recorder = recorder_of(env, request.size, request.steps)
+        inputs = Inputs(env, len(seeds), request.size // len(seeds))
         nets = Nets(self, seeds, inputs, action.n)
-        memory = Replay(self.replay, len(seeds), request.count // len(seeds))
+        memory = Replay(self.replay, len(seeds), request.size // len(seeds))
         for step in range(request.steps):
             states = envs.states
             seen = inputs.look(states)
@@ -101,7 +101,7 @@ class DQN(EpsilonGreedy):
             if step % self.every == 0 and memory.size >= self.minibatch:
                 for _ in range(self.updates):
                     nets.learn(memory)
-            request.advance(request.count)
+            request.advance(request.size)
         return request.by_task(recorder.histories)
 
 

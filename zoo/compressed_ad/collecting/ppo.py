@@ -236,7 +236,7 @@ class PPO(Algorithm):
         weights = nn.Parameter(space.initial_weights(seeds))
         optimizer = torch.optim.Adam([weights], lr=self.learning_rate, eps=ADAM_EPSILON, fused=True)
         envs = env.start(request.rows(), request.stream_seeds(STARTS))
-        recorder = Recorder(env.schema, request.count, steps)
+        recorder = Recorder(env.schema, request.size, steps)
         scales = Scales(space, shape, self.discount)
         for number, start in enumerate(range(0, steps, self.rollout_steps)):
             count = self.rollout_steps * streams * space.numbers
@@ -245,7 +245,7 @@ class PPO(Algorithm):
             rollout = self._play_open(weights.detach(), space, envs, scales, uniforms, recorder, start)
             if start + self.rollout_steps < steps:
                 self._learn(weights, optimizer, None, rollout, number, space.evaluate_actions)
-            advance(request.count * min(self.rollout_steps, steps - start))
+            advance(request.size * min(self.rollout_steps, steps - start))
         return request.by_task(recorder.histories)
 
     @torch.no_grad()

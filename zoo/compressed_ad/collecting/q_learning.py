@@ -64,11 +64,11 @@ class QLearning(EpsilonGreedy):
         assert isinstance(action, Discrete)
         seeds = request.stream_seeds(STREAMS)
         envs, draws = env.start(request.rows(), seeds), StepDraws(seeds, DRAWS)
-        numbers, recorder = StateNumbers(env, request.count), recorder_of(env, request.count, request.steps)
+        numbers, recorder = StateNumbers(env, request.size), recorder_of(env, request.size, request.steps)
         highest = self.bonus / (1 - self.discount)
-        values = torch.full((request.count * numbers.count, action.n), highest)
+        values = torch.full((request.size * numbers.count, action.n), highest)
         visits = torch.zeros_like(values)
-        first_rows = torch.arange(request.count) * numbers.count
+        first_rows = torch.arange(request.size) * numbers.count
         for step in range(request.steps):
             states = envs.states
             here = first_rows + numbers.look(states)
@@ -80,5 +80,5 @@ class QLearning(EpsilonGreedy):
             later = values[first_rows + numbers.follow(taken)].amax(dim=1) * ~taken.terminated
             target = taken.rewards + imagined + self.discount * later
             values[here, actions] += self.rate * (target - values[here, actions])
-            request.advance(request.count)
+            request.advance(request.size)
         return request.by_task(recorder.histories)
