@@ -204,6 +204,14 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     torch.save(torch.zeros(3), tmp_path / "b.cleanrl_model")
     with pytest.raises(ValueError, match=r"expected the weights of a policy \(a state dict\), found Tensor"):
         read_policy(tmp_path / "b.cleanrl_model")
+    torch.save(
+        {"actor_mean.0.weight": torch.zeros(2, 2), "actor_mean.0.bias": torch.zeros(2)}, tmp_path / "b.cleanrl_model"
+    )
+    with pytest.raises(ValueError, match="actor_logstd is missing"):
+        read_policy(tmp_path / "b.cleanrl_model")
+    (tmp_path / "b.zip").write_bytes(b"PK")
+    with pytest.raises(ValueError, match=r"b\.zip: damaged, or no file of stable-baselines3"):
+        read_policy(tmp_path / "b.zip")
     torch.save({"lstm.weight": torch.zeros(3)}, tmp_path / "b.cleanrl_model")
     with pytest.raises(ValueError, match="ppo_continuous_action, dqn, td3"):
         read_policy(tmp_path / "b.cleanrl_model")
@@ -216,6 +224,10 @@ def test_policies_of_other_environments_are_refused(tmp_path: Path) -> None:
     path = write_zip(tmp_path / "a.zip", ppo(0, actions=4)[1])
     with pytest.raises(ValueError, match="tells 4 actions, the environment takes"):
         Policies({0: [path]}).check(ROOM, 40)
+    net = {**named("actor_mean.", stack([2, 8, 8, 2], 3, last=True)), "actor_logstd": torch.zeros(1, 3)}
+    torch.save(net, tmp_path / "a.cleanrl_model")
+    with pytest.raises(ValueError, match="3 deviations for an action of 2 numbers"):
+        Policies({0: [tmp_path / "a.cleanrl_model"]}).check(POINTS, 40)
     with pytest.raises(ValueError, match="4 steps are too few for 2 policies in a row"):
         Policies({0: [path, path]}).check(ROOM, 4)
 

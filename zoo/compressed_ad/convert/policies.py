@@ -23,7 +23,7 @@ from zoo.common.hardware import processes
 from zoo.common.locks import writes_into
 from zoo.common.ranges import within
 from zoo.common.reading.archives import open_checked
-from zoo.common.reading.foreign import load_foreign
+from zoo.common.reading.foreign import UnsafeFileError, load_foreign
 from zoo.compressed_ad.collecting.base import STREAMS, Algorithm, EpsilonGreedy, Request, StepDraws
 from zoo.compressed_ad.collecting.collect import collect
 from zoo.compressed_ad.collecting.spaces import Moments
@@ -55,6 +55,7 @@ class Actor(NamedTuple):
     layers: list[tuple[Tensor, Tensor]]
     activation: str
     kind: Kind
+    spread: Tensor | tuple[Tensor, Tensor] | None
     spread: Tensor | tuple[Tensor, Tensor] | None = None
     epsilon: float | None = None
     order: int | None = None
@@ -98,12 +99,16 @@ def _read_zip(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     try:
         with path.open("rb") as file, open_checked(file, stored=False) as archive:
             data, weights = json.loads(archive.read("data")), archive.read("policy.pth")
+        with tempfile.TemporaryDirectory() as folder:
+            inner = Path(folder) / "policy.pth"
+            inner.write_bytes(weights)
+            state = load_foreign(inner)
     except KeyError as error:
         raise ValueError(f"{path}: no file of stable-baselines3, it has no policy.pth or no data ({error})") from error
-    with tempfile.TemporaryDirectory() as folder:
-        inner = Path(folder) / "policy.pth"
-        inner.write_bytes(weights)
-        state = load_foreign(inner)
+    except UnsafeFileError as error:
+        raise UnsafeFileError(f"{path}: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: damaged, or no file of stable-baselines3 ({error})") from error
     if not isinstance(state, Mapping) or not isinstance(data, Mapping):
         raise ValueError(f"{path}: its policy.pth or data is no mapping; no file of stable-baselines3")
     return state, data
@@ -111,21 +116,21 @@ def _read_zip(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
 
 def _stable_baselines(path: Path, state: Mapping[str, Any], data: Mapping[str, Any]) -> Actor:
     """A policy by its tensors' names, and by what the library's settings say of it in plain text."""
-    settings = data.get("policy_kwargs") or {}
+    settings = data.get("policy_kwargs")
+    settings = settings if isinstance(settings, Mapping) else {}
     told = re.search(r"\.(\w+)'>", str(settings.get("activation_fn", "")))
     order, epsilon = data.get("num_timesteps"), data.get("exploration_rate")
-    common = {
-        "order": order if isinstance(order, int) else None,
-        "epsilon": float(epsilon) if isinstance(epsilon, (int, float)) else None,
-    }
+    order = order if isinstance(order, int) else None
+    epsilon = float(epsilon) if isinstance(epsilon, (int, float)) else None
     if data.get("use_sde") or settings.get("squash_output") or any("sde" in str(name) for name in state):
         raise ValueError(f"{path}: its noise depends on the state (use_sde, squash_output), which is not read")
     if any("features_extractor." in name or "shared_net." in name for name in map(str, state)):
         raise ValueError(f"{path}: it has a features extractor or shared layers; an MlpPolicy without these is read")
     kind: Kind
+    spread: Tensor | tuple[Tensor, Tensor] | None
     if "action_net.weight" in state:
         layers = [*_stack(path, state, "mlp_extractor.policy_net."), _layer(path, state, "action_net")]
-        spread = state.get("log_std")
+        spread = _spread(path, state, "log_std") if "log_std" in state else None
         kind, usual = ("categorical" if spread is None else "normal"), "Tanh"
     elif _numbers(state, "q_net.q_net."):
         layers, spread, kind, usual = _stack(path, state, "q_net.q_net."), None, "values", "ReLU"
@@ -139,13 +144,13 @@ def _stable_baselines(path: Path, state: Mapping[str, Any], data: Mapping[str, A
     activation = told[1] if told else usual
     if activation not in ACTIVATIONS:
         raise ValueError(f"{path}: activation_fn {activation}; one of {', '.join(ACTIVATIONS)} is read")
-    return Actor(layers, activation, kind, spread, **common)
+    return Actor(layers, activation, kind, spread, epsilon, order)
 
 
 def _cleanrl(path: Path, state: Mapping[str, Any]) -> Actor:
     """A policy by its tensors' names."""
     if _numbers(state, "actor_mean."):
-        return Actor(_stack(path, state, "actor_mean."), "Tanh", "normal", state["actor_logstd"].reshape(-1))
+        return Actor(_stack(path, state, "actor_mean."), "Tanh", "normal", _spread(path, state, "actor_logstd"))
     if _numbers(state, "actor."):
         return Actor(_stack(path, state, "actor."), "Tanh", "categorical")
     if "fc_mu.weight" in state:
@@ -172,6 +177,13 @@ def _layer(path: Path, state: Mapping[str, Any], name: str) -> tuple[Tensor, Ten
         shape = tuple(weight.shape) if isinstance(weight, Tensor) else None
         raise ValueError(f"{path}: {name}.weight is {shape}, expected a matrix with a bias (no nets for pictures)")
     return weight.float(), bias.float()
+
+
+def _spread(path: Path, state: Mapping[str, Any], name: str) -> Tensor:
+    found = state.get(name)
+    if not isinstance(found, Tensor):
+        raise ValueError(f"{path}: {name} is missing, the logarithms of the deviations of actions")
+    return found.float().reshape(-1)
 
 
 def _unknown(state: Mapping[str, Any]) -> str:
@@ -302,6 +314,9 @@ def _check(path: Path, actor: Actor, schema: Schema) -> None:
     for (weight, bias), (after, _) in zip(actor.layers, [*actor.layers[1:], actor.layers[-1]], strict=True):
         if weight.shape[0] != len(bias) or (after is not weight and after.shape[1] != weight.shape[0]):
             raise ValueError(f"{path}: its layers do not fit each other")
+    spread = actor.spread[0] if isinstance(actor.spread, tuple) else actor.spread
+    if spread is not None and len(spread) != size:
+        raise ValueError(f"{path}: {len(spread)} deviations for an action of {size} numbers")
 
 
 def find_policies(source: Path, count: int) -> dict[int, list[Path]]:
