@@ -55,7 +55,6 @@ class Actor(NamedTuple):
     layers: list[tuple[Tensor, Tensor]]
     activation: str
     kind: Kind
-    spread: Tensor | tuple[Tensor, Tensor] | None
     spread: Tensor | tuple[Tensor, Tensor] | None = None
     epsilon: float | None = None
     order: int | None = None
@@ -120,8 +119,6 @@ def _stable_baselines(path: Path, state: Mapping[str, Any], data: Mapping[str, A
     settings = settings if isinstance(settings, Mapping) else {}
     told = re.search(r"\.(\w+)'>", str(settings.get("activation_fn", "")))
     order, epsilon = data.get("num_timesteps"), data.get("exploration_rate")
-    order = order if isinstance(order, int) else None
-    epsilon = float(epsilon) if isinstance(epsilon, (int, float)) else None
     if data.get("use_sde") or settings.get("squash_output") or any("sde" in str(name) for name in state):
         raise ValueError(f"{path}: its noise depends on the state (use_sde, squash_output), which is not read")
     if any("features_extractor." in name or "shared_net." in name for name in map(str, state)):
@@ -144,7 +141,11 @@ def _stable_baselines(path: Path, state: Mapping[str, Any], data: Mapping[str, A
     activation = told[1] if told else usual
     if activation not in ACTIVATIONS:
         raise ValueError(f"{path}: activation_fn {activation}; one of {', '.join(ACTIVATIONS)} is read")
-    return Actor(layers, activation, kind, spread, epsilon, order)
+    return Actor(
+        layers, activation, kind, spread,
+        float(epsilon) if isinstance(epsilon, (int, float)) else None,
+        order if isinstance(order, int) else None,
+    )  # fmt: skip
 
 
 def _cleanrl(path: Path, state: Mapping[str, Any]) -> Actor:
