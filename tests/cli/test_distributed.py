@@ -196,7 +196,7 @@ PRETRAINING = [
     "--data.init_args.streams=null",
     "--data.init_args.history_steps=null",
     "--data.init_args.epoch_items=64",
-    "--data.init_args.val_items=8",
+    "--data.init_args.val_items=4",  # one batch, of which each of two processes needs a part
     "--data.init_args.num_workers=0",
 ]
 WITNESS = """

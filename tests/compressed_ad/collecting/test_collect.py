@@ -1,5 +1,6 @@
 """Collecting: the same histories however the work is divided, interrupted or repeated."""
 
+import dataclasses
 import os
 import signal
 import time
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from zoo.compressed_ad.collecting.collect import SOURCES, Epsilon, collect, last_returns
+from zoo.compressed_ad.collecting.dqn import DQN
 from zoo.compressed_ad.collecting.ppo import PPO
 from zoo.compressed_ad.collecting.q_learning import QLearning
 from zoo.compressed_ad.data.history import HistoryStore
@@ -16,6 +18,7 @@ from zoo.compressed_ad.envs.grids import Darkroom
 
 ENV = Darkroom(3, 5)
 SMALL_PPO = PPO(rollout_steps=10, minibatch=40, epochs=1)
+SMALL_DQN = DQN(minibatch=16, every=4)
 SMALL = {"episodes": 4, "streams": 6, "progress": False}
 
 
@@ -24,7 +27,7 @@ def content(folder):
     return {task: store.read(i, slice(None)).tobytes() for i, task in enumerate(store.task_indices.tolist())}
 
 
-@pytest.mark.parametrize("source", [SMALL_PPO, QLearning(), Epsilon()], ids=list(SOURCES))
+@pytest.mark.parametrize("source", [SMALL_PPO, QLearning(), SMALL_DQN, Epsilon()], ids=list(SOURCES))
 def test_division_of_the_work_does_not_matter(tmp_path, source):
     assert collect(ENV, tmp_path / "one", source, **SMALL) == {"made": 9, "skipped": 0}
     for rank, made in ((1, 4), (0, 5)):
@@ -38,24 +41,26 @@ def test_division_of_the_work_does_not_matter(tmp_path, source):
     assert content(tmp_path / "one") != content(tmp_path / "other")
 
 
-class Killed(Epsilon):
-    """Epsilon histories; the second shard's kills the process."""
+def killed(source):
+    """The same source, but making the second shard kills the process."""
+    calls = []
 
-    calls = 0
-
-    def histories(self, *args, **kwargs):
-        Killed.calls += 1
-        if Killed.calls == 2:
+    def make(self, request):
+        calls.append(request)
+        if len(calls) == 2:
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().histories(*args, **kwargs)
+        return type(source).make(self, request)
+
+    return type("Killed", (type(source),), {"make": make})(**dataclasses.asdict(source))
 
 
-def test_goes_on_after_a_kill(tmp_path):
+@pytest.mark.parametrize("source", [Epsilon(), SMALL_DQN], ids=["epsilon", "dqn"])
+def test_goes_on_after_a_kill(tmp_path, source):
     folder = tmp_path / "store"
     child = os.fork()
     if child == 0:
         try:
-            collect(ENV, folder, Killed(), shard_size=3, **SMALL)
+            collect(ENV, folder, killed(source), shard_size=3, **SMALL)
         finally:
             os._exit(1)  # not reached: the signal comes first
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
@@ -65,12 +70,12 @@ def test_goes_on_after_a_kill(tmp_path):
     (folder / ".shard_00001.npy.tmp-1").write_bytes(b"half")
     (folder / "shard_00002.npy").write_bytes(b"without checksum")
     written = (folder / "shard_00000.npy").stat().st_mtime_ns
-    assert collect(ENV, folder, Epsilon(), shard_size=3, **SMALL) == {"made": 6, "skipped": 3}
+    assert collect(ENV, folder, source, shard_size=3, **SMALL) == {"made": 6, "skipped": 3}
     assert (folder / "shard_00000.npy").stat().st_mtime_ns == written
     assert not list(folder.glob(".*"))
-    collect(ENV, tmp_path / "whole", Epsilon(), **SMALL)
+    collect(ENV, tmp_path / "whole", source, **SMALL)
     assert content(folder) == content(tmp_path / "whole")
-    assert collect(ENV, folder, Epsilon(), shard_size=3, **SMALL) == {"made": 0, "skipped": 9}
+    assert collect(ENV, folder, source, shard_size=3, **SMALL) == {"made": 0, "skipped": 9}
 
 
 def test_damaged_shard_is_made_anew(tmp_path, caplog):

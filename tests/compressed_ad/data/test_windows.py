@@ -150,6 +150,19 @@ def test_evaluation_batches_hold_all_items_and_all_pairs() -> None:
     assert len(EvaluationBatches(None, 4, ENV.tasks(), range(9), 100)) == 1
 
 
+@pytest.mark.parametrize(("items", "pairs"), [(4, 0), (0, 9), (1, 3), (5, 3)])
+def test_every_process_has_a_batch_to_evaluate(items: int, pairs: int) -> None:
+    held = HistoryItems(DemonstratedSource(EpsilonCurriculum(ENV, 3), ENV.tasks()), size=items) if items else None
+    batches = EvaluationBatches(held, 8, ENV.tasks()[:pairs], range(pairs), 100, processes=3)
+    assert len(batches) >= 3
+    assert sum(len(each) for each in batches.losses) == items
+    assert [seed for number in range(len(batches.losses), len(batches)) for seed in batches[number]["seeds"]] == list(
+        range(pairs)
+    )
+    with pytest.raises(ValueError, match=rf"{items} items and {pairs} pairs .* on 10 processes"):
+        EvaluationBatches(held, 8, ENV.tasks()[:pairs], range(pairs), 100, processes=10)
+
+
 def test_reading_takes_what_is_asked_for(store: HistoryStore) -> None:
     steps = StoredSource(store, [1]).read([1, 0], [0, 0], torch.tensor([[3, 9, 4], [23, 0, 1]]))
     for row, (stream, wanted) in enumerate([(1, [3, 9, 4]), (0, [23, 0, 1])]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -16,14 +16,15 @@ from zoo.common.hardware import processes
 from zoo.common.locks import writes_into
 from zoo.common.ranges import at_least, within
 from zoo.common.work import Share
-from zoo.compressed_ad.collecting.base import Algorithm
+from zoo.compressed_ad.collecting.base import Algorithm, Request
+from zoo.compressed_ad.collecting.dqn import DQN
 from zoo.compressed_ad.collecting.ppo import PPO
 from zoo.compressed_ad.collecting.q_learning import QLearning
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
-from zoo.compressed_ad.data.history import HistoryStore, HistoryWriter, Recorder, from_steps, thin
+from zoo.compressed_ad.data.history import HistoryStore, HistoryWriter, recorder_of, thin
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.baselines import oracle_return
-from zoo.compressed_ad.envs.grids import Darkroom, GridEnv
+from zoo.compressed_ad.envs.grids import Darkroom
 from zoo.training.data import item_seed
 
 
@@ -55,32 +56,18 @@ class Epsilon(Algorithm):
         described = super().describe()
         return described if self.demonstrator else {k: v for k, v in described.items() if k != "demonstrator"}
 
-    def histories(
-        self,
-        env: Env,
-        tasks: Tensor,
-        seeds: Sequence[int],
-        streams: int,
-        steps: int,
-        advance: Callable[[int], object] | None = None,
-    ) -> np.ndarray:
+    def make(self, request: Request) -> np.ndarray:
         """Histories of whole episodes, or of whole times the limit of steps."""
-        curriculum = EpsilonCurriculum(env, steps // env.schema.limit, self.best, self.greedy_after, self.demonstrator)
-        stream_seeds = [item_seed(seed, 0, stream) for seed in seeds for stream in range(streams)]
-        rows = tasks.repeat_interleave(streams, dim=0)
-        if isinstance(env, GridEnv):
-            made = from_steps(curriculum.histories(rows, stream_seeds))
-        else:
-            recorder = Recorder(env.schema, len(rows), steps)
-            for time, happened in enumerate(curriculum.play(rows, stream_seeds)):
-                recorder.add(time, *happened)
-            made = recorder.histories
-        if advance:
-            advance(len(made) * steps)
-        return made.reshape(len(tasks), streams, *made.shape[1:])
+        env, episodes = request.env, request.steps // request.env.schema.limit
+        curriculum = EpsilonCurriculum(env, episodes, self.best, self.greedy_after, self.demonstrator)
+        recorder = recorder_of(env, request.size, request.steps)
+        for time, happened in enumerate(curriculum.play(request.rows(), request.stream_seeds(0))):
+            recorder.add(time, *happened)
+            request.advance(request.size)
+        return request.by_task(recorder.histories)
 
 
-SOURCES: dict[str, type[Algorithm]] = {source.name: source for source in (PPO, QLearning, Epsilon)}
+SOURCES: dict[str, type[Algorithm]] = {source.name: source for source in (PPO, QLearning, DQN, Epsilon)}
 
 
 def collect(
@@ -162,9 +149,10 @@ def last_returns(store: HistoryStore) -> Tensor:
 def collect_histories(
     output: Path,
     env: Env | None = None,
-    algorithm: Literal["ppo", "q_learning", "epsilon"] = "ppo",
+    algorithm: Literal["ppo", "q_learning", "dqn", "epsilon"] = "ppo",
     ppo: PPO | None = None,
     q_learning: QLearning | None = None,
+    dqn: DQN | None = None,
     epsilon: Epsilon | None = None,
     episodes: int = 52,
     streams: int = 100,
@@ -185,9 +173,11 @@ def collect_histories(
         output: folder to write.
         env: the original's dark room when not given, e.g. --env DarkKeyToDoor --env.horizon 50.
         algorithm: that learns: ppo whatever has Discrete or Box spaces, but for pictures; q_learning grids and what
-            has Discrete states and actions; epsilon is a demonstrator that knows the task and explores less and less.
+            has Discrete states and actions; dqn what has Discrete actions, but for pictures; epsilon is a demonstrator
+            that knows the task and explores less and less.
         ppo: its settings, e.g. --ppo.rollout_steps 50.
         q_learning: its settings, e.g. --q_learning.bonus 0.1.
+        dqn: its settings, e.g. --dqn.replay 10000.
         epsilon: its settings, e.g. --epsilon.best 0.8.
         episodes: of each history; where their lengths differ, the steps are those of so many of the longest.
         streams: histories of each task.
@@ -200,7 +190,8 @@ def collect_histories(
         episode_stride: of what the algorithm does keep one episode in so many, so that a context spans more of its
             learning: it learns for as many times longer. The index notes it.
     """
-    source = {"ppo": ppo, "q_learning": q_learning, "epsilon": epsilon}[algorithm] or SOURCES[algorithm]()
+    given = {"ppo": ppo, "q_learning": q_learning, "dqn": dqn, "epsilon": epsilon}
+    source = given[algorithm] or SOURCES[algorithm]()
     rank, world_size = processes()
     counts = collect(
         env or Darkroom(), output, source, episodes, streams, tasks, seed, split_seed, train_share, shard_size,

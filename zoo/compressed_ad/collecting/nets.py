@@ -19,6 +19,7 @@ LAYERS = 3
 OUTPUTS = 16
 """The last layers are a multiple of it wide; outputs beyond the first (five of the actor, one of the critic) are not
 used. In a batch of matrices of odd widths, what a product is rounded to depends on its place in the batch."""
+NORM_EPSILON = 1e-6
 INITIAL = -1  # number of a task's draws of weights
 
 
@@ -54,6 +55,13 @@ def initial_weights(seeds: Sequence[int], inputs: int, outputs: int) -> Tensor:
             matrix[:, :used] = nn.init.orthogonal_(torch.empty(HIDDEN, used), gain, generator=generator)
         rows.append(torch.cat([part.flatten() for part in parts]))
     return torch.stack(rows)
+
+
+def clip_norms(weights: Tensor, largest: float) -> None:
+    """Scale the gradient of each row of weights (N, P) down to a norm."""
+    assert weights.grad is not None
+    norms = weights.grad.norm(dim=1, keepdim=True)
+    weights.grad.mul_((largest / (norms + NORM_EPSILON)).clamp(max=1))
 
 
 def _shapes(inputs: int, outputs: int) -> list[tuple[int, int, int]]:

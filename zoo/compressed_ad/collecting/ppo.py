@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from zoo.common.draws import seeded_uniforms
 from zoo.common.ranges import at_least, positive, within
-from zoo.compressed_ad.collecting.base import Algorithm
-from zoo.compressed_ad.collecting.nets import initial_weights, raw_nets
+from zoo.compressed_ad.collecting.base import Algorithm, Request
+from zoo.compressed_ad.collecting.nets import clip_norms, initial_weights, raw_nets
 from zoo.compressed_ad.collecting.spaces import Scales, SpaceNets
 from zoo.compressed_ad.data.history import COLUMNS, Recorder
 from zoo.compressed_ad.envs.base import Env, Lockstep
@@ -99,7 +99,6 @@ def nets(weights: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 STARTS, ACTIONS = -2, 0  # numbers of a task's draws; -1 is that of its weights
 ADAM_EPSILON = 1e-5
-NORM_EPSILON = 1e-6
 DEVIATION_EPSILON = 1e-8
 
 
@@ -175,22 +174,14 @@ class PPO(Algorithm):
                 raise ValueError(f"ppo.frames is {self.frames}, which is for grids; {env.name} is none")
             SpaceNets(env.schema)
 
-    def histories(
-        self,
-        env: Env,
-        tasks: Tensor,
-        seeds: Sequence[int],
-        streams: int,
-        steps: int,
-        advance: Callable[[int], object] | None = None,
-    ) -> np.ndarray:
+    def make(self, request: Request) -> np.ndarray:
         """Learn tasks from scratch; whole rollouts are learned from, and the histories cut."""
+        env, tasks, seeds, streams, steps, advance = request
         if not isinstance(env, GridEnv):
-            return self._open_histories(env, tasks, seeds, streams, steps, advance)
+            return self._make_open(request)
         weights = nn.Parameter(initial_weights(seeds, 2 * self.frames, NUM_ACTIONS))
         optimizer = torch.optim.Adam([weights], lr=self.learning_rate, eps=ADAM_EPSILON, fused=True)
-        starts = [item_seed(seed, STARTS, stream) for seed in seeds for stream in range(streams)]
-        envs = env.start(tasks.repeat_interleave(streams, dim=0), starts)
+        envs = env.start(request.rows(), request.stream_seeds(STARTS))
         observer = Observer(env.grid_size, (len(tasks), streams), self.frames, self.minibatch)
         histories = np.zeros((len(tasks), streams, steps, len(COLUMNS)), dtype=np.int8)
         for number, start in enumerate(range(0, steps, self.rollout_steps)):
@@ -200,8 +191,7 @@ class PPO(Algorithm):
             rollout = self._play(Policy(weights.detach(), observer.cells), envs, observer, uniforms, piece)
             if start + self.rollout_steps < steps:
                 self._learn(weights, optimizer, observer.cells, rollout, number)
-            if advance:
-                advance(piece.size // len(COLUMNS))
+            advance(piece.size // len(COLUMNS))
         return histories
 
     @torch.no_grad()
@@ -239,22 +229,14 @@ class PPO(Algorithm):
         chosen, log_chances = (torch.stack(each) for each in zip(*done, strict=True))
         return Rollout(*map(_by_task, (torch.stack(seen), chosen, log_chances, advantages, advantages + values)))
 
-    def _open_histories(
-        self,
-        env: Env,
-        tasks: Tensor,
-        seeds: Sequence[int],
-        streams: int,
-        steps: int,
-        advance: Callable[[int], object] | None,
-    ) -> np.ndarray:
+    def _make_open(self, request: Request) -> np.ndarray:
         """The same where observations and actions are of any space, and each episode has an end of its own."""
+        env, tasks, seeds, streams, steps, advance = request
         space, shape = SpaceNets(env.schema), (len(tasks), streams)
         weights = nn.Parameter(space.initial_weights(seeds))
         optimizer = torch.optim.Adam([weights], lr=self.learning_rate, eps=ADAM_EPSILON, fused=True)
-        starts = [item_seed(seed, STARTS, stream) for seed in seeds for stream in range(streams)]
-        envs = env.start(tasks.repeat_interleave(streams, dim=0), starts)
-        recorder = Recorder(env.schema, len(starts), steps)
+        envs = env.start(request.rows(), request.stream_seeds(STARTS))
+        recorder = Recorder(env.schema, request.size, steps)
         scales = Scales(space, shape, self.discount)
         for number, start in enumerate(range(0, steps, self.rollout_steps)):
             count = self.rollout_steps * streams * space.numbers
@@ -263,9 +245,8 @@ class PPO(Algorithm):
             rollout = self._play_open(weights.detach(), space, envs, scales, uniforms, recorder, start)
             if start + self.rollout_steps < steps:
                 self._learn(weights, optimizer, None, rollout, number, space.evaluate_actions)
-            if advance:
-                advance(len(starts) * min(self.rollout_steps, steps - start))
-        return recorder.histories.reshape(*shape, steps)
+            advance(request.size * min(self.rollout_steps, steps - start))
+        return request.by_task(recorder.histories)
 
     @torch.no_grad()
     def _play_open(
@@ -340,9 +321,7 @@ class PPO(Algorithm):
                 batch = Rollout(*(each[:, start : start + self.minibatch] for each in shuffled))
                 optimizer.zero_grad()
                 self.losses(weights, cells, batch, evaluate).sum().backward()
-                assert weights.grad is not None
-                norms = weights.grad.norm(dim=1, keepdim=True)
-                weights.grad.mul_((self.max_norm / (norms + NORM_EPSILON)).clamp(max=1))
+                clip_norms(weights, self.max_norm)
                 optimizer.step()
 
     def losses(

@@ -139,6 +139,12 @@ class Moments:
         """Deviations (N, width)."""
         return np.sqrt(self._squares / max(self.count, 1))
 
+    def scaled(self, rows: Tensor) -> Tensor:
+        """Rows (..., N, M, width), in deviations from the mean."""
+        mean = torch.from_numpy(self.mean).float()[:, None]
+        std = torch.from_numpy(self.std() + math.sqrt(EPSILON)).float()[:, None]
+        return ((rows - mean) / std).clamp(-CLIP, CLIP)
+
 
 class Scales:
     """Running scales of observations in a Box, and of rewards: by the deviation of the discounted return so far.
@@ -165,11 +171,7 @@ class Scales:
 
     def normalised(self, observations: Tensor) -> Tensor:
         """Observations (..., N, S, F), scaled."""
-        if self._observations is None:
-            return observations
-        mean = torch.from_numpy(self._observations.mean).float()[:, None]
-        std = torch.from_numpy(self._observations.std() + math.sqrt(EPSILON)).float()[:, None]
-        return ((observations - mean) / std).clamp(-CLIP, CLIP)
+        return observations if self._observations is None else self._observations.scaled(observations)
 
     def rewards(self, rewards: Tensor, dones: Tensor) -> Tensor:
         """Rewards (T, N, S) of a rollout, scaled after they were counted."""

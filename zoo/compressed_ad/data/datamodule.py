@@ -168,7 +168,8 @@ class HistoryData(ZooDataModule):
         tasks = self.test_tasks.repeat_interleave(self.eval_seeds, dim=0)
         seeds = [item_seed(self.seed, PAIRS_EPOCH, pair) for pair in range(len(tasks))]
         self.contents = (self.train_tasks.numpy(), self.kept, train.length)
-        self.val_set = EvaluationBatches(held, self.batch_size, tasks, seeds, self.rollout_batch)
+        world = self._rank_and_world()[1]
+        self.val_set = EvaluationBatches(held, self.batch_size, tasks, seeds, self.rollout_batch, world)
 
     def _sources(self) -> tuple[Source, Source]:
         """Histories of training tasks and of held-out ones."""

@@ -67,6 +67,32 @@ class Recorder:
             self.histories[name][:, time] = value.cpu().numpy()
 
 
+class GridRecorder:
+    """Histories of a grid as they happen, step after step.
+
+    Args:
+        count: number of histories.
+        steps: of each.
+
+    Attributes:
+        histories: (count, steps, 7) int8, see `COLUMNS`.
+    """
+
+    def __init__(self, count: int, steps: int) -> None:
+        self.histories = np.zeros((count, steps, len(COLUMNS)), dtype=np.int8)
+
+    def add(self, time: int, states: Tensor, actions: Tensor, taken: Any) -> None:
+        """Note what all environments did at a step."""
+        columns = [states, actions[:, None], taken.rewards[:, None], taken.next_states]
+        self.histories[:, time, :6] = torch.cat(columns, dim=1).cpu().numpy()
+        self.histories[:, time, 6] = taken.done
+
+
+def recorder_of(env: Env, count: int, steps: int) -> Recorder | GridRecorder:
+    """What notes histories of an environment as its store keeps them."""
+    return GridRecorder(count, steps) if isinstance(env, GridEnv) else Recorder(env.schema, count, steps)
+
+
 def from_steps(steps: Steps) -> np.ndarray:
     """Pack B histories of L transitions of grids as the store keeps them: (B, L, 7) int8, see `COLUMNS`."""
     columns = [steps.states, steps.actions[..., None], steps.rewards[..., None], steps.next_states]
@@ -194,7 +220,7 @@ class HistoryWriter:
             raise ValueError(f"expected {expected} {self._dtype}, found {transitions.shape} {transitions.dtype}")
         path = self.folder / shard_name(number)
         write_part(path, lambda file: np.save(file, transitions, allow_pickle=False))
-        line = f"{_sha256(path)}  {path.name}\n"
+        line = f"{file_hash(path)}  {path.name}\n"
         write_part(_checksum_path(path), lambda file: file.write(line.encode()))
 
 
@@ -369,7 +395,7 @@ def find_fault(path: Path, shape: Sequence[int], dtype: np.dtype[Any]) -> str | 
         return f"{path} is cut or damaged ({path.stat().st_size} bytes, expected {size} and a header)"
     if array.shape != tuple(shape) or array.dtype != dtype:
         return f"{path} holds {array.shape} {array.dtype}, expected {tuple(shape)} {dtype}"
-    if _checksum_path(path).read_text(encoding="utf-8", errors="replace").split()[:1] != [_sha256(path)]:
+    if _checksum_path(path).read_text(encoding="utf-8", errors="replace").split()[:1] != [file_hash(path)]:
         return f"{path} is damaged: its checksum is another than in {_checksum_path(path).name}"
     return None
 
@@ -379,6 +405,7 @@ def _checksum_path(path: Path) -> Path:
     return path.with_suffix(".sha256")
 
 
-def _sha256(path: Path) -> str:
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -108,11 +108,8 @@ class TrialData(ZooDataModule):
         self.train_set = Trials(self.train_tasks, size, together, self.repeats, self.seed)
         pairs = self.test_tasks.repeat_interleave(self.eval_seeds, dim=0)
         seeds = [item_seed(self.seed, PAIRS_EPOCH, pair) for pair in range(len(pairs))]
-        if len(pairs) < world:
-            raise ValueError(f"{len(pairs)} pairs to evaluate on {world} processes: raise data.init_args.eval_seeds")
         self.contents = (self.train_tasks.numpy(), self.repeats)
-        each = min(self.rollout_batch, len(pairs) // world)  # a process without a batch would not meet the others
-        self.val_set = EvaluationBatches(None, self.batch_size, pairs, seeds, each)
+        self.val_set = EvaluationBatches(None, self.batch_size, pairs, seeds, self.rollout_batch, world)
 
     def train_batches(self, rank: int, world: int) -> ResumableBatches:
         """The training set's batches for a process, in order: what is random about them is in their seeds."""

@@ -321,15 +321,38 @@ class EvaluationBatches(Dataset[dict[str, Any]]):
     """Batches of an evaluation, made ready so that no number depends on how they are divided among processes.
 
     First items for the loss, if any, then pairs of task (n, F) and seed (n,) to act with.
+
+    Args:
+        batch_size: items of a batch.
+        rollout_batch: pairs of a batch.
+        processes: that divide the batches. A process without one would not meet the others, so where there are too few
+            they are cut smaller.
+
+    Raises:
+        ValueError: when there are not even as many items and pairs as processes.
     """
 
     def __init__(
-        self, items: HistoryItems | None, batch_size: int, tasks: Tensor, seeds: Sequence[int], rollout_batch: int
+        self,
+        items: HistoryItems | None,
+        batch_size: int,
+        tasks: Tensor,
+        seeds: Sequence[int],
+        rollout_batch: int,
+        processes: int = 1,
     ) -> None:
         self.items = items
         self.tasks = tasks
         self.seeds = list(seeds)
         count = 0 if items is None else len(items)
+        if -(-count // batch_size) + -(-len(self.seeds) // rollout_batch) < processes:
+            if max(count, len(self.seeds)) < processes:
+                raise ValueError(
+                    f"{count} items and {len(self.seeds)} pairs of task and seed to evaluate on {processes} processes: "
+                    "raise data.init_args.eval_seeds, or val_items"
+                )
+            batch_size = min(batch_size, max(1, count // processes))
+            rollout_batch = min(rollout_batch, max(1, len(self.seeds) // processes))
         self.losses = [range(first, min(first + batch_size, count)) for first in range(0, count, batch_size)]
         self.rollouts = [slice(first, first + rollout_batch) for first in range(0, len(self.seeds), rollout_batch)]
 

@@ -60,7 +60,7 @@ class Lockstep(Protocol):
     def step(self, actions: Tensor) -> Any:
         """Act in every environment, by (B, *action); what it led to has the fields of `Transition` but for two.
 
-        Grids, whose episodes all end together, have `done` in place of `terminated` and `truncated`.
+        Grids, whose episodes all end together, have `done` besides, one for all.
         """
 
     def optimal_actions(self) -> Tensor:

@@ -42,6 +42,11 @@ class Step(NamedTuple):
         """Whether each environment (B,) ended its episode."""
         return torch.full(self.rewards.shape, self.done, device=self.rewards.device)
 
+    @property
+    def terminated(self) -> Tensor:
+        """Whether a task (B,) ended its episode: never, the horizon does."""
+        return torch.zeros(self.rewards.shape, dtype=torch.bool, device=self.rewards.device)
+
 
 class Grid:
     """Lookup tables of a square grid.
