@@ -1,4 +1,4 @@
-"""What in-context policies have learned: python -m scripts.evidence.compressed_ad demo|demo_9x9|memory|points -h."""
+"""What in-context policies have learned: scripts.evidence.compressed_ad demo|demo_9x9|memory|points|chain -h."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ from zoo.compressed_ad.evaluation.summary import summarise
 from zoo.compressed_ad.inference import pairs
 from zoo.runs.folder import find_config
 
-SEEDS, FEW = 20, 2  # agents for each held-out goal; few of them are quick
+SEEDS, MANY, FEW = 20, 100, 2  # agents for each held-out goal; few of them are quick
 SMALL, LARGE, POINTS = Darkroom(5, 10), Darkroom(9, 20), PointMass(64, 20)
 LAST_SHARE, RISE, FLAT = 0.6, 0.4, 0.1  # thresholds of the points, as shares of the way from random to the oracle
 SHUFFLED, MIXED = "control, shuffled episodes", "control, episodes of many goals"
+CAD, SCRATCH, AD = "CAD", "CAD without pre-training", "AD"
 FOLDER, NAME, FIGURE = "evidence", "evidence.json", "curves.png"
 
 
@@ -148,7 +149,7 @@ def gather_memory(
     """
     groups = {"latents": latents, "none": none, "sliding window": sliding}
     arms = {name: play(runs, SMALL, gap=True, quick=quick) for name, runs in groups.items() if runs}
-    _compare_arms(arms)
+    _compare_arms(arms, {name: name for name in arms})
     findings = []
     for name, arm in arms.items():
         findings += [_mean(f"{name}, last episode", arm.last()), _mean(f"{name}, after the gap", arm.after_gap())]
@@ -163,6 +164,52 @@ def gather_memory(
             details = _by_run(_ratios(one, other))
             findings.append(Finding(f"latents to {name}, {title}", ratio, "x", at_least=at_least, details=details))
     return _keep(latents[0], "demo_memory", findings, {"latents": compressed, **arms})
+
+
+def gather_chain(
+    cad: Sequence[Path], scratch: Sequence[Path], ad: Sequence[Path], quick: bool = False
+) -> list[Finding]:
+    """Evaluate the arms of `demo_chain` on held-out goals: the same window on the same histories of PPO.
+
+    Args:
+        cad: runs of the recipe, begun from a pre-training, one per seed.
+        scratch: with the same seeds, in the same order, without pre-training.
+        ad: likewise, with a sliding window in place of latents.
+
+    Raises:
+        FileNotFoundError: when a run is missing.
+        ValueError: when groups differ in size, goals, window or histories, or a run is of something else.
+    """
+    groups = {CAD: cad, SCRATCH: scratch, AD: ad}
+    _compare_origins(groups)
+    arms = {name: play(runs, SMALL, quick=quick, seeds=MANY) for name, runs in groups.items()}
+    _compare_arms(arms, {CAD: "latents", SCRATCH: "latents", AD: "sliding window"})
+    findings = []
+    for name, arm in arms.items():
+        means = [fmean(curve) for curve in arm.curves()]
+        findings += [_mean(f"{name}, first episode", arm.first()), _mean(f"{name}, last episode", arm.last())]
+        findings.append(_mean(f"{name}, all episodes", means))
+    named = {each.name: each.value for each in findings}
+    for other in (AD, SCRATCH):
+        for title in ("last episode", "all episodes"):
+            ratio = named[f"{CAD}, {title}"] / named[f"{other}, {title}"]
+            findings.append(Finding(f"{CAD} to {other}, {title}", ratio, "x"))
+    source = np.mean([demonstrated(run, facts) for run, facts in zip(cad, arms[CAD].facts, strict=True)], axis=0)
+    findings.append(Finding("histories learned from, last episode", float(source[-1]), ""))
+    return _keep(cad[0], "demo_chain", findings, arms, {"histories learned from": source.tolist()})
+
+
+def _compare_origins(groups: Mapping[str, Sequence[Path]]) -> None:
+    """Refuse runs with a pre-training where there should be none, or without, or of other histories."""
+    for label, runs in groups.items():
+        for run in runs:
+            begun = safe_load(find_config(Path(run)).read_text(encoding="utf-8")).get("init_from")
+            if (begun is not None) is not (label == CAD):
+                raise ValueError(f"{run}: init_from is {begun}, which is not {label}")
+    for runs in zip(*groups.values(), strict=True):
+        roots = {str(_data_of(run)["root"]) for run in runs}
+        if len(roots) > 1:
+            raise ValueError(f"{runs[0]} and those beside it learned from different histories, {sorted(roots)}")
 
 
 def gather_points(runs: Sequence[Path], mixed: Sequence[Path] = (), quick: bool = False) -> list[Finding]:
@@ -204,7 +251,7 @@ def _shares(arm: Arm) -> tuple[list[float], list[float]]:
     return ends
 
 
-def play(runs: Sequence[Path], env: Env, gap: bool = False, quick: bool = False) -> Arm:
+def play(runs: Sequence[Path], env: Env, gap: bool = False, quick: bool = False, seeds: int | None = None) -> Arm:
     """Evaluate runs on their held-out goals, for as many episodes as they were trained for.
 
     Args:
@@ -212,6 +259,7 @@ def play(runs: Sequence[Path], env: Env, gap: bool = False, quick: bool = False)
         env: where they must have been trained.
         gap: probe the memory besides.
         quick: with few agents.
+        seeds: agents for each goal, in place of the usual number.
 
     Raises:
         FileNotFoundError: when a run is missing.
@@ -223,7 +271,8 @@ def play(runs: Sequence[Path], env: Env, gap: bool = False, quick: bool = False)
         if agent.env.describe() != env.describe():
             raise ValueError(f"{run} was trained in {agent.env.describe()}, expected {env.describe()}")
         output = run / FOLDER / "evaluation"
-        facts.append(evaluate(run, output, agent.episodes, FEW if quick else SEEDS, gap=gap, progress=False))
+        count = FEW if quick else seeds or SEEDS
+        facts.append(evaluate(run, output, agent.episodes, count, gap=gap, progress=False))
         returns.append(np.load(output / RETURNS_NAME, allow_pickle=False))
     if len({each.shape[2] for each in returns}) > 1:
         raise ValueError(f"expected runs of one length, found {[each.shape[2] for each in returns]} episodes")
@@ -260,16 +309,16 @@ def _data_of(run: Path) -> dict[str, Any]:
     return arguments
 
 
-def _compare_arms(arms: Mapping[str, Arm]) -> None:
-    """Refuse arms that are not what they are called, or differ in more than their memory."""
-    reference = arms["latents"].facts
+def _compare_arms(arms: Mapping[str, Arm], kinds: Mapping[str, str]) -> None:
+    """Refuse arms whose memory is not of their kind, or that differ in more from the first."""
+    reference = next(iter(arms.values())).facts
     for name, arm in arms.items():
         if len(arm.facts) != len(reference):
             raise ValueError(f"expected as many runs in each group, found {len(reference)} and {len(arm.facts)}")
         for facts, other in zip(arm.facts, reference, strict=True):
             kind = _kind(facts["policy"])
-            if kind != name:
-                raise ValueError(f"{facts['run']} has {kind}, expected {name}")
+            if kind != kinds[name]:
+                raise ValueError(f"{facts['run']} has {kind}, expected {kinds[name]}")
             window, expected = facts["policy"]["window"], other["policy"]["window"]
             if window != expected:
                 raise ValueError(f"{facts['run']} has a window of {window}, {other['run']} one of {expected}")
@@ -335,4 +384,5 @@ def _ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[
 
 
 if __name__ == "__main__":
-    evidence({"demo": gather_demo, "demo_9x9": gather_demo_9x9, "memory": gather_memory, "points": gather_points})
+    gathered = {"demo": gather_demo, "demo_9x9": gather_demo_9x9, "memory": gather_memory}
+    evidence({**gathered, "points": gather_points, "chain": gather_chain})

@@ -154,6 +154,27 @@ def _plan_memory(root: Path, seed: int, quick: bool) -> list[Unit]:
     ]
 
 
+def _plan_chain(root: Path, seed: int, quick: bool) -> list[Unit]:
+    recipe, data = "compressed_ad/demo_chain", "data__init_args"
+    histories = {f"{data}__root": root / "histories"}
+    sliding = {"model__init_args__policy": "{init_args: {compressor: null, decoder: null}}", f"{data}__length": 16}
+    sliding |= {f"{data}__offset": "random", f"{data}__batch_size": 200, f"{data}__epoch_items": 20000}
+    room = ["--env=Darkroom", "--env.grid_size=5", "--env.horizon=10", "--train_share=0.8", "--shard_size=25"]
+    ppo = {"rollout_steps": 20, "minibatch": 640, "epochs": 10, "learning_rate": 0.01}
+    learned = ["--episodes=10", "--episode_stride=4", f"--streams={4 if quick else 64}"]
+    return [
+        Unit(
+            "histories",
+            ["collect", str(root / "histories"), f"--seed={seed}", f"--split_seed={seed}", *room, *learned]
+            + [f"--ppo.{key}={value}" for key, value in ppo.items()],
+        ),
+        _fit(root, "pretrain", f"{recipe}_pretrain", seed, **histories),
+        _fit(root, "cad", recipe, seed, **histories, init_from=root / "pretrain"),
+        _fit(root, "scratch", recipe, seed, **histories),
+        _fit(root, "ad", recipe, seed, **histories, **sliding),
+    ]
+
+
 def _plan_points(root: Path, seed: int, quick: bool) -> list[Unit]:
     recipe, control = "compressed_ad/demo_points", {"data__init_args__shuffle_episodes": "true"}
     return [
@@ -177,6 +198,10 @@ def _large_rooms(root: Path, quick: bool) -> Figures:
 def _memory(root: Path, quick: bool) -> Figures:
     arms = [[root / name] for name in ("latents", "none", "sliding")]
     return _named(compressed_ad.gather_memory(*arms, quick=quick))
+
+
+def _chain(root: Path, quick: bool) -> Figures:
+    return _named(compressed_ad.gather_chain(*([root / name] for name in ("cad", "scratch", "ad")), quick=quick))
 
 
 def _plan_roll(root: Path, seed: int, quick: bool) -> list[Unit]:
@@ -346,6 +371,7 @@ DEMOS = {
         Demo("ci_llm/crowds", "seed 0: one LoRA of equal size and compute is better than every crowd", _plan_crowds,
              _crowds),
         Demo("compressed_ad/demo_memory", "latents to none: 2.8 times, after the gap 3.4 times", _plan_memory, _memory),
+        Demo("compressed_ad/demo_chain", "new: PPO's histories, CAD and AD at the same window", _plan_chain, _chain),
         Demo("compressed_ad/demo_points", "tenth episode 0.75 of the way to the best", _plan_points, _points),
         Demo("hifigan/demo", "val/mel_l1 from 2.13 to 0.56, 74 % less", _plan_vocoder, _vocoder, ("ljspeech",)),
         Demo("hifigan/demo_vocos", "seed 1: PESQ 3.83, Griffin-Lim 3.62", _plan_magnitudes, _magnitudes, ("ljspeech",)),
@@ -405,6 +431,10 @@ CLAIMS = (
           at_least=1.5, to="none, last episode"),
     Claim("compressed_ad/demo_memory", "after the gap, latents to no memory", "latents, after the gap", MEAN,
           at_least=2.0, to="none, after the gap"),
+    Claim("compressed_ad/demo_chain", "tenth episode, CAD to AD at the same window", "CAD, last episode", MEAN,
+          at_least=1.3, to="AD, last episode"),
+    Claim("compressed_ad/demo_chain", "all ten episodes, CAD to CAD without pre-training", "CAD, all episodes", MEAN,
+          at_least=1.1, to="CAD without pre-training, all episodes"),
     Claim("compressed_ad/demo_points", "tenth episode, share of the way from random to the best possible",
           "last episode, share of the way", EACH, at_least=compressed_ad.LAST_SHARE),
     Claim("compressed_ad/demo_points", "tenth episode above the first, as such a share",
@@ -483,6 +513,10 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
         f"{task}, {arm}: {score}" for task in crowds.TASKS for score in ("NLL", "exact") for arm in crowds.ARMS
     ),
     "compressed_ad/demo_memory": ("latents, last episode", "none, last episode", "sliding window, last episode"),
+    "compressed_ad/demo_chain": (
+        *(f"{arm}, last episode" for arm in (compressed_ad.CAD, compressed_ad.SCRATCH, compressed_ad.AD)),
+        "histories learned from, last episode",
+    ),
     "compressed_ad/demo_points": ("first episode, share of the way", "oracle actions", "random actions"),
     "hifigan/demo": ("m_stft, trained", "m_stft, untrained", "m_stft, griffin-lim"),
     "hifigan/demo_vocos": (

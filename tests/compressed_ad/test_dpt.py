@@ -96,13 +96,13 @@ def test_a_net_acts_by_how_likely_each_arm_is_the_best(seed: int) -> None:
     net = InContextPolicy(SpaceEmbedding(env, 32), Transformer(32, 2, 2, PULLS + 1, dropout=0.0))
     optimizer = torch.optim.AdamW(net.parameters(), lr=2e-3, weight_decay=1e-4)
     shown = EpsilonCurriculum(env, 1, best=0.0)
-    rng, updates = np.random.default_rng(seed), 1500
+    rng, updates, warmup = np.random.default_rng(seed), 3000, 200
     for update in range(updates):
         tasks = torch.from_numpy(rng.integers(1000, 100_000, (128, 1)))
         steps, labels = shown.labelled(tasks, rng.integers(0, 2**62, 128).tolist())
         loss = net.head.losses(net(steps).logits, labels).mean()
         for group in optimizer.param_groups:
-            group["lr"] = 2e-3 * min(1, 2 - 2 * update / updates)
+            group["lr"] = 2e-3 * min((update + 1) / warmup, 1, 2 - 2 * update / updates)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

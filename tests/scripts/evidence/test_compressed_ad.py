@@ -12,8 +12,9 @@ import yaml
 
 from scripts.bench.tools import Finding
 from scripts.evidence import compressed_ad as evidence
-from scripts.evidence.compressed_ad import gather_demo, gather_demo_9x9, gather_memory
+from scripts.evidence.compressed_ad import gather_chain, gather_demo, gather_demo_9x9, gather_memory
 from tests.harness import REPOSITORY
+from zoo.compressed_ad.collecting.collect import Epsilon, collect
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.envs.grids import Darkroom
 from zoo.compressed_ad.nets.compression import Compressor, Forget, QueryCompressor
@@ -64,6 +65,7 @@ def make_run(
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evidence, "SEEDS", 3)
+    monkeypatch.setattr(evidence, "MANY", 4)
 
 
 def by_name(findings: list[Finding]) -> dict[str, Finding]:
@@ -140,6 +142,28 @@ def test_arms_that_differ_in_more_than_memory_are_refused(tmp_path: Path) -> Non
         gather_memory([latents], [make_run(tmp_path / "wide", "none", window=14)])
     with pytest.raises(ValueError, match="hold out other goals"):
         gather_memory([latents], [make_run(tmp_path / "other", "none", split_seed=1)])
+
+
+def test_the_chain_is_compared_arm_by_arm(tmp_path: Path) -> None:
+    histories = tmp_path / "histories"
+    collect(evidence.SMALL, histories, Epsilon(), episodes=4, streams=2, split_seed=0, train_share=0.8, progress=False)
+    root = str(histories)
+    cad = make_run(tmp_path / "cad", "latents", root=root)
+    scratch, ad = make_run(tmp_path / "scratch", "latents", seed=1, root=root), make_run(tmp_path / "ad", root=root)
+    with pytest.raises(ValueError, match="init_from is None, which is not CAD"):
+        gather_chain([cad], [scratch], [ad])
+    config = cad / CONFIG_NAME
+    config.write_text(yaml.safe_dump({**yaml.safe_load(config.read_text()), "init_from": "runs/pretrain"}))
+    found = by_name(gather_chain([cad], [scratch], [ad]))
+    for other in (evidence.AD, evidence.SCRATCH):
+        for title in ("last episode", "all episodes"):
+            ratio = found[f"CAD, {title}"].value / found[f"{other}, {title}"].value
+            assert found[f"CAD to {other}, {title}"].value == pytest.approx(ratio)
+    assert found["histories learned from, last episode"].value > 6  # the demonstrator knows the goals
+    with pytest.raises(ValueError, match="has sliding window, expected latents"):
+        gather_chain([cad], [ad], [ad])
+    with pytest.raises(ValueError, match="learned from different histories"):
+        gather_chain([cad], [make_run(tmp_path / "other", "latents")], [ad])
 
 
 def test_the_script_is_quick_with_few_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
