@@ -27,6 +27,7 @@ FOREIGN = {  # by package; put together when it is imported, or handed on, so th
         "lr": "learning rate, before the scheduler's factor",
         "betas": "decay rates of the running means of the gradient and of its square",
         "weight_decay": "share of a weight that is taken off at each step, times the learning rate",
+        "fused": "whether one kernel steps all weights at once, instead of several for each",
     },
     "lightning.pytorch.strategies": {
         "broadcast_buffers": "whether process 0 sends its buffers, such as running means, to all others each pass",
