@@ -17,6 +17,7 @@ from zoo.common.ranges import at_least
 from zoo.hifigan.nets.griffin_lim import MagnitudeVocos
 from zoo.hifigan.nets.interface import WaveformGenerator
 from zoo.hifigan.task import HiFiGANTask
+from zoo.miipher.data.clips import Segments
 from zoo.miipher.data.datamodule import VocoderSegments
 from zoo.miipher.losses import TERMS, Reduction, cosine_distance, feature_loss, mean_absolute, weighted
 from zoo.miipher.nets.backbone import Backbone
@@ -201,9 +202,10 @@ class VocoderTask(HiFiGANTask):
         """Batches of the first epochs' items, in the corpus' order; the loader is left alone."""
         data = cast(VocoderSegments, self.trainer.datamodule)  # type: ignore[attr-defined]
         for epoch in range(self.least_squares):
-            keys = [(epoch, number) for number in range(len(data.train_set))]
+            segments = cast(Segments, data.train_set)
+            keys = [(epoch, number) for number in range(len(segments))]
             for first in range(0, len(keys), data.batch_size):
-                items = data.train_set.__getitems__(keys[first : first + data.batch_size])
+                items = segments.__getitems__(keys[first : first + data.batch_size])
                 yield self.trainer.strategy.batch_to_device(data.collate(items), self.device)
 
     @torch.no_grad()
