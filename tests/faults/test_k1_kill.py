@@ -46,7 +46,10 @@ KEYS = {
     "griffin_lim": "train/g/mel",
     "stochastic": "train/g/mel",  # discriminators from batch 10 on
     "vocos": "train/g/mel",  # a sum of layers, loss of SSL features
+    "magnitudes": "train/g/mel",  # begins with what is solved for, once
     "flow": "train/loss",
+    "conditions": "train/loss",  # states of prompts from shards, holes of images drawn for each item
+    "autoencoder": "train/loss",
     "compressed_ad": "train/loss",
     "spaces": "train/loss",  # continuous observations and actions, quantiles of bins and moments from the data
     "rl2": "train/loss",  # killed in the middle of three steps on one batch of trials
@@ -62,8 +65,8 @@ def arguments(system: str, workers: int) -> list[str]:
         args += ["--trainer.max_steps=60"] * (system == "hifigan_long")
     elif system in ("causal", "griffin_lim", "stochastic"):
         args = [str(SMOKE.with_stem(f"smoke_{system}")) if each == str(SMOKE) else each for each in HIFIGAN]
-    elif system == "flow":
-        args = FLOW
+    elif system in ("flow", "conditions", "autoencoder"):
+        args = [each if system == "flow" else each.replace("smoke", f"smoke_{system}") for each in FLOW]
     elif system in ("compressed_ad", "spaces", "rl2"):
         args = [
             each.replace("smoke", f"smoke_{system}") if system in ("spaces", "rl2") else each for each in COMPRESSED_AD
@@ -123,10 +126,13 @@ def assert_equal_runs(run: Path, whole: Path, key: str) -> None:
         ("adapter", 12, 2),
         ("finetune", 17, 0),
         pytest.param("causal", 12, 0, marks=pytest.mark.slow),
-        ("griffin_lim", 12, 0),
+        ("magnitudes", 12, 0),
+        pytest.param("griffin_lim", 12, 0, marks=pytest.mark.slow),
         ("stochastic", 12, 0),
         pytest.param("vocos", 12, 2, marks=pytest.mark.slow),
         ("flow", 19, 2),
+        pytest.param("conditions", 13, 2, marks=pytest.mark.slow),
+        pytest.param("autoencoder", 13, 0, marks=pytest.mark.slow),
         ("compressed_ad", 13, 2),
         ("spaces", 13, 2),
         ("rl2", 13, 0),
