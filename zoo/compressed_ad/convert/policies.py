@@ -392,8 +392,8 @@ def import_policies(
         source: folder with a folder of checkpoints for each task, named by its number; the checkpoints themselves
             where the environment has one task.
         output: folder to write.
-        env: that they were trained in, e.g. --env zoo.compressed_ad.GymnasiumEnv --env.id CartPole-v1; the original's
-            dark room when not given.
+        env: that they were trained in, e.g. --env zoo.compressed_ad.GymnasiumEnv --env.id CartPole-v1
+            --env.features '{"set.gravity": [9.8, 12.0]}' (two tasks); the original's dark room when not given.
         episodes: of each history; where their lengths differ, the steps are those of so many of the longest.
         streams: histories of each task.
         steps: of each history, in place of episodes.
