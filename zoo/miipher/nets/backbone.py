@@ -108,6 +108,8 @@ class Backbone(FrozenModule):
         self.sample_rate, self.hop_samples = SAMPLE_RATE, self.front.hop_samples
         self.model = _build(getattr(transformers, model_name), settings, self.source, revision, seed)
         keep_masks_on_the_device(self.model)
+        if isinstance(self.front, MelFamily):
+            self.mel = self.front.mel  # goes where the model goes
         if kind in (WaveformFamily, MelFamily) and settings.do_stable_layer_norm and not final_norm:
             self.model.encoder.layer_norm = nn.Identity()  # the feature is what enters it
         self.dim: int = settings.hidden_size

@@ -163,9 +163,9 @@ class MelFamily(Family):
         return _PAIR * _MEL_HOP, 2 * _MEL_EDGE * _MEL_HOP
 
     def encode(self, model: Any, waveform: Tensor, lengths: Tensor | None) -> Tensor:
-        """Features; log-mels are computed by torch, on the waveform's device."""
+        """Features; log-mels are computed by torch, on the model's device."""
         count = (waveform.shape[1] - self.context_samples) // self.hop_samples
-        mels = self.mel.to(waveform.device)(waveform).transpose(1, 2)[:, _MEL_EDGE : _MEL_EDGE + _PAIR * count]
+        mels = self.mel(waveform).transpose(1, 2)[:, _MEL_EDGE : _MEL_EDGE + _PAIR * count]
         x = ((mels - _MEL_MEAN) / _MEL_DEVIATION).to(waveform.dtype)
         x = model.feature_projection(x.unflatten(1, (-1, _PAIR)).flatten(2))  # (B, F, dim)
         mask = None if lengths is None else valid((lengths - self.context_samples) // self.hop_samples, x.shape[1])
