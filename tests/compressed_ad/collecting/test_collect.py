@@ -5,6 +5,7 @@ import os
 import signal
 import time
 
+import numpy as np
 import pytest
 import torch
 
@@ -145,3 +146,21 @@ def test_all_goals_in_time(tmp_path):
     assert returns[51] >= 13.0
     assert best.mean() == pytest.approx(16.543, abs=1e-3)
     assert returns.mean() >= 0.8 * best.mean()
+
+
+@pytest.mark.parametrize(
+    "learner", [QLearning(), DQN(minibatch=16, replay=64, target_every=3)], ids=lambda each: each.name
+)
+def test_history_is_what_happened(learner):
+    env = Darkroom(3, 4)
+    tasks = env.tasks()[[1, 5]]
+    told = []
+    histories = learner.histories(env, tasks, [1, 2], streams=3, steps=20, advance=told.append)
+    assert sum(told) == 2 * 3 * 20
+    worlds = env.start(tasks.repeat_interleave(3, dim=0))
+    for step in histories.reshape(6, 20, 7).swapaxes(0, 1):
+        assert np.array_equal(step[:, :2], worlds.states)
+        taken = worlds.step(torch.from_numpy(step[:, 2]))
+        assert np.array_equal(step[:, 3], taken.rewards)
+        assert np.array_equal(step[:, 4:6], taken.next_states)
+        assert (step[:, 6] == taken.done).all()

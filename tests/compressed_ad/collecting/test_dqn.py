@@ -66,20 +66,6 @@ def test_history_depends_on_its_own_seed_alone(env, learner):
     assert not np.array_equal(together[0, 0], together[0, 1])
 
 
-def test_history_is_what_happened():
-    env, told = Darkroom(3, 4), []
-    tasks = env.tasks()[[1, 5]]
-    histories = SMALL.histories(env, tasks, [1, 2], streams=3, steps=20, advance=told.append)
-    assert sum(told) == 2 * 3 * 20
-    worlds = env.start(tasks.repeat_interleave(3, dim=0))
-    for step in histories.reshape(6, 20, 7).swapaxes(0, 1):
-        assert np.array_equal(step[:, :2], worlds.states)
-        taken = worlds.step(torch.from_numpy(step[:, 2]))
-        assert np.array_equal(step[:, 3], taken.rewards)
-        assert np.array_equal(step[:, 4:6], taken.next_states)
-        assert (step[:, 6] == taken.done).all()
-
-
 def test_memory_holds_the_newest():
     memory = Replay(4, learners=2, actors=2)
     for time in range(3):
