@@ -14,6 +14,8 @@ from zoo.ui.tabs.pieces import heading
 from zoo.ui.visit import Visit, aside
 
 TICK_SECONDS = 0.5
+# In the browser, in the moment of a choice: the form that the server is about to replace takes no press any more.
+_RETIRE = "() => document.querySelectorAll('.train-buttons').forEach(buttons => buttons.inert = true)"
 
 
 class TrainTab:
@@ -32,7 +34,7 @@ class TrainTab:
                     options = {name: f"{name} · {system.title}" for name, system in systems.items()}
                     first = next(iter(systems))
                     self.system = ui.select(options, value=first, label="System", on_change=self._choose_system)
-                    self.system.props("outlined dense")
+                    self.system.props("outlined dense").on("update:model-value", js_handler=_RETIRE)
                     self.choices = ui.element().classes("train-choices")
                 self.about = ui.element().classes("train-about")
                 self.fields = ui.element()
@@ -62,7 +64,7 @@ class TrainTab:
             self._open(system, self.recipe.value, self._machine(), self.draft.edits, self.draft.lines)
 
         for choice, chosen in ((self.recipe, choose_recipe), (self.machine, choose_machine)):
-            choice.props("outlined dense").on_value_change(chosen)
+            choice.props("outlined dense").on_value_change(chosen).on("update:model-value", js_handler=_RETIRE)
 
     def _machine(self) -> str:
         return "" if self.machine.value == AS_RECIPE else self.machine.value
