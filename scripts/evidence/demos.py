@@ -235,14 +235,11 @@ def _digits(root: Path, quick: bool) -> Figures:
 
 
 def _plan_nets(root: Path, seed: int, quick: bool) -> list[Unit]:
-    """The U-Net for as many batches as take about as long as the transformer's."""
-    steps = 2 if quick else flow_nets.UNET_BATCHES
-    cut = {"trainer__max_steps": steps, "trainer__val_check_interval": steps, "checkpoints__every_n_batches": steps}
-    cut["model__init_args__optimizer__init_args__fused"] = "true"  # as the others have it
+    fused = {"model__init_args__optimizer__init_args__fused": "true"}  # as the others have it
     pairs = ["make-pairs", str(root / "digits_dit"), str(root / "pairs"), "--chunk=450"]
     taught = {"init_from": root / "digits_dit", "data__init_args__root": root / "pairs"}
     return [
-        _fit(root, "digits_unet", "flow/demo_digits", seed, **cut, trainer__num_sanity_val_steps=1),
+        _fit(root, "digits_unet", "flow/demo_digits", seed, **fused, trainer__num_sanity_val_steps=1),
         _fit(root, "digits_dit", "flow/demo_digits_dit", seed),
         _fit(root, "glyphs_unet", "flow/demo_glyphs", seed),
         _fit(root, "glyphs_dit", "flow/demo_glyphs_dit", seed),

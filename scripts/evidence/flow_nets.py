@@ -27,7 +27,6 @@ FEW = (1, 2, 4)  # evaluations of the net for a sample
 FEW_STEPS = (*(f"{name} {steps}" for name in ("Euler", "MeanFlow") for steps in FEW), "distilled 1")
 RUNS = ("digits_unet", "digits_dit", "glyphs_unet", "glyphs_dit", "meanflow", "distilled")
 DRAWS = 2
-UNET_BATCHES = 400  # of the U-Net's demo, in about the time of demo_digits_dit
 JUDGE_EPOCHS = 12  # of 6,200 glyphs
 FIGURES = ("accuracy", "std_ratio", "nearest_ratio")
 
@@ -84,7 +83,7 @@ def gather(
     """Evaluate one seed's runs; the report goes into `evidence/` of the first.
 
     Args:
-        digits_unet: run of `demo_digits`, of fewer batches.
+        digits_unet: run of `demo_digits`.
         digits_dit: run of `demo_digits_dit`.
         glyphs_unet: run of `demo_glyphs`.
         glyphs_dit: run of `demo_glyphs_dit`.

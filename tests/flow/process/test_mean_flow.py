@@ -69,7 +69,8 @@ def test_pairs_have_the_exact_target_on_average():
 
 def test_no_span_is_flow_matching_and_derivatives_are_those_of_differences():
     torch.manual_seed(0)
-    net = DiT(4, 1, depth=1, dim=16, heads=2, num_classes=2, spans=True, time_scale=1.0)
+    net = DiT(4, 1, depth=1, dim=16, heads=2, num_classes=2, spans=True)
+    assert (net.time_scale, DiT(4, 1, depth=1, dim=16, heads=2).time_scale) == (1, 1000)
     for weight in net.parameters():
         torch.nn.init.normal_(weight, std=0.2)
     x, v = torch.randn(2, 3, 1, 4, 4)

@@ -26,6 +26,7 @@ SIZES: dict[str, tuple[int, int, int]] = {  # depth, width, heads
 POSITIONS = ("sincos", "rope")
 EPS = 1e-6
 ZERO = ("modulation.linear", "cross.out", "norm.linear", "tail", "condition_patches")  # layers that begin as nothing
+TIME_SCALE = 1000.0  # of the sinusoids
 EMBEDDING_STD = 0.02  # of classes and times at the start
 
 
@@ -58,8 +59,10 @@ class DiT(VelocityNet):
         pooled_dim: width of one vector of a text ("pooled"), added to the time; 0 for none.
         condition_channels: of an image ("image") that is patched beside the input; 0 for none. Its weights are zero at
             first.
-        spans: take the length of the interval over which the velocity is averaged ("span"), for `zoo.flow.MeanFlow`.
-        time_scale: factor on the time before its sinusoids; 1 in SiT.
+        spans: take the length of the interval over which the velocity is averaged ("span"), for
+            `zoo.flow.MeanFlowTask`.
+        time_scale: factor on times and spans before their sinusoids; null for 1000, and for 1 with `spans`, whose
+            training follows the derivative by the time: sinusoids a thousand times as fast bury it. 1 in SiT.
         checkpointing: compute activations of blocks anew in the backward pass instead of keeping them.
 
     Source: Peebles and Xie, "Scalable Diffusion Models with Transformers" (2023); as a velocity: Ma et al., "SiT"
@@ -85,7 +88,7 @@ class DiT(VelocityNet):
         pooled_dim: int = 0,
         condition_channels: int = 0,
         spans: bool = False,
-        time_scale: float = 1000.0,
+        time_scale: float | None = None,
         checkpointing: bool = False,
     ) -> None:
         super().__init__()
@@ -106,7 +109,7 @@ class DiT(VelocityNet):
         self.dim, self.heads = dim, heads
         self.positions = positions
         self.interpolate = interpolate
-        self.time_scale = time_scale
+        self.time_scale = time_scale = (1.0 if spans else TIME_SCALE) if time_scale is None else time_scale
         self.checkpointing = checkpointing
         self.condition_shapes = {
             **({"tokens": (context_dim,), "mask": ()} if context_dim else {}),
