@@ -7,6 +7,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch.utils.data import DataLoader
 
 from tests.miipher.parts import SPEAKER, backbone, cleaner
@@ -273,5 +274,10 @@ def test_the_shortcut_is_solved_for_before_the_first_batch(tmp_path):
     other = VocoderTask(backbone("mel_hubert"), start(), **arguments)
     trainer(tmp_path, **runs).fit(other, data)
     assert other.generator.shortcut.weight.abs().max() == 0
+    sharding = SingleDeviceStrategy("cpu")
+    sharding.shards_weights = True
+    task = VocoderTask(backbone("mel_hubert"), start(), least_squares=2, **arguments)
+    with pytest.raises(ValueError, match="least_squares is 2 and SingleDeviceStrategy shards the weights"):
+        trainer(tmp_path, strategy=sharding, **runs).fit(task, data)
     with pytest.raises(ValueError, match="least_squares is of MagnitudeVocos, the generator is a Generator"):
         vocoder_task(backbone(), least_squares=1)

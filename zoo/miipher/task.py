@@ -28,7 +28,7 @@ from zoo.miipher.rendering import features_figure, mels_figure
 from zoo.runs.folder import run_folder
 from zoo.training.adversarial import Discriminator
 from zoo.training.callbacks.media import log_audio, log_figure
-from zoo.training.strategies.shards import whole_weights
+from zoo.training.strategies.shards import shards_weights, whole_weights
 from zoo.training.task import OptimizerCallable, SingleOptimizerTask
 
 Batch = dict[str, Any]
@@ -190,6 +190,19 @@ class VocoderTask(HiFiGANTask):
         super().train(mode)
         self.encoder.eval()
         return self
+
+    def setup(self, stage: str) -> None:
+        """Refuse to solve for weights of which a process holds a part.
+
+        Raises:
+            ValueError: `least_squares` with sharded weights.
+        """
+        super().setup(stage)
+        if stage == "fit" and self.least_squares and shards_weights(self.trainer):
+            raise ValueError(
+                f"least_squares is {self.least_squares} and {type(self.trainer.strategy).__name__} shards the weights, "
+                "of which it sets whole ones: use DDP, or begin with --init_from a run that has solved for them"
+            )
 
     def on_train_start(self) -> None:
         """Solve for the generator's shortcut where a run begins; every process does so from the same items."""

@@ -461,6 +461,8 @@ def test_what_the_originals_cannot_hold(folder: Path, state: State, tmp_path: Pa
         to_original(generator(), tmp_path / "vocoder.pt")
     with pytest.raises(ValueError, match="expected a Cleaner or a Generator"):
         to_original(nn.Linear(1, 1), tmp_path / "x.pt")
+    with pytest.raises(ValueError, match="no encoder of log-mels"):
+        to_original(cleaner("mel_hubert"), tmp_path / "x.pt")
     with pytest.raises(ValueError, match=r"found Vocos.*`zoo export`"):
         to_original(Vocos(4, 8, 12, 2, 16, 4), tmp_path / "x.ckpt")
     with pytest.raises(ValueError, match=r"not a sum of \[1, 2\]"):
