@@ -98,7 +98,7 @@ def keep(page: Any, name: str) -> None:
 def busy(processes: int = 2) -> Iterator[None]:
     """Keep cores busy."""
     context = multiprocessing.get_context("spawn")
-    spinning = [context.Process(target=_spin, daemon=True) for _ in range(processes)]
+    spinning = [context.Process(target=_spin, args=(os.getpid(),), daemon=True) for _ in range(processes)]
     for process in spinning:
         process.start()
     try:
@@ -109,6 +109,6 @@ def busy(processes: int = 2) -> Iterator[None]:
             process.join()
 
 
-def _spin() -> None:
-    while True:
+def _spin(parent: int) -> None:
+    while os.getppid() == parent:  # a killed test run leaves nothing behind
         pass
