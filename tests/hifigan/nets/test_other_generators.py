@@ -8,6 +8,7 @@ from zoo.audio.analysis.mel import LogMel
 from zoo.hifigan.inference.vocoder import Vocoder, export_onnx
 from zoo.hifigan.nets.bigvgan import BigVGAN
 from zoo.hifigan.nets.constant_q import ConstantQ
+from zoo.hifigan.nets.griffin_lim import GriffinLimVocos, MagnitudeVocos
 from zoo.hifigan.nets.spectral_discriminators import MultiBandDiscriminator
 from zoo.hifigan.nets.stochastic import StochasticVocos, envelope_of
 from zoo.hifigan.nets.vocos import Vocos
@@ -61,6 +62,27 @@ def test_fused_exported_and_in_half_precision(generator, tmp_path):
         fused = generator.fuse_()(x)
     torch.testing.assert_close(fused, wanted, rtol=0, atol=1e-5)
     assert (found - wanted).abs().max() <= 0.1 * wanted.abs().max()
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        GENERATORS["vocos"](),
+        GENERATORS["resnet"](),
+        GENERATORS["stochastic"](),
+        Vocos(6, 10, 14, 1, 24, 8, "same", head="mdct_symexp"),
+        GriffinLimVocos(LogMel(8000, 64, 16, 64, 6, 0.0, None), 10, 14, 1, training_iterations=1),
+        MagnitudeVocos(6, 32, 2, 64, 10, 14, 1, training_iterations=1),
+    ],
+    ids=lambda net: type(net).__name__,
+)
+def test_a_magnitude_that_overflows_gives_no_nan(net):
+    """Its gradient is that of a constant, as behind any clipping; exp() before it would make it 0 * inf."""
+    with torch.no_grad():
+        next(each for name, each in net.named_parameters() if name.endswith("out.bias"))[::2] = 200.0
+    net.train()(torch.randn(2, 6, 20)).square().mean().backward()
+    gradients = [each.grad for each in net.parameters() if each.grad is not None]
+    assert all(each.isfinite().all() for each in gradients) and any(each.any() for each in gradients)
 
 
 @pytest.mark.parametrize("samples", [3, 63, 640, 1000])

@@ -13,7 +13,7 @@ from zoo.audio.analysis.mel import LogMel
 from zoo.common.ranges import at_least
 from zoo.common.reading.unpickle import at_least_float32
 from zoo.hifigan.nets.interface import WaveformGenerator
-from zoo.hifigan.nets.vocos import MOST_MAGNITUDE, ConvNeXtBackbone
+from zoo.hifigan.nets.vocos import ConvNeXtBackbone, magnitude_of
 
 _LEAST_MAGNITUDE = 1e-5  # of which the logarithm is corrected
 _QUIET = -5.0  # logarithm of the magnitudes that an untrained net predicts
@@ -97,7 +97,7 @@ class GriffinLimVocos(PhaseSearch):
         correction = at_least_float32(self.out(self.backbone(x))).transpose(1, 2)  # (B, n_fft / 2 + 1, F)
         with torch.autocast(x.device.type, enabled=False):
             inverted = invert_mel_kl(at_least_float32(x).exp(), self.mel, self.updates)
-            return (inverted.clamp(min=_LEAST_MAGNITUDE).log() + correction).exp().clamp(max=MOST_MAGNITUDE)
+            return magnitude_of(inverted.clamp(min=_LEAST_MAGNITUDE).log() + correction)
 
     def forward(self, x: Tensor) -> Tensor:
         """Synthesise (B, 1, F * hop_length) from log-mels (B, n_mels, F)."""
@@ -160,7 +160,7 @@ class MagnitudeVocos(PhaseSearch):
     def magnitudes(self, x: Tensor) -> Tensor:
         """Magnitudes (B, n_fft // 2 + 1, F * steps), at most 100, of features (B, C, F); float32 behind the net."""
         straight = self.shortcut(x.transpose(1, 2)).unflatten(2, (self.steps, -1)).flatten(1, 2)
-        return at_least_float32(straight + self._bent(x)).transpose(1, 2).exp().clamp(max=MOST_MAGNITUDE)
+        return magnitude_of(at_least_float32(straight + self._bent(x)).transpose(1, 2))
 
     def _bent(self, x: Tensor) -> Tensor:
         """What the backbone adds to the logarithms, (B, F * steps, n_fft // 2 + 1)."""

@@ -18,6 +18,7 @@ from zoo.hifigan.nets.interface import WaveformGenerator
 
 EDGE_KERNEL = 7
 MOST_MAGNITUDE = 100.0
+_ENOUGH = 5.0  # whose exponential is more than that, and finite
 _LEAST_ENVELOPE = 1e-11
 
 Padding = Literal["same", "center"]
@@ -147,6 +148,14 @@ class ResNetBackbone(nn.Module):
         return self.resnet(self.embed(x)).transpose(1, 2)
 
 
+def magnitude_of(logarithm: Tensor) -> Tensor:
+    """Magnitudes, at most 100, of their natural logarithms; of larger ones the gradient is zero.
+
+    The original's exponential overflows from 89 on, where its gradient is NaN.
+    """
+    return logarithm.clamp(max=_ENOUGH).exp().clamp(max=MOST_MAGNITUDE)
+
+
 class ISTFTHead(nn.Module):
     """Predicts magnitude and phase of every frame and inverts the short-time Fourier transform.
 
@@ -167,7 +176,7 @@ class ISTFTHead(nn.Module):
         """Turn frames (B, F, dim) into (B, F * hop_length); computed in float32 behind the layer."""
         magnitude, phase = at_least_float32(self.out(x)).chunk(2, 2)  # (B, F, n_fft / 2 + 1)
         with torch.autocast(x.device.type, enabled=False):
-            magnitude = magnitude.exp().clamp(max=MOST_MAGNITUDE)
+            magnitude = magnitude_of(magnitude)
             return self.istft(magnitude * phase.cos(), magnitude * phase.sin())
 
 
@@ -198,10 +207,10 @@ class IMDCTHead(nn.Module):
         x = at_least_float32(self.out(x))
         with torch.autocast(x.device.type, enabled=False):
             if self.kind == "symexp":
-                coefficients = (x.sign() * (x.abs().exp() - 1)).clamp(-MOST_MAGNITUDE, MOST_MAGNITUDE)
+                coefficients = (x.sign() * (x.abs().clamp(max=_ENOUGH).exp() - 1)).clamp(-MOST_MAGNITUDE, MOST_MAGNITUDE)
             else:
                 magnitude, phase = x.chunk(2, 2)
-                coefficients = magnitude.exp().clamp(max=MOST_MAGNITUDE) * phase.cos()
+                coefficients = magnitude_of(magnitude) * phase.cos()
             pieces = overlap_add((coefficients @ self.basis).transpose(1, 2), self.hop_length)
             if self.overlap is not None:
                 return self.overlap(pieces)
