@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 import zoo
+from tests import harness
 from tests.harness import REPOSITORY, Forked, forked, good
 from zoo.common.build import build
 
@@ -47,6 +48,13 @@ def trained(request: pytest.FixtureRequest, rooms: Path) -> Path:
 def tasks_of(folder: Path, output: str) -> set[tuple[int, ...]]:
     rows = json.loads((folder / output / "evaluation.json").read_text())["tasks"]
     return {tuple(map(int, row["task"].split())) for row in rows}
+
+
+def test_environments_are_known_by_their_short_names(tmp_path: Path) -> None:
+    """In a process that has imported none of them."""
+    for name in ("Bandit", "PointMass"):
+        collect = ("collect", name, "--env", name, "--episodes=1", "--streams=1", "--tasks", "[0]")
+        assert "made 1," in good(harness.zoo(*collect, cwd=tmp_path)).stdout
 
 
 def test_no_goal_is_trained_and_evaluated(trained: Path) -> None:

@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import zoo
 from zoo.cli.check import check_tool, check_trainer_command, fit_apart
@@ -28,7 +28,7 @@ from zoo.cli.quiet import filter_warnings
 from zoo.common.hardware import processes
 from zoo.common.locks import locked_arguments
 from zoo.common.options import VERBOSITY_VARIABLE, files_first, take_option, with_values
-from zoo.common.registry import admit
+from zoo.common.registry import admit, load_beside
 
 HERE = Path(__file__).parent
 PER_SYSTEM = ("evaluate",)  # tools that several systems have, called as `zoo evaluate SYSTEM`
@@ -129,6 +129,8 @@ def run_tool(command: str, args: list[str]) -> int:
     module, _, name = tools[command].partition(":")
     with collector_off():
         function = getattr(importlib.import_module(module), name)
+        for slot in get_type_hints(function).values():
+            load_beside(slot)
     positional = getattr(function, "positional", True)
     parameters = signature(function).parameters
     ranks = {key: value for key, value in zip(RANKS, processes(), strict=True) if key in parameters}

@@ -210,6 +210,16 @@ def takes_parts_only(slot: Any) -> bool:
     return all(option is type(None) or any(option is each for each in _classes(option)) for option in options)
 
 
+def load_beside(slot: Any) -> None:
+    """Import the parts in the folders of a slot's classes, so that a parser knows them by their short names."""
+    for cls in _classes(slot):
+        folder, package = cls.__module__.rpartition(".")[0], _owner(cls.__module__)
+        listed = (_table(package) if package else None) or {}
+        for module in dict.fromkeys(listed.values()):
+            if module.rpartition(".")[0] == folder:
+                importlib.import_module(module)
+
+
 def slots(cls: type) -> dict[str, Any]:
     """The annotations of a class's constructor arguments, evaluated."""
     return {name: hint for name, hint in _hints(cls).items() if name != "return"}

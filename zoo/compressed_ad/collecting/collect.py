@@ -171,7 +171,8 @@ def collect_histories(
 
     Args:
         output: folder to write.
-        env: the original's dark room when not given, e.g. --env DarkKeyToDoor --env.horizon 50.
+        env: the original's dark room when not given, e.g. --env DarkKeyToDoor --env.horizon 50
+            or --env GymnasiumEnv --env.id CartPole-v1 (extra `rl`).
         algorithm: that learns: ppo whatever has Discrete or Box spaces, but for pictures; q_learning grids and what
             has Discrete states and actions; dqn what has Discrete actions, but for pictures; epsilon is a demonstrator
             that knows the task and explores less and less.

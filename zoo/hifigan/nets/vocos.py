@@ -207,7 +207,8 @@ class IMDCTHead(nn.Module):
         x = at_least_float32(self.out(x))
         with torch.autocast(x.device.type, enabled=False):
             if self.kind == "symexp":
-                coefficients = (x.sign() * (x.abs().clamp(max=_ENOUGH).exp() - 1)).clamp(-MOST_MAGNITUDE, MOST_MAGNITUDE)
+                magnitude = x.abs().clamp(max=_ENOUGH).exp() - 1
+                coefficients = (x.sign() * magnitude).clamp(-MOST_MAGNITUDE, MOST_MAGNITUDE)
             else:
                 magnitude, phase = x.chunk(2, 2)
                 coefficients = magnitude_of(magnitude) * phase.cos()
