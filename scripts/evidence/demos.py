@@ -372,7 +372,7 @@ DEMOS = {
         Demo("hifigan/demo_vocos", "seed 1: PESQ 3.83, Griffin-Lim 3.62", _plan_magnitudes, _magnitudes, ("ljspeech",)),
         Demo(
             "miipher/demo", "seed 0: features 45 % nearer, LSD 1.53 restored, 2.04 degraded, ceiling 1.28",
-            _plan_restorer, _restorer, ("ljspeech", "noise", "rir"), redrawn=1,
+            _plan_restorer, _restorer, ("ljspeech", "noise", "rir"), redrawn=2,
         ),
         Demo("compressed_ad/demo_9x9", "from 0.37 to 8.32 in 16 episodes (one seed)", _plan_large_rooms, _large_rooms),
         Demo(
