@@ -9,6 +9,7 @@ import ast
 import contextlib
 import functools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,22 @@ def check_tool(name: str, function: str, skipped: Sequence[str], args: Sequence[
     for option, _, _ in pairs(args):
         if known is not None and option.startswith("--") and option.partition(".")[0].rstrip("+") not in options:
             raise WrongNameError(f"{name} has no option {option}{near(option, options)} (options: {listed(options)})")
+
+
+def check_part(name: str, option: str, slot: Any, args: Sequence[str]) -> None:
+    """Check the class that an option of a tool names, by its public or short name; see `registry.load_beside`.
+
+    Raises:
+        WrongNameError: for a name that no part in this slot has, with the nearest.
+    """
+    known = registry.load_beside(slot)
+    for given, value, _ in pairs(args):
+        if not value or given != f"--{option}" or not re.fullmatch(r"[A-Z]\w*|zoo\.[\w.]+", value):
+            continue
+        names = known if "." in value else [each.rpartition(".")[2] for each in known]
+        if known and not registry.admitted() and registry.current_name(value) not in names:
+            said = f"no part {value} fits here{near(value, names)} (parts: {listed(names)})"
+            raise WrongNameError(f"{name} {given}: {said}")
 
 
 def fit_apart(function: str, args: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import zoo
-from zoo.cli.check import check_tool, check_trainer_command, fit_apart
+from zoo.cli.check import check_part, check_tool, check_trainer_command, fit_apart
 from zoo.cli.helps import TRAINER_COMMANDS, aligned, asks_for_help, short_help
 from zoo.cli.lazy_imports import collector_off, put_off_imports
 from zoo.cli.names import near, recipes_named
@@ -28,7 +28,7 @@ from zoo.cli.quiet import filter_warnings
 from zoo.common.hardware import processes
 from zoo.common.locks import locked_arguments
 from zoo.common.options import VERBOSITY_VARIABLE, files_first, take_option, with_values
-from zoo.common.registry import admit, load_beside
+from zoo.common.registry import admit
 
 HERE = Path(__file__).parent
 PER_SYSTEM = ("evaluate",)  # tools that several systems have, called as `zoo evaluate SYSTEM`
@@ -129,8 +129,8 @@ def run_tool(command: str, args: list[str]) -> int:
     module, _, name = tools[command].partition(":")
     with collector_off():
         function = getattr(importlib.import_module(module), name)
-        for slot in get_type_hints(function).values():
-            load_beside(slot)
+        for option, slot in get_type_hints(function).items():
+            check_part(command, option, slot, args)
     positional = getattr(function, "positional", True)
     parameters = signature(function).parameters
     ranks = {key: value for key, value in zip(RANKS, processes(), strict=True) if key in parameters}

@@ -210,14 +210,15 @@ def takes_parts_only(slot: Any) -> bool:
     return all(option is type(None) or any(option is each for each in _classes(option)) for option in options)
 
 
-def load_beside(slot: Any) -> None:
-    """Import the parts in the folders of a slot's classes, so that a parser knows them by their short names."""
+def load_beside(slot: Any) -> list[str]:
+    """The parts that fit a slot and lie in the folder of its class, imported: a parser knows their short names then."""
+    found = []
     for cls in _classes(slot):
         folder, package = cls.__module__.rpartition(".")[0], _owner(cls.__module__)
         listed = (_table(package) if package else None) or {}
-        for module in dict.fromkeys(listed.values()):
-            if module.rpartition(".")[0] == folder:
-                importlib.import_module(module)
+        beside = [f"{package}.{name}" for name, module in listed.items() if module.rpartition(".")[0] == folder]
+        found += [name for name in beside if fits(part := _registered(name), slot) and not inspect.isabstract(part)]
+    return found
 
 
 def slots(cls: type) -> dict[str, Any]:
