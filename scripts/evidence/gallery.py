@@ -35,8 +35,8 @@ TRAININGS = {
     "flow": Training("flow/demo_digits", 1200),
     "compressed_ad": Training("compressed_ad/demo", 1200),
     "hifigan": Training("hifigan/demo", 1000),
-    "miipher_backbone": Training("miipher/demo_backbone", 80),
-    "miipher_adapter": Training("miipher/demo_adapter", 260),
+    "miipher_backbone": Training("miipher/demo_backbone", 400),
+    "miipher_adapter": Training("miipher/demo_adapter", 800),
     "miipher_pretrain": Training("miipher/demo_pretrain", 40),
     "miipher": Training("miipher/demo_finetune", 20),
     "audiosr_vae": Training("audiosr/demo_vae", 250),
@@ -137,7 +137,7 @@ def _miipher(step: Path, output: Path) -> list[Path]:
     titles = {"input": "in: degraded speech", "generated": "out: restored", "target": "the clean recording"}
     clips = {title: files.read_mono(step / f"clip0_{name}.wav", 22050) for name, title in titles.items()}
     figure = spectra_figure(clips, 22050)
-    figure.set_size_inches(9.6, 5.4)
+    figure.set_size_inches(9.6, 6.6)
     picture = _picture(rendered(figure), output / "figures/miipher.png", colours=48)
     return [picture, *_sounds(step, output, "miipher", tuple(titles), 22050)]
 
