@@ -114,7 +114,7 @@ def gather(
     values = {each.name: each.value for each in few}
     for steps in FEW:
         ratio = values[f"MeanFlow {steps}: Fréchet to the floor's"] / values[f"Euler {steps}: Fréchet to the floor's"]
-        few.append(Finding(f"{steps} evaluations: Fréchet MeanFlow to Euler", ratio, ""))
+        few.append(Finding(f"{steps} evaluation{'s' * (steps > 1)}: Fréchet MeanFlow to Euler", ratio, ""))
     one = values["distilled 1: Fréchet to the floor's"]
     few.append(Finding("1 evaluation: Fréchet distilled to Euler", one / values["Euler 1: Fréchet to the floor's"], ""))
     few.append(

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from scripts.evidence import flow, flow_nets
+from scripts.evidence.demos import BESIDE, CLAIMS
 from tests.scripts.evidence.test_flow import fit, hasty
 from zoo.flow.evaluation.classifier import DigitsClassifier, train_digits_classifier
 
@@ -30,6 +31,8 @@ def test_nets_and_steps_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert values[f"{name}: Fréchet DiT to U-Net"] == 1
     assert values["4 evaluations: Fréchet MeanFlow to Euler"] == 1  # all are one run
     assert values["glyphs, DiT: Fréchet of colours to the floor's"] > 1
+    named = {claim.figure for claim in CLAIMS if claim.demo == "flow/nets"} | set(BESIDE["flow/nets"])
+    assert {name for name in named if not name.startswith("CPU seconds")} <= values.keys()
     kept = json.loads((digits / "evidence" / "nets.json").read_text())
     assert [each["name"] for each in kept["findings"]] == [each.name for each in found]
     with pytest.raises(ValueError, match="not trained on glyphs"):

@@ -136,6 +136,12 @@ def test_the_beginning_and_the_end_of_a_run(tmp_path):
     assert "max_steps" not in result.stderr
 
 
+def test_a_loss_that_is_no_number_any_more_is_told_at_the_end(tmp_path):
+    table, _ = told(good(fit(tmp_path, "--model.init_args.optimizer.init_args.lr=1e30")).stderr)
+    (said,) = table["not finite"]
+    assert said.startswith("loss from step 1 on: ") and "zoo.training.LossGuard" in said
+
+
 def test_ctrl_c_tells_how_to_go_on_and_the_resumed_run_tells_from_where(tmp_path):
     stopped = fit(tmp_path, *callback("KillAt", step=13, signum=2, where="train", times=1, group=False))
     assert stopped.returncode == 130

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from zoo.runs.folder import run_folder
 from zoo.runs.listing import read_run
 from zoo.training.callbacks.checkpoint import Checkpoints, score_of
 from zoo.training.callbacks.monitor import LOG_NAME, log_file
-from zoo.training.callbacks.progress import duration, number, shown_metrics, steps_of
+from zoo.training.callbacks.progress import LOSSES, duration, number, shown_metrics, steps_of
 from zoo.training.data import ZooDataModule
 from zoo.training.signals import Interrupted
 
@@ -189,11 +190,26 @@ def results(
         values = [float(row[key]) for row in rows if row[key]]
         if values:
             told[key.removeprefix("train/")] = f"first {number(values[0])}, last {number(values[-1])}"
+    broken = {key: step for key in LOSSES if (step := _broken_from(rows, key)) is not None}
+    if broken:
+        said = ", ".join(f"{key.removeprefix('train/')} from step {step:,} on" for key, step in broken.items())
+        told["not finite"] = f"{said}: such weights are of no use; zoo.training.LossGuard skips bad batches"
     if (folder / MEDIA_NAME).is_dir():
         told["samples"] = str(folder / MEDIA_NAME)
     if last:
         told["next"] = next_commands(folder, trainer.lightning_module, ended=error is None)
     return told
+
+
+def _broken_from(rows: Sequence[Mapping[str, str]], key: str) -> int | None:
+    """The step from which on a column holds nothing but NaN and infinities, None where it ends with a number."""
+    step = None
+    for row in rows:
+        if row.get(key) and math.isfinite(float(row[key])):
+            step = None
+        elif row.get(key) and step is None:
+            step = int(row["step"])
+    return step
 
 
 def _course(trainer: L.Trainer, start: int, seconds: float) -> str:
