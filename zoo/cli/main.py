@@ -144,7 +144,7 @@ def run_tool(command: str, args: list[str]) -> int:
         parser.add_argument(name, nargs="*", type=str, help=parameter_help(tools[command], name))
     parser.add_function_arguments(function, as_positional=positional, fail_untyped=True, skip={*RANKS, "progress"})
     values = dict(parser.instantiate_classes(parser.parse_args(files_first(with_values(args, flags)))))
-    _fetch(values, getattr(function, "writes_into", ()))
+    _find_models(values, getattr(function, "writes_into", ()))
     several = [*of_fit, *(value for name in many for value in values.pop(name))]
     with locked_arguments(function, values, command):
         result = function(*several, **values, **ranks)
@@ -154,15 +154,30 @@ def run_tool(command: str, args: list[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _fetch(values: dict[str, Any], written: Sequence[str]) -> None:
-    """Put the folders of models in the place of their names on a hub, `hf://user/name`, in a tool's arguments."""
+def _find_models(values: dict[str, Any], written: Sequence[str]) -> None:
+    """Put folders in the place of names in a tool's arguments: `hf://user/name` of a hub, `last` of the newest run."""
     for name, value in values.items():
-        if isinstance(value, Path) and value.as_posix().startswith("hf:/"):
+        if not isinstance(value, Path):
+            continue
+        target = name in (*written, "output", "target")
+        if value.as_posix().startswith("hf:/"):
             from zoo.runs.hub.names import local, parsed
 
-            if name in (*written, "output", "target"):
+            if target:
                 raise ValueError(f"{parsed(value)} is on a hub: `zoo push` writes there")
             values[name] = local(value)
+        elif value == Path("last") and not target and not value.exists():
+            values[name] = _newest_run()
+
+
+def _newest_run() -> Path:
+    from zoo.runs.folder import RUNS_ROOT, newest_run
+
+    newest = newest_run(RUNS_ROOT)
+    if newest is None:
+        raise FileNotFoundError(f"last: no run with a checkpoint below {RUNS_ROOT}")
+    print(f"last is {newest}", file=sys.stderr)
+    return newest
 
 
 def _show_counts(counts: Mapping[str, Any], place: Any) -> int:

@@ -7,6 +7,7 @@ import json
 import re
 import sys
 import traceback
+from argparse import Action
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,6 +16,7 @@ import yaml
 from jsonargparse import (
     ActionConfigFile,
     ArgumentParser,
+    DefaultHelpFormatter,
     Namespace,
     _loaders_dumpers,
     get_loader,
@@ -40,6 +42,7 @@ _SINGLE = re.compile(r"Expected an? (?P<type>\S.*?)\. Got value: (?P<value>.*)")
 _SINGLE_LIMITED = re.compile(r"Not of type (\w+): (.*) does not conform to restriction (.*)")
 _LIMITED = re.compile(r"Not of type (\w+): does not conform to restriction (.*)")
 _COMMA = re.compile(r", (?![^\[]*\])")  # outside brackets
+_CLASS = re.compile(r"<class '(?:[\w.]*\.)?(\w+)'>")
 
 _jsonargparse: Any = _loaders_dumpers  # it has no public place for the loader of texts within values
 
@@ -63,7 +66,7 @@ def _plainly(message: str) -> str:
     def types(text: str) -> str:
         for choices in re.findall(r"typing\.Literal\[(.*?)\]", text):
             text = text.replace(f"typing.Literal[{choices}]", choices)
-        text = re.sub(r"<class '(?:[\w.]*\.)?(\w+)'>", r"\1", text)
+        text = _CLASS.sub(r"\1", text)
         return " or ".join(_COMMA.split(text)).replace("NoneType", "null")
 
     def union(found: re.Match[str]) -> str:
@@ -88,8 +91,19 @@ def fail(prog: str, message: str) -> NoReturn:
     raise SystemExit(2)
 
 
+class _HelpFormatter(DefaultHelpFormatter):
+    """Names a type as a user writes it."""
+
+    def _get_type_str(self, action: Action) -> str | None:
+        found = super()._get_type_str(action)
+        return None if found is None else _CLASS.sub(r"\1", found)
+
+
 class OneLineParser(ArgumentParser):
     """A parser whose errors are one line and whose exit code for them is 2."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"formatter_class": _HelpFormatter, **kwargs})
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Report a wrong option."""

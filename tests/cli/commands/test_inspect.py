@@ -44,6 +44,22 @@ def test_our_checkpoint(tmp_path, capsys):
     assert found["mpd"] == "1 tensor, 5 values, float16"
 
 
+def test_last_is_the_newest_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["inspect", "last"]) == 1
+    assert "last: no run with a checkpoint below runs" in capsys.readouterr().err
+    for age, name in ((100, "new"), (200, "old")):
+        file = tmp_path / "runs" / "flow" / name / "step_00000040.ckpt"
+        file.parent.mkdir(parents=True)
+        save_checkpoint(checkpoint(), file)
+        os.utime(file, (1e9 - age,) * 2)
+    assert main(["inspect", "last"]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("runs/flow/new: run folder") and said.err == "last is runs/flow/new\n"
+    (tmp_path / "last").mkdir()  # a folder of that name is meant where there is one
+    assert main(["inspect", "last"]) == 1
+
+
 def test_an_altered_checkpoint_is_torn(tmp_path, capsys):
     path = tmp_path / "step_00000040.ckpt"
     save_checkpoint(checkpoint(), path)
