@@ -41,6 +41,7 @@ class PretrainTask(SingleOptimizerTask):
     """
 
     inference_class = "zoo.ci_llm.Speaker"
+    use_command = "zoo predict --ckpt_path {run} --input PROMPTS.jsonl --output FOLDER"
     inference_parts = ("backbone", "tokenizer")
 
     def __init__(

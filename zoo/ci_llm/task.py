@@ -58,6 +58,7 @@ class CrowdTask(SingleOptimizerTask):
     """
 
     inference_class = "zoo.ci_llm.Writer"
+    use_command = "zoo predict --ckpt_path {run} --input PROMPTS.jsonl --output FOLDER"
     inference_parts = ("crowd", "tokenizer")
 
     def __init__(

@@ -42,6 +42,7 @@ class ActingTask(SingleOptimizerTask):
     """
 
     inference_class = "zoo.compressed_ad.Agent"
+    use_command = "zoo evaluate compressed_ad --run {run} --output FOLDER"
     inference_parts = ("policy", "env")
     policy: ActingPolicy
 

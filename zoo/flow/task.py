@@ -80,6 +80,7 @@ class FlowTask(SingleOptimizerTask):
     """
 
     inference_class = "zoo.flow.Sampler"
+    use_command = "zoo sample {run} FOLDER"
     inference_parts: ClassVar[tuple[str, ...]] = ("net", "path", "prediction", "guide", "latents", "text")
     image_condition: ImageCondition | None = None
     classes: list[str] | None

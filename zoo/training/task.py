@@ -88,6 +88,8 @@ class ZooTask(L.LightningModule):
 
     inference_class: ClassVar[str]
     inference_parts: ClassVar[tuple[str, ...]]
+    use_command: ClassVar[str] = "zoo predict --ckpt_path {run} --input FILES --output FOLDER"
+    """What the end of a fit proposes to do with the run."""
     uneven_parts: ClassVar[tuple[str, ...]] = ()
     """Parts that a step passes through more or less often by what its items are, so that ranks must not meet there."""
 

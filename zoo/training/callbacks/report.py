@@ -234,7 +234,7 @@ def next_commands(folder: Path, module: Any, ended: bool) -> list[str]:
     packages = "".join(f" --allow-import {package}" for package in admitted())
     commands = [] if ended else [f"zoo fit --ckpt_path {quoted}"]
     if getattr(module, "inference_class", ""):
-        commands.append(f"zoo predict --ckpt_path {quoted} --input FILES --output FOLDER")
+        commands.append(module.use_command.format(run=quoted))
         commands.append(f"zoo export {quoted} FOLDER")
     others = [path for path in folder.parent.glob(f"*/{CSV_NAME}") if path.parent != folder]
     newest_first = (path.parent for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True))
