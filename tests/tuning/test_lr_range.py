@@ -119,6 +119,14 @@ def test_a_recipe_is_tested_alike_each_time_and_its_run_is_left_alone(tmp_path, 
     assert float(rows(Path("third"))[0]["loss"]) < float(rows(Path("first"))[0]["loss"])  # trained weights
 
 
+def test_a_schedule_may_end_with_the_training(tmp_path, monkeypatch, capsys):
+    recipe = REPOSITORY / "configs/compressed_ad/smoke_rl2.yaml"
+    assert "total_steps: ${trainer.max_steps}" in recipe.read_text()
+    monkeypatch.chdir(tmp_path)
+    assert main(["find-lr", str(recipe), "--batches=12", "--output=found"]) == 0
+    assert len(rows(Path("found"))) == 12
+
+
 def hashes(folder):
     return {
         (path.name, path.stat().st_mtime_ns): hashlib.sha256(path.read_bytes()).hexdigest()

@@ -25,7 +25,8 @@ ALONE = {
     "num_sanity_val_steps": 0,
     "fast_dev_run": False,
 }
-ENDLESS = {"max_steps": -1, "max_epochs": -1, "max_time": "null", "min_steps": "null", "min_epochs": "null"}
+# max_steps is a number of steps, as recipes let their schedules end there; more than any trial takes
+ENDLESS = {"max_steps": 10**9, "max_epochs": -1, "max_time": "null", "min_steps": "null", "min_epochs": "null"}
 
 
 class _Trial(ZooCLI):
