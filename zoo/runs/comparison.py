@@ -75,13 +75,14 @@ def compare(folders: Sequence[Path], root: Path) -> Comparison:
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
-    """The last part of each run's path, and as many before it as it takes to tell them apart."""
+    """The last parts of each path, as many as it takes to tell runs apart, and a number where one comes twice."""
     parts = [run.folder.absolute().parts for run in runs]
-    for count in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(each[-count:]) for each in parts]
-        if max(Counter(names).values()) == 1:
-            return names
-    return [f"{'/'.join(each)} ({number})" for number, each in enumerate(parts, 1)]
+    distinct = set(parts)
+    lengths = range(1, max(map(len, parts)) + 1)
+    count = next(count for count in lengths if len({each[-count:] for each in distinct}) == len(distinct))
+    names = [Path(*each[-count:]).as_posix() for each in parts]
+    times = Counter(names)
+    return [f"{name} ({number})" if times[name] > 1 else name for number, name in enumerate(names, 1)]
 
 
 def _results(folder: Path) -> dict[str, Points]:
