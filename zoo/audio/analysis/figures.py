@@ -101,7 +101,6 @@ def mel_figure(
     Args:
         target: (n_mels, F) log-mel.
         prediction: (n_mels, F'); both are cut to the shorter one.
-        titles: of the two.
 
     Returns:
         A figure of its own, known to no pyplot state, so nothing has to be closed.
