@@ -122,6 +122,7 @@ class VocoderData(ZooDataModule):
 
     Args:
         root: folder of audio files (LJSpeech's layout or any tree); null for the embedded corpus.
+        sample_rate: Hz.
         segment_samples: length of a training crop, a multiple of the hop.
         train_list: files to train on: lines `id|anything` or paths below `root`, or JSONL with `path`; all when null.
         val_list: files to validate on, likewise; the last `val_items` of the sorted corpus when null.

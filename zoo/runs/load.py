@@ -41,6 +41,7 @@ def load(
     Args:
         path: a run folder (its newest sound checkpoint), a checkpoint file, an export folder, or `hf://user/name` with
             or without `@revision`: a model that was pushed to a hub.
+        device: where to compute.
         ema: use the averaged weights where the checkpoint holds them.
         allow_import: packages of your own whose registered parts this process may build from now on.
         options: values of the Inference's constructor in the place of those of the recipe, such as a chunk length (an

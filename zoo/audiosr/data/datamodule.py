@@ -57,6 +57,7 @@ class SuperResolutionData(ZooDataModule):
         val_ratio: share of the clips for validation where neither folder nor list names them, 0 to 1, chosen at random;
             null takes the last `val_items` by name, as `zoo.hifigan.VocoderData` does.
         split_seed: of that choice.
+        sample_rate: Hz.
         segment_samples: length of a training crop; shorter clips are padded with zeros at the end.
         val_samples: length of a validation excerpt; as in training when null.
         val_items: most validation clips; all when null. Needed where `val_ratio` is null.
@@ -66,6 +67,7 @@ class SuperResolutionData(ZooDataModule):
         normalize: scale each clip to a peak of 0.95, and its counterpart with it.
         blank_ratio_max: largest share of silent hops in a crop; 8 tries, half of them in other clips, then the least
             silent is taken.
+        blank_hop_seconds: length of a hop.
         blank_threshold: RMS of full scale below which a hop is silent.
         channels: what becomes of a stereo file: `mono` mixes it down, `each` makes left and right an item each,
             `mid_side` their mean and half of their difference. Items of one file have crop, cut-off, filter and gain

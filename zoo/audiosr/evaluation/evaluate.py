@@ -466,6 +466,7 @@ def evaluate_run(
         guidance_rescale: likewise.
         seed: of the noise, likewise.
         batch_size: chunks restored at once, likewise.
+        device: torch device.
 
     Returns:
         0, or 1 when an item failed.

@@ -21,6 +21,7 @@ class MelFeatures(nn.Module):
     Args:
         kind: "audiosr": mel of magnitudes, T // hop_length frames. "projectlily": mel of powers, centred frames, one
             more of them; for its checkpoints.
+        sample_rate: Hz.
         n_fft: FFT size and length of the Hann window in samples.
         hop_length: samples between frames.
         n_mels: Slaney bands.

@@ -42,6 +42,7 @@ class Autoencoder(nn.Module):
         channels: base width.
         multipliers: width of each level as a multiple of the base; each level halves both axes of the one before.
         blocks: residual blocks per level of the encoder; the decoder has one more.
+        latent_channels: of the latent image.
         dropout: in the residual blocks, 0 to 1.
         norm_groups: groups of every norm. AudioSR's 32 on 32 channels take the mean of each channel away; narrow nets
             do better with fewer.

@@ -46,6 +46,7 @@ class Arithmetic:
         train_items: number of training problems; sums repeat in other words where there are more problems than sums.
         val_items: number of validation problems, likewise.
         test_items: number of test problems, likewise.
+        operations: what is asked for.
         largest: of the numbers added, and of the number subtracted from; the smallest is 0.
         seed: of the problems and of who is in which split.
     """

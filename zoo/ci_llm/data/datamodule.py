@@ -38,6 +38,7 @@ class TextData(ZooDataModule):
         root: a file of training texts, or a folder with `train.jsonl` (.parquet, .arrow) and, if there are any, `test`
             and `val`; null for the embedded corpus.
         prompt_field: where a record holds the prompt.
+        answer_field: where it holds the answer.
         template: what the model is given, with `{prompt}`.
         answer_template: what it is to write, with `{answer}`.
         max_length: most tokens of a text.

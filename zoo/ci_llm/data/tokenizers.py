@@ -140,6 +140,7 @@ class BpeTokenizer(Tokenizer):
         vocab_size: numbers wanted, at least 259; fewer where the corpus has not so many pairs.
         root: file or folder of a corpus, as that of `TextData`; null for the embedded corpus.
         prompt_field: where a record of the corpus holds the prompt.
+        answer_field: where it holds the answer.
     """
 
     def __init__(

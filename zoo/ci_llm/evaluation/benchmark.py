@@ -335,6 +335,8 @@ def benchmark(
         max_items: first so many questions.
         max_new_tokens: most tokens of an answer.
         batch_size: questions (or choices) computed together.
+        device: torch device.
+        rank: of this process.
         world_size: processes that share the work; the one that ends last writes the results.
         progress: show a bar and the table.
 

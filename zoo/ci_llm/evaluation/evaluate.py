@@ -208,6 +208,9 @@ def evaluate(
         layers: whose distances between agents are measured.
         batch_size: questions computed together; fewer need less memory.
         seed: of the sampled answers.
+        device: torch device.
+        rank: of this process.
+        world_size: processes.
         progress: show a bar on rank 0, and the result where it is complete.
 
     Returns:

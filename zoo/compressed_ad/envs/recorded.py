@@ -19,6 +19,7 @@ class Recorded(Env):
     Train on it with `data.init_args.eval_seeds: 0`.
 
     Args:
+        title: what it is called.
         tasks: how many there are, at least 1.
         described: the schema, as `Schema.describe` has it.
     """

@@ -158,7 +158,9 @@ def evaluate(
         simple: play the same pairs with simple learners besides, which see the same history: one that repeats its last
             success, or its best episode, and bandits for each state and for each n-gram of what was seen, done, earned.
         chunk: pairs in lock-step; more need more memory.
+        device: torch device.
         rank: of this process, 0 to world_size - 1. It takes every world_size-th chunk.
+        world_size: processes.
         progress: show a bar on rank 0.
 
     Returns:

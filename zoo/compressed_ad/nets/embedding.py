@@ -157,6 +157,7 @@ class SpaceEmbedding(StepEmbedding):
     convolutional net, the same for state, successor and query.
 
     Args:
+        env: whose schema it is for.
         dim: width of the tokens.
         hidden: channels of a layer before the tokens; 0 for none.
     """

@@ -41,6 +41,7 @@ class RecurrentPolicy(ActingPolicy):
     are one-hot; other numbers of a Box are scaled by their bounds where there are any, else taken as they are.
 
     Args:
+        env: whose spaces it is for.
         hidden: width of the GRU.
         head: what it says of the next action; logits of a few actions by default. Of a Box, `BinsHead` is the one whose
             draws are within bounds with the density that it tells.

@@ -132,8 +132,10 @@ class LatentData(FlowData):
         images: whose latents they are; their noise pairing (`pooled`) must be null.
         batch_size: latents per batch and process.
         cache: folder below which the shards lie.
+        shard_size: images of a shard.
         chunk: images encoded together.
         draw: draw each latent from its distribution in every epoch; false takes the mean.
+        kwargs: of FlowData.
     """
 
     def __init__(

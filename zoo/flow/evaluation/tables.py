@@ -288,6 +288,7 @@ def sweep_run(
         guidance: of the first table; the run's when not given.
         val_every: of the digits' split, as in training.
         split_seed: of the digits' split, as in training.
+        device: torch device.
         prompts: for a run that takes texts, in turns; likewise
         images: one, or a folder of them, for a run that takes images, and
         masks: of them, white where they are to be made anew; see `zoo sample`.
@@ -336,9 +337,11 @@ def print_straightness(
 
     Args:
         run: run folder, checkpoint or export.
+        count: paths.
         seed: of the noise.
         solver: the run's when not given; its grid is that of the integral.
         guidance: the run's when not given.
+        device: torch device.
     """
     sampler = load_sampler(run, solver, guidance, device=device)
     labels, seeds = requests(count, seed, sampler.net.num_classes)

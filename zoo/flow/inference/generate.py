@@ -214,6 +214,7 @@ def sample(
     Args:
         run: run folder, checkpoint or export; its averaged weights, where it has them.
         output: folder to write.
+        count: samples.
         labels: classes by number (1 to K) or name, taken in turns; all when not given. A name of digits needs quotes:
             --labels '["7"]'.
         seed: of the noise.
@@ -222,6 +223,7 @@ def sample(
         chunk: samples integrated together; as the run says when not given.
         grid: write the first 100 as one picture, OUTPUT_grid.png.
         trajectory: none, gif or mp4: the way of the first 64 from noise to data.
+        device: torch device.
         guide: run of a weaker net to guide this one by (autoguidance), with --guidance zoo.flow.Autoguidance and
             --guidance.scale, 2 when not given.
         prompts: texts, taken in turns, for a run that takes them: --prompts "a cat", or '["a", "b"]'; "" is none.

@@ -138,6 +138,7 @@ def write_pairs(
     Args:
         run: run folder, checkpoint or export of the teacher.
         output: folder to write.
+        count: pairs in all.
         labels: classes by number or name, taken in turns; all when not given.
         seed: of the noise.
         solver: the run's when not given; pairs deserve more steps than samples.
@@ -145,6 +146,7 @@ def write_pairs(
         shard_size: pairs per file.
         chunk: pairs sampled at once; as the run says when not given.
         classes: names of the classes, to be noted; those of the run when not given.
+        device: torch device.
         prompts: for a run that takes texts, in turns; likewise
         images: one, or a folder of them, for a run that takes images, and
         masks: of them, white where they are to be made anew; see `zoo sample`.

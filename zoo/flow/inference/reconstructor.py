@@ -23,6 +23,9 @@ class Reconstructor(Inference):
     """Encodes images and decodes them again, to see what of them the latents keep.
 
     A file's image is turned as its EXIF data say and cut at the right and below to a size that the net takes.
+
+    Args:
+        net: trained.
     """
 
     input_suffixes = SUFFIXES

@@ -57,6 +57,7 @@ class Sampler(Inference):
     tolerances.
 
     Args:
+        net: trained.
         path: that it was trained along.
         solver: how to integrate; ten midpoint steps by default.
         guidance: null for the conditional field.

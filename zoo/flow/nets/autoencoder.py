@@ -156,9 +156,12 @@ class AutoencoderKL(nn.Module):
     """Images to Gaussian latents of a smaller size and back; names of the weights are diffusers'.
 
     Args:
+        in_channels: of the image.
         out_channels: of the decoded image.
         block_out_channels: width of each level; each but the last halves the size.
         layers_per_block: residual blocks of a level of the encoder; the decoder has one more.
+        latent_channels: of the latents.
+        norm_num_groups: groups of every norm.
         use_quant_conv: whether a convolution of size 1 follows the encoder.
         use_post_quant_conv: whether one precedes the decoder.
         mid_block_add_attention: whether the smallest size has attention.
@@ -280,6 +283,7 @@ class LatentSpace(nn.Module):
     that bring the training set's latents to zero mean and unit deviation. They are saved with the weights.
 
     Args:
+        autoencoder: of images.
         statistics: take them from the training set, whatever the config says.
         chunk: latents decoded together; more need more memory.
     """

@@ -47,6 +47,7 @@ class DiT(VelocityNet):
         patch: height and width of a patch, in pixels.
         depth: number of blocks; the size's when null, like the following two.
         dim: width of the tokens; a multiple of four times `heads`.
+        heads: of attention.
         hidden_mult: width of the feed-forward layers in multiples of `dim`.
         num_classes: real classes, labelled 1 to num_classes; 0 builds an unconditional net.
         positions: "sincos" adds a fixed table to the tokens; "rope" turns queries and keys in every block.

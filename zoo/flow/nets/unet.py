@@ -124,6 +124,7 @@ class UNet(VelocityNet):
 
     Args:
         image_resolution: height and width in pixels.
+        in_channels: of the image.
         channels: base width; embeddings have four times as many.
         channel_mult: width of each level as a multiple of the base; each level halves the resolution of the one before.
         attention_levels: indices into `channel_mult` of the levels with attention.

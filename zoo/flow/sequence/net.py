@@ -27,6 +27,7 @@ class SequenceNet(nn.Module):
         condition_channels: bins of a frame of the condition.
         dim: width of the blocks, a multiple of twice `heads`.
         layers: number of blocks.
+        heads: of attention.
         hidden_mult: width of the feed-forward layers in multiples of `dim`.
         front_kernel: frames that the first layer sees, odd; 1 for each frame by itself.
         dropout: in training, after attention and feed-forward layers.

@@ -44,6 +44,7 @@ class SequenceRestorer(Inference):
     vocoder of the same mel takes. Audio is mixed to mono and taken at its own level, zero-padded to whole frames.
 
     Args:
+        net: trained.
         path: that it was trained along.
         normaliser: the scale of its training.
         mel: waveform to log-mel; None for a net of other features, which takes feature files only.

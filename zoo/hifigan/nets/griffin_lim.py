@@ -113,6 +113,7 @@ class MagnitudeVocos(PhaseSearch):
     Training differentiates through the magnitudes; phases are constants that fewer iterations found.
 
     Args:
+        in_channels: of the features.
         hop_length: samples per frame of the features.
         steps: frames of the transform in each; hop_length / steps is even.
         n_fft: size of the transform in samples, even; four hops or more let Griffin-Lim find phases.

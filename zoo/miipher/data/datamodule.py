@@ -68,6 +68,7 @@ class SpeechData(ZooDataModule):
         shards: in place of `root`, shards of speech and, unless there is a `degrader`, its degraded version, read where
             they lie: a folder, `name-{000000..000012}.tar`, `https://…`, `s3://…` (extra `cloud`), or a list of these.
         val_shards: shards for validation; `shards` are then for training alone.
+        read_timeout_seconds: for a read from an address.
         read_retries: further tries before a shard is skipped and others take the places of its samples.
         max_seconds: longest training crop.
         val_speakers: their clips are for validation; none takes the last `val_items` of the sorted corpus.
@@ -280,6 +281,7 @@ class VocoderSegments(SpeechData):
 
     Args:
         sample_rate: of the vocoder in Hz.
+        segment_frames: of a training segment.
         context_frames: input on either side of it, for the encoder.
         frame_rate: frames a second of the encoder.
         clean_share: share of training items whose input is clean (for a cleaner: mixed fine-tuning).

@@ -286,6 +286,7 @@ def degrade(
         workers: processes; 0 works in this one.
         recipe: a2 (noise, then reverb for half, then a codec) or open_miipher (up to 3 of 4 steps in random order).
         degrader: settings of your own instead of the recipe, e.g. --degrader.steps '[reverb, noise, codec]'.
+        shard_samples: samples of a shard.
         gzip: compress the shards (.tar.gz).
         cache: folder of the corpus caches, for the noise.
 

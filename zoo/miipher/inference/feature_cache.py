@@ -50,6 +50,7 @@ def cache_features(input: Path, output: Path, encoder: Path, overwrite: bool = F
         output: folder to write: the same tree of (C, F) float16 files.
         encoder: a recipe (its model.encoder), or a run, checkpoint or export (its trained encoder).
         overwrite: compute also what is finished already.
+        device: torch device.
 
     Returns:
         The summary of `BulkRun.finish`.

@@ -251,6 +251,7 @@ class LossScale(L.Callback):
         init_scale: of the first step, > 0.
         growth_factor: of the scale after `growth_interval` steps without overflow, > 1.
         backoff_factor: of the scale after an overflow, in (0, 1).
+        growth_interval: steps.
 
     Raises:
         ValueError: when a number is out of its range.
