@@ -12,6 +12,7 @@ from zoo.common import registry
 
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("WANDB_X_SAVE_REQUIREMENTS", "false")  # to list all that is installed takes longer than a run
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = Path(os.environ.get("ZOO_SHARED", REPOSITORY.parent / "shared"))

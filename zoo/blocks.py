@@ -55,8 +55,6 @@ def mix(conditional: Tensor, unconditional: Tensor, scale: float, rescale: float
     """Classifier-free guidance of outputs (B, ...): u + scale (c - u).
 
     Args:
-        conditional: with the condition.
-        unconditional: without it.
         scale: 1 is conditional, 0 unconditional, above 1 exaggerates the condition.
         rescale: share, 0 to 1, of the result that is brought back to the conditional output's standard deviation.
 

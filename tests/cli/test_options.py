@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.harness import REPOSITORY, forked, good, zoo
+from tests.harness import REPOSITORY, forked, good
 from zoo.cli.parsing import inlined
 from zoo.common.options import files_first
 
@@ -41,7 +41,7 @@ def test_a_seed_before_the_recipe_is_the_seed_of_the_run(tmp_path: Path) -> None
     flags = ["--seed_everything", "77", "--trainer.max_steps", "1", "--trainer.num_sanity_val_steps", "0"]
     flags += ["--data.init_args.batch_size=8", "--trainer.default_root_dir=run", "--trainer.limit_val_batches=0"]
     recipe = ["--config", REPOSITORY / "configs" / "flow" / "demo_swissroll.yaml", "--data", data]
-    good(zoo("fit", *flags, *recipe, cwd=tmp_path))
+    good(forked("fit", *flags, *recipe, cwd=tmp_path))
     config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert (config["seed_everything"], config["trainer"]["max_steps"]) == (77, 1)
     assert (config["data"]["init_args"]["seed"], config["data"]["init_args"]["batch_size"]) == (77, 8)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import TOY_ARGS, TOY_FIT, environment, good, newest, zoo
+from tests.harness import TOY_ARGS, TOY_FIT, Forked, environment, forked, good, newest
 from zoo.cli.main import main
 from zoo.cli.trainer import settle
 from zoo.common.locks import LOCK_NAME, is_rank_zero, locked
@@ -77,22 +77,21 @@ def test_only_the_first_rank_locks(name: str, tmp_path: Path, monkeypatch: pytes
 
 def test_a_second_fit_in_a_run_folder_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    command = [sys.executable, "-m", "zoo", *map(str, TOY_FIT), f"--trainer.default_root_dir={run}"]
-    command += ["--trainer.max_steps=100000", "--data.init_args.num_workers=1"]
-    first = subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.DEVNULL)
+    endless = ["--trainer.max_steps=100000", "--data.init_args.num_workers=1"]
+    first = Forked(*TOY_FIT, f"--trainer.default_root_dir={run}", *endless, cwd=tmp_path).process
     try:
-        while not list(run.glob("step_*.ckpt")) and first.poll() is None:
+        while not list(run.glob("step_*.ckpt")) and first.is_alive():
             time.sleep(0.1)
-        second = zoo("fit", *TOY_ARGS, f"--ckpt_path={run}", cwd=tmp_path)
+        second = forked("fit", *TOY_ARGS, f"--ckpt_path={run}", cwd=tmp_path)
         assert second.returncode == 1
         last = second.stderr.strip().splitlines()[-1]
         assert f"{run} is being written by `zoo fit` (process {first.pid} on host" in last
-        assert first.poll() is None
+        assert first.is_alive()
     finally:
         first.kill()
-        first.wait()
+        first.join()
     reached = int(newest(run).stem.removeprefix("step_"))
-    good(zoo("fit", *TOY_ARGS, f"--ckpt_path={run}", f"--trainer.max_steps={reached + 20}", cwd=tmp_path))
+    good(forked("fit", *TOY_ARGS, f"--ckpt_path={run}", f"--trainer.max_steps={reached + 20}", cwd=tmp_path))
     assert not list(run.glob(".*"))
 
 

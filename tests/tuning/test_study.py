@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.harness import environment, good, zoo
+from tests.harness import environment, forked, good, zoo
 from zoo.runs.listing import list_runs, read_curves
 from zoo.tuning.study import Tuner, _JournalLock, open_storage
 
@@ -70,11 +70,11 @@ def test_tune_killed_taken_up_and_pruned(tmp_path: Path) -> None:
     before = read_curves(run / "metrics.csv")["val/loss"][0]
     assert list(run.glob("step_*.ckpt"))
 
-    other = zoo("tune", "--search", f"{LR}=log(1e-5, 1)", "--output", study, cwd=tmp_path)
+    other = forked("tune", "--search", f"{LR}=log(1e-5, 1)", "--output", study, cwd=tmp_path)
     assert other.returncode == 1
     assert "another search" in other.stderr
 
-    said = good(zoo(*tune, "--prune", "--startup", "2", "--warmup", "1", cwd=tmp_path)).stdout
+    said = good(forked(*tune, "--prune", "--startup", "2", "--warmup", "1", cwd=tmp_path)).stdout
     assert "3 of 3 trials begun" in said
     assert "trial_0002: pruned" in said
     assert [row["state"] for row in rows(study)] == ["finished", "finished", "pruned"]

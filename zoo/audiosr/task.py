@@ -127,7 +127,6 @@ class DiffusionTask(SingleOptimizerTask):
         compile_mode: of torch.compile, with `compile`; where that fails the reason is logged and training goes on
             without.
         compile_fullgraph: refuse breaks of the graph.
-        kwargs: of SingleOptimizerTask.
 
     Source: Liu et al., "AudioSR" (2023), section 2; v: Salimans and Ho (2022).
     """

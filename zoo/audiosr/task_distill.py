@@ -38,7 +38,6 @@ class Distillation(Objective):
     consistency distillation; N = 2 K with the former student as teacher is progressive distillation.
 
     Args:
-        plain: the parts.
         teacher: frozen.
         times: t_0 to t_N (N + 1,) int64, like `turns` of `grid_turns`.
         turns: cosines and sines of the three angles (N, 3, 2).
@@ -146,7 +145,6 @@ class DistillationTask(DiffusionTask):
         sampler: an option of inference; `steps` steps of DDIM when null.
         restore_sampler: of validation; `sampler` when null.
         guidance_scale: an option of inference; 1, since the guidance is in the weights.
-        kwargs: of DiffusionTask.
 
     Raises:
         ValueError: when teacher and student do not fit.

@@ -87,7 +87,6 @@ class AutoencoderTask(_Stage, SingleOptimizerTask):
         losses: terms by name, such as `recon` and `kl`.
         media_items: validation clips that are drawn.
         chunk_seconds: long files are reconstructed in pieces of this length.
-        kwargs: of SingleOptimizerTask.
 
     Source: Rombach et al., "High-Resolution Image Synthesis with Latent Diffusion Models" (2022), section 3.1.
     """

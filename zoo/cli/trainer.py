@@ -551,7 +551,7 @@ def predict(cli: ZooCLI) -> int:
 
 def predict_on_ray(cli: ZooCLI, source: Path, output: Path, inference: Inference) -> int:
     """Have Ray's actors run on files what this command line describes; returns 1 when a file failed."""
-    from zoo.runs import ray_engine
+    from zoo.runs.jobs import ray_engine
 
     config, described = cli.config, cli.model
     for option in ("shard", "tar", "files_together"):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -15,6 +16,14 @@ from zoo.common.ranges import at_least
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # step of the generator's state: 2**64 by the golden ratio
 ROUNDS = 8  # of a permutation: with 4 the neighbours of small ones are not independent
 _BLOCK = 1 << 14  # positions worked on at once, so that they stay in the processor's cache
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Let new weights, and all else drawn on the CPU, depend on the seed alone; the generator is then as before."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
 
 
 def seeded_uniforms(seeds: Sequence[int], count: int) -> Tensor:

@@ -53,7 +53,6 @@ def begin_output(
     """Note the settings in a new folder, compare them in one that was begun; any process may be the first.
 
     Args:
-        output: the folder.
         settings: values that JSON can hold, those of parts as dicts.
         name: of the file with the settings.
         notes: keys that are written but not compared.

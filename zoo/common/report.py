@@ -144,8 +144,6 @@ def terminal_table(
     """A table for a rich console.
 
     Args:
-        columns: headings.
-        rows: cells.
         title: above the table, on the left.
         left: columns aligned on the left; the others are on the right.
         whole: columns whose cells are not broken into lines.

@@ -79,7 +79,6 @@ def bootstrap_groups(values: np.ndarray, resamples: int = RESAMPLES, seed: int =
     Args:
         values: (groups, members, N) float, finite.
         resamples: number of draws.
-        seed: of the draws.
 
     Returns:
         Lower and upper ends (N,) of the 95 % intervals; NaN for a single value.

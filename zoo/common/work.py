@@ -153,7 +153,6 @@ class Share(Generic[Item]):
         items: of all processes.
         is_done: whether an item's result is there.
         rank: of this process, 0 to world_size - 1.
-        world_size: processes.
 
     Attributes:
         mine: the items of this process.
@@ -188,7 +187,6 @@ def spread(function: Callable[[Item], Outcome], items: Sequence[Item], workers: 
 
     Args:
         function: pickled once for each worker.
-        items: its arguments.
         workers: processes; 0 for this one.
 
     Yields:

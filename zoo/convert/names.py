@@ -62,7 +62,6 @@ class Names:
         """Translate a name.
 
         Args:
-            name: of a tensor.
             side: whose it is, "theirs" or "ours".
 
         Returns:

@@ -62,7 +62,6 @@ class Setting(NamedTuple):
         """Values by option.
 
         Args:
-            value: of the setting.
             parts: batches of a process in an optimizer step.
         """
         found = dict.fromkeys(self.options.split(), value)

@@ -376,7 +376,7 @@ class FlowTask(SingleOptimizerTask):
             elif tuple(sampler.sample_shape) == (2,):
                 self._draw_points(last)
 
-    def _shown(self, count: int) -> tuple[list[int] | None, list[int], list[str] | None]:
+    def _shown(self, count: int) -> tuple[list[int] | None, list[int], Sequence[str] | None]:
         """Labels, taken in turns, seeds and names of classes of samples."""
         seeds = [item_seed(self.sample_settings.seed, SAMPLES, index) for index in range(count)]
         if not self.net.num_classes:
@@ -400,7 +400,7 @@ class FlowTask(SingleOptimizerTask):
         rows = []
         if given is not None and given.images is not None:
             rows.append(("given", rendering.to_pixels(given.images[:, -sampler.sample_shape[0] :])))
-        names = given.prompts if names is None and given is not None else names  # type: ignore[assignment]
+        names = given.prompts if names is None and given is not None else names
         for title, guidance in variants.items():
             solution = sampler.using(sampler.solver, guidance).trajectory(labels, seeds, given)
             rows.append((title, rendering.to_pixels(solution[-1])))

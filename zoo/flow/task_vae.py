@@ -28,7 +28,6 @@ class AutoencoderTask(SingleOptimizerTask):
     Args:
         net: encoder and decoder.
         kl: weight of the divergence from a standard normal, in nats summed over an image's latent.
-        kwargs: of SingleOptimizerTask.
 
     Source: Rombach et al., "High-Resolution Image Synthesis with Latent Diffusion Models" (2022), whose weight is 1e-6;
     without its perceptual and adversarial terms.

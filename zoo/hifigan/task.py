@@ -37,7 +37,6 @@ class HiFiGANTask(GANTask):
         sample_rate: of the audio in Hz.
         media_items: validation clips shown as audio and mel figure; see `samples`.
         multi_mel: another reconstruction loss, of weight `g/multi_mel`.
-        kwargs: of GANTask.
 
     Source: Kong et al., "HiFi-GAN" (2020), section 2; Lee et al., "BigVGAN" (2023); Siuzdak, "Vocos" (2023).
     """

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from zoo.common.report import DPI
+from zoo.common.report import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,10 +34,8 @@ def _figure(
     images: Mapping[str, Tensor], ylabel: str, scale: tuple[float, float], curves: Mapping[str, Tensor]
 ) -> Figure:
     """Images (C, F), and below them mean absolute differences (F,) to the clean features."""
-    from matplotlib.figure import Figure
-
     count = len(images) + bool(curves)
-    figure = Figure(figsize=(8.0, 0.6 + 1.8 * count), dpi=DPI, layout="constrained")
+    figure = new_figure(8.0, 0.6 + 1.8 * count)
     panels = list(figure.subplots(count, 1, sharex=True, squeeze=False)[:, 0])
     for panel, (title, image) in zip(panels, images.items(), strict=False):
         drawn = panel.imshow(image, origin="lower", aspect="auto", cmap="magma", vmin=scale[0], vmax=scale[1])

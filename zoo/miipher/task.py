@@ -46,7 +46,6 @@ class AdapterTask(SingleOptimizerTask):
         reduction: "item" averages over the valid frames of each clip and then over clips, so that accumulation and
             several processes equal one larger batch; "batch" averages over all valid frames together, as the original.
         media_items: validation clips that are shown: input, target, and a figure of the features.
-        kwargs: of SingleOptimizerTask.
 
     Source: Miipher-2, section 3.2.
     """
@@ -293,7 +292,6 @@ class BackboneTask(SingleOptimizerTask):
         mel: what is predicted, at 16 kHz; its hop must divide the encoder's.
         optimizer: of the whole.
         gap_share: share of a clip's 100 ms pieces that are silenced.
-        kwargs: of SingleOptimizerTask.
     """
 
     inference_class = "zoo.miipher.FeatureExtractor"

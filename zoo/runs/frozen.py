@@ -29,15 +29,18 @@ _FSDP_LEVEL = "_fsdp_wrapped_module."
 class FrozenModule(nn.Module):
     """Base of modules that take their weights from a source and keep them; in evaluation mode while they do.
 
-    A subclass calls this constructor, sets `requires_grad` of what `frozen_state` names to False, and defines
-    `frozen_state` and `save_source`. Its own constructor takes `source`, `revision` and, where it can be built without
-    a source, `config`; the module that contains it keeps it under the name of its constructor argument. So its
-    description is found in the recipe, and a copy can be put in its source's place (`config` is then null).
+    A subclass calls this constructor and sets `requires_grad` of what `frozen_state` names to False; where that is not
+    all, or the module is none of transformers', it defines `frozen_state` and `save_source`. Its constructor takes
+    `source`, `revision` and, where it can be built without a source, `config`; the module that contains it keeps it
+    under the name of its constructor argument. So its description is found in the recipe, and a copy can be put in its
+    source's place (`config` is then null).
 
     Args:
         source: hub id or local folder; None for weights built here.
         revision: commit of the hub repository.
     """
+
+    model: Any  # of transformers, as `save_source` writes it
 
     def __init__(self, source: str | None = None, revision: str | None = None) -> None:
         super().__init__()
@@ -47,12 +50,13 @@ class FrozenModule(nn.Module):
         self._fingerprint: str | None = None
 
     def frozen_state(self) -> dict[str, Tensor]:
-        """The part of `state_dict()` that comes from the source; empty while the module itself is trained."""
-        raise NotImplementedError(f"{type(self).__name__} defines no frozen_state()")
+        """The part of `state_dict()` that comes from the source (all), empty while the module itself is trained."""
+        return dict(self.state_dict())
 
     def save_source(self, folder: Path) -> None:
         """Write what `source=folder` builds again, with the same `frozen_state()`, into an existing, empty folder."""
-        raise NotImplementedError(f"{type(self).__name__} defines no save_source()")
+        with quiet_loading():
+            self.model.save_pretrained(folder)
 
     @property
     def is_frozen(self) -> bool:

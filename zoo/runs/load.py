@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from zoo import __version__
 from zoo.common import registry
 from zoo.common.build import build
+from zoo.common.draws import seeded
 from zoo.runs import export, frozen
 from zoo.runs.checkpoints import is_folder, load_checkpoint
 from zoo.runs.descriptions import check_whole
@@ -228,8 +229,7 @@ class FrozenNet(frozen.FrozenModule):
         else:
             found = NetOfRun(self.described(config or {}), {}, False, {})
         self.spec, self.recorded = found.spec, found.recorded
-        with torch.random.fork_rng(devices=[]):  # its random weights depend on the seed alone
-            torch.manual_seed(seed)
+        with seeded(seed):
             net: nn.Module = build(self.spec, self.net_base)
         fuse = getattr(net, "fuse_", None)
         if fuse is not None and found.fused:
@@ -252,10 +252,6 @@ class FrozenNet(frozen.FrozenModule):
     def is_local(self) -> bool:
         """Always: no hub has these weights, so runs and exports keep a copy."""
         return True
-
-    def frozen_state(self) -> dict[str, Tensor]:
-        """All tensors."""
-        return dict(self.state_dict())
 
     def save_source(self, folder: Path) -> None:
         """Write weights and description in the layout of an export."""

@@ -29,7 +29,6 @@ class Cost(L.Callback):
     Attributes:
         step_seconds: median of a step, the device's queue included.
         wait_seconds: median of waiting for a batch.
-        weight_bytes: of the trained weights.
         frozen_bytes: of the other weights and the buffers.
         gradient_bytes: of the trained weights' gradients.
         optimizer_bytes: of what the optimizers keep for each weight.

@@ -71,7 +71,6 @@ class Unfreezing:
     its state. What it costs until then is their backward pass.
 
     Args:
-        module: that contains them.
         groups: names of parameters by group.
         steps: optimizer steps before which a group rests, by group.
 

@@ -56,11 +56,7 @@ def newest_checkpoint(recipe: str, flags: Sequence[str]) -> tuple[float, str]:
 
 
 class Attempt:
-    """One start of the processes of this host, in a session of their own; none of them outlives it.
-
-    Args:
-        command: to run.
-    """
+    """One start of the processes of this host, in a session of their own; none of them outlives it."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self.child = subprocess.Popen(command, start_new_session=True, preexec_fn=die_with_parent)
@@ -104,8 +100,6 @@ class Hosts:
 
     Args:
         host: of the store, that of the launcher with rank 0.
-        rank: of this launcher.
-        count: of launchers.
     """
 
     def __init__(self, host: str, port: int, rank: int, count: int) -> None:

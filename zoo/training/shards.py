@@ -52,7 +52,6 @@ class Shards:
 
     Args:
         stem: of their names.
-        count: rows in all.
         shard_size: rows of a shard; the last may have fewer.
         row: type of a row with named fields; any when not given.
 

@@ -34,10 +34,8 @@ class Try:
     """What became of a batch size.
 
     Args:
-        size: of the batch.
         error: why it does not train; empty when it does.
         peak: bytes of the training process, on CUDA of the device.
-        seconds: of a batch.
     """
 
     size: int

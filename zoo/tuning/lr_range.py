@@ -142,7 +142,6 @@ class RangeTest(L.Callback):
 
     Attributes:
         diverged: whether the loss rose above all measure, or was not finite.
-        names: of the optimizers.
         rising: those whose rates rise; the range is of the first.
         options: the option of each optimizer's rate.
         rates: of each optimizer in the recipe.

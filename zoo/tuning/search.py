@@ -41,10 +41,8 @@ class Definition:
     """What all processes on a study agree on: `study.yaml`.
 
     Args:
-        name: of the study.
         fit: recipe, fragments and flags of `zoo fit`.
         search: spaces by key, as text.
-        metric: that is optimised.
         mode: "min" or "max".
         more: options of every trial that follow from these.
         key: tells the study in the storage from another of this name.
@@ -67,9 +65,7 @@ class Space:
         key: of the recipe, with dots.
         kind: one of `KINDS`.
         low: smallest value of a range.
-        high: largest.
         step: between values of a range; None for any.
-        choices: of `choice`.
     """
 
     key: str

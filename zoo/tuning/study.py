@@ -287,13 +287,10 @@ class Tuner:
     """One process on a study.
 
     Args:
-        folder: of the study.
-        spaces: that it searches.
         most: trials of the whole study.
         max_failures: in a row, after which this process ends.
         pruner: of Optuna.
         sampler: "tpe" or "random".
-        seed: of the sampler.
         points: values of all trials, where they are a grid.
     """
 

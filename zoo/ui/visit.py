@@ -49,7 +49,6 @@ class Visit:
     """One open page.
 
     Args:
-        session: whose it is.
         run: the run that is looked at, in all tabs; "" for none. Change it with `choose`.
         beside: runs to lay over it in Watch.
     """

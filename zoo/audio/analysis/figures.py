@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from zoo.common.report import DPI
+from zoo.common.report import DPI, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -101,7 +101,6 @@ def mel_figure(
     Args:
         target: (n_mels, F) log-mel.
         prediction: (n_mels, F'); both are cut to the shorter one.
-        titles: of the two.
 
     Returns:
         A figure of its own, known to no pyplot state, so nothing has to be closed.
@@ -109,8 +108,6 @@ def mel_figure(
     Raises:
         ValueError: when the shapes are not (n_mels, F) with the same n_mels.
     """
-    from matplotlib.figure import Figure
-
     wanted, found = as_array(target).astype(np.float32), as_array(prediction).astype(np.float32)
     if wanted.ndim != 2 or found.ndim != 2 or len(wanted) != len(found):
         raise ValueError(f"mel_figure: expected two (n_mels, F) mels, found {wanted.shape} and {found.shape}")
@@ -118,7 +115,7 @@ def mel_figure(
     wanted, found = wanted[:, :frames], found[:, :frames]
     low, high = (float(wanted.min()), float(wanted.max())) if wanted.size else (0.0, 1.0)
     reach = max(high - low, 1e-6) / 2  # half the target's range: a larger error is no better to look at
-    figure = Figure(figsize=(8.0, 7.0), dpi=DPI, layout="constrained")
+    figure = new_figure(8.0, 7.0)
     first, second = titles
     panels = (
         (first, wanted, "magma", low, high),
@@ -135,11 +132,9 @@ def mel_figure(
 
 def matrix_figure(values: np.ndarray, ylabel: str = "channel") -> Figure:
     """Draw a sequence (C, F), each channel less its mean and over its deviation."""
-    from matplotlib.figure import Figure
-
     values = values.astype(np.float32)
     scaled = (values - values.mean(1, keepdims=True)) / values.std(1, keepdims=True).clip(min=1e-6)
-    figure = Figure(figsize=(8.0, 3.0), dpi=DPI, layout="constrained")
+    figure = new_figure(8.0, 3.0)
     axes = figure.subplots()
     drawn = axes.imshow(scaled, origin="lower", aspect="auto", cmap="magma", vmin=-3.0, vmax=3.0)
     axes.set(ylabel=ylabel, xlabel="frame")

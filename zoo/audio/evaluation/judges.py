@@ -152,7 +152,6 @@ class InputDisagreement(Judge):
             counts more than how it sounds.
         flag_above: distance (0 to 2) above which a segment is flagged as a possible hallucination; None is the
             `FLAG_QUANTILE` of the clean recordings' segments.
-        segment_seconds: length of a segment.
     """
 
     reference = "degraded"

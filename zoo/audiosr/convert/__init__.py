@@ -95,7 +95,6 @@ class AudioSRConverter(Converter[AudioSRFile]):
 
         Args:
             module: an `OriginalModel`.
-            path: the file.
 
         Raises:
             ValueError: when the module is another one.

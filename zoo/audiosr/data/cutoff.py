@@ -90,7 +90,6 @@ def edge(magnitudes: np.ndarray, sample_rate: int, limit_hz: float | None = None
 
     Args:
         magnitudes: (N,) from 0 Hz to half the sample rate, as `spectrum` gives them.
-        sample_rate: Hz.
         limit_hz: end of the range in Hz, where a conversion of the sample rate has ended it before; half the sample
             rate when None.
     """

@@ -31,7 +31,6 @@ def lowpass(
 
     Args:
         audio: (T,) float, T >= 1.
-        sample_rate: Hz.
         cutoff_hz: 0 < cutoff_hz < sample_rate / 2.
         filter_type: butter, cheby1 (0.1 dB of ripple), ellip (0.1 dB, 60 dB) or bessel.
         order: of one pass, >= 1; AudioSR draws 2 to 10.

@@ -83,7 +83,6 @@ class Sampler(ABC):
         Args:
             predict: function of x_t (B, ...) and steps (B,) int64 that returns the net's output (B, ...).
             noise: what to start from, (B, ...), float32; the first item of `row_noise`.
-            diffusion: the process.
             noises: what to add on the way, one per step, where the sampler adds noise; the rest of `row_noise`.
         """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -131,8 +132,20 @@ def onnx_form(
         inputs |= {"context": {0: "batch"}, "sequence": {0: "batch", 1: "tokens"}}
         examples = [(*given, *more) for given, more in zip(examples, encoded, strict=True) if more is not None]
     graphs.append(Graph(_Step(net), inputs, ["output"], examples, "denoiser"))
+    unit = unit_samples(net, autoencoder, features)
+    tables = _tables(features, diffusion, settings, float(scale), unit, most)
+    file = io.BytesIO()
+    np.savez(file, **{name: np.asarray(value) for name, value in tables.items()})  # type: ignore[arg-type]
+    runtime = Path(numpy_sampler.__file__).read_bytes()
+    return OnnxForm(graphs, {"onnx_audiosr.npz": file.getvalue(), "onnx_audiosr.py": runtime})
+
+
+def _tables(
+    features: MelFeatures, diffusion: CosineDiffusion, settings: Settings, scale: float, unit: int, most_samples: int
+) -> dict[str, Any]:
+    """What `numpy_sampler.AudioSR` reads: the front end, the noise levels, and the options of the sampler."""
     powers = features.kind == "projectlily"
-    tables = {
+    return {
         "sample_rate": features.sample_rate,
         "n_fft": features.n_fft,
         "hop": features.hop_length,
@@ -143,17 +156,13 @@ def onnx_form(
         "floor_inside": POWER_FLOOR if powers else features.mel.magnitude_floor,
         "floor": LOG_FLOOR if powers else features.mel.floor,
         "band_tops_hz": band_tops(features).cpu().numpy(),
-        "unit": unit_samples(net, autoencoder, features),
-        "most_samples": most,
+        "unit": unit,
+        "most_samples": most_samples,
         "signal": [diffusion.levels(t)[0] for t in range(diffusion.steps)],
         "sigma": [diffusion.levels(t)[1] for t in range(diffusion.steps)],
         "predicts_noise": diffusion.prediction == "noise",
-        "unconditional": np.float32(UNCONDITIONAL * float(scale)),
+        "unconditional": np.float32(UNCONDITIONAL * scale),
         "steps": default_steps(settings.sampler),
         "guidance_scale": settings.guidance_scale,
         "guidance_rescale": settings.guidance_rescale,
     }
-    file = io.BytesIO()
-    np.savez(file, **{name: np.asarray(value) for name, value in tables.items()})  # type: ignore[arg-type]
-    runtime = Path(numpy_sampler.__file__).read_bytes()
-    return OnnxForm(graphs, {"onnx_audiosr.npz": file.getvalue(), "onnx_audiosr.py": runtime})

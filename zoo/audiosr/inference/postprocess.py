@@ -57,7 +57,6 @@ def combined(
         gains: (1025,) of each stream, or (K, 1025) to choose from.
         samples: length of the streams.
         choice: (S,) which of the K gains each segment takes, the last one to the end; all the first when None.
-        segment_samples: length of a segment.
     """
     count = len(streams)
     units = -(-samples // HOP_LENGTH)

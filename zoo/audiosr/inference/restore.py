@@ -329,7 +329,6 @@ class Restorer(Inference):
 
         Args:
             audio: float or integers.
-            sample_rate: its rate in Hz.
             grid_shift: moves the grid of chunks by so many units, to measure what it changes; see `Chunker.spans`.
             cutoff_hz: of this input, in the place of the option.
         """

@@ -89,7 +89,6 @@ class AdapterConverter(Converter[Adapters]):
 
         Args:
             module: a `Crowd`.
-            path: the folder.
             progress: `epoch`, `global_step`, `config`, `completed`, as far as known.
 
         Raises:
@@ -191,7 +190,6 @@ def publish(model: Any, folder: Path, repo: str) -> list[str]:
 
     Args:
         model: the Inference; one without a crowd has no agents.
-        folder: the export.
         repo: its name on the hub. Where the export holds the backbone itself, because no other
             place has it, `base_model_name_or_path` is `frozen/...`, below the export's folder.
 

@@ -17,7 +17,6 @@ class Prompting:
     Args:
         template: of each question and each answer.
         shots: questions with answers that stand before it.
-        separator: between them.
         system: what stands before all; a message of its own in a chat.
         chat: let the tokenizer's chat template put the text together: examples are turns of user and assistant.
     """

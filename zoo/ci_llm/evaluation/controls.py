@@ -22,7 +22,6 @@ def spoiled_scores(run: Path, agent: int = 0, noise: float = NOISE, seed: int = 
         run: run folder; the agents' weights are fitted anew on its validation set.
         agent: to be spoiled.
         noise: standard deviation, as a part of the root mean square of each of its weight matrices.
-        seed: of the noise.
 
     Returns:
         What `zoo.ci_llm.losses.metrics.CrowdScores.summary` tells, by rule.

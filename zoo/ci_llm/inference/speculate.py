@@ -24,7 +24,6 @@ class Speculated(NamedTuple):
         ids: prompt and continuation (1, T + new), int64.
         proposed: tokens that the draft proposed.
         accepted: of them.
-        passes: of the crowd.
     """
 
     ids: Tensor

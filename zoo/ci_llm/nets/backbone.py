@@ -7,13 +7,13 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
+from zoo.common.draws import seeded
 from zoo.runs.frozen import FrozenModule, newest_backbone, pretrained, quiet_loading
 from zoo.training.attention import keep_masks_on_the_device
 
@@ -197,15 +197,6 @@ class Backbone(FrozenModule):
             return None
         return (args[0].flatten(0, 1).index_select(0, self._logits_at)[None],)
 
-    def frozen_state(self) -> dict[str, Tensor]:
-        """All tensors."""
-        return self.state_dict()
-
-    def save_source(self, folder: Path) -> None:
-        """Write configuration and weights in transformers' layout."""
-        with quiet_loading():
-            self.model.save_pretrained(folder)
-
     def _blocks_name(self) -> str:
         depth = self.settings.num_hidden_layers
         for name, module in self.model.named_modules():
@@ -253,13 +244,11 @@ def _is_linear(module: nn.Module) -> bool:
 def _build(
     source: str | None, revision: str | None, config: dict[str, Any] | None, seed: int, how: dict[str, Any]
 ) -> Any:
-    """Build a model; random weights depend on the seed alone and leave the global generator as it was."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if source is not None:
         return pretrained(AutoModelForCausalLM, source, revision, **how)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         exact = {**how, "dtype": torch.float32}
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**(config or {})), **exact)
     for weight in model.parameters():  # and not the buffers: rotary frequencies stay float32, as when loaded

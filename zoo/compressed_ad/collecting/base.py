@@ -149,9 +149,6 @@ class StateNumbers:
     Args:
         env: a grid, or one of Discrete states.
         histories: environments in lock-step, B.
-
-    Attributes:
-        count: of the numbers.
     """
 
     def __init__(self, env: Env, histories: int) -> None:

@@ -28,9 +28,6 @@ class SpaceNets:
     where there are none), whose deviations are learned apart from the observation and begin at 1. What is drawn
     outside the bounds is put on them; the environment and the history get that.
 
-    Args:
-        schema: of the environment.
-
     Attributes:
         inputs: numbers of an observation, F.
         outputs: of the actor.
@@ -150,7 +147,6 @@ class Scales:
     """Running scales of observations in a Box, and of rewards: by the deviation of the discounted return so far.
 
     Args:
-        space: of the environment.
         shape: tasks N and streams S.
         discount: of later rewards.
 

@@ -49,9 +49,7 @@ class Recorder:
     """Histories of any environment as they happen, step after step.
 
     Args:
-        schema: of the environment.
         count: number of histories.
-        steps: of each.
 
     Attributes:
         histories: (count, steps), as stores keep them.
@@ -72,7 +70,6 @@ class GridRecorder:
 
     Args:
         count: number of histories.
-        steps: of each.
 
     Attributes:
         histories: (count, steps, 7) int8, see `COLUMNS`.
@@ -381,7 +378,6 @@ def find_fault(path: Path, shape: Sequence[int], dtype: np.dtype[Any]) -> str | 
 
     Args:
         shape: that it must have.
-        dtype: likewise.
 
     Returns:
         What is wrong, with the name of the shard, or None.

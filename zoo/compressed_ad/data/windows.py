@@ -323,8 +323,6 @@ class EvaluationBatches(Dataset[dict[str, Any]]):
     First items for the loss, if any, then pairs of task (n, F) and seed (n,) to act with.
 
     Args:
-        batch_size: items of a batch.
-        rollout_batch: pairs of a batch.
         processes: that divide the batches. A process without one would not meet the others, so where there are too few
             they are cut smaller.
 

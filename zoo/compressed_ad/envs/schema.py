@@ -46,8 +46,7 @@ class Box:
     Args:
         shape: of one value.
         kind: name of the numpy dtype of the stored values.
-        low: of each number in row-major order, or one for all; may be infinite.
-        high: likewise.
+        low: of each number in row-major order, or one for all, as is `high`; both may be infinite.
     """
 
     shape: tuple[int, ...]
@@ -119,7 +118,6 @@ class Schema:
 
     Args:
         observation: space of the states.
-        action: space of the actions.
         limit: most steps of an episode.
         fixed: whether every episode has exactly so many.
         reward: lowest and highest of a step; may be infinite.

@@ -111,7 +111,6 @@ class ImageData(FlowData):
         glyphs: `zoo.flow.Glyphs` in the place of `root` and `hub`: digits and letters in colour, which tell themselves
             how many of each there are.
         augmentation: of training images, for a net that is told of it, e.g. a `zoo.flow.UNet` of `augmentations: 6`.
-        kwargs: of FlowData.
     """
 
     def __init__(
@@ -313,7 +312,6 @@ class PointData(FlowData):
         train_points: number of training points.
         val_points: number of validation points, of a draw of their own.
         batch_size: points per batch and process.
-        kwargs: of FlowData.
     """
 
     def __init__(

@@ -16,6 +16,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from zoo.common.atomic import write_atomic
+from zoo.common.draws import seeded
 from zoo.common.reading.text import load_json
 from zoo.flow.data.images import checksum
 from zoo.flow.evaluation.extractors import Classifier, resized, with_channels
@@ -96,8 +97,7 @@ def train_digits_classifier(
         raise ValueError(f"labels lie between 1 and {classes}, found {min(labels)} to {max(labels)}")
     x = with_channels(resized(images.float().cpu(), RESOLUTION), 1)
     y = torch.tensor(list(labels)) - 1
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         net = DigitsClassifier(classes)
         _fit(net, x, y, epochs)
     return net.eval().requires_grad_(False)

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from zoo.blocks import check_size, doubled
+from zoo.common.draws import seeded
 from zoo.common.ranges import at_least
 from zoo.runs.export import is_export
 from zoo.runs.frozen import FrozenModule
@@ -253,17 +254,12 @@ class FrozenAutoencoder(FrozenModule):
         if source is not None:
             config, state = read_autoencoder(source, revision)
         self.config: dict[str, Any] = {**dict(config or {})}
-        with torch.random.fork_rng(devices=[]):  # its random weights depend on the seed alone
-            torch.manual_seed(seed)
+        with seeded(seed):
             self.net = AutoencoderKL(**net_arguments(self.config, str(source)))
         if state is not None:
             _load(self.net, state, str(source))
         self.requires_grad_(False)
         self.eval()
-
-    def frozen_state(self) -> dict[str, Tensor]:
-        """All tensors."""
-        return dict(self.state_dict())
 
     def save_source(self, folder: Path) -> None:
         """Write a folder in diffusers' layout."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from zoo.common.draws import seeded
 from zoo.common.ranges import at_least
 from zoo.runs.frozen import FrozenModule, pretrained, quiet_loading
 
@@ -71,8 +72,7 @@ class FrozenText(FrozenModule):
             self.model = pretrained(_encoder(settings, source), source, revision, dtype=torch.float32)
         else:
             settings = AutoConfig.for_model(**{"model_type": "", **(config or {})})
-            with torch.random.fork_rng(devices=[]):  # its random weights depend on the seed alone
-                torch.manual_seed(seed)
+            with seeded(seed):
                 kind = _encoder(settings, "config")
                 self.model = getattr(kind, "from_config", kind)(settings)
             self.tokenizer = ByT5Tokenizer()
@@ -83,14 +83,10 @@ class FrozenText(FrozenModule):
         self.requires_grad_(False)
         self.eval()
 
-    def frozen_state(self) -> dict[str, Tensor]:
-        """All tensors."""
-        return dict(self.state_dict())
-
     def save_source(self, folder: Path) -> None:
         """Write model and tokenizer as transformers reads them."""
+        super().save_source(folder)
         with quiet_loading():
-            self.model.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
 
     @torch.no_grad()

@@ -15,7 +15,6 @@ class Block(nn.Module):
 
     Args:
         dim: width of the tokens.
-        heads: of attention.
         hidden_mult: width of the feed-forward layer in multiples of `dim`.
         dropout: of what each layer adds, 0 to 1.
         eps: of the layer norms.

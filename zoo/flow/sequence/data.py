@@ -171,7 +171,6 @@ class MelData(SequenceData):
         max_bad_share: share of unreadable files above which the run stops; below it they are named and left out.
         embedded_if_missing: use what is made in code, with a message, where a folder does not exist.
         embedded_utterances: size of the embedded corpus.
-        kwargs: of SequenceData.
     """
 
     def __init__(
@@ -248,7 +247,6 @@ class FeatureData(SequenceData):
         degraded: folder of the degraded ones, the tree mirrored.
         max_frames: longest training crop.
         val_frames: longest excerpt of a validation item.
-        kwargs: of SequenceData.
     """
 
     def __init__(

@@ -50,7 +50,6 @@ class SequenceTask(SingleOptimizerTask):
         chunk_frames: long files are restored in pieces of this length.
         overlap_frames: of neighbouring pieces.
         chunk_batch: pieces restored at once.
-        kwargs: of SingleOptimizerTask.
 
     Source: Lipman et al., "Flow Matching for Generative Modeling" (2023), equation 9; masked loss as in Mehta et al.,
     "Matcha-TTS" (2024).

@@ -125,8 +125,6 @@ class VocosConverter(Converter[Original]):
         """Write a Vocos as a folder of the hub.
 
         Args:
-            module: the generator.
-            path: the folder.
             mel: its front end.
             arguments: with which the generator was made.
 

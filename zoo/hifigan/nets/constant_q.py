@@ -17,10 +17,7 @@ class ConstantQ(nn.Module):
     """Complex constant-Q transform of all octaves from 32.7 Hz on.
 
     Args:
-        sample_rate: in Hz.
         hop_length: in samples; a power of two times 2 ** (octaves - 1) divides evenly.
-        octaves: number of octaves.
-        bins_per_octave: bins of each.
 
     Raises:
         ValueError: the hop cannot be halved so often, or the highest bin is above half the sample rate.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from zoo.common.draws import seeded
 from zoo.common.ranges import within
-from zoo.runs.frozen import FrozenModule, pretrained, quiet_loading
+from zoo.runs.frozen import FrozenModule, pretrained
 
 
 class EncodecFeatures(FrozenModule):
@@ -34,8 +34,6 @@ class EncodecFeatures(FrozenModule):
     Source: Défossez et al., "High Fidelity Neural Audio Compression" (2022); as a front end: Vocos, section 4.3.
     """
 
-    model: Any  # transformers' EncodecModel
-
     def __init__(
         self,
         source: str | None = None,
@@ -51,10 +49,9 @@ class EncodecFeatures(FrozenModule):
         if source is None and config is None:
             raise ValueError("EncodecFeatures: give source (pretrained) or config (random weights)")
         if source is not None:
-            self.model: Any = pretrained(EncodecModel, source, revision, dtype=torch.float32)
+            self.model = pretrained(EncodecModel, source, revision, dtype=torch.float32)
         else:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
+            with seeded(seed):
                 self.model = EncodecModel(EncodecConfig(**(config or {})))
                 for layer in self.model.quantizer.layers:  # transformers leaves them zero, and all codes equal
                     layer.codebook.embed.normal_()
@@ -75,15 +72,6 @@ class EncodecFeatures(FrozenModule):
         self.min_samples = self.hop_length * 4  # its convolutions reflect the ends
         self.requires_grad_(False)
         self.eval()
-
-    def frozen_state(self) -> dict[str, Tensor]:
-        """Everything."""
-        return self.state_dict()
-
-    def save_source(self, folder: Path) -> None:
-        """Write the codec in transformers' layout."""
-        with quiet_loading():
-            self.model.save_pretrained(folder)
 
     @property
     def codebooks(self) -> Tensor:

@@ -207,7 +207,6 @@ class MiipherConverter(Converter[MiipherFile]):
         Args:
             module: a `Cleaner` with parallel adapters (`.pt`) or those of Open-Miipher-2 (`.pth`), or a `Generator` on
                 features (`.ckpt`; with the older prenet `.pt`, beside which a config.json is written).
-            path: the file.
             backbone: the whole backbone's folder or hub id, whose later blocks an adapter's file holds too; by default
                 where the cleaner's came from.
 

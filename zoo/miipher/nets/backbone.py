@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
+from zoo.common.draws import seeded
 from zoo.common.ranges import one_of, within
 from zoo.miipher.nets.families import FAMILIES, SAMPLE_RATE, Family, MelFamily, WaveformFamily, valid
 from zoo.runs.frozen import FrozenModule, newest_backbone, pretrained, quiet_loading
@@ -229,9 +230,7 @@ def _configuration(source: str | None, revision: str | None, config: dict[str, A
 
 
 def _build(model: Any, settings: Any, source: str | None, revision: str | None, seed: int) -> Any:
-    """Build a model; random weights depend on the seed alone and leave the global generator as it was."""
     if source is not None:
         return pretrained(model, source, revision, config=settings, dtype=torch.float32)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         return model(settings)

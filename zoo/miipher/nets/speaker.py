@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from zoo.common.draws import seeded
 from zoo.miipher.nets.families import SAMPLE_RATE, standardise
 from zoo.runs.frozen import FrozenModule, pretrained, quiet_loading
 
@@ -55,8 +55,7 @@ class SpeakerEncoder(FrozenModule):
         if settings.model_type not in WAVEFORM_MODELS:
             raise ValueError(f"speaker: expected one of {', '.join(WAVEFORM_MODELS)}, found {settings.model_type}")
         if source is None:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
+            with seeded(seed):
                 self.model = AutoModelForAudioXVector.from_config(settings)
         else:
             self.model = pretrained(AutoModelForAudioXVector, source, revision, dtype=torch.float32)
@@ -83,12 +82,3 @@ class SpeakerEncoder(FrozenModule):
                 f"{waveform.shape[1] / SAMPLE_RATE:.2f} s: raise data.init_args.segment_frames"
             )
         return self.model(standardise(waveform, None) if self.normalize else waveform).embeddings
-
-    def frozen_state(self) -> dict[str, Tensor]:
-        """All tensors."""
-        return self.state_dict()
-
-    def save_source(self, folder: Path) -> None:
-        """Write configuration and weights in transformers' layout."""
-        with quiet_loading():
-            self.model.save_pretrained(folder)

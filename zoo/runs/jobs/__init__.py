@@ -1,1 +1,1 @@
-"""Work lists of up to 10^7 files in flat memory: their plan, the record of what was done, results in tar shards."""
+"""Work lists of up to 10^7 files in flat memory: plan, record of what was done, results in tar shards, Ray's actors."""

@@ -30,11 +30,9 @@ class WandbSettings:
     """Weights & Biases. The key of an account is read from WANDB_API_KEY only, never from a config.
 
     Args:
-        project: project name.
         name: run name; `<system>/<recipe>/<name of the run folder>` when None.
         entity: user or team.
         mode: "offline" needs no account (send it later by `wandb sync`); the variable WANDB_MODE overrides it.
-        tags: of the run.
         group: runs that W&B shows together; `<system>/<recipe>` when None.
         notes: free text shown with the run.
         job_type: kind of the run within its group.

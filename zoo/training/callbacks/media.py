@@ -35,7 +35,6 @@ def log_audio(task: L.LightningModule, name: str, audio: Tensor | np.ndarray, sa
     Args:
         name: what it is, e.g. `val/generated_0`; the same in every validation.
         audio: (T,) floats in [-1, 1]; leading axes of size 1 are dropped, values that are not finite become silence.
-        sample_rate: in Hz.
 
     Raises:
         ValueError: when the audio has more than one channel or no sample.
@@ -142,7 +141,6 @@ def log_table(task: L.LightningModule, name: str, columns: Sequence[str], rows: 
 
     Args:
         name: what it is, e.g. `val/answers`.
-        columns: their titles.
         rows: texts, numbers or truth values, as many in each row as there are columns.
 
     Raises:

@@ -88,7 +88,6 @@ class Count:
     """How far something has come.
 
     Args:
-        name: of it.
         total: where it ends; infinite when nobody knows.
         done: so far.
     """

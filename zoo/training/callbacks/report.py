@@ -141,7 +141,6 @@ def told_at_end(trainer: L.Trainer, start: int, metrics: Sequence[str] | None = 
     """Tell a fit's results when it ends, whatever ends it; errors before the first step tell enough themselves.
 
     Args:
-        trainer: of the fit.
         start: steps done before it, >= 0.
         metrics: keys of the values to tell; see `TerminalSettings`.
     """
@@ -168,7 +167,6 @@ def results(
         trainer: of the fit that ended.
         error: what ended it, if anything did before its time.
         start: steps done before it.
-        seconds: that it took.
         metrics: keys of the values to tell; see `TerminalSettings`.
 
     Returns:
@@ -226,8 +224,6 @@ def next_commands(folder: Path, module: Any, ended: bool) -> list[str]:
     """The commands that one may want after a fit.
 
     Args:
-        folder: of the run.
-        module: the task.
         ended: whether it trained to its end.
     """
     quoted = shlex.quote(str(folder))

@@ -48,7 +48,6 @@ class Draft:
     Args:
         configs: files of the recipe and of what is laid over it for the machine.
         config: what these files say, later the complete config that the parser makes of them.
-        is_complete: whether it is that.
         machine: name of the fragment; "" for the recipe as it is.
         weights: name of the pretrained weights; "" for none.
         edits: values by dotted key where they are not the recipe's; `guard.on` and its like are switches of callbacks.

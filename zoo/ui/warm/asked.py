@@ -42,7 +42,6 @@ class Job:
 
     Args:
         name: of its results in the store.
-        folder: of its results.
         title: what was asked, in a few words.
         state: "waiting", "working", "done", "failed" or "cancelled".
         text: how far it is, or why it failed.

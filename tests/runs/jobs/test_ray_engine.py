@@ -13,9 +13,9 @@ import pytest
 from tests.harness import TOY_ARGS, TOY_FIT, forked, good
 from zoo import __version__
 from zoo.audio.io import files
-from zoo.runs import ray_engine
 from zoo.runs.bulk import BulkRun, Job, read_manifest
-from zoo.runs.ray_engine import Model, Pool, Worker, by_length
+from zoo.runs.jobs import ray_engine
+from zoo.runs.jobs.ray_engine import Model, Pool, Worker, by_length
 
 
 def make_jobs(folder: Path, sizes: list[int]) -> list[Job]:
