@@ -363,8 +363,8 @@ DEMOS = {
         Demo("flow/digits", "99.7 % in their class, Fréchet 1.25 times the floor's", _plan_digits, _digits),
         Demo("flow/nets", "not run before", _plan_nets, _nets),
         Demo("ci_llm/demo", "NLL: ensemble 0.393, best agent 0.405, one LoRA of its size 0.422", _plan_crowd, _crowd),
-        Demo("ci_llm/crowds", "seed 0: one LoRA of equal size and compute is better than every crowd", _plan_crowds,
-             _crowds),
+        Demo("ci_llm/crowds", "one LoRA of equal size and compute better than every crowd, nets undertrained",
+             _plan_crowds, _crowds, redrawn=1),
         Demo("compressed_ad/demo_memory", "latents to none: 2.8 times, after the gap 3.4 times", _plan_memory, _memory),
         Demo("compressed_ad/demo_chain", "CAD to AD in the tenth episode 1.19, one learner a goal, 300 batches",
              _plan_chain, _chain, redrawn=1),
@@ -505,8 +505,9 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
         *(f"CPU seconds, {name}" for name in flow_nets.RUNS),
     ),
     "ci_llm/demo": ("ensemble", "best agent", "one LoRA", "without diversity"),
-    "ci_llm/crowds": tuple(
-        f"{task}, {arm}: {score}" for task in crowds.TASKS for score in ("NLL", "exact") for arm in crowds.ARMS
+    "ci_llm/crowds": (
+        *(f"{task}, {arm}: {score}" for task in crowds.TASKS for score in ("NLL", "exact") for arm in crowds.ARMS),
+        *(f"{task}, backbone on what is near: exact" for task in crowds.TASKS),
     ),
     "compressed_ad/demo_memory": ("latents, last episode", "none, last episode", "sliding window, last episode"),
     "compressed_ad/demo_chain": (
