@@ -195,6 +195,7 @@ class PPO(Algorithm):
 
     def _make_grids(self, request: Request) -> np.ndarray:
         env, tasks, seeds, streams, steps, advance = request
+        assert isinstance(env, GridEnv)
         weights = nn.Parameter(initial_weights(seeds, 2 * self.frames, NUM_ACTIONS))
         optimizer = torch.optim.Adam([weights], lr=self.learning_rate, eps=ADAM_EPSILON, fused=True)
         envs = env.start(request.rows(), request.stream_seeds(STARTS))
