@@ -8,7 +8,7 @@ import torch
 from zoo.compressed_ad.data.datamodule import HistoryData
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.envs.grids import Darkroom
-from zoo.compressed_ad.losses import reconstruction_loss
+from zoo.compressed_ad.losses import cross_entropy, reconstruction_loss
 from zoo.compressed_ad.nets.compression import FieldDecoder, Forget, QueryCompressor, ReconstructionDecoder
 from zoo.compressed_ad.nets.embedding import FactoredEmbedding, LinearEmbedding
 from zoo.compressed_ad.nets.policy import Compression, InContextPolicy
@@ -43,11 +43,11 @@ def build(policy: InContextPolicy, **kwargs: object) -> PretrainTask:
     return task
 
 
-def make() -> HistoryData:
+def make(length: int = 9) -> HistoryData:
     data = HistoryData(
         ENV,
         demonstrator=EpsilonCurriculum(ENV, 6),
-        length=9,
+        length=length,
         offset="random",
         batch_size=8,
         epoch_items=80,
@@ -76,6 +76,27 @@ def test_loss_is_that_of_one_compression() -> None:
     tokens = task.policy.embedding.transitions(steps)
     expected = reconstruction_loss(task.policy, Compression(tokens, steps, task.policy.compressor(tokens)), 3.0)
     torch.testing.assert_close(task.evaluate({"steps": steps}, 0, "val")[0]["loss"], expected)
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_what_exceeds_the_window_is_compressed_again_and_again(decoder: str) -> None:
+    """A window of 10 with 4 latents: 9 transitions, then 5, then the 3 that are left."""
+    task, steps = build(build_policy(decoder, max_tokens=32), reward_weight=3.0).eval(), make(17).train_set[0]["steps"]
+    policy, latents, losses = task.policy, None, []
+    assert task.compressed(17) == ([9, 14, 17] if decoder == "fields" else [9, 5, 3])
+    for start, end in ((0, 9), (9, 14), (14, 17)):
+        compression = policy.compress(latents, steps.slice(start, end))
+        latents = compression.latents
+        if decoder == "tokens":
+            losses.append(reconstruction_loss(policy, compression, 3.0))
+            continue
+        newest = compression.tokens.shape[1] - 1
+        places = torch.tensor([(newest - age) % 32 for age in reversed(range(end))])
+        told = steps.slice(0, end)
+        pairs = zip(policy.decoder.field_logits(latents, places), policy.decoder.field_values(told), strict=True)
+        errors = torch.stack([cross_entropy(*pair) for pair in pairs]).mean(0)
+        losses.append((errors * (1 + 2 * told.rewards)).mean())
+    torch.testing.assert_close(task.evaluate({"steps": steps}, 0, "val")[0]["loss"], torch.stack(losses).mean())
 
 
 @pytest.mark.parametrize("decoder", DECODERS)

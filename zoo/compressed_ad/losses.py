@@ -25,6 +25,7 @@ def reconstruction_loss(
 
     Args:
         policy: with a decoder.
+        compression: its `steps` may begin before its tokens for a `FieldDecoder`: what old latents should still tell.
         reward_weight: of a rewarded transition, others having 1.
         seed: of the positions that a `FieldDecoder` reconstructs, the same on every process; all by default.
         reconstructed: these positions (n,), where they were drawn before.
@@ -36,12 +37,13 @@ def reconstruction_loss(
     if decoder is None:
         raise ValueError("a policy without decoder reconstructs nothing: give policy.decoder, or recon_weight 0")
     tokens, steps, latents = compression
-    decoder.check_tokens(tokens.shape[1])
     old = tokens.shape[1] - steps.length
+    decoder.check_tokens(tokens.shape[1] - min(old, 0))
     if isinstance(decoder, FieldDecoder):
         chosen = decoder.chosen(steps.length, seed, tokens.device) if reconstructed is None else reconstructed
         steps = Steps(*(field[:, chosen] for field in steps))
-        predicted = zip(decoder.field_logits(latents, chosen + old), decoder.field_values(steps), strict=True)
+        places = (chosen + old) % decoder.position_queries.shape[1]  # what is before the tokens: from the table's end
+        predicted = zip(decoder.field_logits(latents, places), decoder.field_values(steps), strict=True)
         errors = torch.stack([cross_entropy(logits, values) for logits, values in predicted]).mean(0)
         rewarded = steps.rewards > 0
     else:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from itertools import zip_longest
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, zip_longest
 from typing import Any
 
 import torch
@@ -298,6 +298,8 @@ class PretrainTask(PolicyTask):
     """Pre-training: a policy's compressor and decoder learn to keep and to reconstruct a piece of a history.
 
     The transitions' embedding trains with them; nothing else does. Begin a `DistillationTask` with it by `init_from`.
+    A piece that exceeds the window is compressed again and again, as the policy does while it acts. After each time a
+    plain decoder gives the tokens back, old latents included, and a `FieldDecoder` all transitions since the beginning.
 
     Args:
         policy: with compressor and decoder.
@@ -323,13 +325,14 @@ class PretrainTask(PolicyTask):
         self.reward_weight = reward_weight
 
     def compressed(self, length: int) -> list[int]:
-        """The whole history."""
-        return [length]
+        """All that went in since the beginning; for a plain decoder, which gives back the old latents, what is new."""
+        new = self.policy.segments(length)
+        return list(accumulate(new)) if isinstance(self.policy.decoder, FieldDecoder) else new
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        """The loss of one compression of `steps`, B histories of one length."""
+        """The mean loss of the compressions of `steps`, B histories of one length."""
         batch = self.drawn(batch)
-        loss = self._loss(batch["steps"], next(iter(batch["reconstructed"]), None))
+        loss = self._loss(batch["steps"], batch["reconstructed"])
         self.log_terms("train", {"loss": loss}, batch_size=len(batch["steps"].actions))
         return loss
 
@@ -337,9 +340,16 @@ class PretrainTask(PolicyTask):
         """The same loss on held-out tasks; nothing is acted."""
         return {"loss": self._loss(batch["steps"])}, len(batch["steps"].actions)
 
-    def _loss(self, steps: Steps, reconstructed: Tensor | None = None) -> Tensor:
-        compression = self.policy.compress(None, steps)
-        return reconstruction_loss(self.policy, compression, self.reward_weight, reconstructed=reconstructed)
+    def _loss(self, steps: Steps, reconstructed: Sequence[Tensor] = ()) -> Tensor:
+        latents, losses = None, []
+        ends = list(accumulate(self.policy.segments(steps.length)))
+        lengths = self.compressed(steps.length)
+        for start, end, length, chosen in zip_longest([0, *ends[:-1]], ends, lengths, reconstructed):
+            compression = self.policy.compress(latents, steps.slice(start, end))
+            latents = compression.latents
+            told = compression._replace(steps=steps.slice(end - length, end))
+            losses.append(reconstruction_loss(self.policy, told, self.reward_weight, reconstructed=chosen))
+        return torch.stack(losses).mean()
 
 
 class RL2Task(ActingTask):

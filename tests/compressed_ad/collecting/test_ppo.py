@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from zoo.compressed_ad.collecting.nets import initial_weights
-from zoo.compressed_ad.collecting.ppo import NUM_ACTIONS, PPO, Observer, Policy, Rollout, nets
+from zoo.compressed_ad.collecting.ppo import LEARNERS, NUM_ACTIONS, PPO, Observer, Policy, Rollout, nets
 from zoo.compressed_ad.envs.grids import DarkKeyToDoor, Darkroom
+from zoo.training.data import item_seed
 
 CELLS = torch.cartesian_prod(torch.arange(5), torch.arange(5)).float()
 
@@ -146,10 +147,11 @@ CASES = [
     (Darkroom(3, 5), PPO(rollout_steps=10, minibatch=30, epochs=2)),
     (Darkroom(3, 5, random_start=True), PPO(rollout_steps=7, minibatch=30, epochs=2)),
     (DarkKeyToDoor(3, 6), PPO(rollout_steps=6, minibatch=20, epochs=2, frames=4, bootstrap=True)),
+    (Darkroom(3, 5), PPO(learners=3, rollout_steps=10, minibatch=30, epochs=2)),
 ]
 
 
-@pytest.mark.parametrize(("env", "ppo"), CASES, ids=["cells", "random_start", "frames"])
+@pytest.mark.parametrize(("env", "ppo"), CASES, ids=["cells", "random_start", "frames", "learners"])
 def test_history_depends_on_its_own_seed_alone(env, ppo):
     tasks, seeds = env.tasks()[[1, 5, 7, 2]], [11, 12, 13, 14]
     together = ppo.histories(env, tasks, seeds, streams=10, steps=60)
@@ -182,6 +184,17 @@ def test_learns():
     best = env.best_return(tasks, torch.full((2, 2), 2)).numpy()
     assert (curve[:, 0] < 0.2 * best).all()
     assert (curve[:, -4:].mean(axis=1) > 0.7 * best).all()
+
+
+def test_learners_of_a_task_know_nothing_of_each_other():
+    env, tasks = Darkroom(3, 5), Darkroom(3, 5).tasks()[[1, 5]]
+    settings = {"rollout_steps": 10, "minibatch": 30, "epochs": 2}
+    together = PPO(learners=2, **settings).histories(env, tasks, [7, 8], streams=7, steps=60)
+    assert together.shape == (2, 7, 60, 7)
+    seeds = [item_seed(seed, LEARNERS, number) for seed in (7, 8) for number in range(2)]
+    alone = PPO(**settings).histories(env, tasks.repeat_interleave(2, dim=0), seeds, streams=4, steps=60)
+    assert np.array_equal(together, alone.reshape(2, 8, 60, 7)[:, :7])
+    assert "learners" not in PPO().describe() and PPO(learners=2).describe()["learners"] == 2
 
 
 def test_learns_with_frames():

@@ -19,6 +19,7 @@ COMPRESSORS = {
     "decaying": lambda: compression.KeepDecaying(K),
     "attended": lambda: compression.KeepAttended(K),
     "adaptive": lambda: compression.KeepAdaptive(K),
+    "threshold": lambda: compression.KeepThreshold(K),
 }
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from zoo.compressed_ad.nets.compression import KeepAdaptive, KeepDecaying
+from zoo.compressed_ad.nets.compression import KeepAdaptive, KeepDecaying, KeepThreshold
 
 
 def numbered(count: int, batch: int = 1) -> torch.Tensor:
@@ -41,3 +41,17 @@ def test_each_history_gets_the_rule_that_suits_its_attention() -> None:
     assert kept.tolist() == [[9, 10, 11], [3, 7, 11], [1, 4, 7]]
     with pytest.raises(ValueError, match="needs the transformer's attention"):
         KeepAdaptive(3)(numbered(12))
+
+
+def test_what_is_attended_to_enough_is_kept_and_then_the_newest() -> None:
+    attention = torch.full((3, 12), 0.01)
+    attention[0, [1, 4]] = torch.tensor([0.6, 0.3])  # two above the threshold
+    attention[1, [0, 2, 5, 8, 9]] = torch.tensor([0.15, 0.2, 0.3, 0.12, 0.16])  # more than there is room for
+    attention[2, 3] = 0.09  # none
+    kept = KeepThreshold(4, 0.1, minimum=1)(numbered(12, 3), attention)[..., 0]
+    assert kept.tolist() == [[1, 4, 10, 11], [0, 2, 5, 9], [3, 9, 10, 11]]
+    assert KeepThreshold(0)(numbered(12, 3), attention).shape == (3, 0, 1)
+    with pytest.raises(ValueError, match="threshold is"):
+        KeepThreshold(4, 1.5)
+    with pytest.raises(ValueError, match="needs the transformer's attention"):
+        KeepThreshold(4)(numbered(12))

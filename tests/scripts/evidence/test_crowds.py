@@ -26,6 +26,19 @@ def test_tasks_are_exact_and_held_out(name):
         assert [each for each in labels if each != IGNORED] == [crowds.CHARACTERS.index(each) for each in answer]
 
 
+def test_a_backbone_is_right_where_greedy_writing_is():
+    near, _ = TASKS["reversals"](random.Random(1))
+    backbone, pairs = pretrained(near[:8], 0, 60), near[:12]
+    right = []
+    for prompt, answer in pairs:
+        ids = [*map(crowds.CHARACTERS.index, prompt)]
+        for _ in answer:
+            with torch.no_grad():
+                ids.append(int(backbone(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
+        right.append("".join(crowds.CHARACTERS[each] for each in ids[len(prompt) :]) == answer)
+    assert 0 < sum(right) < len(pairs) and crowds.exact(backbone, pairs) == pytest.approx(sum(right) / len(pairs))
+
+
 def test_arms_have_the_size_and_compute_that_they_say():
     for name, arm in ARMS.items():
         ranks = arm.rank if isinstance(arm.rank, list) else [arm.rank] * arm.count

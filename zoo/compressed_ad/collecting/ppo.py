@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -97,7 +97,7 @@ def nets(weights: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     return actors.log_softmax(dim=-1), critics
 
 
-STARTS, ACTIONS = -2, 0  # numbers of a task's draws; -1 is that of its weights
+STARTS, ACTIONS, LEARNERS = -2, 0, -4  # numbers of a task's draws; -1 is that of its weights
 ADAM_EPSILON = 1e-5
 DEVIATION_EPSILON = 1e-8
 
@@ -131,8 +131,10 @@ class PPO(Algorithm):
     looked up: the same gradients for less work.
 
     Args:
+        learners: of each task, among which its streams are divided. A stream of few gets better by what it found
+            itself, and many learners show more ways to the same goal than one.
         rollout_steps: steps of each stream between updates.
-        minibatch: samples of a gradient, of one task.
+        minibatch: samples of a gradient, of one learner.
         epochs: times that each sample is used.
         discount: of later rewards, 0 to 1.
         trace: lambda of the generalised advantage estimate, 0 to 1.
@@ -149,6 +151,7 @@ class PPO(Algorithm):
 
     name: ClassVar[str] = "ppo"
 
+    learners: int = 1
     rollout_steps: int = 80
     minibatch: int = 1000
     epochs: int = 20
@@ -162,10 +165,15 @@ class PPO(Algorithm):
     bootstrap: bool = False
 
     def __post_init__(self) -> None:
-        at_least(1, rollout_steps=self.rollout_steps, epochs=self.epochs, frames=self.frames)
+        at_least(1, learners=self.learners, rollout_steps=self.rollout_steps, epochs=self.epochs, frames=self.frames)
         at_least(2, minibatch=self.minibatch)
         within(0, 1, discount=self.discount, trace=self.trace)
         positive(learning_rate=self.learning_rate, clip=self.clip)
+
+    def describe(self) -> dict[str, Any]:
+        """Name and settings as JSON values; `learners` where there are several, so that earlier stores can go on."""
+        described = super().describe()
+        return {key: value for key, value in described.items() if key != "learners" or value > 1}
 
     def check(self, env: Env, steps: int) -> None:
         """It learns grids, and what has Discrete or Box spaces, but for pictures."""
@@ -176,9 +184,18 @@ class PPO(Algorithm):
 
     def make(self, request: Request) -> np.ndarray:
         """Learn tasks from scratch; whole rollouts are learned from, and the histories cut."""
+        learn = self._make_grids if isinstance(request.env, GridEnv) else self._make_open
+        if self.learners == 1:
+            return learn(request)
+        streams = -(-request.streams // self.learners)
+        tasks = request.tasks.repeat_interleave(self.learners, dim=0)
+        seeds = [item_seed(seed, LEARNERS, number) for seed in request.seeds for number in range(self.learners)]
+        made = learn(request._replace(tasks=tasks, seeds=seeds, streams=streams))
+        return made.reshape(len(request.tasks), -1, *made.shape[2:])[:, : request.streams]
+
+    def _make_grids(self, request: Request) -> np.ndarray:
         env, tasks, seeds, streams, steps, advance = request
-        if not isinstance(env, GridEnv):
-            return self._make_open(request)
+        assert isinstance(env, GridEnv)
         weights = nn.Parameter(initial_weights(seeds, 2 * self.frames, NUM_ACTIONS))
         optimizer = torch.optim.Adam([weights], lr=self.learning_rate, eps=ADAM_EPSILON, fused=True)
         envs = env.start(request.rows(), request.stream_seeds(STARTS))

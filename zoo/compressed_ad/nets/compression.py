@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.common.ranges import at_least, positive
+from zoo.common.ranges import at_least, positive, within
 from zoo.compressed_ad.nets.embedding import REWARDS
 from zoo.compressed_ad.nets.steps import Steps
 
@@ -136,6 +136,36 @@ class KeepAdaptive(Compressor):
         is_wide = -torch.xlogy(attention, attention).sum(1) > self.entropy
         places = torch.where(is_recent[:, None], newest, torch.where(is_wide[:, None], even, attended))
         return tokens.gather(1, places.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
+
+
+class KeepThreshold(Compressor):
+    """Keeps the tokens with at least a share of the newest one's attention; the room that is left goes to the newest.
+
+    Args:
+        num_latents: tokens that are left, 0 or more; the most attended where there are more above the threshold.
+        threshold: share of the attention, 0 to 1.
+        minimum: so many of the most attended are kept whatever their share, at most `num_latents`.
+    """
+
+    needs_attention = True
+
+    def __init__(self, num_latents: int, threshold: float = 0.1, minimum: int = 3) -> None:
+        super().__init__(num_latents)
+        within(0, 1, threshold=threshold)
+        at_least(0, minimum=minimum)
+        self.threshold = threshold
+        self.minimum = min(minimum, num_latents)
+
+    def forward(self, tokens: Tensor, attention: Tensor | None = None) -> Tensor:
+        """(B, N, dim) to (B, K, dim)."""
+        if attention is None:
+            raise ValueError("KeepThreshold needs the transformer's attention")
+        above = attention >= self.threshold
+        above.scatter_(1, attention.topk(self.minimum, dim=1).indices, value=True)
+        newness = torch.arange(1, tokens.shape[1] + 1, device=tokens.device) / tokens.shape[1]  # 0 to 1
+        order = torch.where(above, 2 + attention, newness.to(attention))
+        best = order.topk(self.num_latents, dim=1).indices.sort(dim=1).values
+        return tokens.gather(1, best.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
 
 
 class CrossAttention(nn.Module):
