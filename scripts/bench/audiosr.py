@@ -173,7 +173,7 @@ def restore(settings: Settings) -> list[Finding]:
 
 def onnx(settings: Settings) -> list[Finding]:
     """Generating a clip by the exported parts in onnxruntime and numpy against torch, one thread each, by turns."""
-    restorer = Restorer(**middle_parts(), sampler=DDIM(settings.few(15, 1)), guidance_scale=1.0, chunk_seconds=2.56)
+    restorer = Restorer(**middle_parts(), sampler=DDIM(settings.few(15, 1)), guidance_scale=1.0)
     difference = max(restorer.onnx_form().write(settings.folder).values())
     exported = AudioSR(settings.folder)
     exported.graphs = {name: onnx_session(settings.folder / f"{name}.onnx") for name in exported.graphs}
