@@ -1,4 +1,4 @@
-"""Benchmarks of AudioSR: audiosr.py step|latents|shared|samplers|restore|all."""
+"""Benchmarks of AudioSR: audiosr.py step|latents|shared|samplers|restore|onnx|all."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ from scripts.bench.tools import (
     interleave_with_trainer,
     long_to_short,
     median,
+    onnx_session,
     peak_memory,
     times_as_fast,
 )
 from zoo.audio.corpora.synthetic import SpeechLike
 from zoo.audiosr.diffusion.samplers import DDIM, DPMSolver, Sampler
+from zoo.audiosr.inference.numpy_sampler import AudioSR
 from zoo.audiosr.inference.restore import Restorer
 from zoo.audiosr.nets.denoiser import concat
 from zoo.audiosr.nets.frozen import FrozenAutoencoder
@@ -169,6 +171,25 @@ def restore(settings: Settings) -> list[Finding]:
     return [*findings, long_to_short(restore_tiny, settings.folder, settings.few(60, 2), 16000)]
 
 
+def onnx(settings: Settings) -> list[Finding]:
+    """Generating a clip by the exported parts in onnxruntime and numpy against torch, one thread each, by turns."""
+    restorer = Restorer(**middle_parts(), sampler=DDIM(settings.few(15, 1)), guidance_scale=1.0)
+    difference = max(restorer.onnx_form().write(settings.folder).values())
+    exported = AudioSR(settings.folder)
+    exported.graphs = {name: onnx_session(settings.folder / f"{name}.onnx") for name in exported.graphs}
+    rate, cutoff_hz = restorer.sample_rate, 4000.0
+    seconds = CROP_SAMPLES / rate
+    audio = SpeechLike(rate, seconds=(seconds, seconds)).utterance(0)
+    runs: dict[str, Callable[[], object]] = {
+        "onnxruntime": partial(exported, audio, cutoff_hz),
+        "torch": partial(restorer, audio, rate, cutoff_hz=cutoff_hz),
+    }
+    costs = interleave(runs, settings.few(5, 1), warmup=settings.few(1, 0))
+    factors = {f"real-time factor, {name}": median(each).cpu / seconds for name, each in costs.items()}
+    details = {**factors, "seconds": seconds, "largest difference of a part": difference}
+    return [times_as_fast("DDIM 15, onnxruntime to torch: times as fast", costs, **details)]
+
+
 def restore_tiny(source: Path, target: Path) -> None:
     """Restore a file with the nets of the smoke recipe and one step of the sampler; in a fresh process."""
     restorer = Restorer(
@@ -183,7 +204,7 @@ def middle_parts() -> dict[str, Any]:
 
 
 BENCHMARKS: dict[str, Callable[[Settings], list[Finding]]] = {
-    each.__name__: each for each in (step, latents, shared, samplers, restore)
+    each.__name__: each for each in (step, latents, shared, samplers, restore, onnx)
 }
 
 

@@ -29,6 +29,7 @@ from scripts.bench.tools import (
     interleave_with_trainer,
     long_to_short,
     median,
+    onnx_session,
     ratios,
     times_as_fast,
 )
@@ -336,8 +337,6 @@ def _runners(
     generator: Generator, path: Path, frames: int, threads: Sequence[int] = (1, 2)
 ) -> dict[str, Callable[[], object]]:
     """Torch and onnxruntime on each number of threads, on the same random mel."""
-    import onnxruntime
-
     export_onnx(generator, path)
     mel = torch.randn(1, generator.in_channels, frames)
     threads_before = torch.get_num_threads()
@@ -349,11 +348,7 @@ def _runners(
         torch.set_num_threads(threads_before)
 
     def session(threads: int) -> Callable[[], object]:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        # threads that spin while they wait would count as work, in the next runner's time too
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        opened = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        opened = onnx_session(path, threads)
         return lambda: opened.run(["audio"], {"frames": mel.numpy()})
 
     runners: dict[str, Callable[[], object]] = {}

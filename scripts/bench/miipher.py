@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scripts.bench.tools import Cost, Finding, command, interleave, median, peak_memory, times_as_fast
+from scripts.bench.tools import Cost, Finding, command, interleave, median, onnx_session, peak_memory, times_as_fast
 from zoo.audio.corpora.synthetic import SpeechLike
 from zoo.audio.io import files
 from zoo.hifigan.nets.generator import Generator
@@ -273,16 +273,11 @@ def restore(size: Size) -> list[Finding]:
 
 def onnx(size: Size) -> list[Finding]:
     """Restoring by the exported graph in onnxruntime and by torch, one thread each, no resampling and no chunks."""
-    import onnxruntime
-
     restorer, seconds = _restorer(size), max(1, size.seconds[2] // 4)
     form, waveform = restorer.onnx_form(), 0.1 * torch.randn(1, seconds * SAMPLE_RATE)
     with tempfile.TemporaryDirectory() as folder:
         (difference,) = form.write(Path(folder)).values()
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        providers = ["CPUExecutionProvider"]
-        session = onnxruntime.InferenceSession(Path(folder) / "model.onnx", options, providers=providers)
+        session = onnx_session(Path(folder) / "model.onnx")
     runs: dict[str, Callable[[], object]] = {
         "onnxruntime": partial(session.run, None, {"waveform": waveform.numpy()}),
         "torch": torch.inference_mode()(partial(form.graphs[0].net, waveform)),

@@ -198,6 +198,17 @@ def cpu_ms(costs: Costs) -> dict[str, float]:
     return {f"{name}, cpu ms": 1000 * median(each).cpu for name, each in costs.items()}
 
 
+def onnx_session(path: Path, threads: int = 1) -> Any:
+    """An exported graph in onnxruntime on the CPU, on so many threads."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    # threads that spin while they wait would count as work, in the next contestant's time too
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
 def peak_memory(function: Callable[..., object], *args: Any) -> tuple[float, float]:
     """Run a function in a fresh process.
 

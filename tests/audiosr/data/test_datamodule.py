@@ -75,6 +75,19 @@ def test_epochs_differ_and_workers_and_resume_do_not(corpus: Path, tmp_path: Pat
         assert len({float(alone.train_set[epoch, 0]["cutoff_hz"]) for epoch in range(6)}) > 3
 
 
+def test_crops_are_raised_to_where_restoring_brings_its_input(corpus: Path, tmp_path: Path) -> None:
+    plain = data(corpus, tmp_path).train_set
+    for most in (1.0, 60.0):
+        raised = data(corpus, tmp_path, most_gain_db=most).train_set
+        for item in range(4):
+            one, two = plain[0, item], raised[0, item]
+            peak = float(one["low"].abs().max())
+            gain = min(0.95 / peak, 10 ** (most / 20))
+            assert (gain == 0.95 / peak) == (most > 20 or peak > 0.85) and two["cutoff_hz"] == one["cutoff_hz"]
+            for key in ("high", "low"):
+                torch.testing.assert_close(two[key], gain * one[key])
+
+
 def test_caches_give_the_same(corpus: Path, tmp_path: Path) -> None:
     plain = Simulation(codec=0.0)
     modules = {

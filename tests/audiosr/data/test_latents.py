@@ -80,8 +80,8 @@ def test_rows_by_epoch_and_item_are_computed_once_in_whole_groups(tmp_path: Path
 
 def test_all_that_decides_the_items_is_known() -> None:
     settings: list[dict[str, Any]] = [
-        {}, {"variants": 3}, {"seed": 2}, {"normalize": False}, {"simulation": Simulation(codec=0.0, order=(2, 9))},
-        {"blank_ratio_max": 0.5},
+        {}, {"variants": 3}, {"seed": 2}, {"normalize": False}, {"most_gain_db": 6.0},
+        {"simulation": Simulation(codec=0.0, order=(2, 9))}, {"blank_ratio_max": 0.5},
     ]  # fmt: skip
     found = []
     for each in settings:

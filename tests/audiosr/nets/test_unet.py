@@ -61,6 +61,15 @@ def test_small_has_about_60_million():
         assert 55e6 < count(UNet(**UNETS["small"])) < 70e6
 
 
+def test_dropout_is_for_training_alone():
+    plain, dropped = build(), build(dropout=0.5)
+    shake(plain)
+    dropped.load_state_dict(plain.state_dict())
+    given = inputs()["x"], inputs()["t"]
+    torch.testing.assert_close(dropped.eval()(*given), plain(*given), atol=0, rtol=0)
+    assert not torch.equal(dropped.train()(*given), plain(*given))
+
+
 @pytest.mark.parametrize("fusion", ["film", "sequence"])
 def test_fusion_starts_without_effect_and_then_learns(fusion):
     """The layers that start at zero move first; from then on the context itself gets a gradient."""

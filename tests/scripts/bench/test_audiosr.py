@@ -18,7 +18,7 @@ from scripts.bench.tools import Cost, Settings, cost_of
 from zoo.audio.io import files
 from zoo.cli.trainer import ZooCLI
 
-COUNTS = {"step": 3, "latents": 2, "shared": 1, "samplers": 1, "restore": 3}
+COUNTS = {"step": 3, "latents": 2, "shared": 1, "samplers": 1, "restore": 3, "onnx": 1}
 
 
 def no_processes(function: Callable[..., object], *args: Any) -> tuple[float, float]:
@@ -47,7 +47,9 @@ def write_second(path: Path) -> None:
     files.write(path, np.zeros(16000, dtype=np.float32), 16000)
 
 
-@pytest.mark.parametrize("name", COUNTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "onnx" else ()) for name in COUNTS]
+)
 def test_reports_figures(name: str, settings: Settings) -> None:
     findings = benchmark.BENCHMARKS[name](settings)
     assert len(findings) == len({each.name for each in findings}) == COUNTS[name]

@@ -65,6 +65,9 @@ class SuperResolutionData(ZooDataModule):
         simulation: how counterparts are made; with its defaults when null.
         noise: folder of noise for the simulation; null for noise made in code.
         normalize: scale each clip to a peak of 0.95, and its counterpart with it.
+        most_gain_db: training crops are raised, with their counterparts, until the counterpart's peak is 0.95, but by
+            no more than this. Restoring brings the peak of its input there, and what a filter leaves of noise may lie
+            14 dB below its target: a net that never heard it raised misses its level. Null leaves the clips' level.
         blank_ratio_max: largest share of silent hops in a crop; 8 tries, half of them in other clips, then the least
             silent is taken.
         blank_hop_seconds: length of a hop.
@@ -105,6 +108,7 @@ class SuperResolutionData(ZooDataModule):
         simulation: Simulation | None = None,
         noise: str | None = None,
         normalize: bool = True,
+        most_gain_db: float | None = None,
         blank_ratio_max: float = 0.3,
         blank_hop_seconds: float = 1.0,
         blank_threshold: float = 1e-4,
@@ -134,6 +138,7 @@ class SuperResolutionData(ZooDataModule):
         self.needs_noise = mode == "simulate" and self.simulation.noise > 0
         self.noise = data_folder("noise", noise, embedded_if_missing) if self.needs_noise else None
         self.normalize = normalize
+        self.most_gain_db = most_gain_db
         self.silence = Silence(blank_ratio_max, max(1, round(blank_hop_seconds * sample_rate)), blank_threshold)
         self.channels: Channels = channels
         self.cache_mode = cache_mode
@@ -175,7 +180,7 @@ class SuperResolutionData(ZooDataModule):
         noises = open_noises(self.noise, self.cache, self.sample_rate, training=True) if self.needs_noise else None
         self.train_set: Crops = Crops(
             train, train_clips, self.sample_rate, self.segment_samples, self.silence, self.simulation, noises,
-            self.seed, self.variants,
+            self.seed, self.variants, self.most_gain_db,
         )  # fmt: skip
         self.contents = (part_of(train.high.lengths, train_clips),)
         self.val_set: Grid = Grid(
@@ -206,6 +211,7 @@ class SuperResolutionData(ZooDataModule):
             "sample_rate": self.sample_rate,
             "segment_samples": self.segment_samples,
             "normalize": self.normalize,
+            "most_gain_db": self.most_gain_db,
             "silence": asdict(self.silence),
             "simulation": self.simulation.settings if self.mode == "simulate" else None,
             "variants": self.variants,
@@ -271,6 +277,7 @@ class SuperResolutionData(ZooDataModule):
         if self.channels != "mono" and self.cache_mode == "none":
             raise ValueError(f"data.init_args.channels {self.channels} needs a cache: set cache_mode memmap or ram")
         within(0, 1, val_ratio=self.val_ratio or 0.0, blank_ratio_max=self.silence.ratio_max)
+        at_least(0, most_gain_db=self.most_gain_db or 0.0)
         at_least(1, segment_samples=self.segment_samples, val_samples=self.val_samples, variants=self.variants or 1)
 
 

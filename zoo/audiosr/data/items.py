@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from zoo.audio.augment.effects import fit
-from zoo.audio.corpora.corpus import Corpus
+from zoo.audio.corpora.corpus import PEAK, Corpus
 from zoo.audio.io.files import AudioFileError
 from zoo.audiosr.data.cutoff import band_end
 from zoo.audiosr.data.simulate import Simulation
@@ -79,6 +79,7 @@ class Crops(Dataset[Item]):
     noises: Corpus | None
     seed: int
     variants: int | None = None  # epochs that differ; None for all
+    most_gain_db: float | None = None  # by which a crop is raised to where restoring brings its counterpart
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -91,9 +92,14 @@ class Crops(Dataset[Item]):
         rng = np.random.default_rng(item_seed(self.seed, epoch, item - self.recordings.channel(own)))
         candidates = self._candidates(own, rng)
         high, low = choose(self.recordings, candidates, self.segment_samples, self.silence)
-        if low is not None:
-            return as_item(high, low, band_end(low, self.sample_rate))
-        return as_item(high, *self.simulation.degrade(high, self.sample_rate, rng, self.noises))
+        if low is None:
+            low, cutoff_hz = self.simulation.degrade(high, self.sample_rate, rng, self.noises)
+        else:
+            cutoff_hz = band_end(low, self.sample_rate)
+        if self.most_gain_db is not None:
+            gain = np.float32(PEAK / max(float(np.abs(low).max()), PEAK * 10 ** (-self.most_gain_db / 20)))
+            high, low = gain * high, gain * low
+        return as_item(high, low, cutoff_hz)
 
     def _candidates(self, own: int, rng: np.random.Generator) -> Iterator[tuple[int, int]]:
         for attempt in range(OWN_TRIES + OTHER_TRIES):

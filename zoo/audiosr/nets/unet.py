@@ -56,6 +56,7 @@ class ResBlock(nn.Module):
 
     Args:
         context_channels: width of the clip's vector that scales and shifts the second norm's output; None for none.
+        dropout: in front of the second convolution, 0 to 1.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class ResBlock(nn.Module):
         embedding_channels: int,
         groups: int,
         context_channels: int | None = None,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.in_layers = nn.Sequential(
@@ -74,7 +76,7 @@ class ResBlock(nn.Module):
         self.out_layers = nn.Sequential(
             GroupNorm(groups, out_channels),
             nn.SiLU(),
-            nn.Identity(),  # the original's dropout of 0: keeps the convolution's name
+            nn.Dropout(dropout),
             zeroed(nn.Conv2d(out_channels, out_channels, 3, padding=1)),
         )
         self.skip_connection = nn.Conv2d(in_channels, out_channels, 1) if in_channels != out_channels else nn.Identity()
@@ -267,6 +269,7 @@ class UNet(nn.Module):
         norm_groups: groups of every norm. The original's 32 on 32 channels take the mean of each channel away, and
             with it the time; narrow nets need fewer.
         checkpointing: compute activations of blocks anew in the backward pass instead of keeping them.
+        dropout: in the residual blocks, 0 to 1; AudioSR has 0.
 
     Source: Dhariwal and Nichol, "Diffusion Models Beat GANs" (2021); Rombach et al. (2022); Liu et al., "AudioSR"
     (2023). Names of the weights are theirs.
@@ -286,6 +289,7 @@ class UNet(nn.Module):
         context_channels: int | None = None,
         norm_groups: int = 32,
         checkpointing: bool = False,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         check_levels(multipliers, blocks)
@@ -303,6 +307,7 @@ class UNet(nn.Module):
         self.context_channels = context_channels
         self.norm_groups = norm_groups
         self.checkpointing = checkpointing
+        self.dropout = dropout
         self.time_embed = nn.Sequential(
             nn.Linear(channels, 4 * channels), nn.SiLU(), nn.Linear(4 * channels, 4 * channels)
         )
@@ -349,7 +354,7 @@ class UNet(nn.Module):
 
     def _residual(self, in_channels: int, out_channels: int) -> nn.Module:
         film = self.context_channels if self.fusion == "film" else None
-        return ResBlock(in_channels, out_channels, 4 * self.channels, self.norm_groups, film)
+        return ResBlock(in_channels, out_channels, 4 * self.channels, self.norm_groups, film, self.dropout)
 
     def _transformers(self, width: int, count: int) -> list[nn.Module]:
         sizes = (width, width // self.head_channels, self.norm_groups)
