@@ -308,6 +308,8 @@ class PretrainTask(PolicyTask):
         reward_weight: of a rewarded transition.
     """
 
+    use_command = "zoo fit RECIPE --init_from {run}"
+
     def __init__(
         self,
         policy: InContextPolicy,
