@@ -29,7 +29,7 @@ from zoo.training.adversarial import (
     r1_penalty,
 )
 from zoo.training.strategies.shards import clip_gradients, gradient_norm
-from zoo.training.task import OptimizerCallable, SchedulerCallable, ZooTask
+from zoo.training.task import OptimizerCallable, SchedulerCallable, ZooTask, stepping_at_once
 
 
 def check_loss_weights(weights: Mapping[str, float], names: Sequence[str], discriminator_start: int) -> list[str]:
@@ -271,7 +271,8 @@ class GANTask(ZooTask):
         if not self.discriminator_names:
             del sides["d"]
         for side, (modules, build, schedule) in sides.items():
-            optimizer = build([p for module in modules for p in module.parameters() if p.requires_grad])
+            weights = [p for module in modules for p in module.parameters() if p.requires_grad]
+            optimizer = stepping_at_once(build(weights), self._trainer)
             fused = getattr(optimizer, "_step_supports_amp_scaling", False)
             if self.clip[side] and self._scaler_d is not None and fused:
                 raise ValueError(f"clip_{side} with 16-mixed needs an unfused optimizer: it unscales inside its step")

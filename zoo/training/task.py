@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from zoo.common.build import completed
@@ -389,13 +389,31 @@ class SingleOptimizerTask(ZooTask):
         trainable = [parameter for parameter in self.parameters() if parameter.requires_grad]
         if not trainable:
             raise ValueError(f"{type(self).__name__}: no parameter trains; unfreeze a part")
-        optimizer = self.optimizer(trainable)
+        optimizer = stepping_at_once(self.optimizer(trainable), self._trainer)
         if self.lr_scaling is not None:
             self.lr_scaling.scale(optimizer, self.trainer)
         if self.scheduler is None:
             return optimizer
         schedule = {"scheduler": self.scheduler(optimizer), "interval": "step", "name": "lr"}
         return {"optimizer": optimizer, "lr_scheduler": schedule}
+
+
+def stepping_at_once(optimizer: Optimizer, trainer: L.Trainer | None) -> Optimizer:
+    """Let one kernel step all weights of an Adam on the CPU, where torch's default goes through them one by one.
+
+    What a recipe says of `fused` or `foreach` stays. The choice is part of the optimizer's state, so a resumed run
+    steps as it began.
+
+    Args:
+        trainer: of the task; a strategy that shards weights chooses for itself. None outside of a training.
+    """
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    on_cpu = all(weight.device.type == "cpu" and weight.is_floating_point() for weight in weights)
+    if on_cpu and isinstance(optimizer, Adam) and (trainer is None or not shards_weights(trainer)):
+        for group in optimizer.param_groups:
+            if group["fused"] is None and group["foreach"] is None:
+                group["fused"] = True
+    return optimizer
 
 
 def _difference(saved: Any, ours: Any, path: str = "") -> str:

@@ -97,7 +97,7 @@ def test_interval_covers_other_draws_about_as_often_as_it_says():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"extractor": "fid"}, "extractor is one of digits, pixels, inception, script, not 'fid'"),
+        ({"extractor": "vgg"}, "extractor is one of digits, pixels, inception, fid, script, not 'vgg'"),
         ({"extractor": "script"}, "needs its file: give --weights"),
         ({"train": "g.npz"}, "--train without --reference"),
         ({"reference": "g.npz"}, "give --train, or another extractor"),

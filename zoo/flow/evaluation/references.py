@@ -14,11 +14,12 @@ from zoo.flow.data import points
 from zoo.flow.evaluation.classifier import cached_digits_classifier
 from zoo.flow.evaluation.comparison import Comparison, Samples
 from zoo.flow.evaluation.extractors import Extractor, Pixels, TorchScriptExtractor
+from zoo.flow.evaluation.fid_inception import load_fid_inception
 from zoo.flow.evaluation.files import read_digits, read_samples
 from zoo.flow.evaluation.inception import load_inception
 from zoo.flow.evaluation.metrics import chamfer
 
-ExtractorName = Literal["digits", "pixels", "inception", "script"]
+ExtractorName = Literal["digits", "pixels", "inception", "fid", "script"]
 Quality = Callable[[Tensor, list[int] | None], Mapping[str, float]]
 """Figures of samples (B, ...), float32 on the CPU, and their labels (None without classes)."""
 
@@ -63,12 +64,14 @@ def build_extractor(
         if shape[0] > SMALL_PIXELS:
             raise ValueError(
                 f'extractor "digits" is for images of at most {SMALL_PIXELS} pixels, found {shape[0]}: '
-                'take "inception", "script" or "pixels"'
+                'take "inception", "fid", "script" or "pixels"'
             )
         return cached_digits_classifier(train.images(), train.labels, seed, cache)
     if weights is None:
         raise ValueError(f'extractor "{name}" needs its file: give --weights FILE')
-    return load_inception(weights) if name == "inception" else TorchScriptExtractor(weights, weights_resolution)
+    if name == "script":
+        return TorchScriptExtractor(weights, weights_resolution)
+    return load_inception(weights) if name == "inception" else load_fid_inception(weights)
 
 
 REFERENCE_SEED = 1  # of the points; training draws with the run's seed

@@ -93,8 +93,9 @@ class EMA(L.Callback):
         self._step = trainer.global_step
         guarded = any(getattr(callback, "skipped", False) for callback in trainer.callbacks)  # type: ignore[attr-defined]
         if stepped and done > 0 and done % self.every_n_batches == 0 and not guarded:
-            with gathered(trainer, self._live(pl_module).values()):
-                self._update(pl_module)
+            live = self._live(pl_module)
+            with gathered(trainer, live.values()):
+                self._update(live)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Put the average in."""
@@ -155,8 +156,7 @@ class EMA(L.Callback):
         return {name: getattr(owner, attribute) for name, (owner, attribute) in self._places.items()}
 
     @torch.no_grad()
-    def _update(self, pl_module: L.LightningModule) -> None:
-        live = self._live(pl_module)
+    def _update(self, live: dict[str, Tensor]) -> None:
         if self.updates == 0:
             self.shadow = {name: value.detach().clone() for name, value in live.items()}
         else:
@@ -184,8 +184,10 @@ class EMA(L.Callback):
 
     def _on(self, name: str, like: Tensor) -> Tensor:
         """The average of a weight on that weight's device: it was restored before the task moved there."""
-        self.shadow[name] = self.shadow[name].to(like.device)
-        return self.shadow[name]
+        average = self.shadow[name]
+        if average.device != like.device:
+            average = self.shadow[name] = average.to(like.device)
+        return average
 
 
 def _find(module: nn.Module, path: str) -> Any:

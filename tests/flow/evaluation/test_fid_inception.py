@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from zoo.flow.evaluation.fid_inception import (
+    CLASSES,
+    DIMS,
+    FIDInception,
+    load_fid_inception,
+    resized_as_tensorflow,
+)
+from zoo.flow.evaluation.references import build_extractor
+
+
+@pytest.fixture(scope="module")
+def state() -> dict[str, Tensor]:
+    """Random weights that keep the size of what passes through, with statistics of the norms that do something."""
+    generator = torch.Generator().manual_seed(0)
+    found = {}
+    for name, value in FIDInception().state_dict().items():
+        draw = torch.rand(value.shape, generator=generator)
+        if name.endswith("conv.weight"):
+            found[name] = (draw - 0.5) * (24 / value[0].numel()) ** 0.5
+        elif name.endswith("num_batches_tracked"):
+            found[name] = value
+        else:
+            found[name] = draw * 0.2 + (0.9 if name.endswith(("bn.weight", "running_var")) else -0.1)
+    return found
+
+
+def saved(folder: Path, state: dict[str, Tensor]) -> Path:
+    torch.save({**state, "fc.weight": torch.zeros(CLASSES, DIMS), "fc.bias": torch.zeros(CLASSES)}, folder / "w.pth")
+    return folder / "w.pth"
+
+
+def test_resizing_by_corners_without_antialiasing() -> None:
+    row = torch.tensor([0.0, 10.0]).reshape(1, 1, 1, 2)
+    # place i of 4 lies at i / 2: between both pixels at 0.5, on the last from 1 on
+    assert resized_as_tensorflow(row, 4)[0, 0].tolist() == [[0.0, 5.0, 10.0, 10.0]] * 4
+    wide = torch.arange(8.0).reshape(1, 1, 1, 8)
+    assert resized_as_tensorflow(wide, 2)[0, 0].tolist() == [[0.0, 4.0]] * 2  # nothing between is looked at
+
+
+def test_features_of_a_users_file(tmp_path: Path, state: dict[str, Tensor]) -> None:
+    net = build_extractor("fid", (8, 8, 1), None, saved(tmp_path, state))
+    assert net.dims == DIMS and not net.training
+    assert sum(weight.numel() for weight in net.parameters()) == 21_785_568
+    grey = torch.randint(0, 256, (2, 1, 8, 8), generator=torch.Generator().manual_seed(0)) / 127.5 - 1
+    found = net(grey)
+    assert found.shape == (2, DIMS) and bool(found.isfinite().all())
+    torch.testing.assert_close(net(grey.expand(-1, 3, -1, -1) + 0.3 / 127.5), found)  # of 8 bits
+
+
+def test_files_of_other_nets_are_refused(tmp_path: Path, state: dict[str, Tensor]) -> None:
+    less = {name: value for name, value in state.items() if not name.startswith("Mixed_7c.branch1x1")}
+    with pytest.raises(ValueError, match=r"does not fit .*Mixed_7c\.branch1x1"):
+        load_fid_inception(saved(tmp_path, less))
+    torch.save([torch.zeros(1)], tmp_path / "list.pth")
+    with pytest.raises(ValueError, match="expected tensors by name, found list"):
+        load_fid_inception(tmp_path / "list.pth")
+
+
+def test_features_are_those_of_torch_fidelity(tmp_path: Path, state: dict[str, Tensor]) -> None:
+    pytest.importorskip("torch_fidelity")  # no dependency
+    from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+
+    path = saved(tmp_path, state)
+    theirs = FeatureExtractorInceptionV3("inception-v3-compat", ["2048"], path)
+    pixels = torch.randint(0, 256, (3, 3, 32, 24), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    (expected,) = theirs(pixels)
+    found = load_fid_inception(path)(pixels / 127.5 - 1)
+    assert float(expected.std()) > 1e-3
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
