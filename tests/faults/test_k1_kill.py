@@ -50,6 +50,9 @@ KEYS = {
     "flow": "train/loss",
     "conditions": "train/loss",  # states of prompts from shards, holes of images drawn for each item
     "autoencoder": "train/loss",
+    "dit": "train/loss",  # beside a frozen net that guides
+    "latent": "train/loss",  # latents drawn from moments in shards
+    "meanflow": "train/loss",  # a forward derivative whose dropout is that of the step
     "compressed_ad": "train/loss",
     "spaces": "train/loss",  # continuous observations and actions, quantiles of bins and moments from the data
     "rl2": "train/loss",  # killed in the middle of three steps on one batch of trials
@@ -65,7 +68,7 @@ def arguments(system: str, workers: int) -> list[str]:
         args += ["--trainer.max_steps=60"] * (system == "hifigan_long")
     elif system in ("causal", "griffin_lim", "stochastic"):
         args = [str(SMOKE.with_stem(f"smoke_{system}")) if each == str(SMOKE) else each for each in HIFIGAN]
-    elif system in ("flow", "conditions", "autoencoder"):
+    elif system in ("flow", "conditions", "autoencoder", "dit", "latent", "meanflow"):
         args = [each if system == "flow" else each.replace("smoke", f"smoke_{system}") for each in FLOW]
     elif system in ("compressed_ad", "spaces", "rl2"):
         args = [
@@ -133,6 +136,9 @@ def assert_equal_runs(run: Path, whole: Path, key: str) -> None:
         ("flow", 19, 2),
         pytest.param("conditions", 13, 2, marks=pytest.mark.slow),
         pytest.param("autoencoder", 13, 0, marks=pytest.mark.slow),
+        pytest.param("dit", 13, 2, marks=pytest.mark.slow),
+        pytest.param("latent", 13, 0, marks=pytest.mark.slow),
+        ("meanflow", 13, 0),
         ("compressed_ad", 13, 2),
         ("spaces", 13, 2),
         ("rl2", 13, 0),
