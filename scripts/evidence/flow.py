@@ -101,9 +101,9 @@ def digits_of(run: Path, cache: Path | None = Path("runs/cache"), quick: bool = 
     return Digits(Comparison(held, classifier, train, QUICK, cache), train, labels, 1 if quick else draws)
 
 
-def figures_of(sampler: Sampler, digits: Digits, steps: int, scale: float) -> dict[str, float]:
+def figures_of(sampler: Sampler, digits: Digits, solver: Solver, scale: float = 1.0) -> dict[str, float]:
     """Figures of a run's samples, averaged over sets of them."""
-    chosen = sampler.using(Solver("euler", steps), Guidance(scale))
+    chosen = sampler.using(solver, Guidance(scale))
     figures = []
     for draw in range(digits.draws):
         _, seeds = requests(len(digits.labels), draw, sampler.net.num_classes, None, EPOCH)
@@ -139,10 +139,10 @@ def gather_digits(
         groups |= {"batch": batch[number]} if batch else {}
         for name, path in groups.items():
             sampler = load_sampler(path)
-            rows[-1][f"{name} 20"] = figures_of(sampler, digits, 20, 1.0)
-            rows[-1][f"{name} 5"] = figures_of(sampler, digits, 5, 1.0)
+            rows[-1][f"{name} 20"] = figures_of(sampler, digits, sampler.solver)
+            rows[-1][f"{name} 5"] = figures_of(sampler, digits, Solver("euler", 5))
             if name == "pooled":
-                rows[-1]["pooled 20 guidance 2"] = figures_of(sampler, digits, 20, 2.0)
+                rows[-1]["pooled 20 guidance 2"] = figures_of(sampler, digits, sampler.solver, 2.0)
     folder = Path(pooled[0]) / "evidence"
     findings = _claims(rows)
     for key in (key for key, value in rows[0].items() if isinstance(value, Mapping)):
@@ -165,16 +165,16 @@ def _claims(rows: Sequence[Mapping[str, Any]]) -> list[Finding]:
 
     found = [
         _claim("classifier on held-out images, accuracy", [row["held-out accuracy"] for row in rows], at_least=0.985),
-        _claim("Euler 20: accuracy", plain("pooled 20", "accuracy"), at_least=0.985),
-        _claim("Euler 20: Fréchet to the floor's", ratio("pooled 20", "control real"), at_most=1.25),
-        _claim("Euler 20: Fréchet to the class Gaussians'", ratio("pooled 20", "control gaussian"), at_most=0.6),
-        _claim("Euler 20: deviation within classes to real", plain("pooled 20", "std_ratio"), at_least=0.85),
-        _claim("Euler 20: nearest training image, to held-out", plain("pooled 20", "nearest_ratio"), at_least=0.85),
-        _claim("Euler 20, guidance 2: accuracy", plain("pooled 20 guidance 2", "accuracy"), at_least=0.995),
+        _claim("20 NFE: accuracy", plain("pooled 20", "accuracy"), at_least=0.985),
+        _claim("20 NFE: Fréchet to the floor's", ratio("pooled 20", "control real"), at_most=1.25),
+        _claim("20 NFE: Fréchet to the class Gaussians'", ratio("pooled 20", "control gaussian"), at_most=0.6),
+        _claim("20 NFE: deviation within classes to real", plain("pooled 20", "std_ratio"), at_least=0.85),
+        _claim("20 NFE: nearest training image, to held-out", plain("pooled 20", "nearest_ratio"), at_least=0.85),
+        _claim("20 NFE, guidance 2: accuracy", plain("pooled 20 guidance 2", "accuracy"), at_least=0.995),
     ]
     if "independent 5" in rows[0]:
         found.append(_claim("Euler 5: Fréchet pooled to independent", ratio("pooled 5", "independent 5"), at_most=0.85))
-        found.append(_claim("Euler 20: Fréchet pooled to independent", ratio("pooled 20", "independent 20")))
+        found.append(_claim("20 NFE: Fréchet pooled to independent", ratio("pooled 20", "independent 20")))
         if "batch 5" in rows[0]:
             name = "Euler 5: Fréchet per batch to independent"
             found.append(_claim(name, ratio("batch 5", "independent 5"), at_most=0.9))

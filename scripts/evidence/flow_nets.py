@@ -19,6 +19,7 @@ from zoo.flow.evaluation.comparison import QUICK, Comparison, Samples
 from zoo.flow.evaluation.controls import matching_labels
 from zoo.flow.evaluation.extractors import Extractor
 from zoo.flow.inference.drawing import load_sampler
+from zoo.flow.process.solvers import Solver
 from zoo.flow.rendering import to_pixels
 from zoo.runs.folder import find_config
 
@@ -99,7 +100,7 @@ def gather(
     floor = digits.floor()["frechet"]
     findings: list[Finding] = []
     for name, run in (("U-Net", digits_unet), ("DiT", digits_dit)):
-        findings += _described(f"digits, {name}", figures_of(load_sampler(run), digits, STEPS, 1.0), floor)
+        findings += _described(f"digits, {name}", figures_of(load_sampler(run), digits, Solver("euler", STEPS)), floor)
     findings.append(_quotient("digits", findings))
     findings += _glyphs(glyphs_unet, glyphs_dit, quick)
     few: list[Finding] = []
@@ -110,7 +111,7 @@ def gather(
     ):
         sampler = load_sampler(run)
         for steps in budgets:
-            few += _described(f"{name} {steps}", figures_of(sampler, digits, steps, 1.0), floor)
+            few += _described(f"{name} {steps}", figures_of(sampler, digits, Solver("euler", steps)), floor)
     values = {each.name: each.value for each in few}
     for steps in FEW:
         ratio = values[f"MeanFlow {steps}: Fréchet to the floor's"] / values[f"Euler {steps}: Fréchet to the floor's"]
@@ -133,8 +134,8 @@ def _glyphs(unet: Path, dit: Path, quick: bool) -> list[Finding]:
     findings: list[Finding] = []
     for name, run in (("U-Net", unet), ("DiT", dit)):
         sampler = load_sampler(run)
-        findings += _described(f"glyphs, {name}", figures_of(sampler, shapes, STEPS, 1.0), floor)
-        value = figures_of(sampler, colours, STEPS, 1.0)["frechet"] / colours_floor
+        findings += _described(f"glyphs, {name}", figures_of(sampler, shapes, Solver("euler", STEPS)), floor)
+        value = figures_of(sampler, colours, Solver("euler", STEPS))["frechet"] / colours_floor
         findings.append(Finding(f"glyphs, {name}: Fréchet of colours to the floor's", value, ""))
     return [*findings, _quotient("glyphs", findings), Finding("glyphs: held-out images, accuracy", judge, "")]
 

@@ -32,7 +32,7 @@ def test_digits_are_judged_beside_their_controls(tmp_path: Path, monkeypatch: py
     run = fit("demo_digits.yaml", "run", *SMALL)
     findings = evidence.gather_digits([run], [run], [run], quick=True)
     claims = {each.name: each for each in findings}
-    assert claims["Euler 20: Fréchet to the floor's"].passed is False
+    assert claims["20 NFE: Fréchet to the floor's"].passed is False
     assert claims["Euler 5: Fréchet per batch to independent"].value == pytest.approx(1)
     report = json.loads((run / "evidence" / "evidence.json").read_text())
     (row,) = report["rows"]
