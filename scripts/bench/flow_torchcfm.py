@@ -20,6 +20,7 @@ from scripts.bench.tools import Finding, command, in_folders, times_as_fast
 from zoo.cli.trainer import ZooCLI
 from zoo.flow.task import FlowTask
 
+PACKAGE = "torchcfm"  # nothing here depends on it
 MATCHERS = {
     "independent noise": ([UNPAIRED], "ConditionalFlowMatcher"),
     "paired over the epoch, theirs over the batch": ([], "ExactOptimalTransportConditionalFlowMatcher"),
@@ -63,7 +64,7 @@ class ExampleStep(PlainStep):
 def step(settings: RunSettings) -> list[Finding]:
     """A step of `zoo fit` on the digits recipe, from its items on, against torchcfm's example with an equal net."""
     try:
-        matching = import_module("torchcfm.conditional_flow_matching")
+        matching = import_module(f"{PACKAGE}.conditional_flow_matching")
     except ImportError as error:
         raise ValueError(f"{error.name} is missing: pip install --no-deps torchcfm POT") from error
     findings = []

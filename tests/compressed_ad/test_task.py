@@ -42,7 +42,7 @@ def build(policy: InContextPolicy | None = None, **kwargs: object) -> Distillati
     task = DistillationTask(policy or build_policy(), ENV, adam, **kwargs)
     task.logged = {}
     task.log_terms = lambda stage, terms, batch_size: task.logged.update(terms)
-    task._trainer = SimpleNamespace(datamodule=None, global_step=0, callbacks=[])
+    task._trainer = SimpleNamespace(datamodule=None, global_step=0, callbacks=[], strategy=None)
     return task
 
 

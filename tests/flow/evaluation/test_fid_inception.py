@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
 from zoo.flow.evaluation.fid_inception import (
     CLASSES,
@@ -65,9 +66,6 @@ def test_files_of_other_nets_are_refused(tmp_path: Path, state: dict[str, Tensor
 
 
 def test_features_are_those_of_torch_fidelity(tmp_path: Path, state: dict[str, Tensor]) -> None:
-    pytest.importorskip("torch_fidelity")  # no dependency
-    from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
-
     path = saved(tmp_path, state)
     theirs = FeatureExtractorInceptionV3("inception-v3-compat", ["2048"], path)
     pixels = torch.randint(0, 256, (3, 3, 32, 24), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
