@@ -108,7 +108,7 @@ def test_no_process_or_pipe_remains(trainings: Trainings, places: Places) -> Non
         trainings.start([places.work / "recipe.yaml"], {}, run, "me")
         wait((places.run(run) / "train.log").is_file)
         trainings.stop(run)
-        wait(lambda run=run: trainings.state(run) == "stopped")
-        assert read_record(places.run(run)).exit_code == 143
+        # the state is known a moment before it is noted
+        wait(lambda run=run: trainings.state(run) == "stopped" and read_record(places.run(run)).exit_code == 143)
     assert len(os.listdir("/proc/self/fd")) == before
     assert not trainings._children and not trainings._helpers
