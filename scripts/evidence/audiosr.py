@@ -38,7 +38,8 @@ SPEECH_FOLDER, NOISE_FOLDER = "ljspeech/wavs", "noise"
 SAMPLE_RATE = 16000  # Hz
 HELD_OUT = 3  # recordings of speech
 HELD_OUT_SHARE = 0.3  # of a recording of noise
-TRAIN_SECONDS, VALID_SECONDS = 4.0, 1.5
+TRAIN_SECONDS, VALID_SECONDS = 4.0, 1.5  # of a piece, at most
+VALID_PIECES = 2  # of a recording
 SAMPLERS: dict[str, dict[str, Any]] = {
     "ddim": {"class_path": "zoo.audiosr.DDIM", "init_args": {"steps": 100}},
     "dpm": {"class_path": "zoo.audiosr.DPMSolver", "init_args": {"steps": 15}},
@@ -48,8 +49,9 @@ SAMPLERS: dict[str, dict[str, Any]] = {
 def lay_out(output: Path, data: Path | None = None) -> Path:
     """Cut speech and noise into clips for training and for validation: `{train,valid}/high` and `valid.txt`.
 
-    Held out are the last three recordings of speech and the last 30 % of each recording of noise. Pieces of 4 s train,
-    the first two pieces of 1.5 s of what is held out are validated on. What is there already stays.
+    Held out are the last three recordings of speech and the last 30 % of each recording of noise. The rest trains, in
+    equal pieces of at most 4 s; the first two pieces of 1.5 s of what is held out are validated on. What is there
+    already stays.
 
     Args:
         output: folder to write; moved there when it is whole.
@@ -74,19 +76,29 @@ def lay_out(output: Path, data: Path | None = None) -> Path:
             audio = files.read_mono(path, SAMPLE_RATE)
             whole = len(audio) if path in held else 0
             split = len(audio) - (whole if kind == SPEECH else round(HELD_OUT_SHARE * len(audio)))
-            _cut(audio[:split], TRAIN_SECONDS, building / "train" / "high" / f"{kind}_{path.stem}")
-            names += _cut(audio[split:], VALID_SECONDS, building / "valid" / "high" / f"{kind}_{path.stem}", most=2)
+            _write(_equal(audio[:split]), building / "train" / "high" / f"{kind}_{path.stem}")
+            names += _write(_first(audio[split:]), building / "valid" / "high" / f"{kind}_{path.stem}")
     (building / "valid.txt").write_text("".join(f"valid/high/{name}\n" for name in names), encoding="utf-8")
     building.rename(output)
     return output
 
 
-def _cut(audio: np.ndarray, seconds: float, stem: Path, most: int | None = None) -> list[str]:
-    """Write whole pieces of a recording (T,), a recording shorter than one as it is; their names."""
-    size = round(seconds * SAMPLE_RATE)
-    pieces = [audio[start : start + size] for start in range(0, max(len(audio) - size + 1, min(len(audio), 1)), size)]
+def _equal(audio: np.ndarray) -> list[np.ndarray]:
+    """All of a recording (T,) in equal pieces for training."""
+    return np.array_split(audio, math.ceil(len(audio) / SAMPLE_RATE / TRAIN_SECONDS)) if len(audio) else []
+
+
+def _first(audio: np.ndarray) -> list[np.ndarray]:
+    """The first pieces of a recording (T,) for validation; one shorter than a piece as it is."""
+    size = round(VALID_SECONDS * SAMPLE_RATE)
+    count = min(max(len(audio) // size, 1), VALID_PIECES) if len(audio) else 0
+    return [audio[number * size :][:size] for number in range(count)]
+
+
+def _write(pieces: Iterable[np.ndarray], stem: Path) -> list[str]:
+    """Write pieces (T,) beside each other; their names."""
     names = []
-    for number, piece in enumerate(pieces[:most]):
+    for number, piece in enumerate(pieces):
         names.append(f"{stem.name}_{number}.wav")
         files.write(stem.with_name(names[-1]), piece, SAMPLE_RATE)
     return names

@@ -70,7 +70,9 @@ def test_clips_are_cut_by_recording_and_by_time(tmp_path: Path) -> None:
         files.write(tmp_path / f"{name}.wav", time, rate)
     output = audiosr.lay_out(tmp_path / "mixed", tmp_path)
     train = sorted(path.name for path in (output / "train/high").iterdir())
-    assert train == ["noise_b_0.wav", "noise_b_1.wav", "speech_a0_0.wav", "speech_a1_0.wav"]
+    assert train == [*(f"noise_b_{n}.wav" for n in range(3)), *(f"speech_a{n}_{m}.wav" for n in (0, 1) for m in (0, 1))]
+    pieces = [files.read_mono(output / f"train/high/noise_b_{number}.wav", rate) for number in range(3)]
+    assert [len(piece) for piece in pieces] == [3.5 * rate] * 3  # all of the 10.5 s that are not held out
     valid = sorted(f"valid/high/{path.name}" for path in (output / "valid/high").iterdir())
     assert len(valid) == 8 and valid == sorted((output / "valid.txt").read_text().split())
     first = files.read_mono(output / "valid/high/noise_b_0.wav", rate)
