@@ -380,7 +380,7 @@ DEMOS = {
         Demo("compressed_ad/demo_9x9", "from 0.37 to 8.32 in 16 episodes (one seed)", _plan_large_rooms, _large_rooms),
         Demo(
             "audiosr/demo", "LSD above the cut-off to shaped noise: speech 0.923, 0.995, 1.02, noise 0.999, 1.06, 1.00",
-            _plan_bandwidth, _bandwidth, ("ljspeech", "noise"), redrawn=1,
+            _plan_bandwidth, _bandwidth, ("ljspeech", "noise"), redrawn=2,
         ),
     )
 }  # fmt: skip

@@ -46,6 +46,7 @@ def test_quick_trains_every_stage_and_restores_one_clip(
     evidence({"train": audiosr.train, "gather": audiosr.gather})
     assert trained == [(stage, True) for stage in audiosr.STAGES]
     assert evaluated.keys() == audiosr.SAMPLERS.keys()
+    assert evaluated.pop(audiosr.RECIPE).options == {}
     assert {settings.options["sampler"]["init_args"]["steps"] for settings in evaluated.values()} == {2}
     kept = json.loads((tmp_path / "demo" / "evidence" / "evidence.json").read_text())
     values = {each["name"]: (each["value"], each["passed"]) for each in kept["findings"]}
