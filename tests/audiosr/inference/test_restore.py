@@ -253,6 +253,21 @@ def test_the_ceiling_resynthesises_the_target():
     assert low_band_si_sdr(result, low, RATE, 3000) > 50
 
 
+def test_a_soft_filter_does_not_lower_the_ceiling(monkeypatch):
+    """The target sets the level of the ceiling, not what a filter left of it below the cut-off."""
+    high = noise(20_000)
+    low = lowpass(high, RATE, 3000.0)
+    soft = low - 0.6 * (low - lowpass(low, RATE, 1500.0))
+    levels: list[np.ndarray] = []
+    monkeypatch.setattr("zoo.audiosr.inference.restore.match", lambda known, *rest: levels.append(known) or 1.0)
+    model = restorer()
+    for audio in (soft, low, high):
+        model.ceiling(audio, high, RATE, 3000.0)
+    model(high, RATE, cutoff_hz=3000.0)
+    for each in levels[:3]:
+        np.testing.assert_array_equal(each, levels[3])
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

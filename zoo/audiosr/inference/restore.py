@@ -131,7 +131,7 @@ class Recording:
             for piece in found.observe(self._generated()):
                 _store(first, piece)
             rate = self.restorer.sample_rate
-            self.match = match(self._known.spectra, found.spectra, self.cutoffs_hz, rate)
+            self.match = match(self._wanted().spectra, found.spectra, self.cutoffs_hz, rate)
             frequencies, choice = np.unique(np.nan_to_num(self.cutoffs_hz, nan=rate), return_inverse=True)
             low, high = (np.stack(gains) for gains in zip(*(crossover(hz, rate) for hz in frequencies), strict=True))
             streams = [pieces, self._stored(first)]
@@ -155,6 +155,15 @@ class Recording:
         if source is not None or limit is None or limit >= restorer.sample_rate / 2:
             return stream
         return combined([stream], [lowpass_gains(limit, restorer.sample_rate)], self.samples)
+
+    def _wanted(self) -> Segments:
+        """What the generated signal is brought to the level of: a filter took some of the input's band, not the target's."""
+        if self.target is None:
+            return self._known
+        wanted = Segments(self.samples, self.segment_samples)
+        for _ in wanted.observe(self._input(self.target)):
+            pass
+        return wanted
 
     def _levelled(self, source: Blocks | None = None) -> Iterator[np.ndarray]:
         """The input as the nets take it."""
