@@ -157,7 +157,7 @@ class Recording:
         return combined([stream], [lowpass_gains(limit, restorer.sample_rate)], self.samples)
 
     def _wanted(self) -> Segments:
-        """What the generated signal is brought to the level of: a filter took some of the input's band, not the target's."""
+        """What sets the level of the generated signal: the input, or a target, whose band no filter has touched."""
         if self.target is None:
             return self._known
         wanted = Segments(self.samples, self.segment_samples)
