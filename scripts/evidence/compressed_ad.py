@@ -1,4 +1,4 @@
-"""What in-context policies have learned: scripts.evidence.compressed_ad demo|demo_9x9|memory|points|chain -h."""
+"""What in-context policies have learned: scripts.evidence.compressed_ad demo|demo_9x9|memory|points|lakes|chain -h."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from scripts.bench.tools import Finding, evidence, save
 from zoo.common.build import build
 from zoo.common.reading.text import safe_load
 from zoo.common.report import write_figure
+from zoo.common.systems import recipe_root
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.grids import Darkroom
@@ -26,10 +27,27 @@ from zoo.runs.folder import find_config
 
 SEEDS, MANY, FEW = 20, 100, 2  # agents for each held-out goal; few of them are quick
 SMALL, LARGE, POINTS = Darkroom(5, 10), Darkroom(9, 20), PointMass(64, 20)
-LAST_SHARE, RISE, FLAT = 0.6, 0.4, 0.1  # thresholds of the points, as shares of the way from random to the oracle
+HELD_OUT, LEARNED = "held-out goals", "histories learned from"
 SHUFFLED, MIXED = "control, shuffled episodes", "control, episodes of many goals"
 CAD, SCRATCH, AD = "CAD", "CAD without pre-training", "AD"
 FOLDER, NAME, FIGURE = "evidence", "evidence.json", "curves.png"
+
+
+class Limits(NamedTuple):
+    """Thresholds of what rises in context, as shares of the way from random to the oracle.
+
+    Attributes:
+        last: of the last episode, at least.
+        rise: of the last episode above the first, at least.
+        flat: the same of the control, at most.
+    """
+
+    last: float
+    rise: float
+    flat: float
+
+
+POINTS_LIMITS, LAKES_LIMITS = Limits(0.6, 0.4, 0.1), Limits(0.7, 0.4, 0.1)
 
 
 class Arm(NamedTuple):
@@ -95,7 +113,7 @@ def gather_demo(
         FileNotFoundError: when a run is missing.
         ValueError: when a run is of something else.
     """
-    groups = {"held-out goals": runs, SHUFFLED: shuffled, MIXED: mixed}
+    groups = {HELD_OUT: runs, SHUFFLED: shuffled, MIXED: mixed}
     for label, group in groups.items():
         for run in group:
             data = _data_of(run)
@@ -128,9 +146,9 @@ def gather_demo_9x9(runs: Sequence[Path], quick: bool = False) -> list[Finding]:
     arm = play(runs, LARGE, quick=quick)
     findings = [*_each("first episode", arm.first(), at_most=1.0), *_each("last episode", arm.last(), at_least=7.0)]
     source = np.mean([demonstrated(run, facts) for run, facts in zip(runs, arm.facts, strict=True)], axis=0)
-    sources = {"histories learned from": source.tolist()}
-    findings.append(Finding("histories learned from, last episode", float(source[-1]), ""))
-    return _keep(runs[0], "demo_9x9", findings, {"held-out goals": arm}, sources)
+    sources = {LEARNED: source.tolist()}
+    findings.append(Finding(f"{LEARNED}, last episode", float(source[-1]), ""))
+    return _keep(runs[0], "demo_9x9", findings, {HELD_OUT: arm}, sources)
 
 
 def gather_memory(
@@ -195,8 +213,8 @@ def gather_chain(
             ratio = named[f"{CAD}, {title}"] / named[f"{other}, {title}"]
             findings.append(Finding(f"{CAD} to {other}, {title}", ratio, "x"))
     source = np.mean([demonstrated(run, facts) for run, facts in zip(cad, arms[CAD].facts, strict=True)], axis=0)
-    findings.append(Finding("histories learned from, last episode", float(source[-1]), ""))
-    return _keep(cad[0], "demo_chain", findings, arms, {"histories learned from": source.tolist()})
+    findings.append(Finding(f"{LEARNED}, last episode", float(source[-1]), ""))
+    return _keep(cad[0], "demo_chain", findings, arms, {LEARNED: source.tolist()})
 
 
 def _compare_origins(groups: Mapping[str, Sequence[Path]]) -> None:
@@ -223,22 +241,49 @@ def gather_points(runs: Sequence[Path], mixed: Sequence[Path] = (), quick: bool 
         FileNotFoundError: when a run is missing.
         ValueError: when a run is of something else.
     """
+    findings, arms = _rises(runs, mixed, POINTS, POINTS_LIMITS, quick)
+    return _keep(runs[0], "demo_points", findings, arms)
+
+
+def gather_lakes(runs: Sequence[Path], mixed: Sequence[Path] = (), quick: bool = False) -> list[Finding]:
+    """Evaluate runs of `demo_lakes` on held-out lakes, as `gather_points` does, beside the histories learned from.
+
+    Args:
+        runs: of the recipe as it is, one per seed.
+        mixed: of the control with `shuffle_episodes` and `mix_tasks`.
+
+    Raises:
+        FileNotFoundError: when a run is missing.
+        ValueError: when a run is of something else.
+    """
+    recipe = safe_load((recipe_root() / "compressed_ad" / "demo_lakes.yaml").read_text(encoding="utf-8"))
+    findings, arms = _rises(runs, mixed, build(recipe["data"]["init_args"]["env"]), LAKES_LIMITS, quick)
+    facts = arms[HELD_OUT].facts
+    source = np.mean([demonstrated(run, each) for run, each in zip(runs, facts, strict=True)], axis=0).tolist()
+    findings += [Finding(f"{LEARNED}, {name} episode", source[at], "") for name, at in (("first", 0), ("last", -1))]
+    return _keep(runs[0], "demo_lakes", findings, arms, {LEARNED: source})
+
+
+def _rises(
+    runs: Sequence[Path], mixed: Sequence[Path], env: Env, limits: Limits, quick: bool
+) -> tuple[list[Finding], dict[str, Arm]]:
+    """How much of the way from random to the oracle the first and the last episode go, and the arms."""
     arms = {}
-    for label, group in (("held-out goals", runs), (MIXED, mixed)):
+    for label, group in ((HELD_OUT, runs), (MIXED, mixed)):
         for run in group:
             if _data_of(run).get("mix_tasks", False) is not (label == MIXED):
                 raise ValueError(f"{run}: data.init_args.mix_tasks is {label != MIXED}, expected {label == MIXED} here")
         if group:
-            arms[label] = play(group, POINTS, quick=quick)
-    first, last = _shares(arms["held-out goals"])
+            arms[label] = play(group, env, quick=quick)
+    first, last = _shares(arms[HELD_OUT])
     findings = _each("first episode, share of the way", first)
-    findings += _each("last episode, share of the way", last, at_least=LAST_SHARE)
+    findings += _each("last episode, share of the way", last, at_least=limits.last)
     rises = [late - early for early, late in zip(first, last, strict=True)]
-    findings += _each("last episode above the first, share of the way", rises, at_least=RISE)
+    findings += _each("last episode above the first, share of the way", rises, at_least=limits.rise)
     if MIXED in arms:
-        flat = [late - early for early, late in zip(*_shares(arms[MIXED]), strict=True)]
-        findings += _each(f"{MIXED}: last episode above the first, share of the way", flat, at_most=FLAT)
-    return _keep(runs[0], "demo_points", findings, arms)
+        rises = [late - early for early, late in zip(*_shares(arms[MIXED]), strict=True)]
+        findings += _each(f"{MIXED}: last episode above the first, share of the way", rises, at_most=limits.flat)
+    return findings, arms
 
 
 def _shares(arm: Arm) -> tuple[list[float], list[float]]:
@@ -385,4 +430,4 @@ def _ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[
 
 if __name__ == "__main__":
     gathered = {"demo": gather_demo, "demo_9x9": gather_demo_9x9, "memory": gather_memory}
-    evidence({**gathered, "points": gather_points, "chain": gather_chain})
+    evidence({**gathered, "points": gather_points, "lakes": gather_lakes, "chain": gather_chain})

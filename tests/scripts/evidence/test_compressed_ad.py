@@ -12,13 +12,16 @@ import yaml
 
 from scripts.bench.tools import Finding
 from scripts.evidence import compressed_ad as evidence
-from scripts.evidence.compressed_ad import gather_chain, gather_demo, gather_demo_9x9, gather_memory
+from scripts.evidence.compressed_ad import gather_chain, gather_demo, gather_demo_9x9, gather_lakes, gather_memory
 from tests.harness import REPOSITORY
+from zoo.common.build import build
 from zoo.compressed_ad.collecting.collect import Epsilon, collect
+from zoo.compressed_ad.collecting.q_learning import QLearning
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
+from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.grids import Darkroom
 from zoo.compressed_ad.nets.compression import Compressor, Forget, QueryCompressor
-from zoo.compressed_ad.nets.embedding import FactoredEmbedding
+from zoo.compressed_ad.nets.embedding import FactoredEmbedding, SpaceEmbedding
 from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.nets.transformer import Transformer
 from zoo.runs.export import write_export
@@ -34,22 +37,24 @@ COMPRESSORS: dict[str, tuple[Compressor | None, dict[str, Any] | None]] = {
 
 
 def make_run(
-    folder: Path, kind: str = "sliding", env: Darkroom = evidence.SMALL, window: int = 12, seed: int = 0, **data: Any
+    folder: Path, kind: str = "sliding", env: Env = evidence.SMALL, window: int = 12, seed: int = 0, **data: Any
 ) -> Path:
     """An untrained policy, with the config of a training."""
     torch.manual_seed(seed)
     compressor, arguments = COMPRESSORS[kind]
-    net = InContextPolicy(FactoredEmbedding(8, env.grid_size), Transformer(8, 1, 2, window), compressor)
+    described = {"class_path": f"{PARTS}.{type(env).__name__}", "init_args": env.arguments()}
+    known = {"grid_size": env.grid_size} if isinstance(env, Darkroom) else {"env": env}
+    embedding = FactoredEmbedding if isinstance(env, Darkroom) else SpaceEmbedding
+    net = InContextPolicy(embedding(dim=8, **known), Transformer(8, 1, 2, window), compressor)
     name = f"{PARTS}.compression.{type(compressor).__name__}"
     policy = {
         "embedding": {
-            "class_path": f"{PARTS}.embedding.FactoredEmbedding",
-            "init_args": {"dim": 8, "grid_size": env.grid_size},
+            "class_path": f"{PARTS}.{embedding.__name__}",
+            "init_args": {"dim": 8, **({"env": described} if "env" in known else known)},
         },
         "transformer": {"class_path": f"{PARTS}.transformer.Transformer", "init_args": {**SIZES, "context": window}},
         "compressor": None if compressor is None else {"class_path": name, "init_args": arguments},
     }
-    described = {"class_path": f"{PARTS}.envs.Darkroom", "init_args": env.arguments()}
     parts = {"policy": {"class_path": f"{PARTS}.policy.InContextPolicy", "init_args": policy}, "env": described}
     specs = {"inference": f"{PARTS}.agent.Agent", "parts": parts, "options": {"episodes": 4}}
     write_export(folder, specs, {"policy": net}, "test")
@@ -57,8 +62,8 @@ def make_run(
         "class_path": f"{PARTS}.demonstrator.EpsilonCurriculum",
         "init_args": {"env": described, "episodes": 4, "best": 1.0, "greedy_after": 0.9},
     }
-    known = {"root": None, "demonstrator": demonstrator, "shuffle_episodes": False, "split_seed": 0, "train_share": 0.8}
-    (folder / CONFIG_NAME).write_text(yaml.safe_dump({"data": {"init_args": {**known, **data}}}))
+    usual = {"root": None, "demonstrator": demonstrator, "shuffle_episodes": False, "split_seed": 0, "train_share": 0.8}
+    (folder / CONFIG_NAME).write_text(yaml.safe_dump({"data": {"init_args": {**usual, **data}}}))
     return folder
 
 
@@ -164,6 +169,25 @@ def test_the_chain_is_compared_arm_by_arm(tmp_path: Path) -> None:
         gather_chain([cad], [ad], [ad])
     with pytest.raises(ValueError, match="learned from different histories"):
         gather_chain([cad], [make_run(tmp_path / "other", "latents")], [ad])
+
+
+def test_the_lakes_are_compared_with_what_they_learned_from(tmp_path: Path) -> None:
+    env = build(
+        yaml.safe_load((REPOSITORY / "configs/compressed_ad/demo_lakes.yaml").read_text())["data"]["init_args"]["env"]
+    )
+    histories = tmp_path / "histories"
+    collect(env, histories, QLearning(1.0, 0.9, 0.02), steps=60, streams=1, train_share=0.8, progress=False)
+    runs = {
+        mix: make_run(tmp_path / str(mix), env=env, root=str(histories), mix_tasks=mix, shuffle_episodes=mix)
+        for mix in (False, True)
+    }
+    found = by_name(gather_lakes([runs[False]], [runs[True]]))
+    assert found["oracle actions"].value == 1.0
+    assert not found["last episode, share of the way"].passed
+    assert found[f"{evidence.MIXED}: last episode above the first, share of the way"].passed
+    assert found["histories learned from, last episode"].value >= found["histories learned from, first episode"].value
+    with pytest.raises(ValueError, match="mix_tasks is True, expected False here"):
+        gather_lakes([runs[True]])
 
 
 def test_the_script_is_quick_with_few_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
