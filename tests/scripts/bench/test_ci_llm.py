@@ -18,13 +18,18 @@ from zoo.ci_llm.inference.generate import generate
 from zoo.ci_llm.nets.crowd import Crowd, Mode
 from zoo.cli.trainer import ZooCLI
 
-TARGETS = {"decoding": [3.0], "training": [1.2], "peft": [2.0], "mixed": [1.0] * 6, "shared_trunk": []}
+TARGETS = {"decoding": [3.0], "training": [1.2], "peft": [2.0], "mixed": [1.0] * 6, "drafted": [], "shared_trunk": []}
 
 
 def tiny(
-    hidden: int = 128, mode: Mode = "batched", top_layers: int | None = None, layers: int = 2, count: int = AGENTS
+    hidden: int = 128,
+    mode: Mode = "batched",
+    top_layers: int | None = None,
+    layers: int = 2,
+    count: int = AGENTS,
+    init: benchmark.Init = "normal",
 ) -> Crowd:
-    return make_crowd(32, mode, top_layers, layers, count=count)
+    return make_crowd(32, mode, top_layers, layers, count=count, init=init)
 
 
 @pytest.fixture
