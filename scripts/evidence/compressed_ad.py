@@ -14,6 +14,7 @@ from zoo.common.build import build
 from zoo.common.reading.text import safe_load
 from zoo.common.report import write_figure
 from zoo.common.systems import recipe_root
+from zoo.compressed_ad.collecting.collect import env_of
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.grids import Darkroom
@@ -256,8 +257,8 @@ def gather_lakes(runs: Sequence[Path], mixed: Sequence[Path] = (), quick: bool =
         FileNotFoundError: when a run is missing.
         ValueError: when a run is of something else.
     """
-    recipe = safe_load((recipe_root() / "compressed_ad" / "demo_lakes.yaml").read_text(encoding="utf-8"))
-    findings, arms = _rises(runs, mixed, build(recipe["data"]["init_args"]["env"]), LAKES_LIMITS, quick)
+    env = env_of(recipe_root() / "compressed_ad" / "demo_lakes.yaml")
+    findings, arms = _rises(runs, mixed, env, LAKES_LIMITS, quick)
     facts = arms[HELD_OUT].facts
     source = np.mean([demonstrated(run, each) for run, each in zip(runs, facts, strict=True)], axis=0).tolist()
     findings += [Finding(f"{LEARNED}, {name} episode", source[at], "") for name, at in (("first", 0), ("last", -1))]

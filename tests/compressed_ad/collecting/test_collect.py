@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from zoo.compressed_ad.collecting.collect import SOURCES, Epsilon, collect, last_returns
+from zoo.compressed_ad.collecting.collect import SOURCES, Epsilon, collect, collect_histories, env_of, last_returns
 from zoo.compressed_ad.collecting.dqn import DQN
 from zoo.compressed_ad.collecting.ppo import PPO
 from zoo.compressed_ad.collecting.q_learning import QLearning
@@ -40,6 +40,30 @@ def test_division_of_the_work_does_not_matter(tmp_path, source):
     assert content(tmp_path / "some") == {task: content(tmp_path / "one")[task] for task in some}
     collect(ENV, tmp_path / "other", source, seed=43, **SMALL)
     assert content(tmp_path / "one") != content(tmp_path / "other")
+
+
+def test_the_environment_of_a_recipe(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        "{size: 3, data: {init_args: {env: {class_path: zoo.compressed_ad.Darkroom, "
+        "init_args: {grid_size: '${size}', horizon: 5}}}}}"
+    )
+    assert env_of(recipe).describe() == ENV.describe()
+    few = {"algorithm": "epsilon", "episodes": 1, "streams": 1, "tasks": [0]}
+    collect_histories(tmp_path / "histories", recipe=recipe, **few)
+    assert HistoryStore(tmp_path / "histories").env.describe() == ENV.describe()
+    with pytest.raises(ValueError, match="both env and recipe"):
+        collect_histories(tmp_path / "both", env=ENV, recipe=recipe, **few)
+    for text in ("model: 1", "data: [1]", "data: {init_args: {root: x}}", "data: {init_args: {env: null}}"):
+        recipe.write_text(text)
+        with pytest.raises(ValueError, match=r"recipe.yaml: no data.init_args.env"):
+            collect_histories(tmp_path / "none", recipe=recipe, **few)
+    recipe.write_text("data: {init_args: {env: {class_path: torch.nn.Linear, init_args: {}}}}")
+    with pytest.raises(ValueError, match="Linear"):
+        env_of(recipe)
+    with pytest.raises(FileNotFoundError):
+        env_of(tmp_path / "nothing.yaml")
+    assert not (tmp_path / "none").exists() and not (tmp_path / "both").exists()
 
 
 def killed(source):

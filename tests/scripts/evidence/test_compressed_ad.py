@@ -14,8 +14,7 @@ from scripts.bench.tools import Finding
 from scripts.evidence import compressed_ad as evidence
 from scripts.evidence.compressed_ad import gather_chain, gather_demo, gather_demo_9x9, gather_lakes, gather_memory
 from tests.harness import REPOSITORY
-from zoo.common.build import build
-from zoo.compressed_ad.collecting.collect import Epsilon, collect
+from zoo.compressed_ad.collecting.collect import Epsilon, collect, env_of
 from zoo.compressed_ad.collecting.q_learning import QLearning
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.envs.base import Env
@@ -172,11 +171,10 @@ def test_the_chain_is_compared_arm_by_arm(tmp_path: Path) -> None:
 
 
 def test_the_lakes_are_compared_with_what_they_learned_from(tmp_path: Path) -> None:
-    env = build(
-        yaml.safe_load((REPOSITORY / "configs/compressed_ad/demo_lakes.yaml").read_text())["data"]["init_args"]["env"]
-    )
+    env = env_of(REPOSITORY / "configs/compressed_ad/demo_lakes.yaml")
     histories = tmp_path / "histories"
-    collect(env, histories, QLearning(1.0, 0.9, 0.02), steps=60, streams=1, train_share=0.8, progress=False)
+    learner = QLearning(epsilon=0.0, last_epsilon=0.0, rate=1.0, bonus=0.02)
+    collect(env, histories, learner, steps=80, streams=1, train_share=0.8, progress=False)
     runs = {
         mix: make_run(tmp_path / str(mix), env=env, root=str(histories), mix_tasks=mix, shuffle_episodes=mix)
         for mix in (False, True)

@@ -12,9 +12,11 @@ import torch
 from rich.progress import Progress
 from torch import Tensor
 
+from zoo.common.build import build
 from zoo.common.hardware import processes
 from zoo.common.locks import writes_into
 from zoo.common.ranges import at_least, within
+from zoo.common.reading.configs import read_config
 from zoo.common.work import Share
 from zoo.compressed_ad.collecting.base import Algorithm, Request
 from zoo.compressed_ad.collecting.dqn import DQN
@@ -145,6 +147,22 @@ def last_returns(store: HistoryStore) -> Tensor:
     return torch.tensor(found, dtype=torch.float64)
 
 
+def env_of(recipe: Path) -> Env:
+    """The environment of a recipe of histories.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it names no environment.
+    """
+    data = read_config(recipe).get("data")
+    arguments = data.get("init_args") if isinstance(data, dict) else None
+    if not isinstance(arguments, dict) or not arguments.get("env"):
+        raise ValueError(f"{recipe}: no data.init_args.env, so it trains on no histories")
+    env = build(arguments["env"], Env)
+    assert isinstance(env, Env)
+    return env
+
+
 @writes_into("output")
 def collect_histories(
     output: Path,
@@ -163,6 +181,7 @@ def collect_histories(
     shard_size: int = 9,
     steps: int | None = None,
     episode_stride: int = 1,
+    recipe: Path | None = None,
 ) -> None:
     """Write the histories of an algorithm that learns tasks, to distil it.
 
@@ -190,7 +209,12 @@ def collect_histories(
         steps: of each history, in place of episodes.
         episode_stride: of what the algorithm does keep one episode in so many, so that a context spans more of its
             learning: it learns for as many times longer. The index notes it.
+        recipe: of a training on histories; its environment is taken (`data.init_args.env`), in place of `env`.
     """
+    if recipe is not None:
+        if env is not None:
+            raise ValueError("both env and recipe are given: leave one out")
+        env = env_of(recipe)
     given = {"ppo": ppo, "q_learning": q_learning, "dqn": dqn, "epsilon": epsilon}
     source = given[algorithm] or SOURCES[algorithm]()
     rank, world_size = processes()
