@@ -24,6 +24,7 @@ class Speculated(NamedTuple):
         ids: prompt and continuation (1, T + new), int64.
         proposed: tokens that the draft proposed.
         accepted: of them.
+        passes: of all agents together.
     """
 
     ids: Tensor
