@@ -308,7 +308,7 @@ def _section(demo: Demo, content: Mapping[str, Any]) -> list[str]:
     for each in content["claims"]:
         if each["demo"] == demo.name:
             numbers = ", ".join(map(_number, each["seeds"]))
-            rows.append([each["title"], each["limit"], _number(each["value"]), numbers, _bold(each["verdict"])])
+            rows.append([each["title"], each["limit"], _judged(each), numbers, _bold(each["verdict"])])
     for name in BESIDE.get(demo.name, ()):
         values = [each["figures"][name] for each in done.values() if name in each["figures"]]
         if values:
@@ -337,7 +337,14 @@ def _value(claim: Mapping[str, Any]) -> str:
     if claim["value"] is None:
         return "; ".join(claim["errors"])
     seeds = ", ".join(map(_number, claim["seeds"]))
-    return "; ".join([f"{_number(claim['value'])} (seeds {seeds})", *claim["errors"]])
+    return "; ".join([f"{_judged(claim)} (seeds {seeds})", *claim["errors"]])
+
+
+def _judged(claim: Mapping[str, Any]) -> str:
+    """A claim's value, with more digits where it would look like the threshold that it missed."""
+    shown, threshold = _number(claim["value"]), claim["limit"].split()[-1]
+    missed = claim["verdict"].startswith(MISSED)
+    return f"{claim['value']:.4g}" if missed and shown == threshold else shown
 
 
 def _bold(verdict: str) -> str:

@@ -157,11 +157,11 @@ def _plan_memory(root: Path, seed: int, quick: bool) -> list[Unit]:
 def _plan_chain(root: Path, seed: int, quick: bool) -> list[Unit]:
     recipe, data = "compressed_ad/demo_chain", "data__init_args"
     histories = {f"{data}__root": root / "histories"}
-    sliding = {"model__init_args__policy": "{init_args: {compressor: null, decoder: null}}", f"{data}__length": 16}
-    sliding |= {f"{data}__offset": "random", f"{data}__batch_size": 200, f"{data}__epoch_items": 20000}
+    sliding = {"model__init_args__policy": "{init_args: {compressor: null, decoder: null}}", f"{data}__length": 11}
+    sliding |= {f"{data}__offset": "random", f"{data}__batch_size": 290, f"{data}__epoch_items": 29000}
     room = ["--env=Darkroom", "--env.grid_size=5", "--env.horizon=10", "--train_share=0.8", "--shard_size=25"]
-    ppo = {"rollout_steps": 20, "minibatch": 640, "epochs": 10, "learning_rate": 0.01}
-    learned = ["--episodes=10", "--episode_stride=4", f"--streams={4 if quick else 64}"]
+    ppo = {"learners": 16, "rollout_steps": 40, "minibatch": 160, "epochs": 10, "learning_rate": 0.007}
+    learned = ["--episodes=10", "--episode_stride=6", f"--streams={4 if quick else 64}"]
     return [
         Unit(
             "histories",
@@ -388,7 +388,8 @@ DEMOS = {
         Demo("ci_llm/crowds", "one LoRA of equal size and compute better than every crowd, nets undertrained",
              _plan_crowds, _crowds, redrawn=1),
         Demo("compressed_ad/demo_memory", "latents to none: 2.8 times, after the gap 3.4 times", _plan_memory, _memory),
-        Demo("compressed_ad/demo_chain", "new: PPO's histories, CAD and AD at the same window", _plan_chain, _chain),
+        Demo("compressed_ad/demo_chain", "CAD to AD in the tenth episode 1.19, one learner a goal, 300 batches",
+             _plan_chain, _chain, redrawn=1),
         Demo("compressed_ad/demo_points", "tenth episode 0.75 of the way to the best", _plan_points, _points),
         Demo("compressed_ad/demo_lakes", "new: FrozenLake of gymnasium, Q-learning's histories", _plan_lakes, _lakes),
         Demo("hifigan/demo", "val/mel_l1 from 2.13 to 0.56, 74 % less", _plan_vocoder, _vocoder, ("ljspeech",)),

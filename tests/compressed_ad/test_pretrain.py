@@ -9,7 +9,14 @@ from zoo.compressed_ad.data.datamodule import HistoryData
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.envs.grids import Darkroom
 from zoo.compressed_ad.losses import cross_entropy, reconstruction_loss
-from zoo.compressed_ad.nets.compression import FieldDecoder, Forget, QueryCompressor, ReconstructionDecoder
+from zoo.compressed_ad.nets.compression import (
+    Compressor,
+    FieldDecoder,
+    Forget,
+    KeepRegions,
+    QueryCompressor,
+    ReconstructionDecoder,
+)
 from zoo.compressed_ad.nets.embedding import FactoredEmbedding, LinearEmbedding
 from zoo.compressed_ad.nets.policy import Compression, InContextPolicy
 from zoo.compressed_ad.nets.transformer import Transformer
@@ -144,8 +151,9 @@ def test_a_policy_needs_both(missing: str) -> None:
         build(policy)
 
 
-def test_a_compressor_that_keeps_nothing_is_refused() -> None:
+@pytest.mark.parametrize("compressor", [Forget(), KeepRegions(DIM, 2)])
+def test_a_rule_is_refused(compressor: Compressor) -> None:
     policy = build_policy()
-    policy.compressor = Forget()
+    policy.compressor = compressor
     with pytest.raises(ValueError, match="that learns"):
         build(policy)

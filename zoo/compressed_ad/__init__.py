@@ -18,7 +18,7 @@ __getattr__, __all__ = public(
         "inference": "Agent",
         "nets.compression": (
             "Compressor EncoderCompressor FieldDecoder Forget KeepAdaptive KeepAttended KeepDecaying KeepRecent "
-            "KeepThreshold KeepUniform QueryCompressor ReconstructionDecoder"
+            "KeepRegions KeepThreshold KeepUniform QueryCompressor ReconstructionDecoder"
         ),
         "nets.embedding": "FactoredEmbedding GridEmbedding LinearEmbedding SpaceEmbedding StepEmbedding",
         "nets.heads": "ActionHead BinsHead BoxHead CategoricalHead GaussianHead",

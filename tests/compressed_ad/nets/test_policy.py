@@ -20,6 +20,7 @@ COMPRESSORS = {
     "attended": lambda: compression.KeepAttended(K),
     "adaptive": lambda: compression.KeepAdaptive(K),
     "threshold": lambda: compression.KeepThreshold(K),
+    "regions": lambda: compression.KeepRegions(DIM, K),
 }
 
 

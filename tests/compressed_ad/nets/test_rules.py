@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from zoo.compressed_ad.nets.compression import KeepAdaptive, KeepDecaying, KeepThreshold
+from zoo.compressed_ad.nets.compression import KeepAdaptive, KeepDecaying, KeepRegions, KeepThreshold
 
 
 def numbered(count: int, batch: int = 1) -> torch.Tensor:
@@ -55,3 +55,26 @@ def test_what_is_attended_to_enough_is_kept_and_then_the_newest() -> None:
         KeepThreshold(4, 1.5)
     with pytest.raises(ValueError, match="needs the transformer's attention"):
         KeepThreshold(4)(numbered(12))
+
+
+def test_what_is_older_than_the_last_regions_becomes_zeros() -> None:
+    markers = torch.zeros(4, 12).long()
+    markers[0, [2, 5, 8]] = 2  # the last region, 9 to 11, has not ended
+    markers[1, [2, 6, 11]] = 2  # it ends with the newest token
+    markers[2, [3, 7]] = 1  # a beginning alone is no end
+    markers[3, 9] = 2
+    logits = torch.nn.functional.one_hot(markers, 3).float()
+    tokens = numbered(12, 4) + 1
+    kept = KeepRegions(1, 9)(tokens, logits)[..., 0]
+    assert kept.tolist() == [
+        [0, 0, 0, 7, 8, 9, 10, 11, 12],
+        [4, 5, 6, 7, 8, 9, 10, 11, 12],
+        [4, 5, 6, 7, 8, 9, 10, 11, 12],
+        [4, 5, 6, 7, 8, 9, 10, 11, 12],
+    ]
+    assert KeepRegions(1, 4, regions=1)(tokens, logits)[3, :, 0].tolist() == [0, 0, 11, 12]
+    assert KeepRegions(1, 0)(tokens, logits).shape == (4, 0, 1)
+    with pytest.raises(ValueError, match="regions is at least 1"):
+        KeepRegions(1, 4, 0)
+    with pytest.raises(ValueError, match="needs the logits of its head"):
+        KeepRegions(1, 4)(tokens)

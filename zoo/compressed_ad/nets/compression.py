@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from zoo.common.ranges import at_least, positive, within
 from zoo.compressed_ad.nets.embedding import REWARDS
 from zoo.compressed_ad.nets.steps import Steps
+from zoo.compressed_ad.nets.transformer import Transformer
 
 STD = 0.02
+MARKERS = ("inside", "first", "last")  # of a region, what a transition is
 
 
 class Compressor(nn.Module, ABC):
@@ -31,9 +33,13 @@ class Compressor(nn.Module, ABC):
         at_least(0, num_latents=num_latents)
         self.num_latents = num_latents
 
+    def look(self, transformer: Transformer, tokens: Tensor) -> Tensor | None:
+        """What it goes by besides the tokens (B, N, dim): the newest one's attention (B, N) where that is needed."""
+        return transformer.last_attention(tokens) if self.needs_attention else None
+
     @abstractmethod
     def forward(self, tokens: Tensor, attention: Tensor | None = None) -> Tensor:
-        """Compress tokens (B, N, dim) to (B, num_latents, dim), by attention (B, N) where that is needed."""
+        """Compress tokens (B, N, dim) to (B, num_latents, dim), by what `look` gave."""
 
 
 class Forget(Compressor):
@@ -166,6 +172,40 @@ class KeepThreshold(Compressor):
         order = torch.where(above, 2 + attention, newness.to(attention))
         best = order.topk(self.num_latents, dim=1).indices.sort(dim=1).values
         return tokens.gather(1, best.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
+
+
+class KeepRegions(Compressor):
+    """Keeps the newest tokens of the last regions, pieces of a history whose ends it predicts; the others become zeros.
+
+    A region is what the source did between two updates of its weights, so what is kept comes from its newest policies.
+    A head tells of each transition whether it is inside, the first or the last of a region; it learns this from the
+    data's `markers` (`DistillationTask`, `region_weight`).
+
+    Args:
+        dim: width of the tokens, that of the policy's transformer.
+        num_latents: tokens that are left, 0 or more; those that are zeros among them.
+        regions: that are kept, 1 or more, the one that has not ended included.
+    """
+
+    def __init__(self, dim: int = 64, num_latents: int = 16, regions: int = 2) -> None:
+        super().__init__(num_latents)
+        at_least(1, regions=regions)
+        self.regions = regions
+        self.head = nn.Linear(dim, len(MARKERS))
+
+    def look(self, transformer: Transformer, tokens: Tensor) -> Tensor:
+        """Logits (B, N, 3) of the tokens' markers, see `MARKERS`."""
+        return self.head(transformer(tokens))
+
+    def forward(self, tokens: Tensor, attention: Tensor | None = None) -> Tensor:
+        """(B, N, dim) to (B, K, dim), by the markers' logits (B, N, 3) in place of attention."""
+        if attention is None:
+            raise ValueError("KeepRegions needs the logits of its head (look)")
+        ends = attention.argmax(-1) == MARKERS.index("last")
+        ends = F.pad(ends[:, :-1], (0, 1))  # after the newest token nothing has begun yet
+        later = ends.flip(1).cumsum(1).flip(1)  # (B, N), regions begun after each token
+        kept = tokens * (later < self.regions).unsqueeze(-1)
+        return kept[:, tokens.shape[1] - self.num_latents :]
 
 
 class CrossAttention(nn.Module):

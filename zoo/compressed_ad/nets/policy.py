@@ -47,12 +47,13 @@ class Compression(NamedTuple):
     """One call of the compressor.
 
     `tokens` (B, N, dim) are what it was given: the old latents, then the embedded transitions `steps`; `latents`
-    (B, K, dim) are what it made of them.
+    (B, K, dim) are what it made of them, going by `seen`, see `Compressor.look`.
     """
 
     tokens: Tensor
     steps: Steps
     latents: Tensor
+    seen: Tensor | None = None
 
 
 class Output(NamedTuple):
@@ -382,11 +383,11 @@ class InContextPolicy(ActingPolicy):
         tokens = self.embedding.transitions(steps)
         if latents is not None:
             tokens = torch.cat([latents, tokens], 1)  # (B, K + L, dim)
-        attention = self.transformer.last_attention(tokens) if self.compressor.needs_attention else None
+        seen = self.compressor.look(self.transformer, tokens)
         if target is None:
-            return Compression(tokens, steps, self.compressor(tokens, attention))
+            return Compression(tokens, steps, self.compressor(tokens, seen), seen)
         with torch.no_grad():
-            return Compression(tokens, steps, target(tokens, attention))
+            return Compression(tokens, steps, target(tokens, seen), seen)
 
     def _all_logits(self, latents: Tensor | None, steps: Steps) -> Tensor:
         """Logits (B, L, actions) of all steps of a segment."""
