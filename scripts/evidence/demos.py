@@ -262,8 +262,8 @@ def _plan_nets(root: Path, seed: int, quick: bool) -> list[Unit]:
         _fit(root, "digits_dit", "flow/demo_digits_dit", seed),
         _fit(root, "glyphs_unet", "flow/demo_glyphs", seed),
         _fit(root, "glyphs_dit", "flow/demo_glyphs_dit", seed),
-        _fit(root, "meanflow", "flow/demo_digits_meanflow", seed),
-        Unit("pairs", [*pairs, f"--count={70 if quick else 2000}"]),
+        _fit(root, "meanflow", "flow/demo_digits_meanflow", seed, init_from=root / "digits_dit"),
+        Unit("pairs", [*pairs, f"--count={70 if quick else 4000}"]),
         _fit(root, "distilled", "flow/demo_digits_distill", seed, **taught),
     ]
 
@@ -383,7 +383,11 @@ DEMOS = {
             "flow/digits", "by Euler: 99.4 % in their class, Fréchet 1.27 times the floor's", _plan_digits, _digits,
             redrawn=2,
         ),
-        Demo("flow/nets", "not run before", _plan_nets, _nets),
+        Demo(
+            "flow/nets",
+            "Fréchet to Euler's: MeanFlow 1.10, 1.05, 0.79 in 1 step, 1.88, 1.74, 1.55 in 2, distilled .55, .67, .46",
+            _plan_nets, _nets, redrawn=2,
+        ),
         Demo("ci_llm/demo", "NLL: ensemble 0.393, best agent 0.405, one LoRA of its size 0.422", _plan_crowd, _crowd),
         Demo("ci_llm/crowds", "one LoRA of equal size and compute better than every crowd, nets undertrained",
              _plan_crowds, _crowds, redrawn=1),

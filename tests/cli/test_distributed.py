@@ -147,13 +147,24 @@ def test_two_processes_of_a_launcher_equal_one(one: Path, tmp_path: Path, launch
     assert "2 processes" in result.stderr + result.stdout
 
 
-def test_two_processes_equal_one_for_average_velocities(tmp_path: Path) -> None:
-    """The forward derivative is taken of the inner net, past DDP's wrapper: gradients must be reduced nevertheless."""
-    args = [each.with_stem("smoke_meanflow") if isinstance(each, Path) else each for each in FLOW]
+@pytest.mark.parametrize(
+    ("recipe", "images"),
+    [
+        # the forward derivative is taken of the inner net, past DDP's wrapper: gradients must be reduced nevertheless
+        ("smoke_meanflow", "data.init_args"),
+        ("smoke_dit", "data.init_args"),
+        # both encode the images and take the latents' scale from all of them
+        ("smoke_latent", "data.init_args.images.init_args"),
+    ],
+)
+def test_two_processes_equal_one_for_the_transformer(recipe: str, images: str, tmp_path: Path) -> None:
+    args = [each.with_stem(recipe) if isinstance(each, Path) else each for each in FLOW]
+    args = [str(each).replace("data.init_args", images) for each in args]
     good(forked("fit", *args, "--data.init_args.batch_size=8", "--trainer.default_root_dir=one", cwd=tmp_path))
     both = ["--config", DDP, "--trainer.accelerator=cpu", "--data.init_args.batch_size=4"]
     good_ranks(forked_ranks("fit", *args, *both, "--trainer.default_root_dir=two", cwd=tmp_path))
     torch.testing.assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0, atol=1e-10)
+    assert validation(tmp_path / "two", "val/loss") == pytest.approx(validation(tmp_path / "one", "val/loss"), rel=1e-5)
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
 
 

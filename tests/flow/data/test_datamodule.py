@@ -47,6 +47,26 @@ def test_digits_are_scaled_labelled_and_split() -> None:
     assert not set(data.train_set.indices) & set(data.val_set.indices)
 
 
+def test_downsampled_imagenet_is_cached_or_read_where_it_lies(tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).integers(0, 256, (9, 48), dtype=np.uint8)
+    for name, part in (
+        ("train_data_batch_1", slice(0, 4)),
+        ("train_data_batch_2", slice(4, 6)),
+        ("val_data", slice(6, 9)),
+    ):
+        np.savez(tmp_path / f"{name}.npz", data=rows[part], labels=np.arange(1, 10)[part])
+    for cache in (tmp_path / "cache", None):
+        data = folder(tmp_path, cache)
+        data.prepare_data()
+        data.setup("fit")
+        assert len(data.classes) == 1000 and data.train_set.labels.tolist() == [1, 2, 3, 4, 5, 6]
+        assert data.val_set.labels.tolist() == [7, 8, 9]
+        expected = torch.from_numpy(rows).reshape(9, 3, 4, 4) / 127.5 - 1
+        found = torch.cat([part.data(range(len(part))) for part in (data.train_set, data.val_set)])
+        torch.testing.assert_close(found, expected)
+    assert isinstance(data.train_set.read, DecodedImages)
+
+
 def test_digits_show_the_number_that_they_are_labelled_with() -> None:
     from sklearn.datasets import load_digits
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from zoo.flow.evaluation.comparison import METRICS, Comparison, Samples, samples_of
 from zoo.flow.evaluation.extractors import Classifier, Pixels
-from zoo.flow.evaluation.metrics import frechet_distance
+from zoo.flow.evaluation.metrics import frechet_distance, moments
 
 
 class Bright(Classifier):
@@ -85,6 +85,21 @@ def test_features_need_no_extractor():
     assert figures["std_ratio"] == pytest.approx(2, rel=1e-6) and "nearest" not in figures
     with pytest.raises(ValueError, match="need an extractor"):
         comparison(torch.zeros(3, 1, 2, 2), None)
+
+
+def test_mean_and_covariance_are_a_reference_for_the_frechet_distance_alone():
+    torch.manual_seed(0)
+    real, fake = torch.randn(30, 3), Samples(None, [1] * 20, torch.randn(20, 3) + 1)
+    known = Samples(None, features=torch.zeros(0, 3), statistics=moments(real))
+    comparison = Comparison(known, None, metrics=METRICS)
+    expected = Comparison(Samples(None, None, real), None, metrics=["frechet"]).figures(fake)
+    assert (
+        comparison.figures(fake) == pytest.approx(expected, rel=1e-9) and comparison.by_class(fake, fake.features) == []
+    )
+    with pytest.raises(ValueError, match="statistics of 3 features, the extractor gives 1"):
+        Comparison(known, Bright())
+    with pytest.raises(ValueError, match="alone frechet can be had, not kid"):
+        Comparison(known, None, metrics=["kid"])
 
 
 def test_the_reference_is_computed_once(tmp_path):

@@ -80,6 +80,27 @@ def test_feature_files_need_nothing_else(tmp_path):
     assert row["value"] == pytest.approx(1, rel=1e-4) and row["low"] < 1 < row["high"] and report["notes"] == []
 
 
+def statistics_file(path, features):
+    np.savez(path, mu=features.double().mean(0).numpy(), sigma=features.T.double().cov().numpy())
+    return path
+
+
+def test_statistics_are_a_reference_of_the_frechet_distance(tmp_path, capsys):
+    torch.manual_seed(0)
+    real, fake = torch.randn(50, 2), torch.randn(40, 2)
+    write_features(tmp_path / "a.npz", fake)
+    reference = statistics_file(tmp_path / "b.npz", real)
+    report = evaluate(tmp_path / "a.npz", tmp_path / "out", reference, cache=None)
+    (row,) = report["rows"]
+    assert row["figure"] == "frechet" and row["value"] == pytest.approx(frechet_distance(real, fake), rel=1e-6)
+    assert (row["samples"], row["reference"]) == (40, None) and row["low"] < row["value"] < row["high"]
+    assert "mean and covariance" in report["notes"][0] and len(report["notes"]) == 1
+    assert "40/?" in capsys.readouterr().out
+    assert (tmp_path / "out" / "evaluation.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match=r"b\.npz holds mean and covariance, which only the reference may"):
+        evaluate(reference, tmp_path / "other", tmp_path / "a.npz", cache=None)
+
+
 def test_interval_covers_other_draws_about_as_often_as_it_says():
     generator = torch.Generator().manual_seed(0)
     real = torch.randn(400, 2, generator=generator)
@@ -104,6 +125,8 @@ def test_interval_covers_other_draws_about_as_often_as_it_says():
         ({"reference": "g.npz", "extractor": "pixels", "controls": True}, "--controls needs labelled images"),
         ({"reference": "f.npz"}, "one holds images, the other features"),
         ({"reference": "other.npz", "extractor": "pixels"}, "different classes"),
+        ({"reference": "s.npz"}, 'of the Inception of the FID, not of "digits": take extractor "fid"'),
+        ({"reference": "s.npz", "extractor": "inception", "weights": "f.npz"}, 'not of "inception"'),
         ({"resolution": 32}, "at most 16 pixels, found 32"),
     ],
 )
@@ -111,6 +134,7 @@ def test_mistakes_are_named(tmp_path, options, message):
     digits_file(tmp_path / "g.npz")
     np.savez(tmp_path / "other.npz", images=np.zeros((4, 8, 8), np.uint8), labels=[0, 0, 1, 1])
     write_features(tmp_path / "f.npz", torch.randn(5, 2))
+    statistics_file(tmp_path / "s.npz", torch.randn(5, 2))
     options = {key: tmp_path / value if str(value).endswith("npz") else value for key, value in options.items()}
     with pytest.raises(ValueError, match=message):
         evaluate(tmp_path / "g.npz", tmp_path / "out", **options, cache=None)

@@ -8,6 +8,7 @@ from zoo.flow import rendering
 from zoo.flow.data.datamodule import ImageData
 from zoo.flow.evaluation.extractors import write_features
 from zoo.flow.evaluation.files import read_digits, read_samples
+from zoo.flow.evaluation.metrics import frechet_distance
 
 
 def pictures(count=4, size=3, channels=1):
@@ -76,3 +77,43 @@ def test_the_digits_are_split_as_in_training():
     assert all(torch.equal(held.images()[index], item["x1"]) for index, item in zip((0, 100), items, strict=True))
     with pytest.raises(ValueError, match="at least 2, not 1"):
         read_digits(1, None, 8, 1)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_statistics_of_the_fields_tools(tmp_path, save):
+    rows = np.random.default_rng(0).standard_normal((30, 4))
+    mean, covariance = rows.mean(0), np.cov(rows, rowvar=False)
+    save(tmp_path / "edm.npz", mu=mean, sigma=covariance)
+    # ADM's hold the images too, and statistics of other features
+    save(tmp_path / "adm.npz", arr_0=pictures(), mu=mean, sigma=covariance, mu_s=mean[:2], sigma_s=covariance[:2, :2])
+    for name in ("edm", "adm"):
+        samples = read_samples(tmp_path / f"{name}.npz", 8, 3)
+        assert (
+            samples.pixels is None
+            and samples.features.shape == (0, 4)
+            and samples.statistics.mean.dtype == torch.float64
+        )
+        assert frechet_distance(samples.statistics, torch.from_numpy(rows)) == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sigma": None}, r"expected floats mu \(D,\) and sigma \(D, D\), found mu \(3,\) float64"),
+        ({"sigma": np.eye(4)}, r"found mu \(3,\) float64, sigma \(4, 4\) float64"),
+        ({"mu": np.zeros((1, 3))}, r"found mu \(1, 3\) float64"),
+        ({"mu": np.zeros(0), "sigma": np.zeros((0, 0))}, r"found mu \(0,\)"),
+        ({"mu": np.float64(1), "sigma": np.float64(1)}, r"found mu \(\) float64"),
+        ({"mu": np.zeros(3, int)}, "int64"),
+        ({"mu": np.array([1.0, 2.0, np.nan])}, "not finite"),
+        ({"sigma": np.triu(np.ones((3, 3)))}, "not symmetric"),
+        ({"sigma": np.full((3, 3), np.nan)}, "not finite"),
+        ({"sigma": -np.eye(3)}, "no mean and covariance"),
+        ({"mu": np.array([1.0, 2.0, print], dtype=object)}, "cannot be read as npz .*Object arrays"),
+    ],
+)
+def test_other_arrays_are_no_statistics(tmp_path, changes, message):
+    arrays = {"mu": np.zeros(3), "sigma": np.eye(3), **changes}
+    np.savez(tmp_path / "s.npz", **{name: array for name, array in arrays.items() if array is not None})
+    with pytest.raises(ValueError, match=rf"s\.npz: .*{message}"):
+        read_samples(tmp_path / "s.npz")

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.harness import REPOSITORY
+from zoo.common.reading.text import safe_load
 from zoo.flow.inference.sampler import MeanFlowSampler, Sampler
 from zoo.flow.nets.dit import DiT
 from zoo.flow.nets.velocity import VelocityNet
@@ -141,6 +143,25 @@ def test_the_sampler_takes_one_euler_step_and_no_other_net():
         MeanFlowSampler(*parts, guide=SmallNet())
     with pytest.raises(ValueError, match="neither texts nor images"):
         MeanFlowSampler(*parts, image_condition=Inpainting())
+
+
+def test_the_demo_begins_with_the_velocities_of_the_flow():
+    """MeanFlow's recipe starts from that of the DiT: the embedding of spans alone is new, and changes little."""
+    nets = []
+    for name in ("demo_digits_dit", "demo_digits_meanflow"):
+        recipe = safe_load((REPOSITORY / "configs" / "flow" / f"{name}.yaml").read_text(encoding="utf-8"))
+        arguments = recipe["model"]["init_args"]["net"]["init_args"]
+        nets.append(DiT(**{**arguments, "image_resolution": 8, "in_channels": 1}).eval())
+    flow, average_net = nets
+    for weight in flow.parameters():
+        nn.init.normal_(weight, std=0.1)
+    missing, unexpected = average_net.load_state_dict(flow.state_dict(), strict=False)
+    assert not unexpected and {key.split(".")[0] for key in missing} == {"span_embedding"}
+    assert len(missing) <= 0.1 * len(average_net.state_dict())  # more would be refused by --init_from
+    x, t, label = torch.randn(16, 1, 8, 8), torch.rand(16), torch.arange(16) % 11
+    with torch.no_grad():
+        expected, found = flow(x, t, label), average_net(x, t, label, {"span": torch.zeros(16)})
+    assert (found - expected).norm() < 0.1 * expected.norm()
 
 
 @pytest.mark.slow

@@ -80,6 +80,7 @@ class ImageData(FlowData):
     - code that draws them, `glyphs`;
     - a folder with one folder of images per class, or with such folders in `train` and `val` (or `test`), as AFHQ has;
     - a folder with CIFAR-10 in its binary version;
+    - a folder with the downsampled ImageNet as npz (`train_data_batch_1.npz`, ..., `val_data.npz`), or one such file;
     - an npz file (`images` uint8, `labels`), or a folder with `train.npz` and `val.npz`;
     - the Hugging Face hub, which was not run here.
 
@@ -277,6 +278,8 @@ class ImageData(FlowData):
             return [image_sets.npz(root, limit)]
         if (root / "data_batch_1.bin").is_file():
             return image_sets.cifar10(root, limit)
+        if any(root.glob(image_sets.IMAGENET_BATCHES)):
+            return image_sets.imagenet(root, limit)
         if (root / "train.npz").is_file():
             return [image_sets.npz(root / name, limit) for name in ("train.npz", "val.npz")]
         if (root / "train").is_dir():

@@ -6,24 +6,27 @@ import importlib.util
 import itertools
 import json
 import logging
+import math
 import zipfile
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 from PIL import Image
 
-from zoo.common.reading.archives import check_zip
+from zoo.common.reading.archives import check_zip, data_start, open_checked
 from zoo.flow.data.images import ArrayImages, FileImages, ImageSource
 
 log = logging.getLogger(__name__)
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
 CIFAR_RECORD = 1 + 3 * 32 * 32  # bytes
+IMAGENET_BATCHES = "train_data_batch_*.npz"
+IMAGENET_CLASSES = 1000
 SHAPES_AFTER_SIZE = ((), (1,), (3,), (4,))  # of the channels of an array of images
 
 
@@ -207,12 +210,14 @@ def npz(path: Path, limit: int = 0) -> ImageSet:
     """A NumPy file with `images` (N, H, W) or (N, H, W, C), uint8, and `labels` (N,), whole numbers.
 
     It may hold `classes`, the name of each label from 0 on; otherwise the labels are the names. Classes are in the
-    order of the numbers; of each the first `limit` images are used, all where it is 0 or less.
+    order of the numbers; of each the first `limit` images are used, all where it is 0 or less. In the place of `images`
+    it may hold `data`, as a batch of the downsampled ImageNet does.
     """
     arrays = read_npz(path, "images", "labels", "classes")
-    images, labels = checked_images(path, arrays.get("images")), arrays.get("labels")
-    if labels is None or labels.shape != (len(images),) or labels.dtype.kind not in "iu":
-        raise ValueError(f"{path}: expected labels with one whole number per image, found {_facts(labels)}")
+    if "images" not in arrays and holds(path, "data"):
+        return _packed([path], limit)
+    images = checked_images(path, arrays.get("images"))
+    labels = _labels(path, arrays.get("labels"), len(images))
     values, numbers = np.unique(labels, return_inverse=True)
     names = [str(value) for value in values]
     if "classes" in arrays:
@@ -253,6 +258,139 @@ def cifar10(root: Path, limit: int = 0) -> list[ImageSet]:
         source = ArrayImages(np.ascontiguousarray(pixels))
         sets.append(ImageSet(f"{root}, {part}", names, [labels[index] for index in kept], source))
     return sets
+
+
+def imagenet(root: Path, limit: int = 0) -> list[ImageSet]:
+    """The training and, where it is there, validation images of the downsampled ImageNet: 8 to 64 pixels, as npz.
+
+    `train_data_batch_1.npz` and those after it, and `val_data.npz`, hold `data` (N, 3 * side * side), uint8, red before
+    green before blue, and `labels` (N,) from 1 to 1000. Classes are named by these numbers, whose order is that of
+    the set's `map_clsloc.txt`, not of the names of ImageNet's folders.
+
+    Source: Chrabaszcz, Loshchilov and Hutter, "A Downsampled Variant of ImageNet" (2017).
+    """
+    found = {path.stem.rpartition("_")[2]: path for path in root.glob(IMAGENET_BATCHES)}
+    numbers = [str(number) for number in range(1, len(found) + 1)]
+    if missing := [number for number in numbers if number not in found]:
+        raise FileNotFoundError(
+            f"{root}: no {IMAGENET_BATCHES.replace('*', missing[0])}, but {', '.join(map(str, sorted(found)))}"
+        )
+    parts = [[found[number] for number in numbers], [root / "val_data.npz"]]
+    return [_packed(paths, limit) for paths in parts if paths[0].is_file()]
+
+
+def _packed(paths: Sequence[Path], limit: int) -> ImageSet:
+    source = PackedImages(paths)
+    labels: list[int] = []
+    for path, count in zip(paths, source.counts, strict=True):
+        own = _labels(path, read_npz(path, "labels").get("labels"), count)
+        if own.min() < 1 or own.max() > IMAGENET_CLASSES:
+            raise ValueError(f"{path}: labels run from {own.min()} to {own.max()}, expected 1 to {IMAGENET_CLASSES}")
+        labels += own.tolist()
+    kept = first_of_each(labels, limit)
+    names = [str(label) for label in range(1, IMAGENET_CLASSES + 1)]
+    source.kept = np.array(kept)
+    return ImageSet(str(paths[0]), names, [labels[i] for i in kept], source)
+
+
+def _labels(path: Path, labels: np.ndarray | None, count: int) -> np.ndarray:
+    """Refuse an array of a file that is no labels of so many images."""
+    if labels is None or labels.shape != (count,) or labels.dtype.kind not in "iu":
+        raise ValueError(f"{path}: expected labels with one whole number per image, found {_facts(labels)}")
+    return labels
+
+
+class PackedImages(ImageSource):
+    """Square images as rows `data` of npz files, channel after channel; may be pickled, every process maps them itself.
+
+    Files without compression are memory-mapped; others are read.
+
+    Args:
+        kept: which of all rows; all when None.
+
+    Attributes:
+        counts: rows of each file.
+    """
+
+    def __init__(self, paths: Sequence[Path], kept: np.ndarray | None = None) -> None:
+        self.paths = paths
+        self._rows = [mapped_rows(path) for path in paths]
+        self.counts = [len(rows) for rows in self._rows]
+        self._ends = np.cumsum(self.counts)
+        self.kept = np.arange(self._ends[-1]) if kept is None else kept
+        widths = {rows.shape[1] for rows in self._rows}
+        self.side = math.isqrt(min(widths) // 3)
+        if widths != {3 * self.side**2}:
+            raise ValueError(
+                f"{paths[0]}: expected data (N, 3 * side * side) of one side, found {sorted(widths)} values a row"
+            )
+        facts = [path.stat() for path in paths]
+        self._stamps = [f"{each.st_size}\0{each.st_mtime_ns}" for each in facts]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"paths": self.paths, "kept": self.kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """Numbers of a file and of a row in it."""
+        row = int(self.kept[index])
+        file = int(np.searchsorted(self._ends, row, side="right"))
+        return file, row - int(self._ends[file]) + self.counts[file]
+
+    def open(self, index: int) -> Image.Image:
+        """One image."""
+        file, row = self._place(index)
+        planes = self._rows[file][row].reshape(3, self.side, self.side)
+        return Image.fromarray(np.ascontiguousarray(planes.transpose(1, 2, 0)))
+
+    def name(self, index: int) -> str:
+        """Its file and number."""
+        file, row = self._place(index)
+        return f"{self.paths[file].name}, image {row}"
+
+    def stamp(self, index: int) -> str:
+        """The same, with size and time of modification of the file."""
+        return f"{self.name(index)}\0{self._stamps[self._place(index)[0]]}"
+
+
+def mapped_rows(path: Path) -> np.ndarray:
+    """The array `data` (N, D), uint8, of a NumPy file of a stranger: memory-mapped, where it is not compressed."""
+    try:
+        with path.open("rb") as file, open_checked(file, stored=False) as archive:
+            entry = archive.NameToInfo.get("data.npy")
+            if entry is None or entry.compress_type != zipfile.ZIP_STORED:
+                rows = read_npz(path, "data").get("data")
+            else:
+                file.seek(data_start(file, entry))
+                rows = _mapped(file, file.tell() + entry.file_size)
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(f"{path}: cannot be read as npz ({error})") from error
+    if rows is None or rows.dtype != np.uint8 or rows.ndim != 2 or not rows.size:
+        raise ValueError(f"{path}: expected data (N, 3 * side * side) uint8, found {_facts(rows)}")
+    return rows
+
+
+def _mapped(file: BinaryIO, end: int) -> np.ndarray:
+    """Map the array whose header begins at the file's position and which ends at a byte."""
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = read(file)
+    if dtype.hasobject:
+        raise ValueError("Object arrays cannot be loaded")
+    if file.tell() + math.prod(shape) * dtype.itemsize != end:
+        raise ValueError(f"its data {shape} {dtype} has another size")
+    return np.memmap(file.name, dtype, "r", file.tell(), shape, "F" if fortran else "C")
+
+
+def holds(path: Path, name: str) -> bool:
+    """Whether a NumPy file that was checked has an array of a name."""
+    with zipfile.ZipFile(path) as archive:
+        return f"{name}.npy" in archive.namelist()
 
 
 def read_npz(path: Path, *names: str) -> dict[str, np.ndarray]:

@@ -70,12 +70,14 @@ class Samples:
         labels: one per image, 1 to K; None for none.
         features: (N, D); None where they are to be computed.
         classes: names in the order of the labels, where known.
+        statistics: of features of real images, where nothing else is known of them; `features` are then (0, D).
     """
 
     pixels: np.ndarray | None
     labels: list[int] | None = None
     features: Tensor | None = None
     classes: list[str] | None = None
+    statistics: distances.Moments | None = None
 
     def __post_init__(self) -> None:
         if self.labels is not None and len(self.labels) != len(self):
@@ -102,7 +104,8 @@ class Comparison:
     """Figures of samples against a reference. May be called, and then is a `Quality` of `zoo.flow.evaluation.tables`.
 
     Args:
-        reference: real images that the generator was not trained on.
+        reference: real images that the generator was not trained on. Of statistics alone only the Fréchet distance can
+            be had.
         extractor: feature net; a `Classifier` also tells the accuracy. None where both sides are features.
         train: images that the generator was trained on, for the distances that show copying.
         metrics: of `METRICS`.
@@ -127,12 +130,19 @@ class Comparison:
         self.reference = reference
         self.extractor = extractor
         self.train = train
-        self.metrics = tuple(metrics)
+        known = reference.statistics
+        self.metrics = tuple(name for name in metrics if known is None or name == "frechet")
+        if known is not None and not self.metrics:
+            raise ValueError(f"of mean and covariance alone frechet can be had, not {', '.join(metrics)}")
         self.batch_size = batch_size
         self.device = device
         self.seed = seed
         self.real = self.features(reference, cache)
-        self._statistics = distances.FeatureStatistics(self.real.shape[1]).update(self.real)
+        if extractor is not None and known is not None and extractor.dims != len(known.mean):
+            raise ValueError(
+                f"the reference has statistics of {len(known.mean)} features, the extractor gives {extractor.dims}"
+            )
+        self.statistics = known or distances.FeatureStatistics(self.real.shape[1]).update(self.real)
         self._held_out_nearest = self._nearest(reference)
 
     def __call__(self, images: Tensor, labels: Sequence[int] | None) -> dict[str, float]:
@@ -160,7 +170,7 @@ class Comparison:
         fake = self.features(samples) if features is None else features
         found: dict[str, float] = {}
         if "frechet" in self.metrics:
-            found["frechet"] = distances.frechet_distance(self._statistics, fake)
+            found["frechet"] = distances.frechet_distance(self.statistics, fake)
         if "accuracy" in self.metrics and (right := self.right(samples, fake)) is not None:
             found["accuracy"] = float(right.mean())
         if "spread" in self.metrics and samples.labels is not None and self.reference.labels is not None:

@@ -60,7 +60,7 @@ def show(report: Mapping[str, Any], console: Console | None = None) -> None:
     """Print the figures, a column per system, and the table of classes."""
     console = console or Console()
     rows = report["rows"]
-    counts = {row["system"]: f"{row['samples']}/{row['reference']}" for row in reversed(rows)}
+    counts = {row["system"]: f"{row['samples']}/{row['reference'] or '?'}" for row in reversed(rows)}
     systems = list(dict.fromkeys(row["system"] for row in rows))
     heads = ["figure", *(f"{system}\n{counts[system]}" for system in systems)]
     cells = {(row["figure"], row["system"]): _cell(row, row["system"] == systems[0]) for row in rows}
@@ -88,12 +88,12 @@ def _cell(row: Mapping[str, Any], with_interval: bool) -> str:
     return f"{value}\n{row['low']:.3g} to {row['high']:.3g}" if shown else value
 
 
-def figure(report: Mapping[str, Any], real: Tensor, fake: Tensor) -> Figure:
+def figure(report: Mapping[str, Any], comparison: Comparison, fake: Tensor) -> Figure:
     """Draw both sets in the plane of most variance of the real one, and the figures of the classes as bars."""
     bars = [key for key in ("accuracy", "std_ratio") if report["classes"] and key in report["classes"][0]]
     drawing = new_figure(5 + 4 * bool(bars), 4.5)
     panels = drawing.subplots(1, 1 + bool(bars), squeeze=False)[0]
-    for name, points, colour in zip(("real", "generated"), plane(real, fake), ("0.6", "C1"), strict=True):
+    for name, points, colour in zip(("real", "generated"), plane(comparison, fake), ("0.6", "C1"), strict=True):
         panels[0].scatter(*points[:SCATTERED].T.numpy(), s=4, c=colour, linewidths=0, label=name)
     panels[0].set(title="features, first two directions of the real", xticks=[], yticks=[])
     panels[0].legend()
@@ -108,10 +108,15 @@ def figure(report: Mapping[str, Any], real: Tensor, fake: Tensor) -> Figure:
     return drawing
 
 
-def plane(real: Tensor, fake: Tensor) -> tuple[Tensor, Tensor]:
-    """Project features (N, D), (M, D) onto the two directions of most variance of the first: (N, 2), (M, 2)."""
-    centre = real.mean(dim=0)
-    _, _, directions = torch.linalg.svd(real - centre, full_matrices=False)
+def plane(comparison: Comparison, fake: Tensor) -> tuple[Tensor, Tensor]:
+    """Project real features and others (M, D) onto the two directions of most variance of the real: (N, 2), (M, 2)."""
+    real, known = comparison.real, comparison.reference.statistics
+    if known is None:
+        centre = real.mean(dim=0)
+        _, _, directions = torch.linalg.svd(real - centre, full_matrices=False)
+    else:
+        centre = known.mean.to(real)
+        directions = torch.linalg.eigh(known.covariance).eigenvectors.T.flip(0).to(real)
     found = [(features - centre) @ directions[:2].T for features in (real, fake)]
     # features of a single dimension lie on a line
     padded = [torch.nn.functional.pad(points, (0, 2 - points.shape[1])) for points in found]
@@ -156,7 +161,8 @@ def evaluate(
         generated: a folder that `zoo sample` wrote, a folder of pictures, of class folders, or an npz; see
             `zoo.flow.evaluation.files.read_samples`.
         output: folder for the report.
-        reference: real images that were not trained on, in one of these forms; None for scikit-learn's digits.
+        reference: real images that were not trained on, in one of these forms, or the FID's statistics of some; None
+            for scikit-learn's digits.
         train: the training images, likewise: for distances that show copying, the controls, and the digits classifier.
             With the digits it is the rest of them.
         extractor: "digits", a classifier of 8 x 8 images trained on `train` within seconds; "pixels"; "inception",
@@ -185,7 +191,9 @@ def evaluate(
     net = None
     if samples.pixels is not None:
         size = samples.pixels.shape[1:]
-        net = build_extractor(extractor, size, known, weights, weights_resolution, seed, cache)
+        net = build_extractor(
+            extractor, size, known, weights, weights_resolution, seed, cache, real.statistics is not None
+        )
     comparison = Comparison(real, net, known, metrics or METRICS, cache, batch_size, device, seed)
     systems = {GENERATED: samples}
     if controls:
@@ -217,7 +225,7 @@ def evaluate(
         f"{NAME}.json": report,
         f"{NAME}.csv": (COLUMNS, rows),
         "classes.csv": (list(classes[0]), classes) if classes else None,
-        f"{NAME}.png": figure(report, comparison.real, features[GENERATED]),
+        f"{NAME}.png": figure(report, comparison, features[GENERATED]),
     }
     write_report(Path(output), files)
     return report
@@ -228,7 +236,7 @@ def judge(comparison: Comparison, name: str, samples: Samples, features: Tensor,
     figures = comparison.figures(samples, features)
     intervals: dict[str, Interval] = {}
     if "frechet" in figures:
-        intervals["frechet"] = frechet_interval(comparison.real, features, seed=seed)
+        intervals["frechet"] = frechet_interval(comparison.statistics, features, seed=seed)
     right = comparison.right(samples, features)
     if "accuracy" in figures and right is not None:
         intervals["accuracy"] = bootstrap_mean(right, seed=seed)
@@ -237,7 +245,7 @@ def judge(comparison: Comparison, name: str, samples: Samples, features: Tensor,
         limit = MANIFOLD_ROWS if figure in ("precision", "recall", "density", "coverage") else len(features)
         interval = intervals.get(figure)
         low, high = interval[1:] if interval and math.isfinite(interval.low) else (None, None)
-        counts = min(len(features), limit), min(len(comparison.real), limit)
+        counts = min(len(features), limit), min(len(comparison.real), limit) or None
         rows.append(dict(zip(COLUMNS, (name, figure, value, low, high, *counts), strict=True)))
     return rows
 
@@ -260,17 +268,21 @@ def _clip_row(
         names = [classes[label - 1] for label in samples.labels]
     texts = prompts_of(generated, len(samples), prompts, names)
     scores = ClipScore(source, device=device)(samples.pixels, texts, batch_size)
-    counts = len(samples), len(real)
+    counts = len(samples), len(real) or None
     return dict(zip(COLUMNS, (GENERATED, "clip_score", *bootstrap_mean(scores, seed=seed), *counts), strict=True))
 
 
 def notes(samples: Samples, reference: Samples, dims: int) -> list[str]:
     """What to know beside the figures, also logged as warnings."""
-    found = []
-    if min(len(samples), len(reference)) <= dims:
+    found, counts = [], {"samples": len(samples)}
+    if reference.statistics is None:
+        counts["real images"] = len(reference)
+    else:
+        found.append("the reference is mean and covariance, of how many images is not known: only a Fréchet distance")
+    if min(counts.values()) <= dims:
         found.append(
-            f"{len(samples)} samples and {len(reference)} real images in {dims} dimensions: a covariance is singular "
-            "and the Fréchet distance far too large; compare it only with others of the same numbers"
+            f"{' and '.join(f'{count} {name}' for name, count in counts.items())} in {dims} dimensions: a covariance "
+            "is singular and the Fréchet distance far too large; compare it only with others of the same numbers"
         )
     if samples.labels and reference.labels:
         ours, theirs = Counter(samples.labels), Counter(reference.labels)
@@ -286,7 +298,7 @@ def notes(samples: Samples, reference: Samples, dims: int) -> list[str]:
     return found
 
 
-def frechet_interval(real: Tensor, fake: Tensor, groups: int = GROUPS, seed: int = 0) -> Interval:
+def frechet_interval(real: distances.Statistics, fake: Tensor, groups: int = GROUPS, seed: int = 0) -> Interval:
     """Fréchet distance with the 95 % interval of a grouped jackknife over the samples; the real ones are kept.
 
     Each group of samples is left out in turn. The interval tells how the value changes from draw to draw of as many
@@ -295,7 +307,7 @@ def frechet_interval(real: Tensor, fake: Tensor, groups: int = GROUPS, seed: int
 
     Source: Efron and Tibshirani, "An introduction to the bootstrap" (1993), chapter 11.
     """
-    statistics = distances.FeatureStatistics(real.shape[1]).update(real)
+    statistics = distances.moments(real)
     value = distances.frechet_distance(statistics, fake)
     if len(fake) < 2 * groups:
         return Interval(value, float("nan"), float("nan"))
@@ -323,7 +335,11 @@ def _read(
     samples = read_samples(generated, resolution)
     size = None if samples.pixels is None else (samples.pixels.shape[1], samples.pixels.shape[3])
     real, known = read_sets(reference, train, size, val_every, split_seed)
-    if (samples.features is None) != (real.features is None):
+    if samples.statistics is not None:
+        raise ValueError(
+            f"{generated} holds mean and covariance, which only the reference may: give images or features"
+        )
+    if real.statistics is None and (samples.features is None) != (real.features is None):
         raise ValueError(f"{generated} and {reference}: one holds images, the other features; both must be alike")
     named = {tuple(part.classes) for part in (samples, real, known) if part is not None and part.classes}
     if len(named) > 1:

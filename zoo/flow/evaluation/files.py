@@ -6,12 +6,14 @@ import csv
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from zoo.common.ranges import at_least
 from zoo.flow.data import image_sets
 from zoo.flow.data.images import ArrayImages, FileImages, Framing, ImageSource, decode_all
 from zoo.flow.evaluation.comparison import Samples
 from zoo.flow.evaluation.extractors import read_features
+from zoo.flow.evaluation.metrics import Moments
 from zoo.flow.inference.generate import LABELS_NAME
 
 GREY_MODES = ("1", "L", "LA", "I", "I;16", "I;16B")
@@ -29,7 +31,9 @@ def read_samples(path: Path, resolution: int | None = None, channels: int | None
             - a folder of pictures, without labels;
             - a folder of folders, one per class, labelled from 1 in sorted order;
             - an npz with `images` (N, H, W[, C]) uint8 and perhaps `labels` (`zoo.flow.data.image_sets.npz`);
-            - an npz with `features` (N, D) and perhaps `labels`, whole numbers from 1.
+            - an npz with `features` (N, D) and perhaps `labels`, whole numbers from 1;
+            - an npz with `mu` (D,) and `sigma` (D, D): mean and unbiased covariance of the features of real images, as
+              pytorch-fid, ADM and EDM write them.
         resolution: height and width that pictures are resized to (bilinear, antialiased); those of the first when None.
         channels: 3 for RGB, 1 for grey; as the first picture when None.
     """
@@ -64,11 +68,32 @@ def _read_npz(path: Path, resolution: int | None, channels: int | None) -> Sampl
     if "features" in found:
         features, labels = read_features(path)
         return Samples(None, labels, features)
+    if image_sets.holds(path, "mu"):
+        statistics = read_statistics(path)
+        return Samples(None, features=torch.zeros(0, len(statistics.mean)), statistics=statistics)
     if "labels" in found:
         images = image_sets.npz(path)
         return Samples(_pixels(images.source, resolution, channels), images.labels, None, images.classes)
     bare = image_sets.checked_images(path, image_sets.read_npz(path, "images").get("images"))
     return Samples(_pixels(ArrayImages(bare), resolution, channels))
+
+
+def read_statistics(path: Path) -> Moments:
+    """Mean and covariance of an npz with `mu` and `sigma`.
+
+    Raises:
+        ValueError: when they are of other shapes than a mean and its covariance, or no such numbers.
+    """
+    found = image_sets.read_npz(path, "mu", "sigma")
+    facts = ", ".join(f"{name} {array.shape} {array.dtype}" for name, array in found.items())
+    size, kinds = found["mu"].size if "mu" in found else 0, {array.dtype.kind for array in found.values()}
+    if not size or [array.shape for array in found.values()] != [(size,), (size, size)] or kinds != {"f"}:
+        raise ValueError(f"{path}: expected floats mu (D,) and sigma (D, D), found {facts}")
+    known = Moments(*(torch.from_numpy(array.astype(np.float64)) for array in found.values()))
+    symmetric = torch.allclose(known.covariance, known.covariance.T, rtol=1e-3, atol=1e-6)
+    if not symmetric or known.covariance.diagonal().min() < 0 or not known.mean.isfinite().all():
+        raise ValueError(f"{path}: mu and sigma are no mean and covariance: not finite, or sigma is not symmetric")
+    return known
 
 
 def _listed(folder: Path) -> tuple[list[Path], list[int] | None]:

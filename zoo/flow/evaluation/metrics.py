@@ -9,6 +9,7 @@ ValueError is raised for sets of different widths, and for fewer rows than a fig
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import scipy
@@ -19,6 +20,13 @@ from zoo.common.ranges import at_least
 
 CHUNK = 1024  # rows per block of a distance matrix
 TINY = 1e-12
+
+
+class Moments(NamedTuple):
+    """Mean (D,) and unbiased covariance (D, D) of features, float64: all that a Fréchet distance takes of them."""
+
+    mean: Tensor
+    covariance: Tensor
 
 
 class FeatureStatistics:
@@ -64,12 +72,16 @@ class FeatureStatistics:
         return (self.outer - self.count * torch.outer(mean, mean)) / (self.count - 1)
 
 
-def frechet_distance(real: Tensor | FeatureStatistics, fake: Tensor | FeatureStatistics) -> float:
+Statistics = Tensor | FeatureStatistics | Moments
+"""Features (N, D), or what was summed of them."""
+
+
+def frechet_distance(real: Statistics, fake: Statistics) -> float:
     """Squared Fréchet distance of two sets of features (N, D), each taken as a Gaussian; of Inception's it is the FID.
 
     Source: Heusel et al., "GANs Trained by a Two Time-Scale Update Rule" (2017), equation 6.
     """
-    (mean_a, cov_a), (mean_b, cov_b) = _moments(real), _moments(fake)
+    (mean_a, cov_a), (mean_b, cov_b) = moments(real), moments(fake)
     if mean_a.shape != mean_b.shape:
         raise ValueError(f"features have {len(mean_a)} and {len(mean_b)} dimensions")
     # trace of the root of a product, through symmetric matrices: stays real where a covariance is singular
@@ -79,13 +91,16 @@ def frechet_distance(real: Tensor | FeatureStatistics, fake: Tensor | FeatureSta
     return float((mean_a - mean_b).square().sum() + cov_a.trace() + cov_b.trace() - 2 * mixed)
 
 
-def _moments(features: Tensor | FeatureStatistics) -> tuple[Tensor, Tensor]:
+def moments(features: Statistics) -> Moments:
+    """Mean and covariance."""
+    if isinstance(features, Moments):
+        return features
     if isinstance(features, FeatureStatistics):
-        return features.mean(), features.covariance()
+        return Moments(features.mean(), features.covariance())
     if features.dim() != 2 or len(features) < 2:
         raise ValueError(f"expected at least 2 features (N, D), found {tuple(features.shape)}")
     x = features.detach().to("cpu", torch.float64)
-    return x.mean(dim=0), torch.cov(x.T).reshape(x.shape[1], x.shape[1])
+    return Moments(x.mean(dim=0), torch.cov(x.T).reshape(x.shape[1], x.shape[1]))
 
 
 def kernel_distance(

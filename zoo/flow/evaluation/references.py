@@ -53,9 +53,19 @@ def build_extractor(
     weights_resolution: int = 299,
     seed: int = 0,
     cache: Path | None = None,
+    statistics: bool = False,
 ) -> Extractor:
-    """The feature net that a user asked for, for images of shape (H, W, C); see `zoo.flow.evaluation.evaluate`."""
+    """The feature net that a user asked for, for images of shape (H, W, C); see `zoo.flow.evaluation.evaluate`.
+
+    Args:
+        statistics: whether mean and covariance are all that is known of the real images.
+    """
     one_of(get_args(ExtractorName), extractor=name)
+    if statistics and name not in ("fid", "script"):
+        raise ValueError(
+            f'the reference holds mean and covariance, which are of the Inception of the FID, not of "{name}": '
+            'take extractor "fid", or "script" for a file of that net'
+        )
     if name == "pixels":
         return Pixels(math.prod(shape))
     if name == "digits":
@@ -108,5 +118,6 @@ def build_quality(
     if len(shape) != 3:
         raise ValueError(f"samples of shape {shape} are no images: name the set that they are points of (--point_set)")
     real, known = read_sets(reference, train, (shape[-1], shape[0]), val_every, split_seed)
-    net = build_extractor(extractor, (*shape[1:], shape[0]), known, weights, cache=cache)
+    statistics = real.statistics is not None
+    net = build_extractor(extractor, (*shape[1:], shape[0]), known, weights, cache=cache, statistics=statistics)
     return Comparison(real, net, known, cache=cache, device=device)
