@@ -156,7 +156,7 @@ class DistillationTask(PolicyTask):
         recon_weight: of the reconstruction loss, the mean over all compressions; needs the policy's decoder.
         reward_weight: of a rewarded transition in the reconstruction.
         region_weight: of the loss of the regions' ends, for the compressor `KeepRegions` and data with `region_steps`.
-        gradient_rounds: gradients flow through so many compressions in a row; all by default, 0 none.
+        gradient_rounds: gradients flow through at most so many compressions in a row; all by default, 0 none.
         gradient_decay: factor on a gradient for each compression that it flows through.
         target_rate: latents of all compressions but the last of a history are made by a slow copy of the compressor,
             which moves by this share towards it: 0.005 for a moving average, 1 for copies, 0 for no such copy.

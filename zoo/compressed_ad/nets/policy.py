@@ -248,7 +248,7 @@ class InContextPolicy(ActingPolicy):
 
         Args:
             steps: B histories of L steps; without a compressor L is at most the window.
-            gradient_rounds: gradients flow through so many compressions in a row; all by default, 0 none.
+            gradient_rounds: gradients flow through at most so many compressions in a row; all by default, 0 none.
             gradient_decay: factor on a gradient for each compression that it flows through.
             last_only: predict the last step's action alone, as the original trains.
             target: makes the latents of all compressions but the last, without gradients, in place of the compressor.
@@ -281,9 +281,11 @@ class InContextPolicy(ActingPolicy):
             elif last:
                 logits.append(self._last_logits(latents, part.slice(0, length - 1), part.states[:, -1])[:, None])
             if not last:
+                if latents is not None and gradient_rounds and number % gradient_rounds == 0:
+                    latents = latents.detach()
                 compressions.append(self.compress(latents, part, target if number + 2 < len(cuts) else None))
                 latents = compressions[-1].latents
-                if gradient_rounds is not None and (gradient_rounds == 0 or (number + 1) % gradient_rounds == 0):
+                if gradient_rounds == 0:
                     latents = latents.detach()
                 elif gradient_decay != 1.0:
                     latents = gradient_decay * latents + (1 - gradient_decay) * latents.detach()
