@@ -152,8 +152,8 @@ def test_two_processes_of_a_launcher_equal_one(one: Path, tmp_path: Path, launch
     [
         # the forward derivative is taken of the inner net, past DDP's wrapper: gradients must be reduced nevertheless
         ("smoke_meanflow", "data.init_args"),
-        ("smoke_dit", "data.init_args"),
-        # both encode the images and take the latents' scale from all of them
+        pytest.param("smoke_dit", "data.init_args", marks=pytest.mark.slow),
+        # both processes encode the images and take the latents' scale from all of them
         ("smoke_latent", "data.init_args.images.init_args"),
     ],
 )
