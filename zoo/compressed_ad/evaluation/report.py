@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from zoo.runs.csv_log import CSV_NAME, read_metrics
 
 NAME = "report"
 METRICS = 9  # panels of training curves
+ARGUMENT_WIDTH = 120  # characters of an argument of the environment
 
 
 @writes_into("output", positional=False)
@@ -228,7 +230,8 @@ def _notes(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _env_line(result: Mapping[str, Any]) -> str:
-    arguments = ", ".join(f"{key} {value}" for key, value in result["env"].items() if key != "name")
+    described = {key: textwrap.shorten(str(value), ARGUMENT_WIDTH) for key, value in result["env"].items()}
+    arguments = ", ".join(f"{key} {value}" for key, value in described.items() if key != "name")
     baselines = result["baselines"]
     best = _number(baselines["oracle"], "nobody knows what")
     return (
