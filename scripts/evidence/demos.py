@@ -410,6 +410,19 @@ DEMOS = {
     )
 }  # fmt: skip
 
+
+def _rising(demo: str, tasks: str, limits: compressed_ad.Limits) -> list[Claim]:
+    """What is claimed of returns that rise in context, as shares of the way from random to the best possible."""
+    rise = "last episode above the first, share of the way"
+    return [
+        Claim(demo, "tenth episode, share of the way from random to the best possible",
+              "last episode, share of the way", EACH, at_least=limits.last),
+        Claim(demo, "tenth episode above the first, as such a share", rise, EACH, at_least=limits.rise),
+        Claim(demo, f"the same of the control, episodes of many {tasks}", f"{compressed_ad.MIXED}: {rise}", EACH,
+              limits.flat),
+    ]  # fmt: skip
+
+
 CLAIMS = (
     Claim("compressed_ad/demo", "return of the tenth episode, held-out goals", "last episode", EACH, at_least=5.0),
     Claim("compressed_ad/demo", "tenth episode to the first", "last episode to the first", EACH, at_least=4.0),
@@ -458,20 +471,8 @@ CLAIMS = (
           at_least=1.3, to="AD, last episode"),
     Claim("compressed_ad/demo_chain", "all ten episodes, CAD to CAD without pre-training", "CAD, all episodes", MEAN,
           at_least=1.1, to="CAD without pre-training, all episodes"),
-    Claim("compressed_ad/demo_points", "tenth episode, share of the way from random to the best possible",
-          "last episode, share of the way", EACH, at_least=compressed_ad.POINTS_LIMITS.last),
-    Claim("compressed_ad/demo_points", "tenth episode above the first, as such a share",
-          "last episode above the first, share of the way", EACH, at_least=compressed_ad.POINTS_LIMITS.rise),
-    Claim("compressed_ad/demo_points", "the same of the control, episodes of many goals",
-          f"{compressed_ad.MIXED}: last episode above the first, share of the way", EACH,
-          compressed_ad.POINTS_LIMITS.flat),
-    Claim("compressed_ad/demo_lakes", "tenth episode, share of the way from random to the best possible",
-          "last episode, share of the way", EACH, at_least=compressed_ad.LAKES_LIMITS.last),
-    Claim("compressed_ad/demo_lakes", "tenth episode above the first, as such a share",
-          "last episode above the first, share of the way", EACH, at_least=compressed_ad.LAKES_LIMITS.rise),
-    Claim("compressed_ad/demo_lakes", "the same of the control, episodes of many lakes",
-          f"{compressed_ad.MIXED}: last episode above the first, share of the way", EACH,
-          compressed_ad.LAKES_LIMITS.flat),
+    *_rising("compressed_ad/demo_points", "goals", compressed_ad.POINTS_LIMITS),
+    *_rising("compressed_ad/demo_lakes", "lakes", compressed_ad.LAKES_LIMITS),
     Claim("hifigan/demo", "val/mel_l1 less than before training, %", "val/mel_l1: less than before training", EACH,
           at_least=70.0),
     Claim("hifigan/demo", "val/mel_l1 at the end", "val/mel_l1: at the end", EACH, 0.60),

@@ -327,11 +327,8 @@ class PackedImages(ImageSource):
         facts = [path.stat() for path in paths]
         self._stamps = [f"{each.st_size}\0{each.st_mtime_ns}" for each in facts]
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"paths": self.paths, "kept": self.kept}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
+    def __reduce__(self) -> tuple[type[PackedImages], tuple[Sequence[Path], np.ndarray]]:
+        return PackedImages, (self.paths, self.kept)
 
     def __len__(self) -> int:
         return len(self.kept)
