@@ -11,7 +11,7 @@ import copy
 import logging
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn
 
@@ -46,7 +46,7 @@ from zoo.common import registry
 from zoo.common.atomic import write_atomic
 from zoo.common.locks import locked
 from zoo.common.options import PREDICT_KEYS, files_first, take_option
-from zoo.common.reading.configs import check_places, read_mapping
+from zoo.common.reading.configs import check_places, read_config, read_mapping
 from zoo.runs import folder as runs
 from zoo.runs import frozen
 from zoo.runs.bulk import BulkData, Shard, plan, writing
@@ -226,15 +226,62 @@ log = logging.getLogger(__name__)
 DEFAULT_SEED = 1234
 
 
+def report_callback_changes(former: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    """Say which callbacks a resumed run has that it had not, and the other way round.
+
+    Args:
+        former: the section `trainer` of the run's config.
+        current: the same of the command.
+    """
+    before, now = ([each["class_path"] for each in trainer.get("callbacks") or []] for trainer in (former, current))
+    removed, added = ([name for name in one if name not in other] for one, other in ((before, now), (now, before)))
+    changes = [f"{words} {', '.join(names)}" for words, names in (("without", removed), ("with", added)) if names]
+    if changes:
+        log.warning(
+            "resumed %s: trainer.callbacks replaces the run's; `--trainer.callbacks+=NAME` adds to them",
+            " and ".join(changes),
+        )
+
+
 class SaveConfig(SaveConfigCallback):
-    """Writes the complete, resolved config of a fit into its run folder."""
+    """Writes the complete, resolved config of a fit into its run folder.
+
+    A resumed run keeps its former config until a step was made by the new one, so a resume that is refused changes
+    nothing.
+    """
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Wait: a checkpoint that refuses this config is read later, and its run must keep its own."""
+        """Wait until it is known whether the run is resumed."""
+        self._is_written = False
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write it."""
-        super().setup(trainer, pl_module, "fit")
+        """Write the config of a new run."""
+        if trainer.ckpt_path is None:
+            self._write(trainer, pl_module)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Compare the callbacks of a resumed run with its former ones; remove what was logged beyond its checkpoint."""
+        if trainer.ckpt_path is None or not trainer.is_global_zero:
+            return
+        former = Path(trainer.ckpt_path).parent / runs.CONFIG_NAME
+        if former.is_file():
+            report_callback_changes(read_config(former)["trainer"], self.config["trainer"].as_dict())
+        for logger in trainer.loggers:
+            if isinstance(logger, RunCSV):
+                logger.trim(trainer.global_step - 1)  # rows carry the number of the batch, from 0
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
+        """Write the config of a resumed run after its first step."""
+        self._write(trainer, pl_module)
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Write it also where a checkpoint comes before the first step."""
+        self._write(trainer, pl_module)
+
+    def _write(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not self._is_written:
+            self._is_written = True
+            super().setup(trainer, pl_module, "fit")
 
     def save_config(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Write config.yaml atomically; what belongs to one call only (paths of the run) is left out."""
@@ -422,7 +469,8 @@ class ZooCLI(LightningCLI):
             configured = settings.get("logger") or []
             own = configured if isinstance(configured, list) else [configured] if configured is not True else []
             names, wandb = self.config["loggers"], self.config_init["wandb"]
-            made = make_loggers(names, wandb, self.folder, own, self.recipe, evaluated)
+            trained = None if self.checkpoint is None else step_of(self.checkpoint)
+            made = make_loggers(names, wandb, self.folder, own, self.recipe, evaluated, trained)
             loggers = [self.csv, *made]
         if "TORCHELASTIC_RUN_ID" in os.environ and settings.get("num_nodes") in (None, 1):
             kwargs["num_nodes"] = int(os.environ.get("GROUP_WORLD_SIZE", "1"))  # torchrun knows, and may change it
@@ -514,7 +562,8 @@ def explained_error(error: Exception, cli: ZooCLI) -> Exception:
 def fit(cli: ZooCLI) -> None:
     """Train, from a checkpoint, from given weights or from the start."""
     done = step_of(cli.checkpoint) if cli.checkpoint is not None and cli.checkpoint.parent == cli.folder else 0
-    cli.csv.trim(done - 1)  # rows carry the number of the batch, from 0; a run killed before its first save left some
+    if cli.checkpoint is None:
+        cli.csv.trim(-1)  # a run that was killed before its first checkpoint left some rows
     with told_at_end(cli.trainer, max(done, 0), cli.config["terminal.metrics"]):
         if cli.checkpoint is not None:
             cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=str(cli.checkpoint), weights_only=True)

@@ -28,6 +28,7 @@ from zoo.training.adversarial import (
     feature_matching_loss,
     r1_penalty,
 )
+from zoo.training.schedules import set_total_steps
 from zoo.training.strategies.shards import clip_gradients, gradient_norm
 from zoo.training.task import OptimizerCallable, SchedulerCallable, ZooTask, stepping_at_once
 
@@ -278,7 +279,9 @@ class GANTask(ZooTask):
                 raise ValueError(f"clip_{side} with 16-mixed needs an unfused optimizer: it unscales inside its step")
             optimizers.append(optimizer)
             if schedule is not None:
-                entry = {"scheduler": schedule(optimizer), "interval": self.scheduler_interval, "name": f"lr_{side}"}
+                scheduler = schedule(optimizer)
+                set_total_steps(scheduler, self.trainer)
+                entry = {"scheduler": scheduler, "interval": self.scheduler_interval, "name": f"lr_{side}"}
                 schedules.append(entry)
         return optimizers, schedules
 

@@ -63,8 +63,12 @@ class WarmupConstant(_ClosedForm):
 class _WarmupToEnd(WarmupConstant):
     """Warm-up, then a decay that reaches `min_factor` at `total_steps` and stays there."""
 
-    def __init__(self, optimizer: Optimizer, warmup_steps: int, total_steps: int, min_factor: float = 0.0) -> None:
-        if total_steps <= warmup_steps:
+    total_steps: int | None
+
+    def __init__(
+        self, optimizer: Optimizer, warmup_steps: int, total_steps: int | None = None, min_factor: float = 0.0
+    ) -> None:
+        if total_steps is not None and total_steps <= warmup_steps:
             raise ValueError(
                 f"{type(self).__name__}: total_steps ({total_steps}) counts the warm-up too and exceeds "
                 f"warmup_steps ({warmup_steps})"
@@ -76,7 +80,8 @@ class _WarmupToEnd(WarmupConstant):
 
     def decay(self, step: int) -> float:
         """Factor `step` batches after the warm-up."""
-        progress = min(1.0, step / (self.total_steps - self.warmup_steps))
+        total = math.inf if self.total_steps is None else self.total_steps
+        progress = min(1.0, step / max(1, total - self.warmup_steps))
         return self.min_factor + (1.0 - self.min_factor) * self.remaining(progress)
 
     def remaining(self, progress: float) -> float:
@@ -90,7 +95,7 @@ class WarmupCosine(_WarmupToEnd):
     Args:
         optimizer: whose groups' rates are the base rates.
         warmup_steps: batches of warm-up.
-        total_steps: batches until `min_factor` is reached, warm-up included.
+        total_steps: batches until `min_factor` is reached, warm-up included; null for `trainer.max_steps`.
         min_factor: last factor, in [0, 1].
 
     Source: Loshchilov and Hutter, SGDR, equation 5, without restarts.
@@ -109,7 +114,7 @@ class RampedCosine(WarmupCosine):
     Args:
         optimizer: whose groups' rates are the base rates.
         warmup_steps: batches of warm-up.
-        total_steps: batches until `min_factor` is reached, warm-up included.
+        total_steps: batches until `min_factor` is reached, warm-up included; null for `trainer.max_steps`.
         min_factor: last factor, in [0, 1].
     """
 
@@ -124,7 +129,7 @@ class WarmupLinear(_WarmupToEnd):
     Args:
         optimizer: whose groups' rates are the base rates.
         warmup_steps: batches of warm-up.
-        total_steps: batches until `min_factor` is reached, warm-up included.
+        total_steps: batches until `min_factor` is reached, warm-up included; null for `trainer.max_steps`.
         min_factor: last factor, in [0, 1].
     """
 
@@ -164,7 +169,7 @@ class StageCosine(_ClosedForm):
     Args:
         optimizer: whose groups' rates are the base rates.
         starts: first batch of each stage, rising from 0.
-        total_steps: batches until the last stage ends.
+        total_steps: batches until the last stage ends; null for `trainer.max_steps`.
         warmup_steps: batches of the first stage's rise.
         stage_warmup_steps: batches of the rise in each later stage.
         min_factor: factor at the beginning and at the end of a stage, in [0, 1].
@@ -178,7 +183,7 @@ class StageCosine(_ClosedForm):
         self,
         optimizer: Optimizer,
         starts: Sequence[int],
-        total_steps: int,
+        total_steps: int | None = None,
         warmup_steps: int = 1000,
         stage_warmup_steps: int = 500,
         min_factor: float = 0.1,
@@ -186,11 +191,11 @@ class StageCosine(_ClosedForm):
         if not starts or starts[0] != 0:
             raise ValueError(f"StageCosine: the first stage starts at batch 0, found starts {list(starts)}")
         within(0, 1, min_factor=min_factor)
-        self.stages = [
-            (start, end, stage_warmup_steps if start else warmup_steps)
-            for start, end in pairwise([*starts, total_steps])
-        ]
-        for start, end, rise in self.stages:
+        self.starts = list(starts)
+        self.total_steps = total_steps
+        self.warmup_steps = warmup_steps
+        self.stage_warmup_steps = stage_warmup_steps
+        for start, end, rise in self.stages():
             if end - start <= rise:
                 raise ValueError(
                     f"StageCosine: the stage from batch {start} to {end} is not longer than its rise of {rise} batches"
@@ -198,14 +203,33 @@ class StageCosine(_ClosedForm):
         self.min_factor = min_factor
         super().__init__(optimizer)
 
+    def stages(self) -> list[tuple[int, float, int]]:
+        """First batch, end and batches of rise of each stage."""
+        ends = [*self.starts, math.inf if self.total_steps is None else self.total_steps]
+        return [(start, end, self.stage_warmup_steps if start else self.warmup_steps) for start, end in pairwise(ends)]
+
     def factor(self, step: int) -> float:
         """Factor on the base rate for batch `step` (from 0)."""
-        start, end, rise = next(stage for stage in reversed(self.stages) if stage[0] <= step)
+        start, end, rise = next(stage for stage in reversed(self.stages()) if stage[0] <= step)
         if step < start + rise:
             share = (step - start) / rise
         else:
             share = 0.5 * (1.0 + math.cos(math.pi * min(1.0, (step - start - rise) / (end - start - rise))))
         return self.min_factor + (1.0 - self.min_factor) * share
+
+
+def set_total_steps(scheduler: LRScheduler, trainer: L.Trainer) -> None:
+    """Let a schedule without a length of its own end with the training.
+
+    Raises:
+        ValueError: when the training has no number of steps either.
+    """
+    if getattr(scheduler, "total_steps", 0) is not None:
+        return
+    if trainer.max_steps < 0:
+        name = type(scheduler).__name__
+        raise ValueError(f"{name}: total_steps is null and trainer.max_steps is {trainer.max_steps}; set one of them")
+    scheduler.total_steps = trainer.max_steps
 
 
 log = logging.getLogger(__name__)
@@ -230,6 +254,7 @@ class LrScaling:
         at_least(1, batch_size=batch_size)
         self.batch_size = batch_size
         self.rule: Rule = rule
+        self._reported = False
 
     def factor(self, effective: int) -> float:
         """Factor on the rates for an effective batch of so many items."""
@@ -247,7 +272,8 @@ class LrScaling:
         effective = per_process * trainer.world_size * trainer.accumulate_grad_batches
         for group in optimizer.param_groups:
             group["lr"] *= self.factor(effective)
-        if trainer.is_global_zero:
+        if trainer.is_global_zero and not self._reported:
+            self._reported = True
             log.info(
                 "learning rates x %.4g (%s): effective batch %d (%d x %d processes x %d accumulated), rates are for %d",
                 self.factor(effective), self.rule, effective, per_process, trainer.world_size,

@@ -22,7 +22,8 @@ from zoo.runs import frozen
 from zoo.runs.folder import run_folder
 from zoo.runs.inference import Inference
 from zoo.training.callbacks.samples import Samples
-from zoo.training.schedules import LrScaling
+from zoo.training.resume import apply_hyperparameters
+from zoo.training.schedules import LrScaling, set_total_steps
 from zoo.training.strategies.shards import shards_weights
 
 OptimizerCallable: TypeAlias = Callable[[Iterable], Optimizer]
@@ -90,6 +91,8 @@ class ZooTask(L.LightningModule):
     inference_parts: ClassVar[tuple[str, ...]]
     use_command: ClassVar[str] = "zoo predict --ckpt_path {run} --input FILES --output FOLDER"
     """What the end of a fit proposes to do with the run."""
+    optimizer_names: ClassVar[tuple[str, ...]] = ()
+    """Of several optimizers, for logs and messages."""
     uneven_parts: ClassVar[tuple[str, ...]] = ()
     """Parts that a step passes through more or less often by what its items are, so that ranks must not meet there."""
 
@@ -255,10 +258,18 @@ class ZooTask(L.LightningModule):
 
     def on_fit_start(self) -> None:
         """Compile the inference parts in place when asked for; in place keeps `_orig_mod.` out of the checkpoint."""
+        self._warn_of_short_schedules()
         if self.compile_parts:
             for name in self.inference_parts:
                 if isinstance(part := getattr(self, name), nn.Module):
                     part.compile()
+
+    def _warn_of_short_schedules(self) -> None:
+        steps = self.trainer.max_steps
+        for config in self.trainer.lr_scheduler_configs:
+            end = getattr(config.scheduler, "total_steps", None)
+            if config.interval == "step" and end is not None and end < steps and self.trainer.is_global_zero:
+                log.warning("the %s ends at step %d (total_steps), the training at %d", config.name, end, steps)
 
     def on_validation_epoch_start(self) -> None:
         """Forget the values of the last validation."""
@@ -296,6 +307,8 @@ class ZooTask(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Describe the system and its parts in the checkpoint; put records in the place of frozen weights."""
+        configs = self.trainer.lr_scheduler_configs
+        checkpoint["scheduler_classes"] = [type(config.scheduler).__name__ for config in configs]
         if self.specs is not None:
             checkpoint["zoo"] = self.specs
         recorded = self._save_frozen()
@@ -312,6 +325,8 @@ class ZooTask(L.LightningModule):
         """
         if self.trainer.state.fn == "fit" and not checkpoint.get("optimizer_states"):
             raise ValueError("the checkpoint holds weights without optimizers: begin with them by --init_from")
+        if self.trainer.state.fn == "fit":
+            self._apply_hyperparameters(checkpoint)
         modules = frozen.frozen_modules({"": self})
         if self.trainer.state.fn == "predict":
             self.strict_loading = False
@@ -322,6 +337,17 @@ class ZooTask(L.LightningModule):
         frozen.check(modules, checkpoint.get("frozen", {}), "the checkpoint")
         if self.trainer.state.fn == "fit":
             self._save_frozen()  # it may go on in another folder than its own
+
+    def _apply_hyperparameters(self, checkpoint: dict[str, Any]) -> None:
+        optimizers, schedulers = split_optimizers(self.configure_optimizers())
+        changes = apply_hyperparameters(checkpoint, optimizers, schedulers, self.optimizer_names)
+        if changes is not None and self.trainer.is_global_zero:
+            rates = ", ".join(f"{group['lr']:.6g}" for optimizer in optimizers for group in optimizer.param_groups)
+            log.warning(
+                "resumed with %s; the next step's learning rate is %s: this is no longer the run that was interrupted",
+                changes,
+                rates,
+            )
 
     def _check_parts(self, saved: dict[str, Any] | None, frozen_paths: list[str]) -> None:
         """Compare the parts' descriptions.
@@ -394,8 +420,21 @@ class SingleOptimizerTask(ZooTask):
             self.lr_scaling.scale(optimizer, self.trainer)
         if self.scheduler is None:
             return optimizer
-        schedule = {"scheduler": self.scheduler(optimizer), "interval": "step", "name": "lr"}
-        return {"optimizer": optimizer, "lr_scheduler": schedule}
+        scheduler = self.scheduler(optimizer)
+        set_total_steps(scheduler, self.trainer)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step", "name": "lr"}}
+
+
+def split_optimizers(configured: Any) -> tuple[list[Optimizer], list[LRScheduler]]:
+    """Split what `configure_optimizers` returns: an optimizer, a dictionary, or a list of each kind."""
+    if isinstance(configured, Optimizer):
+        return [configured], []
+    if isinstance(configured, Mapping):
+        schedules = [configured["lr_scheduler"]] if "lr_scheduler" in configured else []
+        optimizers = [configured["optimizer"]]
+    else:
+        optimizers, schedules = configured
+    return optimizers, [each["scheduler"] if isinstance(each, Mapping) else each for each in schedules]
 
 
 def stepping_at_once(optimizer: Optimizer, trainer: L.Trainer | None) -> Optimizer:

@@ -244,7 +244,7 @@ def _schedule(settings: Settings, recipe: dict[str, Any]) -> None:
     steps = epochs * batches // trainer["accumulate_grad_batches"]
     if steps > warmup:
         trainer["max_steps"] = steps
-        name, arguments = "WarmupCosine", {"total_steps": "${trainer.max_steps}", "min_factor": last}
+        name, arguments = "WarmupCosine", {"min_factor": last}
     else:
         trainer["max_epochs"] = epochs
         name, arguments = "WarmupConstant", {}

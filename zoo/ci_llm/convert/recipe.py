@@ -114,7 +114,7 @@ def _model(settings: Settings, steps: int | None) -> dict[str, Any]:
     share, scheduler = number("num_warmup_steps_ratio", 0.0), None
     if steps is not None:
         name = settings.choice("lr_scheduler_type", "linear", SCHEDULES)
-        scheduler = part(name, warmup_steps=int(share * steps), total_steps="${trainer.max_steps}")
+        scheduler = part(name, warmup_steps=int(share * steps))
     return {
         "crowd": part("zoo.ci_llm.Crowd", backbone=backbone, agents=agents),
         "tokenizer": "${data.init_args.tokenizer}",

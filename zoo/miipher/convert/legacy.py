@@ -255,7 +255,7 @@ def _schedule(stage: Stage, given: dict[str, str]) -> list[str]:
     elif path is not None:
         arguments["warmup_steps"] = _whole("warmup_steps", values.get("warmup_steps", "0"), least=0)
         if values["name"] != "constant_with_warmup":
-            arguments |= {"total_steps": "${trainer.max_steps}", "min_factor": float(values.get("min_lr_ratio", 0))}
+            arguments["min_factor"] = float(values.get("min_lr_ratio", 0))
     spec = json.dumps(None if path is None else {"class_path": path, "init_args": arguments})
     per_step = [] if stage == "adapter" else ["--model.init_args.scheduler_interval=step"]
     return [*(f"--model.init_args.{name}={spec}" for name in names), *per_step]

@@ -77,6 +77,20 @@ def repair_restart(trainer: L.Trainer) -> None:
         loop.reset_restart_stage()
 
 
+def count_batch_as_open(progress: dict[str, Any]) -> None:
+    """Make a checkpoint that was saved after a validation look like one saved before it.
+
+    From the first, Lightning decides by the resume's own `val_check_interval` whether the batch is done, and with
+    another interval trains a batch twice. From the second it always goes on with the next batch.
+
+    Args:
+        progress: the loop's counts of batches; changed in place.
+    """
+    for counts in (progress["total"], progress["current"]):
+        if counts["ready"] > 0:
+            counts["completed"] = counts["ready"] - 1
+
+
 def validate_again(trainer: L.Trainer, epoch: int) -> None:
     """Validate before the first batch of a resumed run, as the interrupted run did or would have done at this step.
 
@@ -265,20 +279,16 @@ class Checkpoints(Checkpoint):
             self.save_last(trainer)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Note when a validation belongs between this state and the next batch: a kill in it must not cost it.
-
-        In the middle of it Lightning counts the batch as completed, and could not go on from there at an epoch's end.
-        """
+        """Note when a validation belongs between this state and the next batch: a kill in it must not cost it."""
         checkpoint["validation_due"] = validation_is_due(trainer) and self._validated_step != trainer.global_step
-        if checkpoint["validation_due"]:
-            progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
-            for counts in (progress["total"], progress["current"]):
-                counts["completed"] = counts["ready"] - 1
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Remember a validation that the interrupted run may not have finished."""
+        if trainer.state.fn != "fit":
+            return
+        count_batch_as_open(checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"])
         self._owed_epoch = checkpoint["epoch"] if checkpoint.get("validation_due") else None
-        if self._owed_epoch is not None and trainer.state.fn == "fit":
+        if self._owed_epoch is not None:
             owe_validation(trainer)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:

@@ -78,6 +78,7 @@ def make_loggers(
     configured: Sequence[Logger] = (),
     recipe: str = "unnamed",
     step: int | None = None,
+    trained_steps: int | None = None,
 ) -> list[Logger]:
     """Build the loggers that a config names, and shield them and those that it brings; they write below the run folder.
 
@@ -85,6 +86,7 @@ def make_loggers(
         names: "tensorboard", "wandb", "mlflow".
         recipe: `<system>/<recipe>`, for names and groups.
         step: of every value, in place of the trainer's, which knows none when it only evaluates.
+        trained_steps: of the checkpoint that a run resumes from: what TensorBoard has from there on is logged again.
 
     Returns:
         Those whose service can be had.
@@ -93,7 +95,9 @@ def make_loggers(
         ImportError: mlflow is asked for and not installed.
     """
     makers = {
-        "tensorboard": lambda: TensorBoardLogger(save_dir=folder, name="", version="tensorboard"),
+        "tensorboard": lambda: TensorBoardLogger(
+            save_dir=folder, name="", version="tensorboard", purge_step=trained_steps
+        ),
         "wandb": lambda: _wandb(wandb, folder, recipe),
         "mlflow": lambda: _mlflow(folder, recipe),
     }

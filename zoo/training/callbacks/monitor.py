@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from zoo.common.hardware import peak_memory_bytes
 from zoo.runs.folder import run_folder
+from zoo.training.callbacks.rates import rate_factor
 from zoo.training.strategies.shards import gradient_norm
 
 LOG_NAME = "train.log"
@@ -104,11 +105,18 @@ class Resources(L.Callback):
     the process's without a device.
     """
 
+    def __init__(self) -> None:
+        self._rates: dict[str, float] = {}
+
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
+        """Note the rates of this step: when it ends, the schedules have moved on."""
+        self._rates = learning_rates(trainer.optimizers, getattr(pl_module, "optimizer_names", ()))
+
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Log when it is time."""
         if not due(trainer):
             return
-        values = learning_rates(trainer.optimizers, getattr(pl_module, "optimizer_names", ()))
+        values: dict[str, float] = dict(self._rates)
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         if scaler is not None and scaler.is_enabled():
             values["train/amp_scale"] = scaler.get_scale()
@@ -120,6 +128,7 @@ def learning_rates(optimizers: Sequence[Optimizer], names: Sequence[str] = ()) -
     """Learning rates by log key.
 
     Args:
+        optimizers: whose rates are asked for, as their next step uses them.
         names: of the optimizers, in their order; without them their classes, numbered from the second of a class on.
 
     Returns:
@@ -135,7 +144,7 @@ def learning_rates(optimizers: Sequence[Optimizer], names: Sequence[str] = ()) -
         groups = optimizer.param_groups
         for index, group in enumerate(groups):
             suffix = f"_{group.get('name', index)}" if len(groups) > 1 else ""
-            rates[f"train/lr_{name}{suffix}"] = float(group["lr"])
+            rates[f"train/lr_{name}{suffix}"] = float(group["lr"]) * rate_factor(optimizer)
     return rates
 
 

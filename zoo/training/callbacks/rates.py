@@ -30,12 +30,12 @@ def scale_rates(optimizer: Optimizer, factor: Callable[[], float]) -> None:
     if optimizer in _FACTORS:
         _FACTORS[optimizer].append(factor)
         return
-    _FACTORS[optimizer] = factors = [factor]
+    _FACTORS[optimizer] = [factor]
     scheduled: list[Any] = []
 
     def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         scheduled[:] = [group["lr"] for group in optimizer.param_groups]
-        product = math.prod(each() for each in factors)
+        product = rate_factor(optimizer)
         for group in optimizer.param_groups:
             group["lr"] = group["lr"] * product
 
@@ -45,6 +45,11 @@ def scale_rates(optimizer: Optimizer, factor: Callable[[], float]) -> None:
 
     optimizer.register_step_pre_hook(before)
     optimizer.register_step_post_hook(after)
+
+
+def rate_factor(optimizer: Optimizer) -> float:
+    """Return the product of the factors that `scale_rates` applies in an optimizer's next step."""
+    return math.prod(factor() for factor in _FACTORS.get(optimizer, ()))
 
 
 class Counting(L.Callback):

@@ -1,0 +1,162 @@
+"""R1: what a resume changes takes effect, config.yaml says what was trained, and a refused resume changes no file."""
+
+import csv
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.harness import REPOSITORY, TOY_ARGS, TOY_RECIPE, fingerprint, newest
+from zoo.cli.main import main
+from zoo.common import registry
+from zoo.training.resume import advance
+
+SMOKE = sorted((REPOSITORY / "configs").glob("*/smoke*.yaml"))
+FAST = ("hifigan/smoke", "flow/smoke", "ci_llm/smoke")
+LIMITS = ["--trainer.log_every_n_steps=1", "--trainer.limit_val_batches=1", "--trainer.num_sanity_val_steps=0"]
+LIMITS += ["--samples.enabled=false", "--checkpoints.every_n_batches=3"]
+
+
+def fit(run: Path, *args: object, recipe: object | None = None) -> int:
+    source = [f"--ckpt_path={run}"] if recipe is None else [str(recipe), f"--trainer.default_root_dir={run}", *LIMITS]
+    return main(["fit", *source, *map(str, args)])
+
+
+def read_config(run: Path) -> dict[str, Any]:
+    return yaml.safe_load((run / "config.yaml").read_text())
+
+
+def trained_rates(run: Path) -> list[list[float]]:
+    """The rates that a run logged, a list for each of its optimizers."""
+    with (run / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    keys = [key for key in rows[0] if key.startswith("train/lr_")]
+    return [[float(row[key]) for row in rows if row[key]] for key in keys]
+
+
+def expected_rates(run: Path, steps: int) -> list[list[float]]:
+    """The rates of the first steps by the run's config.yaml: of its schedules, built apart and advanced."""
+    config = read_config(run)
+    arguments, rates = config["model"]["init_args"], []
+    for key in sorted(name for name in arguments if name.startswith("optimizer")):
+        spec = arguments[key]
+        optimizer = registry.find(spec["class_path"])([torch.nn.Parameter(torch.ones(1))], **spec["init_args"])
+        schedule = arguments[key.replace("optimizer", "scheduler")]
+        if schedule is None or arguments.get("scheduler_interval") == "epoch":
+            rates.append([optimizer.param_groups[0]["lr"]] * steps)
+            continue
+        scheduler = registry.find(schedule["class_path"])(optimizer, **schedule["init_args"])
+        if getattr(scheduler, "total_steps", 0) is None:
+            scheduler.total_steps = config["trainer"]["max_steps"]
+        rates.append([])
+        for _ in range(steps):
+            rates[-1].append(optimizer.param_groups[0]["lr"])
+            advance(scheduler, 1)
+    return rates if "optimizer" in arguments else rates[::-1]  # logged: generator, discriminators
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    names = ("config.yaml", "metrics.csv", *(path.name for path in folder.glob("*.ckpt")))
+    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param(path, marks=[] if f"{path.parent.name}/{path.stem}" in FAST else pytest.mark.slow, id=path.stem)
+        for path in SMOKE
+    ],
+)
+def test_extended_run_trains_at_the_rates_of_the_longer_schedule(recipe, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "run"
+    assert fit(run, "--trainer.max_steps=3", recipe=recipe) == 0
+    first, short = trained_rates(run), expected_rates(run, 3)
+    assert first == [pytest.approx(rates, rel=1e-5) for rates in short]
+    assert fit(run, "--trainer.max_steps=6") == 0
+    assert read_config(run)["trainer"]["max_steps"] == 6
+    rates, expected = trained_rates(run), expected_rates(run, 6)
+    assert [each[3:] for each in rates] == [pytest.approx(each[3:], rel=1e-5) for each in expected]
+    assert min(rate for each in rates for rate in each[3:]) > 0
+    assert [each[:3] for each in rates] == first
+
+    key = "optimizer" if "optimizer" in read_config(run)["model"]["init_args"] else "optimizer_g"
+    assert fit(run, "--trainer.max_steps=8", f"--model.{key}.lr=1e-5") == 0
+    assert read_config(run)["model"]["init_args"][key]["init_args"]["lr"] == 1e-5
+    index = 0
+    assert trained_rates(run)[index][6:] == pytest.approx(expected_rates(run, 8)[index][6:], rel=1e-5)
+
+
+def test_finished_run_resumed_as_it_was_changes_no_weight(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "run"
+    assert fit(run, "--trainer.max_steps=12", *TOY_ARGS, recipe=TOY_RECIPE) == 0
+    before = fingerprint(newest(run))
+    assert fit(run, *TOY_ARGS) == 0
+    assert fingerprint(newest(run)) == before and read_config(run)["trainer"]["max_steps"] == 12
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--model.optimizer=torch.optim.SGD", "--model.optimizer.lr=0.1"], "no SGD"),
+        (["--model.optimizer=torch.optim.AdamW", "--model.optimizer.lr=0.1"], "no AdamW"),
+        (["--model.scheduler=null"], "schedules"),
+    ],
+)
+def test_refused_resume_changes_no_file(options, named, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "run"
+    assert fit(run, "--trainer.max_steps=12", *TOY_ARGS, recipe=TOY_RECIPE) == 0
+    before = hashes(run)
+    capsys.readouterr()
+    assert fit(run, "--trainer.max_steps=20", *options, *TOY_ARGS) == 1
+    assert named in capsys.readouterr().err.strip().splitlines()[-1]
+    assert hashes(run) == before
+    assert fit(run, "--trainer.max_steps=20", *TOY_ARGS) == 0
+
+
+def test_resume_says_which_callbacks_came_and_went(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run, ema = tmp_path / "run", ["--trainer.callbacks+=zoo.training.EMA", "--trainer.callbacks.modules=[net]"]
+    assert fit(run, "--trainer.max_steps=4", *TOY_ARGS, *ema, recipe=TOY_RECIPE) == 0
+    Path("fragment.yaml").write_text(
+        "trainer:\n  callbacks:\n  - class_path: zoo.training.Plateau\n    init_args: {monitor: val/error}\n"
+    )
+    args = ["--trainer.max_steps=6", "--trainer.val_check_interval=6", *TOY_ARGS]
+    assert main(["fit", f"--config={run / 'config.yaml'}", "--config=fragment.yaml", f"--ckpt_path={run}", *args]) == 0
+    assert "without zoo.training.EMA and with zoo.training.Plateau" in (run / "train.log").read_text()
+
+
+@pytest.mark.parametrize("interval", [2, 7, 11])
+def test_resume_with_another_validation_interval_repeats_no_batch(interval, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    common = ["--trainer.limit_train_batches=11", *TOY_ARGS]
+    at_end = ["--trainer.val_check_interval=11", *common]
+    assert fit(tmp_path / "uninterrupted", "--trainer.max_steps=25", *at_end, recipe=TOY_RECIPE) == 0
+    assert fit(tmp_path / "run", "--trainer.max_steps=11", *at_end, recipe=TOY_RECIPE) == 0
+    assert fit(tmp_path / "run", "--trainer.max_steps=25", f"--trainer.val_check_interval={interval}", *TOY_ARGS) == 0
+    first, second = (fingerprint(newest(tmp_path / name)) for name in ("uninterrupted", "run"))
+    weights = [key for key in first if key.startswith(("/state_dict", "state_dict"))]
+    assert weights and [key for key in weights if first[key] != second[key]] == []
+    steps = []
+    for name in ("uninterrupted", "run"):
+        with (tmp_path / name / "metrics.csv").open() as file:
+            steps.append([row["step"] for row in csv.DictReader(file) if row["train/loss"]])
+    assert steps[0] == steps[1] == [str(step) for step in range(25)]
+
+
+def test_tensorboard_shows_no_step_twice_after_a_kill(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run, limits = tmp_path / "run", ["--loggers=[tensorboard]", "--trainer.val_check_interval=20", *TOY_ARGS]
+    assert fit(run, "--trainer.max_steps=11", *limits, recipe=TOY_RECIPE) == 0
+    newest(run).unlink()  # as if killed after step 11, with the checkpoint of step 9
+    assert newest(run).name == "step_00000009.ckpt"
+    assert fit(run, *TOY_ARGS) == 0
+    events = EventAccumulator(str(run / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == list(range(11))
