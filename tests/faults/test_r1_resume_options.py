@@ -56,7 +56,8 @@ def expected_rates(run: Path, steps: int) -> list[list[float]]:
         for _ in range(steps):
             rates[-1].append(optimizer.param_groups[0]["lr"])
             advance(scheduler, 1)
-    return rates if "optimizer" in arguments else rates[::-1]  # logged: generator, discriminators
+    # logged: generator, discriminators where there are any
+    return rates if "optimizer" in arguments else rates[::-1][: len(trained_rates(run))]
 
 
 def hashes(folder: Path) -> dict[str, str]:
