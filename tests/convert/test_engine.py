@@ -120,7 +120,7 @@ def test_settings_are_taken():
     assert settings.left() == ["left", "hint: do so"]
     for ask, message in (
         (lambda: settings.need("x"), r"c\.yaml lacks x"),
-        (lambda: settings.number("on.x", "fast"), "on.x is a number, not 'fast'"),
+        (lambda: settings.number("on.x", "fast"), "on.x is 'fast', expected a number"),
         (lambda: settings.flag("lr", True), "lr is true or false"),
         (lambda: settings.choice("lr", "x", {"no": 1}), "lr is one of no, not '3e-5'"),
     ):
