@@ -64,7 +64,7 @@ def test_a_folder_in_which_nothing_was_written_is_not_left(tmp_path: Path) -> No
         pass
 
 
-@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"])
+@pytest.mark.parametrize("name", ["LOCAL_RANK", "NODE_RANK", "GROUP_RANK"])
 def test_only_the_first_rank_locks(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "0")
     assert is_rank_zero()

@@ -23,6 +23,15 @@ def test_a_torn_row_is_left_out_and_the_last_of_a_key_counts(tmp_path):
     assert path.read_text() == "\n".join(lines[1:])
 
 
+def test_row_after_a_torn_line_is_kept(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    Journal(path).append({"key": "a"})
+    with path.open("a") as file:
+        file.write('{"key": "b", "va')
+    Journal(path).append({"key": "c"})
+    assert [row["key"] for row in Journal(path).read()] == ["a", "c"]
+
+
 def test_a_journal_of_another_head_is_empty(tmp_path):
     Journal(tmp_path / "list", head=b"one\n", ascii=True).write([[1, 0.5], ["ü"]])
     assert (tmp_path / "list").read_bytes() == b'one\n[1, 0.5]\n["\\u00fc"]\n'

@@ -11,7 +11,7 @@ import torch
 
 from zoo.convert.checkpoints import renumbered
 from zoo.convert.engine import Converted, Converter, Original
-from zoo.convert.names import Names, Rule, below, beneath, by_part, is_state, unwrapped
+from zoo.convert.names import Names, Rule, below, beneath, by_part, is_state, unwrapped, unwrapped_state
 from zoo.convert.old_calls import launch_recipe
 from zoo.convert.settings import Settings, plain, read_table, set_option
 from zoo.convert.sizes import count, described, filled, has, part, said, size
@@ -33,6 +33,31 @@ def test_names_are_read_in_both_directions():
     back = NAMES.write(ours)
     assert back == theirs
     assert list(back) == ["head", "blocks.1.ff.0.bias", "blocks.1.ff.1.bias", "gain.7", "rest.a.b"]
+
+
+def test_two_names_of_one_tensor_are_refused_where_they_differ():
+    one, other = torch.ones(2), torch.zeros(2)
+    with pytest.raises(ValueError, match="head and rest"):
+        NAMES.read({"head": one, "rest.out": other})
+    assert NAMES.read({"head": one, "rest.out": one.clone()})[0]["out"] is not None
+    with pytest.raises(ValueError, match="module"):
+        unwrapped_state({"module.a": one, "a": other})
+    with pytest.raises(ValueError, match="_orig_mod"):
+        unwrapped_state({"b": one, "_orig_mod.b": torch.ones(3)})
+    assert list(unwrapped_state({"module.a": one, "a": one.clone()})) == ["a"]
+
+
+@pytest.mark.parametrize("value", [2.7, True, "2.5", "two", [2], float("nan"), float("inf")])
+def test_whole_number_is_not_rounded(value):
+    settings = Settings({"steps": value}, Path("config.yaml"))
+    with pytest.raises(ValueError, match="expected a whole number"):
+        settings.number("steps", 1, int)
+
+
+@pytest.mark.parametrize("value", [2, 2.0, "2", "2e0"])
+def test_whole_number_is_read(value):
+    number = Settings({"steps": value}, Path("config.yaml")).number("steps", 1, int)
+    assert number == 2 and type(number) is int
 
 
 def test_what_is_written_follows_the_table_block_by_block():
@@ -95,7 +120,7 @@ def test_settings_are_taken():
     assert settings.left() == ["left", "hint: do so"]
     for ask, message in (
         (lambda: settings.need("x"), r"c\.yaml lacks x"),
-        (lambda: settings.number("on.x", "fast"), "on.x is a number, not 'fast'"),
+        (lambda: settings.number("on.x", "fast"), "on.x is 'fast', expected a number"),
         (lambda: settings.flag("lr", True), "lr is true or false"),
         (lambda: settings.choice("lr", "x", {"no": 1}), "lr is one of no, not '3e-5'"),
     ):

@@ -21,6 +21,7 @@ TUNE = "zoo.tuning.study:main"
         ("a=int(-2, 2)", Space("a", "int", -2, 2)),
         ("a=choice(1e-3, 8, true, null, text, .5)", Space("a", "choice", choices=(1e-3, 8, True, None, "text", 0.5))),
         ("a=choice([1, 2], [1, 2, 4])", Space("a", "choice", choices=([1, 2], [1, 2, 4]))),
+        ("a=choice('007', \"1e-3\", '1')", Space("a", "choice", choices=("007", "1e-3", "1"))),
         ("a=choice(x=1)", Space("a", "choice", choices=("x=1",))),
     ],
 )
@@ -54,6 +55,12 @@ def test_reads(text: str, space: Space) -> None:
 def test_refuses(text: str, said: str) -> None:
     with pytest.raises((ValueError, FileNotFoundError), match=said):
         parse_spaces([text])
+
+
+@pytest.mark.parametrize("choices", [(True, 1), (1, 1.0, "1"), (0, False, None), (True, "true", 1)])
+def test_choices_keep_their_types(choices):
+    space = Space("a", "choice", choices=choices)
+    assert [(type(each), each) for each in map(space.value, space.points())] == [(type(each), each) for each in choices]
 
 
 def test_reads_files(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from zoo.cli.helps import TRAINER_COMMANDS, aligned, asks_for_help, short_help
 from zoo.cli.lazy_imports import collector_off, put_off_imports
 from zoo.cli.names import near, recipes_named
 from zoo.cli.quiet import filter_warnings
-from zoo.common.hardware import processes
+from zoo.common.hardware import process_rank
 from zoo.common.locks import locked_arguments
 from zoo.common.options import VERBOSITY_VARIABLE, files_first, take_option, with_values
 from zoo.common.registry import admit
@@ -133,7 +133,7 @@ def run_tool(command: str, args: list[str]) -> int:
             check_part(command, option, slot, args)
     positional = getattr(function, "positional", True)
     parameters = signature(function).parameters
-    ranks = {key: value for key, value in zip(RANKS, processes(), strict=True) if key in parameters}
+    ranks = {key: value for key, value in zip(RANKS, process_rank(), strict=True) if key in parameters}
     many = [name for name, parameter in parameters.items() if parameter.kind is parameter.VAR_POSITIONAL]
     flags = [name for name, parameter in parameters.items() if parameter.annotation in (bool, "bool")]
 
@@ -146,6 +146,9 @@ def run_tool(command: str, args: list[str]) -> int:
     values = dict(parser.instantiate_classes(parser.parse_args(files_first(with_values(args, flags)))))
     _find_models(values, getattr(function, "writes_into", ()))
     several = [*of_fit, *(value for name in many for value in values.pop(name))]
+    if not ranks and process_rank()[0] > 0 and getattr(function, "writes_into", ()):
+        print(f"zoo {command}: does its work in the first of several processes", file=sys.stderr)
+        return 0
     with locked_arguments(function, values, command):
         result = function(*several, **values, **ranks)
     if isinstance(result, Mapping):

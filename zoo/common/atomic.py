@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import shutil
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 TEMPORARY_MARK = ".tmp-"
+REPLACED_MARK = ".replaced"
 BINARY = getattr(os, "O_BINARY", 0)  # for os.open; without it Windows translates ends of lines
 
 
@@ -33,20 +35,41 @@ def replacing(path: Path) -> Iterator[Path]:
         OSError: when the disk is full or the folder is not writable; what was at `path` is untouched.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    restore_replaced(path.parent, path.name)
     temporary = temporary_beside(path)
     try:
         yield temporary
-        if temporary.is_dir():
-            if path.is_dir():
-                shutil.rmtree(path)
-        else:
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
+        sync_content(temporary)
+        if temporary.is_dir() and path.is_dir():
+            os.replace(path, replaced_path(path))
         os.replace(temporary, path)
     except BaseException:
         remove(temporary)
+        restore_replaced(path.parent, path.name)
         raise
+    remove(replaced_path(path))
     sync_folder(path.parent)
+
+
+def replaced_path(path: Path) -> Path:
+    """The hidden name of a folder while another takes its place: no folder can be renamed over one that holds files."""
+    return path.with_name(f".{path.name}{REPLACED_MARK}")
+
+
+def restore_replaced(folder: Path, name: str = "*") -> None:
+    """Give a folder its name back where a killed process renamed it and did not come to rename the new one.
+
+    Args:
+        folder: that holds it.
+        name: final name; all by default.
+    """
+    pattern = name if name == "*" else glob.escape(name)
+    for old in folder.glob(f".{pattern}{REPLACED_MARK}"):
+        path = old.with_name(old.name[1:].removesuffix(REPLACED_MARK))
+        if path.exists():
+            remove(old)
+        else:
+            os.replace(old, path)
 
 
 def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -63,13 +86,24 @@ def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
         write(file)
 
 
+def sync_content(path: Path) -> None:
+    """Make a file, or all that lies in a folder, durable."""
+    for file in [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]:
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
+    for folder in [path, *path.rglob("*")] if path.is_dir() else []:
+        if folder.is_dir():
+            sync_folder(folder)
+
+
 def sync_folder(folder: Path) -> None:
-    """Make renames in a folder durable (where the system has that notion)."""
+    """Make renames in a folder durable, where the system and its file system have that notion."""
     if sys.platform == "win32":
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with contextlib.suppress(OSError):  # what was written is complete; some file systems sync files alone
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -84,7 +118,7 @@ def remove(path: Path) -> None:
 
 
 def sweep_temporaries(folder: Path) -> list[Path]:
-    """Delete what killed processes left half-written anywhere below a folder.
+    """Delete what killed processes left half-written anywhere below a folder, and restore what they were replacing.
 
     Returns:
         The removed paths.
@@ -92,7 +126,9 @@ def sweep_temporaries(folder: Path) -> list[Path]:
     stale: list[Path] = []
     waiting = [os.fspath(folder)] if folder.is_dir() else []
     while waiting:
-        with contextlib.suppress(FileNotFoundError, PermissionError), os.scandir(waiting.pop()) as entries:
+        parent = waiting.pop()
+        with contextlib.suppress(FileNotFoundError, PermissionError), os.scandir(parent) as entries:
+            restore_replaced(Path(parent))
             for entry in entries:
                 if entry.name[0] == "." and TEMPORARY_MARK in entry.name[1:]:
                     stale.append(Path(entry.path))

@@ -155,9 +155,23 @@ def machine() -> dict[str, Any]:
     }
 
 
-def processes() -> tuple[int, int]:
-    """Rank and number of processes that torchrun or accelerate started; 0 and 1 without them."""
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+# The variables in which launchers give a process its rank and the number of processes: torchrun and accelerate, Open
+# MPI, LSF, MPICH, srun. A batch script and a shell of salloc have a SLURM_PROCID, too, but are no task of a step.
+LAUNCHERS = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+)
+
+
+def process_rank() -> tuple[int, int]:
+    """Return the rank of this process and the number of processes that a launcher started; 0 and 1 without one."""
+    for rank, world_size in LAUNCHERS:
+        if rank in os.environ and world_size in os.environ:
+            return int(os.environ[rank]), int(os.environ[world_size])
+    return 0, 1
 
 
 def own_device(device: str) -> torch.device:

@@ -17,21 +17,20 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from zoo.common.hardware import process_rank
+
 LOCK_NAME = ".zoo.lock"
 OWNER_NAME = ".zoo.lock.json"
 _PATIENCE_SECONDS = 1.0  # a predecessor may just be leaving
-# What torchrun, accelerate, Lightning, Slurm, LSF and MPI tell a process of its rank, and of its node's.
-_RANKS = (
-    "RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK", "OMPI_COMM_WORLD_RANK",
-    "PMI_RANK",
-)  # fmt: skip
+# Lightning tells the processes that it starts itself no more than these.
+_LOCAL_RANKS = ("LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def is_rank_zero() -> bool:
     """Whether this process is the first, or the only one, of those that were started together."""
-    return all(os.environ.get(name, "0") == "0" for name in _RANKS)
+    return process_rank()[0] == 0 and all(os.environ.get(name, "0") == "0" for name in _LOCAL_RANKS)
 
 
 @contextlib.contextmanager

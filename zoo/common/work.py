@@ -84,8 +84,11 @@ class Journal:
 
     def append(self, row: Any) -> None:
         """Add a row to the file, and to nothing else."""
-        with self.path.open("ab") as file:
-            file.write(self._format([row]))
+        with self.path.open("a+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 1))
+            torn = size > 0 and file.read(1) != b"\n"
+            file.write((b"\n" if torn else b"") + self._format([row]))
 
     def write(self, rows: Iterable[Any]) -> None:
         """Replace the file."""

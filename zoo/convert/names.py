@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeGuard, TypeVar
 
+import torch
 from torch import Tensor
 
 State = dict[str, Tensor]
@@ -87,14 +88,21 @@ class Names:
 
         Returns:
             The same under our names, and the names that no rule knows.
+
+        Raises:
+            ValueError: when two different tensors of the file have one name here.
         """
         renamed: dict[str, Value] = {}
+        sources: dict[str, str] = {}
         strangers = []
         for key, value in state.items():
             found = self.find(key, "theirs")
             if found is None:
                 strangers.append(key)
             else:
+                first = sources.setdefault(found.name, key)
+                if first != key and not equal_values(state[first], value):
+                    raise ValueError(f"{first} and {key} of the file are both {found.name} here, and differ")
                 renamed[found.name] = found.rule.read(value) if found.rule.read else value
         return renamed, strangers
 
@@ -128,8 +136,24 @@ def unwrapped(name: str) -> str:
 
 
 def unwrapped_state(state: Mapping[str, Value]) -> dict[str, Value]:
-    """Tensors by their names without what data parallelism and compilation put before them."""
-    return {unwrapped(key): value for key, value in state.items()}
+    """Tensors by their names without what data parallelism and compilation put before them.
+
+    Raises:
+        ValueError: when two different tensors end with one name.
+    """
+    sources: dict[str, str] = {}
+    for key, value in state.items():
+        first = sources.setdefault(unwrapped(key), key)
+        if not equal_values(state[first], value):
+            raise ValueError(f"{first} and {key} of the file have one name without their wrappers, and differ")
+    return {name: state[key] for name, key in sources.items()}
+
+
+def equal_values(one: Any, other: Any) -> bool:
+    """Whether two values of a state are the same, bit by bit where they are tensors."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one is other or (one.dtype == other.dtype and torch.equal(one, other))
+    return one is other or (not isinstance(one, Tensor) and not isinstance(other, Tensor) and one == other)
 
 
 def below(state: Mapping[str, Value], prefix: str) -> dict[str, Value]:

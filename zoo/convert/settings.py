@@ -132,12 +132,22 @@ class Settings:
         return value
 
     def number(self, key: str, default: Any, kind: type[int] | type[float] = float) -> Any:
-        """A number, or None where neither the file nor the default says one; YAML reads `3e-5` as text."""
+        """A number, or None where neither the file nor the default says one; YAML reads `3e-5` as text.
+
+        Raises:
+            ValueError: when it is none, or has a fraction where a whole number is expected.
+        """
         value = self.take(key, default)
+        if value is None:
+            return None
+        name = "a whole number" if kind is int else "a number"
         try:
-            return None if value is None else kind(float(value))
+            number = float("nan") if isinstance(value, bool) else float(value)
         except (TypeError, ValueError):
-            raise ValueError(f"{self.path}: {key} is a number, not {value!r}") from None
+            number = float("nan")
+        if math.isnan(number) or (kind is int and not number.is_integer()):
+            raise ValueError(f"{self.path}: {key} is {value!r}, expected {name}")
+        return kind(number)
 
     def flag(self, key: str, default: bool) -> bool:
         """True or false."""

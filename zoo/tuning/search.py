@@ -22,7 +22,7 @@ from zoo.cli.check import CLASS_KEYS
 from zoo.cli.names import near
 from zoo.common.options import SETTINGS_SUFFIXES
 from zoo.common.reading.configs import read_mapping
-from zoo.common.reading.text import safe_load
+from zoo.common.reading.text import check_yaml
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
@@ -33,7 +33,15 @@ OURS = ("trainer.default_root_dir", "ckpt_path", "config")  # keys that a study 
 MOST_GRID_POINTS = 100_000
 _CALL = re.compile(r"(\w+)\s*\((.*)\)", re.DOTALL)
 _KEY = re.compile(r"\w+(\.\w+)*")
-_EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)e[-+]?\d+", re.IGNORECASE)  # YAML 1.1 takes 1e-3 for text
+
+
+class _ValueLoader(yaml.SafeLoader):
+    """YAML whose numbers may be written as 1e-3, which YAML 1.1 takes for text."""
+
+
+_ValueLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+"), list("-+.0123456789")
+)
 
 
 @dataclass(frozen=True)
@@ -82,14 +90,20 @@ class Space:
     def suggest(self, trial: Trial) -> Any:
         """The value of a trial; one that was suggested before stays."""
         if self.kind == "choice":
-            return self.value(trial.suggest_categorical(self.key, [label(value) for value in self.choices]))
+            return self.value(trial.suggest_categorical(self.key, self.labels()))
         if self.kind == "int":
             return trial.suggest_int(self.key, int(self.low), int(self.high), step=int(self.step or 1))
         return trial.suggest_float(self.key, self.low, self.high, step=self.step, log=self.kind == "log")
 
     def value(self, noted: Any) -> Any:
         """The value that a study notes as `noted`: a choice may be a list."""
-        return next((each for each in self.choices if label(each) == noted), noted)
+        noted_values = zip(self.labels(), self.choices, strict=True)
+        return next((value for each, value in noted_values if (type(each), each) == (type(noted), noted)), noted)
+
+    def labels(self) -> list[Any]:
+        """The choices as a study notes them; all as JSON where Python takes two for equal (true and 1, 1 and 1.0)."""
+        plain = [label(value) for value in self.choices]
+        return plain if len(set(plain)) == len(plain) else [json.dumps(value) for value in self.choices]
 
     def samples(self) -> list[Any]:
         """Values that show whether the recipe takes what may be suggested: both ends, or every choice."""
@@ -102,7 +116,7 @@ class Space:
             ValueError: there are infinitely many.
         """
         if self.kind == "choice":
-            return [label(value) for value in self.choices]
+            return self.labels()
         step = self.step or (1 if self.kind == "int" else None)
         if step is None:
             raise ValueError(f"--sampler grid: {self.key}={self} has no steps; use choice(...) or give a step")
@@ -170,7 +184,8 @@ def parse_space(key: str, text: Any, origin: str) -> Space:
             f"{origin}: {name!r} is no search space{near(name, KINDS)} ({', '.join(KINDS)}), as in {EXAMPLE}"
         )
     try:
-        values = [_plain(value) for value in safe_load(f"[{call[2]}]")]
+        check_yaml(f"[{call[2]}]")
+        values = _parse_values(call[2])
     except (ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{origin}: cannot read the values in {text!r}") from error
     return _choice(key, values, origin) if call[1] == "choice" else _range(key, call[1], values, origin)
@@ -183,7 +198,8 @@ def _choice(key: str, values: list[Any], origin: str) -> Space:
 
 
 def _range(key: str, kind: str, given: list[Any], origin: str) -> Space:
-    values = [_plain(value.removeprefix("step=").strip()) if isinstance(value, str) else value for value in given]
+    steps = [value.removeprefix("step=") for value in given if isinstance(value, str) and value.startswith("step=")]
+    values = [value for value in given if not isinstance(value, str)] + [_parse_values(step)[0] for step in steps]
     numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
     form = f"{kind}(low, high)" if kind == "log" else f"{kind}(low, high[, step])"
     if len(numbers) != len(values) or not 2 <= len(values) <= (2 if kind == "log" else 3):
@@ -204,14 +220,13 @@ def _range(key: str, kind: str, given: list[Any], origin: str) -> Space:
     return Space(key, kind, to(low), to(high), None if step is None else to(step))
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_plain(entry) for entry in value]
-    if isinstance(value, str) and re.fullmatch(r"[-+]?\d+", value):
-        return int(value)
-    if isinstance(value, str) and (_EXPONENT.fullmatch(value) or re.fullmatch(r"[-+]?\d*\.\d+", value)):
-        return float(value)
-    return value
+def _parse_values(text: str) -> list[Any]:
+    """Read the values between the brackets of a search space; what is quoted is text."""
+    loader = _ValueLoader(f"[{text}]")
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
 
 
 def _flat(content: Mapping[str, Any], above: str, origin: str) -> dict[str, Any]:

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
 
 STUDY_FILE, JOURNAL, LOCKS, OUTPUT_LOG = "study.yaml", "study.journal", ".locks", "output.log"
+DEFAULT_TRIALS = 20
 POLL_SECONDS = 0.5
 STOP_SECONDS = 600.0  # that a pruned trial has to save
 PRUNED_AT = "pruned at validation"
@@ -63,7 +64,7 @@ def main(
     search: list[str] = [],  # noqa: B006
     metric: str | None = None,
     direction: Literal["min", "max"] | None = None,
-    trials: int = 20,
+    trials: int | None = None,
     prune: bool = False,
     startup: int = 5,
     warmup: int = 1,
@@ -86,7 +87,7 @@ def main(
             YAML file of these; repeatable.
         metric: whose best value over a trial's validations counts; the recipe's checkpoints.monitor when not given.
         direction: min or max; that of the recipe's monitor, min for another metric.
-        trials: of the whole study, failed ones included.
+        trials: of the whole study, failed ones included; 20, or every point of a grid, when not given.
         prune: stop trials whose best value is worse than the median of the others at the same validation.
         startup: trials that finish before any is pruned.
         warmup: validations of a trial before it may be pruned.
@@ -104,7 +105,7 @@ def main(
         ValueError: a wrong key, value or search space, or another study in this folder.
         ImportError: without Optuna.
     """
-    at_least(1, trials=trials, startup=startup, max_failures=max_failures)
+    at_least(1, trials=DEFAULT_TRIALS if trials is None else trials, startup=startup, max_failures=max_failures)
     at_least(0, warmup=warmup, seed=seed)
     try:
         import optuna
@@ -125,7 +126,7 @@ def main(
     points = None if grid is None else list(itertools.islice(grid, trials))
     definition = there or _define(wished)
     pruner = optuna.pruners.MedianPruner(startup, warmup + 1) if prune else None
-    most = trials if points is None else len(points)
+    most = (trials or DEFAULT_TRIALS) if points is None else len(points)
     tuner = Tuner(folder, spaces, most, max_failures, pruner, sampler, seed, points)
     with tuner.alone():
         there = _read_definition(folder)  # another process may have begun it meanwhile

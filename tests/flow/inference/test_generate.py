@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from zoo.common.hardware import processes
+from zoo.common.hardware import process_rank
 from zoo.flow import rendering
 from zoo.flow.inference.drawing import load_sampler, requests
 from zoo.flow.inference.generate import generate
@@ -140,10 +140,10 @@ def test_a_run_is_loaded_with_what_is_asked_for(tmp_path: Path, monkeypatch: pyt
     assert load_sampler(tmp_path / "run").solver.method == "rk4"
     model = load_sampler(tmp_path / "run", Solver("heun2", 3), chunk=5)
     assert (model.solver.method, model.chunk, model.net.training) == ("heun2", 5, False)
-    assert processes() == (0, 1)
+    assert process_rank() == (0, 1)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert processes() == (1, 2)
+    assert process_rank() == (1, 2)
     monkeypatch.setattr("zoo.flow.inference.drawing.load", lambda *args, **kwargs: object())
     with pytest.raises(ValueError, match="loaded as object"):
         load_sampler(tmp_path / "run")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from zoo.common.hardware import processes
+from zoo.common.hardware import process_rank
 from zoo.flow.data.pair_data import PairData, read_meta, row_type
 from zoo.flow.evaluation.tables import evaluate_straightness
 from zoo.flow.inference.drawing import load_sampler
@@ -179,7 +179,7 @@ def test_processes_of_a_launcher_share_the_work(
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
     sampler = load_sampler(exported, Solver("midpoint", 2))
-    counts = make_pairs(sampler, tmp_path / "pairs", 12, None, 0, 4, *processes())
+    counts = make_pairs(sampler, tmp_path / "pairs", 12, None, 0, 4, *process_rank())
     assert counts == {"made": 4, "skipped": 0}
     assert [path.name for path in (tmp_path / "pairs").glob("*.npy")] == ["pairs-00001.npy"]
     assert json.loads((tmp_path / "pairs" / "meta.json").read_text())["solver"]["method"] == "midpoint"

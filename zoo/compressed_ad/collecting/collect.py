@@ -13,7 +13,7 @@ from rich.progress import Progress
 from torch import Tensor
 
 from zoo.common.build import build
-from zoo.common.hardware import processes
+from zoo.common.hardware import process_rank
 from zoo.common.locks import writes_into
 from zoo.common.ranges import at_least, within
 from zoo.common.reading.configs import read_config
@@ -217,7 +217,7 @@ def collect_histories(
         env = env_of(recipe)
     given = {"ppo": ppo, "q_learning": q_learning, "dqn": dqn, "epsilon": epsilon}
     source = given[algorithm] or SOURCES[algorithm]()
-    rank, world_size = processes()
+    rank, world_size = process_rank()
     counts = collect(
         env or Darkroom(), output, source, episodes, streams, tasks, seed, split_seed, train_share, shard_size,
         rank, world_size, steps=steps, episode_stride=episode_stride,

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo.common.hardware import processes
+from zoo.common.hardware import process_rank
 from zoo.common.locks import writes_into
 from zoo.common.ranges import within
 from zoo.common.reading.archives import open_checked
@@ -412,7 +412,7 @@ def import_policies(
     """
     env = env or Darkroom()
     files = find_policies(source, len(env.tasks()))
-    rank, world_size = processes()
+    rank, world_size = process_rank()
     counts = collect(
         env, output, Policies(files, greedy, epsilon, normalise), episodes, streams, list(files), seed, split_seed,
         train_share, shard_size, rank, world_size, steps=steps,

@@ -39,7 +39,7 @@ def prepare(
     sources: Sequence[str | os.PathLike[str]],
     output: str | os.PathLike[str] | None = None,
     resolution: int = 64,
-    max_per_class: int = 3000,
+    max_per_class: int = 0,
     cache: str | os.PathLike[str] | None = CACHES,
     eval_folder: str | os.PathLike[str] | None = None,
     strict: bool = False,

@@ -122,7 +122,7 @@ class ImageData(FlowData):
         image_resolution: int = 64,
         channels: int = 3,
         batch_size: int = 32,
-        max_per_class: int = 3000,
+        max_per_class: int = 0,
         val_every: int = 10,
         split_seed: int | None = None,
         flips: bool = False,
@@ -303,6 +303,8 @@ class ImageData(FlowData):
         counts = [f"{name} {count}" for name, count in images.counts().items()]
         more = [f"{len(counts) - SHOWN_CLASSES} more"] if len(counts) > SHOWN_CLASSES else []
         listed = ", ".join(counts[:SHOWN_CLASSES] + more)
+        if self.max_per_class > 0:
+            listed += f"; at most the first {self.max_per_class} of each class, by max_per_class"
         log.info("%s: %d images (%s), checksum %s", images.name, len(images.labels), listed, reader.checksum)
         return reader, images
 

@@ -13,7 +13,7 @@ import torch
 
 from zoo.common.atomic import write_atomic
 from zoo.common.folders import begin_output
-from zoo.common.hardware import processes
+from zoo.common.hardware import process_rank
 from zoo.common.locks import writes_into
 from zoo.common.ranges import within
 from zoo.common.report import write_report
@@ -237,6 +237,6 @@ def sample(
         if not isinstance(sampler.image_condition, Inpainting):
             raise ValueError(f"--put_back is for runs with zoo.flow.Inpainting as image_condition, which {run} has not")
         sampler.image_condition.put_back = True
-    rank, world = processes()
+    rank, world = process_rank()
     prompts = [prompts] if isinstance(prompts, str) else prompts
     return generate(sampler, output, count, labels, seed, rank, world, grid, trajectory, True, prompts, images, masks)

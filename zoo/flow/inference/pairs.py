@@ -12,7 +12,7 @@ import torch
 from rich.progress import Progress
 
 from zoo.common.folders import begin_output
-from zoo.common.hardware import processes
+from zoo.common.hardware import process_rank
 from zoo.common.locks import writes_into
 from zoo.common.ranges import at_least, within
 from zoo.common.work import Share, write_part
@@ -153,7 +153,7 @@ def write_pairs(
     """
     sampler = load_sampler(run, solver, guidance, chunk, device)
     told: dict[str, Any] = {"prompts": prompts, "images": images, "masks": masks}
-    rank, world = processes()
+    rank, world = process_rank()
     return make_pairs(
         sampler, output, count, labels, seed, shard_size, rank, world, run=str(run), classes=classes, **told
     )
