@@ -166,8 +166,8 @@ class CrowdTask(SingleOptimizerTask):
         """After the last batch of a step, give each of its batches the weight of its tokens."""
         if self.normalise == "batch" or self.trainer.fit_loop.epoch_loop._should_accumulate():
             return
-        batches = self.trainer.accumulate_grad_batches
-        if batches > 1:
+        batches = len(self._counts)
+        if self.trainer.accumulate_grad_batches > 1:
             if hides_gradients(self.trainer):
                 raise ValueError(
                     f"{type(self.trainer.strategy).__name__} exchanges gradients before tokens can weight them: "

@@ -10,14 +10,16 @@ import logging
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import lightning as L
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import IterableDataset
 
 from zoo.common.ranges import at_least, one_of, positive, within
+from zoo.training.data import ZooDataModule
 
 
 class _ClosedForm(LRScheduler):
@@ -238,6 +240,16 @@ Rule = Literal["none", "sqrt", "linear"]
 EXPONENTS: dict[Rule, float] = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
 
 
+def accumulated_batches(trainer: L.Trainer) -> int:
+    """Return how many batches a full optimizer step accumulates: a step ends with its epoch at the latest."""
+    data: Any = getattr(trainer, "datamodule", None)
+    batches, limit = math.inf, trainer.limit_train_batches
+    if isinstance(data, ZooDataModule) and not isinstance(data.train_set, IterableDataset):
+        batches = len(data.train_batches(0, trainer.world_size))
+    batches = min(batches, limit) if isinstance(limit, int) else batches * limit
+    return int(min(trainer.accumulate_grad_batches, max(1, batches)))
+
+
 class LrScaling:
     """Scales an optimizer's rates with the effective batch: batch per process x processes x accumulation.
 
@@ -269,7 +281,8 @@ class LrScaling:
         per_process = getattr(getattr(trainer, "datamodule", None), "batch_size", None)
         if per_process is None:
             raise ValueError("lr_scaling needs data with a batch_size: set model.init_args.lr_scaling to null")
-        effective = per_process * trainer.world_size * trainer.accumulate_grad_batches
+        accumulated = accumulated_batches(trainer)
+        effective = per_process * trainer.world_size * accumulated
         for group in optimizer.param_groups:
             group["lr"] *= self.factor(effective)
         if trainer.is_global_zero and not self._reported:
@@ -277,5 +290,5 @@ class LrScaling:
             log.info(
                 "learning rates x %.4g (%s): effective batch %d (%d x %d processes x %d accumulated), rates are for %d",
                 self.factor(effective), self.rule, effective, per_process, trainer.world_size,
-                trainer.accumulate_grad_batches, self.batch_size,
+                accumulated, self.batch_size,
             )  # fmt: skip

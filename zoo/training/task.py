@@ -410,6 +410,13 @@ class SingleOptimizerTask(ZooTask):
         self.scheduler = scheduler
         self.lr_scaling = lr_scaling
 
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Back-propagate; Lightning divides by `accumulate_grad_batches`, and an epoch may end with fewer of them."""
+        loop = self.trainer.fit_loop.epoch_loop
+        window = self.trainer.accumulate_grad_batches
+        left = self.trainer.num_training_batches - loop.batch_idx // window * window
+        super().backward(loss * (window / left) if left < window else loss, *args, **kwargs)
+
     def configure_optimizers(self) -> Any:
         """The optimizer, and the schedule stepped with it: a state change inside the step, which a resume replays."""
         trainable = [parameter for parameter in self.parameters() if parameter.requires_grad]

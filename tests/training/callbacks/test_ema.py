@@ -84,7 +84,7 @@ def test_closed_form_and_what_is_copied():
 
 
 def test_start_and_period_count_batches():
-    task, ema = Task(), EMA(["net"], decay=0.5, start_batch=1, every_n_batches=2)
+    task, ema = Task(), EMA(["net"], decay=0.5, start_step=1, every_n_steps=2)
     trainer([ema], max_epochs=2).fit(task, data(4))
     assert ema.updates == 3
     torch.testing.assert_close(ema.shadow["net.0.weight"], averaged(task.trail[2::2], [0.5] * 2))
@@ -113,7 +113,7 @@ def test_evaluation_sees_the_average_and_training_goes_on_with_the_live_weights(
 
 def test_before_the_first_update_evaluation_uses_the_live_weights():
     task = Task()
-    trainer([EMA(["net"], start_batch=100)], limit_val_batches=1).fit(task, data(), data(1))
+    trainer([EMA(["net"], start_step=100)], limit_val_batches=1).fit(task, data(), data(1))
     assert torch.equal(task.seen[-1], task.net[0].weight)
 
 
@@ -202,7 +202,7 @@ def test_a_batch_that_the_guard_skipped_is_not_averaged():
     [
         ({"modules": []}, "names no part"),
         ({"modules": ["net"], "decay": 1.0}, "decay is below 1"),
-        ({"modules": ["net"], "every_n_batches": 0}, "every_n_batches is at least 1"),
+        ({"modules": ["net"], "every_n_steps": 0}, "every_n_steps is at least 1"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):

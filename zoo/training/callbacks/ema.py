@@ -21,14 +21,14 @@ class EMA(L.Callback):
 
     Frozen parameters are not copied. Persistent float buffers (running statistics) are copied as they are, not
     averaged. The first update copies the weights; before it, evaluation uses the live ones. The checkpoint's
-    `state_dict` always holds the live weights, `checkpoint["ema"]["shadow"]` the average under the same names. Batches
-    that only accumulate gradients bring no update.
+    `state_dict` always holds the live weights, `checkpoint["ema"]["shadow"]` the average under the same names. Steps
+    are those of the optimizer: batches that only accumulate gradients do not count.
 
     Args:
         modules: names of the task's parts, such as `generator`.
         decay: weight of the old average in one update, in [0, 1).
-        start_batch: batches trained before the first update.
-        every_n_batches: batches between updates.
+        start_step: steps made before the first update.
+        every_n_steps: steps between updates.
         warm_up: lower the decay of update n to (1 + n) / (10 + n) where that is less, so that a short run's average
             is not its beginning.
 
@@ -40,19 +40,19 @@ class EMA(L.Callback):
         self,
         modules: list[str],
         decay: float = 0.999,
-        start_batch: int = 0,
-        every_n_batches: int = 1,
+        start_step: int = 0,
+        every_n_steps: int = 1,
         warm_up: bool = False,
     ) -> None:
         if not modules:
             raise ValueError("EMA: modules names no part")
-        at_least(0, decay=decay, start_batch=start_batch)
+        at_least(0, decay=decay, start_step=start_step)
         below(1, decay=decay)
-        at_least(1, every_n_batches=every_n_batches)
+        at_least(1, every_n_steps=every_n_steps)
         self.modules = modules
         self.decay = decay
-        self.start_batch = start_batch
-        self.every_n_batches = every_n_batches
+        self.start_step = start_step
+        self.every_n_steps = every_n_steps
         self.warm_up = warm_up
         self.shadow: dict[str, Tensor] = {}
         self.updates = 0
@@ -88,11 +88,11 @@ class EMA(L.Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Update, unless a guard threw this batch away or it only accumulated gradients."""
-        done = trainer.fit_loop.epoch_loop.total_batch_idx + 1 - self.start_batch
+        done = trainer.global_step - self.start_step
         stepped = trainer.global_step != self._step
         self._step = trainer.global_step
         guarded = any(getattr(callback, "skipped", False) for callback in trainer.callbacks)  # type: ignore[attr-defined]
-        if stepped and done > 0 and done % self.every_n_batches == 0 and not guarded:
+        if stepped and done > 0 and done % self.every_n_steps == 0 and not guarded:
             live = self._live(pl_module)
             with gathered(trainer, live.values()):
                 self._update(live)

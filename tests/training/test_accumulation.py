@@ -1,0 +1,117 @@
+"""Accumulated gradients: a step weighs its items alike, also where an epoch ends in the middle of its batches."""
+
+import lightning as L
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from zoo.training.callbacks.ema import EMA
+from zoo.training.callbacks.report import facts
+from zoo.training.data import ZooDataModule
+from zoo.training.task import SingleOptimizerTask
+
+
+class Task(SingleOptimizerTask):
+    inference_class, inference_parts = "", ()
+
+    def __init__(self) -> None:
+        super().__init__(lambda weights: torch.optim.SGD(weights, lr=0.1))
+        self.net = nn.Linear(2, 1)
+        nn.init.constant_(self.net.weight, 0.5)
+        nn.init.zeros_(self.net.bias)
+        self.losses: list[float] = []
+
+    def training_step(self, batch, batch_idx):
+        loss = (self.net(batch) - 1).square().mean()
+        self.losses.append(float(loss.detach()))
+        return loss
+
+    def setup(self, stage: str) -> None:
+        pass
+
+
+class Points(Dataset):
+    def __init__(self, count: int) -> None:
+        self.points = torch.randn(count, 2, generator=torch.Generator().manual_seed(1))
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def __getitem__(self, place: tuple[int, int]) -> torch.Tensor:
+        return self.points[place[1]]  # of (epoch, index)
+
+
+class Data(ZooDataModule):
+    def __init__(self, items: int, batch_size: int) -> None:
+        super().__init__(batch_size)
+        self.train_set = Points(items)
+
+
+def trainer(accumulate: int, epochs: int = 1, callbacks=(), **options) -> L.Trainer:
+    return L.Trainer(
+        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, max_epochs=epochs,
+        enable_checkpointing=False, accumulate_grad_batches=accumulate, limit_val_batches=0, callbacks=list(callbacks),
+        use_distributed_sampler=False, **options,
+    )  # fmt: skip
+
+
+def expected(items: int, batch_size: int, accumulate: int, epochs: int) -> tuple[nn.Linear, int]:
+    """Gradient descent on the mean over all items of each step."""
+    task, data = Task(), Data(items, batch_size)
+    optimizer, steps = torch.optim.SGD(task.parameters(), lr=0.1), 0
+    batches = data.train_batches(0, 1)
+    for epoch in range(epochs):
+        batches.set_epoch(epoch)
+        order = [list(indices) for indices in batches]
+        for start in range(0, len(order), accumulate):
+            chosen = [index for batch in order[start : start + accumulate] for index in batch]
+            x = torch.stack([data.train_set[index] for index in chosen])
+            optimizer.zero_grad()
+            (task.net(x) - 1).square().mean().backward()
+            optimizer.step()
+            steps += 1
+    return task.net, steps
+
+
+# batches of an epoch: as many as a step takes, more by some, fewer
+@pytest.mark.parametrize(("items", "accumulate"), [(32, 4), (40, 4), (56, 3), (16, 8), (8, 8), (24, 1)])
+def test_step_is_that_of_one_large_batch(items, accumulate):
+    task = Task()
+    fit = trainer(accumulate, epochs=2)
+    fit.fit(task, Data(items, 8))
+    net, steps = expected(items, 8, accumulate, epochs=2)
+    assert fit.global_step == steps
+    torch.testing.assert_close(task.net.weight, net.weight)
+    torch.testing.assert_close(task.net.bias, net.bias)
+
+
+def test_limit_of_batches_shortens_the_last_step():
+    task = Task()
+    trainer(4, limit_train_batches=6).fit(task, Data(80, 8))
+    data, net = Data(80, 8), Task().net
+    order = [list(batch) for batch in data.train_batches(0, 1)]
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for part in (order[:4], order[4:6]):
+        x = torch.stack([data.train_set[index] for batch in part for index in batch])
+        optimizer.zero_grad()
+        (net(x) - 1).square().mean().backward()
+        optimizer.step()
+    torch.testing.assert_close(task.net.weight, net.weight)
+
+
+@pytest.mark.parametrize(("items", "accumulate", "said"), [(16, 4, "16 = "), (64, 4, "32 = "), (64, 1, "8")])
+def test_first_lines_name_the_true_batch(items, accumulate, said):
+    fit, task = trainer(accumulate), Task()
+    fit.fit(task, Data(items, 8))
+    assert facts(fit, task, ["cpu"])["effective batch"].startswith(said)
+
+
+@pytest.mark.parametrize(("start", "every"), [(0, 1), (1, 2), (0, 2), (3, 1)])
+@pytest.mark.parametrize("accumulate", [1, 2, 3])
+def test_averages_count_optimizer_steps(start, every, accumulate):
+    ema = EMA(["net"], decay=0.5, start_step=start, every_n_steps=every)
+    fit = trainer(accumulate, epochs=2, callbacks=[ema])
+    fit.fit(Task(), Data(48, 8))
+    steps = fit.global_step
+    assert ema.updates == sum(1 for step in range(1, steps + 1) if step > start and (step - start) % every == 0) > 0
