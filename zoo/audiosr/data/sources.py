@@ -170,9 +170,7 @@ class FileCorpus:
         root: folder that the names are relative to; None takes the deepest one that holds all files.
     """
 
-    def __init__(
-        self, paths: Sequence[Path], sample_rate: int, max_bad_share: float, root: Path | None = None
-    ) -> None:
+    def __init__(self, paths: Sequence[Path], sample_rate: int, max_bad_share: float, root: Path | None = None) -> None:
         self.sample_rate = sample_rate
         self.max_bad_share = max_bad_share
         self._count = len(paths)
