@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from zoo.audio.corpora.index import FileIndex, file_list
+from zoo.audio.corpora.selection import unique_stems, without_suffix
 from zoo.audio.io import files
 from zoo.common.ranges import one_of
 
@@ -143,7 +144,7 @@ def _safe(name: str) -> str:
 
 
 def _read_ljspeech(root: Path) -> list[Utterance]:
-    texts = {fields[0]: fields[-1] for fields in _rows(root / "metadata.csv", "|", 2)}
+    texts = {without_suffix(fields[0]): fields[-1] for fields in _rows(root / "metadata.csv", "|", 2)}
     paths = files.walk(root / "wavs")
     _warn_of_missing(root, sorted(texts.keys() - {path.stem for path in paths}))
     return [Utterance(path, "LJ", texts.get(path.stem, ""), _safe(path.stem), "en") for path in paths]
@@ -160,7 +161,9 @@ def _read_libritts(root: Path) -> list[Utterance]:
         for chapter in sorted((root / split).glob("*/*/")):
             speaker = chapter.parent.name
             lines = chapter / f"{speaker}_{chapter.name}.trans.tsv"
-            texts = {fields[0]: fields[-1] for fields in _rows(lines, "\t", 2)} if lines.is_file() else {}
+            texts = (
+                {without_suffix(fields[0]): fields[-1] for fields in _rows(lines, "\t", 2)} if lines.is_file() else {}
+            )
             for path in files.walk(chapter):
                 name = _safe(f"{speaker}/{chapter.name}/{path.stem}")
                 found.append(Utterance(path, speaker, texts.get(path.stem, ""), name, "en"))
@@ -172,7 +175,7 @@ def _read_jvs(root: Path) -> list[Utterance]:
     for folder in sorted(root.glob(_JVS_FOLDERS)):
         subset = folder.parent
         lines = subset / "transcripts_utf8.txt"
-        texts = {fields[0]: fields[1] for fields in _rows(lines, ":", 2)} if lines.is_file() else {}
+        texts = {without_suffix(fields[0]): fields[1] for fields in _rows(lines, ":", 2)} if lines.is_file() else {}
         speaker = subset.parent.name
         for path in files.walk(folder):
             name = _safe(f"{speaker}/{subset.name}/{path.stem}")
@@ -204,12 +207,15 @@ def _read_tree(root: Path) -> list[Utterance]:
     places = [path.relative_to(root) for path in files.walk(root)]
     names = [_safe(place.with_suffix("").as_posix()) for place in places]
     shared = Counter(names)
+    own_stems = unique_stems(place.as_posix() for place in places)
     found = []
     for place, name in zip(places, names, strict=True):
         if shared[name] > 1:  # a.wav beside a.flac: both keep their suffix
             name = _safe(place.as_posix())
         speaker = place.parts[0] if len(place.parts) > 1 else ""
-        text = listed.get(place.with_suffix("").as_posix(), listed.get(place.stem, ""))
+        text = listed.get(place.with_suffix("").as_posix())
+        if text is None:
+            text = listed.get(place.stem, "") if place.stem in own_stems else ""
         found.append(Utterance(root / place, speaker, _beside(root / place) or text, name, ""))
     return found
 
@@ -226,7 +232,7 @@ def _listed(root: Path) -> dict[str, str]:
     for path in (root / "metadata.csv", root.resolve().parent / "metadata.csv"):
         if path.is_file():
             try:
-                return {fields[0]: fields[-1] for fields in _rows(path, "|", 2)}
+                return {without_suffix(fields[0]): fields[-1] for fields in _rows(path, "|", 2)}
             except ValueError as error:  # a list of another kind
                 _LOG.warning("no transcripts taken: %s", error)
     return {}
