@@ -144,7 +144,7 @@ def _safe(name: str) -> str:
 
 
 def _read_ljspeech(root: Path) -> list[Utterance]:
-    texts = {without_suffix(fields[0]): fields[-1] for fields in _rows(root / "metadata.csv", "|", 2)}
+    texts = {fields[0]: fields[-1] for fields in _rows(root / "metadata.csv", "|", 2)}
     paths = files.walk(root / "wavs")
     _warn_of_missing(root, sorted(texts.keys() - {path.stem for path in paths}))
     return [Utterance(path, "LJ", texts.get(path.stem, ""), _safe(path.stem), "en") for path in paths]
@@ -161,9 +161,7 @@ def _read_libritts(root: Path) -> list[Utterance]:
         for chapter in sorted((root / split).glob("*/*/")):
             speaker = chapter.parent.name
             lines = chapter / f"{speaker}_{chapter.name}.trans.tsv"
-            texts = (
-                {without_suffix(fields[0]): fields[-1] for fields in _rows(lines, "\t", 2)} if lines.is_file() else {}
-            )
+            texts = {fields[0]: fields[-1] for fields in _rows(lines, "\t", 2)} if lines.is_file() else {}
             for path in files.walk(chapter):
                 name = _safe(f"{speaker}/{chapter.name}/{path.stem}")
                 found.append(Utterance(path, speaker, texts.get(path.stem, ""), name, "en"))
@@ -175,7 +173,7 @@ def _read_jvs(root: Path) -> list[Utterance]:
     for folder in sorted(root.glob(_JVS_FOLDERS)):
         subset = folder.parent
         lines = subset / "transcripts_utf8.txt"
-        texts = {without_suffix(fields[0]): fields[1] for fields in _rows(lines, ":", 2)} if lines.is_file() else {}
+        texts = {fields[0]: fields[1] for fields in _rows(lines, ":", 2)} if lines.is_file() else {}
         speaker = subset.parent.name
         for path in files.walk(folder):
             name = _safe(f"{speaker}/{subset.name}/{path.stem}")
@@ -207,15 +205,14 @@ def _read_tree(root: Path) -> list[Utterance]:
     places = [path.relative_to(root) for path in files.walk(root)]
     names = [_safe(place.with_suffix("").as_posix()) for place in places]
     shared = Counter(names)
-    own_stems = unique_stems(place.as_posix() for place in places)
+    own_stems = unique_stems({place.with_suffix("").as_posix() for place in places})
     found = []
     for place, name in zip(places, names, strict=True):
         if shared[name] > 1:  # a.wav beside a.flac: both keep their suffix
             name = _safe(place.as_posix())
         speaker = place.parts[0] if len(place.parts) > 1 else ""
-        text = listed.get(place.with_suffix("").as_posix())
-        if text is None:
-            text = listed.get(place.stem, "") if place.stem in own_stems else ""
+        by_stem = listed.get(place.stem, "") if place.stem in own_stems else ""
+        text = listed.get(place.with_suffix("").as_posix(), by_stem)
         found.append(Utterance(root / place, speaker, _beside(root / place) or text, name, ""))
     return found
 
@@ -232,14 +229,17 @@ def _listed(root: Path) -> dict[str, str]:
     for path in (root / "metadata.csv", root.resolve().parent / "metadata.csv"):
         if path.is_file():
             try:
-                return {without_suffix(fields[0]): fields[-1] for fields in _rows(path, "|", 2)}
+                return {fields[0]: fields[-1] for fields in _rows(path, "|", 2)}
             except ValueError as error:  # a list of another kind
                 _LOG.warning("no transcripts taken: %s", error)
     return {}
 
 
 def _rows(path: Path, separator: str, least: int) -> list[list[str]]:
-    """Fields of a list's lines; quotes mean nothing, and after the first colon of a `:` list all is text."""
+    """Fields of a list's lines; quotes mean nothing, and after the first colon of a `:` list all is text.
+
+    The first field is an id, which is returned without an audio suffix.
+    """
     rows = []
     for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), start=1):
         if not line.strip():
@@ -249,7 +249,8 @@ def _rows(path: Path, separator: str, least: int) -> list[list[str]]:
             raise ValueError(
                 f"{path}:{number}: expected {least} fields separated by {separator!r}, found {line[:60]!r}"
             )
-        rows.append([field.strip() for field in fields])
+        name, *others = (field.strip() for field in fields)
+        rows.append([without_suffix(name), *others])
     return rows
 
 
