@@ -152,7 +152,7 @@ def test_a_cache_that_agreed_with_a_list_is_not_compared_again(tmp_path: Path, m
     former = build(files.walk(tmp_path / "in"), tmp_path / "out", RATE, progress=False)  # without a list on disk
     assert former.index is None
     with monkeypatch.context() as patch:
-        patch.setattr(cache, "read_mono", lambda *_: pytest.fail("decoded again"))
+        patch.setattr(cache, "read_mixed", lambda *_: pytest.fail("decoded again"))
         adopted = built()
         assert adopted.key == former.key and adopted.index is not None and adopted.holds_files_of(former)
         patch.setattr(cache, "_key", lambda *_: pytest.fail("compared again"))

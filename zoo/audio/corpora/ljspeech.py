@@ -12,6 +12,7 @@ from typing import Any
 
 from zoo.audio.corpora.cache import build
 from zoo.audio.corpora.corpus import CACHES, cache_folder
+from zoo.audio.corpora.selection import without_suffix
 from zoo.audio.io import files
 from zoo.common.atomic import write_atomic
 
@@ -88,7 +89,7 @@ def _read_metadata(path: Path) -> list[tuple[str, str]]:
         if not line.strip():
             continue
         fields = line.split("|")
-        name = fields[0].strip()
+        name = without_suffix(fields[0].strip())
         if len(fields) < 2 or not name or name != os.path.basename(name) or name in rows:
             raise ValueError(f"{path}:{number}: expected `id|text|normalised text` with a new id, found {line[:60]!r}")
         rows[name] = fields[-1]
@@ -160,7 +161,7 @@ def prepare(
     other = [entry.id for entry in entries if entry.sample_rate != sample_rate]
     if other:
         _LOG.warning("%s: %d files are not at %d Hz and get resampled", folder, len(other), sample_rate)
-    built = build(files.walk(folder), cache_folder(cache, folder, sample_rate), sample_rate, progress)
+    built = build(files.walk(folder), cache_folder(cache, folder, sample_rate), sample_rate, progress, root=folder)
     bad = {Path(name).stem for name in built.bad}
     if bad and strict:
         raise ValueError(f"{folder}: {len(bad)} files cannot be decoded: {', '.join(sorted(bad)[:_SHOWN])}")
