@@ -6,11 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.audiosr.task_parts import Data, Save, denoiser, task, trainer
+from tests.audiosr.task_parts import Data, denoiser, task, trainer
 from zoo.audiosr.task import train_only
-from zoo.runs.checkpoints import load_checkpoint
-from zoo.training.callbacks.ema import EMA
-from zoo.training.callbacks.rng import RNGState
 
 UNET = ["time_embed", "input_blocks", "middle_block", "output_blocks", "out", "global_fusion"]
 CUSTOM = ["middle_block", "global_fusion"]
@@ -76,63 +73,3 @@ def test_counts_of_weights() -> None:
     counts = train_only(net, ["out"])
     assert counts == {"out": sum(parameter.numel() for parameter in net.unet.out.parameters())}
     assert [name for name, each in net.named_parameters() if each.requires_grad] == net.groups()["out"]
-
-
-UNFREEZE = {"global_encoder": 2, "middle_block": 3}
-
-
-def fit(folder: Path, resumed: Path | None = None) -> dict[int, dict[str, Any]]:
-    """Checkpoints by step of five steps."""
-    torch.manual_seed(0)  # of the encoder's dropout
-    net = denoiser("film")
-    generator = torch.Generator().manual_seed(3)
-    for parameter in net.parameters():
-        parameter.data += 0.02 * torch.randn(parameter.shape, generator=generator)
-    callbacks = [EMA(["net"], 0.9), RNGState(), Save(folder)]
-    run = trainer(folder, max_steps=5, callbacks=callbacks, gradient_clip_val=0.5)
-    run.fit(task(net, unfreeze=UNFREEZE), datamodule=Data(), ckpt_path=None if resumed is None else str(resumed))
-    return {int(path.stem): load_checkpoint(path) for path in folder.glob("*.ckpt")}
-
-
-def test_groups_join_at_their_step_and_a_resume_on_either_side_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    (tmp_path / "whole").mkdir()
-    whole = fit(tmp_path / "whole")
-    net = denoiser("film")
-    order = [name for name, _ in net.named_parameters()]
-    for group, first in UNFREEZE.items():
-        names = net.groups()[group]
-        for step, found in whole.items():
-            moved = [
-                name
-                for name in names
-                if not torch.equal(*(each["state_dict"][f"net.{name}"] for each in (whole[1], found)))
-            ]
-            states = {order[number] for number in found["optimizer_states"][0]["state"]} & set(names)
-            assert bool(moved) == bool(states) == (step > first), (group, step)
-    statistics = [name for name in whole[1]["state_dict"] if "running_mean" in name]
-    same = [
-        torch.equal(whole[step]["state_dict"][statistics[0]], whole[1]["state_dict"][statistics[0]]) for step in (2, 3)
-    ]
-    assert same == [True, False]
-    for step in (1, 2, 3):
-        folder = tmp_path / str(step)
-        folder.mkdir()
-        again = fit(folder, tmp_path / "whole" / f"{step}.ckpt")
-        assert again.keys() == set(range(step + 1, 6))
-        for key in ("state_dict", "optimizer_states", "ema"):
-            torch.testing.assert_close(again[5][key], whole[5][key], rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"unfreeze": {"vae": 1}}, "unfreeze: 'vae' does not train; groups that do: time_embed"),
-        ({"unfreeze": {"out": 1}, "trains": ["middle_block"]}, "'out' does not train; groups that do: middle_block"),
-        ({"unfreeze": {"out": -1}}, "unfreeze.out is at least 0"),
-        ({"unfreeze": {"out": 5}, "trains": ["out"]}, "nothing trains before step 5"),
-    ],
-    ids=str,
-)
-def test_wrong_steps(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        task(denoiser(), **settings)

@@ -17,7 +17,7 @@ BATCH, STEPS = 4, 3
 
 def train(world, folder, **arguments):
     """Weights, scale and validation after some steps; batches of all processes are equal."""
-    made = task(optimizer=partial(torch.optim.SGD, lr=0.1), unfreeze={"middle_block": 1})
+    made = task(optimizer=partial(torch.optim.SGD, lr=0.1))
     run = trainer(folder, max_steps=STEPS, limit_val_batches=1.0, **arguments)
     run.fit(made, datamodule=Data(batch_size=BATCH // world, size=STEPS * BATCH))
     assert run.global_step == STEPS

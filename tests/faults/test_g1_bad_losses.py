@@ -66,20 +66,6 @@ def test_without_the_guard_the_run_is_lost(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_rolled_back_when_configured(tmp_path: Path) -> None:
-    said, states = fit(tmp_path, *guard("roll_back"))
-    assert [line.rpartition("rolled back to batch ")[2] for line in said.splitlines() if "rolled back" in line] == [
-        "28",
-        "37",
-    ]
-    for key in ("weights", "optimizers"):
-        assert states[31][key] == states[28][key]
-        assert states[41][key] == states[37][key]
-    assert states[31]["ema"] == states[30]["ema"]
-    assert finite(tmp_path)
-
-
-@pytest.mark.slow
 def test_rates_lowered_when_configured(tmp_path: Path) -> None:
     said, states = fit(tmp_path, *guard("reduce"))
     assert states[31] == states[30] and states[41] == states[40]

@@ -10,11 +10,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from zoo.training.adversarial import (
     Discriminator,
-    LossBalancer,
     adversarial_loss,
     discriminator_loss,
     feature_matching_loss,
-    r1_penalty,
 )
 from zoo.training.gan import GANTask
 
@@ -115,22 +113,18 @@ def batches(size=4):
     return list(DataLoader(items(), batch_size=size))
 
 
-@pytest.mark.parametrize("separate", [True, False])
-def test_steps_equal_the_original_loop(separate):
-    ours, reference = Task(optimizer=ADAM, separate_passes=separate), Task(optimizer=ADAM)
+def test_steps_equal_the_original_loop():
+    ours, reference = Task(optimizer=ADAM), Task(optimizer=ADAM)
     by_hand(reference, batches())
     fit(ours)
     assert gap(weights(ours), weights(reference)) < 1e-6
     assert ours.generated == 6
 
 
-@pytest.mark.parametrize(
-    ("separate", "d_phase"), [(False, [(8, True, True)]), (True, [(4, True, True), (4, True, True)])]
-)
-def test_passes_of_a_step(separate, d_phase):
-    task = Task(separate_passes=separate)
+def test_passes_of_a_step():
+    task = Task()
     fit(task, max_steps=1)
-    assert task.one.calls == [*d_phase, (4, False, False), (4, True, False)]
+    assert task.one.calls == [(8, True, True), (4, False, False), (4, True, False)]
 
 
 def test_weight_zero_skips_the_computation_and_the_log():
@@ -346,95 +340,3 @@ def test_resume_is_exact_at_the_end_of_an_epoch(tmp_path):
 
 def test_a_task_can_be_copied():
     assert gap(weights(Task()), weights(copy.deepcopy(Task()))) == 0
-
-
-def balanced_by_hand(task, batches, decay, scale):
-    """EnCodec's rule, written out; norms are those of an item's own loss."""
-    opt_g = task.optimizer_g(task.generator.parameters())
-    sums, count, weights = torch.zeros(5), 0.0, torch.tensor([1.0, 0.5, 2.0, 1.0, 4.0])
-    for batch in batches:
-        fake, real = task.generator(batch["x"]), batch["y"]
-        opt_g.zero_grad()
-        (r1, f1), (r2, f2) = ((d(real), d(fake)) for d in (task.one, task.two))
-        terms = [adversarial_loss(f1), adversarial_loss(f2), feature_matching_loss(r1, f1),
-                 feature_matching_loss(r2, f2), scale * (fake - real).abs().mean()]  # fmt: skip
-        grads = [torch.autograd.grad(term, fake, retain_graph=True)[0] for term in terms]
-        norms = torch.stack([torch.stack([(len(g) * item).norm() for item in g]).mean() for g in grads])
-        sums, count = decay * sums + norms, decay * count + 1
-        shares = weights / weights.sum() / (sums / count)
-        fake.backward(sum(share * grad for share, grad in zip(shares, grads, strict=True)))
-        opt_g.step()
-
-
-@pytest.mark.parametrize("accumulate", [1, 3])
-def test_balanced_losses_have_their_shares_whatever_their_scale(accumulate):
-    class Scaled(Task):
-        def reconstruction(self, fake, real, batch):
-            return {"g/l1": 1e4 * (fake - real).abs().mean()}
-
-    calm = {"loss_weights": WEIGHTS | {"d/one": 0.0, "d/two": 0.0}}  # discriminators that stay
-    reference = Task(**calm).double()
-    balanced_by_hand(reference, [{key: value.double() for key, value in each.items()} for each in batches()], 0.9, 1.0)
-    task = Scaled(balancer=LossBalancer(decay=0.9), accumulate=accumulate, **calm)
-    fit(task, precision="64-true")
-    assert gap(weights(task), weights(reference)) < 1e-6
-    assert task.logs[0]["g/l1"] > 1e3 and gap(weights(Task(**calm)), weights(task)) > 1e-2
-
-
-def test_balanced_training_resumes_exactly(tmp_path):
-    def build():
-        return Task(optimizer=ADAM, balancer=LossBalancer(), discriminator_start=1)
-
-    whole, first, second = build(), build(), build()
-    fit(whole, max_epochs=2)
-    trainer = fit(first)
-    trainer.save_checkpoint(tmp_path / "half.ckpt")
-    state = torch.load(tmp_path / "half.ckpt", weights_only=True)["loss_balancer"]
-    assert gap(state, first.balancer.averages) == 0
-    assert state.keys() == {key for key in WEIGHTS if key.startswith("g/")}
-    fit(second, max_epochs=2, ckpt_path=tmp_path / "half.ckpt")
-    assert all(torch.equal(value, weights(second)[name]) for name, value in weights(whole).items())
-    assert gap(second.balancer.averages, whole.balancer.averages) == 0
-
-
-def test_what_cannot_be_balanced_is_refused():
-    with pytest.raises(ValueError, match="balancer differentiates the losses unscaled"):
-        fit(Task(balancer=LossBalancer()), plugins=[MixedPrecision("16-mixed", "cpu")])
-    with pytest.raises(ValueError, match=r"decay 0 to below 1, found 1\.0 and 1"):
-        LossBalancer(decay=1)
-
-    class Apart(Task):
-        def reconstruction(self, fake, real, batch):
-            return {"g/l1": self.generator[0].weight.square().mean()}
-
-    with pytest.raises(ValueError, match="g/l1 does not depend on the generated audio"):
-        fit(Apart(balancer=LossBalancer()))
-    balancer = LossBalancer()
-    assert float(balancer.factors({"a": torch.tensor(2.0)}, {"a": 3.0, "b": 1.0})["a"]) == pytest.approx(0.5)
-    balancer.factors({"a": torch.tensor(float("nan"))}, {"a": 3.0})
-    assert balancer.averages["a"].tolist() == [2, 1]  # a failed batch leaves no trace
-
-
-def test_r1_penalty_is_half_the_squared_gradient_on_real_audio():
-    class Linear(Discriminator):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.tensor([3.0, 4.0]))
-
-        def forward(self, x):
-            return [((x * self.weight).flatten(1), []), (2 * x[..., :1].flatten(1), [])]
-
-    net = Linear()
-    penalty = r1_penalty(net, torch.randn(5, 1, 2))
-    assert penalty.item() == pytest.approx(0.5 * ((3 + 2) ** 2 + 4**2))
-    penalty.backward()
-    torch.testing.assert_close(net.weight.grad, torch.tensor([5.0, 4.0]))
-    task, plain = (Task(loss_weights=WEIGHTS | more, accumulate=2) for more in ({"d/r1_one": 0.5}, {}))
-    for each in (task, plain):
-        fit(each, max_steps=1)
-    real = torch.stack([item["y"] for item in items()[:4]])
-    assert task.logs[0]["d/r1_one"] == pytest.approx(r1_penalty(Task().one, real).item(), rel=1e-5)
-    assert not torch.equal(task.one.conv.weight, plain.one.conv.weight)
-    assert "d/r1_one" not in plain.logs[0] and torch.equal(task.two.conv.weight, plain.two.conv.weight)
-    with pytest.raises(ValueError, match="unknown term 'd/r1_three'"):
-        Task(loss_weights=WEIGHTS | {"d/r1_three": 1.0})

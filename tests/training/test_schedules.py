@@ -11,7 +11,6 @@ from zoo.training.schedules import (
     StageCosine,
     WarmupConstant,
     WarmupCosine,
-    WarmupExponential,
     WarmupLinear,
 )
 from zoo.training.task import OptimizerCallable, SchedulerCallable
@@ -40,15 +39,6 @@ def test_cosine():
 
 def test_linear():
     assert curve(lambda o: WarmupLinear(o, 0, 4, 0.5), 6) == pytest.approx([2.0, 1.75, 1.5, 1.25, 1.0, 1.0])
-
-
-def test_exponential_per_batch_equals_the_staircase_at_epoch_ends():
-    per_batch = curve(lambda o: WarmupExponential(o, 0.9, steps_per_epoch=5), 11)
-    per_epoch = curve(lambda o: WarmupExponential(o, 0.9), 3)
-    reference = curve(lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9), 3)
-    assert per_batch[::5] == pytest.approx(per_epoch)
-    assert per_epoch == pytest.approx(reference)
-    assert per_batch[1] == pytest.approx(2.0 * 0.9**0.2)
 
 
 def test_a_ramped_cosine_begins_with_zero():
@@ -117,8 +107,6 @@ def test_state_is_primitive_and_restores_the_curve():
         (lambda o: WarmupConstant(o, -1), "warmup_steps is at least 0, not -1"),
         (lambda o: WarmupCosine(o, 5, 5), r"total_steps \(5\) .* exceeds warmup_steps \(5\)"),
         (lambda o: WarmupLinear(o, 0, 5, 2.0), "min_factor is 0 to 1"),
-        (lambda o: WarmupExponential(o, 1.5), "gamma is 0 to 1"),
-        (lambda o: WarmupExponential(o, 0.5, 0), "steps_per_epoch is at least 1, not 0"),
         (lambda o: StageCosine(o, [5], 10), r"starts at batch 0, found starts \[5\]"),
         (lambda o: StageCosine(o, [0], 10, 10), "from batch 0 to 10 is not longer than its rise of 10"),
         (lambda o: StageCosine(o, [0], 10, 1, 1, -0.1), "min_factor is 0 to 1"),

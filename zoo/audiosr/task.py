@@ -28,7 +28,7 @@ from zoo.training.callbacks.media import log_audio, log_figure
 from zoo.training.compiling import Mode as CompileMode
 from zoo.training.compiling import compile_in_place
 from zoo.training.data import Key, ZooDataModule, item_seed
-from zoo.training.freezing import Unfreezing, freeze
+from zoo.training.freezing import freeze
 from zoo.training.strategies.shards import whole_weights
 from zoo.training.task import OptimizerCallable, SingleOptimizerTask, WeightedMeans
 
@@ -103,7 +103,6 @@ class DiffusionTask(SingleOptimizerTask):
         condition_dropout: probability that an item is trained without its condition, for guidance.
         global_input: what the global encoder takes: "lowres", as in inference, or, as the original, the "target".
         trains: which parts train, see `zoo.audiosr.task.train_only`.
-        unfreeze: optimizer steps before which groups that train rest, by the names of `Denoiser.groups`; null for none.
         parallel: "dp" spreads the loss over all GPUs of this process by `nn.DataParallel`, for machines without a
             collective back end; "none" leaves parallel work to the Trainer's strategy.
         restore_items: validation clips that are restored.
@@ -152,7 +151,6 @@ class DiffusionTask(SingleOptimizerTask):
         condition_dropout: float = 0.1,
         global_input: Literal["lowres", "target"] = "lowres",
         trains: Mode | list[str] = "full",
-        unfreeze: dict[str, int] | None = None,
         parallel: Literal["none", "dp"] = "none",
         restore_items: int = 3,
         restore_sampler: Sampler | None = None,
@@ -198,7 +196,6 @@ class DiffusionTask(SingleOptimizerTask):
         self.compile_options = (compile_mode, compile_fullgraph)
         for group, size in train_only(net, trains).items():
             log.info("trains: %s (%d weights)", group, size)
-        self._unfreezing = Unfreezing(net, net.groups(), unfreeze or {})
         self._frozen_modules = [module for module in net.modules() if not module.training]
         self._replicas: list[nn.Module] = []  # a list keeps it out of the state dict
 
@@ -208,17 +205,7 @@ class DiffusionTask(SingleOptimizerTask):
         if mode:
             for module in self._frozen_modules:
                 module.training = False
-            self._unfreezing.set_modes(self.global_step)
         return self
-
-    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        """Let groups train whose step has come."""
-        self._unfreezing.set_modes(self.global_step)
-
-    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Compute the gradients, but for groups whose step has not come."""
-        super().backward(loss, *args, **kwargs)
-        self._unfreezing.discard(self.global_step)
 
     def on_fit_start(self) -> None:
         """Take the scale of the latents, unless weights brought one; keep the latents; replicate; compile."""

@@ -85,12 +85,11 @@ _FORMER = {
     "zoo.training.ema": "EMA",
     "zoo.training.gan": "GANTask",
     "zoo.training.guard": "LossGuard",
-    "zoo.training.guard_robust": "RobustGuard",
     "zoo.training.loss_monitor": "LossMonitor",
     "zoo.training.lr_scaling": "LrScaling",
     "zoo.training.plateau": "Plateau",
     "zoo.training.resume": "ZooDataModule",
-    "zoo.training.schedules": "RampedCosine StageCosine WarmupConstant WarmupCosine WarmupExponential WarmupLinear",
+    "zoo.training.schedules": "RampedCosine StageCosine WarmupConstant WarmupCosine WarmupLinear",
     "zoo.training.task": "SingleOptimizerTask ZooTask",
 }
 

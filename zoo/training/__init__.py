@@ -5,15 +5,15 @@ from zoo.common.registry import public
 __getattr__, __all__ = public(
     __name__,
     {
-        "adversarial": "Discriminator LossBalancer",
+        "adversarial": "Discriminator",
         "callbacks.ema": "EMA",
-        "callbacks.guard": "LossGuard RobustGuard",
+        "callbacks.guard": "LossGuard",
         "callbacks.loss_monitor": "LossMonitor",
         "callbacks.precision": "LossScale",
         "callbacks.rates": "Plateau",
         "data": "ZooDataModule",
         "gan": "GANTask",
-        "schedules": "LrScaling RampedCosine StageCosine WarmupConstant WarmupCosine WarmupExponential WarmupLinear",
+        "schedules": "LrScaling RampedCosine StageCosine WarmupConstant WarmupCosine WarmupLinear",
         "strategies.fsdp": "FSDP2",
         "strategies.deepspeed": "ZeROStrategy",
         "task": "SingleOptimizerTask ZooTask",

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer, do_nothing_closure
-from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import ParallelStrategy
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -23,10 +23,8 @@ from zoo.common.reading.unpickle import at_least_float32
 from zoo.training.adversarial import (
     LOSSES,
     Discriminator,
-    LossBalancer,
     Output,
     feature_matching_loss,
-    r1_penalty,
 )
 from zoo.training.schedules import set_total_steps
 from zoo.training.strategies.shards import clip_gradients, gradient_norm
@@ -37,8 +35,7 @@ def check_loss_weights(weights: Mapping[str, float], names: Sequence[str], discr
     """Check the weights that the discriminators need.
 
     Args:
-        names: of the discriminators; each needs `d/<name>`, `g/adv_<name>` and `g/fm_<name>`, and may have
-            `d/r1_<name>`.
+        names: of the discriminators; each needs `d/<name>`, `g/adv_<name>` and `g/fm_<name>`.
         discriminator_start: number of batches trained without adversarial terms.
 
     Returns:
@@ -51,7 +48,7 @@ def check_loss_weights(weights: Mapping[str, float], names: Sequence[str], discr
     for key in known:
         if key not in weights:
             raise ValueError(f"loss_weights lacks {key!r}; give 0 to leave the term out")
-    others = [key for key in weights if key not in known and key not in [f"d/r1_{name}" for name in names]]
+    others = [key for key in weights if key not in known]
     for key in others:
         if key.startswith(("g/adv_", "g/fm_")) or not key.startswith("g/"):
             raise ValueError(f"loss_weights: unknown term {key!r}; the discriminators are {list(names)}")
@@ -119,7 +116,7 @@ def _cut(value: Any, size: int, part: slice) -> Any:
 
 __all__ = ["Discriminator", "GANTask"]
 
-_SCALER_KEY, _BALANCER_KEY = "discriminator_scaler", "loss_balancer"
+_SCALER_KEY = "discriminator_scaler"
 
 
 class _Chunk(NamedTuple):
@@ -146,8 +143,7 @@ class GANTask(ZooTask):
         optimizer_g: builds the generator's optimizer from its parameters.
         optimizer_d: builds the discriminators' optimizer.
         loss_weights: a weight for each term: `d/<name>`, `g/adv_<name>` and `g/fm_<name>` of every discriminator and
-            each key that `reconstruction` returns, such as `g/mel`. Weight 0 skips the computation. A `d/r1_<name>`
-            adds the R1 gradient penalty of a discriminator.
+            each key that `reconstruction` returns, such as `g/mel`. Weight 0 skips the computation.
         scheduler_g: builds the schedule of the generator's learning rate.
         scheduler_d: builds the schedule of the discriminators' learning rate.
         scheduler_interval: "epoch" steps the schedules at the last batch of an epoch, "step" at every batch.
@@ -157,13 +153,9 @@ class GANTask(ZooTask):
             by chunk, so that memory falls with the chunk and the gradient stays that of the whole batch.
         discriminator_start: number of batches trained with the reconstruction terms alone; both schedules run
             from the first batch all the same.
-        separate_passes: let the discriminators judge real and generated audio one after the other, as the original
-            does, and not in one concatenated batch; the same up to rounding unless a layer depends on the batch.
         compile: compile the inference parts in place.
         adversarial: "least_squares" or "hinge" losses; both add up the sub-discriminators (Vocos takes their mean: give
             the weights their share).
-        balancer: rescales the gradients of the generator's losses, whose weights are then their shares (EnCodec); None
-            adds up the weighted losses.
 
     Raises:
         ValueError: when a loss weight is missing or unknown, or a number is out of its range.
@@ -187,16 +179,13 @@ class GANTask(ZooTask):
         clip_d: float | None = None,
         accumulate: int = 1,
         discriminator_start: int = 0,
-        separate_passes: bool = False,
         compile: bool = False,
         adversarial: Literal["least_squares", "hinge"] = "least_squares",
-        balancer: LossBalancer | None = None,
     ) -> None:
         super().__init__(compile=compile)
         self.automatic_optimization = False
         one_of(tuple(LOSSES), adversarial=adversarial)
         self.adversarial = adversarial
-        self.balancer = balancer
         one_of(("epoch", "step"), scheduler_interval=scheduler_interval)
         at_least(1, accumulate=accumulate)
         at_least(0, discriminator_start=discriminator_start)
@@ -214,7 +203,6 @@ class GANTask(ZooTask):
         self.clip = {"g": clip_g, "d": clip_d}
         self.accumulate = accumulate
         self.discriminator_start = discriminator_start
-        self.separate_passes = separate_passes
         self._grad_norms: dict[str, Tensor] = {}
         self._scaler_d: torch.amp.GradScaler | None = None
 
@@ -245,21 +233,9 @@ class GANTask(ZooTask):
         raise NotImplementedError(f"{type(self).__name__} defines no reconstruction()")
 
     def setup(self, stage: str) -> None:
-        """Give the discriminators a gradient scaler of their own under fp16: one scaler would be updated twice.
-
-        Raises:
-            ValueError: for a balancer in fp16 or with sharded nets.
-        """
+        """Give the discriminators a gradient scaler of their own under fp16: one scaler would be updated twice."""
         super().setup(stage)
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
-        strategy = self.trainer.strategy
-        plain = scaler is None and isinstance(strategy, DDPStrategy | SingleDeviceStrategy)
-        if stage == "fit" and self.balancer and not plain:
-            raise ValueError(
-                "balancer differentiates the losses unscaled and through whole discriminators: not with precision "
-                f"16-mixed nor sharded; use bf16-mixed or 32-true and DDP, found {type(strategy).__name__} and "
-                f"{self.trainer.precision}"
-            )
         self._scaler_d = copy.deepcopy(scaler) if stage == "fit" else None
 
     def configure_optimizers(self) -> Any:
@@ -309,7 +285,7 @@ class GANTask(ZooTask):
             with self._discriminator_scaler():
                 logs |= self._optimize(opt_d, chunks, self._discriminator_terms)
             logs["grad_norm_d"] = self._grad_norms["d"]
-        terms = self._optimize(opt_g, chunks, lambda chunk: self._generator_terms(chunk, adversarial), self.balancer)
+        terms = self._optimize(opt_g, chunks, lambda chunk: self._generator_terms(chunk, adversarial))
         logs |= {**terms, "g/total": self._weighted(terms), "grad_norm_g": self._grad_norms["g"]}
         self.log_terms("train", logs, batch_size=sum(len(chunk.real) for chunk in chunks))
         if self.scheduler_interval == "step" or batch_idx + 1 == self.trainer.num_training_batches:
@@ -325,20 +301,16 @@ class GANTask(ZooTask):
             clip_gradients(self.trainer, optimizer, limit, norm)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Save the second gradient scaler (Lightning saves the first) and the balancer's averages."""
+        """Save the second gradient scaler; Lightning saves the first."""
         super().on_save_checkpoint(checkpoint)
         if self._scaler_d is not None:
             checkpoint[_SCALER_KEY] = self._scaler_d.state_dict()
-        if self.balancer:
-            checkpoint[_BALANCER_KEY] = dict(self.balancer.averages)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the second gradient scaler and the balancer's averages."""
+        """Restore the second gradient scaler."""
         super().on_load_checkpoint(checkpoint)
         if self._scaler_d is not None and _SCALER_KEY in checkpoint:
             self._scaler_d.load_state_dict(checkpoint[_SCALER_KEY])
-        if self.balancer:
-            self.balancer.averages = dict(checkpoint.get(_BALANCER_KEY, {}))
 
     def _discriminator(self, name: str) -> Discriminator:
         return cast(Discriminator, getattr(self, name))
@@ -368,59 +340,32 @@ class GANTask(ZooTask):
         optimizer: LightningOptimizer,
         chunks: list[_Chunk],
         terms_of: Callable[[_Chunk], dict[str, Tensor]],
-        balancer: LossBalancer | None = None,
     ) -> dict[str, Tensor]:
         """One optimizer step on all chunks, all other parameters frozen; returns the terms' means over the batch."""
-
-        def weighted() -> Iterator[tuple[dict[str, Tensor], Tensor]]:
-            for chunk in chunks:
-                terms = terms_of(chunk)
-                yield terms, self._weighted(terms)
-
         means: dict[str, Tensor] = {}
         with self.toggled_optimizer(optimizer):
             optimizer.zero_grad()
-            losses = weighted() if balancer is None else self._balanced(balancer, chunks, terms_of)
-            for number, (chunk, (terms, loss)) in enumerate(zip(chunks, losses, strict=True), start=1):
+            for number, chunk in enumerate(chunks, start=1):
+                terms = terms_of(chunk)
                 with self._gradient_exchange(number == len(chunks)):
-                    self.manual_backward(loss * chunk.share)
+                    self.manual_backward(self._weighted(terms) * chunk.share)
                 for key, term in terms.items():
                     part = term.detach() * chunk.share
                     means[key] = means[key] + part if key in means else part
             optimizer.step()
         return means
 
-    def _balanced(
-        self, balancer: LossBalancer, chunks: list[_Chunk], terms_of: Callable[[_Chunk], dict[str, Tensor]]
-    ) -> list[tuple[dict[str, Tensor], Tensor]]:
-        """Of each chunk its terms, and a loss whose gradient in the generator is the balanced one."""
-        found, norms = [], []
-        for chunk in chunks:
-            terms = terms_of(chunk)
-            gradients = balancer.gradients(terms, chunk.fake)
-            found.append(({key: term.detach() for key, term in terms.items()}, gradients))
-            norms.append(chunk.share * balancer.norms(gradients))
-        mean = cast(Tensor, self.trainer.strategy.reduce(torch.stack(norms).sum(0), reduce_op="mean"))
-        factors = balancer.factors(dict(zip(found[0][0], mean, strict=True)), self.loss_weights)
-        losses = []
-        for chunk, (terms, gradients) in zip(chunks, found, strict=True):
-            wanted = torch.stack([factors[key] * gradient for key, gradient in gradients.items()]).sum(0)
-            losses.append((terms, (wanted * chunk.fake).sum()))
-        return losses
-
     def _discriminator_terms(self, chunk: _Chunk) -> dict[str, Tensor]:
         terms = {}
         for name in self.discriminator_names:
             if self.loss_weights[f"d/{name}"]:
-                real, fake = self._judge(self._discriminator(name), chunk.real, chunk.fake.detach())
+                real, fake = self._discriminate(self._discriminator(name), chunk.real, chunk.fake.detach())
                 terms[f"d/{name}"] = LOSSES[self.adversarial][0](real, fake)
-            if self.loss_weights.get(f"d/r1_{name}"):
-                terms[f"d/r1_{name}"] = r1_penalty(self._discriminator(name), chunk.real)
         return terms
 
-    def _judge(self, discriminator: Discriminator, real: Tensor, fake: Tensor) -> tuple[list[Output], list[Output]]:
-        if self.separate_passes:
-            return discriminator(real), discriminator(fake)
+    def _discriminate(
+        self, discriminator: Discriminator, real: Tensor, fake: Tensor
+    ) -> tuple[list[Output], list[Output]]:
         outputs = discriminator(torch.cat([real, fake]))
         size = len(real)
         return (

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import IterableDataset
 
-from zoo.common.ranges import at_least, one_of, positive, within
+from zoo.common.ranges import at_least, one_of, within
 from zoo.training.data import ZooDataModule
 
 
@@ -138,31 +138,6 @@ class WarmupLinear(_WarmupToEnd):
     def remaining(self, progress: float) -> float:
         """Share of the way down still to go."""
         return 1.0 - progress
-
-
-class WarmupExponential(WarmupConstant):
-    """Linear warm-up, then gamma per epoch, spread evenly over the epoch's batches: gamma^(step / steps_per_epoch).
-
-    With `steps_per_epoch` 1 and scheduler interval "epoch" it is the staircase of HiFi-GAN (gamma 0.999).
-
-    Args:
-        optimizer: whose groups' rates are the base rates.
-        gamma: factor per epoch, in (0, 1].
-        steps_per_epoch: batches of an epoch; 1 when stepped once per epoch.
-        warmup_steps: batches of warm-up.
-    """
-
-    def __init__(self, optimizer: Optimizer, gamma: float, steps_per_epoch: int = 1, warmup_steps: int = 0) -> None:
-        positive(gamma=gamma)
-        within(0, 1, gamma=gamma)
-        at_least(1, steps_per_epoch=steps_per_epoch)
-        self.gamma = gamma
-        self.steps_per_epoch = steps_per_epoch
-        super().__init__(optimizer, warmup_steps)
-
-    def decay(self, step: int) -> float:
-        """Factor `step` batches after the warm-up."""
-        return self.gamma ** (step / self.steps_per_epoch)
 
 
 class StageCosine(_ClosedForm):

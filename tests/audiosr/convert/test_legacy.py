@@ -45,7 +45,7 @@ def test_one_process_a_device(path: Path) -> None:
     recipe = yaml.safe_load(path.read_text())
     assert recipe["model"]["init_args"]["parallel"] == "none"
     guard = recipe["trainer"]["callbacks"][1]
-    assert guard == {"class_path": "zoo.training.RobustGuard", "init_args": {"limit": 4.0}}
+    assert guard == {"class_path": "zoo.training.LossGuard", "init_args": {"action": "reduce", "limit": 4.0}}
     assert "--trainer.devices=auto" in translate(["--distributed"], {}).command
 
 

@@ -1,7 +1,6 @@
 import copy
 import functools
 import itertools
-import logging
 
 import lightning as L
 import pytest
@@ -194,17 +193,6 @@ def test_reduce_lowers_the_rate_below_any_schedule():
     assert moves == pytest.approx([0.25, 0, 0.0625 * 0.1, 0, 0.015625 * 0.02], abs=1e-7)
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.5**7)
     assert float(trainer.callback_metrics["train/guard_lr_multiplier"]) == pytest.approx(0.02)
-
-
-def test_roll_back_returns_to_the_last_snapshot(caplog):
-    guard = LossGuard("roll_back", snapshot_every=3)
-    with caplog.at_level(logging.WARNING):
-        _, states = fit(Task(), guard, batches(8, x4={"scale": NAN}))
-    assert "rolled back to batch 3" in caplog.text
-    weights, (adam,) = states[4]
-    assert same(weights, states[2][0]) and not same(weights, states[3][0])
-    assert same(adam["state"], states[2][1][0]["state"])
-    assert not same(states[5], states[4])
 
 
 def test_window_and_counters_are_restored(tmp_path):

@@ -17,7 +17,7 @@ from torch.nn.utils import parametrizations
 
 from zoo.cli.main import main
 from zoo.common.atomic import TEMPORARY_MARK, sweep_temporaries
-from zoo.runs.checkpoints import find_checkpoints, is_sound, load_checkpoint, step_of
+from zoo.runs.checkpoints import is_sound, load_checkpoint
 from zoo.runs.folder import find_checkpoint
 from zoo.training.adversarial import Discriminator
 from zoo.training.callbacks.checkpoint import AtomicCheckpointIO, Checkpoints
@@ -177,7 +177,6 @@ def worker(rank, world, port, folder, plan):
         case, strategy, place, steps, former = entry.split(":")
         options = {"precision": "bf16-mixed"} if strategy == "bf16" else {}
         checkpoint = str(find_checkpoint(folder / former)) if former else None
-        options |= {"asynchronous": True, "keep_last": 1} if place.startswith("async") else {}
         logged = train(case, folder / place, strategy, int(steps), checkpoint, **options)
         if rank == 0:
             torch.save(logged, folder / place / "logged.pt")
@@ -202,7 +201,7 @@ def distance(first, second):
 def pair(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pair")
     plan = [f"{case}:{strategy}:{case}_{strategy}:{STEPS}:" for case in CASES for strategy in ("ddp", "fsdp")]
-    plan += [f"gan:fsdp:async:{STEPS}:", f"gan:bf16:bf16:{STEPS}:", f"gan:fsdp:first:{STEPS - 2}:"]
+    plan += [f"gan:bf16:bf16:{STEPS}:", f"gan:fsdp:first:{STEPS - 2}:"]
     start(2, [*plan, f"gan:fsdp:second:{STEPS}:first", f"gan:ddp:mixed:{STEPS}:first"], folder)
     return folder
 
@@ -226,12 +225,6 @@ def test_a_resume_goes_on_bit_exactly_and_under_ddp_up_to_rounding(pair):
     uninterrupted = last(pair / "gan_fsdp")
     assert distance(uninterrupted["state_dict"], last(pair / "second")["state_dict"]) == 0
     assert distance(uninterrupted["state_dict"], last(pair / "mixed")["state_dict"]) <= 1e-5
-
-
-@pytest.mark.cluster
-def test_asynchronous_writing_saves_the_same(pair):
-    assert distance(last(pair / "gan_fsdp")["state_dict"], last(pair / "async")["state_dict"]) == 0
-    assert [step_of(path) for path in find_checkpoints(pair / "async")] == [STEPS]
 
 
 @pytest.mark.cluster

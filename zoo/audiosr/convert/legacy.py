@@ -87,5 +87,5 @@ def _spread(recipe: dict[str, Any], processes: int) -> None:
         if callback["class_path"] == "zoo.training.LossMonitor":
             limit = callback["init_args"]["threshold"]
             limit = limit if math.isfinite(limit) else None
-            trainer["callbacks"][place] = part("zoo.training.RobustGuard", limit=limit)
+            trainer["callbacks"][place] = part("zoo.training.LossGuard", action="reduce", limit=limit)
     old_calls.share_steps(recipe, processes)

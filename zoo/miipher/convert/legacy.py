@@ -90,7 +90,7 @@ RENAMED_IN: dict[Stage, Mapping[str, tuple[str, ...]]] = {
     "pretrain": _VOCODER,
     "finetune": {**_VOCODER, **_ADAPTERS},
 }
-_R1 = f"the original's scale is not known; here {WEIGHTS} may have d/r1_mpd and d/r1_msd, gamma of the R1 penalty"
+_R1 = "the original's scale is not known, and the paper has no R1 penalty"
 # a key, or the beginning of keys that ends in a dot
 WITHOUT_COUNTERPART = {
     "dataset.val_path_pattern": "validation is taken out of the corpus: data.init_args.val_speakers, val_items",

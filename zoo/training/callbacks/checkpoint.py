@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import difflib
-import functools
 import logging
 import math
 import shutil
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,6 @@ import lightning as L
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loops.fit_loop import _FitLoop
-from torch import Tensor
 
 from zoo.common.atomic import TEMPORARY_MARK, sweep_temporaries
 from zoo.common.ranges import at_least, one_of
@@ -29,7 +25,7 @@ from zoo.runs.csv_log import RunCSV
 from zoo.runs.folder import run_folder
 from zoo.runs.frozen import frozen_modules
 from zoo.training.signals import Interrupted, StopRequest
-from zoo.training.strategies.shards import SHARDING_STRATEGIES, is_shard
+from zoo.training.strategies.shards import SHARDING_STRATEGIES
 
 
 class OwingFitLoop(_FitLoop):
@@ -148,8 +144,6 @@ class Checkpoints(Checkpoint):
         mode: "min" or "max".
         save_best: how many best checkpoints to keep.
         keep_last: how many of the newest to keep.
-        asynchronous: copy the state and write it in a thread while training goes on; the next save, or the end, waits
-            for it. The copy lies in the host's memory.
     """
 
     def __init__(
@@ -160,7 +154,6 @@ class Checkpoints(Checkpoint):
         mode: str = "min",
         save_best: int = 1,
         keep_last: int = 2,
-        asynchronous: bool = False,
     ) -> None:
         one_of(("min", "max"), mode=mode)
         at_least(1, keep_last=keep_last)
@@ -170,8 +163,6 @@ class Checkpoints(Checkpoint):
         self.mode = mode
         self.save_best = save_best
         self.keep_last = keep_last
-        self.asynchronous = asynchronous
-        self._written: tuple[Future[None], Path] | None = None  # what a thread writes, and where
         self.stop = StopRequest()
         self.listeners: list[Callable[[L.Trainer, Path], None]] = []  # called on every rank when a file is written
         self._saved_step = -1
@@ -261,13 +252,10 @@ class Checkpoints(Checkpoint):
         """Save the final state."""
         if trainer.global_step != self._saved_step and not is_trial(trainer):
             self.save_last(trainer)
-        self._settle(trainer)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Save what is whole: an exception between two steps loses nothing, one inside a step loses that step only."""
         disk_failed = isinstance(exception, OSError)
-        if self._written is not None:
-            wait([self._written[0]])
         if not self._at_boundary or trainer.state.fn != "fit" or disk_failed or is_trial(trainer):
             return
         if trainer.world_size > 1 and not isinstance(exception, Interrupted):
@@ -275,7 +263,6 @@ class Checkpoints(Checkpoint):
         # before the first step only a signal makes a state worth keeping: a run that could not start leaves none
         worth = trainer.global_step != self._saved_step if trainer.global_step else isinstance(exception, Interrupted)
         if worth:
-            self.asynchronous = False
             self.save_last(trainer)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -318,7 +305,6 @@ class Checkpoints(Checkpoint):
             raise ValueError(f"Checkpoints: monitor {self.monitor!r} is not logged; logged metrics: {known}")
         score = float(value)
         folder = run_folder(trainer)
-        self._settle(trainer)
         sign = 1.0 if self.mode == "min" else -1.0
         kept = sorted(folder.glob("best-step_*.ckpt"), key=lambda path: sign * score_of(path))
         worst = sign * score_of(kept[self.save_best - 1]) if len(kept) >= self.save_best else math.inf
@@ -328,30 +314,11 @@ class Checkpoints(Checkpoint):
         self._save(trainer, folder / f"best-step_{trainer.global_step:08d}-{score:.6f}.ckpt")
 
     def _save(self, trainer: L.Trainer, path: Path) -> None:
-        self._settle(trainer)
         if type(trainer.strategy).__name__ in SHARDING_STRATEGIES[1:]:  # FSDP2 itself writes aside
             self._save_shards(trainer, path)
-        elif self.asynchronous:
-            state = copied(trainer._checkpoint_connector.dump_checkpoint(weights_only=False))
-            pool = ThreadPoolExecutor(1, "checkpoint")
-            self._written = pool.submit(trainer.strategy.save_checkpoint, state, path), path
-            pool.shutdown(wait=False)
-            return
         else:
             trainer.save_checkpoint(path, weights_only=False)
         self._announce(trainer, path)
-
-    def _settle(self, trainer: L.Trainer) -> None:
-        """Wait for the checkpoint that is being written, if any.
-
-        Raises:
-            OSError: when it could not be.
-        """
-        if self._written is not None:
-            (done, path), self._written = self._written, None
-            done.result()
-            trainer.strategy.barrier("checkpoint written")
-            self._announce(trainer, path)
 
     def _announce(self, trainer: L.Trainer, path: Path) -> None:
         if trainer.is_global_zero:
@@ -387,31 +354,6 @@ class Checkpoints(Checkpoint):
         if log_first:
             trainer._logger_connector.update_train_step_metrics()  # Lightning logs this batch after its hooks
         raise Interrupted(code)
-
-
-def copied(value: Any) -> Any:
-    """Nested containers with copies of their tensors in the host's memory, of each process's parts where there are."""
-    if isinstance(value, Tensor):
-        if is_shard(value):
-            part: Any = value
-            local = part.to_local().detach().to("cpu", copy=True)
-            return type(part).from_local(
-                local, cpu_mesh(part.device_mesh), part.placements, shape=part.shape, stride=part.stride()
-            )
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, dict):
-        return {key: copied(each) for key, each in value.items()}
-    return type(value)(copied(each) for each in value) if isinstance(value, list | tuple) else copy.copy(value)
-
-
-@functools.cache
-def cpu_mesh(mesh: Any) -> Any:
-    """The same processes as a mesh of the CPU."""
-    if mesh.device_type == "cpu":
-        return mesh
-    from torch.distributed.device_mesh import DeviceMesh
-
-    return DeviceMesh("cpu", mesh.mesh, mesh_dim_names=mesh.mesh_dim_names)
 
 
 def is_trial(trainer: L.Trainer) -> bool:

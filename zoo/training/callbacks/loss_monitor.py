@@ -114,7 +114,7 @@ class OriginalMonitor:
 
 
 class LossMonitor(Counting):
-    """Applies `OriginalMonitor`. For parity with the original; `zoo.training.RobustGuard` is better.
+    """Applies `OriginalMonitor`. For parity with the original; `zoo.training.LossGuard` is better.
 
     Like the original it judges each
     micro-batch before its backward pass, lets an exploded one train with lowered rates, and lowers the optimizer's own
@@ -156,7 +156,7 @@ class LossMonitor(Counting):
         if not pl_module.automatic_optimization or trainer.world_size > 1:
             raise ValueError(
                 "LossMonitor: the original's monitor works in one process, with one optimizer that the Trainer steps; "
-                "use zoo.training.RobustGuard"
+                "use zoo.training.LossGuard"
             )
 
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:

@@ -103,7 +103,7 @@ CONTROLS = (
         "Protection",
         "choice",
         (f"{_GUARD}kind", f"{_GUARD}mode", f"{_GUARD}action"),
-        ("skip", "reduce", "roll_back"),
+        ("skip", "reduce"),
     ),
     Control(
         "Explosion threshold",
