@@ -146,7 +146,6 @@ def test_wrong_configs(tmp_path, content):
         {"data": {"class_path": "my.package.Data", "init_args": {"anything": 1}}},
         {"model": {"class_path": "FlowTask", "init_args": {"net": "UNet"}}},
         {"wandb": {"mode": "${oc.env:ZOO_MODE,offline}"}},
-        {"trainer": {"precision": "auto"}},
         {"trainer": {"precision": 32, "logger": False, "callbacks": None}},
         {"model": "text", "data": [1], "trainer": "x"},
         ["a", "list"],

@@ -25,7 +25,6 @@ from zoo.common.reading.text import safe_load
 CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
 TRAINER = ("lightning.pytorch.trainer.trainer", "Trainer")
 OWN = {"config", "c", "help", "h", "print_config", "seed_everything", "trainer", "model", "data", "ckpt_path"}
-PRECISION_AUTO = "auto"
 
 
 class WrongNameError(ValueError):
@@ -63,8 +62,7 @@ class _Checker:
             return
         for name, entry in value.items():
             argument = _known(f"{key}.{name}", str(name).removesuffix("+"), known, key, origin)
-            more = (PRECISION_AUTO,) if (key, name) == ("trainer", "precision") else ()
-            _choice(f"{key}.{name}", entry, argument, origin, more)
+            _choice(f"{key}.{name}", entry, argument, origin)
             self._part(entry, f"{key}.{name}", origin)
 
     def _part(self, value: Any, key: str, origin: str) -> None:
@@ -262,9 +260,9 @@ def _names(known: Any) -> str:
     return listed(sorted(known))
 
 
-def _choice(place: str, value: Any, argument: Argument, origin: str, more: tuple[str, ...] = ()) -> None:
+def _choice(place: str, value: Any, argument: Argument, origin: str) -> None:
     if isinstance(value, str) and "${" not in value and argument.choices:
-        choices = list(dict.fromkeys("null" if each is None else str(each) for each in (*more, *argument.choices)))
+        choices = list(dict.fromkeys("null" if each is None else str(each) for each in argument.choices))
         if value not in choices:
             raise WrongNameError(f"{origin}{place} is {value!r}{near(value, choices)} (values: {', '.join(choices)})")
     if isinstance(value, str) and registry.current_name(value).rpartition(".")[0] in registry.PACKAGES:

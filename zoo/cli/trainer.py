@@ -57,13 +57,11 @@ from zoo.runs.inference import Inference
 from zoo.runs.init_from import init_from
 from zoo.runs.listing import RECIPE_MARK, recorded_recipe
 from zoo.runs.load import load
-from zoo.training.callbacks import precision
 from zoo.training.callbacks.checkpoint import AtomicCheckpointIO, Checkpoints
 from zoo.training.callbacks.ema import EMA
 from zoo.training.callbacks.logged_run import LoggedRun
 from zoo.training.callbacks.loggers import LoggerName, WandbSettings, make_loggers
 from zoo.training.callbacks.monitor import GradNorm, Resources, Throughput, TrainLog
-from zoo.training.callbacks.precision import PRECISION_TYPE
 from zoo.training.callbacks.progress import Progress, TerminalSettings
 from zoo.training.callbacks.report import Banner, told_at_end
 from zoo.training.callbacks.rng import RNGState
@@ -102,7 +100,7 @@ class NoData(L.LightningDataModule):
 
 
 class ZooParser(LightningArgumentParser):
-    """LightningCLI's parser with one-line errors and `trainer.precision: auto`."""
+    """LightningCLI's parser with one-line errors and files that merge."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Report a wrong key or value in one line and exit with code 2."""
@@ -113,16 +111,6 @@ class ZooParser(LightningArgumentParser):
         if kwargs.get("action") is ActionConfigFile:
             kwargs["action"] = MergingConfigFile
         return super().add_argument(*args, **kwargs)
-
-    def add_lightning_class_args(self, lightning_class: Any, nested_key: str, *args: Any, **kwargs: Any) -> list[str]:
-        """Add the arguments of a class; a Trainer's precision may be auto."""
-        if lightning_class is not L.Trainer:
-            return super().add_lightning_class_args(lightning_class, nested_key, *args, **kwargs)
-        settings: dict[str, Any] = {"fail_untyped": False, "instantiate": False, "sub_configs": True}
-        added = self.add_class_arguments(lightning_class, nested_key, skip={"precision"}, **settings)
-        about = "as Lightning's; auto tries some on the first batches and takes the fastest whose loss is float32's"
-        self.add_argument(f"--{nested_key}.precision", type=PRECISION_TYPE, default=None, help=about)
-        return added
 
 
 def config_text(parser: LightningArgumentParser, config: Namespace) -> str:
@@ -424,9 +412,6 @@ class ZooCLI(LightningCLI):
         if self.checkpoint is not None:
             recorded = frozen.read_records(self.checkpoint)
             used = frozen.use_copies(self.config["model"].get("init_args") or {}, recorded, self.checkpoint.parent)
-        if self.config["trainer.precision"] == precision.AUTO:
-            settled = precision.settle(self.command, self.checkpoint, self._build_for_trial)
-            self.config["trainer.precision"] = self._given["trainer.precision"] = settled
         with self._explained():
             super().instantiate_classes()
         limit_waiting(self.trainer)
@@ -440,14 +425,6 @@ class ZooCLI(LightningCLI):
             yield
         except Exception as error:  # a constructor may raise anything when its arguments make no sense
             raise explain_build(error, self.config.as_dict()) from error
-
-    def _build_for_trial(self) -> dict[str, Any]:
-        with self._explained():
-            built = self.parser.instantiate_classes(self.config)
-        devices = built["trainer"]["devices"]
-        one = devices[:1] if isinstance(devices, list) else 1
-        trainer = {"accelerator": built["trainer"]["accelerator"], "devices": one}
-        return {"model": built["model"], "data": built["data"], **trainer}
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Build the trainer with our loggers and plugins."""

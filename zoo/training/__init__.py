@@ -9,7 +9,7 @@ __getattr__, __all__ = public(
         "callbacks.ema": "EMA",
         "callbacks.guard": "LossGuard",
         "callbacks.loss_monitor": "LossMonitor",
-        "callbacks.precision": "LossScale",
+        "callbacks.loss_scale": "LossScale",
         "callbacks.rates": "Plateau",
         "data": "ZooDataModule",
         "gan": "GANTask",

@@ -9,8 +9,8 @@ from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 from torch.utils.data import DataLoader
 
+from zoo.training.callbacks.loss_scale import LossScale
 from zoo.training.callbacks.monitor import Resources
-from zoo.training.callbacks.precision import LossScale
 
 
 class Task(L.LightningModule):
