@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
 from typing import Any
 
 import lightning as L
@@ -14,42 +12,46 @@ from zoo.cli.trials import ENDLESS, train, trial
 from zoo.common.hardware import peak_memory_bytes
 from zoo.common.ranges import at_least
 from zoo.common.report import show_table, terminal_table
+from zoo.training.callbacks.guard import unscaled
 from zoo.training.cost import Cost
 
 EXACT = "32-true"
 HEADS = ["trainer.precision", "s per step", "peak memory", "loss", "difference of loss", "of gradients"]
 
 
-@dataclass
 class Measurement(L.Callback):
-    """Notes the losses of a training, and the gradients of its first step.
+    """Notes the losses of a training, and the gradients of its first optimizer step.
 
     Attributes:
-        losses: of each step, NaN where the task returns none.
-        gradients: of the first step, one vector for each of its optimizer steps, float32 on the CPU.
+        losses: of each batch, the sum of all that is back-propagated.
+        gradient: of the first optimizer step, one vector, float32 on the CPU; a GAN begins with its discriminators.
     """
 
-    losses: list[float] = field(default_factory=list)
-    gradients: list[Tensor] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.gradient: Tensor | None = None
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        """Begin a batch."""
+        self.losses.append(0.0)
+
+    def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
+        """Add a loss."""
+        self.losses[-1] += float(unscaled(trainer, loss))
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
-        """Keep the first step's gradients."""
-        if not self.losses:
+        """Keep the first gradients."""
+        if self.gradient is None:
             weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-            found = [weight.grad.float().flatten().cpu() for weight in weights if weight.grad is not None]
-            self.gradients.append(torch.cat(found))
-
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *_: Any) -> None:
-        """Keep the loss; a GAN logs its generator's."""
-        value = outputs["loss"] if outputs else trainer.callback_metrics.get("train/g/total", math.nan)
-        self.losses.append(float(value))
+            gradients = [weight.grad.float().flatten().cpu() for weight in weights if weight.grad is not None]
+            self.gradient = torch.cat(gradients)
 
 
 def main(*fit: str, steps: int = 4) -> int:
     """Compare precisions on a recipe's first steps: zoo find-precision RECIPE [FRAGMENT | options of fit].
 
     Each precision trains the same batches with the same random numbers, on one device: float32, bfloat16, and on CUDA
-    also float16. Differences are relative to float32: of the mean loss, and of the first step's gradients.
+    also float16. Differences are relative to float32: of the mean loss, and of the first optimizer step's gradients.
 
     Args:
         *fit: a recipe, fragments and options of `zoo fit`; `--ckpt_path RUN` starts from a run's weights.
@@ -90,9 +92,10 @@ def measure(fit: tuple[str, ...], precision: str, steps: int) -> tuple[Measureme
 
 def compare(measurement: Measurement, exact: Measurement) -> tuple[str, str]:
     """Describe how far the mean loss and the first gradients lie from those of float32."""
+    assert measurement.gradient is not None and exact.gradient is not None
     loss = abs(_mean(measurement.losses) / _mean(exact.losses) - 1)
-    gradient, reference = torch.cat(measurement.gradients), torch.cat(exact.gradients)
-    return f"{loss:.2%}", f"{float((gradient - reference).norm() / reference.norm()):.2%}"
+    gradients = float((measurement.gradient - exact.gradient).norm() / exact.gradient.norm())
+    return f"{loss:.2%}", f"{gradients:.2%}"
 
 
 def _mean(values: list[float]) -> float:
