@@ -84,7 +84,7 @@ def test_real_recordings(shared, tmp_path):
     rows = (shared / "data" / "ljspeech" / "metadata.csv").read_text(encoding="utf-8").splitlines()
     assert facts["utterances"] == len(rows) and facts["bad"] == []
     cache = CorpusCache(cache_folder(tmp_path / "cache", shared / "data" / "ljspeech", 22050))
-    assert cache.sample_rate == 22050 and cache.names[0] == "LJ001-0001.flac"
+    assert cache.sample_rate == 22050 and cache.names[0] == "wavs/LJ001-0001.flac"
     source = files.read_mono(shared / "data" / "ljspeech" / "wavs" / "LJ001-0001.flac")
     np.testing.assert_array_equal(cache.read(0, 8000, 22050), source[8000:30050])
 

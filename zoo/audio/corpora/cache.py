@@ -19,12 +19,13 @@ from filelock import FileLock
 from rich.progress import track
 
 from zoo.audio.corpora.index import LARGE, Column, FileIndex, Names, write_names
+from zoo.audio.corpora.selection import relative_name
 from zoo.audio.io.files import AudioFileError, Channels, read_channels, read_mono
 from zoo.common.atomic import BINARY, read_at, write_atomic
 from zoo.common.reading.bad_share import check_bad_share
 from zoo.common.work import Journal
 
-VERSION = 1
+VERSION = 2  # 2: names are relative to the corpus' root
 JOURNAL_NAME = "journal.jsonl"
 _FULL_SCALE = 32768.0
 _BLOCK = 1 << 16  # files
@@ -40,7 +41,7 @@ class CorpusCache:
     Attributes:
         lengths: samples per file (N,) int64.
         peaks: largest absolute sample per file (N,) float32, in [0, 1].
-        names: names of the files, relative to their common folder.
+        names: paths of the files relative to the corpus' root, POSIX.
         channels: per file (N,) int64, where they were kept apart: a file's `lengths` counts all of them, one after the
             other. None where files were mixed down.
         bad: cause by name of the files that were left out.
@@ -151,6 +152,7 @@ def build(
     progress: bool = True,
     max_bad_share: float = 0.1,
     channels: Channels = "mono",
+    root: str | os.PathLike[str] | None = None,
 ) -> CorpusCache:
     """Decode, mix down and resample audio files into one cache, unless the same cache stands there already.
 
@@ -162,6 +164,7 @@ def build(
         folder: target folder; appears only when the cache is complete.
         max_bad_share: share of unreadable files in [0, 1] above which the build is given up.
         channels: see `zoo.audio.io.files.read_channels`.
+        root: folder that the names are relative to; None takes the deepest one that holds all files.
 
     Returns:
         The opened cache; the unreadable files are logged and listed in its `bad`.
@@ -177,7 +180,7 @@ def build(
     if index is not None and (cache := _existing(folder)) and (cache.index, cache.sample_rate) == (index, sample_rate):
         return _checked(cache, len(files), max_bad_share)
     paths = files if isinstance(files, FileIndex) else [Path(os.path.abspath(file)) for file in files]
-    names = relative_names(paths)
+    names = relative_names(paths, root)
     key = _key(paths, names, sample_rate, channels)
     if folder.exists() and not (folder / "meta.json").is_file() and any(folder.iterdir()):
         raise ValueError(f"{folder}: exists and is not a corpus cache; give an empty or a new folder")
@@ -201,13 +204,19 @@ def build(
     return CorpusCache(folder)
 
 
-def relative_names(files: Sequence[str | os.PathLike[str]]) -> Sequence[str]:
-    """The names that files have in a cache: their paths from the folder that holds them all."""
-    if isinstance(files, FileIndex):
+def relative_names(
+    files: Sequence[str | os.PathLike[str]], root: str | os.PathLike[str] | None = None
+) -> Sequence[str]:
+    """Name the files of a cache: their paths relative to the corpus' root.
+
+    Args:
+        root: of the corpus; None takes the deepest folder that holds all files.
+    """
+    if isinstance(files, FileIndex) and root is None:
         return files.names
-    paths = [Path(os.path.abspath(file)) for file in files]
-    root = Path(os.path.commonpath([path.parent for path in paths]))
-    return [path.relative_to(root).as_posix() for path in paths]
+    paths = [os.path.abspath(file) for file in files]
+    home = os.path.commonpath(map(os.path.dirname, paths)) if root is None else os.path.abspath(root)
+    return [relative_name(path, home) for path in paths]
 
 
 def _key(paths: Iterable[Path], names: Iterable[str], sample_rate: int, channels: Channels) -> str:

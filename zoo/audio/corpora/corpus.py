@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from zoo.audio.corpora.index import file_list
+from zoo.audio.corpora.selection import match_entries, relative_name
 from zoo.audio.corpora.synthetic import SpeechLike
 from zoo.audio.io import files
 from zoo.audio.io.resample import resample_array
@@ -134,7 +135,7 @@ def corpus_files(
 
     Args:
         cache: folder in which a long list is kept.
-        lists: of files for training and for validation; None for all below `root`, or for none.
+        lists: of files for training and for validation; without the first, all files below `root`.
         without: a list of files to leave out.
     """
     root = os.path.abspath(root)
@@ -142,44 +143,48 @@ def corpus_files(
     def find(enter: Callable[[str], None]) -> Iterator[str]:
         for name in filter(None, (*lists, without)):
             enter(os.path.abspath(name))
-        left_out = set(map(str, read_list(Path(without), Path(root)))) if without else set()
-        if lists[0] is None:
-            found = files.scan(root, enter=enter)
-        else:
-            found = (str(path) for name in lists if name for path in listed(Path(name), Path(root)))
-        return (path for path in found if path not in left_out)
+        found = files.scan(root, enter=enter)
+        if not any((*lists, without)):
+            return found
+        everything = list(found)
+        chosen = everything if lists[0] is None else []
+        chosen = chosen + [path for name in lists if name for path in _listed(Path(name), root, everything)]
+        left_out = set(_listed(Path(without), root, everything)) if without else set()
+        return (path for path in chosen if path not in left_out)
 
     return file_list(list_folder(cache, root, (lists, without)), find)
 
 
 def read_list(path: Path, root: Path) -> list[Path]:
-    """Read a file list whole, see `listed`."""
-    return list(listed(path, root))
+    """Find the files of a list, see `read_entries` and `match_entries`."""
+    root = Path(os.path.abspath(root))
+    return list(map(Path, _listed(path, os.fspath(root), list(files.scan(root)))))
 
 
-def listed(path: Path, root: Path) -> Iterator[Path]:
-    """Read a file list; all files exist.
+def _listed(path: Path, root: str, everything: Sequence[str]) -> list[str]:
+    """Paths of a list's files, of which `everything` lies below `root`."""
+    paths = [os.path.normpath(os.path.join(root, entry)) for entry in read_entries(path)]
+    below = set(everything)
+    others = (name + suffix for name in paths if name not in below for suffix in ("", *files.AUDIO_SUFFIXES))
+    candidates = list(dict.fromkeys([*everything, *filter(os.path.isfile, others)]))  # also outside, or behind links
+    names = [relative_name(candidate, root) for candidate in candidates]
+    entries = [relative_name(name, root) for name in paths]
+    return [candidates[number] for number in match_entries(entries, names, str(path))]
+
+
+def read_entries(path: Path) -> list[str]:
+    """Read the entries of a file list.
 
     Args:
         path: lines `id|anything` (LJSpeech, HiFi-GAN), one path a line (Vocos), or JSONL with `path`.
-        root: where relative paths and ids are looked up, `wavs/` included.
     """
     if not path.is_file():
         raise FileNotFoundError(f"no file list {path}")
     with path.open(encoding="utf-8") as lines:
-        for line in filter(str.strip, lines):
-            name = json.loads(line)["path"] if line.startswith("{") else line.split("|")[0].strip()
-            yield _locate(name, root, path)
-
-
-def _locate(name: str, root: Path, where: Path) -> Path:
-    suffixes = ("",) if Path(name).suffix.lower() in files.AUDIO_SUFFIXES else files.AUDIO_SUFFIXES
-    for folder in (root, root / "wavs"):
-        for suffix in suffixes:
-            candidate = folder / (name + suffix)
-            if candidate.is_file():
-                return candidate
-    raise FileNotFoundError(f"{where} names {name}, which is not below {root}")
+        return [
+            json.loads(line)["path"] if line.startswith("{") else line.split("|")[0].strip()
+            for line in filter(str.strip, lines)
+        ]
 
 
 def last_items(count: int, items: int) -> tuple[range, range]:

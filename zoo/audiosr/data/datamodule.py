@@ -153,12 +153,14 @@ class SuperResolutionData(ZooDataModule):
         """Write the corpus caches, once per machine."""
         if self.noise is not None:
             folder = cache_folder(self.cache, self.noise, self.sample_rate)
-            build(walk(self.noise), folder, self.sample_rate, max_bad_share=self.max_bad_share)
+            build(walk(self.noise), folder, self.sample_rate, max_bad_share=self.max_bad_share, root=self.noise)
         if self.root is None or self.cache_mode == "none":
             return
         for part in self._parts():
-            for paths, folder in self._corpora(part):
-                build(paths, folder, self.sample_rate, max_bad_share=self.max_bad_share, channels=self.channels)
+            for paths, folder, root in self._corpora(part):
+                build(
+                    paths, folder, self.sample_rate, max_bad_share=self.max_bad_share, channels=self.channels, root=root
+                )
                 if self.channels == "mono":
                     _tell_of_stereo(paths)
 
@@ -201,7 +203,7 @@ class SuperResolutionData(ZooDataModule):
             )
         if self.root is not None and self.cache_mode == "none":
             raise ValueError("data.init_args.cache_mode is none, and only a cache tells whether files changed: memmap")
-        folders = [] if self.root is None else [folder for _, folder in self._corpora(self._parts()[0])]
+        folders = [] if self.root is None else [folder for _, folder, _ in self._corpora(self._parts()[0])]
         folders += [] if self.noise is None else [cache_folder(self.cache, self.noise, self.sample_rate)]
         clips = hashlib.sha256(np.asarray(self.train_set.indices, np.int64).tobytes()).hexdigest()
         return {
@@ -223,23 +225,26 @@ class SuperResolutionData(ZooDataModule):
         train, valid = find_parts(self.root, self.mode == "paired", self.valid_root, self.lists, self.cache)
         return [train] if valid is None else [train, valid]
 
-    def _corpora(self, part: Part) -> list[tuple[Sequence[Path], Path]]:
-        """Files and cache folder of a part's high and, in paired data, low clips."""
-        both = [(part.high, part.folder), (part.low, part.low_folder)]
-        found = [(paths, cache_folder(self.cache, root, self.sample_rate, part.lists)) for paths, root in both if paths]
-        if self.channels == "mono":
-            return found
-        return [(paths, folder.with_name(f"{folder.name}-{self.channels}")) for paths, folder in found]
+    def _corpora(self, part: Part) -> list[tuple[Sequence[Path], Path, Path]]:
+        """Files, cache folder and root of a part's high and, in paired data, low clips."""
+        found = []
+        for paths, root in ((part.high, part.folder), (part.low, part.low_folder)):
+            folder = cache_folder(self.cache, root, self.sample_rate, part.lists)
+            if self.channels != "mono":
+                folder = folder.with_name(f"{folder.name}-{self.channels}")
+            if paths:
+                found.append((paths, folder, root))
+        return found
 
     def _recordings(self, part: Part) -> Recordings:
-        high, *low = (self._open(paths, folder) for paths, folder in self._corpora(part))
+        high, *low = (self._open(*corpus) for corpus in self._corpora(part))
         if not low:
             return Recordings(high, normalize=self.normalize)
         return pair(part, high, low[0], self.sample_rate, self.normalize)
 
-    def _open(self, paths: Sequence[Path], folder: Path) -> Corpus:
+    def _open(self, paths: Sequence[Path], folder: Path, root: Path) -> Corpus:
         if self.cache_mode == "none":
-            return FileCorpus(paths, self.sample_rate, self.max_bad_share)
+            return FileCorpus(paths, self.sample_rate, self.max_bad_share, root)
         cache = CorpusCache(folder)
         corpus = RamCorpus(cache) if self.cache_mode == "ram" else cache
         return corpus if self.channels == "mono" else ChannelCorpus(corpus)

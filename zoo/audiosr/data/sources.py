@@ -167,9 +167,12 @@ class FileCorpus:
     Args:
         paths: of the files; a `FileIndex` gets a second one beside it, of the sound ones with their lengths.
         max_bad_share: share of broken files above which a ValueError ends the run.
+        root: folder that the names are relative to; None takes the deepest one that holds all files.
     """
 
-    def __init__(self, paths: Sequence[Path], sample_rate: int, max_bad_share: float) -> None:
+    def __init__(
+        self, paths: Sequence[Path], sample_rate: int, max_bad_share: float, root: Path | None = None
+    ) -> None:
         self.sample_rate = sample_rate
         self.max_bad_share = max_bad_share
         self._count = len(paths)
@@ -180,12 +183,12 @@ class FileCorpus:
         self._lengths: np.ndarray | None = None
         if isinstance(paths, FileIndex):
             self._paths = headers(paths, sample_rate, self._length)
-            self.names = self._paths.names
+            self.names = relative_names(self._paths, root)
             return
         lengths = np.array([self._length(path) for path in paths])
         sound = lengths >= 0
         self._paths = list(compress(paths, sound))
-        self.names = list(compress(relative_names(paths), sound))
+        self.names = list(compress(relative_names(paths, root), sound))
         self._lengths = lengths[sound]
 
     @property
@@ -315,7 +318,9 @@ def _places(corpus: Corpus) -> list[tuple[str, int]]:
 
 def pair(part: Part, high: Corpus, low: Corpus, sample_rate: int, normalize: bool) -> Recordings:
     """Bring counterparts together; pairs of which one is broken are left out, uneven ones are named."""
-    low_names = dict(zip(relative_names(part.high), relative_names(part.low), strict=True))
+    low_names = dict(
+        zip(relative_names(part.high, part.folder), relative_names(part.low, part.low_folder), strict=True)
+    )
     numbers = {place: number for number, place in enumerate(_places(low))}
     counterparts = np.array([numbers.get((low_names[name], place), -1) for name, place in _places(high)])
     if isinstance(high, ChannelCorpus) and isinstance(low, ChannelCorpus):

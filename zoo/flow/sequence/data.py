@@ -209,7 +209,9 @@ class MelData(SequenceData):
                 paths = walk(folder)
                 if not paths:
                     raise ValueError(f"no audio file below {folder}")
-                build(paths, self._cache_of(folder), self.mel.sample_rate, max_bad_share=self.max_bad_share)
+                build(
+                    paths, self._cache_of(folder), self.mel.sample_rate, max_bad_share=self.max_bad_share, root=folder
+                )
 
     def setup(self, stage: str) -> None:
         """Open the corpora and split them."""

@@ -296,7 +296,7 @@ def degrade(
     noises: Corpus = (
         rooms.SyntheticNoise(clips=24, sample_rate=sample_rate)
         if noise is None
-        else build(files.walk(noise), cache_folder(cache, noise, sample_rate), sample_rate)
+        else build(files.walk(noise), cache_folder(cache, noise, sample_rate), sample_rate, root=noise)
     )
     rirs = rooms.synthetic_rirs(200, sample_rate) if rir is None else rooms.read_rirs(rir, sample_rate)
     return degrade_corpus(
