@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from zoo.audio.corpora import cache
-from zoo.audio.corpora import index as long_list
 from zoo.audio.corpora.corpus import EmbeddedCorpus, read_list
 from zoo.audio.corpora.synthetic import SpeechLike
 from zoo.audio.io import files
@@ -64,7 +63,7 @@ def test_features_are_cut_along(corpus: Path, tmp_path: Path, shape: str) -> Non
     folder = tmp_path / "features"
     folder.mkdir()
     hop = 64
-    for path in files.walk(corpus):
+    for path in files.find_audio_files(corpus):
         frames = files.info(path).samples // hop + 1  # centred mels have one frame more than the audio
         values = np.tile(np.arange(frames, dtype=np.float32), (3, 1))
         np.save(folder / f"{path.stem}.npy", values if shape == "(C, F)" else values[None])
@@ -122,23 +121,3 @@ def test_embedded_corpus_reads_like_a_cache() -> None:
     corpus = EmbeddedCorpus(2, RATE)
     np.testing.assert_array_equal(corpus.read(0, 10, 5), corpus.read(0)[10:15])
     assert corpus.lengths[0] == len(corpus.read(0))
-
-
-@pytest.mark.parametrize("held_out", [None, "clip2|x\nclip4|x\n"])
-def test_a_long_list_of_files_changes_nothing(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held_out: str | None
-) -> None:
-    lists = {}
-    if held_out is not None:
-        (tmp_path / "val").write_text(held_out)
-        lists = {"val_list": str(tmp_path / "val")}
-    short = data(corpus, tmp_path, **lists)
-    monkeypatch.setattr(long_list, "LARGE", 3)
-    monkeypatch.setattr(cache, "LARGE", 3)
-    for folder in (tmp_path, tmp_path / "new", tmp_path / "new"):  # a former cache, none, and one of a long list
-        long = data(corpus, folder, **lists)
-        assert list(long.train_set.indices) == list(short.train_set.indices)
-        assert list(long.val_set.indices) == list(short.val_set.indices)
-        assert list(long.train_set.corpus.names) == list(short.train_set.corpus.names)
-        assert all(torch.equal(long.train_set[2, i]["audio"], short.train_set[2, i]["audio"]) for i in range(4))
-        np.testing.assert_array_equal(long.contents[0], short.contents[0])

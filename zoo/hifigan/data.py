@@ -200,7 +200,7 @@ class VocoderData(ZooDataModule):
 
     def _files(self) -> Sequence[Path]:
         assert self.root is not None
-        found = corpus_files(self.cache, self.root, self.lists if self.lists[0] else (None, None))
+        found = corpus_files(self.root, self.lists if self.lists[0] else (None, None))
         if not found:
             raise ValueError(f"data.init_args.root: no audio file below {self.root}")
         return found
@@ -211,4 +211,4 @@ class VocoderData(ZooDataModule):
             return last_items(count, self.val_items)
         wanted = {path.stem for path in read_list(Path(self.lists[1]), self.root)}
         assert isinstance(corpus, CorpusCache)
-        return corpus.split(f"stems {sorted(wanted)}", lambda name: PurePosixPath(name).stem in wanted)
+        return corpus.split(lambda name: PurePosixPath(name).stem in wanted)

@@ -166,7 +166,7 @@ def test_prepare_checks_and_writes_a_manifest(jvs, tmp_path, caplog):
 
 def test_prepare_unpacks_archives(jvs, fleurs, tmp_path):
     with zipfile.ZipFile(tmp_path / "jvs_ver1.zip", "w") as archive:
-        for path in files.walk(jvs):
+        for path in files.find_audio_files(jvs):
             archive.write(path, path.relative_to(jvs.parent))
     facts = prepare("jvs", [tmp_path / "jvs_ver1.zip"], tmp_path / "jvs", progress=False)
     assert facts["utterances"] == 6 and facts["corpus"] == str(tmp_path / "jvs" / "jvs_ver1")

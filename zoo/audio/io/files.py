@@ -6,9 +6,10 @@ everything here turns such a file into one `AudioFileError` that names it.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +34,10 @@ _FORMATS = {
 _INTEGER_BITS = {"PCM_S8": 8, "PCM_U8": 8, "PCM_16": 16, "PCM_24": 24, "PCM_32": 32}
 
 AUDIO_SUFFIXES: tuple[str, ...] = tuple(_FORMATS)
+_UNREAD_SUFFIXES = tuple(
+    ".3gp .aac .aif .aifc .aiff .alac .amr .ape .au .caf .m4a .m4b .mka .mp2 .mp4 .oga .ra .rf64 .snd .sph .w64 .webm .wma"
+    " .wv".split()
+)
 BLOCK_SAMPLES = 1 << 18
 
 
@@ -248,49 +253,93 @@ def write(path: str | os.PathLike[str], audio: np.ndarray, sample_rate: int, sub
         writer.write(audio)
 
 
-def scan(
-    folder: str | os.PathLike[str],
-    suffixes: Sequence[str] = AUDIO_SUFFIXES,
-    enter: Callable[[str], None] = lambda folder: None,
-) -> Iterator[str]:
-    """Paths of the files below a folder as they come, hidden ones left out; links to folders are not followed.
+def find_audio_files(path: str | os.PathLike[str], suffixes: Sequence[str] = AUDIO_SUFFIXES) -> list[Path]:
+    """List the files below a folder, sorted, or the one file given; one warning says which are left out and why.
 
-    Args:
-        enter: called with each folder before it is read.
+    Hidden files are ignored; links to files are followed, links to folders are not.
+
+    Raises:
+        FileNotFoundError: there is no such file or folder.
+        ValueError: the one file has another suffix.
     """
-    left = [os.fspath(folder)]
-    while left:
-        inside = left.pop()
-        try:
-            enter(inside)
-            with os.scandir(inside) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        left.append(entry.path)
-                    elif (
-                        os.path.splitext(entry.name)[1].lower() in suffixes
-                        and entry.name[0] != "."
-                        and (entry.is_file(follow_symlinks=False) or os.path.isfile(entry.path))
-                    ):
-                        yield entry.path
-        except FileNotFoundError:
-            if inside == os.fspath(folder):
-                raise
-            # deleted meanwhile
-        except PermissionError:
-            log.warning("%s cannot be read: its files are left out", inside)
-
-
-def walk(path: str | os.PathLike[str], suffixes: Sequence[str] = AUDIO_SUFFIXES) -> list[Path]:
-    """Sorted files below a folder, hidden ones left out, or the one file given."""
     path = Path(path)
     if path.is_dir():
-        return sorted(map(Path, scan(path, suffixes)))
+        found, skipped = scan_audio_files(path, suffixes)
+        if skipped:
+            _warn_once(f"{_show(os.fspath(path))}: {describe_skipped(skipped)}")
+        return found
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder")
     if path.suffix.lower() not in suffixes:
         raise ValueError(f"{path}: expected a file ending in {', '.join(suffixes)}")
     return [path]
+
+
+def scan_audio_files(
+    folder: str | os.PathLike[str], suffixes: Sequence[str] = AUDIO_SUFFIXES
+) -> tuple[list[Path], dict[str, list[str]]]:
+    """List the files below a folder, sorted, and the paths of what is left out, by reason.
+
+    Args:
+        suffixes: of the files, lower case with the dot. Files of other audio formats are left out with a reason.
+    """
+    folder = os.fspath(folder)
+    unread = _UNREAD_SUFFIXES if set(AUDIO_SUFFIXES) <= set(suffixes) else ()
+    found: list[Path] = []
+    skipped: dict[str, list[str]] = {}
+    folders = [folder]
+    while folders:
+        inside = folders.pop()
+        try:
+            entries = list(os.scandir(inside))
+        except FileNotFoundError:
+            if inside == folder:
+                raise
+            continue  # deleted meanwhile
+        except PermissionError:
+            skipped.setdefault("folders without permission to read", []).append(inside)
+            continue
+        for entry in entries:
+            suffix = os.path.splitext(entry.name)[1].lower()
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(entry.path)
+            elif entry.is_dir():
+                skipped.setdefault("links to folders (give the folder that holds them)", []).append(entry.path)
+            elif entry.name[0] == "." or suffix not in (*suffixes, *unread):
+                continue
+            elif not entry.is_file():
+                skipped.setdefault("broken links", []).append(entry.path)
+            elif suffix in unread:
+                skipped.setdefault(f"{suffix} files (convert them to wav or flac)", []).append(entry.path)
+            elif not _is_utf8(entry.path[len(folder) :]):
+                skipped.setdefault("files whose names are not UTF-8 (rename them)", []).append(entry.path)
+            else:
+                found.append(Path(entry.path))
+    return sorted(found), skipped
+
+
+def describe_skipped(skipped: Mapping[str, Sequence[str]]) -> str:
+    """Say in one line what `scan_audio_files` left out: numbers, reasons and the first path of each."""
+    reasons = [f"{len(paths)} {reason}, e.g. {_show(min(paths))}" for reason, paths in sorted(skipped.items())]
+    return f"left out {'; '.join(reasons)}"
+
+
+def _is_utf8(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _show(path: str) -> str:
+    return path if _is_utf8(path) else repr(os.fsencode(path))
+
+
+@functools.lru_cache(maxsize=1000)
+def _warn_once(message: str) -> None:
+    """A run lists its folders several times."""
+    log.warning("%s", message)
 
 
 class _Decoder(soundfile.SoundFile):
