@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
+from zoo.audio.corpora.index import FileIndex, file_list, write_index
 
 from scripts.bench.tools import Cost, Finding, Settings, command, in_folders, read_clocks
 from zoo.audio.corpora.cache import write_index as write_cache_index
 from zoo.audio.corpora.corpus import cache_folder, list_folder
-from zoo.audio.corpora.index import FileIndex, file_list, write_index
 from zoo.cli.trainer import ZooCLI
 from zoo.hifigan.data import VocoderData
 from zoo.training.data import BucketBatches, ResumableBatches

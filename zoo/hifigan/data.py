@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from zoo.audio.analysis.features import open_features
+from zoo.audio.analysis.features import check_features, open_features, read_frames
 from zoo.audio.corpora.cache import CorpusCache, build
 from zoo.audio.corpora.corpus import (
     CACHES,
@@ -20,35 +22,79 @@ from zoo.audio.corpora.corpus import (
     cache_folder,
     corpus_files,
     last_items,
+    match_list,
     part_of,
-    read_list,
     scaled,
 )
+from zoo.audio.corpora.selection import SHOWN, drop_short_clips, unique_stems, without_suffix
 from zoo.common.folders import data_folder
+from zoo.hifigan.nets.interface import WaveformGenerator
 from zoo.training.data import Key, ZooDataModule, item_seed
 
 
-class Features:
-    """Conditioning made elsewhere, memory-mapped: `<clip>.npy`, (C, F) or (1, C, F), in the corpus' tree or flat.
+class FeatureFolder:
+    """Conditioning made elsewhere, memory-mapped: `<path of the clip without suffix>.npy`, (C, F) or (1, C, F).
+
+    A clip whose stem no other clip has may have its file flat in the folder.
 
     Args:
         folder: of the .npy files (teacher-forced mels, SSL features).
         hop_samples: audio samples per frame.
+        corpus: whose clips they belong to.
     """
 
-    def __init__(self, folder: Path, hop_samples: int) -> None:
+    def __init__(self, folder: Path, hop_samples: int, corpus: Corpus) -> None:
         data_folder("features", str(folder), False)
         self.folder = folder
         self.hop_samples = hop_samples
+        self._corpus = corpus
 
-    def open(self, name: str) -> np.ndarray:
-        """The features (C, F) of a clip."""
-        path = self.folder / Path(name).with_suffix(".npy")
-        if not path.is_file():  # other projects put all of them into one folder
-            path = self.folder / path.name
-        if not path.is_file():
-            raise FileNotFoundError(f"no features for {name}: {path} does not exist")
-        return open_features(path)
+    @cached_property
+    def _unique_stems(self) -> frozenset[str]:
+        return frozenset(unique_stems(self._corpus.names))
+
+    def path(self, index: int) -> Path:
+        """Find the file of a clip.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        name = self._corpus.names[index]
+        path = self.folder / f"{without_suffix(name)}.npy"
+        if path.is_file():
+            return path
+        flat = self.folder / path.name
+        if flat.is_file() and path.stem in self._unique_stems:
+            return flat
+        reason = f" ({flat} is not used: several clips are called {path.stem})" if flat.is_file() else ""
+        raise FileNotFoundError(f"no features for {name}: {path} does not exist{reason}")
+
+    def check(self, indices: Iterable[int], channels: int | None) -> None:
+        """Compare the shapes of files with the audio and the net.
+
+        Args:
+            indices: of the clips.
+            channels: input channels of the net; None accepts any number.
+
+        Raises:
+            FileNotFoundError: a clip has no file.
+            ValueError: a file does not fit.
+        """
+        errors: list[OSError | ValueError] = []
+        count = 0
+        for index in indices:
+            count += 1
+            try:
+                path = self.path(index)
+                frames = int(self._corpus.lengths[index]) // self.hop_samples
+                check_features(path, open_features(path).shape, frames, channels)
+            except (OSError, ValueError) as error:
+                errors.append(error)
+        if errors:
+            shown = "; ".join(map(str, errors[:SHOWN]))
+            more = f"; and {len(errors) - SHOWN} more" if len(errors) > SHOWN else ""
+            cause = FileNotFoundError if isinstance(errors[0], FileNotFoundError) else ValueError
+            raise cause(f"data.init_args.features: {len(errors)} of {count} clips lack fitting features: {shown}{more}")
 
 
 @dataclass(eq=False)
@@ -60,7 +106,7 @@ class Crops(Dataset[dict[str, Tensor]]):
     segment_samples: int  # length of a crop; shorter clips are padded with zeros on the right
     seed: int
     normalize: bool = True  # scale each clip's peak to 0.95 (the original does, except when fine-tuning)
-    features: Features | None = None
+    features: FeatureFolder | None = None
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -77,14 +123,14 @@ class Crops(Dataset[dict[str, Tensor]]):
 
     def _with_features(self, index: int, generator: torch.Generator) -> dict[str, Tensor]:
         assert self.features is not None
-        array = self.features.open(self.corpus.names[index])
+        path = self.features.path(index)
         hop = self.features.hop_samples
-        wanted = self.segment_samples // hop
-        frames = min(array.shape[1], int(self.corpus.lengths[index]) // hop)
-        start = int(torch.randint(max(frames - wanted, 0) + 1, (1,), generator=generator))
-        crop = torch.from_numpy(np.array(array[:, start : start + min(wanted, frames)], dtype=np.float32))
-        crop = torch.nn.functional.pad(crop, (0, wanted - crop.shape[1]), mode="constant", value=float(crop.min()))
-        return {"audio": self._audio(index, start * hop, wanted * hop), "features": crop}
+        segment_frames = self.segment_samples // hop
+        frames = min(open_features(path).shape[1], int(self.corpus.lengths[index]) // hop)
+        start = int(torch.randint(max(frames - segment_frames, 0) + 1, (1,), generator=generator))
+        crop = torch.from_numpy(read_frames(path, start, start + min(segment_frames, frames)))
+        crop = torch.nn.functional.pad(crop, (0, segment_frames - crop.shape[1]), value=float(crop.min()))
+        return {"audio": self._audio(index, start * hop, segment_frames * hop), "features": crop}
 
     def _audio(self, index: int, start: int, samples: int) -> Tensor:
         crop = scaled(self.corpus, index, self.normalize, start, samples)
@@ -99,7 +145,7 @@ class Clips(Dataset[dict[str, Tensor]]):
     indices: Sequence[int] | np.ndarray
     max_samples: int  # longest excerpt from a clip's beginning
     normalize: bool = True
-    features: Features | None = None
+    features: FeatureFolder | None = None
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -109,10 +155,10 @@ class Clips(Dataset[dict[str, Tensor]]):
         audio = scaled(self.corpus, index, self.normalize, 0, self.max_samples)
         if self.features is None:
             return {"audio": audio}
-        array = self.features.open(self.corpus.names[index])
-        frames = min(array.shape[1], len(audio) // self.features.hop_samples)
-        features = torch.from_numpy(np.array(array[:, :frames], dtype=np.float32))
-        return {"audio": audio[: frames * self.features.hop_samples], "features": features}
+        hop = self.features.hop_samples
+        path = self.features.path(index)
+        features = torch.from_numpy(read_frames(path, 0, len(audio) // hop))
+        return {"audio": audio[: features.shape[1] * hop], "features": features}
 
 
 class VocoderData(ZooDataModule):
@@ -125,10 +171,12 @@ class VocoderData(ZooDataModule):
         sample_rate: Hz.
         segment_samples: length of a training crop, a multiple of the hop.
         train_list: files to train on: lines `id|anything` or paths below `root`, or JSONL with `path`; all when null.
+            An entry is a path relative to `root`, with or without suffix, or the end of one clip's path alone.
         val_list: files to validate on, likewise; the last `val_items` of the sorted corpus when null.
         val_items: number of validation clips when there is no list.
         val_seconds: longest excerpt of a validation clip.
-        features: folder of conditioning `<stem>.npy` (teacher-forced mels, SSL features); the audio is then not scaled.
+        features: folder of conditioning, `<path below root without suffix>.npy` (teacher-forced mels, SSL features), or
+            flat where stems are unique; the audio is then not scaled. Clips shorter than a frame are left out.
         feature_hop_samples: audio samples per feature frame.
         cache: folder of the corpus caches.
         max_bad_share: share of unreadable files above which the run stops; below it they are named and left out.
@@ -164,6 +212,10 @@ class VocoderData(ZooDataModule):
                 f"data.segment_samples ({segment_samples}) is not a multiple of "
                 f"feature_hop_samples ({feature_hop_samples})"
             )
+        if features is not None and val_seconds * sample_rate < feature_hop_samples:
+            raise ValueError(
+                f"data.val_seconds {val_seconds} is shorter than a frame of feature_hop_samples ({feature_hop_samples})"
+            )
         self.root = data_folder("root", root, embedded_if_missing, "the embedded corpus")
         self.sample_rate = sample_rate
         self.segment_samples = segment_samples
@@ -178,7 +230,8 @@ class VocoderData(ZooDataModule):
     def prepare_data(self) -> None:
         """Write the corpus cache, once per machine."""
         if self.root is not None:
-            build(self._files(), self._cache_folder(), self.sample_rate, max_bad_share=self.max_bad_share)
+            files, folder = self._files(), self._cache_folder()
+            build(files, folder, self.sample_rate, max_bad_share=self.max_bad_share, root=self.root)
 
     def setup(self, stage: str) -> None:
         """Open the corpus and split it."""
@@ -187,12 +240,30 @@ class VocoderData(ZooDataModule):
             corpus = EmbeddedCorpus(self.embedded_utterances, self.sample_rate)
         else:
             corpus = CorpusCache(self._cache_folder())
-        features = None if self.features is None else Features(*self.features)
         train, val = self._split(corpus)
+        features = None
+        if self.features is not None:
+            features = FeatureFolder(*self.features, corpus)
+            hop_samples = features.hop_samples
+            train, val = (drop_short_clips(corpus.lengths, corpus.names, part, hop_samples) for part in (train, val))
+            features.check(chain(train, val), self._input_channels(hop_samples))
         normalize = features is None
         self.train_set = Crops(corpus, train, self.segment_samples, self.seed, normalize, features)
         self.val_set = Clips(corpus, val, self.val_samples, normalize, features)
         self.contents = (part_of(corpus.lengths, train),)
+
+    def _input_channels(self, hop_samples: int) -> int | None:
+        """Return the channels of the trainer's net, whose frames must be those of the features; None without one."""
+        generator = getattr(getattr(self.trainer, "lightning_module", None), "generator", None)
+        if not isinstance(generator, WaveformGenerator):
+            return None
+        scale = getattr(getattr(generator, "conditioner", None), "scale", 1.0)
+        if round(generator.hop_length * scale) != hop_samples:
+            raise ValueError(
+                f"data.init_args.feature_hop_samples is {hop_samples}, expected {round(generator.hop_length * scale)}, "
+                "what model.init_args.generator makes of a frame"
+            )
+        return generator.in_channels
 
     def _cache_folder(self) -> Path:
         assert self.root is not None
@@ -200,7 +271,7 @@ class VocoderData(ZooDataModule):
 
     def _files(self) -> Sequence[Path]:
         assert self.root is not None
-        found = corpus_files(self.root, self.lists if self.lists[0] else (None, None))
+        found = corpus_files(self.root, self.lists)
         if not found:
             raise ValueError(f"data.init_args.root: no audio file below {self.root}")
         return found
@@ -209,6 +280,7 @@ class VocoderData(ZooDataModule):
         count = len(corpus.lengths)
         if self.lists[1] is None or self.root is None:
             return last_items(count, self.val_items)
-        wanted = {path.stem for path in read_list(Path(self.lists[1]), self.root)}
         assert isinstance(corpus, CorpusCache)
-        return corpus.split(lambda name: PurePosixPath(name).stem in wanted)
+        names = [*corpus.names, *corpus.bad]
+        held_out = {names[number] for number in match_list(Path(self.lists[1]), self.root, names)}
+        return corpus.split(held_out.__contains__)

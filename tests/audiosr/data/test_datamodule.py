@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from zoo.audio.corpora import cache
 from zoo.audio.corpora.synthetic import SpeechLike
 from zoo.audio.io import files
 from zoo.audiosr.data.datamodule import SuperResolutionData

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from zoo.audio.augment.degrade import Degrader
-from zoo.audio.corpora import cache
 from zoo.audio.corpora.corpus import ClippedCorpus, EmbeddedCorpus, MemoryCorpus, ResampledCorpus
 from zoo.audio.corpora.synthetic import SpeechLike, write_corpus
 from zoo.audio.io import files
@@ -136,6 +135,54 @@ def test_twins_made_before_are_found(corpus, tmp_path):
         ready(SpeechData(**folders, val_items=2))
     with pytest.raises(ValueError, match="not both"):
         SpeechData(**folders, degrader=noisy())
+
+
+def write_clips(root: Path, names: tuple[str, ...], samples: int = 8000) -> None:
+    for name in names:
+        files.write(root / f"{name}.wav", np.full(samples, 0.1, np.float32), 16000)
+
+
+@pytest.mark.parametrize("folder", ["wavs/", ""])
+def test_degraded_versions_lie_in_the_tree_of_the_root_or_flat(tmp_path: Path, folder: str) -> None:
+    write_clips(tmp_path / "clean", ("wavs/1", "wavs/2", "wavs/3"))
+    write_clips(tmp_path / "degraded", (f"{folder}1", f"{folder}2", f"{folder}3", "more/4"))
+    folders = dict(root=str(tmp_path / "clean"), degraded=str(tmp_path / "degraded"), cache=str(tmp_path / "cache"))
+    assert len(ready(SpeechData(**folders, val_items=1)).train_set) == 2
+
+
+def test_flat_degraded_versions_need_unique_stems(tmp_path: Path) -> None:
+    write_clips(tmp_path / "clean", ("a/1", "b/1", "b/2"))
+    write_clips(tmp_path / "degraded", ("1", "2"))
+    folders = dict(root=str(tmp_path / "clean"), degraded=str(tmp_path / "degraded"), cache=str(tmp_path / "cache"))
+    with pytest.raises(ValueError, match=r"2 clips .* have no degraded version .*: a/1\.wav, b/1\.wav"):
+        ready(SpeechData(**folders, val_items=1))
+
+
+@pytest.mark.parametrize(
+    ("samples", "fits"), [(8320, True), (7680, True), (4000, False), (16000, False), (8321, False)]
+)
+def test_degraded_version_has_the_length_of_its_clip(tmp_path: Path, samples: int, fits: bool) -> None:
+    write_clips(tmp_path / "clean", ("1", "2", "3"))
+    write_clips(tmp_path / "degraded", ("1", "3"))
+    write_clips(tmp_path / "degraded", ("2",), samples)
+    folders = dict(root=str(tmp_path / "clean"), degraded=str(tmp_path / "degraded"), cache=str(tmp_path / "cache"))
+    if fits:
+        ready(SpeechData(**folders, val_items=1))
+    else:
+        with pytest.raises(ValueError, match=rf"1 files .*2\.wav \({samples} samples, expected 8000\)"):
+            ready(SpeechData(**folders, val_items=1))
+
+
+@pytest.mark.parametrize("data", [SpeechData, VocoderSegments])
+def test_clips_shorter_than_a_frame_are_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, data: type[SpeechData]
+) -> None:
+    write_clips(tmp_path / "clean", ("1", "3", "4"))
+    write_clips(tmp_path / "clean", ("2", "5"), samples=319)
+    module = ready(data(root=str(tmp_path / "clean"), cache=str(tmp_path / "cache"), val_items=2))
+    assert (len(module.train_set), len(module.val_set)) == (2, 1)
+    assert len(module.val_set[0]["input"]) >= 320
+    assert "2.wav" in caplog.text and "5.wav" in caplog.text
 
 
 def test_validation_may_lie_in_folders_of_its_own(corpus, tmp_path):

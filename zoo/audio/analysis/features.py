@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ from zoo.common.atomic import replacing
 from zoo.common.reading.torch_files import read_torch
 
 FEATURE_SUFFIXES = (".npy", ".pt")
+MAX_FRAME_DIFFERENCE = 1  # front ends round the number of frames differently
 
 
 def open_features(path: Path) -> np.ndarray:
@@ -30,6 +31,49 @@ def open_features(path: Path) -> np.ndarray:
     return array
 
 
+def check_features(path: Path, shape: Sequence[int], frames: int, channels: int | None = None) -> None:
+    """Compare the shape of a feature file with the audio and the net.
+
+    Args:
+        path: of the file, for the message.
+        shape: of its array.
+        frames: whole frames of the audio; one more or less is accepted.
+        channels: input channels of the net; None accepts any number.
+
+    Raises:
+        ValueError: the shape is another.
+    """
+
+    def fits(shape: Sequence[int]) -> bool:
+        return (channels is None or shape[0] == channels) and abs(shape[1] - frames) <= MAX_FRAME_DIFFERENCE
+
+    if not fits(shape):
+        hint = " (it is (F, C): transpose it)" if fits(shape[::-1]) else ""
+        raise ValueError(
+            f"{path}: found features of shape {tuple(shape)}{hint}, expected (C, F) = "
+            f"({'any' if channels is None else channels}, {frames}) for its audio, F within one frame"
+        )
+
+
+def read_frames(path: Path, start: int = 0, stop: int | None = None) -> np.ndarray:
+    """Read frames of a feature file.
+
+    Args:
+        start: first frame.
+        stop: frame to stop before; None reads to the end.
+
+    Returns:
+        Features (C, n) float32, a copy.
+
+    Raises:
+        ValueError: a value is NaN or infinite.
+    """
+    features = np.array(open_features(path)[:, start:stop], dtype=np.float32)
+    if not np.isfinite(features).all():
+        raise ValueError(f"{path}: NaN or infinite features in frames {start} to {start + features.shape[1] - 1}")
+    return features
+
+
 def write_features(target: Path, shape: tuple[int, int], dtype: str, pieces: Iterable[np.ndarray]) -> None:
     """Write features piece by piece, frame after frame (Fortran order): a crop of a mapped file is one read.
 
@@ -40,12 +84,17 @@ def write_features(target: Path, shape: tuple[int, int], dtype: str, pieces: Ite
         pieces: (C, n), of F frames in total.
 
     Raises:
-        ValueError: when a value does not fit into the type.
+        ValueError: a value does not fit into the type, or the pieces do not add up to the shape.
     """
+    channels, frames = shape
+    written = 0
     layout = {"descr": dtype, "fortran_order": True, "shape": shape}
     with replacing(target) as temporary, temporary.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, layout)
         for piece in pieces:
+            written += piece.shape[1]
+            if len(piece) != channels or written > frames:
+                raise ValueError(f"{target}: expected features {shape}, a piece {piece.shape} goes to frame {written}")
             with np.errstate(over="ignore"):  # infinity is what the next line looks for
                 cast = np.ascontiguousarray(piece.T, dtype=dtype)
             if not np.isfinite(cast).all():
@@ -53,3 +102,5 @@ def write_features(target: Path, shape: tuple[int, int], dtype: str, pieces: Ite
                     f"{target}: features of up to {np.abs(piece).max():g} do not fit into {cast.dtype.name}"
                 )
             file.write(cast.tobytes())
+        if written != frames:
+            raise ValueError(f"{target}: expected features {shape}, got {written} frames")

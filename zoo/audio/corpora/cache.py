@@ -194,9 +194,7 @@ def build(
     return CorpusCache(folder)
 
 
-def relative_names(
-    files: Sequence[str | os.PathLike[str]], root: str | os.PathLike[str] | None = None
-) -> list[str]:
+def relative_names(files: Sequence[str | os.PathLike[str]], root: str | os.PathLike[str] | None = None) -> list[str]:
     """Name the files of a cache: their paths relative to the corpus' root.
 
     Args:

@@ -146,13 +146,26 @@ def read_list(path: Path, root: Path) -> list[Path]:
 
 def _listed(path: Path, root: str, everything: Sequence[str]) -> list[str]:
     """Paths of a list's files, of which `everything` lies below `root`."""
-    paths = [os.path.normpath(os.path.join(root, entry)) for entry in read_entries(path)]
+    entries = _relative_entries(path, root)
     below = set(everything)
+    paths = [os.path.join(root, entry) for entry in entries]
     others = (name + suffix for name in paths if name not in below for suffix in ("", *files.AUDIO_SUFFIXES))
     candidates = list(dict.fromkeys([*everything, *filter(os.path.isfile, others)]))  # also outside, or behind links
     names = [relative_name(candidate, root) for candidate in candidates]
-    entries = [relative_name(name, root) for name in paths]
     return [candidates[number] for number in match_entries(entries, names, str(path))]
+
+
+def match_list(path: Path, root: Path, names: Sequence[str]) -> list[int]:
+    """Find the clips of a corpus that a file list names, see `match_entries`.
+
+    Args:
+        names: of the clips, relative to `root`.
+    """
+    return match_entries(_relative_entries(path, os.path.abspath(root)), names, str(path))
+
+
+def _relative_entries(path: Path, root: str) -> list[str]:
+    return [relative_name(os.path.normpath(os.path.join(root, entry)), root) for entry in read_entries(path)]
 
 
 def read_entries(path: Path) -> list[str]:

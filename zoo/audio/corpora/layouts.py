@@ -58,9 +58,7 @@ class Utterance:
     language: str
 
 
-def read_corpus(
-    root: str | os.PathLike[str], kind: CorpusKind = "auto", with_text: bool = True
-) -> list[Utterance]:
+def read_corpus(root: str | os.PathLike[str], kind: CorpusKind = "auto", with_text: bool = True) -> list[Utterance]:
     """List the utterances of a corpus folder.
 
     Args:

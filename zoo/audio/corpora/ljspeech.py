@@ -161,7 +161,9 @@ def prepare(
     other = [entry.id for entry in entries if entry.sample_rate != sample_rate]
     if other:
         _LOG.warning("%s: %d files are not at %d Hz and get resampled", folder, len(other), sample_rate)
-    built = build(files.find_audio_files(folder), cache_folder(cache, folder, sample_rate), sample_rate, progress, root=folder)
+    built = build(
+        files.find_audio_files(folder), cache_folder(cache, folder, sample_rate), sample_rate, progress, root=folder
+    )
     bad = {Path(name).stem for name in built.bad}
     if bad and strict:
         raise ValueError(f"{folder}: {len(bad)} files cannot be decoded: {', '.join(sorted(bad)[:_SHOWN])}")

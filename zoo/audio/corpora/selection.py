@@ -80,13 +80,13 @@ def match_entries(entries: Sequence[str], names: Sequence[str], source: str) -> 
             numbers.append(candidates[0])
         else:
             is_ambiguous |= bool(candidates)
-            shown = ", ".join(names[number] for number in candidates[:SHOWN])
+            shown = ", ".join(sorted(names[number] for number in candidates)[:SHOWN])
             misfits.append(f"{entry!r} ({f'{len(candidates)} clips: {shown}' if candidates else 'no such clip'})")
     if misfits:
-        more = f"; and {len(misfits) - SHOWN} more" if len(misfits) > SHOWN else ""
+        shown = "; ".join(misfits[:SHOWN]) + (f"; and {len(misfits) - SHOWN} more" if len(misfits) > SHOWN else "")
         raise (ValueError if is_ambiguous else FileNotFoundError)(
-            f"{source}: {len(misfits)} of {len(entries)} entries do not name one clip: {'; '.join(misfits[:SHOWN])}{more}; "
-            "expected paths below data.init_args.root, with or without suffix"
+            f"{source}: {len(misfits)} of {len(entries)} entries do not name one clip: {shown} "
+            "(expected paths relative to the corpus' root, with or without suffix)"
         )
     return numbers
 

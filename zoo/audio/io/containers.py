@@ -48,47 +48,43 @@ class Layout:
     patches: Mapping[int, bytes] = field(default_factory=dict)
 
 
-class LayoutFile(io.RawIOBase):
-    """The bytes of a file as its layout describes them, for soundfile."""
+class LayoutFile:
+    """The bytes of a file as its layout describes them; soundfile reads them by these methods."""
 
     def __init__(self, path: Path, layout: Layout) -> None:
         self._file = path.open("rb")
         self._layout = layout
         self._position = 0
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
     def tell(self) -> int:
+        """Return the next byte to read."""
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Set the next byte to read."""
         size = self._layout.end - self._layout.start
         if self._layout.samples is not None and offset == 0:
             size = _UNKNOWN_LENGTH  # asked for the length; a negative offset reads the tags at the end
         self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: size}[whence]
         return self._position
 
-    def readinto(self, buffer) -> int:  # type: ignore[no-untyped-def]
+    def read(self, count: int) -> bytes:
+        """Read up to `count` bytes."""
         first = self._layout.start + self._position
         if first >= self._layout.end:
-            return 0
+            return b""
         self._file.seek(first)
-        content = bytearray(self._file.read(min(len(buffer), self._layout.end - first)))
+        content = bytearray(self._file.read(min(count, self._layout.end - first)))
         for offset, patch in self._layout.patches.items():
             for place, value in enumerate(patch, start=offset - first):
                 if 0 <= place < len(content):
                     content[place] = value
-        buffer[: len(content)] = content
         self._position += len(content)
-        return len(content)
+        return bytes(content)
 
     def close(self) -> None:
+        """Close the file."""
         self._file.close()
-        super().close()
 
 
 def inspect_container(path: Path, scan: bool = True) -> Layout:
@@ -236,7 +232,8 @@ def _inspect_flac(data: mmap.mmap, start: int, end: int, scan: bool) -> Layout:
         raise ContainerError("damaged, no FLAC frame at its end")
     if promised not in (0, samples):
         raise ContainerError(
-            f"cut, joined or a wrong header, the FLAC header promises {promised} samples and its last frame ends at {samples}"
+            f"cut, joined or a wrong header, the FLAC header promises {promised} samples and the last frame ends at "
+            f"{samples}"
         )
     # the number of samples stands in the last 36 bits
     return Layout(start, end, patches={} if promised else {start + 18: (fields | samples).to_bytes(8, "big")})
@@ -282,7 +279,11 @@ def _crc8(content: bytes) -> int:
 
 
 def _parse_mpeg_header(header: bytes) -> tuple[int, int, int] | None:
-    """Bytes and samples of a frame of MPEG layer 2 or 3, and the bits that all frames of a stream share; None: no frame."""
+    """Read the header of a frame of MPEG layer 2 or 3.
+
+    Returns:
+        Its bytes, its samples, and the bits that all frames of a stream share; None where no frame begins.
+    """
     word = int.from_bytes(header, "big")
     version, layer = word >> 19 & 3, 4 - (word >> 17 & 3)
     bitrate, rate = word >> 12 & 15, word >> 10 & 3

@@ -34,9 +34,9 @@ _FORMATS = {
 _INTEGER_BITS = {"PCM_S8": 8, "PCM_U8": 8, "PCM_16": 16, "PCM_24": 24, "PCM_32": 32}
 
 AUDIO_SUFFIXES: tuple[str, ...] = tuple(_FORMATS)
-_UNREAD_SUFFIXES = tuple(
-    ".3gp .aac .aif .aifc .aiff .alac .amr .ape .au .caf .m4a .m4b .mka .mp2 .mp4 .oga .ra .rf64 .snd .sph .w64 .webm .wma"
-    " .wv".split()
+_UNREAD_SUFFIXES = (
+    *(".3gp", ".aac", ".aif", ".aifc", ".aiff", ".alac", ".amr", ".ape", ".au", ".caf", ".m4a", ".m4b", ".mka", ".mp2"),
+    *(".mp4", ".oga", ".ra", ".rf64", ".sph", ".w64", ".webm", ".wma", ".wv"),
 )
 BLOCK_SAMPLES = 1 << 18
 

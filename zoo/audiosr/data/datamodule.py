@@ -152,7 +152,13 @@ class SuperResolutionData(ZooDataModule):
         """Write the corpus caches, once per machine."""
         if self.noise is not None:
             folder = cache_folder(self.cache, self.noise, self.sample_rate)
-            build(find_audio_files(self.noise), folder, self.sample_rate, max_bad_share=self.max_bad_share, root=self.noise)
+            build(
+                find_audio_files(self.noise),
+                folder,
+                self.sample_rate,
+                max_bad_share=self.max_bad_share,
+                root=self.noise,
+            )
         if self.root is None or self.cache_mode == "none":
             return
         for part in self._parts():

@@ -64,9 +64,7 @@ def find_parts(
     high = corpus_files(_high(train_home), (lists[0], None), without=lists[1])
     train = _part(train_home, paired, high, lists)
     if lists[1] is not None:
-        return train, _part(
-            train_home, paired, corpus_files(_high(train_home), (lists[1], None)), ("", lists[1])
-        )
+        return train, _part(train_home, paired, corpus_files(_high(train_home), (lists[1], None)), ("", lists[1]))
     if valid_home is None:
         return train, None
     return train, _part(valid_home, paired, corpus_files(_high(valid_home)), (None, None))
@@ -168,9 +166,7 @@ class FileCorpus:
         root: folder that the names are relative to; None takes the deepest one that holds all files.
     """
 
-    def __init__(
-        self, paths: Sequence[Path], sample_rate: int, max_bad_share: float, root: Path | None = None
-    ) -> None:
+    def __init__(self, paths: Sequence[Path], sample_rate: int, max_bad_share: float, root: Path | None = None) -> None:
         self.sample_rate = sample_rate
         self.max_bad_share = max_bad_share
         self._count = len(paths)

@@ -26,11 +26,14 @@ from zoo.audio.corpora.corpus import (
     part_of,
 )
 from zoo.audio.corpora.layouts import CorpusKind, read_corpus
+from zoo.audio.corpora.selection import SHOWN, drop_short_clips, match_companions
 from zoo.common.folders import data_folder
 from zoo.common.ranges import within
 from zoo.miipher.data.clips import Clips, Degradation, Item, Pairs, Segments, Versions
 from zoo.miipher.nets.families import SAMPLE_RATE
 from zoo.training.data import ZooDataModule
+
+FRAME_SAMPLES = SAMPLE_RATE // 50  # of the encoders, 20 ms: shorter clips have no features
 
 log = logging.getLogger(__name__)
 
@@ -46,13 +49,15 @@ class Part(NamedTuple):
 class SpeechData(ZooDataModule):
     """Clean speech with degraded versions, for the cleaner and for training a backbone.
 
-    Corpora are decoded once into memory-mapped caches. Clips are scaled to a peak of 0.95; validation is the same in
-    every run: whole clips of held-out speakers or the corpus' end, with noise that training does not have.
+    Corpora are decoded once into memory-mapped caches. Clips are scaled to a peak of 0.95; those shorter than 20 ms are
+    left out, with a warning. Validation is the same in every run: whole clips of held-out speakers or the corpus' end,
+    with noise that training does not have.
 
     Args:
         root: folder of clean speech; null for the embedded corpus.
         kind: its layout; auto looks.
-        degraded: folder of degraded versions, the tree mirrored, as `zoo degrade` writes it; null degrades on the spot.
+        degraded: folder of degraded versions, the tree mirrored, as `zoo degrade` writes it, or flat where stems are
+            unique; of the clean clip's length within 20 ms. Null degrades on the spot.
         degrader: how to degrade on the spot; null leaves the input clean.
         noise: folder of noise; null for noise made in code.
         rir: folder of room impulse responses; null for some made in code.
@@ -153,6 +158,10 @@ class SpeechData(ZooDataModule):
             held_out = self._open(self.val_root)
             held_out_versions = self._versions(held_out[0], self.val_root, self.val_degraded)
             train, val = (range(len(each[0].lengths)) for each in (corpora, held_out))
+        train, val = (
+            drop_short_clips(speech.lengths, speech.names, indices, FRAME_SAMPLES)
+            for speech, indices in ((corpora[0], train), (held_out[0], val))
+        )
         return (
             Part(corpora, train, self.degradation(True, versions)),
             Part(held_out, val, self.degradation(False, held_out_versions)),
@@ -171,7 +180,7 @@ class SpeechData(ZooDataModule):
             return last_items(len(corpus.lengths), self.val_items)
         assert isinstance(corpus, CorpusCache)
         utterances = read_corpus(self.root, self.kind, with_text=False)
-        names = relative_names([utterance.path for utterance in utterances])
+        names = relative_names([utterance.path for utterance in utterances], self.root)
         speakers = dict(zip(names, (utterance.speaker for utterance in utterances), strict=True))
         unknown = set(self.val_speakers) - set(speakers.values())
         if unknown:
@@ -188,7 +197,8 @@ class SpeechData(ZooDataModule):
     def _build(self, paths: Sequence[Path], root: Path, sample_rate: int) -> None:
         if not paths:
             raise ValueError(f"no audio file below {root}")
-        build(paths, cache_folder(self.cache, root, sample_rate), sample_rate, max_bad_share=self.max_bad_share)
+        folder = cache_folder(self.cache, root, sample_rate)
+        build(paths, folder, sample_rate, max_bad_share=self.max_bad_share, root=root)
 
     def _open(self, root: Path | None) -> list[Corpus]:
         """A clean corpus at each of the rates."""
@@ -206,16 +216,24 @@ class SpeechData(ZooDataModule):
         if folder is None:
             return None
         degraded = CorpusCache(cache_folder(self.cache, folder, SAMPLE_RATE))
-        numbers: dict[str, list[int]] = {}
-        for number, name in enumerate(degraded.names):
-            numbers.setdefault(str(Path(name).with_suffix("")), []).append(number)
-        stems = [str(Path(name).with_suffix("")) for name in corpus.names]
-        if lacking := [stem for stem in stems if stem not in numbers]:
+        versions = match_companions(corpus.names, degraded.names)
+        if lacking := [name for name, numbers in zip(corpus.names, versions, strict=True) if not numbers]:
             raise ValueError(
-                f"data.init_args.degraded: {len(lacking)} clips of {root} have no degraded version of their name "
-                f"in {folder}, among them {lacking[0]}"
+                f"data.init_args.degraded: {len(lacking)} clips of {root} have no degraded version of their path "
+                f"in {folder}: {', '.join(lacking[:SHOWN])}"
             )
-        return degraded, [numbers[stem] for stem in stems]
+        uneven = [
+            f"{degraded.names[number]} ({degraded.lengths[number]} samples, expected {length})"
+            for length, numbers in zip(corpus.lengths, versions, strict=True)
+            for number in numbers
+            if abs(int(degraded.lengths[number]) - int(length)) > FRAME_SAMPLES
+        ]
+        if uneven:
+            raise ValueError(
+                f"data.init_args.degraded: {len(uneven)} files of {folder} differ from their clean clip by more than "
+                f"{FRAME_SAMPLES} samples at {SAMPLE_RATE} Hz: {', '.join(uneven[:SHOWN])}"
+            )
+        return degraded, versions
 
 
 class VocoderSegments(SpeechData):
