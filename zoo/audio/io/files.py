@@ -297,22 +297,22 @@ def scan_audio_files(
                 raise
             continue  # deleted meanwhile
         except PermissionError:
-            skipped.setdefault("folders without permission to read", []).append(inside)
+            skipped.setdefault("unreadable folder", []).append(inside)
             continue
         for entry in entries:
             suffix = os.path.splitext(entry.name)[1].lower()
             if entry.is_dir(follow_symlinks=False):
                 folders.append(entry.path)
             elif entry.is_dir():
-                skipped.setdefault("links to folders (give the folder that holds them)", []).append(entry.path)
+                skipped.setdefault("linked folder", []).append(entry.path)
             elif entry.name[0] == "." or suffix not in (*suffixes, *unread):
                 continue
             elif not entry.is_file():
-                skipped.setdefault("broken links", []).append(entry.path)
+                skipped.setdefault("broken link", []).append(entry.path)
             elif suffix in unread:
-                skipped.setdefault(f"{suffix} files (convert them to wav or flac)", []).append(entry.path)
+                skipped.setdefault(suffix, []).append(entry.path)
             elif not _is_utf8(entry.path[len(folder) :]):
-                skipped.setdefault("files whose names are not UTF-8 (rename them)", []).append(entry.path)
+                skipped.setdefault("name that is not UTF-8", []).append(entry.path)
             else:
                 found.append(Path(entry.path))
     return sorted(found), skipped
@@ -320,8 +320,8 @@ def scan_audio_files(
 
 def describe_skipped(skipped: Mapping[str, Sequence[str]]) -> str:
     """Say in one line what `scan_audio_files` left out: numbers, reasons and the first path of each."""
-    reasons = [f"{len(paths)} {reason}, e.g. {_show(min(paths))}" for reason, paths in sorted(skipped.items())]
-    return f"left out {'; '.join(reasons)}"
+    reasons = [f"{len(paths)} {reason} ({_show(min(paths))})" for reason, paths in sorted(skipped.items())]
+    return f"left out {', '.join(reasons)}; convert other formats to wav or flac, links to folders are not followed"
 
 
 def _is_utf8(path: str) -> bool:
