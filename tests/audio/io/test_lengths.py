@@ -26,7 +26,7 @@ READABLE = {
     **{(kind, "valid"): 1 for kind in OPTIONS},
     **{("wav", damage): 1 for damage in ("streamed", "streamed_sox", "streamed_zero", "length_too_large")},
     ("flac", "streamed"): 1,
-    **{(kind, damage): 1 for kind in ("cbr", "vbr") for damage in ("header_missing", "streamed", "tagged")},
+    **{(kind, damage): 1 for kind in ("cbr", "vbr") for damage in ("header_missing", "streamed", "padded", "tagged")},
     **{(kind, "joined_without_header"): 2 for kind in ("cbr", "vbr")},
 }
 DAMAGES = {
@@ -36,8 +36,8 @@ DAMAGES = {
              "streamed_cut"),
     "ogg": ("valid", "cut", "joined", "header_missing"),
     "opus": ("valid", "cut", "joined", "header_missing"),
-    "cbr": ("valid", "cut", "joined", "header_missing", "length_too_small", "length_too_large", "streamed", "tagged",
-            "cut_without_header", "joined_without_header"),
+    "cbr": ("valid", "cut", "joined", "header_missing", "length_too_small", "length_too_large", "streamed", "padded",
+            "tagged", "cut_without_header", "joined_without_header"),
 }  # fmt: skip
 DAMAGES["vbr"] = DAMAGES["cbr"]
 CASES = [(*container, damage) for container in CONTAINERS for damage in DAMAGES[container[0]]]
@@ -104,6 +104,7 @@ def damage_file(kind: str, content: bytes, damage: str, samples: int) -> bytes:
     return {
         "header_missing": plain,
         "streamed": tags[0] + plain,
+        "padded": tags[0] + bytes(3000) + plain + bytes(3000),
         "tagged": tags[0] + content + tags[1] + tags[2],
         "cut_without_header": plain[: len(plain) // 3 + 7],
         "joined_without_header": plain + plain,
@@ -136,3 +137,27 @@ def test_all_samples_are_read_or_the_file_is_refused(tmp_path, kind, rate, damag
     np.testing.assert_array_equal(np.concatenate(list(files.blocks(path, 5000)), axis=1), audio)
     np.testing.assert_array_equal(files.read(path, 3000, 500)[0], audio[:, 3000:3500])
     np.testing.assert_array_equal(files.read(path, samples - 100)[0], audio[:, samples - 100 :])
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_altered_bytes_are_read_or_refused(tmp_path, kind):
+    """Whatever stands in a file, reading it gives its samples or one AudioFileError."""
+    rng = np.random.default_rng(0)
+    content = record(kind, 24000 if kind == "opus" else 22050)
+    path = tmp_path / f"a.{kind if kind in ('wav', 'flac', 'ogg', 'opus') else 'mp3'}"
+    ends = [*range(0, 64), *rng.integers(64, len(content), 20).tolist()]
+    altered = [content[:end] for end in ends]
+    for _ in range(150):
+        changed = bytearray(content)
+        near_an_end = rng.random() < 0.8
+        for place in rng.integers(0, 96 if near_an_end else len(content), rng.integers(1, 4)):
+            changed[-place if rng.random() < 0.2 else place] = rng.integers(256)
+        altered.append(bytes(changed))
+    for each in altered:
+        path.write_bytes(each)
+        try:
+            audio, _ = files.read(path)
+        except files.AudioFileError:
+            continue
+        assert files.info(path).samples == audio.shape[1]
+        assert sum(block.shape[1] for block in files.blocks(path, 50000)) == audio.shape[1]

@@ -21,6 +21,7 @@ _TRAILERS = (b"TAG", b"ID3", b"APETAGEX", b"LYRICS")
 _ZERO_SCAN = 1 << 16  # bytes looked at to tell padding from content
 _OGG_BEGIN, _OGG_END = 2, 4  # flags of a stream's first and last page
 _FLAC_LONGEST_FRAME = 1 << 18  # bytes, where STREAMINFO does not tell
+_MPEG_SCAN = 1 << 16  # bytes in front of the first frame
 _MPEG_1_LAYER_2 = (32, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384)  # kbit/s
 _MPEG_1_LAYER_3 = (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
 _MPEG_2 = (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
@@ -112,11 +113,11 @@ def inspect_container(path: Path, scan: bool = True) -> Layout:
             return Layout(start, end)
         if magic[:4] == b"fLaC":
             return _inspect_flac(data, start, end, scan)
-        if magic[:4] == b"FORM" and struct.unpack(">I", magic[4:8])[0] + 8 > size:
+        if magic[:4] == b"FORM" and len(magic) > 8 and struct.unpack(">I", magic[4:8])[0] + 8 > size:
             raise ContainerError("cut, the AIFF header promises more bytes than the file holds")
-        if _parse_mpeg_header(magic[:4]) is not None:
-            return _inspect_mpeg(data, start, end)
-        return Layout(0, size)
+        junk = _MPEG_SCAN if start or path.suffix.lower() == ".mp3" else 1
+        first = _find_mpeg_frame(data, start, end, junk)
+        return Layout(0, size) if first is None else _inspect_mpeg(data, first, end)
 
 
 def _skip_id3(data: Data, start: int) -> int:
@@ -130,9 +131,9 @@ def _skip_id3(data: Data, start: int) -> int:
 
 def _strip_trailers(data: Data, end: int) -> int:
     """The byte behind the audio: ID3v1 and APEv2 tags at the end are none."""
-    if data[max(0, end - 128) : end][:3] == b"TAG":
+    if end >= 128 and data[end - 128 : end - 125] == b"TAG":
         end -= 128
-    if data[max(0, end - 32) : end][:8] == b"APETAGEX":
+    if end >= 32 and data[end - 32 : end - 24] == b"APETAGEX":
         size, _, flags = struct.unpack("<3I", data[end - 20 : end - 8])
         end -= size + (32 if flags & 1 << 31 else 0)
     return max(end, 0)
@@ -191,6 +192,8 @@ def _check_chunks(data: Data, position: int, size: int, length: int) -> None:
 
 def _check_ogg(data: Data, position: int, end: int) -> None:
     flags, has_begun = 0, False
+    if position + 27 > end:
+        raise ContainerError("cut, the first Ogg page is incomplete")
     if not data[position + 5] & _OGG_BEGIN:
         raise ContainerError("cut, the beginning of the Ogg stream is missing")
     while data[position : position + 4] == b"OggS":
@@ -296,6 +299,20 @@ def _parse_mpeg_header(header: bytes) -> tuple[int, int, int] | None:
     return samples // 8 * rates[bitrate - 1] * 1000 // hertz + (word >> 9 & 1), samples, word & 0x1E0C00 | is_mono
 
 
+def _find_mpeg_frame(data: mmap.mmap, start: int, end: int, junk: int) -> int | None:
+    """Find the first frame, behind which another one or the end follows, in the first `junk` bytes."""
+    position = start
+    while 0 <= (position := data.find(b"\xff", position, min(end, start + junk))):
+        frame = _parse_mpeg_header(data[position : position + 4])
+        if frame is not None:
+            behind = position + frame[0]
+            following = _parse_mpeg_header(data[behind : behind + 4])
+            if behind >= end or (following is not None and following[2] == frame[2]):
+                return position
+        position += 1
+    return None
+
+
 def _inspect_mpeg(data: mmap.mmap, start: int, end: int) -> Layout:
     """Count the frames, whose headers tell their lengths; a first frame that counts them holds no sound itself."""
     first = _parse_mpeg_header(data[start : start + 4])
@@ -336,7 +353,7 @@ def _inspect_mpeg(data: mmap.mmap, start: int, end: int) -> Layout:
 def _parse_xing(frame: bytes) -> tuple[bool, int | None]:
     """Whether a frame is a Xing (VBR) or Info (CBR) header, and the number of frames that it promises."""
     place = max(frame.find(b"Xing"), frame.find(b"Info"))
-    if place < 0:
+    if place < 0 or place + 12 > len(frame):
         return False, None
     flags, promised = struct.unpack(">2I", frame[place + 4 : place + 12])
     return True, promised if flags & 1 else None
