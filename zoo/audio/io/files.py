@@ -352,7 +352,12 @@ class _Decoder(soundfile.SoundFile):
         self._samples = layout.samples
         is_plain = layout == Layout(0, path.stat().st_size)
         self._source = None if is_plain else LayoutFile(path, layout)
-        super().__init__(path if self._source is None else self._source)
+        try:
+            super().__init__(path if self._source is None else self._source)
+        except BaseException:
+            if self._source is not None:
+                self._source.close()
+            raise
 
     @property
     def frames(self) -> int:
