@@ -65,3 +65,10 @@ def test_metrics_of_equal_clips() -> None:
     assert values["m_stft"] == pytest.approx(0, abs=1e-5)
     assert values["vuv_f1"] == 1
     assert "f0_rmse_cents" not in compare(torch.zeros(4000), torch.zeros(4000), 8000)
+
+
+def test_silent_target_has_no_metrics() -> None:
+    noise = torch.randn(8000)
+    assert compare(0.1 * noise, torch.zeros(8000), 8000) == {}
+    assert compare(0.1 * noise, 1e-5 * noise, 8000) == {}
+    assert compare(0.1 * noise, 0.01 * noise, 8000)["m_stft"] > 0

@@ -22,6 +22,7 @@ from zoo.training.gan import GANTask
 from zoo.training.task import OptimizerCallable
 
 Batch = dict[str, Tensor]
+SILENT_PEAK = 1e-3  # of full scale, -60 dBFS
 
 
 class HiFiGANTask(GANTask):
@@ -131,7 +132,12 @@ def mel_l1(mel: LogMel, fake: Tensor, real: Tensor) -> Tensor:
 
 
 def compare(fake: Tensor, real: Tensor, sample_rate: int) -> dict[str, float]:
-    """Vocoder metrics of one clip (T,) that need no trained model; one that is undefined for this clip is left out."""
+    """Compute vocoder metrics of one clip (T,) that need no trained model.
+
+    Metrics that are undefined for the clip are left out; of a silent target all, since M-STFT divides by its norm.
+    """
+    if real.abs().max() < SILENT_PEAK:
+        return {}
     tracks = [pitch.track(signal.cpu(), sample_rate) for signal in (fake, real)]
     values = {
         "m_stft": multi_resolution_stft(fake, real),

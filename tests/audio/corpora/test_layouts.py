@@ -223,3 +223,19 @@ def test_separators_stay_in_transcripts(tmp_path):
         wav(tmp_path / "wavs" / f"{name}.wav")
     (tmp_path / "metadata.csv").write_bytes("\ufeffa|one\u2028two\r\nb|three\x0cfour\r\n".encode())
     assert [u.text for u in read_corpus(tmp_path, "ljspeech")] == ["one\u2028two", "three\x0cfour"]
+
+
+@pytest.mark.parametrize("end", ["", ".wav"])
+def test_transcripts_are_found_with_and_without_suffix(tmp_path, end):
+    for root in ("lj", "tree"):
+        for name in ("a", "b.1"):
+            wav(tmp_path / root / ("wavs" if root == "lj" else "anna") / f"{name}.wav")
+        (tmp_path / root / "metadata.csv").write_text(f"a{end}|text a\nb.1{end}|text b\n")
+        assert [each.text for each in read_corpus(tmp_path / root)] == ["text a", "text b"]
+
+
+def test_transcript_of_a_shared_stem_needs_its_path(tmp_path):
+    for name in ("anna/1", "bert/1", "bert/2"):
+        wav(tmp_path / f"{name}.wav")
+    (tmp_path / "metadata.csv").write_text("1|whose?\n2|bert two\nbert/1|bert one\n")
+    assert [each.text for each in read_corpus(tmp_path)] == ["", "bert one", "bert two"]

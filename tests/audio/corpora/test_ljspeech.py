@@ -96,3 +96,11 @@ def test_script_reports_and_fails_with_one_line(corpus, tmp_path, repository):
     assert "train: 18" in done.stdout and "expected 13100 utterances, found 20" in done.stderr
     failed = subprocess.run([*command, str(corpus), *options, "--strict"], capture_output=True, text=True)
     assert failed.returncode == 1 and "error: " in failed.stderr and "Traceback" not in failed.stderr
+
+
+def test_ids_may_have_a_suffix(corpus):
+    path = corpus / "metadata.csv"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    path.write_text("".join(line.replace("|", ".wav|", 1) + "\n" for line in lines), encoding="utf-8")
+    entries = check(corpus, strict=True, expected=20)
+    assert entries[0].id == "SP001-0001" and entries[0].text

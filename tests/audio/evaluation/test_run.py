@@ -226,7 +226,7 @@ def test_wrong_trees(tmp_path):
 
 def test_read_texts(tmp_path):
     path = tmp_path / "texts"
-    path.write_text("a|raw 1|one\nb|two\n\nc/d\tthree | four\n")
+    path.write_text("a|raw 1|one\nb.wav|two\n\nc/d.flac\tthree | four\n")
     assert read_texts(path) == {"a": "one", "b": "two", "c/d": "three | four"}
     path.write_text("no separator\n")
     with pytest.raises(ValueError, match="texts:1: expected"):

@@ -18,6 +18,7 @@ from zoo.audiosr.evaluation.evaluate import (
     evaluate_run,
     level_factor,
     low_band_si_sdr,
+    recipe_data,
     wide_band_pesq,
 )
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
@@ -90,8 +91,9 @@ def test_without_training_audio_a_row_is_missing_and_a_bad_file_is_named(export,
     files.write(tmp_path / "data" / "short.wav", np.ones(40, np.float32) / 9, RATE)
     (tmp_path / "data" / "0.wav").write_bytes((tmp_path / "data" / "0.wav").read_bytes()[:-900])
     settings = Settings(data=tmp_path / "data", cutoffs_hz=(3000.0,), seconds=0.2, match_level=True, keep=0)
-    with pytest.raises(ValueError, match=r"0\.wav"):
+    with pytest.raises(ValueError, match=r"0\.wav") as caught:
         evaluate(export, tmp_path / "out", settings)
+    assert "max_bad_share" not in str(caught.value)  # no option of the command
 
 
 def test_what_cannot_be_evaluated_is_refused(export, tmp_path):
@@ -101,6 +103,15 @@ def test_what_cannot_be_evaluated_is_refused(export, tmp_path):
         evaluate(export, tmp_path / "out", Settings(data=tmp_path / "data", cutoffs_hz=(7900.0,)))
     with pytest.raises(ValueError, match="--sampler"):
         evaluate_run(export, tmp_path / "out", steps=3)
+
+
+def test_missing_data_of_a_run_is_replaced_by_an_option(tmp_path):
+    (tmp_path / "run").mkdir()
+    data = {"class_path": "zoo.audiosr.SuperResolutionData", "init_args": {"root": "nowhere", "sample_rate": RATE}}
+    (tmp_path / "run" / "config.yaml").write_text(json.dumps({"data": data}))
+    with pytest.raises(FileNotFoundError, match="--data"):
+        recipe_data(tmp_path / "run", Settings())
+    assert recipe_data(tmp_path / "run", Settings(data=tmp_path)) is None
 
 
 def test_the_low_band_alone_is_compared():

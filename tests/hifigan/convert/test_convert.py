@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import zoo
 from zoo.common.build import build
 from zoo.hifigan.convert import (
     convert,
@@ -17,7 +18,7 @@ from zoo.hifigan.convert import (
     original_state,
     to_original,
 )
-from zoo.hifigan.convert.recipe import DEFAULTS
+from zoo.hifigan.convert.recipe import DEFAULTS, generator_spec
 from zoo.hifigan.convert.rules import to_legacy_keys, to_our_keys
 from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator, MultiScaleDiscriminator
 from zoo.hifigan.nets.generator import Generator
@@ -288,6 +289,89 @@ def test_speechbrain_layout(tmp_path):
     torch.save(nets, tmp_path / "discriminator.ckpt")
     found = original_state(tmp_path / "discriminator.ckpt")
     assert set(found) == {f"mpd.{key}" for key in mpd.state_dict()} | {f"msd.{key}" for key in msd.state_dict()}
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
+def test_prefixes_of_wrappers_are_removed(folder, tmp_path, prefix):
+    convert(folder, tmp_path / "plain.ckpt")
+    for name, nets in ((f"g_{STEPS:08d}", ("generator",)), (f"do_{STEPS:08d}", ("mpd", "msd"))):
+        content = load(folder / name)
+        wrapped = {net: {f"{prefix}{key}": value for key, value in content[net].items()} for net in nets}
+        torch.save(content | wrapped, folder / name)
+    report = convert(folder, tmp_path / "wrapped.ckpt")
+    assert [note for note in report["notes"] if "_orig_mod." in note]
+    plain, wrapped = (load(tmp_path / f"{name}.ckpt") for name in ("plain", "wrapped"))
+    assert_identical(plain["state_dict"], wrapped["state_dict"])
+    assert_identical(plain["optimizer_states"], wrapped["optimizer_states"])
+
+
+def test_prefixes_behind_a_net_are_removed(tmp_path):
+    ours = generator_of().state_dict()
+    state = {f"model_g.module._orig_mod.{key}": value for key, value in to_legacy_keys(ours).items()}
+    torch.save({"model": state}, tmp_path / "checkpoint_5.pth")
+    assert_identical(dict(from_original(tmp_path / "checkpoint_5.pth", CONFIG).state_dict()), dict(ours))
+    torch.save({"generator": {"a": torch.zeros(1), "module.a": torch.ones(1)}}, tmp_path / "two.pth")
+    with pytest.raises(ValueError, match="two tensors are called a"):
+        describe(tmp_path / "two.pth")
+
+
+@pytest.mark.parametrize("target", ["ours.ckpt", "exported"])
+def test_hop_must_be_the_product_of_the_rates(folder, tmp_path, target):
+    (folder / "config.json").write_text(json.dumps(CONFIG | {"hop_size": 16}))
+    with pytest.raises(ValueError, match=r"hop_size is 16, the product of upsample_rates \[4, 2\] is 8"):
+        convert(folder, tmp_path / target)
+    with pytest.raises(ValueError, match="hop_size is 16"):
+        convert_config(folder)
+    assert not (tmp_path / target).exists()
+
+
+@pytest.mark.parametrize(("name", "net"), [("g", "generator"), ("do", "msd")])
+def test_weights_must_be_finite(folder, tmp_path, name, net):
+    content = load(folder / f"{name}_{STEPS:08d}")
+    next(iter(content[net].values())).view(-1)[0] = torch.nan
+    torch.save(content, folder / f"{name}_{STEPS:08d}")
+    with pytest.raises(ValueError, match=rf"NaN or infinite values in 1 of .* the first {net}\."):
+        convert(folder, tmp_path / "ours.ckpt")
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        original_state(folder)
+    generator = generator_of()
+    with torch.no_grad():
+        generator.conv_pre.bias[0] = torch.inf
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        to_original(generator, tmp_path / "g_00000000")
+
+
+ODD = CONFIG | {"upsample_kernel_sizes": [7, 4], "upsample_rates": [4, 2]}
+PERIODIC = {"activation": "snakebeta", "snake_logscale": True, "discriminator_channel_mult": 1 / 32}
+
+
+@pytest.mark.parametrize("config", [ODD, ODD | PERIODIC], ids=["hifigan", "bigvgan"])
+def test_odd_stages_run_as_in_the_original(tmp_path, config):
+    torch.manual_seed(0)
+    net = build(generator_spec(config))
+    (tmp_path / "original").mkdir()
+    (tmp_path / "original" / "config.json").write_text(json.dumps(config))
+    to_original(net, tmp_path / "original" / "g_00000003")
+    again = from_original(tmp_path / "original" / "g_00000003").fuse_()
+    x = torch.randn(2, 4, 9)
+    stages = zip(config["upsample_rates"], config["upsample_kernel_sizes"], again.ups, again.resblocks, strict=True)
+    with torch.no_grad():
+        waveform = again(x)
+        hidden = again.conv_pre(x)
+        for rate, kernel, up, block in stages:
+            hidden = torch.nn.functional.leaky_relu(hidden, 0.1) if config is ODD else hidden
+            hidden = torch.nn.functional.conv_transpose1d(hidden, up.weight, up.bias, rate, (kernel - rate) // 2)
+            hidden = block(hidden)
+        last = torch.nn.functional.leaky_relu if config is ODD else again.activation_post
+        original = torch.tanh(again.conv_post(last(hidden)))
+    assert original.shape[-1] == (9 * 4 + 1) * 2  # the odd stage makes one sample more
+    assert waveform.shape == (2, 1, 72)
+    torch.testing.assert_close(waveform, original[..., :72], atol=1e-6, rtol=0)
+    assert convert(tmp_path / "original", tmp_path / "ours.ckpt")["batches"] == 4
+    convert(tmp_path / "ours.ckpt", tmp_path / "back")
+    assert_identical(load(tmp_path / "original" / "g_00000003"), load(tmp_path / "back" / "g_00000003"))
+    convert(tmp_path / "original", tmp_path / "exported")
+    assert zoo.load(tmp_path / "exported").generator.output_padding == 0
 
 
 def test_weight_v_means_two_things():

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from zoo.hifigan.nets.bigvgan import BigVGAN
 from zoo.hifigan.nets.generator import Generator
 
 ODD = {
@@ -28,18 +29,19 @@ def test_whole_frames_and_exact_receptive_field(output_padding):
     assert max(20 - int(touched[0]), int(touched[-1]) - 20) == generator.receptive_frames
 
 
+@pytest.mark.parametrize("net", [Generator, BigVGAN])
 @pytest.mark.parametrize("output_padding", [0, 1])
-def test_windows_with_context_join_without_seams(output_padding):
+def test_windows_with_context_join_without_seams(net, output_padding):
     torch.manual_seed(0)
-    generator = Generator(**ODD, output_padding=output_padding).double()
+    generator = net(**ODD, output_padding=output_padding).double()
     context = generator.receptive_frames
-    x = torch.randn(1, 4, 40, dtype=torch.float64)
+    x = torch.randn(1, 4, 100, dtype=torch.float64)
     with torch.no_grad():
         whole = generator(x)
-        middle = generator(x[..., 15 - context : 20 + context])[..., context * HOP : (context + 5) * HOP]
-        end = generator(x[..., 20 - context :])[..., context * HOP :]
-    torch.testing.assert_close(middle, whole[..., 15 * HOP : 20 * HOP], atol=1e-12, rtol=0)
-    torch.testing.assert_close(end, whole[..., 20 * HOP :], atol=1e-12, rtol=0)
+        middle = generator(x[..., 50 - context : 55 + context])[..., context * HOP : (context + 5) * HOP]
+        end = generator(x[..., 55 - context :])[..., context * HOP :]
+    torch.testing.assert_close(middle, whole[..., 50 * HOP : 55 * HOP], atol=1e-12, rtol=0)
+    torch.testing.assert_close(end, whole[..., 55 * HOP :], atol=1e-12, rtol=0)
 
 
 def test_variants_share_weights_and_differ_in_samples():

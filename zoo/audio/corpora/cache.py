@@ -20,14 +20,15 @@ import numpy as np
 from filelock import FileLock
 from rich.progress import track
 
-from zoo.audio.corpora.selection import relative_name
-from zoo.audio.io.files import AudioFileError, Channels, read_channels, read_mono
+from zoo.audio.corpora.selection import SHOWN, relative_name
+from zoo.audio.io.files import AudioFileError, Channels, read_channels, read_mixed
 from zoo.common.atomic import BINARY, read_at
 from zoo.common.reading.bad_share import check_bad_share
 from zoo.common.work import Journal
 
 VERSION = 3
 JOURNAL_NAME = "journal.jsonl"
+MAX_MIXING_LOSS_DB = 20.0  # above it the channels of a file nearly cancel each other
 _FULL_SCALE = 32768.0
 _MAX_EXPONENT = 64  # of the gain of a quiet file
 _LOG = logging.getLogger(__name__)
@@ -298,10 +299,14 @@ def _fill(
         handle.truncate(2 * known.samples)
         handle.seek(0, os.SEEK_END)
         todo = range(len(known.lengths), len(paths))
+        cancelled: list[str] = []
         for index in track(todo, description="corpus cache", disable=not progress):
             try:
                 if channels == "mono":
-                    audio = read_mono(paths[index], sample_rate)[None]
+                    mono, loss_db = read_mixed(paths[index], sample_rate)
+                    audio = mono[None]
+                    if loss_db > MAX_MIXING_LOSS_DB:
+                        cancelled.append(str(paths[index]))
                 else:
                     audio = read_channels(paths[index], sample_rate, channels)
                 samples, peak, exponent = to_int16(audio.reshape(-1))
@@ -313,6 +318,11 @@ def _fill(
             _write_all(handle.fileno(), samples.tobytes())
             known.add([len(samples), peak, exponent, len(audio)])
         os.fsync(handle.fileno())
+    if cancelled:
+        _LOG.warning(
+            "%d files lose more than %g dB when their channels are mixed to mono: %s%s",
+            len(cancelled), MAX_MIXING_LOSS_DB, ", ".join(cancelled[:SHOWN]), ", ..." if len(cancelled) > SHOWN else "",
+        )  # fmt: skip
     if len(known.bad) == len(paths):
         raise ValueError(f"none of {len(paths)} files is sound audio, the first: {known.bad[0]}")
     return known

@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal, get_args
 
+from zoo.audio.corpora.selection import unique_stems, without_suffix
 from zoo.audio.io import files
 from zoo.common.ranges import one_of
 from zoo.common.text_files import read_lines, read_text
@@ -185,13 +186,15 @@ def _read_tree(root: Path, with_text: bool) -> list[Utterance]:
     places = [path.relative_to(root) for path in files.find_audio_files(root)]
     names = [_safe(place.with_suffix("").as_posix()) for place in places]
     shared = Counter(names)
+    own_stems = unique_stems({place.with_suffix("").as_posix() for place in places})
     found = []
     unreadable: list[str] = []
     for place, name in zip(places, names, strict=True):
         if shared[name] > 1:  # a.wav beside a.flac: both keep their suffix
             name = _safe(place.as_posix())
         speaker = place.parts[0] if len(place.parts) > 1 else ""
-        text = listed.get(place.with_suffix("").as_posix(), listed.get(place.stem, ""))
+        by_stem = listed.get(place.stem, "") if place.stem in own_stems else ""
+        text = listed.get(place.with_suffix("").as_posix(), by_stem)
         if with_text:
             text = _read_transcript_file(root / place, unreadable) or text
         found.append(Utterance(root / place, speaker, text, name, ""))
@@ -227,7 +230,10 @@ def _read_metadata(root: Path) -> dict[str, str]:
 
 
 def _rows(path: Path, separator: str, least: int) -> list[list[str]]:
-    """Fields of a list's lines; quotes mean nothing, and after the first colon of a `:` list all is text."""
+    """Fields of a list's lines; quotes mean nothing, and after the first colon of a `:` list all is text.
+
+    The first field is an id, which is returned without an audio suffix.
+    """
     rows = []
     for number, line in enumerate(read_lines(path), start=1):
         if not line.strip():
@@ -237,7 +243,8 @@ def _rows(path: Path, separator: str, least: int) -> list[list[str]]:
             raise ValueError(
                 f"{path}:{number}: expected {least} fields separated by {separator!r}, found {line[:60]!r}"
             )
-        rows.append([field.strip() for field in fields])
+        name, *others = (field.strip() for field in fields)
+        rows.append([without_suffix(name), *others])
     return rows
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from zoo.audio.corpora.cache import build
 from zoo.audio.corpora.corpus import CACHES, cache_folder
+from zoo.audio.corpora.selection import without_suffix
 from zoo.audio.io import files
 from zoo.common.atomic import write_atomic
 from zoo.common.text_files import read_lines
@@ -89,7 +90,7 @@ def _read_metadata(path: Path) -> list[tuple[str, str]]:
         if not line.strip():
             continue
         fields = line.split("|")
-        name = fields[0].strip()
+        name = without_suffix(fields[0].strip())
         if len(fields) < 2 or not name or name != os.path.basename(name) or name in rows:
             raise ValueError(f"{path}:{number}: expected `id|text|normalised text` with a new id, found {line[:60]!r}")
         rows[name] = fields[-1]

@@ -15,6 +15,7 @@ import numpy as np
 from rich.progress import track
 
 import zoo
+from zoo.audio.corpora.selection import unique_stems, without_suffix
 from zoo.audio.evaluation.judges import (
     ASR,
     DNSMOS,
@@ -150,7 +151,7 @@ def evaluate(
         clean: as for `evaluate_folders`, likewise `output`, `degraded` and `workers`.
         restored: folders by the names of their systems.
         settings: what to measure; all installed metrics when None.
-        texts: reference texts by relative path without suffix, or by name without suffix; for judges.
+        texts: reference texts by relative path without suffix, or by name alone where it is unique; for judges.
 
     Returns:
         All rows and the summary. A bad file is a row with status "failed" and the reason.
@@ -288,7 +289,7 @@ def read_texts(path: Path) -> dict[str, str]:
         if len(fields) < 2 and line.strip():
             raise ValueError(f"{path}:{number}: expected `name<TAB>text` or `name|text`, found {line[:60]!r}")
         if line.strip():
-            texts[fields[0].strip()] = fields[-1].strip()
+            texts[without_suffix(fields[0].strip())] = fields[-1].strip()
     return texts
 
 
@@ -319,10 +320,10 @@ def _plan(
         raise ValueError(f"no file has a clean counterpart below {clean}: {shown}, ...; the relative paths must agree")
     if settings.judges:  # the ceiling of what needs no reference
         trees = {CLEAN: {name: originals[name] for name in used}, **trees}
-    jobs = []
+    jobs, own_stems = [], unique_stems(originals)
     for system, tree in trees.items():
         for name in used if system == CLEAN else names:
-            text = texts.get(name, texts.get(Path(name).name))
+            text = texts.get(name, texts.get(Path(name).name) if Path(name).name in own_stems else None)
             pair = originals.get(name), tree.get(name)
             source = trees[DEGRADED].get(name) if settings.flagging else None
             paths = (*pair, source) if settings.flagging else pair

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -103,13 +104,26 @@ def read(path: str | os.PathLike[str], start: int = 0, samples: int = -1) -> tup
 
 def read_mono(path: str | os.PathLike[str], sample_rate: int | None = None) -> np.ndarray:
     """Read a whole file as one channel (T,) float32, the mean of its channels, resampled where a rate is given."""
+    return read_mixed(path, sample_rate)[0]
+
+
+def read_mixed(path: str | os.PathLike[str], sample_rate: int | None = None) -> tuple[np.ndarray, float]:
+    """Read a whole file like `read_mono`.
+
+    Returns:
+        Audio (T,) float32, and by how many dB its power is below the mean power of the channels: inf where they cancel.
+    """
     audio, rate = read(path)
     mono = audio[0] if len(audio) == 1 else audio.mean(axis=0, dtype=np.float32)
+    loss_db = 0.0
+    if len(audio) > 1 and (power := float(np.square(audio, dtype=np.float64).mean())):
+        mixed = float(np.square(mono, dtype=np.float64).mean())
+        loss_db = 10 * math.log10(power / mixed) if mixed else math.inf
     if sample_rate is None or sample_rate == rate:
-        return mono
+        return mono, loss_db
     from zoo.audio.io.resample import resample_array  # imports torch, which header checks and writers do not need
 
-    return resample_array(mono, rate, sample_rate)
+    return resample_array(mono, rate, sample_rate), loss_db
 
 
 Channels = Literal["mono", "each", "mid_side"]

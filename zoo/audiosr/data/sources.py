@@ -164,11 +164,20 @@ class FileCorpus:
         paths: of the files.
         max_bad_share: share of broken files above which a ValueError ends the run.
         root: folder that the names are relative to; None takes the deepest one that holds all files.
+        option: the option that sets `max_bad_share`, for the message; None where there is none.
     """
 
-    def __init__(self, paths: Sequence[Path], sample_rate: int, max_bad_share: float, root: Path | None = None) -> None:
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        sample_rate: int,
+        max_bad_share: float,
+        root: Path | None = None,
+        option: str | None = "max_bad_share",
+    ) -> None:
         self.sample_rate = sample_rate
         self.max_bad_share = max_bad_share
+        self._option = option
         self._count = len(paths)
         self._bad: dict[Path, str] = {}
         self._last: tuple[int, np.ndarray] | None = None
@@ -212,7 +221,7 @@ class FileCorpus:
     def _note(self, path: Path, error: AudioFileError) -> None:
         self._bad[path] = str(error)
         log.warning("left out: %s", error)
-        check_bad_share(self._bad.values(), self._count, self.max_bad_share)
+        check_bad_share(self._bad.values(), self._count, self.max_bad_share, option=self._option)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_last": None}

@@ -198,7 +198,7 @@ class Job(NamedTuple):
 
 
 def recipe_data(run: Path, settings: Settings) -> SuperResolutionData | None:
-    """The data of the run's recipe, set up; None where it is not needed, or only for the envelope and the run has none.
+    """Set up the data of the run's recipe; None where it is not needed, or only for the envelope and there is none.
 
     Raises:
         FileNotFoundError: the evaluation needs it, and the run names none.
@@ -209,9 +209,14 @@ def recipe_data(run: Path, settings: Settings) -> SuperResolutionData | None:
         return None
     if not named:
         raise FileNotFoundError(f"{run} holds no config.yaml, which would name its data: give a folder with --data")
-    data = read_data(find_config(run), brought=True)
-    data.prepare_data()
-    data.setup("fit")
+    try:
+        data = read_data(find_config(run), brought=True)
+        data.prepare_data()
+        data.setup("fit")
+    except FileNotFoundError as error:
+        if settings.data is not None:
+            return None
+        raise FileNotFoundError(f"the data of {run} is missing: give a folder with --data ({error})") from error
     return data
 
 
@@ -228,7 +233,9 @@ def make_grid(recipe: SuperResolutionData | None, settings: Settings, sample_rat
         if settings.cutoffs_hz is not None and grid.recordings.low is None:
             grid.cutoffs_hz = list(settings.cutoffs_hz)
     else:
-        recordings = Recordings(FileCorpus(files.find_audio_files(settings.data), sample_rate, _MAX_BAD_SHARE))
+        recordings = Recordings(
+            FileCorpus(files.find_audio_files(settings.data), sample_rate, _MAX_BAD_SHARE, option=None)
+        )
         grid = Grid(
             recordings, recordings.usable, sample_rate, max(round(settings.seconds * sample_rate), 1),
             Silence(1.0, sample_rate, 0.0), Simulation(), settings.cutoffs_hz or default_cutoffs(sample_rate),

@@ -23,9 +23,11 @@ from zoo.hifigan.convert.recipe import CONFIG_NAME, generator_spec, original_con
 from zoo.hifigan.convert.rules import (
     NAME,
     PARTS,
+    UNWRAPPED,
     Config,
     HifiganFile,
     build_generator,
+    check_finite,
     discriminator_specs,
     layout_of,
     pair,
@@ -33,6 +35,7 @@ from zoo.hifigan.convert.rules import (
     settings_of,
     to_legacy_keys,
     trainable_state,
+    unwrap_content,
 )
 from zoo.hifigan.convert.vocos import VocosConverter
 from zoo.hifigan.nets.bigvgan import BigVGAN
@@ -67,17 +70,18 @@ class HifiganConverter(Converter[HifiganFile]):
         first, *rest = [super(HifiganConverter, self).read(file) for file in pair(path)]
         for other in rest:
             state = {**first.state, **other.state}
-            first = replace(first, state=state, training=other.training)
+            first = replace(first, state=state, training=other.training, wrapped=first.wrapped or other.wrapped)
         return first
 
     def _interpret(self, content: Mapping[str, Any], path: Path) -> HifiganFile:
         if "prenet" in content or "generator_modules" in content:
             raise ValueError(f"{path} is a vocoder of Miipher-2 with a prenet: convert it with `zoo convert miipher`")
-        found = layout_of(content)
+        plain, wrapped = unwrap_content(content)
+        found = layout_of(plain)
         if found is None:
             model = content.get("model")
             raise self._unknown(path, [f"model/{key}" for key in model] if isinstance(model, Mapping) else content)
-        return found
+        return replace(found, wrapped=wrapped)
 
     def _facts(self, original: HifiganFile, path: Path) -> dict[str, Any]:
         files = pair(path)
@@ -108,9 +112,11 @@ class HifiganConverter(Converter[HifiganFile]):
         return build_generator(self.read(path), settings_of(path, config), path)
 
     def _task_state(self, original: HifiganFile, path: Path) -> State:
+        check_finite(original.state, path)
         return trainable_state(original.state)
 
     def _ours(self, original: HifiganFile, source: Path, is_checkpoint: bool) -> Converted:
+        check_finite(original.state, source)
         settings = settings_of(source)
         generator = build_generator(original, settings, source)
         recipe, unmapped = recipe_of({"num_mels": generator.in_channels, **settings})
@@ -129,6 +135,7 @@ class HifiganConverter(Converter[HifiganFile]):
             step=batches,
             specs={"config": arguments, "original_config": settings},
             facts={"batches": batches},
+            notes=[UNWRAPPED] if original.wrapped else [],
             name=file.name,
         )
         if not is_checkpoint:
@@ -136,7 +143,7 @@ class HifiganConverter(Converter[HifiganFile]):
             return converted
         state = converted.state = trainable_state(original.state)
         arguments["discriminators"].update(discriminator_specs(state, source, settings))
-        converted.notes = [f"config: {key} has no counterpart" for key in unmapped]
+        converted.notes += [f"config: {key} has no counterpart" for key in unmapped]
         converted.epoch = original.training.get("epoch", 0)
         converted.training["loops"] = loop_state(batches, max(converted.epoch, 0))
         if not {"optim_g", "optim_d"} <= set(original.training):
@@ -162,6 +169,7 @@ class HifiganConverter(Converter[HifiganFile]):
             raise ValueError(f"{source}: the original's format cannot hold the generator {spec}; use `zoo export`")
         generator = classes[spec["class_path"]](**spec["init_args"])
         refuse_variants(generator)  # before anything is written
+        check_finite(state, source)
         parts = by_part(state)
         generator.load_state_dict(parts["generator"])
         steps = max(int(checkpoint.get("global_step", 0)) - 1, 0)
@@ -209,6 +217,7 @@ class HifiganConverter(Converter[HifiganFile]):
                 f"has conditioner {type(module.conditioner).__name__} and padding_mode {module.padding_mode!r}"
             )
         refuse_variants(module)
+        check_finite(module.state_dict(), type(module).__name__)
         _write_config(path.with_name(CONFIG_NAME), original_config(vars(module), None, {}))
         state = to_legacy_keys(module.state_dict())
         content = {"generator": bigvgan.their_names(state, module) if isinstance(module, BigVGAN) else state}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,9 @@ def generator_spec(config: Mapping[str, Any], in_channels: int | None = None) ->
     """
     given = {**({} if in_channels is None else {"num_mels": in_channels}), **config}
     arguments = _arguments(given, GENERATOR_KEYS)
+    stages = zip(arguments["upsample_kernel_sizes"], arguments["upsample_rates"], strict=True)
+    if any((kernel - rate) % 2 for kernel, rate in stages):
+        arguments["output_padding"] = 0  # the original pads by (kernel - rate) // 2 and gives one sample more a stage
     if bigvgan.is_bigvgan(config):
         return part("zoo.hifigan.BigVGAN", **arguments, **bigvgan.generator_arguments(config))
     arguments["resblock"] = str(arguments["resblock"])
@@ -122,6 +126,7 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
 def recipe_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The recipe for an original's settings; see `convert_config`."""
     settings = DEFAULTS | dict(config)
+    _check_hop(config)
     betas = [settings["adam_b1"], settings["adam_b2"]]
     optimizer = part("torch.optim.AdamW", lr=settings["learning_rate"], betas=betas)
     scheduler = part("torch.optim.lr_scheduler.ExponentialLR", gamma=settings["lr_decay"])
@@ -154,6 +159,14 @@ def recipe_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     if bigvgan.is_bigvgan(config):
         mapped |= {*bigvgan.GENERATOR_KEYS, *bigvgan.SETTINGS}
     return recipe, [key for key in config if key not in mapped]
+
+
+def _check_hop(config: Mapping[str, Any]) -> None:
+    rates, hop = config.get("upsample_rates", ()), config.get("hop_size")
+    if hop is not None and hop != (product := math.prod(rates)):
+        raise ValueError(
+            f"the original's config: hop_size is {hop}, the product of upsample_rates {rates} is {product}"
+        )
 
 
 def original_config(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from zoo.common.build import build, check_whole
 from zoo.common.registry import public_name
 from zoo.convert.engine import Original
-from zoo.convert.names import State, below, beneath, by_part, is_state
+from zoo.convert.names import State, below, beneath, by_part, is_state, unwrapped
 from zoo.convert.settings import read_table
 from zoo.convert.sizes import count, filled, part, said, size
 from zoo.hifigan.convert import bigvgan
@@ -27,6 +27,7 @@ from zoo.hifigan.nets.generator import LAST_SLOPE, Generator
 Value = TypeVar("Value")
 Config = Mapping[str, Any] | Path | str | None
 
+UNWRAPPED = "prefixes of data parallelism and compilation (module., _orig_mod.) were removed from the names of tensors"
 NAME = re.compile(r"(g|do)_(\d+)")
 PARTS = ("generator", "mpd", "msd", "mrd")
 # leaves below `parametrizations.weight.`, and the legacy ones; weight_v means two things, so weight_orig decides
@@ -86,10 +87,12 @@ class HifiganFile(Original):
 
     Attributes:
         reflect: whether convolutions pad by reflection.
+        wrapped: whether names had prefixes of data parallelism or compilation, which were removed.
         filters: those that a BigVGAN brings, by the original's names.
     """
 
     reflect: bool = False
+    wrapped: bool = False
     filters: State = field(default_factory=dict)
 
     @property
@@ -176,6 +179,40 @@ def pair(path: Path) -> list[Path]:
         return [path]
     both = [path.with_name(f"{kind}_{match[2]}") for kind in ("g", "do")]
     return [file for file in both if file.is_file()]
+
+
+def unwrap_content(content: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+    """Remove prefixes of data parallelism and compilation from tensor names, also behind the name of a net.
+
+    Returns:
+        The content, and whether a name changed.
+
+    Raises:
+        ValueError: two tensors have one name without them.
+    """
+    plain: dict[str, Any] = {}
+    changed = False
+    for key, value in content.items():
+        name = key
+        if isinstance(value, Tensor):
+            net, dot, rest = unwrapped(key).partition(".")
+            name = f"{net}{dot}{unwrapped(rest)}"
+        if name in plain:
+            raise ValueError(f"two tensors are called {name} without the prefixes of data parallelism and compilation")
+        plain[name], inner_changed = unwrap_content(value) if is_state(value) else (value, False)
+        changed |= inner_changed or name != key
+    return plain, changed
+
+
+def check_finite(state: Mapping[str, Tensor], source: Path | str) -> None:
+    """Refuse weights that are NaN or infinite.
+
+    Raises:
+        ValueError: a tensor holds such a value.
+    """
+    bad = [name for name, tensor in state.items() if not torch.isfinite(tensor).all()]
+    if bad:
+        raise ValueError(f"{source}: NaN or infinite values in {len(bad)} of {len(state)} tensors, the first {bad[0]}")
 
 
 def layout_of(content: Mapping[str, Any]) -> HifiganFile | None:
@@ -330,16 +367,20 @@ def refuse_variants(generator: nn.Module) -> None:
     """Refuse a generator whose weights the original's code, and every descendant of it, would run otherwise.
 
     Raises:
-        ValueError: for another slope of the last activation, a stage whose kernel minus rate is odd, or a causal one.
+        ValueError: for another slope of the last activation, another padding of odd stages, or a causal one.
     """
     refuse_causal(generator)
-    if not isinstance(generator, Generator):  # a BigVGAN has no such variants
+    if not isinstance(generator, Generator | BigVGAN):
         return
     stages = zip(generator.upsample_kernel_sizes, generator.upsample_rates, strict=True)
     odd = [f"{kernel} with rate {rate}" for kernel, rate in stages if (kernel - rate) % 2]
-    if generator.last_slope != LAST_SLOPE or odd:
+    if odd and generator.output_padding:
         raise ValueError(
-            f"the format holds generators with last_slope {LAST_SLOPE} and even kernel - rate only; this one has "
-            f"last_slope {generator.last_slope} and "
-            f"{'odd kernel - rate: kernel ' + ', '.join(odd) if odd else 'even kernel - rate'}; use `zoo export`"
+            f"the format holds stages of an odd kernel - rate with output_padding 0 only; this generator has kernel "
+            f"{', '.join(odd)} with output_padding {generator.output_padding}; use `zoo export`"
+        )
+    if isinstance(generator, Generator) and generator.last_slope != LAST_SLOPE:
+        raise ValueError(
+            f"the format holds generators with last_slope {LAST_SLOPE} only, this one has {generator.last_slope}; use "
+            "`zoo export`"
         )

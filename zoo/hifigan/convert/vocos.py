@@ -19,7 +19,14 @@ from zoo.convert.engine import NO_TRAINING, Converted, Converter, Original
 from zoo.convert.names import State, is_state
 from zoo.convert.settings import read_table
 from zoo.convert.sizes import part
-from zoo.hifigan.convert.rules import refuse_causal, to_legacy_keys, to_our_keys
+from zoo.hifigan.convert.rules import (
+    UNWRAPPED,
+    check_finite,
+    refuse_causal,
+    to_legacy_keys,
+    to_our_keys,
+    unwrap_content,
+)
 from zoo.hifigan.nets.encodec import EncodecFeatures
 from zoo.hifigan.nets.vocos import IMDCTHead, Vocos
 from zoo.runs.load import build_part
@@ -61,8 +68,9 @@ class VocosConverter(Converter[Original]):
         return super().read(path / WEIGHTS if path.is_dir() else path)
 
     def _interpret(self, content: Mapping[str, Any], path: Path, *args: Any, **options: Any) -> Original:
-        trained = is_state(content.get("state_dict"))
-        tensors = content["state_dict"] if trained else content
+        plain, wrapped = unwrap_content(content)
+        trained = is_state(plain.get("state_dict"))
+        tensors = plain["state_dict"] if trained else plain
         if not is_state(tensors) or not any(key.startswith("backbone.embed.") for key in tensors):
             raise self._unknown(path, content)
         settings = _settings(path)
@@ -78,14 +86,17 @@ class VocosConverter(Converter[Original]):
             elif not key.startswith(_DERIVED):
                 state[f"generator.{key}"] = value
         training = {"batches": content.get("global_step", 0), "epoch": content.get("epoch", 0)} if trained else {}
+        training["wrapped"] = wrapped
         if CODEBOOKS in tensors:
             training["codebooks"] = tensors[CODEBOOKS]
         return Original("vocos training" if trained else "vocos", state, settings, training)
 
     def _task_state(self, original: Original, path: Path) -> State:
+        check_finite(original.state, path)
         return original.state
 
     def _ours(self, original: Original, source: Path, is_checkpoint: bool, *args: Any, **options: Any) -> Converted:
+        check_finite(original.state, source)
         arguments = task_arguments(original, source)
         generator = build_whole(arguments["generator"], original.part("generator"), str(source))
         mel = build(arguments["mel"])
@@ -98,6 +109,7 @@ class VocosConverter(Converter[Original]):
             step=batches,
             epoch=original.training.get("epoch", 0),
             specs={"config": arguments},
+            notes=[UNWRAPPED] if original.training["wrapped"] else [],
             name=source.name,
         )
         if is_checkpoint:
@@ -135,6 +147,7 @@ class VocosConverter(Converter[Original]):
         if not isinstance(module, Vocos) or mel is None or arguments is None:
             raise ValueError(f"expected a run or checkpoint of a Vocos, found {type(module).__name__}")
         refuse_causal(module)
+        check_finite(module.state_dict(), type(module).__name__)
         if isinstance(mel, LogMel) and (
             mel.mel_scale != "htk" or mel.f_min or mel.f_max != mel.sample_rate / 2 or mel.win_length != mel.n_fft
         ):

@@ -70,7 +70,8 @@ class BigVGAN(StagedGenerator):
         in_channels: channels of the input frames.
         initial_channels: width before the first up-sampling; every stage halves it, rounding down as the original.
         upsample_rates: up-sampling factor of each stage; their product is the hop in samples.
-        upsample_kernel_sizes: kernel of each stage; kernel minus rate must be even and not negative.
+        upsample_kernel_sizes: kernel of each stage; kernel minus rate must not be negative, and even unless
+            `output_padding` says what an odd one means.
         resblock: residual block type, "1" or "2".
         resblock_kernel_sizes: odd kernel sizes of the residual blocks run side by side in every stage.
         resblock_dilation_sizes: dilations of each of these blocks.
@@ -78,6 +79,7 @@ class BigVGAN(StagedGenerator):
         log_scale: whether the activations' parameters are logarithms.
         tanh: bounds the waveform by tanh (v1) or cuts it off at -1 and 1 (v2), where no gradient passes.
         last_bias: of the last convolution (v1).
+        output_padding: see `Generator`; 0 is the original's.
         causal: convolutions and filters look back only, so that a frame's samples depend on no later frame; any kernel
             not below its rate is then allowed.
 
@@ -97,6 +99,7 @@ class BigVGAN(StagedGenerator):
         log_scale: bool = True,
         tanh: bool = False,
         last_bias: bool = False,
+        output_padding: Literal[0, 1] | None = None,
         causal: bool = False,
     ) -> None:
         one_of(("snakebeta", "snake"), activation=activation)
@@ -107,7 +110,7 @@ class BigVGAN(StagedGenerator):
         super().__init__(
             in_channels, initial_channels, upsample_rates, upsample_kernel_sizes, resblock, resblock_kernel_sizes,
             resblock_dilation_sizes, partial(PeriodicBlock, kind=resblock, activation=periodic, causal=causal),
-            causal=causal,
+            output_padding=output_padding, causal=causal,
         )  # fmt: skip
         self.activation, self.log_scale, self.tanh, self.last_bias = activation, log_scale, tanh, last_bias
         self.activation_post = periodic(self.last_channels)
@@ -119,6 +122,8 @@ class BigVGAN(StagedGenerator):
 
     def forward(self, x: Tensor) -> Tensor:
         """Synthesise (B, 1, F * hop_length), -1 to 1, from log-mels (B, in_channels, F)."""
+        samples = x.shape[-1] * self.hop_length
         x = self.stages(self.conv_pre(x))
         x = self.conv_post(self.activation_post(x))  # (B, 1, T)
-        return torch.tanh(x) if self.tanh else x.clamp(-1, 1)
+        x = torch.tanh(x) if self.tanh else x.clamp(-1, 1)
+        return x if self.output_padding is None else x[..., :samples]
